@@ -1,0 +1,87 @@
+# miLLM: everything starts here. Needs make, sh and Python >= 3.11; all state lies in .venv/ and in MILLM_HOME (var/).
+#
+#   make run      serve the demo on HOST:PORT (127.0.0.1:8000)
+#   make test     all tests (ARGS="..." goes to pytest)
+#   make check    format, lint, types, import contracts, migrations, deployment check, docs
+#   make bench    benchmarks
+#   make setup    install what the other targets need
+#   make pins     write constraints.txt from what is installed, after an upgrade that passed the tests
+#   make clean    remove .venv/ and caches, not MILLM_HOME
+
+PYTHON ?= python3
+HOST ?= $(or $(MILLM_HOST),127.0.0.1)
+PORT ?= $(or $(MILLM_PORT),8000)
+WORKERS ?= 2
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+PACKAGES := inference steering openai_api millm_site
+
+.PHONY: run test check bench setup pins clean chromium
+.DELETE_ON_ERROR:
+
+run: $(VENV)/.runtime
+	@MILLM_HOST='$(HOST)' MILLM_PORT='$(PORT)' MILLM_AUTH="$${MILLM_AUTH:-loopback}" \
+		exec $(BIN)/python manage.py serve --setup
+
+test: $(VENV)/.dev chromium
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+
+check: $(VENV)/.dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy $(PACKAGES) tests benchmarks manage.py
+	$(BIN)/lint-imports
+	$(BIN)/python manage.py makemigrations --check --dry-run
+	MILLM_DEBUG= MILLM_TLS=true $(BIN)/python manage.py check --deploy --fail-level WARNING
+	$(BIN)/python manage.py settings_doc --check
+
+bench: $(VENV)/.dev
+	$(BIN)/python -m benchmarks $(ARGS)
+
+setup: $(VENV)/.dev
+
+# torch without the local part of its version (+cpu): one pin for all of its builds.
+pins: $(VENV)/.dev
+	{ echo '# The versions that miLLM is tested with. Made by: make pins'; \
+		$(PIP) freeze --all --exclude pip --exclude setuptools --exclude millm | sed 's/^\(torch==[0-9.]*\)+.*/\1/'; } > constraints.txt
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache htmlcov .coverage*
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The virtual environment. Debian splits ensurepip off into python3-venv: without it, the system's pip can serve.
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo 'miLLM needs Python 3.11 or newer. Name one: make PYTHON=python3.12 ...' >&2; exit 1; }
+	@if $(PYTHON) -c 'import ensurepip' 2>/dev/null; then \
+		$(PYTHON) -m venv $(VENV); \
+	elif $(PYTHON) -m pip --version >/dev/null 2>&1; then \
+		$(PYTHON) -m venv --without-pip $(VENV) && $(PYTHON) -m pip --python $@ install pip; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		apt-get update && apt-get install -y --no-install-recommends python3-venv && $(PYTHON) -m venv $(VENV); \
+	else \
+		echo 'This Python has neither ensurepip nor pip. On Debian and Ubuntu: sudo apt-get install python3-venv' >&2; exit 1; \
+	fi || { rm -rf $(VENV); exit 1; }
+
+# Stamps: pip runs again only when the lists have changed.
+$(VENV)/.runtime: pyproject.toml constraints.txt | $(BIN)/python
+	$(call install,p["dependencies"])
+
+$(VENV)/.dev: pyproject.toml constraints.txt $(VENV)/.runtime
+	$(call install,p["dependencies"] + p["optional-dependencies"]["dev"])
+
+define install
+$(BIN)/python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; print(*($(1)), sep="\n")' > $@.txt
+$(PIP) install --quiet -r $@.txt -c constraints.txt
+@touch $@
+endef
+
+# For the browser test, which skips itself where there is no Chromium.
+chromium:
+	@if command -v chromium >/dev/null || [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then exit 0; fi; \
+		echo 'Installing Chromium for the browser test ...'; \
+		{ apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends chromium; } >/dev/null 2>&1 \
+		|| echo 'Chromium could not be installed; the browser test will be skipped.'

@@ -1,0 +1,101 @@
+"""The admin of models: what is registered, what is loaded, and buttons for both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from django import forms
+from django.contrib import admin, messages
+from django.db.models import QuerySet
+from django.http import HttpRequest
+from django.template.defaultfilters import filesizeformat
+
+from inference import services
+from inference.client import EngineError
+from inference.models import LanguageModel
+
+LIVE_FIELDS = ("state", "error", "memory", "loaded_at", "created_at")
+
+
+@admin.register(LanguageModel)
+class LanguageModelAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
+    list_display = ("name", "source", "state", "memory", "loaded_at", "is_default")
+    list_filter = ("state", "is_default", "autoload", "pinned")
+    search_fields = ("name", "aliases", "source")
+    readonly_fields = LIVE_FIELDS
+    actions = ("load_models", "unload_models", "make_default")
+    fieldsets = (
+        (None, {"fields": ("name", "aliases", "source", "revision", "is_default")}),
+        ("Live", {"fields": LIVE_FIELDS}),
+        (
+            "Loading",
+            {
+                "fields": ("dtype", "device", "quantization", "context_length", "autoload", "pinned", "keep_alive_s"),
+                "description": "Changes here, of source or chat template take effect when the model is loaded next.",
+            },
+        ),
+        ("Requests", {"fields": ("default_profile", "default_sampling", "chat_template")}),
+        ("Trust", {"fields": ("trust_remote_code", "allow_pickle"), "classes": ("collapse",)}),
+    )
+
+    @admin.display(description="memory", ordering="memory_bytes")
+    def memory(self, model: LanguageModel) -> str:
+        return filesizeformat(model.memory_bytes) if model.memory_bytes else "–"
+
+    @admin.action(description="Load", permissions=["change"])
+    def load_models(self, request: HttpRequest, queryset: QuerySet[LanguageModel]) -> None:
+        self._act(request, queryset, services.load_model, "Loading {}; the list shows when it is done.")
+
+    @admin.action(description="Unload", permissions=["change"])
+    def unload_models(self, request: HttpRequest, queryset: QuerySet[LanguageModel]) -> None:
+        self._act(request, queryset, services.unload_model, "Unloading {}; the next request loads it again.")
+
+    @admin.action(description="Set as default", permissions=["change"])
+    def make_default(self, request: HttpRequest, queryset: QuerySet[LanguageModel]) -> None:
+        models = list(queryset[:2])
+        if len(models) != 1:
+            self.message_user(request, "Choose one model: only one can be the default.", messages.ERROR)
+            return
+        self._act(request, queryset, services.set_default_model, "{} is the default model now.")
+
+    def _act(
+        self,
+        request: HttpRequest,
+        queryset: QuerySet[LanguageModel],
+        act: Callable[..., None],
+        done: str,
+    ) -> None:
+        """Do something to each chosen model that this user may change, and log it."""
+        for model in queryset:
+            if not self.has_change_permission(request, model):
+                self.message_user(request, f"You may not change {model.name}.", messages.ERROR)
+                continue
+            try:
+                act(model=model)
+            except EngineError as error:
+                self.message_user(request, str(error), messages.ERROR)
+                continue
+            self.log_change(request, model, done.format(model.name))
+            self.message_user(request, done.format(model.name), messages.SUCCESS)
+
+    def save_model(
+        self,
+        request: HttpRequest,
+        obj: LanguageModel,
+        form: forms.ModelForm[LanguageModel],
+        change: bool,  # noqa: FBT001
+    ) -> None:
+        services.save_model(obj)
+
+    def delete_model(self, request: HttpRequest, obj: LanguageModel) -> None:
+        services.remove_models(models=[obj])
+
+    def delete_queryset(self, request: HttpRequest, queryset: QuerySet[LanguageModel]) -> None:
+        services.remove_models(models=queryset)
+
+    def formfield_for_dbfield(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
+        field = super().formfield_for_dbfield(db_field, request, **kwargs)
+        if db_field.name in {"name", "source"} and field is not None:
+            field.widget.attrs["size"] = 60
+        return field

@@ -1,0 +1,109 @@
+"""The inference app, and what its serving processes start: the engine thread, the registry, the snapshot listener."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import TYPE_CHECKING
+
+from django.apps import AppConfig
+from django.conf import settings
+from django.db.models.signals import post_migrate
+
+if TYPE_CHECKING:
+    from inference.client import LocalEngineClient
+    from inference.engine.loop import EngineLoop
+    from inference.registry import ModelRegistry
+
+logger = logging.getLogger(__name__)
+BOOT_WAIT_S = 10.0
+
+
+class InferenceConfig(AppConfig):
+    name = "inference"
+    verbose_name = "Inference"
+
+    def ready(self) -> None:
+        from inference.groups import grant_after_migrate
+
+        post_migrate.connect(grant_after_migrate, dispatch_uid="inference.groups")
+
+
+class ServingState:
+    """The engine and the registry of this process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._client: LocalEngineClient[EngineLoop] | None = None
+        self._registry: ModelRegistry | None = None
+
+    def start(self) -> None:
+        with self._lock:
+            if self._client is None:
+                self._start()
+
+    def stop(self, drain_s: float) -> None:
+        with self._lock:
+            client, registry = self._client, self._registry
+            self._client = self._registry = None
+        if client is None or registry is None:
+            return
+        self._stop(client, registry, drain_s)
+
+    def _start(self) -> None:
+        from inference.client import LocalEngineClient, set_client
+        from inference.engine.config import EngineConfig
+        from inference.engine.loop import EngineLoop
+        from inference.registry import ModelRegistry, set_registry
+        from inference.snapshot_listener import start_listening
+
+        config = EngineConfig(
+            max_seq_len=settings.MILLM_MAX_SEQ_LEN,
+            max_batch_size=settings.MILLM_MAX_BATCH_SIZE,
+            max_waiting_requests=settings.MILLM_MAX_WAITING_REQUESTS,
+            max_prefill_tokens=settings.MILLM_MAX_PREFILL_TOKENS,
+        )
+        client = LocalEngineClient(lambda publish: EngineLoop(config, publish))
+        client.start()
+        registry = ModelRegistry(client.engine, is_busy=client.is_busy)
+        set_client(client)
+        set_registry(registry)
+        start_listening()
+        self._client, self._registry = client, registry
+        _await_boot(registry.start())
+
+    @staticmethod
+    def _stop(client: LocalEngineClient[EngineLoop], registry: ModelRegistry, drain_s: float) -> None:
+        from inference.snapshot_listener import stop_listening
+
+        client.stop(drain_s)
+        registry.stop()
+        stop_listening()
+
+
+def _await_boot(booted: Future[None]) -> None:
+    """Let the first request find the models; without a database the server starts all the same and tries again."""
+    try:
+        booted.result(BOOT_WAIT_S)
+    except FutureTimeoutError:
+        logger.warning("The models' table could not be read within %g s; trying on.", BOOT_WAIT_S)
+    except Exception as error:  # noqa: BLE001 - a server without models still answers; the loader thread tries again
+        logger.warning("The models' table could not be read (%s); trying on.", error)
+
+
+_serving = ServingState()
+
+
+def start_serving() -> None:
+    """Start this process' engine and read the models' table; idempotent. Called by serving processes only.
+
+    Loads torch. The database work runs on the loader thread, so that it may be called inside an event loop.
+    """
+    _serving.start()
+
+
+def stop_serving(drain_s: float) -> None:
+    """Let running sequences finish for ``drain_s`` seconds, fail the rest, stop the threads; idempotent."""
+    _serving.stop(drain_s)

@@ -1,0 +1,176 @@
+"""The web layer's door to the engine: submit requests, read events.
+
+The in-process engine thread is the first implementation of :class:`EngineClient`; a remote one can follow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from typing import Generic, Protocol, TypeVar
+
+from inference.engine.errors import EngineDownError, EngineError, ModelNotAttachedError, QueueFullError
+from inference.engine.messages import (
+    TERMINAL_EVENTS,
+    Event,
+    FailedEvent,
+    FinishedEvent,
+    GenerationRequest,
+    PromptLogprobsEvent,
+    SamplingParams,
+    SteeringReceipt,
+    Timings,
+    TokenLogprob,
+    TokensEvent,
+    Usage,
+)
+from inference.engine.stats import EngineStats
+from inference.event_stream import LocalEventStream, post
+
+__all__ = [
+    "EngineClient",
+    "EngineDownError",
+    "EngineError",
+    "EngineStats",
+    "Event",
+    "EventStream",
+    "FailedEvent",
+    "FinishedEvent",
+    "GenerationRequest",
+    "LocalEngineClient",
+    "ModelNotAttachedError",
+    "PromptLogprobsEvent",
+    "QueueFullError",
+    "SamplingParams",
+    "SteeringReceipt",
+    "Timings",
+    "TokenLogprob",
+    "TokensEvent",
+    "Usage",
+    "get_client",
+    "set_client",
+]
+
+Publish = Callable[[list[tuple[object, Event]]], None]
+
+
+class EventStream(Protocol):
+    """Events of the sequences submitted together, in order per index; ends after each has had a terminal event."""
+
+    def __aiter__(self) -> AsyncIterator[Event]: ...
+
+    async def __anext__(self) -> Event: ...
+
+    def close(self) -> None:
+        """Cancel what still runs. Idempotent, callable from any thread."""
+
+
+class EngineClient(Protocol):
+    def submit(self, requests: Sequence[GenerationRequest]) -> EventStream:
+        """Accept all or none. Call inside an event loop; raises EngineDownError or QueueFullError."""
+
+    def stats(self) -> EngineStats: ...
+
+    def stop(self, drain_s: float) -> None:
+        """Refuse new requests, let running ones finish for ``drain_s``, fail the rest, end the thread."""
+
+
+class RunningLoop(Protocol):
+    """What the client needs of the engine's loop."""
+
+    def start(self) -> None: ...
+
+    def submit(self, requests: Sequence[GenerationRequest], sink: object) -> None: ...
+
+    def cancel(self, sink: object) -> None: ...
+
+    def stats(self) -> EngineStats: ...
+
+    def stop(self, drain_s: float) -> None: ...
+
+
+L = TypeVar("L", bound=RunningLoop)
+
+
+class LocalEngineClient(Generic[L]):
+    """The engine in this process. ``make_loop`` receives the function through which the loop publishes events."""
+
+    def __init__(self, make_loop: Callable[[Publish], L]) -> None:
+        self._lock = threading.Lock()
+        self._sequences: Counter[str] = Counter()  # queued or running, by model
+        self.engine = make_loop(self.publish)
+
+    def submit(self, requests: Sequence[GenerationRequest]) -> LocalEventStream:
+        """Accept all or none; the requests share one model. See :class:`EngineClient`."""
+        stream = LocalEventStream(
+            loop=asyncio.get_running_loop(),
+            model=requests[0].model,
+            indices=(request.index for request in requests),
+            cancel=self.engine.cancel,
+            max_events=sum(request.sampling.max_tokens for request in requests),
+        )
+        self._count(stream.model, len(requests))
+        try:
+            self.engine.submit(requests, stream)
+        except BaseException:
+            self._count(stream.model, -len(requests))
+            raise
+        return stream
+
+    def publish(self, events: list[tuple[object, Event]]) -> None:
+        """Hand one step's events to their event loops: one wake-up each. Called on the engine thread, never raises."""
+        by_loop: dict[asyncio.AbstractEventLoop, dict[LocalEventStream, list[Event]]] = {}
+        for stream, event in events:
+            assert isinstance(stream, LocalEventStream)
+            by_loop.setdefault(stream.loop, {}).setdefault(stream, []).append(event)
+            if isinstance(event, TERMINAL_EVENTS):
+                self._count(stream.model, -1)
+        for loop, by_stream in by_loop.items():
+            if not post(loop, _deliver, by_stream):
+                self._abandon(by_stream)
+
+    def is_busy(self, model: str) -> bool:
+        """Whether sequences of ``model`` are queued or running."""
+        with self._lock:
+            return self._sequences[model] > 0
+
+    def start(self) -> None:
+        self.engine.start()
+
+    def stats(self) -> EngineStats:
+        return self.engine.stats()
+
+    def stop(self, drain_s: float) -> None:
+        self.engine.stop(drain_s)
+
+    def _abandon(self, streams: Iterable[LocalEventStream]) -> None:
+        """Their event loop is closed, so nobody reads them."""
+        for stream in streams:
+            self.engine.cancel(stream)
+
+    def _count(self, model: str, change: int) -> None:
+        with self._lock:
+            self._sequences[model] += change
+
+
+def _deliver(by_stream: dict[LocalEventStream, list[Event]]) -> None:
+    for stream, events in by_stream.items():
+        stream.deliver(events)
+
+
+_client: EngineClient | None = None
+
+
+def get_client() -> EngineClient:
+    """The process' engine; EngineDownError outside serving processes."""
+    if _client is None:
+        raise EngineDownError("No engine runs in this process; start the server to generate text.")
+    return _client
+
+
+def set_client(client: EngineClient | None) -> None:
+    """Install the process' engine, or a test's fake; None removes it."""
+    global _client
+    _client = client

@@ -1,0 +1,143 @@
+"""Models declared in a TOML file, for unattended installs::
+
+[models.story]
+source = "/models/story"      # or a Hub id
+default = true
+preload = true                # load when the server starts
+config = { dtype = "bfloat16", device = "cuda", context_length = 8192 }
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from django.core.exceptions import ValidationError
+from django.db import transaction
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ValidationError as SchemaError
+
+from inference import services
+from inference.models import LanguageModel
+from inference.sources import SourceError
+
+Outcome = Literal["created", "updated", "unchanged"]
+
+
+class DeclarationError(Exception):
+    """The file cannot be applied; nothing was changed. One problem per line."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class ModelConfig(_Strict):
+    """How the model is loaded and what it does by default."""
+
+    dtype: str = "auto"
+    device: str = "auto"
+    quantization: str = "none"
+    context_length: int = Field(0, ge=0)
+    chat_template: str = ""
+    trust_remote_code: bool = False
+    allow_pickle: bool = False
+    keep_alive_s: int = Field(0, ge=0)
+    sampling: dict[str, int | float] = {}
+
+
+class ModelDeclaration(_Strict):
+    source: str
+    revision: str = ""
+    aliases: list[str] = []
+    default: bool = False
+    preload: bool = False
+    pinned: bool = False
+    profile: str = ""
+    config: ModelConfig = ModelConfig()
+
+    def options(self) -> dict[str, Any]:
+        """As :func:`inference.services.add_model` takes them."""
+        config = self.config.model_dump()
+        return {
+            "source": self.source,
+            "revision": self.revision,
+            "aliases": self.aliases,
+            "is_default": self.default,
+            "autoload": self.preload,
+            "pinned": self.pinned,
+            "default_profile": self.profile,
+            "default_sampling": config.pop("sampling"),
+            **config,
+        }
+
+
+class DeclaredModels(_Strict):
+    models: dict[str, ModelDeclaration]
+
+
+@dataclass(frozen=True, slots=True)
+class Synced:
+    name: str
+    outcome: Outcome
+
+
+def read_declarations(path: Path) -> dict[str, ModelDeclaration]:
+    """DeclarationError names every unknown key and bad value."""
+    try:
+        content = tomllib.loads(path.read_text("utf-8"))
+        return DeclaredModels.model_validate(content).models
+    except OSError as error:
+        raise DeclarationError(f"{path} cannot be read: {error.strerror}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise DeclarationError(f"{path} is not valid TOML: {error}.") from error
+    except SchemaError as error:
+        raise DeclarationError("\n".join(_problem(item["loc"], item) for item in error.errors())) from error
+
+
+def sync_models(*, path: Path) -> list[Synced]:
+    """Bring the table to what the file declares; models that it does not name stay. All or nothing."""
+    declared = read_declarations(path)
+    if sum(declaration.default for declaration in declared.values()) > 1:
+        raise DeclarationError("More than one model is declared as default; keep one.")
+    problems: list[str] = []
+    with transaction.atomic():
+        synced = [_sync(name, declaration, path.parent, problems) for name, declaration in declared.items()]
+        if problems:
+            raise DeclarationError("\n".join(problems))
+    return synced
+
+
+def _sync(name: str, declaration: ModelDeclaration, base: Path, problems: list[str]) -> Synced:
+    before = LanguageModel.objects.filter(name=name).first()
+    options = declaration.options()
+    if options["source"].startswith("."):  # relative to the file
+        options["source"] = str(base / options["source"])
+    try:
+        with transaction.atomic():
+            after = services.add_model(name=name, exist_ok=True, **options)
+    except SourceError as error:
+        problems.append(f"models.{name}.source: {error}")
+        return Synced(name, "unchanged")
+    except ValidationError as error:
+        problems.extend(f"models.{name}: {message}" for message in error.messages)
+        return Synced(name, "unchanged")
+    if before is None:
+        return Synced(name, "created")
+    return Synced(name, "unchanged" if _fields(before) == _fields(after) else "updated")
+
+
+def _fields(row: LanguageModel) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in services.edited_fields()}
+
+
+def _problem(location: tuple[int | str, ...], item: Mapping[str, Any]) -> str:
+    key = ".".join(str(part) for part in location)
+    if item["type"] == "extra_forbidden":
+        return f"{key}: this key is not known."
+    if item["type"] == "missing":
+        return f"{key}: this key is missing."
+    return f"{key}: {item['msg']}, not {item['input']!r:.200}."

@@ -1,0 +1,132 @@
+"""Token ids to text, incrementally, with stop strings.
+
+Text is emitted once it is certain: characters split over tokens are held until they are whole, and the beginning of
+a possible stop string until it is decided. Work per token does not grow with the sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from inference.engine.messages import TokenLogprob
+
+CONTEXT_TOKENS = 6  # of the prompt, so that a first token keeps its leading space
+MAX_OPEN_TOKENS = 8  # more without a whole character are not UTF-8 at all
+INCOMPLETE = "\ufffd"
+
+
+class TextTokenizer(Protocol):
+    """The part of ``tokenizers.Tokenizer`` that is used here."""
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...  # noqa: FBT001, FBT002 - theirs
+
+
+class TokenDecoder:
+    """The text that each further token completes; special tokens have none."""
+
+    __slots__ = ("_ids", "_known", "_tokenizer")
+
+    def __init__(self, tokenizer: TextTokenizer, prompt_token_ids: Sequence[int] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._ids = list(prompt_token_ids[-CONTEXT_TOKENS:])  # the window: tokens known, then tokens still open
+        self._known = len(self._ids)
+
+    def step(self, token_id: int) -> str:
+        """Text that is certain with this token; empty while a character is incomplete."""
+        self._ids.append(token_id)
+        before = self._tokenizer.decode(self._ids[: self._known])
+        after = self._tokenizer.decode(self._ids)
+        is_open = after.endswith(INCOMPLETE) and len(self._ids) - self._known < MAX_OPEN_TOKENS
+        if is_open or len(after) <= len(before):
+            return ""
+        self._ids = self._ids[self._known :] if self._known else self._ids
+        self._known = len(self._ids)
+        return after[len(before) :]
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A token whose text, from ``start`` in the sequence's whole text on, is not emitted yet."""
+
+    token_id: int
+    logprob: TokenLogprob | None
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What can be sent now. ``stopped`` says that a stop string was found; nothing follows then."""
+
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    stopped: bool = False
+
+
+@dataclass(slots=True)
+class Detokenizer:
+    """One sequence's text. ``stop`` strings never reach the output, nor does anything after them."""
+
+    decoder: TokenDecoder
+    stop: Sequence[str] = ()
+    _held: str = ""  # text not emitted yet
+    _emitted: int = 0  # characters emitted
+    _pending: list[_Pending] = field(default_factory=list)
+
+    def push(self, token_id: int, logprob: TokenLogprob | None = None) -> Piece:
+        """Add a token; returns the text and tokens that are certain now."""
+        text = self.decoder.step(token_id)
+        start = self._emitted + len(self._held)
+        self._pending.append(_Pending(token_id, logprob, start, start + len(text)))
+        self._held += text
+        found = _first_stop(self._held, self.stop)
+        if found is not None:
+            return self._take(found, stopped=True)
+        return self._take(len(self._held) - _open_stop(self._held, self.stop))
+
+    def finish(self) -> Piece:
+        """The sequence ended otherwise: what was held for a stop string goes out."""
+        return self._take(len(self._held), everything=True)
+
+    def _take(self, length: int, *, stopped: bool = False, everything: bool = False) -> Piece:
+        text, self._held = self._held[:length], self._held[length:]
+        self._emitted += length
+        if stopped:
+            ready = [p for p in self._pending if p.start < self._emitted]
+            self._pending = []
+        elif everything:
+            ready, self._pending = self._pending, []
+        else:
+            count = _num_ready(self._pending, self._emitted, has_held=bool(self._held))
+            ready, self._pending = self._pending[:count], self._pending[count:]
+        return Piece(
+            text, tuple(p.token_id for p in ready), tuple(p.logprob for p in ready if p.logprob is not None), stopped
+        )
+
+
+def _num_ready(pending: list[_Pending], emitted: int, *, has_held: bool) -> int:
+    """Tokens go out with the last of their characters; textless ones with what surrounds them."""
+    if not has_held:
+        return len(pending)
+    return next((i for i, p in enumerate(pending) if p.end > emitted), len(pending))
+
+
+def _first_stop(text: str, stop: Sequence[str]) -> int | None:
+    """Where the earliest stop string begins."""
+    places = [place for s in stop if (place := text.find(s)) >= 0]
+    return min(places, default=None)
+
+
+def _open_stop(text: str, stop: Sequence[str]) -> int:
+    """Length of the longest end of ``text`` that could become a stop string."""
+    return max((_overlap(text, s) for s in stop), default=0)
+
+
+def _overlap(text: str, stop: str) -> int:
+    for length in range(min(len(stop) - 1, len(text)), 0, -1):
+        if stop.startswith(text[-length:]):
+            return length
+    return 0

@@ -1,0 +1,37 @@
+"""Why the engine refuses or fails something; ``code`` is what clients see."""
+
+from __future__ import annotations
+
+
+class EngineError(Exception):
+    """The engine refused a request."""
+
+    code = "server_error"
+
+
+class EngineDownError(EngineError):
+    """The engine thread is not running (starting, draining or dead)."""
+
+    code = "engine_unavailable"
+
+
+class QueueFullError(EngineError):
+    """Too many requests wait already; ``retry_after_s`` says when to try again."""
+
+    code = "server_is_overloaded"
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class ModelNotAttachedError(EngineError):
+    """No model of that name is attached to the engine."""
+
+    code = "model_not_ready"
+
+
+class LoadError(EngineError):
+    """A model could not be loaded; the message says why and what to do."""
+
+    code = "model_load_failed"

@@ -1,0 +1,129 @@
+"""From a directory in the Hugging Face layout to a model that the engine can run. Slow: runs on the loader thread."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers.utils import logging as hf_logging
+
+from inference.engine import attention
+from inference.engine.errors import LoadError
+from inference.engine.sites import decoder_layers
+
+hf_logging.disable_progress_bar()  # a server's log is no terminal
+
+DTYPES = {"auto": "auto", "bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """What to load and how. ``max_seq_len`` 0 takes the model's own context length."""
+
+    name: str
+    path: Path
+    dtype: str = "auto"
+    device: str = "auto"
+    trust_remote_code: bool = False
+    allow_pickle: bool = False
+    max_seq_len: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model with its tokenizer and the facts that scheduling and validation need."""
+
+    name: str
+    module: nn.Module
+    tokenizer: PreTrainedTokenizerBase
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+    special_token_ids: frozenset[int]
+    memory_bytes: int
+    hidden_size: int
+    num_layers: int
+    dtype: str
+    device: str
+
+
+def load_model(spec: ModelSpec) -> LoadedModel:
+    """Load weights and tokenizer; LoadError says in a sentence what is wrong."""
+    device = resolve_device(spec.device)
+    if spec.dtype not in DTYPES:
+        raise LoadError(f"dtype must be one of {', '.join(DTYPES)}, not {spec.dtype!r}.")
+    try:
+        module, tokenizer = _from_pretrained(spec, device)
+        num_layers = len(decoder_layers(module))
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+        raise LoadError(f"{spec.name} could not be loaded from {spec.path}: {_first_line(error)}") from error
+    if not tokenizer.is_fast:
+        raise LoadError(f"{spec.name} has no fast tokenizer (tokenizer.json), which streaming needs.")
+    return _describe(spec, module, tokenizer, device, num_layers)
+
+
+def resolve_device(name: str) -> torch.device:
+    """``auto`` is CUDA where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise LoadError(f"There is no device {name!r}; use auto, cpu, cuda or cuda:N.") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise LoadError(f"Device {name!r} is asked for, but this machine has {torch.cuda.device_count()} CUDA devices.")
+    return device
+
+
+def _from_pretrained(spec: ModelSpec, device: torch.device) -> tuple[nn.Module, PreTrainedTokenizerBase]:
+    common: dict[str, Any] = {"trust_remote_code": spec.trust_remote_code, "local_files_only": True}
+    config = AutoConfig.from_pretrained(spec.path, **common)
+    module = AutoModelForCausalLM.from_pretrained(
+        spec.path,
+        config=config,
+        dtype=DTYPES[spec.dtype],
+        attn_implementation=attention.NAME,
+        use_safetensors=None if spec.allow_pickle else True,
+        **common,
+    )
+    tokenizer = AutoTokenizer.from_pretrained(spec.path, **common)
+    return module.to(device).eval().requires_grad_(requires_grad=False), tokenizer
+
+
+def _describe(
+    spec: ModelSpec, module: nn.Module, tokenizer: PreTrainedTokenizerBase, device: torch.device, num_layers: int
+) -> LoadedModel:
+    config = module.config.get_text_config()  # type: ignore[union-attr, operator]
+    own_length = int(getattr(config, "max_position_embeddings", 0) or 4096)
+    return LoadedModel(
+        name=spec.name,
+        module=module,
+        tokenizer=tokenizer,
+        max_model_len=min(spec.max_seq_len, own_length) if spec.max_seq_len else own_length,
+        vocab_size=int(config.vocab_size),
+        eos_token_ids=_eos_token_ids(module, tokenizer),
+        special_token_ids=frozenset(tokenizer.all_special_ids),
+        memory_bytes=sum(t.numel() * t.element_size() for t in (*module.parameters(), *module.buffers())),
+        hidden_size=int(config.hidden_size),
+        num_layers=num_layers,
+        dtype=str(next(module.parameters()).dtype).removeprefix("torch."),
+        device=str(device),
+    )
+
+
+def _eos_token_ids(module: nn.Module, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Of the generation config (one or several) and of the tokenizer."""
+    ids = getattr(getattr(module, "generation_config", None), "eos_token_id", None)
+    found = set(ids) if isinstance(ids, list) else {ids}
+    found.add(tokenizer.eos_token_id)
+    return frozenset(int(i) for i in found if i is not None)
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"

@@ -1,0 +1,136 @@
+"""What crosses the border of the engine: requests in, events out.
+
+Frozen dataclasses without tensors of the engine's own, so that a remote engine could exchange the same ones.
+Times are seconds; ``*_at`` are readings of ``time.monotonic()`` in the engine's process.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from inference.interventions import Intervention
+
+FinishReason = Literal["stop", "length", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is chosen. Values are validated at the HTTP edge and trusted here.
+
+    ``temperature`` 0 is greedy. ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 are off. ``presence_penalty`` and
+    ``frequency_penalty`` are OpenAI's additive penalties over generated tokens; ``repetition_penalty`` is
+    multiplicative over prompt and generated tokens (1 is off). ``logprobs`` None asks for none, k >= 0 for the
+    chosen token's and the k most likely ones'. ``prompt_logprobs`` likewise, for the prompt's tokens.
+    """
+
+    max_tokens: int = 512
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One sequence to generate. ``index`` is the choice's index within its :class:`EventStream`."""
+
+    request_id: str
+    model: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    intervention: Intervention | None = None
+    index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log-probability (nats) of a token, and of the most likely ones at its place, best first."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SteeringReceipt:
+    """Proof that steering ran: layer applications expected from the profile, and those that the hooks made."""
+
+    fingerprint: str
+    expected: int
+    applied: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds from submission: until the first forward pass, until the first token, until the end."""
+
+    queue_s: float = 0.0
+    first_token_s: float | None = None
+    total_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobsEvent:
+    """Log-probabilities of the prompt's tokens; the first token has none. Precedes any TokensEvent."""
+
+    index: int
+    logprobs: tuple[TokenLogprob | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TokensEvent:
+    """New tokens and the text that they complete (may be empty while a character or a stop string is open)."""
+
+    index: int
+    token_ids: tuple[int, ...]
+    text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedEvent:
+    """Terminal: the sequence ended."""
+
+    index: int
+    reason: FinishReason
+    usage: Usage
+    timings: Timings
+    receipt: SteeringReceipt | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FailedEvent:
+    """Terminal: the sequence failed. ``code`` is stable, ``message`` is a sentence without internals."""
+
+    index: int
+    code: str
+    message: str
+    usage: Usage
+    timings: Timings
+
+    @classmethod
+    def before_start(cls, request: GenerationRequest, code: str, message: str) -> FailedEvent:
+        """Of a request that never ran."""
+        return cls(request.index, code, message, Usage(prompt_tokens=len(request.prompt_token_ids)), Timings())
+
+
+Event = PromptLogprobsEvent | TokensEvent | FinishedEvent | FailedEvent
+TERMINAL_EVENTS = (FinishedEvent, FailedEvent)

@@ -1,0 +1,243 @@
+"""One model's scheduler, runner and sequences: what the engine thread steps."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import torch
+
+from inference.engine.config import EngineConfig
+from inference.engine.detokenizer import Detokenizer, Piece, TokenDecoder
+from inference.engine.kv_cache import ContiguousCache
+from inference.engine.loader import LoadedModel
+from inference.engine.messages import (
+    Event,
+    FailedEvent,
+    FinishedEvent,
+    FinishReason,
+    GenerationRequest,
+    PromptLogprobsEvent,
+    TokenLogprob,
+    TokensEvent,
+)
+from inference.engine.model_runner import ModelRunner, StepOutput
+from inference.engine.request import RequestState, Sequence
+from inference.engine.sampler import note_token
+from inference.engine.scheduler import Chunk, ContinuousScheduler, Scheduler
+from inference.engine.sites import SiteError
+
+logger = logging.getLogger(__name__)
+
+Delivery = tuple[object, Event]
+
+
+class ModelEngine:
+    """Used by the engine thread only."""
+
+    def __init__(self, loaded: LoadedModel, config: EngineConfig) -> None:
+        self._loaded = loaded
+        self.max_seq_len = min(config.max_seq_len or loaded.max_model_len, loaded.max_model_len)
+        self._cache = ContiguousCache(config.max_batch_size, self.max_seq_len)
+        self._runner = ModelRunner(loaded, self._cache)
+        self._scheduler: Scheduler = ContinuousScheduler(config, self._cache)
+        self._seeds = torch.Generator()
+        if config.seed is None:
+            self._seeds.seed()
+        else:
+            self._seeds.manual_seed(config.seed)
+        self._decode_tokenizer = loaded.tokenizer.backend_tokenizer
+        self._prompt_logprobs: dict[Sequence, list[TokenLogprob | None]] = {}
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._scheduler.num_running or self._scheduler.num_waiting)
+
+    @property
+    def num_running(self) -> int:
+        return self._scheduler.num_running
+
+    @property
+    def num_free_slots(self) -> int:
+        return self._cache.num_free
+
+    def add(self, request: GenerationRequest, sink: object, submitted_at: float) -> list[Delivery]:
+        """Queue a request; one that cannot run fails at once, in the returned events."""
+        problem = self._problem(request)
+        if problem is not None:
+            return [(sink, FailedEvent.before_start(request, *problem))]
+        sequence = self._sequence(request, sink, submitted_at)
+        if request.intervention is not None:
+            try:
+                sequence.rows = self._runner.steering.acquire(request.intervention)
+            except SiteError as error:
+                return [(sink, FailedEvent.before_start(request, "sae_mismatch", str(error)))]
+            except Exception:
+                # Whatever a profile's own code or tensors raise concerns this request only.
+                logger.exception("A profile could not be laid into the steering tables.")
+                return [(sink, FailedEvent.before_start(request, "server_error", "The profile could not be applied."))]
+        self._scheduler.add(sequence)
+        return []
+
+    def cancel(self, sink: object) -> list[Delivery]:
+        mine = [s for s in self._scheduler.sequences() if s.sink is sink]
+        return [d for s in mine for d in self._finish(s, "cancelled")]
+
+    def fail_all(self, code: str, text: str) -> list[Delivery]:
+        return [d for s in list(self._scheduler.sequences()) for d in self._fail(s, code, text)]
+
+    def step(self) -> list[Delivery]:
+        """One forward pass. A step that raises fails the sequences in it, and the engine goes on."""
+        chunks = self._scheduler.schedule()
+        now = time.monotonic()
+        for chunk in chunks:
+            if chunk.sequence.first_run_at is None:
+                chunk.sequence.first_run_at = now
+        try:
+            output = self._runner.run(chunks)
+        except torch.OutOfMemoryError:
+            logger.exception("Out of memory in a step of %d sequences.", len(chunks))
+            return self._fail_chunks(chunks, "out_of_memory", "The server ran out of memory for this request.")
+        except Exception:
+            # Whatever a model or a hook raises concerns the sequences of this step only.
+            logger.exception("A step of %d sequences failed.", len(chunks))
+            return self._fail_chunks(chunks, "server_error", "The model failed on this request.")
+        return self._update(chunks, output)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError where slots, sequences and steering rows do not add up."""
+        self._cache.check_integrity(self._scheduler.used_slots())
+        steered = {s.rows.fingerprint for s in self._scheduler.sequences() if s.rows is not None}
+        assert self._runner.steering.num_residents == len(steered), "steering rows leaked"
+        assert all(not s.is_done for s in self._scheduler.sequences()), "an ended sequence is scheduled"
+        assert self._prompt_logprobs.keys() <= set(self._scheduler.sequences()), "prompt log-probabilities leaked"
+
+    def close(self) -> None:
+        self._runner.steering.close()
+
+    # Requests
+
+    def _problem(self, request: GenerationRequest) -> tuple[str, str] | None:
+        ids = request.prompt_token_ids
+        if not ids:
+            return "invalid_prompt", "The prompt has no tokens."
+        if min(ids) < 0 or max(ids) >= self._loaded.vocab_size:
+            return "invalid_prompt", f"Token ids must be 0 to {self._loaded.vocab_size - 1}."
+        if len(ids) + min(request.sampling.max_tokens, 1) > self.max_seq_len:
+            return "context_length_exceeded", f"The prompt has {len(ids)} tokens, the model takes {self.max_seq_len}."
+        return None
+
+    def _sequence(self, request: GenerationRequest, sink: object, submitted_at: float) -> Sequence:
+        params = request.sampling
+        eos = frozenset() if params.ignore_eos else self._loaded.eos_token_ids
+        decoder = TokenDecoder(self._decode_tokenizer, request.prompt_token_ids)
+        return Sequence(
+            request=request,
+            sink=sink,
+            submitted_at=submitted_at,
+            max_tokens=min(params.max_tokens, self.max_seq_len - len(request.prompt_token_ids)),
+            detokenizer=Detokenizer(decoder, params.stop),
+            generator=self._generator(request),
+            stop_ids=eos | frozenset(params.stop_token_ids),
+        )
+
+    def _generator(self, request: GenerationRequest) -> torch.Generator:
+        """A request's own; the choices of one seeded request differ, and are the same each time."""
+        generator = torch.Generator()
+        if request.sampling.seed is None:
+            drawn = torch.randint(2**62, (1,), generator=self._seeds)
+            generator.manual_seed(int(drawn))
+        else:
+            generator.manual_seed((request.sampling.seed + request.index) % 2**63)
+        return generator
+
+    # After a step
+
+    def _update(self, chunks: list[Chunk], output: StepOutput) -> list[Delivery]:
+        deliveries: list[Delivery] = []
+        for chunk in chunks:
+            sequence = chunk.sequence
+            if sequence.steering_applied != sequence.steering_expected:
+                text = f"Steering acted {sequence.steering_applied} times instead of {sequence.steering_expected}."
+                deliveries.extend(self._fail(sequence, "steering_not_applied", text))
+        for sequence, logprobs in output.prompt_logprobs.items():
+            if not sequence.is_done:
+                deliveries.extend(self._note_prompt_logprobs(sequence, logprobs))
+        sampled = output.sampled
+        sampling = [c.sequence for c in chunks if c.sequence.num_left == 0]
+        for sequence, token, logprob, finite in zip(
+            sampling, sampled.token_ids, sampled.logprobs, sampled.finite, strict=True
+        ):
+            if not sequence.is_done:
+                deliveries.extend(self._advance_safely(sequence, token, logprob, finite=finite))
+        return deliveries
+
+    def _note_prompt_logprobs(self, sequence: Sequence, logprobs: tuple[TokenLogprob | None, ...]) -> list[Delivery]:
+        known = self._prompt_logprobs.setdefault(sequence, [])
+        known.extend(logprobs)
+        if len(known) < sequence.num_prompt:
+            return []
+        del self._prompt_logprobs[sequence]
+        return [(sequence.sink, PromptLogprobsEvent(sequence.request.index, tuple(known)))]
+
+    def _advance_safely(
+        self, sequence: Sequence, token: int, logprob: TokenLogprob | None, *, finite: bool
+    ) -> list[Delivery]:
+        try:
+            return self._advance(sequence, token, logprob, finite=finite)
+        except Exception:
+            # A tokenizer that fails on one sequence's tokens must not take the others with it.
+            logger.exception("A sampled token could not be processed.")
+            return [] if sequence.is_done else self._fail(sequence, "server_error", "The output could not be decoded.")
+
+    def _advance(self, sequence: Sequence, token: int, logprob: TokenLogprob | None, *, finite: bool) -> list[Delivery]:
+        """Take a sampled token into the sequence; returns its events."""
+        if sequence.max_tokens == 0:
+            return self._finish(sequence, "length")
+        if not finite:
+            steered = sequence.rows is not None
+            code = "steering_unstable" if steered else "server_error"
+            text = "Steering drove the model's output out of range." if steered else "The model's output is not finite."
+            return self._fail(sequence, code, text)
+        if sequence.first_token_at is None:
+            sequence.first_token_at = time.monotonic()
+        sequence.state = RequestState.DECODE
+        sequence.token_ids.append(token)
+        note_token(sequence, token)
+        if token in sequence.stop_ids:
+            return self._finish(sequence, "stop")
+        piece = sequence.detokenizer.push(token, logprob)
+        events = _tokens_event(sequence, piece)
+        if piece.stopped:
+            return [*events, *self._finish(sequence, "stop", flush=False)]
+        if sequence.num_generated >= sequence.max_tokens:
+            return [*events, *self._finish(sequence, "length")]
+        return events
+
+    def _finish(self, sequence: Sequence, reason: FinishReason, *, flush: bool = True) -> list[Delivery]:
+        self._remove(sequence, RequestState.FINISHED)
+        events = _tokens_event(sequence, sequence.detokenizer.finish()) if flush else []
+        ended = FinishedEvent(
+            sequence.request.index, reason, sequence.usage(), sequence.timings(), receipt=sequence.receipt()
+        )
+        return [*events, (sequence.sink, ended)]
+
+    def _fail(self, sequence: Sequence, code: str, text: str) -> list[Delivery]:
+        self._remove(sequence, RequestState.FAILED)
+        return [(sequence.sink, FailedEvent(sequence.request.index, code, text, sequence.usage(), sequence.timings()))]
+
+    def _fail_chunks(self, chunks: list[Chunk], code: str, text: str) -> list[Delivery]:
+        return [d for chunk in chunks for d in self._fail(chunk.sequence, code, text)]
+
+    def _remove(self, sequence: Sequence, state: RequestState) -> None:
+        self._scheduler.remove(sequence)
+        sequence.state = state
+        self._prompt_logprobs.pop(sequence, None)
+        if sequence.rows is not None:
+            self._runner.steering.release(sequence.rows)
+
+
+def _tokens_event(sequence: Sequence, piece: Piece) -> list[Delivery]:
+    if not piece.token_ids and not piece.text:
+        return []
+    return [(sequence.sink, TokensEvent(sequence.request.index, piece.token_ids, piece.text, piece.logprobs))]

@@ -1,0 +1,137 @@
+"""Runs a step's chunks through one model: a packed forward, steering, sampling."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from inference.engine.attention import PackedBatch, Segment
+from inference.engine.hooks import SteeringTable
+from inference.engine.kv_cache import ContiguousCache
+from inference.engine.loader import LoadedModel
+from inference.engine.messages import TokenLogprob
+from inference.engine.request import Sequence
+from inference.engine.sampler import Sampled, sample, token_logprob
+from inference.engine.scheduler import Chunk
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """Next tokens of the chunks that sample, in their order, and log-probabilities of prompt tokens by sequence."""
+
+    sampled: Sampled
+    prompt_logprobs: dict[Sequence, tuple[TokenLogprob | None, ...]]
+
+
+class ModelRunner:
+    """One model on its device, with its cache and its steering tables."""
+
+    def __init__(self, loaded: LoadedModel, cache: ContiguousCache) -> None:
+        self.loaded = loaded
+        self.cache = cache
+        self.device = torch.device(loaded.device)
+        self.steering = SteeringTable(loaded.module, self.device)
+
+    @torch.inference_mode()
+    def run(self, chunks: list[Chunk]) -> StepOutput:
+        """One forward pass over all chunks' tokens; advances each sequence's ``num_computed``."""
+        row_of_token = _rows(chunks)
+        self.steering.begin(row_of_token)
+        wanted = _wanted_places(chunks)
+        logits = self._forward(chunks, wanted) if wanted else self._forward(chunks, [0])[:0]
+        self._note_steering(chunks, row_of_token)
+        output = _read_out(chunks, logits)
+        for chunk in chunks:
+            chunk.sequence.num_computed += chunk.num_tokens
+        return output
+
+    def _forward(self, chunks: list[Chunk], wanted: list[int]) -> Tensor:
+        """``[len(wanted), vocab]`` logits of those places in the packed step."""
+        tokens = [t for c in chunks for t in _chunk_tokens(c)]
+        positions = [p for c in chunks for p in range(c.sequence.num_computed, c.sequence.num_computed + c.num_tokens)]
+        segments = tuple(Segment(c.sequence.slot, c.sequence.num_computed, c.num_tokens) for c in chunks)
+        output = self.loaded.module(
+            input_ids=torch.tensor([tokens], device=self.device),
+            position_ids=torch.tensor([positions], device=self.device),
+            use_cache=False,
+            logits_to_keep=torch.tensor(wanted, device=self.device),
+            packed_batch=PackedBatch(segments, self.cache),
+        )
+        return output.logits[0]  # type: ignore[no-any-return]
+
+    def _note_steering(self, chunks: list[Chunk], row_of_token: NDArray[np.int64]) -> None:
+        """Book expected and actual applications of each steered sequence."""
+        applied = self.steering.end(len(row_of_token))
+        first = 0
+        for chunk in chunks:
+            rows = chunk.sequence.rows
+            if rows is not None:
+                mine = slice(first, first + chunk.num_tokens)
+                chunk.sequence.steering_expected += sum(map(rows.sites_of, row_of_token[mine].tolist()))
+                chunk.sequence.steering_applied += int(applied[mine].sum())
+            first += chunk.num_tokens
+
+
+def _chunk_tokens(chunk: Chunk) -> list[int]:
+    start = chunk.sequence.num_computed
+    return chunk.sequence.token_ids[start : start + chunk.num_tokens]
+
+
+def _rows(chunks: list[Chunk]) -> NDArray[np.int64]:
+    """``[tokens]``: the steering row of each token of the step."""
+    rows: list[int] = []
+    for chunk in chunks:
+        sequence = chunk.sequence
+        if sequence.rows is None:
+            rows.extend([0] * chunk.num_tokens)
+            continue
+        start, num_prompt = sequence.num_computed, sequence.num_prompt
+        rows.extend(
+            sequence.rows.of_token(token, is_prompt=start + i < num_prompt)
+            for i, token in enumerate(_chunk_tokens(chunk))
+        )
+    return np.asarray(rows, dtype=np.int64)
+
+
+def _wanted_places(chunks: list[Chunk]) -> list[int]:
+    """Places in the packed step whose logits are read: last tokens, and prompts whose log-probabilities are asked."""
+    places: list[int] = []
+    first = 0
+    for chunk in chunks:
+        last = first + chunk.num_tokens - 1
+        if chunk.sequence.wants_prompt_logprobs:
+            places.extend(range(first, last + 1))
+        elif chunk.samples:
+            places.append(last)
+        first = last + 1
+    return places
+
+
+def _read_out(chunks: list[Chunk], logits: Tensor) -> StepOutput:
+    """Split the logits into those to sample from and those of prompts."""
+    last_rows, sequences, prompts, first = [], [], {}, 0
+    for chunk in chunks:
+        sequence, samples = chunk.sequence, chunk.samples
+        count = chunk.num_tokens if sequence.wants_prompt_logprobs else int(samples)
+        if sequence.wants_prompt_logprobs:
+            prompts[sequence] = _prompt_logprobs(sequence, chunk.num_tokens, logits[first : first + count])
+        if samples:
+            last_rows.append(first + count - 1)
+            sequences.append(sequence)
+        first += count
+    return StepOutput(sample(logits[last_rows], sequences), prompts)
+
+
+def _prompt_logprobs(sequence: Sequence, num_tokens: int, logits: Tensor) -> tuple[TokenLogprob | None, ...]:
+    """Of the prompt's tokens after each of the chunk's places; None first for the prompt's own first token."""
+    start = sequence.num_computed
+    num_top = sequence.request.sampling.prompt_logprobs or 0
+    found: list[TokenLogprob | None] = [None] if start == 0 else []
+    following = sequence.token_ids[start + 1 : sequence.num_prompt][:num_tokens]
+    for row, token_id in zip(logits.float().log_softmax(-1), following, strict=False):
+        found.append(token_logprob(row, token_id, num_top))
+    return tuple(found)

@@ -1,0 +1,88 @@
+"""One sequence from arrival to its terminal event."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from enum import Enum
+
+import torch
+from torch import Tensor
+
+from inference.engine.detokenizer import Detokenizer
+from inference.engine.hooks import SteeringRows
+from inference.engine.messages import GenerationRequest, SteeringReceipt, Timings, Usage
+
+
+class RequestState(Enum):
+    WAITING = "waiting"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    FINISHED = "finished"
+    FAILED = "failed"
+
+
+@dataclass(eq=False)
+class Sequence:
+    """What the engine keeps of a request while it waits and runs. Owned by the engine thread."""
+
+    request: GenerationRequest
+    sink: object
+    submitted_at: float
+    max_tokens: int
+    detokenizer: Detokenizer
+    generator: torch.Generator
+    stop_ids: frozenset[int] = frozenset()
+
+    state: RequestState = RequestState.WAITING
+    token_ids: list[int] = field(default_factory=list)  # prompt and generated
+    num_computed: int = 0  # tokens whose keys and values are in the cache
+    slot: int = -1
+    rows: SteeringRows | None = None
+    steering_expected: int = 0
+    steering_applied: int = 0
+    counts: Tensor | None = None  # [vocab] generated tokens, kept only for penalties
+    seen: Tensor | None = None  # [vocab] bool, prompt and generated, kept only for repetition_penalty
+    first_run_at: float | None = None
+    first_token_at: float | None = None
+
+    def __post_init__(self) -> None:
+        self.token_ids = list(self.request.prompt_token_ids)
+
+    @property
+    def num_prompt(self) -> int:
+        return len(self.request.prompt_token_ids)
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.token_ids) - self.num_prompt
+
+    @property
+    def num_left(self) -> int:
+        """Tokens to run until the next one can be sampled."""
+        return len(self.token_ids) - self.num_computed
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """While the prompt runs, and only then."""
+        return self.request.sampling.prompt_logprobs is not None and self.num_computed < self.num_prompt
+
+    @property
+    def is_done(self) -> bool:
+        return self.state in {RequestState.FINISHED, RequestState.FAILED}
+
+    def usage(self) -> Usage:
+        return Usage(prompt_tokens=self.num_prompt, completion_tokens=self.num_generated)
+
+    def timings(self) -> Timings:
+        now = time.monotonic()
+        return Timings(
+            queue_s=(self.first_run_at or now) - self.submitted_at,
+            first_token_s=None if self.first_token_at is None else self.first_token_at - self.submitted_at,
+            total_s=now - self.submitted_at,
+        )
+
+    def receipt(self) -> SteeringReceipt | None:
+        if self.request.intervention is None:
+            return None
+        return SteeringReceipt(self.request.intervention.fingerprint, self.steering_expected, self.steering_applied)

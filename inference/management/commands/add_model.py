@@ -1,0 +1,59 @@
+"""``manage.py add_model NAME SOURCE``: register a model, downloading it from the Hub if need be."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from typing import Any
+
+from django.core.exceptions import ValidationError
+from django.core.management.base import BaseCommand, CommandError
+
+from inference import services
+from inference.models import LanguageModel
+from inference.sources import SourceError
+
+OPTIONS = (
+    "name",
+    "source",
+    "revision",
+    "dtype",
+    "device",
+    "quantization",
+    "context_length",
+    "aliases",
+    "is_default",
+    "autoload",
+    "pinned",
+    "trust_remote_code",
+    "allow_pickle",
+)
+
+
+class Command(BaseCommand):
+    help = (
+        "Register a model: a local directory, or a Hugging Face Hub id, which is downloaded (HF_TOKEN for gated ones)."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("name", help="the name that requests put in “model”")
+        parser.add_argument("source", help="a directory, or a Hub id such as org/model")
+        parser.add_argument("--revision", default="", help="branch, tag or commit on the Hub")
+        parser.add_argument("--dtype", default="auto", choices=LanguageModel.Dtype.values)
+        parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+        parser.add_argument("--quantization", default="none", choices=LanguageModel.Quantization.values)
+        parser.add_argument("--context-length", type=int, default=0, help="0: the model's own")
+        parser.add_argument("--alias", action="append", default=[], dest="aliases", help="a further name; repeatable")
+        parser.add_argument("--default", action="store_true", dest="is_default", help="make it the default model")
+        parser.add_argument("--autoload", action="store_true", help="load it when the server starts")
+        parser.add_argument("--pinned", action="store_true", help="never unload it to make room")
+        parser.add_argument("--trust-remote-code", action="store_true", help="run code that comes with the model")
+        parser.add_argument("--allow-pickle", action="store_true", help="accept pickled weights, which can run code")
+
+    def handle(self, **options: Any) -> None:
+        try:
+            model = services.add_model(**{name: options[name] for name in OPTIONS})
+        except SourceError as error:
+            raise CommandError(str(error)) from error
+        except ValidationError as error:
+            raise CommandError(" ".join(error.messages)) from error
+        self.stdout.write(self.style.SUCCESS(f"Registered {model.name} from {model.source}."))

@@ -1,0 +1,26 @@
+"""``manage.py sync_models FILE.toml``: register and update the models that a file declares."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from pathlib import Path
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+
+from inference.declarations import DeclarationError, sync_models
+
+
+class Command(BaseCommand):
+    help = "Bring the registered models to what a TOML file declares (see docs). Models that it does not name stay."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("file", type=Path)
+
+    def handle(self, *, file: Path, **options: Any) -> None:
+        try:
+            synced = sync_models(path=file)
+        except DeclarationError as error:
+            raise CommandError(f"Nothing was changed.\n{error}") from error
+        for model in synced:
+            self.stdout.write(f"{model.outcome:9} {model.name}")

@@ -1,0 +1,103 @@
+"""The models that this server knows."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from django.contrib.postgres.fields import ArrayField
+from django.core.exceptions import ValidationError
+from django.db import models
+from django.db.models.functions import Now
+
+from inference.model_checks import device_problems, name_problems, source_problems, template_problems
+from inference.sampling_defaults import sampling_problems
+from inference.sources import ModelSource
+
+
+class LanguageModel(models.Model):
+    """A model under the name that clients use. ``source`` is a local directory or a Hub repository."""
+
+    class Dtype(models.TextChoices):
+        AUTO = "auto", "as saved"
+        BFLOAT16 = "bfloat16"
+        FLOAT16 = "float16"
+        FLOAT32 = "float32"
+
+    class State(models.TextChoices):
+        UNLOADED = "unloaded"
+        LOADING = "loading"
+        LOADED = "loaded"
+        FAILED = "failed"
+
+    class Quantization(models.TextChoices):
+        NONE = "none"
+
+    name = models.CharField(max_length=200, unique=True, help_text="The name that requests put in “model”.")
+    aliases = ArrayField(
+        models.CharField(max_length=200), default=list, blank=True, help_text="Further names, separated by commas."
+    )
+    source = models.CharField(max_length=500, help_text="A local directory, or a Hugging Face Hub id.")
+    revision = models.CharField(max_length=100, blank=True)
+    dtype = models.CharField(max_length=20, choices=Dtype, default=Dtype.AUTO)
+    device = models.CharField(max_length=20, default="auto", help_text="auto, cpu, cuda or cuda:N.")
+    quantization = models.CharField(max_length=20, choices=Quantization, default=Quantization.NONE)
+    trust_remote_code = models.BooleanField(default=False)
+    allow_pickle = models.BooleanField(default=False, help_text="Accept weights that are not safetensors.")
+    context_length = models.PositiveIntegerField(default=0, help_text="0: the model's own.")
+    chat_template = models.TextField(blank=True, help_text="Overrides the tokenizer's own template.")
+    default_sampling = models.JSONField(default=dict, blank=True, help_text='For example {"temperature": 0.7}.')
+    default_profile = models.CharField(
+        max_length=200, blank=True, help_text="Profile for requests that name none (name or name@version)."
+    )
+    is_default = models.BooleanField("default", default=False, help_text="Shown first; at most one model.")
+    autoload = models.BooleanField(default=False, help_text="Load when the server starts.")
+    pinned = models.BooleanField(default=False, help_text="Never unload to make room, or for being idle.")
+    keep_alive_s = models.PositiveIntegerField(default=0, help_text="Unload after so long idle; 0: never.")
+
+    state = models.CharField(max_length=20, choices=State, default=State.UNLOADED, editable=False)
+    error = models.TextField(blank=True, editable=False)
+    memory_bytes = models.BigIntegerField(default=0, editable=False)
+    own_context_length = models.PositiveIntegerField(
+        default=0, db_default=0, editable=False, help_text="0: not known yet."
+    )
+    loaded_at = models.DateTimeField(null=True, blank=True, editable=False)
+    created_at = models.DateTimeField(db_default=Now(), editable=False)
+
+    class Meta:
+        ordering = ("name",)
+        constraints = (
+            models.CheckConstraint(condition=~models.Q(name=""), name="language_model_has_name"),
+            models.CheckConstraint(condition=~models.Q(source=""), name="language_model_has_source"),
+            models.UniqueConstraint(
+                fields=("is_default",), condition=models.Q(is_default=True), name="language_model_one_default"
+            ),
+        )
+
+    def __str__(self) -> str:
+        return self.name
+
+    def clean(self) -> None:
+        """Everything that can be told without downloading or loading; ValidationError with all problems by field."""
+        names = [self.name, *self.aliases]
+        problems = {
+            "name": [*name_problems(names), *self._taken_names(names)],
+            "source": source_problems(self.model_source),
+            "device": device_problems(self.device),
+            "chat_template": template_problems(self.chat_template),
+            "default_sampling": sampling_problems(self.default_sampling),
+        }
+        if any(problems.values()):
+            raise ValidationError({field: found for field, found in problems.items() if found})
+
+    def validate_constraints(self, exclude: Collection[str] | None = None) -> None:
+        """Another default model is no problem: services.save_model makes this one the default in its place."""
+        super().validate_constraints({*(exclude or ()), "is_default"})
+
+    @property
+    def model_source(self) -> ModelSource:
+        return ModelSource(self.source, self.revision, self.trust_remote_code, self.allow_pickle)
+
+    def _taken_names(self, names: list[str]) -> list[str]:
+        taken = models.Q(name__in=self.aliases) | models.Q(aliases__overlap=names)
+        others = LanguageModel.objects.exclude(pk=self.pk).filter(taken)
+        return [f"The model {other.name} uses one of the names {', '.join(names)} already." for other in others]

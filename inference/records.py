@@ -1,0 +1,88 @@
+"""The registered models as requests see them: read once, kept in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.conf import settings
+
+from inference.models import LanguageModel
+from inference.snapshots import Snapshot
+
+
+class ModelNotFoundError(LookupError):
+    """No registered model has that name or alias."""
+
+    code = "model_not_found"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRecord:
+    """A row of :class:`LanguageModel`, as far as requests need it. ``created`` is Unix time in seconds.
+
+    ``max_model_len`` is None while a model from the Hub has not been downloaded, which alone knows its own length.
+    """
+
+    pk: int
+    name: str
+    aliases: tuple[str, ...]
+    default_profile: str
+    default_sampling: Mapping[str, Any]
+    is_default: bool
+    state: str
+    error: str
+    created: int
+    max_model_len: int | None
+    keep_alive_s: int = 0
+    is_pinned: bool = False
+
+
+@dataclass(frozen=True)
+class ModelTable:
+    """All records, findable by name and alias. A name wins over another model's alias."""
+
+    records: tuple[ModelRecord, ...]
+    _by_name: dict[str, ModelRecord] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        by_alias = {alias: record for record in self.records for alias in record.aliases}
+        object.__setattr__(self, "_by_name", by_alias | {record.name: record for record in self.records})
+
+    def find(self, name: str) -> ModelRecord:
+        """ModelNotFoundError for unknown names. Touches nothing but this table."""
+        record = self._by_name.get(name)
+        if record is None:
+            raise ModelNotFoundError(f"The model {name[:200]!r} does not exist; GET /v1/models lists those that do.")
+        return record
+
+
+def model_record(row: LanguageModel) -> ModelRecord:
+    return ModelRecord(
+        pk=row.pk,
+        name=row.name,
+        aliases=tuple(row.aliases),
+        default_profile=row.default_profile,
+        default_sampling=row.default_sampling,
+        is_default=row.is_default,
+        state=row.state,
+        error=row.error,
+        created=int(row.created_at.timestamp()),
+        max_model_len=smallest(row.context_length, row.own_context_length, settings.MILLM_MAX_SEQ_LEN) or None,
+        keep_alive_s=row.keep_alive_s,
+        is_pinned=row.pinned,
+    )
+
+
+def smallest(*lengths: int) -> int:
+    """The smallest that is set; 0 where none is."""
+    return min((length for length in lengths if length), default=0)
+
+
+def _load_table() -> ModelTable:
+    rows = LanguageModel.objects.order_by("-is_default", "name")
+    return ModelTable(tuple(model_record(row) for row in rows))
+
+
+model_table: Snapshot[ModelTable] = Snapshot("millm_models", _load_table)

@@ -1,0 +1,135 @@
+"""What changes models: registering, editing, removing, loading. Used by commands, the admin and the API alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from django.core.exceptions import ValidationError
+from django.db import transaction
+
+from inference.models import LanguageModel
+from inference.records import model_table
+from inference.registry import get_registry
+from inference.sources import ModelSource, is_local, local_directory, own_context_length, resolve_source
+
+LIVE_FIELDS = frozenset({"state", "error", "memory_bytes", "loaded_at", "created_at"})
+
+
+@transaction.atomic
+def register_model(
+    *,
+    name: str,
+    source: str,
+    revision: str = "",
+    dtype: str = LanguageModel.Dtype.AUTO,
+    device: str = "auto",
+    quantization: str = LanguageModel.Quantization.NONE,
+    aliases: Iterable[str] = (),
+    is_default: bool = False,
+    autoload: bool = False,
+    pinned: bool = False,
+    keep_alive_s: int = 0,
+    trust_remote_code: bool = False,
+    allow_pickle: bool = False,
+    context_length: int = 0,
+    chat_template: str = "",
+    default_sampling: Mapping[str, Any] | None = None,
+    default_profile: str = "",
+    exist_ok: bool = False,
+) -> LanguageModel:
+    """Register a model; ValidationError or SourceError when it cannot be served.
+
+    With ``exist_ok`` a model of that name is brought to these values instead. A Hub source is downloaded by
+    :func:`inference.sources.resolve_source` before (see :func:`add_model`) or when it is first loaded.
+    """
+    row = LanguageModel.objects.select_for_update().filter(name=name).first()
+    if row is not None and not exist_ok:
+        raise ValidationError(f"There is a model named {name} already; choose another name, or remove that one.")
+    row = row or LanguageModel(name=name)
+    values = {
+        "source": absolute_source(source),
+        "revision": revision,
+        "dtype": dtype,
+        "device": device,
+        "quantization": quantization,
+        "aliases": list(aliases),
+        "is_default": is_default,
+        "autoload": autoload,
+        "pinned": pinned,
+        "keep_alive_s": keep_alive_s,
+        "trust_remote_code": trust_remote_code,
+        "allow_pickle": allow_pickle,
+        "context_length": context_length,
+        "chat_template": chat_template,
+        "default_sampling": dict(default_sampling or {}),
+        "default_profile": default_profile,
+    }
+    for field, value in values.items():
+        setattr(row, field, value)
+    return save_model(row)
+
+
+def add_model(*, name: str, source: str, **options: Any) -> LanguageModel:
+    """Like :func:`register_model`, for sources that may have to be downloaded and are checked here and now."""
+    located = resolve_source(
+        ModelSource(
+            source,
+            options.get("revision", ""),
+            options.get("trust_remote_code", False),
+            options.get("allow_pickle", False),
+        )
+    )
+    return register_model(name=name, source=str(located) if is_local(source) else source, **options)
+
+
+@transaction.atomic
+def save_model(row: LanguageModel) -> LanguageModel:
+    """Check and write a row, and tell all processes. Live fields are left to the registry."""
+    row.full_clean(exclude=LIVE_FIELDS)
+    directory = local_directory(row.source)
+    row.own_context_length = own_context_length(directory) if directory else 0
+    if row.is_default:
+        LanguageModel.objects.filter(is_default=True).exclude(pk=row.pk).update(is_default=False)
+    row.save(update_fields=None if row.pk is None else edited_fields())
+    models_changed()
+    return row
+
+
+@transaction.atomic
+def set_default_model(*, model: LanguageModel) -> None:
+    LanguageModel.objects.filter(is_default=True).exclude(pk=model.pk).update(is_default=False)
+    LanguageModel.objects.filter(pk=model.pk).update(is_default=True)
+    models_changed()
+
+
+@transaction.atomic
+def remove_models(*, models: Iterable[LanguageModel]) -> None:
+    """Delete rows; the registry unloads what has no row within a second. ProtectedError while profiles use one."""
+    LanguageModel.objects.filter(pk__in=[model.pk for model in models]).delete()
+    models_changed()
+
+
+def load_model(*, model: LanguageModel) -> None:
+    """Begin to load in this process; EngineDownError outside serving processes."""
+    get_registry().load(model.name)
+
+
+def unload_model(*, model: LanguageModel) -> None:
+    """Begin to unload in this process; EngineDownError outside serving processes."""
+    get_registry().unload(model.name)
+
+
+def models_changed() -> None:
+    """Call inside the transaction that writes rows: all processes read them again at its commit."""
+    model_table.invalidate()
+
+
+def absolute_source(source: str) -> str:
+    """Local paths are kept absolute, because servers start in other directories."""
+    return str(local_directory(source)) if is_local(source) else source
+
+
+def edited_fields() -> list[str]:
+    names = {field.name for field in LanguageModel._meta.concrete_fields}
+    return sorted(names - LIVE_FIELDS - {"id"})

@@ -1,0 +1,237 @@
+"""From a ``source`` to a local directory: a directory of this machine, or a repository of the Hugging Face Hub.
+
+Of models only what is needed is downloaded (weights as safetensors, configuration, tokenizer). A directory is checked
+before anything loads it: regular files that lie inside it, a causal language model, a fast tokenizer, weights of an
+accepted kind.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+SAFE_PATTERNS = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "tokenizer.model", "*.txt")
+PICKLE_PATTERNS = ("*.bin", "*.bin.index.json")
+CODE_PATTERNS = ("*.py",)
+UNREACHABLE = frozenset(
+    {
+        "LocalEntryNotFoundError",
+        "OfflineModeIsEnabled",
+        "ConnectionError",
+        "ConnectError",
+        "TimeoutError",
+        "TimeoutException",
+    }
+)
+MAX_CONFIG_BYTES = 1_000_000
+DOWNLOADED = ".downloaded.json"  # the patterns of files that were fetched completely
+
+
+class SourceError(Exception):
+    """The source cannot be used; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """What a model's row says about where it comes from."""
+
+    source: str
+    revision: str = ""
+    trust_remote_code: bool = False
+    allow_pickle: bool = False
+
+
+Download = Callable[..., object]
+
+
+def resolve_source(source: ModelSource, *, download: Download | None = None, downloads_dir: Path | None = None) -> Path:
+    """The checked local directory of a model, downloaded first where it has to be; SourceError otherwise."""
+    path = fetch(
+        source.source,
+        revision=source.revision,
+        allow_patterns=_patterns(source),
+        download=download,
+        downloads_dir=downloads_dir,
+    )
+    check_directory(path, source)
+    return path
+
+
+def fetch(
+    source: str,
+    *,
+    revision: str = "",
+    allow_patterns: Sequence[str],
+    download: Download | None = None,
+    downloads_dir: Path | None = None,
+) -> Path:
+    """The local directory of a model or an SAE. What was downloaded completely once needs no network again.
+
+    ``download`` has the signature of ``huggingface_hub.snapshot_download``, which is the default; downloads lie in
+    ``MILLM_HOME/models`` unless ``downloads_dir`` is given. SourceError says what is wrong.
+    """
+    local = local_directory(source)
+    if local is not None:
+        return local
+    target = (downloads_dir or Path(settings.MILLM_HOME) / "models") / _directory_name(source, revision)
+    done = _downloaded_patterns(target)
+    if not all(any(fnmatch(wanted, pattern) for pattern in done) for wanted in allow_patterns):
+        _download(source, revision, target, allow_patterns, download or _hub_download())
+        (target / DOWNLOADED).write_text(json.dumps(sorted({*done, *allow_patterns})))
+    return target
+
+
+def is_local(source: str) -> bool:
+    """Whether ``source`` is written as a path, or names a directory that exists."""
+    return source.startswith(("/", ".", "~")) or (source != "" and os.path.isdir(source))
+
+
+def local_directory(source: str) -> Path | None:
+    """The real path of a local source; None for a Hub id; SourceError for neither."""
+    if is_local(source):
+        path = Path(source).expanduser().resolve()
+        if not path.is_dir():
+            raise SourceError(f"There is no directory {source!r}; give a directory or a Hub id such as org/model.")
+        return path
+    if not HUB_ID.fullmatch(source) or ".." in source or "--" in source:
+        raise SourceError(f"{source[:200]!r} is neither a directory nor a Hub id such as org/model.")
+    return None
+
+
+def check_directory(path: Path, source: ModelSource) -> None:
+    """SourceError unless the directory holds a model that can be served."""
+    for file in _files(path):
+        _check_file(file, path)
+    config = _read_config(path)
+    _check_architecture(config, source)
+    if not (path / "tokenizer.json").is_file():
+        raise SourceError(
+            f"{path} has no tokenizer.json; a fast tokenizer is needed. Save one with the tokenizers library."
+        )
+    _check_weights(path, source)
+
+
+def own_context_length(path: Path) -> int:
+    """Tokens that the model in this directory was made for; 0 where its config does not say."""
+    config = _read_config(path)
+    text = config.get("text_config")
+    length = (text if isinstance(text, dict) else config).get("max_position_embeddings")
+    return length if isinstance(length, int) and 0 < length < 2**31 else 0
+
+
+def _patterns(source: ModelSource) -> list[str]:
+    pickles = PICKLE_PATTERNS if source.allow_pickle else ()
+    code = CODE_PATTERNS if source.trust_remote_code else ()
+    return [*SAFE_PATTERNS, *pickles, *code]
+
+
+def _directory_name(source: str, revision: str) -> str:
+    """Slashes become ``--``, which Hub ids cannot contain."""
+    return "@".join(part.replace("/", "--") for part in (source, revision) if part)
+
+
+def _downloaded_patterns(target: Path) -> set[str]:
+    try:
+        return set(json.loads((target / DOWNLOADED).read_text()))
+    except (OSError, ValueError):  # nothing there, or its writing was interrupted: ask the Hub again
+        return set()
+
+
+def _download(source: str, revision: str, target: Path, patterns: Sequence[str], download: Download) -> None:
+    """Resumable: files that are there already are not fetched again. The Hub library reads HF_TOKEN itself."""
+    try:
+        download(repo_id=source, revision=revision or None, local_dir=str(target), allow_patterns=list(patterns))
+    except Exception as error:
+        raise SourceError(_download_problem(source, revision, error)) from error
+    target.mkdir(parents=True, exist_ok=True)
+
+
+def _hub_download() -> Download:
+    from huggingface_hub import snapshot_download
+
+    download: Download = snapshot_download
+    return download
+
+
+def _download_problem(name: str, revision: str, error: Exception) -> str:
+    """A sentence for the errors of huggingface_hub, told by name so that it need not be imported."""
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    if "GatedRepoError" in kinds:
+        return f"{name} is gated: accept its terms on the Hub and set HF_TOKEN to a token that may read it."
+    if "RepositoryNotFoundError" in kinds:
+        return f"There is no {name} on the Hub, or it is private: check the id, or set HF_TOKEN."
+    if "RevisionNotFoundError" in kinds:
+        return f"{name} has no revision {revision!r} on the Hub."
+    if kinds & UNREACHABLE:
+        return f"{name} is not on this machine and the Hub cannot be reached: connect, or give a local directory."
+    return f"{name} could not be downloaded: {type(error).__name__}: {error}"
+
+
+def _files(path: Path) -> Iterator[Path]:
+    for folder, _, names in os.walk(path):
+        for name in names:
+            yield Path(folder, name)
+
+
+def _check_file(file: Path, root: Path) -> None:
+    """Regular, and inside the directory; the Hub's own cache links to its blobs next to it."""
+    try:
+        real = file.resolve(strict=True)
+    except OSError as error:
+        raise SourceError(f"{file} cannot be read: {error.strerror or error}.") from error
+    allowed = [root]
+    if root.parent.name == "snapshots":
+        allowed.append(root.parent.parent / "blobs")
+    if not any(real.is_relative_to(folder) for folder in allowed):
+        raise SourceError(f"{file} is a link out of the model's directory; copy the file there.")
+    if not stat.S_ISREG(real.stat().st_mode):
+        raise SourceError(f"{file} is not a regular file.")
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    file = path / "config.json"
+    if not file.is_file():
+        raise SourceError(f"{path} has no config.json; it is not a model in the Hugging Face layout.")
+    if file.stat().st_size > MAX_CONFIG_BYTES:
+        raise SourceError(f"{file} has {file.stat().st_size} bytes; no model needs more than {MAX_CONFIG_BYTES}.")
+    try:
+        config = json.loads(file.read_text("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise SourceError(f"{file} is not valid JSON: {error}.") from error
+    if not isinstance(config, dict):
+        raise SourceError(f"{file} does not hold a JSON object.")
+    return config
+
+
+def _check_architecture(config: dict[str, Any], source: ModelSource) -> None:
+    names = config.get("architectures") or []
+    if not isinstance(names, list) or not any(str(name).endswith("ForCausalLM") for name in names):
+        raise SourceError(
+            f"{source.source} is no causal language model (config.json names {_listed(names)}); "
+            "architectures whose name ends in ForCausalLM can be served."
+        )
+    if config.get("auto_map") and not source.trust_remote_code:
+        raise SourceError(f"{source.source} brings its own code; allow that with --trust-remote-code if you trust it.")
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(map(str, names)) if isinstance(names, list) and names else "none"
+
+
+def _check_weights(path: Path, source: ModelSource) -> None:
+    if any(path.glob("*.safetensors")):
+        return
+    if not any(path.glob("*.bin")):
+        raise SourceError(f"{path} has no weights (*.safetensors).")
+    if not source.allow_pickle:
+        raise SourceError(f"{path} has pickled weights only, which can run code; allow that with --allow-pickle.")

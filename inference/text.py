@@ -1,0 +1,129 @@
+"""Text in and out of one model: chat template, tokenizer, single tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from inference.chat_template import ChatTemplate, ChatTemplateError
+from inference.prompt_encoder import PromptEncoder
+from inference.token_bytes import token_bytes_reader
+
+__all__ = ["ChatTemplateError", "ModelText", "PromptTooLongError"]
+
+MAX_CHARS_PER_TOKEN = 32  # of a whole prompt: far above any language or code, and tokenising stays fast
+
+
+class PromptTooLongError(ValueError):
+    """The prompt cannot fit the model's context; found out by its characters, before tokenising."""
+
+    code = "context_length_exceeded"
+
+    def __init__(self, num_chars: int, max_chars: int, max_model_len: int) -> None:
+        super().__init__(
+            f"The prompt has {num_chars} characters; this model's context of {max_model_len} tokens takes at most "
+            f"{max_chars}. Shorten the prompt."
+        )
+        self.num_chars = num_chars
+        self.max_chars = max_chars
+        self.max_model_len = max_model_len
+
+
+class ModelText:
+    """The text side of a loaded model. Synchronous and thread-safe; run long texts in a thread.
+
+    ``tokenizer`` is a fast tokenizer of transformers. Its Rust part is used from here on by this object alone for
+    encoding; decoding elsewhere is harmless. ``chat_template`` replaces the tokenizer's own one.
+    """
+
+    def __init__(self, tokenizer: Any, *, max_model_len: int, chat_template: str = "") -> None:
+        self.max_model_len = max_model_len
+        self._backend = tokenizer.backend_tokenizer
+        self._templates = _compile_templates(tokenizer, chat_template)
+        self._encoder = PromptEncoder(self._backend, "\0".join(t.literal_text() for t in self._templates.values()))
+        self._added = {i: token.content for i, token in self._backend.get_added_tokens_decoder().items()}
+        self._bytes_of = token_bytes_reader(self._backend)
+        longest = max((len(token) for token in self._backend.get_vocab()), default=1)
+        self.max_chars = max_model_len * min(longest, MAX_CHARS_PER_TOKEN)
+        self.special_token_ids = self._encoder.special_token_ids
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Token ids of the rendered chat, special tokens only where the template itself writes them.
+
+        Raises ChatTemplateError (no template, its own refusal, or its limits) and PromptTooLongError.
+        """
+        self._check_size(_num_chars(messages) + _num_chars(tools) + _num_chars(kwargs))
+        text = self._template_for(tools).render(
+            self._encoder.wrap_messages(messages),
+            tools=self._encoder.wrap(tools),
+            add_generation_prompt=add_generation_prompt,
+            kwargs=self._encoder.wrap(kwargs),
+            max_chars=4 * self.max_chars + 100_000,
+        )
+        self._check_size(len(text))
+        return self._encoder.encode_chat(text)
+
+    def encode(self, text: str) -> list[int]:
+        """Raw text: BOS as the tokenizer's config says; special tokens' texts stay plain. Raises PromptTooLongError."""
+        self._check_size(len(text))
+        return self._encoder.encode(text)
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        return str(self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The token's UTF-8 bytes, which may be part of a character; empty for ids that the tokenizer lacks."""
+        added = self._added.get(token_id)
+        if added is not None:
+            return str(added).encode()
+        token = self._backend.id_to_token(token_id)
+        return b"" if token is None else self._bytes_of(token)
+
+    def token_text(self, token_id: int) -> str:
+        """The token as text; parts of a character are written as OpenAI does: ``bytes:\\xe2\\x80``."""
+        value = self.token_bytes(token_id)
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in value)
+
+    def _template_for(self, tools: Sequence[Mapping[str, Any]] | None) -> ChatTemplate:
+        if not self._templates:
+            raise ChatTemplateError(
+                "This model has no chat template: use the completions endpoint, or give it a template in the admin."
+            )
+        return self._templates.get("tool_use" if tools else "default") or self._templates["default"]
+
+    def _check_size(self, num_chars: int) -> None:
+        if num_chars > self.max_chars:
+            raise PromptTooLongError(num_chars, self.max_chars, self.max_model_len)
+
+
+def _compile_templates(tokenizer: Any, override: str) -> dict[str, ChatTemplate]:
+    """The model's templates by name: usually ``default`` alone, some have ``tool_use``."""
+    sources = override or tokenizer.chat_template or {}
+    if isinstance(sources, str):
+        sources = {"default": sources}
+    names = {name: str(token) for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}
+    wanted = {name: source for name, source in sources.items() if name in {"default", "tool_use"}}
+    if wanted and "default" not in wanted:
+        wanted["default"] = wanted["tool_use"]
+    return {name: ChatTemplate(source, names) for name, source in wanted.items()}
+
+
+def _num_chars(value: Any) -> int:
+    """Characters of all strings in a JSON-like value."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(_num_chars(item) for item in value.values())
+    if isinstance(value, (list, tuple)):
+        return sum(_num_chars(item) for item in value)
+    return 0

@@ -1,0 +1,42 @@
+"""The bytes that single tokens stand for, by the tokenizer's decoder."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+WORD_START = "▁"
+
+
+def token_bytes_reader(backend: Any) -> Callable[[str], bytes]:
+    """A function from a vocabulary entry (not an added token) to its bytes, for a ``tokenizers.Tokenizer``."""
+    decoder = json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else {}
+    kinds = {part.get("type") for part in [decoder, *decoder.get("decoders", [])]}
+    if "ByteLevel" in kinds:
+        return _from_byte_alphabet
+    if kinds & {"ByteFallback", "Metaspace", "Replace"}:
+        return _from_sentencepiece
+    return str.encode
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's alphabet: printable Latin-1 characters stand for themselves, the other bytes for 256, 257, ..."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
+
+
+BYTE_ALPHABET = _byte_alphabet()
+
+
+def _from_byte_alphabet(token: str) -> bytes:
+    values = [BYTE_ALPHABET.get(character) for character in token]
+    return token.encode() if None in values else bytes(value for value in values if value is not None)
+
+
+def _from_sentencepiece(token: str) -> bytes:
+    match = BYTE_TOKEN.fullmatch(token)
+    return bytes([int(match[1], 16)]) if match else token.replace(WORD_START, " ").encode()

@@ -1,0 +1,25 @@
+#!/usr/bin/env python
+"""Django's command line for miLLM."""
+
+import os
+import sys
+
+
+def main() -> None:
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "millm_site.settings")
+    try:
+        from django.core.management import execute_from_command_line
+    except ImportError:
+        sys.exit("Django is not installed for this Python. Run `make setup`, then use .venv/bin/python manage.py.")
+    from millm_site.embedded_postgres.errors import EmbeddedPostgresError
+
+    try:
+        execute_from_command_line(sys.argv)
+    except EmbeddedPostgresError as error:
+        sys.exit(str(error))
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

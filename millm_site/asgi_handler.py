@@ -1,0 +1,105 @@
+"""Django's ASGI handler with the traps of request bodies closed, and the two protocols that Django refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from typing import IO, Any
+
+from django.conf import settings
+from django.core.handlers.asgi import ASGIHandler, ASGIRequest
+from django.http.response import HttpResponseBase
+
+from millm_site.forwarding import with_forwarded_scheme
+from millm_site.refusal import Refusal, too_large
+from millm_site.serving import stop
+
+Scope = dict[str, Any]
+Message = Mapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+
+class BodyTooLargeError(Exception):
+    """The body has more bytes than MILLM_MAX_BODY_BYTES."""
+
+
+class SiteHandler(ASGIHandler):
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await live(receive, send)
+        elif scope["type"] == "websocket":
+            await refuse_websocket(receive, send)
+        else:
+            await self._serve(scope, receive, send)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        limit = settings.MILLM_MAX_BODY_BYTES
+        try:
+            if declared_length(scope) > limit:
+                raise BodyTooLargeError
+            await super().__call__(with_forwarded_scheme(scope), receive, send)
+        except BodyTooLargeError:
+            await send_refusal(too_large(limit), send)
+
+    async def read_body(self, receive: Receive) -> IO[bytes]:
+        """The body, unless it is too large. Our own server refuses that earlier; this is for the other servers."""
+        body: IO[bytes] = await super().read_body(limited(receive, settings.MILLM_MAX_BODY_BYTES))
+        return body
+
+    def create_request(
+        self, scope: Message, body_file: IO[bytes]
+    ) -> tuple[ASGIRequest, None] | tuple[None, HttpResponseBase]:
+        return super().create_request(with_length(dict(scope), body_file), body_file)
+
+
+def declared_length(scope: Scope) -> int:
+    """The Content-Length; 0 where there is none, or none that is a number."""
+    value = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
+    return int(value) if value.isdigit() and len(value) < 20 else 0
+
+
+def with_length(scope: Scope, body_file: IO[bytes]) -> Scope:
+    """A chunked body has no Content-Length, and without one Django's and DRF's parsers take it for empty."""
+    if any(name == b"content-length" for name, _ in scope["headers"]):
+        return scope
+    size = body_file.seek(0, os.SEEK_END)
+    body_file.seek(0)
+    if size == 0:
+        return scope
+    return {**scope, "headers": [*scope["headers"], (b"content-length", str(size).encode())]}
+
+
+def limited(receive: Receive, limit: int) -> Receive:
+    """``receive``, raising BodyTooLargeError as soon as more than ``limit`` bytes have come."""
+    received = 0
+
+    async def counted() -> Message:
+        nonlocal received
+        message = await receive()
+        received += len(message.get("body", b""))
+        if received > limit:
+            raise BodyTooLargeError
+        return message
+
+    return counted
+
+
+async def send_refusal(refusal: Refusal, send: Send) -> None:
+    headers = [(name.lower().encode(), value.encode()) for name, value in refusal.headers]
+    await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
+    await send({"type": "http.response.body", "body": refusal.body})
+
+
+async def refuse_websocket(receive: Receive, send: Send) -> None:
+    await receive()
+    await send({"type": "websocket.close"})
+
+
+async def live(receive: Receive, send: Send) -> None:
+    """The lifespan protocol, for the servers that speak it: stop the engine when the server stops."""
+    while (await receive())["type"] != "lifespan.shutdown":
+        await send({"type": "lifespan.startup.complete"})
+    await asyncio.to_thread(stop)
+    await send({"type": "lifespan.shutdown.complete"})

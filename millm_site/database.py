@@ -1,0 +1,79 @@
+"""The Postgres that settings point to: a given server, or the embedded one under MILLM_HOME."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from psycopg.conninfo import conninfo_to_dict
+
+from millm_site.embedded_postgres.cluster import EmbeddedPostgres, socket_dir_for
+from millm_site.env import Environment, environment
+
+RECONNECT_S = 4.0
+
+
+def database_settings(env: Environment) -> dict[str, Any]:
+    """Django's DATABASES entry. Nothing is started here: the embedded server starts at the first connection."""
+    url = env.database_url.get_secret_value()
+    place = parse_database_url(url) if url else embedded_database(env.home / "postgres")
+    pool = {
+        "min_size": 1,
+        "max_size": env.database_pool_size,
+        "timeout": env.database_timeout,
+        # An attempt waits twice as long after each failure: start anew instead, or a server that is back stays unused.
+        "reconnect_timeout": RECONNECT_S,
+    }
+    return place | {
+        "CONN_MAX_AGE": 0,  # a pool needs it, and persistent connections leak under ASGI
+        "CONN_HEALTH_CHECKS": True,  # else requests fail after the server was restarted
+        "OPTIONS": {"connect_timeout": 5, **place["OPTIONS"], "pool": pool},
+    }
+
+
+def embedded_database(data_dir: Path) -> dict[str, Any]:
+    return {
+        "ENGINE": "millm_site.embedded_postgres",
+        "NAME": "postgres",
+        "USER": "postgres",
+        "PASSWORD": "",
+        "HOST": str(socket_dir_for(data_dir)),
+        "PORT": "",
+        "OPTIONS": {},
+    }
+
+
+def parse_database_url(url: str) -> dict[str, Any]:
+    """The parts of a libpq URL, as libpq itself reads it; psycopg.ProgrammingError when it cannot."""
+    parts = conninfo_to_dict(url)
+    return {
+        "ENGINE": "django.db.backends.postgresql",
+        "NAME": str(parts.pop("dbname", "postgres")),
+        "USER": str(parts.pop("user", "")),
+        "PASSWORD": str(parts.pop("password", "")),
+        "HOST": str(parts.pop("host", "")),
+        "PORT": str(parts.pop("port", "")),
+        "OPTIONS": parts,
+    }
+
+
+@cache
+def embedded_postgres() -> EmbeddedPostgres:
+    """This process' handle of the embedded server."""
+    return EmbeddedPostgres(environment().home / "postgres")
+
+
+def stop_embedded() -> bool:
+    """Close our connections and stop the embedded server unless another process uses it; True when it stopped."""
+    from django.db import connections
+    from django.db.backends.postgresql.base import DatabaseWrapper
+
+    server = embedded_postgres()
+    if not server.is_used_here:
+        return False
+    for connection in connections.all(initialized_only=True):
+        connection.close()
+        if isinstance(connection, DatabaseWrapper):
+            connection.close_pool()
+    return server.stop_if_unused()

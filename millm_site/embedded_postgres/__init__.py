@@ -1,0 +1,4 @@
+"""A Django database engine whose server is started by whoever connects first.
+
+``cluster.py`` owns the server's files and process, ``base.py`` is Django's backend on top of it.
+"""

@@ -1,0 +1,84 @@
+"""The system user that the server runs as: PostgreSQL refuses to run as root."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import stat
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from millm_site.embedded_postgres.errors import EmbeddedPostgresError
+
+SYSTEM_USER = "pgserver"
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """``is_other``: the server runs as another user than this process, which is root then."""
+
+    uid: int
+    gid: int
+    is_other: bool
+
+    @classmethod
+    def for_folder(cls, data_dir: Path) -> Account:
+        """This process' user; for root, the user that owns the data already, else one made for this purpose."""
+        if os.geteuid() != 0:
+            return cls(os.geteuid(), os.getegid(), is_other=False)
+        if data_dir.exists() and data_dir.stat().st_uid != 0:
+            status = data_dir.stat()
+            return cls(status.st_uid, status.st_gid, is_other=True)
+        entry = _system_user()
+        return cls(entry.pw_uid, entry.pw_gid, is_other=True)
+
+    def own(self, folder: Path, *, only_if_ours: bool = False) -> None:
+        """Give ``folder`` to this account; ``only_if_ours`` leaves alone what is not root's own folder."""
+        status = folder.lstat()
+        is_ours = status.st_uid == os.geteuid() and stat.S_ISDIR(status.st_mode)
+        if self.is_other and (is_ours or not only_if_ours):
+            os.chown(folder, self.uid, self.gid, follow_symlinks=False)
+
+
+def open_for(account: Account, folder: Path) -> None:
+    """Let ``account`` pass through ``folder`` and those above it (o+x only: it can enter, not list them)."""
+    for place in [folder, *folder.parents]:
+        status = place.stat()
+        if not _may_enter(account, status):
+            place.chmod(stat.S_IMODE(status.st_mode) | stat.S_IXOTH)
+
+
+def open_tree_for(account: Account, tree: Path) -> None:
+    """Let ``account`` read and run everything in ``tree``, as after an installation under umask 077."""
+    open_for(account, tree.parent)
+    for place in [tree, *tree.rglob("*")]:
+        mode = stat.S_IMODE(place.stat().st_mode)
+        wanted = mode | stat.S_IROTH | (stat.S_IXOTH if mode & stat.S_IXUSR else 0)
+        if mode != wanted:
+            place.chmod(wanted)
+
+
+def _may_enter(account: Account, status: os.stat_result) -> bool:
+    if status.st_uid == account.uid:
+        return bool(status.st_mode & stat.S_IXUSR)
+    if status.st_gid == account.gid:
+        return bool(status.st_mode & stat.S_IXGRP)
+    return bool(status.st_mode & stat.S_IXOTH)
+
+
+def _system_user() -> pwd.struct_passwd:
+    try:
+        return pwd.getpwnam(SYSTEM_USER)
+    except KeyError:
+        pass
+    command = ["useradd", "--system", "--no-create-home", "--shell", "/bin/false", SYSTEM_USER]
+    try:
+        subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603 - a constant
+    except (OSError, subprocess.CalledProcessError) as error:
+        reason = getattr(error, "stderr", "") or error
+        raise EmbeddedPostgresError(
+            f"PostgreSQL does not run as root, and the user {SYSTEM_USER} could not be made ({str(reason).strip()}). "
+            "Run as an ordinary user, or set MILLM_DATABASE_URL to a PostgreSQL server."
+        ) from error
+    return pwd.getpwnam(SYSTEM_USER)

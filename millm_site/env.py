@@ -1,0 +1,164 @@
+"""The environment, read once and typed. docs/settings.md is generated from this class."""
+
+from __future__ import annotations
+
+import ipaddress
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Literal
+
+from psycopg import ProgrammingError
+from psycopg.conninfo import conninfo_to_dict
+from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+PROJECT_DIR = Path(__file__).resolve().parent.parent
+PREFIX = "MILLM_"
+
+Names = Annotated[tuple[str, ...], NoDecode]
+Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
+
+
+class Environment(BaseSettings):
+    """Settings from variables with the prefix ``MILLM_``; an empty variable counts as unset."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, extra="ignore", frozen=True)
+
+    home: Path = Field(
+        PROJECT_DIR / "var", description="Folder of all state: embedded Postgres, models, secret key. Relative to here."
+    )
+    debug: bool = Field(default=False, description="Django's debug mode: tracebacks in the browser. Development only.")
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
+        "INFO", description="Least severity that goes to standard error."
+    )
+
+    host: str = Field("127.0.0.1", min_length=1, description="Address that `manage.py serve` listens on.")
+    port: int = Field(8000, ge=0, le=65_535, description="Port that `manage.py serve` listens on; 0 takes a free one.")
+    allowed_hosts: Names = Field(
+        (),
+        description="Names, separated by commas, under which browsers and clients may reach the site. Empty: the "
+        "loopback names and MILLM_HOST; for 0.0.0.0 and :: also this machine's name and addresses.",
+    )
+    trusted_proxies: Names = Field(
+        ("127.0.0.1", "::1"),
+        description="Addresses and networks, separated by commas, whose X-Forwarded-For and X-Forwarded-Proto "
+        "headers are believed. `none`: nobody's.",
+    )
+    tls: bool = Field(
+        default=False,
+        description="Clients reach the site by https, through a proxy that sets X-Forwarded-Proto: cookies become "
+        "secure, http is redirected, HSTS is sent. `check --deploy` warns as long as this is off.",
+    )
+
+    auth: Literal["", "loopback", "required"] = Field(
+        "",
+        description="Who needs an API key on /v1. `loopback`: everyone but clients on this machine; `required`: "
+        "everyone. Empty: `loopback` with MILLM_DEBUG, else `required`. `make run` sets `loopback`.",
+    )
+    secret_key: SecretStr = Field(
+        SecretStr(""), description="Django's secret key. Empty: generated once and kept in MILLM_HOME/secret_key."
+    )
+    admin_user: str = Field("admin", min_length=1, max_length=150, description="Name of the first superuser.")
+    admin_password: SecretStr = Field(
+        SecretStr(""), description="Password of the first superuser. Empty: a random one, printed once."
+    )
+    admin_email: str = Field("", description="E-mail address of the first superuser.")
+
+    database_url: SecretStr = Field(
+        SecretStr(""),
+        description="postgresql://user:password@host:port/name of a Postgres server (special characters percent-"
+        "encoded, libpq parameters after `?`). Empty: the embedded server under MILLM_HOME/postgres.",
+    )
+    database_pool_size: int = Field(20, ge=1, le=1_000, description="Most database connections of one process.")
+    database_timeout: Seconds = Field(
+        5.0, description="Seconds to wait for a database connection; after that the answer is 503."
+    )
+
+    log_content: Literal["full", "hash", "none"] = Field(
+        "full", description="What the request log keeps of prompts and completions: text, SHA-256, or nothing."
+    )
+    max_body_bytes: int = Field(8 * 2**20, ge=1_024, description="Largest request body; larger ones are answered 413.")
+    header_timeout: Seconds = Field(15.0, description="Seconds a client may take to send a request's header.")
+    idle_timeout: Seconds = Field(
+        60.0,
+        description="Seconds without a byte after which a connection closes: between two requests, in a request's "
+        "body, or when the client stops reading. Streams waiting for the model are not idle.",
+    )
+    request_timeout: Seconds = Field(
+        300.0, description="Seconds until a response must begin and a request body must be complete."
+    )
+    load_timeout: Seconds = Field(120.0, description="Seconds a request waits for its model to load; then 503.")
+    drain_seconds: float = Field(
+        20.0,
+        ge=0,
+        le=3_600,
+        allow_inf_nan=False,
+        description="Seconds that running requests may take to finish after SIGTERM or Ctrl-C.",
+    )
+
+    max_tokens_default: int = Field(512, ge=1, description="Completion length where a request names none.")
+    max_batch_size: int = Field(16, ge=1, le=4_096, description="Sequences generated at once.")
+    max_waiting_requests: int = Field(64, ge=1, description="Sequences that may queue; then the answer is 503.")
+    max_prefill_tokens: int = Field(256, ge=1, description="Prompt tokens of one step: decoding never waits for more.")
+    max_seq_len: int = Field(0, ge=0, description="Cap on prompt plus completion; 0: the model's own context length.")
+
+    @field_validator("home")
+    @classmethod
+    def _absolute(cls, value: Path) -> Path:
+        return (PROJECT_DIR / value.expanduser()).resolve()
+
+    @field_validator("allowed_hosts", "trusted_proxies", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        if isinstance(value, str):
+            return tuple(part.strip() for part in value.split(",") if part.strip())
+        return value
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if value == ("none",):
+            return ()
+        for network in value:
+            ipaddress.ip_network(network, strict=False)
+        return value
+
+    @field_validator("database_url")
+    @classmethod
+    def _postgres(cls, value: SecretStr) -> SecretStr:
+        if value.get_secret_value() and not value.get_secret_value().startswith(("postgresql://", "postgres://")):
+            raise ValueError("must start with postgresql://")
+        try:
+            conninfo_to_dict(value.get_secret_value())
+        except ProgrammingError as error:
+            raise ValueError(f"is no PostgreSQL URL: {str(error).strip()}") from None
+        return value
+
+    @property
+    def auth_mode(self) -> Literal["loopback", "required"]:
+        if self.auth:
+            return self.auth
+        return "loopback" if self.debug else "required"
+
+
+@cache
+def environment() -> Environment:
+    """The process' environment; ends the process with a readable message when a variable has a bad value."""
+    try:
+        return Environment()
+    except ValidationError as error:
+        raise SystemExit(explain(error)) from None
+
+
+def explain(error: ValidationError) -> str:
+    """One line per bad variable: its name, what is wrong, and the value unless it is a secret."""
+    return "\n".join(_explain_one(problem["loc"], problem["msg"], problem["input"]) for problem in error.errors())
+
+
+def _explain_one(location: tuple[int | str, ...], message: str, value: object) -> str:
+    name = str(location[0])
+    secret = Environment.model_fields[name].annotation is SecretStr
+    shown = "" if secret else f", not {value!r}"
+    return (
+        f"{PREFIX}{name.upper()}: {message.removeprefix('Value error, ')}{shown}. docs/settings.md lists all variables."
+    )

@@ -1,0 +1,52 @@
+"""Answers to what no view answered: the contract's JSON under /v1, a short page elsewhere."""
+
+from __future__ import annotations
+
+import sys
+
+from django.db import InterfaceError, OperationalError
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.template.loader import render_to_string
+
+from openai_api.errors import ApiError, server_error, unavailable, unknown_url
+from openai_api.request_id import new_id
+
+DATABASE_RETRY_S = 5.0
+
+
+def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
+    error = unknown_url(request.method or "", request.path)
+    return _answer(request, error, "There is no such page. The console is at /admin/, the API's description at /docs.")
+
+
+def failed(request: HttpRequest) -> HttpResponse:
+    """The last resort, with the exception still being handled."""
+    if is_database_unavailable(sys.exc_info()[1]):
+        return database_unavailable(request)
+    request_id = getattr(request, "request_id", None) or new_id("req_")
+    request.request_id = request_id  # type: ignore[attr-defined]  # log.py shows it beside the cause
+    return _answer(request, server_error(request_id), f"The server failed. Its log has the cause under {request_id}.")
+
+
+def database_unavailable(request: HttpRequest) -> HttpResponse:
+    message = "The database cannot be reached, or all of its connections are in use. Try again in a few seconds."
+    error = unavailable(message, code="database_unavailable", retry_after_s=DATABASE_RETRY_S)
+    return _answer(request, error, message)
+
+
+def is_database_unavailable(exception: BaseException | None) -> bool:
+    """Whether the database was away, too busy or out of connections, rather than asked something wrong."""
+    return isinstance(exception, OperationalError | InterfaceError)
+
+
+def is_api(path: str) -> bool:
+    return path == "/v1" or path.startswith("/v1/")
+
+
+def _answer(request: HttpRequest, error: ApiError, text: str) -> HttpResponse:
+    headers = error.all_headers()
+    if is_api(request.path):
+        headers["x-request-id"] = getattr(request, "request_id", None) or new_id("req_")
+        return JsonResponse(error.body(), status=error.status, headers=headers)
+    page = render_to_string("error.html", {"status": error.status, "text": text})
+    return HttpResponse(page, status=error.status, headers=headers)

@@ -1,0 +1,60 @@
+"""What must be done before the site can serve: the schema, the demo, somebody who can log in."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from django.conf import settings
+from django.contrib.auth import get_user_model
+from django.core.management import call_command
+from django.db import connection
+from django.db.migrations.executor import MigrationExecutor
+
+SETUP_LOCK = 0x6D694C4C4D  # any number that no other program on this database takes
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """The superuser; ``password`` only where it was made up just now, it cannot be read again."""
+
+    user: str
+    password: str
+
+
+def set_up() -> Login:
+    """Idempotent, and safe when several processes start at once on one database: they take turns."""
+    with turn():
+        call_command("migrate", verbosity=0, interactive=False)
+        call_command("install_demo", verbosity=0)
+        return ensure_superuser()
+
+
+def is_migrated() -> bool:
+    executor = MigrationExecutor(connection)
+    return not executor.migration_plan(executor.loader.graph.leaf_nodes())
+
+
+@contextmanager
+def turn() -> Iterator[None]:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_lock(%s)", [SETUP_LOCK])
+    try:
+        yield
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_advisory_unlock(%s)", [SETUP_LOCK])
+
+
+def ensure_superuser() -> Login:
+    """The first superuser; made from MILLM_ADMIN_* when there is none."""
+    users = get_user_model()
+    existing = users.objects.filter(is_superuser=True, is_active=True).order_by("pk").first()
+    if existing is not None:
+        return Login(existing.get_username(), password="")
+    given = settings.MILLM_ADMIN_PASSWORD
+    password = given or secrets.token_urlsafe(12)
+    user = users.objects.create_superuser(settings.MILLM_ADMIN_USER, settings.MILLM_ADMIN_EMAIL, password)
+    return Login(user.get_username(), password="" if given else password)

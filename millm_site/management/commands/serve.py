@@ -1,0 +1,68 @@
+"""manage.py serve: miLLM in its own server."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from argparse import ArgumentParser
+from typing import Any
+
+from django.conf import settings
+from django.core.management import BaseCommand, CommandError
+from django.db import OperationalError
+
+from millm_site.database import stop_embedded
+from millm_site.first_run import Login, is_migrated, set_up
+from millm_site.serving import serving
+from millm_site.welcome import welcome
+
+
+class Command(BaseCommand):
+    help = (
+        "Serve the site on MILLM_HOST and MILLM_PORT until Ctrl-C or SIGTERM: running requests may finish, "
+        "a second signal cuts them."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument(
+            "--setup",
+            action="store_true",
+            help="First migrate, install the demo and make an admin user if there is none.",
+        )
+
+    def handle(self, *args: Any, setup: bool, **options: Any) -> None:
+        from millm_site.server.listener import PortError, listen, url_of
+
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # until the server takes it over
+        try:
+            listener = listen(settings.MILLM_HOST, settings.MILLM_PORT)  # first: a busy port shall not cost a migration
+        except PortError as error:
+            raise CommandError(str(error)) from error
+        login = self._prepare(setup=setup)
+        from millm_site.server.site import site_server
+
+        server = site_server(listener)
+        text = welcome(url_of(listener), login)
+        server.run(with_signals=True, on_ready=lambda: self._say(text))
+        self._stop()
+
+    def _prepare(self, *, setup: bool) -> Login | None:
+        try:
+            if setup:
+                self._say("Preparing the database and the demo ...")
+                return set_up()
+            if not is_migrated():
+                raise CommandError("The database lacks migrations. Run `manage.py migrate`, or serve with --setup.")
+        except OperationalError as error:
+            raise CommandError(f"The database cannot be used: {error}") from error
+        return None
+
+    def _stop(self) -> None:
+        serving.stop(0.0)
+        stop_embedded()
+        self._say("Stopped.")
+
+    def _say(self, text: str) -> None:
+        """At once, also into a pipe or a file."""
+        self.stdout.write(text)
+        self.stdout.flush()

@@ -1,0 +1,68 @@
+"""Answers given below Django, by the server itself, as bytes."""
+
+from __future__ import annotations
+
+import http
+import json
+from dataclasses import dataclass
+
+from openai_api.errors import ApiError, request_too_large, unavailable
+from openai_api.request_id import new_id
+
+DRAIN_RETRY_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A complete answer; the connection closes after it."""
+
+    status: int
+    headers: tuple[tuple[str, str], ...]
+    body: bytes
+
+    def as_bytes(self) -> bytes:
+        """The answer as it goes over the wire in HTTP/1.1."""
+        lines = [f"HTTP/1.1 {self.status} {http.HTTPStatus(self.status).phrase}"]
+        lines += [f"{name}: {value}" for name, value in self.headers]
+        return "\r\n".join([*lines, "", ""]).encode("latin-1") + self.body
+
+
+def refusal(error: ApiError) -> Refusal:
+    """The contract's error body, whatever the path: who is refused here is a program."""
+    body = json.dumps(error.body()).encode()
+    headers = {
+        "Content-Type": "application/json",
+        "Content-Length": str(len(body)),
+        "x-request-id": new_id("req_"),
+        **error.all_headers(),
+        "Connection": "close",
+    }
+    return Refusal(error.status, tuple(headers.items()), body)
+
+
+def too_large(limit: int) -> Refusal:
+    return refusal(request_too_large(limit))
+
+
+def header_too_large(limit: int) -> Refusal:
+    message = f"The request's header is larger than {limit} bytes. Send shorter or fewer header lines."
+    return refusal(ApiError(431, message, code="header_too_large"))
+
+
+def malformed() -> Refusal:
+    return refusal(ApiError(400, "The request is not valid HTTP/1.1.", code="invalid_http"))
+
+
+def too_slow(seconds: float) -> Refusal:
+    message = f"The request was not complete within {seconds:g} s. Send it again, faster."
+    return refusal(ApiError(408, message, code="request_timeout"))
+
+
+def no_answer(seconds: float) -> Refusal:
+    message = f"The server had no answer within {seconds:g} s. Try again later."
+    return refusal(unavailable(message, code="server_is_overloaded", retry_after_s=DRAIN_RETRY_S))
+
+
+def draining() -> Refusal:
+    message = "The server is stopping and takes no new requests. Try again in a few seconds."
+    return refusal(unavailable(message, code="server_is_stopping", retry_after_s=DRAIN_RETRY_S))

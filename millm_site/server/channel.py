@@ -1,0 +1,165 @@
+"""One connection: reads requests within limits, refuses with an answer instead of silence."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from twisted.web import http
+
+from millm_site.refusal import Refusal, header_too_large, malformed, too_large, too_slow
+from millm_site.server.limits import ServerLimits
+
+if TYPE_CHECKING:
+    from millm_site.server.server import Server
+
+LINGER_S = 2.0
+
+
+class Channel(http.HTTPChannel):
+    """Twisted's HTTP/1.1 connection; ``factory.server`` is ours.
+
+    Twisted answers what it dislikes with an empty 400, or not at all, and trusts clients to finish what they begin.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_refusing = False
+        self._deadline: Any = None  # of the request that is being received
+        self._stall: Any = None  # of the client that does not read
+        self._writable = asyncio.Event()
+        self._writable.set()
+
+    @property
+    def server(self) -> Server:
+        server: Server = self.factory.server
+        return server
+
+    @property
+    def limits(self) -> ServerLimits:
+        return self.server.limits
+
+    # Receiving
+
+    def connectionMade(self) -> None:
+        self.totalHeadersSize = self.MAX_LENGTH = self.limits.max_header_bytes
+        self.server.channels.add(self)
+        super().connectionMade()
+
+    def dataReceived(self, data: bytes) -> None:
+        if self.is_refusing:
+            return
+        if self._deadline is None and not self._handlingRequest:
+            self._expect_within(self.limits.header_timeout_s)
+        super().dataReceived(data)
+
+    def lineReceived(self, line: bytes) -> None:
+        if self.is_refusing:
+            return
+        if self._receivedHeaderSize + len(line) > self.limits.max_header_bytes:
+            self.refuse(header_too_large(self.limits.max_header_bytes))
+        else:
+            super().lineReceived(line)
+
+    def lineLengthExceeded(self, line: bytes) -> None:
+        self.refuse(header_too_large(self.limits.max_header_bytes))
+
+    def headerReceived(self, line: bytes) -> bool:
+        if self._receivedHeaderCount >= self.limits.max_header_lines:
+            self.refuse(header_too_large(self.limits.max_header_bytes))
+            return False
+        try:
+            return bool(super().headerReceived(line))
+        except ValueError:  # a Content-Length of thousands of digits
+            self.refuse(malformed())
+            return False
+
+    def allHeadersReceived(self) -> None:
+        """The last chance to refuse a body before a client that asked (Expect: 100-continue) is told to send it."""
+        if self.length is not None and self.length > self.limits.max_body_bytes:
+            self.refuse(too_large(self.limits.max_body_bytes))
+        elif not self.is_refusing:
+            self._expect_within(self.limits.request_timeout_s)
+            super().allHeadersReceived()
+
+    def rawDataReceived(self, data: bytes) -> None:
+        if not self.is_refusing:
+            super().rawDataReceived(data)
+
+    def allContentReceived(self) -> None:
+        if not self.is_refusing:
+            self._stop_expecting()
+            super().allContentReceived()
+
+    def _expect_within(self, seconds: float) -> None:
+        self._stop_expecting()
+        self._deadline = self.callLater(seconds, self._give_up, seconds)
+
+    def _stop_expecting(self) -> None:
+        if self._deadline is not None and self._deadline.active():
+            self._deadline.cancel()
+        self._deadline = None
+
+    def _give_up(self, seconds: float) -> None:
+        self.refuse(too_slow(seconds))
+
+    def timeoutConnection(self) -> None:
+        """No byte for a while: in the middle of a request that is an error, between two it is normal."""
+        if self._deadline is not None:
+            self._give_up(self.limits.idle_timeout_s)
+        else:
+            super().timeoutConnection()
+
+    # Refusing
+
+    def refuse(self, refusal: Refusal) -> None:
+        """Answer and close. What the client still sends is read and dropped for a moment: with unread bytes the kernel
+        would reset the connection, and the client might lose the answer."""
+        if self.is_refusing:
+            return
+        self.is_refusing = True
+        self._stop_expecting()
+        self.setTimeout(None)
+        self.transport.write(refusal.as_bytes())
+        self._networkProducer.resumeProducing()
+        self._networkProducer.unregisterProducer()
+        self.transport.loseWriteConnection()
+        self._abortingCall = self.callLater(LINGER_S, self.forceAbortClient)
+
+    def _respondToBadRequestAndDisconnect(self) -> None:
+        self.refuse(malformed())
+
+    def close(self) -> None:
+        """End the connection: in the middle of a response at once, else when everything is written."""
+        if self._handlingRequest and self.requests:
+            self.transport.abortConnection()
+        else:
+            self.loseConnection()
+
+    # Writing
+
+    async def writable(self) -> None:
+        """Wait until the client has read enough of what was written."""
+        await self._writable.wait()
+
+    def pauseProducing(self) -> None:
+        super().pauseProducing()
+        self._writable.clear()
+        if self._stall is None:
+            self._stall = self.callLater(self.limits.idle_timeout_s, self.transport.abortConnection)
+
+    def resumeProducing(self) -> None:
+        super().resumeProducing()
+        self._let_write()
+
+    def connectionLost(self, reason: object) -> None:
+        self._stop_expecting()
+        self._let_write()
+        self.server.channels.discard(self)
+        super().connectionLost(reason)
+
+    def _let_write(self) -> None:
+        self._writable.set()
+        if self._stall is not None and self._stall.active():
+            self._stall.cancel()
+        self._stall = None

@@ -1,0 +1,61 @@
+"""One request on its way between Twisted and the ASGI application."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from daphne.http_protocol import WebRequest
+
+from millm_site.refusal import draining, no_answer, too_large
+
+if TYPE_CHECKING:
+    from millm_site.server.channel import Channel
+
+PROBES = b"/health/"  # answered to the very end
+
+
+class Request(WebRequest):
+    def __init__(self, channel: Channel, *args: Any) -> None:
+        super().__init__(channel, *args)
+        self._connection = channel  # Twisted deletes its own reference when the response ends
+        self._parsePOSTFormSubmission = False  # the application parses bodies; Twisted would do it too, in memory
+        self._received = 0
+        self._complete_at: float | None = None
+
+    def handleContentChunk(self, data: bytes) -> None:
+        """Count before keeping: the length of a chunked body is known only at its end."""
+        if self._connection.is_refusing:
+            return
+        self._received += len(data)
+        limit = self._connection.limits.max_body_bytes
+        if self._received > limit:
+            self._connection.refuse(too_large(limit))
+        else:
+            super().handleContentChunk(data)
+
+    def process(self) -> object:
+        """Hand the complete request to the application. WebSockets are not spoken: an Upgrade header has no effect."""
+        self._complete_at = time.monotonic()
+        self.requestHeaders.removeHeader(b"upgrade")
+        if self.server.is_draining and not self.path.startswith(PROBES):
+            self._connection.refuse(draining())
+            return None
+        return super().process()
+
+    def handle_reply(self, message: dict[str, Any]) -> None:
+        if not self._connection.is_refusing:
+            super().handle_reply(message)
+
+    def check_timeouts(self) -> None:
+        """Only the time until a response begins is limited; a stream may last."""
+        limit = self.server.limits.response_timeout_s
+        if self._complete_at is None or self._response_started or self._connection.is_refusing:
+            return
+        if time.monotonic() - self._complete_at > limit:
+            self._connection.refuse(no_answer(limit))
+            self.send_disconnect()
+
+    async def writable(self) -> None:
+        """Wait until the client has read enough; at once when it is gone."""
+        await self._connection.writable()

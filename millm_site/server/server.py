@@ -1,0 +1,158 @@
+"""The server: daphne's, with limits, back-pressure and an orderly end."""
+
+from __future__ import annotations
+
+# daphne.server installs Twisted's asyncio reactor: it must come before every other import of Twisted.
+from daphne import server as daphne_server  # isort: skip
+
+import asyncio
+import logging
+import signal
+import socket
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+from daphne.http_protocol import HTTPFactory
+from twisted.internet import reactor
+from twisted.logger import STDLibLogObserver, globalLogBeginner
+from twisted.web import http
+
+from millm_site.server.channel import Channel
+from millm_site.server.limits import ServerLimits
+from millm_site.server.request import Request
+
+logger = logging.getLogger(__name__)
+POLL_S = 0.02
+LAST_WORDS_S = 2.0  # for responses to end after the engine stopped, and for bytes to leave
+
+
+class Factory(HTTPFactory):
+    protocol = Channel
+
+    def log(self, request: Request) -> None:
+        """Twisted would format a line for each request and drop it; requests are logged in the database."""
+
+    def buildProtocol(self, addr: object) -> Channel:
+        channel: Channel = http.HTTPFactory.buildProtocol(self, addr)
+        channel.requestFactory = Request
+        return channel
+
+
+class Server(daphne_server.Server):
+    """Serves ``application`` on ``listener``, a bound socket, until told to stop.
+
+    ``stop_engine(drain_s)`` is called, in a thread, when the running responses are done or their time is up: what still
+    generates then ends with an error that its client sees. ``on_drain`` is called when stopping begins,
+    ``action_logger`` (protocol, action, details) after each response.
+    """
+
+    def __init__(
+        self,
+        application: Callable[..., Awaitable[None]],
+        listener: socket.socket,
+        *,
+        limits: ServerLimits,
+        on_drain: Callable[[], None],
+        stop_engine: Callable[[float], None],
+        action_logger: Callable[[str, str, dict[str, Any]], None] | None = None,
+    ) -> None:
+        super().__init__(application, endpoints=[listener], server_name="", action_logger=action_logger)
+        self.limits = limits
+        self.channels: set[Channel] = set()
+        self.connections: dict[Request, dict[str, Any]] = {}
+        self.is_draining = False
+        self.stopped = threading.Event()
+        self._listener = listener
+        self._on_drain = on_drain
+        self._stop_engine = stop_engine
+        self._is_cut = False
+        self._draining: asyncio.Task[None] | None = None
+
+    def run(self, *, with_signals: bool, on_ready: Callable[[], None]) -> None:
+        """Serve until stopped; ``with_signals`` (main thread only) stops on SIGTERM and SIGINT, at once on a second.
+
+        ``on_ready`` is called when signals are heard and connections are queued.
+        """
+        globalLogBeginner.beginLoggingTo([STDLibLogObserver("twisted")], redirectStandardIO=False, discardBuffer=True)
+        asyncio.set_event_loop(reactor._asyncioEventloop)
+        factory = Factory(self)
+        factory.timeOut = self.limits.idle_timeout_s
+        reactor.adoptStreamPort(self._listener.fileno(), self._listener.family, factory)
+        self._listener.close()  # the reactor has its own descriptor of it
+        reactor.callLater(1, self.application_checker)
+        reactor.callLater(2, self.timeout_checker)
+        if with_signals:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, lambda *_: self.stop_soon())
+        on_ready()
+        try:
+            reactor.run(installSignalHandlers=False)
+        finally:
+            self.stopped.set()
+
+    def stop_soon(self, drain_s: float | None = None) -> None:
+        """Begin to stop, from any thread or signal handler; the second call cuts what still runs."""
+        reactor.callFromThread(self._stop, self.limits.drain_s if drain_s is None else drain_s)
+
+    def _stop(self, drain_s: float) -> None:
+        if self.is_draining:
+            self._is_cut = True
+            return
+        self.is_draining = True
+        self._on_drain()
+        self._draining = asyncio.ensure_future(self._drain(drain_s))
+
+    async def _drain(self, drain_s: float) -> None:
+        """New requests are refused from now on (request.py). End: responses, engine, bytes, stragglers, reactor."""
+        try:
+            running = len(list(self._running()))
+            logger.info("Stopping: %d request(s) may finish within %g s.", running, drain_s)
+            deadline = time.monotonic() + drain_s
+            await self._until(lambda: not any(self._running()), deadline)
+            left_s = 0.0 if self._is_cut else max(0.0, deadline - time.monotonic())
+            await asyncio.to_thread(self._stop_engine, left_s)
+            await self._until(lambda: not any(self._running()), time.monotonic() + LAST_WORDS_S)
+            await self._close_channels()
+            await self._cancel_all()
+        finally:
+            reactor.stop()
+
+    async def _until(self, condition: Callable[[], bool], deadline: float) -> None:
+        """Wait for ``condition``, the deadline or the second signal."""
+        while not condition() and not self._is_cut and time.monotonic() < deadline:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(POLL_S)
+
+    async def _close_channels(self) -> None:
+        """Connections whose responses are done close when their bytes are written, the others at once."""
+        for channel in list(self.channels):
+            channel.close()
+        await self._until(lambda: not self.channels, time.monotonic() + LAST_WORDS_S)
+        for channel in list(self.channels):
+            channel.transport.abortConnection()
+
+    async def _cancel_all(self) -> None:
+        """The applications have heard of the disconnect, which ends Django's views; cancel those that go on.
+
+        Cancelling them first would be wrong: Django's handler then leaves the tasks of its views behind, running.
+        """
+        deadline = time.monotonic() + LAST_WORDS_S
+        while any(self._running()) and time.monotonic() < deadline:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(POLL_S)
+        rest = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in rest:
+            task.cancel()
+        if rest:
+            await asyncio.wait(rest, timeout=LAST_WORDS_S)
+
+    def _running(self) -> Iterator[asyncio.Future[None]]:
+        for details in self.connections.values():
+            application = details.get("application_instance")
+            if application is not None and not application.done():
+                yield application
+
+    async def handle_reply(self, protocol: Request, message: dict[str, Any]) -> None:
+        """Pass a message of the application on; returns when the client has room for more."""
+        await super().handle_reply(protocol, message)
+        await protocol.writable()

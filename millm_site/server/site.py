@@ -1,0 +1,29 @@
+"""Our site in our server."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from millm_site.server.server import Server  # first: installs the reactor  # isort: skip
+
+from django.conf import settings
+from django.utils.module_loading import import_string
+
+from millm_site.server.limits import ServerLimits
+from millm_site.serving import serving
+
+ActionLogger = Callable[[str, str, dict[str, Any]], None]
+
+
+def site_server(listener: socket.socket, action_logger: ActionLogger | None = None) -> Server:
+    """The server of ASGI_APPLICATION, whose import starts the engine. ``action_logger`` hears of each response."""
+    return Server(
+        import_string(settings.ASGI_APPLICATION),
+        listener,
+        limits=ServerLimits.from_settings(),
+        on_drain=serving.announce_stop,
+        stop_engine=serving.stop_engine,
+        action_logger=action_logger,
+    )

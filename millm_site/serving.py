@@ -1,0 +1,58 @@
+"""What starts and stops with a serving process, whichever ASGI server runs it."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+
+from django.conf import settings
+
+from inference.apps import start_serving, stop_serving
+from openai_api.apps import stop_log_writer
+
+logger = logging.getLogger(__name__)
+
+
+class Serving:
+    """The engine and the log writer of this process: started once, stopped once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._is_running = False
+        self.is_draining = False
+
+    def start(self) -> None:
+        with self._lock:
+            if not self._is_running:
+                self._is_running = True
+                start_serving()
+                atexit.register(self.stop, 0.0)  # a server that ends without telling us, as plain daphne does
+
+    def announce_stop(self) -> None:
+        """From now on /health/ready says that the process is stopping."""
+        self.is_draining = True
+
+    def stop_engine(self, drain_s: float) -> None:
+        """Let running sequences finish for ``drain_s`` seconds, fail the rest, end the engine."""
+        with self._lock:
+            if self._is_running:
+                self._is_running = False
+                self.announce_stop()
+                stop_serving(drain_s)
+
+    def stop(self, drain_s: float) -> None:
+        """Stop the engine, then write what is left of the request log."""
+        self.stop_engine(drain_s)
+        stop_log_writer()
+
+
+serving = Serving()
+
+
+def is_draining() -> bool:
+    return serving.is_draining
+
+
+def stop() -> None:
+    serving.stop(settings.MILLM_DRAIN_SECONDS)

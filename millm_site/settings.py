@@ -1,0 +1,140 @@
+"""Django settings. They read nothing but the typed environment of millm_site/env.py.
+
+Lower layers never import millm_site: they read ``django.conf.settings.MILLM_<NAME>``.
+"""
+
+from __future__ import annotations
+
+import django_stubs_ext
+
+from millm_site.database import database_settings
+from millm_site.env import PROJECT_DIR, environment
+from millm_site.hosts import allowed_hosts
+from millm_site.log import log_settings
+from millm_site.secret_key import secret_key
+
+django_stubs_ext.monkeypatch()  # Paginator[X] and the like are types for mypy and must be names at run time
+
+ENV = environment()
+BASE_DIR = PROJECT_DIR
+
+MILLM_HOME = ENV.home
+MILLM_HOST = ENV.host
+MILLM_PORT = ENV.port
+MILLM_TLS = ENV.tls
+MILLM_TRUSTED_PROXIES = ENV.trusted_proxies
+MILLM_AUTH = ENV.auth_mode
+MILLM_ADMIN_USER = ENV.admin_user
+MILLM_ADMIN_PASSWORD = ENV.admin_password.get_secret_value()
+MILLM_ADMIN_EMAIL = ENV.admin_email
+MILLM_LOG_CONTENT = ENV.log_content
+MILLM_MAX_BODY_BYTES = ENV.max_body_bytes
+MILLM_HEADER_TIMEOUT = ENV.header_timeout
+MILLM_IDLE_TIMEOUT = ENV.idle_timeout
+MILLM_REQUEST_TIMEOUT = ENV.request_timeout
+MILLM_LOAD_TIMEOUT = ENV.load_timeout
+MILLM_DRAIN_SECONDS = ENV.drain_seconds
+MILLM_DATABASE_TIMEOUT = ENV.database_timeout
+MILLM_MAX_TOKENS_DEFAULT = ENV.max_tokens_default
+MILLM_MAX_BATCH_SIZE = ENV.max_batch_size
+MILLM_MAX_WAITING_REQUESTS = ENV.max_waiting_requests
+MILLM_MAX_PREFILL_TOKENS = ENV.max_prefill_tokens
+MILLM_MAX_SEQ_LEN = ENV.max_seq_len
+
+DEBUG = ENV.debug
+SECRET_KEY = secret_key(ENV)
+ALLOWED_HOSTS = allowed_hosts(ENV)
+
+# "millm_site" first: its runserver takes the place of daphne's, which takes the place of Django's.
+INSTALLED_APPS = [
+    "millm_site",
+    "daphne",
+    "channels",
+    "django.contrib.admin",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "django.contrib.staticfiles",
+    "django.contrib.postgres",
+    "rest_framework",
+    "drf_spectacular",
+    "drf_spectacular_sidecar",
+    "inference",
+    "steering",
+    "openai_api",
+]
+MIDDLEWARE = [
+    "django.middleware.security.SecurityMiddleware",
+    "millm_site.middleware.DatabaseUnavailableMiddleware",
+    "millm_site.static_files.StaticFilesMiddleware",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+]
+ROOT_URLCONF = "millm_site.urls"
+ASGI_APPLICATION = "millm_site.asgi.application"
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "DIRS": [BASE_DIR / "templates"],
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ]
+        },
+    }
+]
+
+DATABASES = {"default": database_settings(ENV)}
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+
+AUTH_PASSWORD_VALIDATORS = [
+    {"NAME": f"django.contrib.auth.password_validation.{name}"}
+    for name in (
+        "UserAttributeSimilarityValidator",
+        "MinimumLengthValidator",
+        "CommonPasswordValidator",
+        "NumericPasswordValidator",
+    )
+]
+
+# Cookies are strict wherever that is possible; what needs https waits for MILLM_TLS, because a secure cookie on
+# http://192.168.x.y would lock everyone out of the admin.
+SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = SECURE_SSL_REDIRECT = MILLM_TLS
+SECURE_REDIRECT_EXEMPT = [r"^health/"]  # probes come from inside, without TLS
+SECURE_HSTS_SECONDS = 365 * 86_400 if MILLM_TLS else 0
+SECURE_HSTS_INCLUDE_SUBDOMAINS = SECURE_HSTS_PRELOAD = MILLM_TLS
+SESSION_COOKIE_HTTPONLY = CSRF_COOKIE_HTTPONLY = True
+SESSION_COOKIE_NAME = "millm_session"
+CSRF_COOKIE_NAME = "millm_csrf"
+X_FRAME_OPTIONS = "DENY"
+
+# The server has refused larger bodies already; Django's own 2.5 MB limit would answer them with a 400.
+DATA_UPLOAD_MAX_MEMORY_SIZE = MILLM_MAX_BODY_BYTES
+
+LANGUAGE_CODE = "en-us"
+TIME_ZONE = "UTC"
+USE_TZ = True
+USE_I18N = False
+STATIC_URL = "/static/"
+STATIC_ROOT = MILLM_HOME / "static"
+MEDIA_ROOT = MILLM_HOME / "media"
+LOGGING = log_settings(ENV.log_level)
+LOGIN_URL = "admin:login"
+
+REST_FRAMEWORK = {
+    "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAdminUser"],
+    "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
+}
+SPECTACULAR_SETTINGS = {
+    "TITLE": "miLLM",
+    "SWAGGER_UI_DIST": "SIDECAR",
+    "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
+}

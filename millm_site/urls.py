@@ -1,0 +1,25 @@
+"""All routes of the site."""
+
+from __future__ import annotations
+
+from django.contrib import admin
+from django.urls import include, path
+from django.views.generic import RedirectView
+
+from millm_site import api_docs, health
+
+admin.site.site_header = "miLLM"
+admin.site.site_title = "miLLM"
+admin.site.index_title = "Console"
+
+urlpatterns = [
+    path("", RedirectView.as_view(pattern_name="admin:index"), name="home"),
+    path("admin/", admin.site.urls),
+    path("v1/", include("openai_api.urls")),
+    path("health/live", health.live, name="health-live"),
+    path("health/ready", health.ready, name="health-ready"),
+    path("openapi.json", api_docs.openapi, name="openapi"),
+    path("docs", api_docs.docs, name="docs"),
+]
+handler404 = "millm_site.failures.not_found"
+handler500 = "millm_site.failures.failed"

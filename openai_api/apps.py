@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+from typing import Any
+
+from django.apps import AppConfig
+
+
+class OpenaiApiConfig(AppConfig):
+    name = "openai_api"
+    verbose_name = "OpenAI API"
+
+    def ready(self) -> None:
+        from django.contrib.auth import get_user_model
+        from django.db.models.signals import post_delete, post_save
+
+        for signal in (post_save, post_delete):
+            signal.connect(_reread_keys, sender=get_user_model(), dispatch_uid="openai_api.reread_keys")
+
+
+def _reread_keys(*, update_fields: frozenset[str] | None = None, **_: Any) -> None:
+    """A user who is deactivated or loses rights takes the keys along. Logins only touch ``last_login``."""
+    from openai_api.keys import snapshot
+
+    if update_fields is None or set(update_fields) != {"last_login"}:
+        snapshot.invalidate()
+
+
+def stop_log_writer(timeout_s: float = 5.0) -> None:
+    """Flush the request log; called at the server's shutdown."""
+    from openai_api import log_writer
+
+    log_writer.stop(timeout_s)

@@ -1,0 +1,57 @@
+"""What /v1 needs of the layers below, in one place, so that tests can put fakes there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from inference.client import EngineClient, get_client
+from inference.registry import ModelRecord, ReadyModel, get_registry
+from openai_api.keys import KeySource, snapshot
+from steering.profiles import ResolvedProfile, resolve
+
+
+class Registry(Protocol):
+    """The part of :class:`inference.registry.ModelRegistry` that requests use."""
+
+    def records(self) -> tuple[ModelRecord, ...]: ...
+
+    def find(self, name: str) -> ModelRecord: ...
+
+    def max_model_len(self, name: str) -> int | None: ...
+
+    async def ready(self, name: str) -> ReadyModel: ...
+
+    def unload(self, name: str) -> object: ...
+
+
+class ProfileResolver(Protocol):
+    async def __call__(self, model: str, reference: str, *, special_token_ids: frozenset[int]) -> ResolvedProfile: ...
+
+
+@dataclass(frozen=True)
+class Backend:
+    """``ping_s``: silence after which a stream gets a comment. ``first_event_s``: how long a stream waits before its
+    headers for a failure that can still be an HTTP status.
+    """
+
+    client: Callable[[], EngineClient] = get_client
+    registry: Callable[[], Registry] = get_registry
+    resolve_profile: ProfileResolver = resolve
+    keys: KeySource = snapshot.aget
+    ping_s: float = 10.0
+    first_event_s: float = 1.0
+
+
+_backend = Backend()
+
+
+def get_backend() -> Backend:
+    return _backend
+
+
+def set_backend(backend: Backend) -> None:
+    """For tests' fakes."""
+    global _backend
+    _backend = backend

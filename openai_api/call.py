@@ -1,0 +1,120 @@
+"""One request to /v1, from its first byte to its log row."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any, TypeVar
+from urllib.parse import quote as percent_encode
+
+from django.conf import settings
+from django.http import HttpRequest
+from django.utils import timezone
+
+from openai_api.client_address import client_address
+from openai_api.errors import ApiError
+from openai_api.json_body import read_json_object
+from openai_api.keys import KeyRecord
+from openai_api.limits import Lease, get_limits
+from openai_api.log_entry import LogEntry
+from openai_api.log_writer import get_log_writer
+from openai_api.request_id import CLIENT_HEADER, request_id
+from openai_api.schemas.base import RequestSchema
+
+logger = logging.getLogger(__name__)
+S = TypeVar("S", bound=RequestSchema)
+
+CLIENT_CLOSED_REQUEST = 499  # the log's status for clients that left before there was a response
+MAX_IGNORED_NAMES = 50
+
+
+class Call:
+    """The request, who makes it, its limits and its log entry. :meth:`close` comes last, once, from any thread."""
+
+    def __init__(self, request: HttpRequest, endpoint: str) -> None:
+        self.request = request
+        self.id = request_id(request.headers.get(CLIENT_HEADER))
+        self.key: KeyRecord | None = None
+        self.entry = LogEntry(self.id, timezone.now(), endpoint, client_address(request))
+        self.deadline = asyncio.get_running_loop().time() + settings.MILLM_REQUEST_TIMEOUT
+        self._started_at = time.monotonic()
+        self._ignored: list[str] = []
+        self._lease: Lease | None = None
+        self._closing = threading.Lock()
+        self._is_open = True
+
+    def admit(self, key: KeyRecord | None) -> None:
+        """Count the request against the limits of its key; raises ApiError 429."""
+        self.key = key
+        if key is not None:
+            self.entry.api_key_id = key.pk
+            self._lease = get_limits().admit(key)
+
+    def reserve_tokens(self, amount: int) -> None:
+        if self._lease is not None:
+            self._lease.reserve_tokens(amount)
+
+    def read(self, schema: type[S]) -> S:
+        """The body, validated; notes for the log and the headers what it says."""
+        body = read_json_object(self.request)
+        self._note_raw(body)
+        parsed = schema.parse(body)
+        self._ignored = schema.ignored_in(body)
+        self.entry.parameters = parsed.parameters()
+        if self._ignored:
+            self.entry.parameters["ignored"] = self._ignored[:MAX_IGNORED_NAMES]
+        return parsed
+
+    def refuse(self, error: ApiError) -> None:
+        """Note ``error`` as the request's outcome."""
+        self.entry.error_code = error.code or error.error_type
+        self.entry.error_message = error.message
+
+    def leave(self) -> None:
+        """Note that the client left before the response was complete."""
+        self.entry.error_code = "client_disconnected"
+        self.entry.status = self.entry.status or CLIENT_CLOSED_REQUEST
+
+    def headers(self) -> dict[str, str]:
+        """Those of every response."""
+        headers = {"x-request-id": self.id, "openai-processing-ms": str(round(self._elapsed_ms()))}
+        if self.key is not None:
+            headers |= get_limits().headers(self.key)
+        if self.entry.profile:
+            headers |= {"x-millm-profile": self.entry.profile, "x-millm-steering": self.entry.fingerprint}
+        if self._ignored:
+            headers["x-millm-ignored-fields"] = _header_list(self._ignored)
+        return headers
+
+    def close(self) -> None:
+        """Give back the limits and queue the log row."""
+        with self._closing:
+            if not self._is_open:
+                return
+            self._is_open = False
+        self.entry.total_ms = self._elapsed_ms()
+        if self._lease is not None:
+            self._lease.close(self.entry.prompt_tokens + self.entry.completion_tokens)
+        get_log_writer().write(self.entry)
+
+    def _elapsed_ms(self) -> float:
+        return (time.monotonic() - self._started_at) * 1000
+
+    def _note_raw(self, body: dict[str, Any]) -> None:
+        """What the log shows of a request even when it is refused later."""
+        entry = self.entry
+        entry.stream = body.get("stream") is True
+        entry.model = body["model"][:200] if isinstance(body.get("model"), str) else ""
+        entry.user = body["user"][:200] if isinstance(body.get("user"), str) else ""
+        entry.prompt = body.get("messages", body.get("prompt", ""))
+        length = self.request.headers.get("Content-Length", "")
+        entry.prompt_size = int(length) if length.isdecimal() else 0
+
+
+def _header_list(names: Sequence[str]) -> str:
+    """Names out of a client's body, made safe for a header."""
+    shown = [percent_encode(name[:64], safe="[]") for name in names[:MAX_IGNORED_NAMES]]
+    return ", ".join([*shown, "..."] if len(names) > MAX_IGNORED_NAMES else shown)

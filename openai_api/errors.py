@@ -1,0 +1,138 @@
+"""Errors of the /v1 surface: one exception, one body, one constructor for each row of the contract's table."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+ErrorType = Literal["invalid_request_error", "permission_error", "rate_limit_error", "server_error"]
+
+MAX_QUOTED = 200  # characters of a client's input that an error repeats
+MAX_PROBLEMS = 10  # validation problems that one message lists
+MAX_RETRY_AFTER_S = 120.0  # above it the SDKs do not retry
+WRONG_KEY = "The API key is missing or not valid. Send a key of this server as “Authorization: Bearer <key>”."
+
+
+class ApiError(Exception):
+    """A refusal or failure as the client sees it; ``message`` is a sentence with the value and the remedy.
+
+    ``retry_after_s`` becomes Retry-After. ``can_retry`` False tells the SDKs that the same request fails again.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        error_type: ErrorType = "invalid_request_error",
+        code: str | None = None,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+        can_retry: bool = True,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.error_type = error_type
+        self.code = code
+        self.param = param
+        self.retry_after_s = retry_after_s
+        self.can_retry = can_retry
+        self.headers = headers or {}
+
+    def body(self) -> dict[str, dict[str, Any]]:
+        """The contract's body: all four keys, ``code`` and ``param`` strings or null."""
+        return {
+            "error": {"message": self.message, "type": self.error_type, "param": self.param, "code": self.code},
+        }
+
+    def all_headers(self) -> dict[str, str]:
+        headers = dict(self.headers)
+        if self.retry_after_s is not None:
+            headers["Retry-After"] = str(max(1, round(min(self.retry_after_s, MAX_RETRY_AFTER_S))))
+        if not self.can_retry:
+            headers["x-should-retry"] = "false"
+        return headers
+
+
+def quote(value: object) -> str:
+    """``value`` as an error may repeat it: at most 200 characters."""
+    text = value[: MAX_QUOTED + 1] if isinstance(value, str) else repr(value)
+    return text if len(text) <= MAX_QUOTED else text[:MAX_QUOTED] + "…"
+
+
+def invalid(message: str, *, param: str | None = None, code: str | None = "invalid_value") -> ApiError:
+    return ApiError(400, message, code=code, param=param)
+
+
+def invalid_json(message: str, *, code: str = "invalid_json") -> ApiError:
+    return ApiError(400, message, code=code)
+
+
+def unsupported_parameter(name: str, remedy: str = "Leave it out.") -> ApiError:
+    message = f"The parameter “{quote(name)}” is not supported by this server. {remedy}"
+    return ApiError(400, message, code="unsupported_parameter", param=name)
+
+
+def context_length_exceeded(*, limit: int, prompt: int, completion: int, param: str) -> ApiError:
+    message = (
+        f"This model's maximum context length is {limit} tokens, but the request needs {prompt + completion} "
+        f"({prompt} in the prompt, {completion} for the completion). Shorten one of them."
+    )
+    return ApiError(400, message, code="context_length_exceeded", param=param)
+
+
+def wrong_key() -> ApiError:
+    """One body for every reason, so that it tells nothing about which keys exist."""
+    return ApiError(401, WRONG_KEY, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+
+
+def forbidden(message: str, *, code: str, param: str | None = None) -> ApiError:
+    return ApiError(403, message, error_type="permission_error", code=code, param=param)
+
+
+def model_not_found(name: str) -> ApiError:
+    message = f"The model “{quote(name)}” does not exist. GET /v1/models lists the models of this server."
+    return ApiError(404, message, code="model_not_found", param="model")
+
+
+def unknown_url(method: str, path: str) -> ApiError:
+    return ApiError(404, f"Unknown URL ({quote(method)} {quote(path)}). The endpoints are listed under /docs.")
+
+
+def method_not_allowed(method: str, allowed: list[str]) -> ApiError:
+    message = f"{quote(method)} is not allowed here; use {' or '.join(allowed)}."
+    return ApiError(405, message, code="method_not_allowed", headers={"Allow": ", ".join(allowed)})
+
+
+def conflict(message: str, *, code: str, param: str | None = None) -> ApiError:
+    return ApiError(409, message, code=code, param=param, can_retry=False)
+
+
+def request_too_large(limit: int) -> ApiError:
+    message = f"The request body is larger than {limit} bytes. Send less, or raise MILLM_MAX_BODY_BYTES."
+    return ApiError(413, message, code="request_too_large", headers={"Connection": "close"})
+
+
+def unsupported_media_type(message: str, *, code: str = "unsupported_media_type") -> ApiError:
+    return ApiError(415, message, code=code)
+
+
+def rate_limited(message: str, *, retry_after_s: float) -> ApiError:
+    return ApiError(
+        429, message, error_type="rate_limit_error", code="rate_limit_exceeded", retry_after_s=retry_after_s
+    )
+
+
+def server_error(request_id: str) -> ApiError:
+    message = f"The server failed on this request. Its log has the cause under {request_id}."
+    return ApiError(500, message, error_type="server_error")
+
+
+def unavailable(message: str, *, code: str, retry_after_s: float = 5.0) -> ApiError:
+    return ApiError(503, message, error_type="server_error", code=code, retry_after_s=retry_after_s)
+
+
+def timed_out(seconds: float) -> ApiError:
+    message = f"The request did not finish within {seconds:g} s (MILLM_REQUEST_TIMEOUT). Ask for fewer tokens."
+    return ApiError(504, message, error_type="server_error", code="request_timeout", can_retry=False)

@@ -1,0 +1,98 @@
+"""API keys in this process: digests, and the check of a request's key without the database."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from django.conf import settings
+from django.http import HttpRequest
+from django.utils import timezone
+from django.utils.crypto import constant_time_compare, salted_hmac
+
+from inference.snapshots import Snapshot
+from openai_api.client_address import is_loopback
+from openai_api.errors import wrong_key
+
+KEY_START = "sk-millm-"
+PREFIX_LENGTH = len(KEY_START) + 4  # shown in the admin
+MAX_KEY_LENGTH = 200
+# What clients that insist on some key send to a server without keys; on loopback they count as none.
+PLACEHOLDERS = frozenset(
+    {"", "anonymous", "dummy", "dummy_key", "dummy-key", "empty", "no-key", "none", "not-needed", "placeholder"}
+    | {"sk-no-key-required", "sk-none", "unused"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRecord:
+    """A usable key as requests see it."""
+
+    pk: int
+    name: str
+    digest: str
+    default_profile: str = ""
+    allowed_models: frozenset[str] = frozenset()
+    allowed_profiles: frozenset[str] = frozenset()
+    max_concurrent_requests: int | None = None
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    expires_at: datetime | None = None
+    may_manage_models: bool = False
+
+
+KeySource = Callable[[], Awaitable[Mapping[str, KeyRecord]]]  # usable keys by digest
+
+
+def new_key() -> str:
+    return KEY_START + secrets.token_urlsafe(32)
+
+
+def digest_of(key: str) -> str:
+    """HMAC-SHA256 under a key derived from SECRET_KEY: a copy of the table alone checks no guess."""
+    return salted_hmac("openai_api.ApiKey", key, algorithm="sha256").hexdigest()
+
+
+async def authenticate(request: HttpRequest, keys: KeySource) -> KeyRecord | None:
+    """The request's key, or None for an anonymous request on loopback; raises ApiError 401 for all else."""
+    key = presented_key(request)
+    if settings.MILLM_AUTH == "loopback" and (key is None or key.lower() in PLACEHOLDERS) and is_loopback(request):
+        return None
+    record = find_key(key or "", await keys())
+    if record is None:
+        raise wrong_key()
+    return record
+
+
+def presented_key(request: HttpRequest) -> str | None:
+    """The key in any of its header forms; None where there is no such header."""
+    authorization = request.headers.get("Authorization")
+    if authorization is not None:
+        scheme, _, token = authorization.partition(" ")
+        return token.strip() if scheme.lower() == "bearer" else "\0"  # another scheme is a wrong key, not an absent one
+    for header in ("api-key", "x-api-key"):
+        if header in request.headers:
+            return request.headers[header].strip()
+    return None
+
+
+def find_key(key: str, records: Mapping[str, KeyRecord]) -> KeyRecord | None:
+    """Every refusal takes the same way: one digest, one look-up."""
+    digest = digest_of(key[:MAX_KEY_LENGTH])
+    record = records.get(digest)
+    if record is None or not constant_time_compare(record.digest, digest) or len(key) > MAX_KEY_LENGTH:
+        return None
+    return None if record.expires_at is not None and record.expires_at <= timezone.now() else record
+
+
+def load_keys() -> dict[str, KeyRecord]:
+    """Keys by digest: those not revoked, of owners that are active."""
+    from openai_api.models import ApiKey
+
+    rows = ApiKey.objects.filter(revoked_at__isnull=True, owner__is_active=True).select_related("owner")
+    return {row.digest: row.record() for row in rows}
+
+
+snapshot: Snapshot[dict[str, KeyRecord]] = Snapshot("millm_api_keys", load_keys)

@@ -1,0 +1,52 @@
+"""One request's row of the log while the request runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+
+@dataclass(slots=True)
+class LogEntry:
+    """Filled in as the request proceeds; written once by the log writer. Texts are raw until then.
+
+    ``prompt`` is a text, or a JSON value (a chat's messages, several prompts, token ids) of about ``prompt_size``
+    characters; ``completion`` is JSON for several choices.
+    """
+
+    id: str
+    created_at: datetime
+    endpoint: str
+    client_address: str | None
+    api_key_id: int | None = None
+    model: str = ""
+    profile: str = ""
+    fingerprint: str = ""
+    steering_expected: int = 0
+    steering_applied: int = 0
+    stream: bool = False
+    status: int = 0
+    error_code: str = ""
+    error_message: str = ""
+    finish_reason: str = ""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    queue_ms: float | None = None
+    ttft_ms: float | None = None
+    total_ms: float | None = None
+    user: str = ""
+    parameters: dict[str, Any] = field(default_factory=dict)
+    prompt: object = ""
+    prompt_size: int = 0
+    completion: str = ""
+
+    @property
+    def num_characters(self) -> int:
+        return self.prompt_size + len(self.completion)
+
+    def drop_texts(self) -> None:
+        self.prompt = self.completion = ""
+        self.prompt_size = 0
+        self.parameters = {"dropped": "texts and parameters"}

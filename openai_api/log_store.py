@@ -1,0 +1,86 @@
+"""The request log's table, as the log writer uses it: rows in, cleaned, without ever failing on their content."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+from collections.abc import Sequence
+from dataclasses import fields
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.conf import settings
+from django.db import close_old_connections, connection
+from django.db.models import Q
+
+from openai_api.clean_text import clean_json, clean_text
+from openai_api.log_entry import LogEntry
+from openai_api.models import ApiKey, RequestLog
+
+LAST_USED_EVERY = timedelta(minutes=1)
+
+
+class LogStore:
+    """Writes log entries to Postgres. Used by one thread."""
+
+    def __init__(self) -> None:
+        self._last_used: dict[int, datetime] = {}
+
+    def insert(self, entries: Sequence[LogEntry]) -> None:
+        """All or none. Idempotent: an entry that is there already stays as it is."""
+        RequestLog.objects.bulk_create(self._rows(entries), ignore_conflicts=True)
+
+    def mark_keys_used(self, entries: Sequence[LogEntry]) -> None:
+        """Set ``last_used_at``, at most once a minute for each key."""
+        for entry in entries:
+            pk, now = entry.api_key_id, entry.created_at
+            if pk is None or now - self._last_used.get(pk, datetime.min.replace(tzinfo=now.tzinfo)) < LAST_USED_EVERY:
+                continue
+            stale = Q(last_used_at=None) | Q(last_used_at__lt=now - LAST_USED_EVERY)
+            ApiKey.objects.filter(stale, pk=pk).update(last_used_at=now)
+            self._last_used[pk] = now
+
+    def refresh_connection(self) -> None:
+        close_old_connections()
+
+    def close(self) -> None:
+        connection.close()
+
+    def _rows(self, entries: Sequence[LogEntry]) -> list[RequestLog]:
+        rename_repeated(entries)
+        return [row_of(entry, settings.MILLM_LOG_CONTENT) for entry in entries]
+
+
+def rename_repeated(entries: Sequence[LogEntry]) -> None:
+    """Clients choose ids and may repeat them: a later request gets a suffix, the same one written again does not."""
+    ids = [entry.id for entry in entries if not entry.id.startswith("req_")]
+    if not ids:
+        return
+    taken = dict(RequestLog.objects.filter(pk__in=ids).values_list("pk", "created_at"))
+    for entry in entries:
+        if not entry.id.startswith("req_") and taken.setdefault(entry.id, entry.created_at) != entry.created_at:
+            entry.id = f"{entry.id}~{uuid.uuid4().hex[:12]}"
+
+
+def row_of(entry: LogEntry, content: str) -> RequestLog:
+    """The row of ``entry``; ``content`` is `full`, `hash` or `none` and applies to prompt and completion."""
+    values: dict[str, Any] = {field.name: getattr(entry, field.name) for field in fields(entry)}
+    del values["prompt_size"]
+    lengths = {field.attname: getattr(field, "max_length", None) for field in RequestLog._meta.concrete_fields}
+    for name, value in values.items():
+        if isinstance(value, str) and name not in {"prompt", "completion"}:
+            values[name] = clean_text(value, lengths.get(name))
+    values["parameters"] = clean_json(entry.parameters)
+    prompt = entry.prompt if isinstance(entry.prompt, str) else json.dumps(entry.prompt, ensure_ascii=False)
+    values["prompt"] = kept_text(prompt, content)
+    values["completion"] = kept_text(entry.completion, content)
+    return RequestLog(**values)
+
+
+def kept_text(text: str, content: str) -> str:
+    if content == "none" or not text:
+        return ""
+    if content == "hash":
+        return "sha256:" + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+    return clean_text(text)

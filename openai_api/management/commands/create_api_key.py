@@ -1,0 +1,45 @@
+"""Creates an API key and prints it, once."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from django.contrib.auth import get_user_model
+from django.core.exceptions import ValidationError
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.utils import timezone
+
+from openai_api.services import create_api_key
+
+LIMITS = ("max_concurrent_requests", "requests_per_minute", "tokens_per_minute")
+
+
+class Command(BaseCommand):
+    help = "Create an API key. The key is printed once and cannot be shown again."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("name", help="What the key is for.")
+        parser.add_argument("--user", required=True, help="Name of the user who owns the key.")
+        parser.add_argument("--default-profile", default="", help="For requests that name no profile.")
+        parser.add_argument("--allow-model", action="append", default=[], dest="allowed_models", metavar="MODEL")
+        parser.add_argument("--allow-profile", action="append", default=[], dest="allowed_profiles", metavar="PROFILE")
+        parser.add_argument("--expires-in-days", type=int)
+        for limit in LIMITS:
+            parser.add_argument("--" + limit.replace("_", "-"), type=int)
+
+    def handle(self, *, name: str, user: str, **options: Any) -> None:
+        users = get_user_model()
+        try:
+            owner = users._default_manager.get_by_natural_key(user)
+        except users.DoesNotExist:
+            raise CommandError(f"There is no user “{user}”. Create one with manage.py createsuperuser.") from None
+        days = options["expires_in_days"]
+        fields = {name: options[name] for name in (*LIMITS, "default_profile", "allowed_models", "allowed_profiles")}
+        fields["expires_at"] = None if days is None else timezone.now() + timedelta(days=days)
+        try:
+            created = create_api_key(name=name, owner=owner, **fields)
+        except ValidationError as error:
+            raise CommandError("; ".join(error.messages)) from None
+        self.stderr.write("This key is shown once. Keep it now.")
+        self.stdout.write(created.plain)

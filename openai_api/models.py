@@ -1,0 +1,108 @@
+"""API keys and the request log."""
+
+from __future__ import annotations
+
+from django.conf import settings
+from django.contrib.postgres.fields import ArrayField
+from django.db import models
+from django.db.models.functions import Now
+from django.utils import timezone
+
+from openai_api.keys import KeyRecord
+
+ANY_HELP = "Separated by commas. Empty: all."
+
+
+class ApiKey(models.Model):
+    """A client's key. Only its HMAC digest is kept; the plain key is shown once."""
+
+    name = models.CharField(max_length=100)
+    prefix = models.CharField(max_length=16, help_text="The key's first characters, to recognise it.")
+    digest = models.CharField(max_length=64, unique=True, editable=False)
+    owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="api_keys")
+    default_profile = models.CharField(max_length=200, blank=True, help_text="name or name@version")
+    allowed_models = ArrayField(models.CharField(max_length=200), default=list, blank=True, help_text=ANY_HELP)
+    allowed_profiles = ArrayField(models.CharField(max_length=200), default=list, blank=True, help_text=ANY_HELP)
+    max_concurrent_requests = models.PositiveIntegerField(null=True, blank=True, help_text="Empty: no limit.")
+    requests_per_minute = models.PositiveIntegerField(null=True, blank=True, help_text="Empty: no limit.")
+    tokens_per_minute = models.PositiveIntegerField(
+        null=True, blank=True, help_text="Prompt and completion tokens. Empty: no limit."
+    )
+    expires_at = models.DateTimeField(null=True, blank=True)
+    revoked_at = models.DateTimeField(null=True, blank=True)
+    last_used_at = models.DateTimeField(null=True, blank=True, editable=False)
+    created_at = models.DateTimeField(db_default=Now(), editable=False)
+
+    class Meta:
+        ordering = ("name",)
+        verbose_name = "API key"
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.prefix}…)"
+
+    @property
+    def is_usable(self) -> bool:
+        has_expired = self.expires_at is not None and self.expires_at <= timezone.now()
+        return self.revoked_at is None and not has_expired and self.owner.is_active
+
+    def record(self) -> KeyRecord:
+        """The key as requests see it; asks the database for the owner's permissions."""
+        return KeyRecord(
+            pk=self.pk,
+            name=self.name,
+            digest=self.digest,
+            default_profile=self.default_profile,
+            allowed_models=frozenset(self.allowed_models),
+            allowed_profiles=frozenset(self.allowed_profiles),
+            max_concurrent_requests=self.max_concurrent_requests,
+            requests_per_minute=self.requests_per_minute,
+            tokens_per_minute=self.tokens_per_minute,
+            expires_at=self.expires_at,
+            may_manage_models=self.owner.has_perm("inference.change_languagemodel"),
+        )
+
+
+class RequestLog(models.Model):
+    """One row per request to /v1, also refused ones. Names, not foreign keys: rows outlive what they name."""
+
+    id = models.CharField(primary_key=True, max_length=64)
+    created_at = models.DateTimeField(db_index=True)
+    api_key = models.ForeignKey(
+        ApiKey, verbose_name="API key", null=True, blank=True, on_delete=models.SET_NULL, related_name="requests"
+    )
+    endpoint = models.CharField(max_length=60)
+    model = models.CharField(max_length=200, blank=True)
+    profile = models.CharField(max_length=200, blank=True, help_text="name@version")
+    fingerprint = models.CharField(max_length=64, blank=True)
+    steering_expected = models.BigIntegerField(default=0)
+    steering_applied = models.BigIntegerField(default=0)
+    stream = models.BooleanField(default=False)
+    status = models.PositiveSmallIntegerField(help_text="As sent; 499 when the client left before there was one.")
+    error_code = models.CharField(max_length=100, blank=True)
+    error_message = models.TextField(blank=True)
+    finish_reason = models.CharField(max_length=30, blank=True)
+    prompt_tokens = models.PositiveIntegerField(default=0)
+    cached_tokens = models.PositiveIntegerField(default=0)
+    completion_tokens = models.PositiveIntegerField(default=0)
+    queue_ms = models.FloatField(null=True, blank=True)
+    ttft_ms = models.FloatField("TTFT ms", null=True, blank=True)
+    total_ms = models.FloatField(null=True, blank=True)
+    client_address = models.GenericIPAddressField(null=True, blank=True)
+    user = models.CharField(max_length=200, blank=True)
+    parameters = models.JSONField(default=dict, blank=True)
+    prompt = models.TextField(blank=True)
+    completion = models.TextField(blank=True)
+
+    class Meta:
+        ordering = ("-created_at",)
+        verbose_name = "request"
+        verbose_name_plural = "request log"
+        indexes = (
+            models.Index(fields=("model", "-created_at"), name="log_model_time"),
+            models.Index(fields=("profile", "-created_at"), name="log_profile_time"),
+            models.Index(fields=("api_key", "-created_at"), name="log_key_time"),
+            models.Index(fields=("status", "-created_at"), name="log_status_time"),
+        )
+
+    def __str__(self) -> str:
+        return self.id

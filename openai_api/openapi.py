@@ -1,0 +1,155 @@
+"""The OpenAPI 3.1 document of /v1 and the health checks, made from the schemas that check the requests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import TypeAdapter
+from pydantic.json_schema import models_json_schema
+
+from openai_api.schemas.bodies import (
+    ChatChunkBody,
+    ChatCompletionBody,
+    CompletionBody,
+    ErrorBody,
+    ModelBody,
+    ModelDeletedBody,
+    ModelListBody,
+)
+from openai_api.schemas.chat import ChatRequest
+from openai_api.schemas.completions import CompletionRequest
+
+Schema = dict[str, Any]
+REF = "#/components/schemas/{model}"
+VERSION = "0.1.0"
+
+REQUESTS = (ChatRequest, CompletionRequest)
+ANSWERS = (
+    ChatCompletionBody,
+    ChatChunkBody,
+    CompletionBody,
+    ModelBody,
+    ModelListBody,
+    ModelDeletedBody,
+    ErrorBody,
+)
+ERRORS = {
+    "400": "The request is not valid; `param` names the field.",
+    "401": "The API key is missing or wrong.",
+    "403": "The key lacks the right.",
+    "404": "There is no such model, profile or URL.",
+    "409": "The profile's SAE is missing or does not fit the model.",
+    "413": "The body is too large.",
+    "415": "The body is not JSON, or compressed.",
+    "429": "A limit of the key is reached; see Retry-After.",
+    "500": "The server failed; the message has the request id.",
+    "503": "The model or the server is not ready; see Retry-After.",
+    "504": "The request took longer than the server allows.",
+}
+GET_ERRORS = ("401", "403", "404", "429", "500", "503")
+
+
+def document() -> Schema:
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "miLLM",
+            "version": VERSION,
+            "description": "Language models over the OpenAI API, steered per request by the field `profile`.",
+        },
+        "servers": [{"url": "/"}],
+        "security": [{"bearer": []}, {"api-key": []}, {"x-api-key": []}, {}],
+        "paths": _paths(),
+        "components": {"schemas": _schemas(), "securitySchemes": _security()},
+    }
+
+
+def _paths() -> Schema:
+    name = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
+    return {
+        "/v1/chat/completions": {
+            "post": _generation("createChatCompletion", "Complete a chat", ChatRequest, "ChatCompletionBody")
+        },
+        "/v1/completions": {
+            "post": _generation("createCompletion", "Continue a text", CompletionRequest, "CompletionBody")
+        },
+        "/v1/models": {"get": _reading("listModels", "List the models", "ModelListBody")},
+        "/v1/models/{model}": {
+            "parameters": [name],
+            "get": _reading("retrieveModel", "Look up a model", "ModelBody"),
+            "delete": _reading("deleteModel", "Unload a model; the next request loads it again", "ModelDeletedBody"),
+        },
+        "/health/live": {"get": _health("live", "Whether the process runs", failing=False)},
+        "/health/ready": {"get": _health("ready", "Whether requests can be served", failing=True)},
+    }
+
+
+def _generation(operation: str, summary: str, request: type[Any], answer: str) -> Schema:
+    streamed = "ChatChunkBody" if answer == "ChatCompletionBody" else answer
+    return {
+        "operationId": operation,
+        "summary": summary,
+        "tags": ["Generation"],
+        "parameters": [_profile_header()],
+        "requestBody": {"required": True, "content": {"application/json": {"schema": _ref(request.__name__)}}},
+        "responses": {
+            "200": {
+                "description": "The completion; with `stream` its chunks as server-sent events.",
+                "content": {
+                    "application/json": {"schema": _ref(answer)},
+                    "text/event-stream": {"schema": _ref(streamed)},
+                },
+            },
+            **{status: _error(status) for status in ERRORS},
+        },
+    }
+
+
+def _reading(operation: str, summary: str, answer: str) -> Schema:
+    return {
+        "operationId": operation,
+        "summary": summary,
+        "tags": ["Models"],
+        "responses": {
+            "200": {"description": "The answer.", "content": {"application/json": {"schema": _ref(answer)}}},
+            **{status: _error(status) for status in GET_ERRORS},
+        },
+    }
+
+
+def _health(operation: str, summary: str, *, failing: bool) -> Schema:
+    responses = {"200": {"description": "Yes."}} | ({"503": {"description": "No."}} if failing else {})
+    return {"operationId": operation, "summary": summary, "tags": ["Health"], "security": [], "responses": responses}
+
+
+def _profile_header() -> Schema:
+    return {
+        "name": "x-millm-profile",
+        "in": "header",
+        "description": "The steering profile, for clients that cannot add fields; empty: none.",
+        "schema": {"type": "string"},
+    }
+
+
+def _error(status: str) -> Schema:
+    return {"description": ERRORS[status], "content": {"application/json": {"schema": _ref("ErrorBody")}}}
+
+
+def _schemas() -> Schema:
+    _, requests = models_json_schema([(schema, "validation") for schema in REQUESTS], ref_template=REF)
+    definitions: Schema = dict(requests["$defs"])
+    for schema in REQUESTS:
+        definitions[schema.__name__]["x-millm-refused"] = sorted(schema.REFUSED)
+    adapters = [(answer.__name__, "serialization", TypeAdapter(answer)) for answer in ANSWERS]
+    _, answers = TypeAdapter.json_schemas(adapters, ref_template=REF)  # type: ignore[arg-type]  # wants literals
+    definitions |= answers["$defs"]
+    return dict(sorted(definitions.items()))
+
+
+def _security() -> Schema:
+    headers = {name: {"type": "apiKey", "in": "header", "name": name} for name in ("api-key", "x-api-key")}
+    return {"bearer": {"type": "http", "scheme": "bearer"}, **headers}
+
+
+def _ref(name: str) -> Schema:
+    return {"$ref": REF.format(model=name)}

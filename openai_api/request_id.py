@@ -1,0 +1,21 @@
+"""Ids: of requests (the log row's), and of the objects that the API returns."""
+
+from __future__ import annotations
+
+import re
+import uuid
+
+CLIENT_HEADER = "X-Client-Request-Id"
+MAX_CLIENT_ID = 48  # leaves room in the log's 64 characters to tell repeated ids apart
+_SANE = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._:-]{{0,{MAX_CLIENT_ID - 1}}}")
+
+
+def request_id(client_id: str | None) -> str:
+    """The client's own id when it is short and plain, else a new one."""
+    if client_id and _SANE.fullmatch(client_id):
+        return client_id
+    return new_id("req_")
+
+
+def new_id(prefix: str) -> str:
+    return prefix + uuid.uuid4().hex

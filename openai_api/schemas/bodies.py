@@ -1,0 +1,161 @@
+"""What /v1 answers, as types: the code builds these dicts, the OpenAPI document is made from them."""
+
+from __future__ import annotations
+
+from typing import Literal, NotRequired
+
+from typing_extensions import TypedDict  # pydantic needs this one on Python 3.11
+
+ChatFinish = Literal["stop", "length", "tool_calls", "content_filter", "function_call"]
+CompletionFinish = Literal["stop", "length", "content_filter"]
+
+
+class PromptTokensDetails(TypedDict):
+    cached_tokens: int
+
+
+class CompletionTokensDetails(TypedDict):
+    reasoning_tokens: int
+
+
+class UsageBody(TypedDict):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
+
+
+class SteeringBody(TypedDict):
+    expected: int
+    applied: int
+
+
+class MillmBody(TypedDict):
+    """Which profile acted, and the proof: layer applications expected and made."""
+
+    profile: str
+    fingerprint: str
+    steering: SteeringBody
+
+
+class TopLogprobBody(TypedDict):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprobBody(TopLogprobBody):
+    top_logprobs: list[TopLogprobBody]
+
+
+class ChatLogprobsBody(TypedDict):
+    content: list[TokenLogprobBody] | None
+    refusal: list[TokenLogprobBody] | None
+
+
+class MessageBody(TypedDict):
+    role: Literal["assistant"]
+    content: str | None
+    refusal: str | None
+
+
+class ChatChoiceBody(TypedDict):
+    index: int
+    message: MessageBody
+    logprobs: ChatLogprobsBody | None
+    finish_reason: ChatFinish
+
+
+class ChatCompletionBody(TypedDict):
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoiceBody]
+    usage: UsageBody
+    system_fingerprint: str
+    millm: NotRequired[MillmBody]
+
+
+class DeltaBody(TypedDict, total=False):
+    role: Literal["assistant"]
+    content: str
+
+
+class ChunkChoiceBody(TypedDict):
+    index: int
+    delta: DeltaBody
+    logprobs: ChatLogprobsBody | None
+    finish_reason: ChatFinish | None
+
+
+class ChatChunkBody(TypedDict):
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChunkChoiceBody]
+    system_fingerprint: str
+    usage: NotRequired[UsageBody | None]
+    millm: NotRequired[MillmBody]
+
+
+class CompletionLogprobsBody(TypedDict):
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
+    text_offset: list[int]
+
+
+class CompletionChoiceBody(TypedDict):
+    """Streamed chunks have the same shape, with a null finish_reason until the end."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobsBody | None
+    finish_reason: CompletionFinish | None
+
+
+class CompletionBody(TypedDict):
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoiceBody]
+    system_fingerprint: str
+    usage: NotRequired[UsageBody | None]
+    millm: NotRequired[MillmBody]
+
+
+class ModelBody(TypedDict):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    state: str
+    max_model_len: int | None
+    aliases: list[str]
+    default_profile: str | None
+
+
+class ModelListBody(TypedDict):
+    object: Literal["list"]
+    data: list[ModelBody]
+
+
+class ModelDeletedBody(TypedDict):
+    id: str
+    object: Literal["model"]
+    deleted: bool
+
+
+class ErrorDetail(TypedDict):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(TypedDict):
+    error: ErrorDetail

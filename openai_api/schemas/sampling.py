@@ -1,0 +1,110 @@
+"""Fields that chat and text completions share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BeforeValidator, Field
+
+from openai_api.errors import invalid
+from openai_api.schemas.base import IGNORED, Harmless, Part, RequestSchema
+
+MAX_CHOICES = 16
+MAX_LOGIT_BIAS = 1024
+MAX_STOPS = 16
+MAX_STOP_LENGTH = 1024  # characters
+INT64_MAX = 2**63 - 1
+MAX_TOKENS = 10**9
+
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
+TokenId = Annotated[int, Field(ge=0)]
+
+
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+class StreamOptions(Part):
+    include_usage: bool | None = None
+    include_obfuscation: Annotated[bool | None, IGNORED] = None
+
+
+class SamplingSchema(RequestSchema):
+    """Sampling, steering and streaming, as chat and text completions name them."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = Field(None, ge=1, le=MAX_CHOICES)
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1, le=2**31 - 1, description="-1 and 0 turn it off.")
+    min_p: float | None = Field(None, ge=0, le=1)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(None, ge=0.01, le=10, description="1 turns it off.")
+    logit_bias: (
+        dict[
+            Annotated[str, Field(pattern=r"^[0-9]{1,9}$", max_length=9)],
+            Annotated[float, Field(ge=-100, le=100)],
+        ]
+        | None
+    ) = Field(None, max_length=MAX_LOGIT_BIAS)
+    seed: int | None = Field(None, ge=-INT64_MAX - 1, le=INT64_MAX)
+    stop: Annotated[list[StopString] | None, Field(max_length=MAX_STOPS), BeforeValidator(_as_list)] = None
+    stop_token_ids: list[TokenId] | None = Field(None, max_length=64)
+    ignore_eos: bool | None = None
+    profile: str | None = Field(
+        None, min_length=1, max_length=200, description="A steering profile: name, name@version, or null for none."
+    )
+    user: str | None = Field(None, max_length=512, description="Kept in the request log.")
+
+    store: Annotated[bool | None, IGNORED] = None
+    metadata: Annotated[dict[str, Any] | None, IGNORED] = None
+    service_tier: Annotated[str | None, IGNORED] = None
+    prompt_cache_key: Annotated[str | None, IGNORED] = None
+    prompt_cache_options: Annotated[dict[str, Any] | None, IGNORED] = None
+    prompt_cache_retention: Annotated[str | None, IGNORED] = None
+    safety_identifier: Annotated[str | None, IGNORED] = None
+
+    REFUSED: ClassVar[Mapping[str, Harmless]] = {
+        "allowed_token_ids": (),
+        "bad_words": ([],),
+        "early_stopping": (False,),
+        "grammar": ("",),
+        "guided_choice": (),
+        "guided_grammar": (),
+        "guided_json": (),
+        "guided_regex": (),
+        "json_schema": (),
+        "length_penalty": (1, 1.0),
+        "min_tokens": (0,),
+        "mirostat": (0,),
+        "moderation": (),
+        "prompt_logprobs": (0,),
+        "skip_special_tokens": (True,),
+        "steering": (),
+        "steering_intensity": (),
+        "structured_outputs": (),
+        "truncate_prompt_tokens": (),
+        "typical_p": (1, 1.0),
+        "use_beam_search": (False,),
+    }
+    REMEDIES: ClassVar[Mapping[str, str]] = {
+        "steering": "Publish a profile and name it in “profile”.",
+        "steering_intensity": "Publish a profile with other strengths and name it in “profile”.",
+    }
+
+    def check_together(self) -> None:
+        if self.include_usage and not self.stream:
+            raise invalid("“stream_options.include_usage” needs “stream”: true.", param="stream_options")
+
+    @property
+    def include_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def names_profile(self) -> bool:
+        """Whether the body says something about the profile; null counts, it says none."""
+        return "profile" in self.model_fields_set

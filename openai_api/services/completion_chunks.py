@@ -1,0 +1,124 @@
+"""Text completions' chunks and their fold. Chunks and the whole have one shape; choices interleave by index."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+from inference.client import Event, FinishedEvent, PromptLogprobsEvent, TokenLogprob, TokensEvent
+from inference.text import ModelText
+from openai_api.request_id import new_id
+from openai_api.schemas.bodies import (
+    CompletionBody,
+    CompletionChoiceBody,
+    CompletionFinish,
+    CompletionLogprobsBody,
+)
+from openai_api.services.chat_chunks import SYSTEM_FINGERPRINT
+from openai_api.services.generation import Generation
+from openai_api.services.tally import usage_body
+from openai_api.services.token_text import TextOffsets, finite
+
+
+class CompletionChunks:
+    """``echoes`` has each sequence's prompt text, where it is to be repeated; ``num_top`` is None without logprobs."""
+
+    def __init__(
+        self,
+        generation: Generation,
+        *,
+        num_sequences: int,
+        echoes: Sequence[tuple[str, Sequence[int]]] | None,
+        num_top: int | None,
+        echo_has_logprobs: bool,
+        include_usage: bool,
+    ) -> None:
+        self._generation = generation
+        self._text = generation.target.model.text
+        self._echoes = echoes
+        self._num_top = num_top
+        self._echo_has_logprobs = echo_has_logprobs
+        self._include_usage = include_usage
+        self._offsets = [TextOffsets(self._text) for _ in range(num_sequences)]
+        self._id = new_id("cmpl-")
+        self._created = int(time.time())
+
+    def opening(self) -> Iterator[CompletionBody]:
+        """Echoed prompts; those with logprobs come with the engine's."""
+        if self._echoes is not None and not self._echo_has_logprobs:
+            for index, (text, _) in enumerate(self._echoes):
+                yield self._chunk([_choice(index, text)])
+
+    def of(self, event: Event) -> Iterator[CompletionBody]:
+        if isinstance(event, PromptLogprobsEvent) and self._echoes is not None:
+            text, ids = self._echoes[event.index]
+            yield self._chunk([_choice(event.index, text, self._logprobs(event.index, ids, event.logprobs))])
+        elif isinstance(event, TokensEvent):
+            logprobs = self._logprobs(event.index, event.token_ids, event.logprobs)
+            if event.text or logprobs:
+                yield self._chunk([_choice(event.index, event.text, logprobs)])
+        elif isinstance(event, FinishedEvent):
+            yield self._finish(event)
+
+    def closing(self) -> Iterator[CompletionBody]:
+        if self._include_usage:
+            chunk = self._chunk([])
+            chunk["usage"] = usage_body(self._generation.tally.usage)
+            yield self._with_proof(chunk)
+
+    def _finish(self, event: FinishedEvent) -> CompletionBody:
+        reason: CompletionFinish = "length" if event.reason == "length" else "stop"
+        chunk = self._chunk([_choice(event.index, "", None, reason)])
+        is_last = self._generation.tally.is_complete and not self._include_usage
+        return self._with_proof(chunk) if is_last else chunk
+
+    def _logprobs(
+        self, index: int, ids: Sequence[int], logprobs: Sequence[TokenLogprob | None]
+    ) -> CompletionLogprobsBody | None:
+        if self._num_top is None or not logprobs:
+            return None
+        return {
+            "tokens": [self._text.token_text(token_id) for token_id in ids],
+            "token_logprobs": [None if token is None else finite(token.logprob) for token in logprobs],
+            "top_logprobs": [_top(self._text, token, self._num_top) for token in logprobs] if self._num_top else None,
+            "text_offset": [self._offsets[index].next(token_id) for token_id in ids],
+        }
+
+    def _with_proof(self, chunk: CompletionBody) -> CompletionBody:
+        millm = self._generation.millm
+        if millm is not None:
+            chunk["millm"] = millm
+        return chunk
+
+    def _chunk(self, choices: list[CompletionChoiceBody]) -> CompletionBody:
+        chunk: CompletionBody = {
+            "id": self._id,
+            "object": "text_completion",
+            "created": self._created,
+            "model": self._generation.target.model.record.name,
+            "choices": choices,
+            "system_fingerprint": SYSTEM_FINGERPRINT,
+        }
+        if self._include_usage:
+            chunk["usage"] = None
+        return chunk
+
+
+def _choice(
+    index: int,
+    text: str,
+    logprobs: CompletionLogprobsBody | None = None,
+    finish_reason: CompletionFinish | None = None,
+) -> CompletionChoiceBody:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
+
+
+def _top(text: ModelText, token: TokenLogprob | None, num_top: int) -> dict[str, float] | None:
+    """The most likely tokens and the chosen one; tokens with the same text count as the likeliest of them."""
+    if token is None:
+        return None
+    top: dict[str, float] = {}
+    for token_id, logprob in (*token.top[:num_top], (token.token_id, token.logprob)):
+        name = text.token_text(token_id)
+        top[name] = max(finite(logprob), top.get(name, finite(logprob)))
+    return top

@@ -1,0 +1,80 @@
+"""Text completions: from the request to the response."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from django.http.response import HttpResponseBase
+
+from inference.client import SamplingParams
+from inference.registry import ReadyModel
+from inference.text import ModelText, PromptTooLongError
+from openai_api.call import Call
+from openai_api.endpoint import json_response
+from openai_api.errors import invalid
+from openai_api.schemas.completions import CompletionRequest, Prompt
+from openai_api.services.completion_chunks import CompletionChunks
+from openai_api.services.completion_fold import CompletionFold
+from openai_api.services.generation import Generation, Plan
+from openai_api.services.reply import collect, stream
+from openai_api.services.sampling import check_token_ids, completion_budget, sampling_params
+from openai_api.services.target import resolve_target
+from openai_api.services.transcript import off_loop
+
+
+async def create_completion(call: Call) -> HttpResponseBase:
+    wanted = call.read(CompletionRequest)
+    target = await resolve_target(call, wanted)
+    prompts = await encode_prompts(target.model, wanted.prompt)
+    params = [params_for(wanted, target.model, len(ids)) for ids in prompts]
+    generation = Generation(call, target, Plan(prompts, params, wanted.num_candidates))
+    chunks = CompletionChunks(
+        generation,
+        num_sequences=len(prompts) * wanted.num_candidates,
+        echoes=echoes(target.model.text, wanted, prompts) if wanted.echo else None,
+        num_top=params[0].logprobs,
+        echo_has_logprobs=wanted.logprobs is not None,
+        include_usage=wanted.include_usage or not wanted.stream,
+    )
+    if wanted.stream:
+        return await stream(generation, chunks)
+    fold = CompletionFold(
+        per_prompt=wanted.num_candidates, keep=wanted.num_choices, has_logprobs=wanted.logprobs is not None
+    )
+    await collect(generation, chunks, fold.add)
+    return json_response(fold.body())
+
+
+async def encode_prompts(model: ReadyModel, prompts: list[Prompt]) -> list[list[int]]:
+    """Token ids of each prompt; raises ApiError 400 `invalid_prompt`."""
+    size = sum(len(prompt) for prompt in prompts)
+    try:
+        encoded = await off_loop(
+            lambda: [model.text.encode(prompt) if isinstance(prompt, str) else prompt for prompt in prompts], size=size
+        )
+    except PromptTooLongError as error:
+        raise invalid(str(error), param="prompt", code=error.code) from None
+    for ids in encoded:
+        check_token_ids(ids, model.vocab_size, param="prompt", code="invalid_prompt")
+        if not ids:
+            raise invalid("A prompt has no tokens. Send some text.", param="prompt", code="invalid_prompt")
+    return encoded
+
+
+def params_for(wanted: CompletionRequest, model: ReadyModel, prompt_tokens: int) -> SamplingParams:
+    """``best_of`` ranks by logprobs, so the engine is asked for them even where the client did not."""
+    budget = completion_budget(wanted.max_tokens, prompt_tokens, model, param="max_tokens")
+    needs_ranking = wanted.num_candidates > wanted.num_choices
+    logprobs = 0 if wanted.logprobs is None and needs_ranking else wanted.logprobs
+    prompt_logprobs = wanted.logprobs if wanted.echo else None
+    params = sampling_params(wanted, model, budget)
+    return dataclasses.replace(params, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+
+
+def echoes(text: ModelText, wanted: CompletionRequest, prompts: list[list[int]]) -> list[tuple[str, list[int]]]:
+    """For each sequence its prompt, as the text that the client sent and as token ids."""
+    texts = [
+        given if isinstance(given, str) else text.decode(given, skip_special_tokens=True) for given in wanted.prompt
+    ]
+    pairs = list(zip(texts, prompts, strict=True))
+    return [pair for pair in pairs for _ in range(wanted.num_candidates)]

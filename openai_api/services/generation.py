@@ -1,0 +1,132 @@
+"""A request's sequences in the engine: submitted together, read under a deadline, cancelled when nobody reads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from django.conf import settings
+
+from inference.client import (
+    Event,
+    FailedEvent,
+    FinishedEvent,
+    GenerationRequest,
+    SamplingParams,
+)
+from openai_api.backend import get_backend
+from openai_api.call import Call
+from openai_api.errors import ApiError, conflict, timed_out, unavailable
+from openai_api.schemas.bodies import MillmBody
+from openai_api.services.sampling import of_choice
+from openai_api.services.tally import Tally
+from openai_api.services.target import Target
+from openai_api.services.waves import Waves
+
+_UNAVAILABLE = {"engine_shutdown": 5.0, "model_unloaded": 1.0, "out_of_memory": 10.0}  # codes and Retry-After
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Prompts as token ids, each continued ``per_prompt`` times. A sequence's index is prompt * per_prompt + choice."""
+
+    prompts: Sequence[Sequence[int]]
+    params: Sequence[SamplingParams]  # one for each prompt
+    per_prompt: int
+
+    @property
+    def prompt_of_sequence(self) -> list[int]:
+        return [prompt for prompt in range(len(self.prompts)) for _ in range(self.per_prompt)]
+
+    def requests(self, call_id: str, target: Target) -> list[GenerationRequest]:
+        return [
+            GenerationRequest(
+                request_id=f"{call_id}/{number}",
+                model=target.model.record.name,
+                prompt_token_ids=tuple(self.prompts[prompt]),
+                sampling=of_choice(self.params[prompt], number % self.per_prompt),
+                intervention=target.profile.intervention if target.profile else None,
+                index=number,
+            )
+            for number, prompt in enumerate(self.prompt_of_sequence)
+        ]
+
+    @property
+    def num_tokens(self) -> int:
+        """The most that the plan can use."""
+        completions = sum(params.max_tokens for params in self.params) * self.per_prompt
+        return completions + sum(len(prompt) for prompt in self.prompts)
+
+
+class Generation:
+    """Reads events until all sequences have ended; :meth:`close` may be called at any time, from any thread."""
+
+    def __init__(self, call: Call, target: Target, plan: Plan) -> None:
+        """Raises ApiError 429 or EngineError when the sequences cannot be taken in now."""
+        self.call = call
+        self.target = target
+        self.tally = Tally([len(prompt) for prompt in plan.prompts], plan.prompt_of_sequence)
+        self._pending: Event | None = None
+        call.reserve_tokens(plan.num_tokens)
+        requests = plan.requests(call.id, target)
+        self._events = Waves(get_backend().client(), requests, size=settings.MILLM_MAX_BATCH_SIZE)
+
+    async def peek(self) -> None:
+        """Wait a moment for the first event; raises ApiError when it is a failure."""
+        self._pending = await self.next_event(get_backend().first_event_s)
+
+    async def next_event(self, patience_s: float) -> Event | None:
+        """The next event, or None after ``patience_s`` without one. Raises ApiError on failure and at the deadline."""
+        if self._pending is not None:
+            event, self._pending = self._pending, None
+            return event
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout_at(min(self.call.deadline, loop.time() + patience_s)):
+                event = await anext(self._events)
+        except TimeoutError:
+            if loop.time() >= self.call.deadline:
+                raise timed_out(settings.MILLM_REQUEST_TIMEOUT) from None
+            return None
+        except StopAsyncIteration:
+            raise unavailable("The engine ended the request early.", code="engine_shutdown") from None
+        self.tally.note(event)
+        self._check(event)
+        return event
+
+    def close(self) -> None:
+        """Cancel what still runs and write what is known into the log entry."""
+        self._events.close()
+        self.tally.fill(self.call.entry)
+
+    @property
+    def millm(self) -> MillmBody | None:
+        """Which profile acted, for the end of the response."""
+        if self.target.profile is None:
+            return None
+        expected, applied = self.tally.steering
+        return {
+            "profile": self.target.profile.label,
+            "fingerprint": self.target.profile.fingerprint,
+            "steering": {"expected": expected, "applied": applied},
+        }
+
+    def _check(self, event: Event) -> None:
+        if isinstance(event, FailedEvent):
+            raise failure(event.code, event.message)
+        if isinstance(event, FinishedEvent):
+            if event.reason == "cancelled":
+                raise unavailable("The engine cancelled the request.", code="engine_shutdown")
+            receipt = event.receipt
+            if self.target.profile is not None and (receipt is None or receipt.applied != receipt.expected):
+                raise failure("steering_not_applied", "The profile did not act as compiled; the output was withheld.")
+
+
+def failure(code: str, message: str) -> ApiError:
+    """The engine's failure as the client sees it."""
+    if code in _UNAVAILABLE:
+        return unavailable(message, code=code, retry_after_s=_UNAVAILABLE[code])
+    if code == "sae_mismatch":
+        return conflict(message, code=code, param="profile")
+    return ApiError(500, message, error_type="server_error", code=code, can_retry=code == "server_error")

@@ -1,0 +1,89 @@
+"""A generation as an HTTP response: streamed chunk by chunk, or the same chunks folded into one body."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Callable, Iterator
+from typing import Protocol, TypeVar
+
+from django.http.response import HttpResponseBase
+
+from inference.client import Event
+from openai_api.backend import get_backend
+from openai_api.errors import ApiError, server_error
+from openai_api.services.generation import Generation
+from openai_api.sse import DONE, PING, EventSource, data_event, event_response
+
+logger = logging.getLogger(__name__)
+Chunk = TypeVar("Chunk", covariant=True)
+
+
+class Chunks(Protocol[Chunk]):
+    """An endpoint's format. All chunks of a response are those of opening, then of each event, then closing."""
+
+    def opening(self) -> Iterator[Chunk]: ...
+
+    def of(self, event: Event) -> Iterator[Chunk]: ...
+
+    def closing(self) -> Iterator[Chunk]: ...
+
+
+ChunkT = TypeVar("ChunkT")
+
+
+async def collect(generation: Generation, chunks: Chunks[ChunkT], take: Callable[[ChunkT], None]) -> None:
+    """Hand all chunks to ``take``; raises ApiError. The engine stops whatever way this ends."""
+    ping_s = get_backend().ping_s
+    try:
+        for chunk in chunks.opening():
+            take(chunk)
+        while not generation.tally.is_complete:
+            event = await generation.next_event(ping_s)
+            for chunk in chunks.of(event) if event is not None else ():
+                take(chunk)
+        for chunk in chunks.closing():
+            take(chunk)
+    finally:
+        generation.close()
+
+
+async def stream(generation: Generation, chunks: Chunks[ChunkT]) -> HttpResponseBase:
+    """Raises ApiError while an HTTP status can still say it."""
+    try:
+        await generation.peek()
+    except BaseException:
+        generation.close()
+        raise
+
+    def close() -> None:
+        if not generation.tally.is_complete and not generation.call.entry.error_code:
+            generation.call.leave()
+        generation.close()
+        generation.call.close()
+
+    return event_response(EventSource(_events(generation, chunks), close))
+
+
+async def _events(generation: Generation, chunks: Chunks[ChunkT]) -> AsyncGenerator[bytes, None]:
+    call, ping_s = generation.call, get_backend().ping_s
+    try:
+        for chunk in chunks.opening():
+            yield data_event(chunk)
+        while not generation.tally.is_complete:
+            event = await generation.next_event(ping_s)
+            if event is None:
+                yield PING
+                continue
+            for chunk in chunks.of(event):
+                yield data_event(chunk)
+        for chunk in chunks.closing():
+            yield data_event(chunk)
+        yield DONE
+    except ApiError as error:
+        call.refuse(error)
+        yield data_event(error.body())
+    except Exception:
+        logger.exception("Request %s failed in its stream.", call.id)
+        hidden = server_error(call.id)
+        call.refuse(hidden)
+        yield data_event(hidden.body())

@@ -1,0 +1,81 @@
+"""From a request's fields to the engine's sampling parameters, checked against the model."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+from django.conf import settings
+
+from inference.client import SamplingParams
+from inference.registry import ReadyModel
+from openai_api.errors import context_length_exceeded, invalid
+from openai_api.schemas.sampling import INT64_MAX, SamplingSchema
+
+DEFAULTABLE = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
+
+
+def sampling_params(wanted: SamplingSchema, model: ReadyModel, max_tokens: int) -> SamplingParams:
+    """The request's values, else the model's defaults, else the engine's. Raises ApiError 400."""
+    check_token_ids(wanted.stop_token_ids or (), model.vocab_size, param="stop_token_ids")
+    return SamplingParams(
+        max_tokens=max_tokens,
+        logit_bias=_logit_bias(wanted, model.vocab_size),
+        seed=None if wanted.seed is None else wanted.seed & INT64_MAX,
+        stop=tuple(wanted.stop or ()),
+        stop_token_ids=tuple(wanted.stop_token_ids or ()),
+        ignore_eos=bool(wanted.ignore_eos),
+        **_numbers(wanted, model),
+    )
+
+
+def of_choice(params: SamplingParams, choice: int) -> SamplingParams:
+    """Those of one choice among n: a seed gives each its own, reproducible numbers."""
+    if params.seed is None or choice == 0:
+        return params
+    return dataclasses.replace(params, seed=(params.seed + choice) & INT64_MAX)
+
+
+def completion_budget(asked: int | None, prompt_tokens: int, model: ReadyModel, *, param: str) -> int:
+    """How many tokens may be generated; raises ApiError 400 when the prompt leaves no room for them."""
+    limit = model.max_model_len
+    needed = 1 if asked is None else asked
+    if prompt_tokens + needed > limit:
+        raise context_length_exceeded(limit=limit, prompt=prompt_tokens, completion=needed, param=param)
+    if asked is not None:
+        return asked
+    default: int = model.record.default_sampling.get("max_tokens") or settings.MILLM_MAX_TOKENS_DEFAULT
+    return min(default, limit - prompt_tokens)
+
+
+def check_token_ids(ids: Iterable[int], vocab_size: int, *, param: str, code: str = "invalid_value") -> None:
+    """An id outside the vocabulary would abort the device's context, so it never gets there."""
+    worst = max(ids, default=0)
+    if worst >= vocab_size:
+        raise invalid(
+            f"{param}: token id {worst} is outside the vocabulary of {vocab_size} tokens.", param=param, code=code
+        )
+
+
+def _numbers(wanted: SamplingSchema, model: ReadyModel) -> dict[str, Any]:
+    defaults = model.record.default_sampling
+    asked = {name: getattr(wanted, name) for name in DEFAULTABLE}
+    values = {name: defaults.get(name) if value is None else value for name, value in asked.items()}
+    if values["top_k"] is not None:
+        values["top_k"] = min(max(0, values["top_k"]), model.vocab_size)
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _logit_bias(wanted: SamplingSchema, vocab_size: int) -> tuple[tuple[int, float], ...]:
+    bias = {int(token): value for token, value in (wanted.logit_bias or {}).items()}
+    check_token_ids(bias, vocab_size, param="logit_bias")
+    return tuple(bias.items())

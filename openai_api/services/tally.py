@@ -1,0 +1,117 @@
+"""What came out of the engine so far: texts, counts, reasons, times and the proof of steering."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from inference.client import (
+    Event,
+    FailedEvent,
+    FinishedEvent,
+    SteeringReceipt,
+    TokensEvent,
+    Usage,
+)
+from openai_api.log_entry import LogEntry
+from openai_api.schemas.bodies import UsageBody
+
+
+@dataclass(slots=True)
+class SequenceTally:
+    """One sequence; ``end`` is its terminal event."""
+
+    prompt: int  # index of its prompt
+    texts: list[str] = field(default_factory=list)
+    num_tokens: int = 0
+    end: FinishedEvent | FailedEvent | None = None
+
+    def note(self, event: Event) -> None:
+        if isinstance(event, TokensEvent):
+            self.texts.append(event.text)
+            self.num_tokens += len(event.token_ids)
+        elif isinstance(event, FinishedEvent | FailedEvent):
+            self.end = event
+            self.num_tokens = max(self.num_tokens, event.usage.completion_tokens)
+
+    @property
+    def reason(self) -> str:
+        return self.end.reason if isinstance(self.end, FinishedEvent) else ""
+
+    @property
+    def receipt(self) -> SteeringReceipt | None:
+        return self.end.receipt if isinstance(self.end, FinishedEvent) else None
+
+
+class Tally:
+    """All sequences of a request. ``prompt_lengths`` are in tokens; ``prompts`` gives each sequence's prompt."""
+
+    def __init__(self, prompt_lengths: Sequence[int], prompts: Sequence[int]) -> None:
+        self._prompt_lengths = prompt_lengths
+        self._sequences = [SequenceTally(prompt) for prompt in prompts]
+        self._began_at = time.monotonic()
+        self._first_token_s: float | None = None
+
+    def note(self, event: Event) -> None:
+        self._sequences[event.index].note(event)
+        if self._first_token_s is None and isinstance(event, TokensEvent):
+            self._first_token_s = time.monotonic() - self._began_at
+
+    @property
+    def is_complete(self) -> bool:
+        return all(sequence.end is not None for sequence in self._sequences)
+
+    @property
+    def usage(self) -> Usage:
+        """A prompt counts once, however many sequences continue it."""
+        cached: dict[int, int] = {}
+        for sequence in self._sequences:
+            if sequence.end is not None:
+                cached.setdefault(sequence.prompt, sequence.end.usage.cached_tokens)
+        return Usage(
+            prompt_tokens=sum(self._prompt_lengths),
+            cached_tokens=sum(cached.values()),
+            completion_tokens=sum(sequence.num_tokens for sequence in self._sequences),
+        )
+
+    @property
+    def steering(self) -> tuple[int, int]:
+        """Layer applications expected and made."""
+        receipts = [sequence.receipt for sequence in self._sequences if sequence.receipt is not None]
+        return sum(receipt.expected for receipt in receipts), sum(receipt.applied for receipt in receipts)
+
+    def fill(self, entry: LogEntry) -> None:
+        """Write what is known into the log entry."""
+        usage = self.usage
+        timings = [sequence.end.timings for sequence in self._sequences if sequence.end is not None]
+        entry.prompt_tokens = usage.prompt_tokens
+        entry.cached_tokens = usage.cached_tokens
+        entry.completion_tokens = usage.completion_tokens
+        entry.steering_expected, entry.steering_applied = self.steering
+        entry.finish_reason = ",".join(
+            dict.fromkeys(sequence.reason for sequence in self._sequences if sequence.reason)
+        )
+        entry.queue_ms = _milliseconds(one.queue_s for one in timings)
+        entry.ttft_ms = _milliseconds(one.first_token_s for one in timings)
+        if entry.ttft_ms is None:  # the client left before the engine's own measure came
+            entry.ttft_ms = _milliseconds([self._first_token_s])
+        texts = ["".join(sequence.texts) for sequence in self._sequences]
+        entry.completion = texts[0] if len(texts) == 1 else json.dumps(texts, ensure_ascii=False)
+
+
+def _milliseconds(seconds: Iterable[float | None]) -> float | None:
+    """The least of ``seconds``."""
+    known = [value for value in seconds if value is not None]
+    return min(known) * 1000 if known else None
+
+
+def usage_body(usage: Usage) -> UsageBody:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": 0},
+    }

@@ -1,0 +1,117 @@
+"""Which model and which profile a request means, and whether its key may use them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from inference.registry import ModelNotFoundError, ModelNotReadyError, ModelRecord, ReadyModel
+from openai_api.backend import Registry, get_backend
+from openai_api.call import Call
+from openai_api.errors import ApiError, forbidden, invalid, model_not_found, quote, unavailable
+from openai_api.keys import KeyRecord
+from openai_api.schemas.sampling import SamplingSchema
+from steering.errors import SteeringError
+from steering.profiles import ResolvedProfile
+
+PROFILE_HEADER = "x-millm-profile"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    model: ReadyModel
+    profile: ResolvedProfile | None
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileWish:
+    """What a request says about its profile: a reference, none at all (``reference`` None), or nothing."""
+
+    reference: str | None = None
+    is_given: bool = False
+
+
+async def resolve_target(call: Call, wanted: SamplingSchema) -> Target:
+    """Raises ApiError 400, 403, 404, 409 or 503; a profile that cannot act is never passed over."""
+    backend = get_backend()
+    record, suffix = find_model(backend.registry(), wanted.model)
+    call.entry.model = record.name
+    check_model_allowed(call.key, record)
+    reference = choose_profile(call, wanted, suffix, record)
+    try:
+        model = await backend.registry().ready(record.name)
+        profile = (
+            await backend.resolve_profile(record.name, reference, special_token_ids=model.text.special_token_ids)
+            if reference
+            else None
+        )
+    except ModelNotFoundError:
+        raise model_not_found(wanted.model) from None
+    except ModelNotReadyError as error:
+        raise unavailable(str(error), code="model_not_ready", retry_after_s=error.retry_after_s) from None
+    except SteeringError as error:
+        raise steering_refusal(error) from None
+    if profile is not None:
+        call.entry.profile, call.entry.fingerprint = profile.label, profile.fingerprint
+    return Target(model, profile)
+
+
+def find_model(registry: Registry, name: str) -> tuple[ModelRecord, str | None]:
+    """The model of that name or alias; else, for ``name:profile``, the model before the last colon and the rest."""
+    try:
+        return registry.find(name), None
+    except ModelNotFoundError:
+        base, colon, suffix = name.rpartition(":")
+        if not (colon and base and suffix):
+            raise model_not_found(name) from None
+    try:
+        return registry.find(base), suffix
+    except ModelNotFoundError:
+        raise model_not_found(name) from None
+
+
+def is_model_allowed(key: KeyRecord | None, record: ModelRecord) -> bool:
+    return key is None or not key.allowed_models or not key.allowed_models.isdisjoint((record.name, *record.aliases))
+
+
+def check_model_allowed(key: KeyRecord | None, record: ModelRecord) -> None:
+    if not is_model_allowed(key, record):
+        message = f"This key may not use the model “{record.name}”. Ask the key's owner to allow it."
+        raise forbidden(message, code="model_not_allowed", param="model")
+
+
+def choose_profile(call: Call, wanted: SamplingSchema, suffix: str | None, record: ModelRecord) -> str | None:
+    """The request's choice, else the key's default, else the model's, else none.
+
+    Defaults are the operator's choice and need no permission; ``allowed_profiles`` limits what a request may name.
+    """
+    wish = profile_wish(call, wanted, suffix)
+    if not wish.is_given:
+        return (call.key.default_profile if call.key else "") or record.default_profile or None
+    if wish.reference is not None:
+        check_profile_allowed(call.key, wish.reference)
+    return wish.reference
+
+
+def profile_wish(call: Call, wanted: SamplingSchema, suffix: str | None) -> ProfileWish:
+    """From the body, the header or the model's suffix; they must not contradict each other."""
+    header = call.request.headers.get(PROFILE_HEADER)
+    wishes = [ProfileWish(wanted.profile, is_given=True)] if wanted.names_profile else []
+    if header is not None:
+        wishes.append(ProfileWish(header.strip() or None, is_given=True))
+    if suffix is not None:
+        wishes.append(ProfileWish(suffix, is_given=True))
+    if len(set(wishes)) > 1:
+        named = ", ".join(f"“{quote(wish.reference)}”" if wish.reference else "none" for wish in wishes)
+        raise invalid(f"The request names different profiles: {named}. Name one.", param="profile")
+    return wishes[0] if wishes else ProfileWish()
+
+
+def check_profile_allowed(key: KeyRecord | None, reference: str) -> None:
+    name = reference.partition("@")[0]
+    if key is not None and key.allowed_profiles and key.allowed_profiles.isdisjoint((name, reference)):
+        message = f"This key may not use the profile “{quote(reference)}”. Ask the key's owner to allow it."
+        raise forbidden(message, code="profile_not_allowed", param="profile")
+
+
+def steering_refusal(error: SteeringError) -> ApiError:
+    return ApiError(error.status, str(error), code=error.code, param=error.param, can_retry=error.status != 409)

@@ -1,0 +1,60 @@
+"""Server-sent events: their bytes, and a response whose end is always noticed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from typing import Self
+
+import pydantic_core
+from django.http import StreamingHttpResponse
+
+PING = b": ping\n\n"
+DONE = b"data: [DONE]\n\n"
+
+
+def data_event(body: object) -> bytes:
+    return b"data: " + pydantic_core.to_json(body) + b"\n\n"
+
+
+class EventSource:
+    """The body of a streamed response.
+
+    ``on_close`` runs once: when the events end, when they raise or are cancelled, or when Django closes the response
+    (the only sign when the client leaves while this waits for its next turn), which happens in another thread.
+    """
+
+    def __init__(self, events: AsyncGenerator[bytes, None], on_close: Callable[[], None]) -> None:
+        self._events = events
+        self._on_close = on_close
+        self._is_open = True
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if not self._is_open:
+            raise StopAsyncIteration
+        try:
+            return await anext(self._events)
+        except BaseException:
+            self.close()
+            raise
+
+    async def aclose(self) -> None:
+        self.close()
+        await self._events.aclose()
+
+    def close(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._on_close()
+
+    def __del__(self) -> None:
+        self.close()  # cancelled between the view and the server: nobody else knows
+
+
+def event_response(source: EventSource) -> StreamingHttpResponse:
+    response = StreamingHttpResponse(source, content_type="text/event-stream")
+    response.headers["Cache-Control"] = "no-cache"
+    response.headers["X-Accel-Buffering"] = "no"
+    return response

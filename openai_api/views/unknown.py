@@ -1,0 +1,16 @@
+"""Every other path under /v1."""
+
+from __future__ import annotations
+
+from django.http.response import HttpResponseBase
+
+from openai_api.call import Call
+from openai_api.endpoint import endpoint
+from openai_api.errors import unknown_url
+
+
+async def refuse_url(call: Call) -> HttpResponseBase:
+    raise unknown_url(call.request.method or "", call.request.path)
+
+
+unknown = endpoint("/v1/*", ANY=refuse_url)

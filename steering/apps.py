@@ -1,0 +1,6 @@
+from django.apps import AppConfig
+
+
+class SteeringConfig(AppConfig):
+    name = "steering"
+    verbose_name = "Steering"

@@ -1,0 +1,135 @@
+"""Installs the demo that the project ships: model, SAE with labelled features, published profiles."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from django.db import transaction
+
+from inference.models import LanguageModel
+from inference.services import absolute_source, register_model, save_model
+from steering import services
+from steering.drafts import draft_edits, feature_target
+from steering.labels import read_labels
+from steering.models import SAE, SteeringProfile
+from steering.registration import SAELocation, inspect_sae, prepare_sae, read_health
+from steering.sae_source import folder_checksum
+from steering.spec.edit import EditSpec
+from steering.spec.errors import InvalidSpecError
+from steering.spec.rendering import fingerprint
+
+ARTIFACTS = Path(__file__).with_name("artifacts")
+MODEL_NAME = "demo"
+SAE_NAME = "demo-sae"
+SAMPLING = {"temperature": 0.8}
+
+
+@dataclass(frozen=True, slots=True)
+class InstalledDemo:
+    """``published`` lists the profile versions that this run published, none when all was there already."""
+
+    model: LanguageModel
+    sae: SAE
+    published: tuple[str, ...]
+
+
+@transaction.atomic
+def install_demo(artifacts: Path = ARTIFACTS) -> InstalledDemo:
+    """Brings the database to what ``artifacts`` holds; quick, and without loading torch, when it is there already.
+
+    What somebody changed is left alone: the model's settings, the labels, and profiles whose draft was edited or that
+    somebody published. FileNotFoundError when the artifacts are not there.
+    """
+    if not (artifacts / "profiles.json").is_file():
+        raise FileNotFoundError(f"The demo's files are not in {artifacts}; “manage.py train_demo” makes them.")
+    model = _install_model(artifacts / "model")
+    sae = _install_sae(model, artifacts)
+    entries = json.loads((artifacts / "profiles.json").read_text("utf-8"))
+    published = [label for entry in entries if (label := _install_profile(model, sae, entry))]
+    return InstalledDemo(model, sae, tuple(published))
+
+
+def _install_model(folder: Path) -> LanguageModel:
+    model = LanguageModel.objects.filter(name=MODEL_NAME).first()
+    if model is None:
+        return register_model(
+            name=MODEL_NAME,
+            source=str(folder),
+            is_default=not LanguageModel.objects.filter(is_default=True).exists(),
+            autoload=True,
+            default_sampling=SAMPLING,
+        )
+    if model.source != absolute_source(str(folder)):  # the project's folder was moved
+        model.source = absolute_source(str(folder))
+        save_model(model)
+    return model
+
+
+def _install_sae(model: LanguageModel, artifacts: Path) -> SAE:
+    location = SAELocation(str(artifacts / "sae"))
+    sae = SAE.objects.filter(name=SAE_NAME).first()
+    if sae is not None and sae.checksum == folder_checksum(artifacts / "sae"):
+        moved = sae.source != absolute_source(location.source)
+        return services.move_sae(sae=sae, location=location) if moved else sae
+    if sae is not None:
+        _retire(sae)
+    candidate = inspect_sae(location, model)
+    labels = read_labels(artifacts / "features.json", candidate.config.math.d_sae)
+    health = read_health(artifacts / "health.json")
+    return services.save_sae(prepared=prepare_sae(SAE_NAME, model, candidate, labels=labels, health=health))
+
+
+def _retire(sae: SAE) -> None:
+    """Versions of profiles still name the SAE that was shipped before; its weights are gone, and they say so."""
+    sae.name = f"{SAE_NAME}-{sae.checksum[:8]}"
+    sae.save(update_fields=["name"])
+
+
+def _install_profile(model: LanguageModel, sae: SAE, entry: Mapping[str, Any]) -> str | None:
+    """The label of the version that was published, or None where there was nothing to do."""
+    edits = _edits(sae, entry)
+    profile = SteeringProfile.objects.filter(model=model, name=entry["name"]).first()
+    if profile is None:
+        profile = services.create_profile(
+            name=entry["name"], model=model, description=entry.get("description", ""), edits=edits
+        )
+    elif _is_touched(profile) or _has_effect(profile, edits):
+        return None
+    else:
+        services.replace_draft(profile=profile, edits=edits)
+    return str(services.publish_profile(profile=profile, note=entry.get("note", "")))
+
+
+def _edits(sae: SAE, entry: Mapping[str, Any]) -> list[EditSpec]:
+    indices = {edit["feature"] for edit in entry["edits"]}
+    features = {feature.index: feature for feature in sae.features.filter(index__in=indices).select_related("sae")}
+    return [
+        EditSpec(
+            target=feature_target(features[edit["feature"]]),
+            operation=edit["operation"],
+            strength=edit["strength"],
+            unit=edit["unit"],
+            phase=edit["phase"],
+        )
+        for edit in entry["edits"]
+    ]
+
+
+def _is_touched(profile: SteeringProfile) -> bool:
+    """Whether somebody edited the draft, or published a version, since it was installed."""
+    latest = profile.latest_version
+    if latest is None or profile.versions.filter(published_by__isnull=False).exists():
+        return True
+    try:
+        return fingerprint(draft_edits(profile)) != latest.fingerprint
+    except InvalidSpecError:
+        return True
+
+
+def _has_effect(profile: SteeringProfile, edits: list[EditSpec]) -> bool:
+    latest = profile.latest_version
+    return latest is not None and latest.fingerprint == fingerprint(edits)

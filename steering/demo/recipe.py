@@ -1,0 +1,84 @@
+"""The recipe: every size and number that decides what `train_demo` makes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRecipe:
+    """Shape of the language model and of its training; `tokens` is the budget, so that runs are repeatable."""
+
+    vocab_size: int = 2048
+    hidden_size: int = 256
+    intermediate_size: int = 512
+    num_layers: int = 5
+    num_heads: int = 8
+    num_kv_heads: int = 4
+    max_positions: int = 1024
+    tokens: int = 11_000_000
+    tokens_per_step: int = 6144
+    row_length: int = 256
+    long_row_length: int = 1024
+    long_every: int = 5
+    learning_rate: float = 2e-3
+    warmup_steps: int = 60
+    weight_decay: float = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class SaeRecipe:
+    """Shape of the SAE and of its training, in residual vectors (`tokens`)."""
+
+    layer: int = 2
+    d_sae: int = 1536
+    k: int = 16
+    tokens: int = 1_400_000
+    pool_tokens: int = 150_000
+    batch: int = 1024
+    learning_rate: float = 2e-3
+    aux_weight: float = 1 / 32
+    dead_after_batches: int = 60
+
+
+@dataclass(frozen=True, slots=True)
+class DemoRecipe:
+    """Everything `train_demo` needs; equal recipes give equal artifacts on equal machines."""
+
+    seed: int = 7
+    tokenizer_documents: int = 12_000
+    measure_tokens: int = 120_000
+    labelled_stories: int = 800
+    effect_samples: int = 64
+    effect_tokens: int = 80
+    model: ModelRecipe = ModelRecipe()
+    sae: SaeRecipe = SaeRecipe()
+
+
+def quick_recipe(seed: int = 7) -> DemoRecipe:
+    """A run of seconds that writes every file; what it writes is of no use but for tests."""
+    model = replace(
+        ModelRecipe(),
+        vocab_size=600,
+        hidden_size=32,
+        intermediate_size=64,
+        num_layers=3,
+        num_heads=2,
+        num_kv_heads=1,
+        tokens=20_000,
+        tokens_per_step=2048,
+        row_length=128,
+        long_row_length=256,
+        warmup_steps=2,
+    )
+    sae = replace(SaeRecipe(), layer=1, d_sae=64, k=8, tokens=16_000, pool_tokens=5_000, batch=512)
+    return DemoRecipe(
+        seed=seed,
+        tokenizer_documents=200,
+        measure_tokens=4_000,
+        labelled_stories=40,
+        effect_samples=4,
+        effect_tokens=6,
+        model=model,
+        sae=sae,
+    )

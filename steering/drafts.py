@@ -1,0 +1,99 @@
+"""Between a profile's draft (rows of FeatureEdit) and the edits of a version (:mod:`steering.spec`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+from inference.interventions import SITE_KINDS, Site, SiteKind
+from steering.models import SAE, Feature, FeatureEdit, SteeringProfile
+from steering.spec.edit import EditSpec, FeatureTarget, Operation, SAEIdentity, VectorTarget
+from steering.spec.errors import InvalidSpecError, Problem
+from steering.spec.parsing import parse_edits
+from steering.spec.rendering import edit_to_json
+from steering.spec.units import Scales, Unit
+
+
+def draft_edits(profile: SteeringProfile) -> tuple[EditSpec, ...]:
+    """The draft's edits, checked as if they had come from outside; InvalidSpecError names what is wrong."""
+    rows = profile.edits.select_related("feature__sae")
+    norms = _mean_norms(profile.model_id)
+    return parse_edits([_row_to_json(row, norms) for row in rows])
+
+
+def edit_of(row: FeatureEdit) -> EditSpec:
+    """One row as an edit, for showing it; InvalidSpecError when it is not complete."""
+    return parse_edits([_row_to_json(row, {} if row.feature else _mean_norms(row.profile.model_id))])[0]
+
+
+def feature_target(feature: Feature) -> FeatureTarget:
+    """The feature with the numbers that strengths refer to, as known now."""
+    sae = feature.sae
+    return FeatureTarget(
+        sae=SAEIdentity(sae.name, sae.checksum, Site(sae.layer, cast("SiteKind", sae.site)), sae.d_in, sae.d_sae),
+        index=feature.index,
+        scales=Scales(feature.max_activation, feature.decoder_norm, sae.reference_norm),
+        label=feature.label,
+    )
+
+
+def rows_of(profile: SteeringProfile, edits: Iterable[EditSpec]) -> list[FeatureEdit]:
+    """Unsaved draft rows with the edits' effect; InvalidSpecError when the model lost an SAE that they need."""
+    return [_row_of(profile, edit, f"edits[{number}]") for number, edit in enumerate(edits)]
+
+
+def _row_to_json(row: FeatureEdit, norms: Mapping[Site, float]) -> dict[str, Any]:
+    values = {"operation": row.operation, "strength": row.strength, "unit": row.unit, "phase": row.phase}
+    if row.feature is None:
+        return {"vector": _vector_to_json(row.vector, norms), **values}
+    edit = EditSpec(feature_target(row.feature), cast("Operation", row.operation), row.strength, cast("Unit", row.unit))
+    return {**edit_to_json(edit), **values}
+
+
+def _vector_to_json(vector: object, norms: Mapping[Site, float]) -> object:
+    """The row's vector with the residual's norm at its site filled in; wrong fields are left for the parser to name."""
+    if not isinstance(vector, dict) or vector.get("reference_norm") is not None:
+        return vector
+    layer, kind = vector.get("layer"), vector.get("site", "resid_post")
+    if not isinstance(layer, int) or kind not in SITE_KINDS:
+        return vector
+    return {**vector, "reference_norm": norms.get(Site(layer, kind))}
+
+
+def _mean_norms(model_id: int) -> dict[Site, float]:
+    """Mean residual norms by site, as measured when SAEs were trained there."""
+    rows = SAE.objects.filter(model_id=model_id, mean_resid_norm__isnull=False).order_by("pk")
+    return {Site(row.layer, cast("SiteKind", row.site)): row.mean_resid_norm for row in rows if row.mean_resid_norm}
+
+
+def _row_of(profile: SteeringProfile, edit: EditSpec, path: str) -> FeatureEdit:
+    row = FeatureEdit(
+        profile=profile, operation=edit.operation, strength=edit.strength, unit=edit.unit, phase=edit.phase
+    )
+    if isinstance(edit.target, VectorTarget):
+        row.vector = edit_to_json(edit)["vector"]
+        return row
+    row.feature = _find_feature(profile, edit.target, path)
+    return _keep_effect(row, edit)
+
+
+def _find_feature(profile: SteeringProfile, target: FeatureTarget, path: str) -> Feature:
+    sae = SAE.objects.filter(
+        model_id=profile.model_id, checksum=target.sae.checksum, layer=target.site.layer, site=target.site.kind
+    )
+    feature = Feature.objects.filter(sae__in=sae, index=target.index).select_related("sae").first()
+    if feature is None:
+        message = (
+            f"The model {profile.model} has no SAE {target.sae.name} with this checksum and feature {target.index}."
+        )
+        raise InvalidSpecError([Problem(f"{path}.feature", message, "invalid_feature")])
+    return feature
+
+
+def _keep_effect(row: FeatureEdit, edit: EditSpec) -> FeatureEdit:
+    """Gives the strength as a raw number where the numbers behind its unit have changed since."""
+    assert row.feature is not None
+    if replace(edit, target=feature_target(row.feature)).raw != edit.raw:
+        row.strength, row.unit = edit.raw, FeatureEdit.Unit.RAW
+    return row

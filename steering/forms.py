@@ -1,0 +1,124 @@
+"""Forms of the admin."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django import forms
+from django.contrib.admin.widgets import AdminTextInputWidget, AutocompleteSelect
+from django.core.exceptions import ValidationError
+
+from inference.models import LanguageModel
+from inference.sources import SourceError
+from steering.errors import SteeringError
+from steering.models import SAE, FeatureEdit, SteeringProfile
+from steering.registration import PreparedSAE, SAELocation, inspect_sae, prepare_sae
+from steering.saes.errors import InvalidSAEError
+from steering.spec.errors import InvalidSpecError
+from steering.spec.parsing import parse_edits
+from steering.spec.units import MAX_STRENGTH
+
+
+class FeatureSelect(AutocompleteSelect):
+    """Searches features of one model only (its primary key goes along as ``language_model``)."""
+
+    language_model: int | None = None
+
+    def get_url(self) -> str:
+        return f"{super().get_url()}?language_model={self.language_model or 0}"
+
+
+class FeatureEditForm(forms.ModelForm[FeatureEdit]):
+    strength = forms.FloatField(
+        initial=1.0,
+        min_value=-MAX_STRENGTH,
+        max_value=MAX_STRENGTH,
+        widget=forms.NumberInput(attrs={"step": "any", "class": "strength"}),
+    )
+
+    class Meta:
+        model = FeatureEdit
+        fields = ("feature", "operation", "strength", "unit", "phase")
+
+
+class VectorEditForm(FeatureEditForm):
+    """A plain vector can only be added, and its field must hold a vector."""
+
+    class Meta:
+        model = FeatureEdit
+        fields = ("vector", "strength", "unit", "phase")
+        widgets = {"vector": forms.Textarea(attrs={"rows": 3, "cols": 50})}
+
+    def clean_vector(self) -> object:
+        """Everything about it but its fit to the model, which is checked when a request uses it."""
+        value = self.cleaned_data["vector"]
+        try:
+            parse_edits([{"vector": value, "unit": "raw"}])
+        except InvalidSpecError as error:
+            raise ValidationError([str(problem).removeprefix("edits[0].") for problem in error.problems]) from error
+        return value
+
+
+class PublishForm(forms.Form):
+    note = forms.CharField(
+        max_length=2000,
+        widget=forms.Textarea(attrs={"rows": 3, "cols": 60}),
+        help_text="What changed, and why. It stays with the version.",
+    )
+
+
+class DuplicateForm(forms.Form):
+    name = forms.SlugField(max_length=100, help_text="What requests put in “profile”.")
+
+    def __init__(self, profile: SteeringProfile, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._profile = profile
+
+    def clean_name(self) -> str:
+        name = str(self.cleaned_data["name"])
+        if SteeringProfile.objects.filter(model_id=self._profile.model_id, name=name).exists():
+            raise ValidationError(f"The model {self._profile.model} has a profile {name} already.")
+        return name
+
+
+class AddSAEForm(forms.ModelForm[SAE]):
+    """Reads the SAE while it validates, so that whatever is wrong with its files is said beside the form."""
+
+    model = forms.ModelChoiceField(LanguageModel.objects.all())
+    layer = forms.IntegerField(required=False, min_value=0, help_text="Empty: as the SAE's configuration says.")
+    site = forms.ChoiceField(
+        required=False,
+        choices=[("", "as the SAE's configuration says"), *SAE.Site.choices],
+    )
+    prepared: PreparedSAE
+
+    class Meta:
+        model = SAE
+        fields = ("name", "model", "source", "revision", "subfolder", "layer", "site")
+        widgets = dict.fromkeys(("name", "source", "revision", "subfolder"), AdminTextInputWidget)
+
+    def clean(self) -> dict[str, Any]:
+        data = super().clean() or self.cleaned_data
+        if not self.errors:
+            self.prepared = self._prepare(data)
+        return data
+
+    def save(self, commit: bool = True) -> SAE:  # noqa: FBT001, FBT002 - Django's signature
+        """The unsaved row; :func:`steering.services.save_sae` saves it with its features."""
+        return self.prepared.sae
+
+    def save_m2m(self) -> None:
+        """There is nothing of the kind."""
+
+    def _post_clean(self) -> None:
+        """Django would validate the form's own instance here; :meth:`clean` has validated the real row."""
+
+    def _prepare(self, data: dict[str, Any]) -> PreparedSAE:
+        location = SAELocation(data["source"], data["revision"], data["subfolder"])
+        try:
+            candidate = inspect_sae(location, data["model"], layer=data["layer"], site=data["site"] or None)
+            return prepare_sae(data["name"], data["model"], candidate)
+        except (InvalidSAEError, SourceError) as error:
+            raise ValidationError({"source": str(error)}) from error
+        except SteeringError as error:
+            raise ValidationError(error.message) from error

@@ -1,0 +1,62 @@
+"""What an SAE's figures mean, in words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from steering.models import SAE
+
+_BROKEN_FVU = 0.9
+_POOR_FVU = 0.5
+_GOOD_FVU = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """``is_warning`` asks for attention before the SAE is used."""
+
+    text: str
+    is_warning: bool = False
+
+
+def judge(sae: SAE) -> list[Verdict]:
+    """One sentence per figure."""
+    return [_judge_fvu(sae), _judge_l0(sae), *_judge_norm(sae)]
+
+
+def summary(sae: SAE) -> Verdict:
+    """A few words for a list."""
+    if any(verdict.is_warning for verdict in judge(sae)):
+        return Verdict("looks wrong", is_warning=True)
+    return Verdict("not measured" if sae.fvu is None else "good" if sae.fvu < _GOOD_FVU else "fair")
+
+
+def _judge_fvu(sae: SAE) -> Verdict:
+    if sae.fvu is None:
+        return Verdict("How much of the residual it explains was not measured.")
+    lost = f"It leaves {sae.fvu:.0%} of the residual's variance unexplained"
+    if sae.fvu >= _BROKEN_FVU:
+        reason = "wrong layer or site, activation function, transposed weights, or another rule for the first token"
+        return Verdict(f"{lost}: nearly all. Something does not fit: {reason}.", is_warning=True)
+    if sae.fvu >= _POOR_FVU:
+        return Verdict(f"{lost}, which is much. Check layer and site.", is_warning=True)
+    return Verdict(f"{lost}, which is {'good' if sae.fvu < _GOOD_FVU else 'fair'}.")
+
+
+def _judge_l0(sae: SAE) -> Verdict:
+    if sae.l0 is None:
+        return Verdict("How many features fire per token was not measured.")
+    fires = f"{sae.l0:.3g} of {sae.d_sae} features fire per token"
+    if sae.l0 < 1:
+        return Verdict(f"{fires}: hardly ever any. The threshold or the layer may be wrong.", is_warning=True)
+    if sae.l0 > sae.d_in or sae.l0 > sae.d_sae / 4:
+        return Verdict(
+            f"{fires}: too many to be sparse. The threshold or the activation may be wrong.", is_warning=True
+        )
+    return Verdict(f"{fires}.")
+
+
+def _judge_norm(sae: SAE) -> list[Verdict]:
+    if sae.reference_norm is None:
+        return [Verdict("The residual's mean norm was not measured, so pushes cannot be shown for its features.")]
+    return []

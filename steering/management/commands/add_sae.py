@@ -1,0 +1,81 @@
+"""``manage.py add_sae NAME SOURCE --model M``: register an SAE, downloading it from the Hub if need be."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from pathlib import Path
+from typing import Any
+
+from django.core.exceptions import ValidationError
+from django.core.management.base import BaseCommand, CommandError
+
+from inference.interventions import SITE_KINDS
+from inference.models import LanguageModel
+from inference.sources import SourceError
+from steering import services
+from steering.errors import SteeringError
+from steering.health import judge
+from steering.labels import FeatureLabel, read_labels
+from steering.registration import SAECandidate, SAELocation, inspect_sae, prepare_sae, read_health
+from steering.saes.errors import InvalidSAEError
+from steering.spec.errors import InvalidSpecError
+
+_REFUSALS = (SourceError, InvalidSAEError, InvalidSpecError, OSError)
+
+
+class Command(BaseCommand):
+    help = (
+        "Register an SAE of a model: a local directory, or a Hugging Face Hub id, which is downloaded"
+        " (HF_TOKEN for gated ones). Its configuration is checked against the model's first."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("name", help="how it is called here")
+        parser.add_argument("source", help="a directory, or a Hub id such as org/saes")
+        parser.add_argument("--model", required=True, help="the registered model that it reads")
+        parser.add_argument("--subfolder", default="", help="the SAE's folder inside the source")
+        parser.add_argument("--revision", default="", help="branch, tag or commit on the Hub")
+        parser.add_argument("--layer", type=int, help="in place of what the SAE's configuration says")
+        parser.add_argument("--site", choices=SITE_KINDS, help="in place of what the SAE's configuration says")
+        parser.add_argument("--labels", type=Path, help="JSON: [{index, label, max_activation, density, top_tokens}]")
+        parser.add_argument("--health", type=Path, help="JSON object with l0, fvu and mean_resid_norm")
+        parser.add_argument("--preview", action="store_true", help="say what it is and whether it fits, and stop")
+
+    def handle(self, **options: Any) -> None:
+        model = LanguageModel.objects.filter(name=options["model"]).first()
+        if model is None:
+            raise CommandError(f"There is no model {options['model']}; register it with add_model first.")
+        try:
+            self._add(model, options)
+        except _REFUSALS as error:
+            raise CommandError(str(error)) from error
+        except SteeringError as error:
+            raise CommandError(error.message) from error
+        except ValidationError as error:
+            raise CommandError(" ".join(error.messages)) from error
+
+    def _add(self, model: LanguageModel, options: dict[str, Any]) -> None:
+        location = SAELocation(options["source"], options["revision"], options["subfolder"])
+        candidate = inspect_sae(location, model, layer=options["layer"], site=options["site"])
+        self.stdout.write(describe(candidate, model))
+        if options["preview"]:
+            return
+        labels: tuple[FeatureLabel, ...] = ()
+        if options["labels"]:
+            labels = read_labels(options["labels"], candidate.config.math.d_sae)
+        health = read_health(options["health"]) if options["health"] else None
+        prepared = prepare_sae(options["name"], model, candidate, labels=labels, health=health)
+        sae = services.save_sae(prepared=prepared)
+        for verdict in judge(sae):
+            self.stdout.write(self.style.WARNING(verdict.text) if verdict.is_warning else verdict.text)
+        self.stdout.write(self.style.SUCCESS(f"Registered {sae} with {sae.d_sae} features, {len(labels)} labelled."))
+
+
+def describe(candidate: SAECandidate, model: LanguageModel) -> str:
+    """The configuration in one paragraph."""
+    config = candidate.config
+    trained = f", trained on {config.model_name}" if config.model_name else ""
+    return (
+        f"{config.format}: {config.math.architecture} with {config.math.d_sae} features of width {config.math.d_in}"
+        f"{trained}. It fits {model} at {candidate.site}."
+    )

@@ -1,0 +1,32 @@
+"""``manage.py publish_profile NAME``: make the draft the newest version."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+
+from steering import services
+from steering.errors import SteeringError
+from steering.models import SteeringProfile
+
+
+class Command(BaseCommand):
+    help = "Publish the draft of a steering profile; requests that name the profile use it from then on."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("name", help="the profile")
+        parser.add_argument("--model", required=True, help="the model that it steers")
+        parser.add_argument("--note", default="", help="what changed, and why")
+
+    def handle(self, **options: Any) -> None:
+        name, model = options["name"], options["model"]
+        profile = SteeringProfile.objects.filter(name=name, model__name=model).first()
+        if profile is None:
+            raise CommandError(f"The model {model} has no profile {name}.")
+        try:
+            version = services.publish_profile(profile=profile, note=options["note"])
+        except SteeringError as error:
+            raise CommandError(error.message) from error
+        self.stdout.write(self.style.SUCCESS(f"Published {version} ({version.fingerprint[:12]})."))

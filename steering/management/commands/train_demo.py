@@ -1,0 +1,44 @@
+"""`manage.py train_demo`: make the demo model, its SAE and its profiles."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandParser
+
+import steering.demo
+
+DEFAULT_OUTPUT = Path(steering.demo.__file__).parent / "artifacts"
+
+
+class Command(BaseCommand):
+    """Thin: the work is `steering.demo.train.train_demo`."""
+
+    help = "Train the demo model and its SAE on text of the built-in grammar and write them to a folder."
+    requires_system_checks: list[str] = []
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Where to write, and what to vary."""
+        parser.add_argument(
+            "--output", type=Path, default=DEFAULT_OUTPUT, help="folder for the artifacts (default: %(default)s)"
+        )
+        parser.add_argument(
+            "--seed", type=int, default=7, help="seed of the corpus and of all training (default: %(default)s)"
+        )
+        parser.add_argument("--tokens", type=int, help="token budget of the language model's training")
+        parser.add_argument(
+            "--quick", action="store_true", help="a run of seconds whose artifacts are complete but useless"
+        )
+
+    def handle(self, *_args: Any, **options: Any) -> None:
+        """Train and write."""
+        # Imported here: other commands must not load torch.
+        from steering.demo.recipe import DemoRecipe, quick_recipe
+        from steering.demo.train import train_demo
+
+        recipe = quick_recipe(options["seed"]) if options["quick"] else DemoRecipe(seed=options["seed"])
+        if options["tokens"]:
+            recipe = replace(recipe, model=replace(recipe.model, tokens=options["tokens"]))
+        train_demo(recipe, options["output"], self.stdout.write)

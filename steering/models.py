@@ -1,0 +1,217 @@
+"""SAEs, their features, and steering profiles with their immutable versions."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from django.conf import settings
+from django.contrib.postgres.indexes import GinIndex
+from django.contrib.postgres.search import SearchVector
+from django.core.exceptions import ValidationError
+from django.db import models
+from django.db.models.functions import Now
+
+from inference.models import LanguageModel
+from steering.feature_search import FeatureQuerySet
+
+VERSION_IS_IMMUTABLE = "A published version is never changed; publish a new one."
+
+
+class SAE(models.Model):
+    """A sparse autoencoder that reads and steers one site of one model."""
+
+    class Site(models.TextChoices):
+        RESID_PRE = "resid_pre", "residual before the layer"
+        RESID_POST = "resid_post", "residual after the layer"
+        MLP_OUT = "mlp_out", "output of the MLP"
+        ATTN_OUT = "attn_out", "attention heads, before their projection"
+
+    name = models.CharField(max_length=200, unique=True)
+    model = models.ForeignKey(LanguageModel, on_delete=models.PROTECT, related_name="saes")
+    source = models.CharField(max_length=500, help_text="A local directory, or a Hugging Face Hub id.")
+    revision = models.CharField(max_length=100, blank=True)
+    subfolder = models.CharField(max_length=300, blank=True, help_text="Folder of the SAE inside the source.")
+    format = models.CharField(max_length=50, help_text="For example saelens.")
+    architecture = models.CharField(max_length=50, help_text="For example jumprelu.")
+    normalization = models.CharField(max_length=50, default="none", help_text="How the SAE rescales its input.")
+    layer = models.PositiveIntegerField()
+    site = models.CharField(max_length=20, choices=Site, default=Site.RESID_POST)
+    d_in = models.PositiveIntegerField("width", help_text="Numbers in a residual vector (d_in).")
+    d_sae = models.PositiveIntegerField("features", help_text="Number of features (d_sae).")
+    checksum = models.CharField(max_length=64, db_index=True, help_text="SHA-256 of weights and configuration.")
+    l0 = models.FloatField("L0", null=True, blank=True, help_text="Mean number of active features per token.")
+    fvu = models.FloatField("FVU", null=True, blank=True, help_text="Fraction of variance unexplained.")
+    mean_resid_norm = models.FloatField(
+        "mean residual norm", null=True, blank=True, help_text="Mean L2 norm of the residual at the site."
+    )
+    created_at = models.DateTimeField(db_default=Now(), editable=False)
+
+    class Meta:
+        ordering = ("name",)
+        verbose_name = "SAE"
+        verbose_name_plural = "SAEs"
+        constraints = (
+            models.UniqueConstraint(
+                fields=("model", "checksum", "layer", "site"),
+                name="sae_registered_once",
+                violation_error_message="This SAE is registered already for this model and place.",
+            ),
+        )
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def place(self) -> str:
+        return f"layer {self.layer}, {self.get_site_display()}"
+
+    @property
+    def reference_norm(self) -> float | None:
+        """Mean norm of the residual where the SAE's decoder writes: sqrt(d_in) if it normalises its input."""
+        return self.mean_resid_norm if self.normalization == "none" else float(self.d_in**0.5)
+
+
+class Feature(models.Model):
+    """One latent of an SAE."""
+
+    sae = models.ForeignKey(SAE, on_delete=models.CASCADE, related_name="features")
+    index = models.PositiveIntegerField()
+    label = models.CharField(max_length=500, blank=True)
+    max_activation = models.FloatField(null=True, blank=True, help_text="Largest activation on a corpus.")
+    density = models.FloatField(null=True, blank=True, help_text="Share of tokens on which it fires.")
+    decoder_norm = models.FloatField(null=True, blank=True, help_text="L2 norm of its decoder row.")
+    top_tokens = models.JSONField(default=list, blank=True, help_text="Tokens on which it fires most.")
+
+    objects = FeatureQuerySet.as_manager()
+
+    class Meta:
+        ordering = ("sae", "index")
+        constraints = (models.UniqueConstraint(fields=("sae", "index"), name="feature_index_unique"),)
+        indexes = (GinIndex(SearchVector("label", config="simple"), name="feature_label_words"),)
+
+    def __str__(self) -> str:
+        label = f" {self.label}" if self.label else ""
+        return f"{self.sae.name} #{self.index}{label}"
+
+
+class SteeringProfile(models.Model):
+    """A named way to steer a model. Its draft is edited freely; requests use published versions only."""
+
+    name = models.SlugField(max_length=100, help_text="What requests put in “profile”.")
+    model = models.ForeignKey(LanguageModel, on_delete=models.PROTECT, related_name="profiles")
+    description = models.TextField(blank=True)
+    owner = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.SET_NULL)
+    created_at = models.DateTimeField(db_default=Now(), editable=False)
+    updated_at = models.DateTimeField(auto_now=True)
+
+    class Meta:
+        ordering = ("model", "name")
+        constraints = (models.UniqueConstraint(fields=("model", "name"), name="profile_name_unique_per_model"),)
+        permissions = (("publish_steeringprofile", "Can publish steering profile"),)
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def latest_version(self) -> ProfileVersion | None:
+        return self.versions.order_by("-number").first()
+
+
+class FeatureEdit(models.Model):
+    """One edit of a profile's draft: a feature of an SAE, or a plain vector, moved in one way."""
+
+    class Operation(models.TextChoices):
+        ADD = "add", "add"
+        CLAMP = "clamp", "clamp to"
+        SCALE = "scale", "scale by"
+        ABLATE = "ablate", "ablate (clamp to 0)"
+        AT_LEAST = "at_least", "at least"
+        AT_MOST = "at_most", "at most"
+
+    class Unit(models.TextChoices):
+        MAX_ACT = "max_act", "× max activation"
+        RAW = "raw", "raw"
+        RESID_NORM = "resid_norm", "× residual norm"
+
+    class Phase(models.TextChoices):
+        BOTH = "both", "everywhere"
+        PROMPT = "prompt", "prompt only"
+        GENERATION = "generation", "generation only"
+
+    profile = models.ForeignKey(SteeringProfile, on_delete=models.CASCADE, related_name="edits")
+    feature = models.ForeignKey(Feature, null=True, blank=True, on_delete=models.PROTECT, related_name="edits")
+    vector = models.JSONField(null=True, blank=True, help_text='{"layer": 3, "site": "resid_post", "values": [...]}')
+    operation = models.CharField(max_length=20, choices=Operation, default=Operation.ADD)
+    strength = models.FloatField(default=1.0, help_text="A factor for “scale by”; unused for “ablate”.")
+    unit = models.CharField(max_length=20, choices=Unit, default=Unit.MAX_ACT)
+    phase = models.CharField(max_length=20, choices=Phase, default=Phase.BOTH)
+
+    class Meta:
+        ordering = ("pk",)
+        constraints = (
+            models.CheckConstraint(
+                condition=models.Q(feature__isnull=False) ^ models.Q(vector__isnull=False),
+                name="edit_has_feature_or_vector",
+                violation_error_message="An edit needs either a feature or a vector.",
+            ),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.operation} {self.feature or 'vector'} {self.strength:g} {self.unit}"
+
+    def clean(self) -> None:
+        if self.feature is not None and self.profile_id and self.feature.sae.model_id != self.profile.model_id:
+            raise ValidationError({"feature": f"{self.feature} belongs to the model {self.feature.sae.model}."})
+
+
+class ProfileVersionQuerySet(models.QuerySet["ProfileVersion"]):
+    """Versions are only ever added and read. A trigger in the database says the same to everybody else."""
+
+    def update(self, **values: Any) -> NoReturn:
+        raise ValidationError(VERSION_IS_IMMUTABLE)
+
+    def delete(self) -> NoReturn:
+        raise ValidationError(VERSION_IS_IMMUTABLE)
+
+
+class ProfileVersion(models.Model):
+    """An immutable, numbered snapshot of a profile. ``edits`` holds all that compiling needs but the weights."""
+
+    profile = models.ForeignKey(SteeringProfile, on_delete=models.PROTECT, related_name="versions")
+    number = models.PositiveIntegerField()
+    edits = models.JSONField()
+    saes = models.ManyToManyField(SAE, through="VersionSAE", related_name="versions")
+    fingerprint = models.CharField(max_length=64, db_index=True)
+    note = models.TextField(blank=True)
+    published_by = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.SET_NULL)
+    published_at = models.DateTimeField(db_default=Now())
+
+    objects = ProfileVersionQuerySet.as_manager()
+
+    class Meta:
+        ordering = ("profile", "-number")
+        constraints = (models.UniqueConstraint(fields=("profile", "number"), name="version_number_unique"),)
+
+    def __str__(self) -> str:
+        return f"{self.profile.name}@{self.number}"
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        if not self._state.adding:
+            raise ValidationError(VERSION_IS_IMMUTABLE)
+        super().save(*args, **kwargs)
+
+    def delete(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise ValidationError(VERSION_IS_IMMUTABLE)
+
+
+class VersionSAE(models.Model):
+    """An SAE that a version needs, which therefore cannot be deleted."""
+
+    version = models.ForeignKey(ProfileVersion, on_delete=models.PROTECT, related_name="sae_links")
+    sae = models.ForeignKey(SAE, on_delete=models.PROTECT, related_name="version_links")
+
+    class Meta:
+        constraints = (models.UniqueConstraint(fields=("version", "sae"), name="version_sae_unique"),)
+
+    def __str__(self) -> str:
+        return f"{self.version} needs {self.sae}"

@@ -1,0 +1,72 @@
+"""The published versions of all profiles, as a snapshot in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from inference.snapshots import Snapshot
+from steering.models import SAE, ProfileVersion
+
+
+@dataclass(frozen=True, slots=True)
+class SAESource:
+    """Where an SAE's weights are found again."""
+
+    name: str
+    checksum: str
+    source: str
+    revision: str
+    subfolder: str
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedVersion:
+    """``edits`` is the JSON of :mod:`steering.spec.rendering`."""
+
+    name: str
+    number: int
+    fingerprint: str
+    edits: object
+    saes: tuple[SAESource, ...]
+
+    @property
+    def label(self) -> str:
+        return f"{self.name}@{self.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedProfiles:
+    """Versions by model (its primary key), profile name and number."""
+
+    by_model: Mapping[int, Mapping[str, Mapping[int, PublishedVersion]]]
+
+    def versions(self, model: int, name: str) -> Mapping[int, PublishedVersion]:
+        return self.by_model.get(model, {}).get(name, {})
+
+    def is_of_other_model(self, model: int, name: str) -> bool:
+        return any(name in profiles for pk, profiles in self.by_model.items() if pk != model)
+
+    def newest(self, model: int) -> list[tuple[str, int]]:
+        """Name and newest number of each profile, by name."""
+        return sorted((name, max(versions)) for name, versions in self.by_model.get(model, {}).items())
+
+
+def _load() -> PublishedProfiles:
+    by_model: dict[int, dict[str, dict[int, PublishedVersion]]] = {}
+    for row in ProfileVersion.objects.select_related("profile").prefetch_related("saes"):
+        versions = by_model.setdefault(row.profile.model_id, {}).setdefault(row.profile.name, {})
+        versions[row.number] = _version(row)
+    return PublishedProfiles(by_model)
+
+
+def _version(row: ProfileVersion) -> PublishedVersion:
+    saes = tuple(_source(sae) for sae in row.saes.all())
+    return PublishedVersion(row.profile.name, row.number, row.fingerprint, row.edits, saes)
+
+
+def _source(sae: SAE) -> SAESource:
+    return SAESource(sae.name, sae.checksum, sae.source, sae.revision, sae.subfolder)
+
+
+published_profiles: Snapshot[PublishedProfiles] = Snapshot("steering_profiles", _load)

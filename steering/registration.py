@@ -1,0 +1,152 @@
+"""Everything that is read and checked before an SAE is registered; touches no database."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from inference.interventions import Site, SiteKind
+from inference.models import LanguageModel
+from inference.services import absolute_source
+from steering.errors import IncompatibleSAEError
+from steering.labels import FeatureLabel
+from steering.model_shape import read_model_shape
+from steering.models import SAE, Feature
+from steering.sae_source import ALL_FILES, CONFIG_FILES, locate_sae
+from steering.saes.config import SAEConfig
+from steering.saes.errors import InvalidSAEError
+from steering.saes.files import read_json_object
+from steering.saes.preview import preview_sae
+
+
+@dataclass(frozen=True, slots=True)
+class SAELocation:
+    """A local directory or Hub repository, and where the SAE lies in it."""
+
+    source: str
+    revision: str = ""
+    subfolder: str = ""
+
+    def locate(self, files: Sequence[str]) -> Path:
+        """The folder on this machine; see :func:`steering.sae_source.locate_sae`."""
+        return locate_sae(self.source, revision=self.revision, subfolder=self.subfolder, files=files)
+
+
+@dataclass(frozen=True, slots=True)
+class SAEHealth:
+    """Measured on a corpus; None where it was not."""
+
+    l0: float | None = None
+    fvu: float | None = None
+    mean_resid_norm: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("l0", "fvu", "mean_resid_norm"):
+            value = getattr(self, name)
+            if value is not None and (not math.isfinite(value) or value < 0):
+                raise InvalidSAEError(f"{name} must be a finite number of at least 0, not {value!r}.")
+
+
+@dataclass(frozen=True, slots=True)
+class SAECandidate:
+    """An SAE whose configuration fits the model at ``site``; its weights were not read yet."""
+
+    location: SAELocation
+    config: SAEConfig
+    site: Site
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedSAE:
+    """A checked row that is not saved yet, with one decoder norm per feature."""
+
+    sae: SAE
+    decoder_norms: Sequence[float]
+    labels: Sequence[FeatureLabel]
+
+    def features(self) -> Iterator[Feature]:
+        """Unsaved rows for all features; the SAE has to be saved before."""
+        by_index: Mapping[int, FeatureLabel] = {label.index: label for label in self.labels}
+        for index, norm in enumerate(self.decoder_norms):
+            label = by_index.get(index, FeatureLabel(index))
+            yield Feature(
+                sae=self.sae,
+                index=index,
+                label=label.label,
+                max_activation=label.max_activation,
+                density=label.density,
+                decoder_norm=norm,
+                top_tokens=list(label.top_tokens),
+            )
+
+
+def inspect_sae(
+    location: SAELocation, model: LanguageModel, *, layer: int | None = None, site: SiteKind | None = None
+) -> SAECandidate:
+    """Reads the configurations of SAE and model; ``layer`` and ``site`` override what the SAE's says.
+
+    InvalidSAEError, IncompatibleSAEError or :class:`inference.sources.SourceError`.
+    """
+    folder = location.locate(CONFIG_FILES)
+    config = preview_sae(folder)
+    place = _place(config, layer, site)
+    read_model_shape(model).check(place, config.math.d_in)
+    return SAECandidate(location, config, place)
+
+
+def prepare_sae(
+    name: str,
+    model: LanguageModel,
+    candidate: SAECandidate,
+    *,
+    labels: Sequence[FeatureLabel] = (),
+    health: SAEHealth | None = None,
+) -> PreparedSAE:
+    """Reads and checks the weights; InvalidSAEError, or ValidationError for a name or an SAE that is there."""
+    from steering.saes.loader import load_sae  # imports torch
+
+    location, math = candidate.location, candidate.config.math
+    weights = load_sae(location.locate(ALL_FILES))
+    sae = SAE(
+        name=name,
+        model=model,
+        source=absolute_source(location.source),
+        revision=location.revision,
+        subfolder=location.subfolder,
+        format=candidate.config.format,
+        architecture=math.architecture,
+        normalization=math.normalization,
+        layer=candidate.site.layer,
+        site=candidate.site.kind,
+        d_in=math.d_in,
+        d_sae=math.d_sae,
+        checksum=weights.key,
+        **asdict(health or SAEHealth()),
+    )
+    sae.full_clean()
+    return PreparedSAE(sae, weights.decoder_norms().tolist(), labels)
+
+
+def read_health(path: Path) -> SAEHealth:
+    """From a JSON object with l0, fvu and mean_resid_norm; further fields are for readers."""
+    value = read_json_object(path.parent, path.name)
+    return SAEHealth(*(_optional_float(value, name) for name in ("l0", "fvu", "mean_resid_norm")))
+
+
+def _place(config: SAEConfig, layer: int | None, kind: SiteKind | None) -> Site:
+    if config.site is not None:
+        return Site(config.site.layer if layer is None else layer, kind or config.site.kind)
+    if layer is None or kind is None:
+        raise IncompatibleSAEError("The SAE's configuration does not name a hook; give the layer and the site.")
+    return Site(layer, kind)
+
+
+def _optional_float(value: Mapping[str, object], name: str) -> float | None:
+    number = value.get(name)
+    if number is None:
+        return None
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        raise InvalidSAEError(f"{name} must be a number, not {number!r}.")
+    return float(number)

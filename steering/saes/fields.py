@@ -1,0 +1,49 @@
+"""Typed reading of one field of an untrusted configuration."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from steering.saes.errors import InvalidSAEError
+
+Config = Mapping[str, object]
+
+
+def read_int(config: Config, name: str) -> int:
+    value = config.get(name)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidSAEError(f"{name} in the configuration must be an integer, not {value!r}.")
+    return value
+
+
+def read_bool(config: Config, name: str, *, default: bool) -> bool:
+    value = config.get(name, default)
+    if not isinstance(value, bool):
+        raise InvalidSAEError(f"{name} in the configuration must be true or false, not {value!r}.")
+    return value
+
+
+def read_text(config: Config, name: str, default: str = "") -> str:
+    value = config.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, str):
+        raise InvalidSAEError(f"{name} in the configuration must be a string, not {value!r}.")
+    return value
+
+
+def read_positive(config: Config, name: str) -> float:
+    value = config.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
+        raise InvalidSAEError(f"{name} must be a finite number above 0, not {value!r}.")
+    return float(value)
+
+
+def read_object(config: Config, name: str) -> Config:
+    value = config.get(name)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise InvalidSAEError(f"{name} in the configuration must be an object, not {value!r}.")
+    return value

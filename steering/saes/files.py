@@ -1,0 +1,79 @@
+"""Files of an SAE's folder, opened only when they are what and where they claim to be."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import stat
+from pathlib import Path
+
+from steering.saes.errors import InvalidSAEError
+
+MAX_JSON_BYTES = 1 << 20
+_BLOCK_BYTES = 1 << 20
+
+
+def sae_folder(root: Path, subfolder: str = "") -> Path:
+    """The real path of ``root / subfolder``, which must be a folder inside ``root``."""
+    real_root = root.resolve()
+    if Path(subfolder).is_absolute() or ".." in Path(subfolder).parts or "\0" in subfolder:
+        raise InvalidSAEError(f"The sub-folder {subfolder!r} must be a relative path without “..”.")
+    folder = (real_root / subfolder).resolve()
+    if not folder.is_relative_to(real_root):
+        raise InvalidSAEError(f"The sub-folder {subfolder!r} leads out of {root}.")
+    if not folder.is_dir():
+        raise InvalidSAEError(f"{root / subfolder} is not a folder.")
+    return folder
+
+
+def has_file(folder: Path, name: str) -> bool:
+    """Whether ``name`` exists in ``folder``, whatever it is."""
+    path = folder / name
+    return path.is_symlink() or path.exists()
+
+
+def regular_file(folder: Path, name: str) -> Path:
+    """The real path of a regular file that lies inside ``folder``, symbolic links resolved."""
+    path = folder / name
+    if not has_file(folder, name):
+        raise InvalidSAEError(f"{name} is missing in {folder}.")
+    try:
+        real = path.resolve(strict=True)
+        mode = real.stat().st_mode
+    except (OSError, RuntimeError) as error:
+        raise InvalidSAEError(f"{name} in {folder} is a link that leads nowhere.") from error
+    if not any(real.is_relative_to(allowed) for allowed in _allowed_folders(folder.resolve())):
+        raise InvalidSAEError(f"{name} in {folder} is a link out of that folder; copy the file itself there.")
+    if not stat.S_ISREG(mode):
+        raise InvalidSAEError(f"{name} in {folder} is not a regular file.")
+    return real
+
+
+def _allowed_folders(folder: Path) -> list[Path]:
+    """The folder itself, and the blobs to which the files of a snapshot in the Hub's cache are links."""
+    blobs = [path.parent.parent / "blobs" for path in (folder, *folder.parents) if path.parent.name == "snapshots"]
+    return [folder, *blobs]
+
+
+def read_json_object(folder: Path, name: str) -> dict[str, object]:
+    """The JSON object in a small file."""
+    path = regular_file(folder, name)
+    size = path.stat().st_size
+    if size > MAX_JSON_BYTES:
+        raise InvalidSAEError(f"{name} has {size} bytes; at most {MAX_JSON_BYTES} are read.")
+    try:
+        value = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise InvalidSAEError(f"{name} is not valid JSON.") from error
+    if not isinstance(value, dict):
+        raise InvalidSAEError(f"{name} holds a JSON {type(value).__name__}, not an object.")
+    return value
+
+
+def file_sha256(path: Path) -> str:
+    """The file's SHA-256 in hexadecimal."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest()

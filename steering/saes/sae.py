@@ -1,0 +1,113 @@
+"""The normal form of an SAE; architectures add their activation function.
+
+::
+
+    x    = normalize(h) - (b_dec if apply_b_dec_to_input else 0)
+    pre  = x W_enc + b_enc
+    a    = activation(pre)
+    hhat = denormalize(a W_dec + b_dec)
+
+Everything is computed in float32. Satisfies :class:`inference.interventions.FeatureReader`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn.functional import linear
+
+from steering.saes.config import SAEMath
+from steering.saes.normalization import NORMALIZERS, Normalized
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SAEWeights:
+    """Float32. ``encoder`` is W_enc transposed, ``[d_sae, d_in]``, so that one feature is one contiguous row."""
+
+    encoder: Tensor  # [d_sae, d_in]
+    b_enc: Tensor  # [d_sae]
+    W_dec: Tensor  # [d_sae, d_in]
+    b_dec: Tensor  # [d_in]
+    threshold: Tensor | None = None  # [d_sae]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self._tensors().values())
+
+    def to(self, device: torch.device) -> SAEWeights:
+        return SAEWeights(**{name: tensor.to(device) for name, tensor in self._tensors().items()})
+
+    def _tensors(self) -> dict[str, Tensor]:
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+class SparseAutoencoder(ABC):
+    """``key`` identifies weights and configuration together."""
+
+    def __init__(self, key: str, math: SAEMath, weights: SAEWeights) -> None:
+        self.key = key
+        self.d_in = math.d_in
+        self.d_sae = math.d_sae
+        self.math = math
+        self._placed = {torch.device("cpu"): weights}
+        self._normalize = NORMALIZERS[math.normalization]
+
+    @property
+    def is_normalized(self) -> bool:
+        """Whether a step's size in the residual depends on the token, so that additions cannot be folded."""
+        return self.math.normalization != "none"
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the weights on all devices where they lie."""
+        return sum(weights.num_bytes for weights in self._placed.values())
+
+    def encode(self, h: Tensor) -> Tensor:
+        """``[tokens, d_in]`` -> activations of all features ``[tokens, d_sae]``."""
+        weights = self._on(h.device)
+        x = self._encoder_input(h.float(), weights)
+        return self._activate(linear(x, weights.encoder, weights.b_enc), weights.threshold)
+
+    def decode(self, activations: Tensor, h: Tensor) -> Tensor:
+        """Activations ``[tokens, d_sae]`` -> reconstruction ``[tokens, d_in]``; ``h`` gives the normalisation."""
+        weights = self._on(h.device)
+        return self._normalize(h.float()).restore(activations @ weights.W_dec + weights.b_dec)
+
+    def activations(self, h: Tensor, features: Tensor) -> Tensor:
+        """``[tokens, d_in]`` and ``[m]`` indices -> ``[tokens, m]``: those columns of :meth:`encode`."""
+        return self.encode(h)[:, features]
+
+    def delta(self, change: Tensor, features: Tensor, h: Tensor) -> Tensor:
+        """Changes of activations ``[tokens, m]`` -> change of the residual ``[tokens, d_in]``."""
+        step: Tensor = change.float() @ self._on(h.device).W_dec[features]
+        return self._normalize(h.float()).restore_step(step) if self.is_normalized else step
+
+    def decoder_row(self, feature: int) -> Tensor:
+        """``[d_in]`` on the CPU."""
+        return self._on(torch.device("cpu")).W_dec[feature]
+
+    def decoder_norms(self) -> Tensor:
+        """L2 norms of the decoder's rows ``[d_sae]``, on the CPU."""
+        norms: Tensor = self._on(torch.device("cpu")).W_dec.norm(dim=-1)
+        return norms
+
+    @abstractmethod
+    def _activate(self, pre: Tensor, threshold: Tensor | None) -> Tensor:
+        """Pre-activations ``[tokens, d_sae]`` -> activations; ``threshold`` is ``[d_sae]`` where there is one."""
+
+    def _encoder_input(self, h: Tensor, weights: SAEWeights) -> Tensor:
+        normalized: Normalized = self._normalize(h)
+        return normalized.x - weights.b_dec if self.math.apply_b_dec_to_input else normalized.x
+
+    def _on(self, device: torch.device) -> SAEWeights:
+        """The weights on ``device``, copied there once."""
+        if device not in self._placed:
+            self._placed[device] = self._placed[torch.device("cpu")].to(device)
+        return self._placed[device]

@@ -1,0 +1,196 @@
+"""Everything that changes SAEs and profiles: called by the admin, by commands and by code alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from django.contrib.auth.models import User
+from django.db import transaction
+
+from inference.interventions import SiteKind
+from inference.models import LanguageModel
+from inference.services import absolute_source
+from inference.sources import SourceError
+from steering.drafts import draft_edits, rows_of
+from steering.errors import InUseError, InvalidProfileError, NothingToPublishError, SAEUnavailableError
+from steering.labels import FeatureLabel
+from steering.models import SAE, Feature, FeatureEdit, ProfileVersion, SteeringProfile, VersionSAE
+from steering.published import published_profiles
+from steering.registration import PreparedSAE, SAEHealth, SAELocation, inspect_sae, prepare_sae
+from steering.sae_source import installed_folder
+from steering.saes.errors import InvalidSAEError
+from steering.spec.edit import EditSpec, FeatureTarget, SAEIdentity
+from steering.spec.errors import InvalidSpecError, Problem
+from steering.spec.parsing import parse_edits
+from steering.spec.rendering import edits_to_json, fingerprint
+from steering.spec.units import MAX_PUSH
+
+_BATCH = 2000
+
+
+def register_sae(
+    *,
+    name: str,
+    model: LanguageModel,
+    location: SAELocation,
+    layer: int | None = None,
+    site: SiteKind | None = None,
+    labels: Sequence[FeatureLabel] = (),
+    health: SAEHealth | None = None,
+) -> SAE:
+    """Checks an SAE against the model, reads its weights once, and adds it with a row per feature.
+
+    InvalidSAEError, IncompatibleSAEError, ValidationError or :class:`inference.sources.SourceError` if it is refused.
+    """
+    candidate = inspect_sae(location, model, layer=layer, site=site)
+    return save_sae(prepared=prepare_sae(name, model, candidate, labels=labels, health=health))
+
+
+@transaction.atomic
+def save_sae(*, prepared: PreparedSAE) -> SAE:
+    """Adds what :func:`steering.registration.prepare_sae` has read and checked."""
+    prepared.sae.save()
+    Feature.objects.bulk_create(prepared.features(), batch_size=_BATCH)
+    return prepared.sae
+
+
+@transaction.atomic
+def move_sae(*, sae: SAE, location: SAELocation) -> SAE:
+    """Says where the same files lie now; InvalidSAEError when they are not the same."""
+    sae.source = absolute_source(location.source)
+    sae.revision, sae.subfolder = location.revision, location.subfolder
+    installed_folder(sae)
+    sae.save(update_fields=["source", "revision", "subfolder"])
+    published_profiles.invalidate()
+    return sae
+
+
+@transaction.atomic
+def delete_sae(*, sae: SAE) -> None:
+    """InUseError when a version or a draft needs the SAE."""
+    check_sae_is_unused(sae=sae)
+    sae.delete()
+
+
+def check_sae_is_unused(*, sae: SAE) -> None:
+    """InUseError names the version or draft that needs the SAE."""
+    if version := ProfileVersion.objects.filter(saes=sae).select_related("profile").first():
+        raise InUseError(f"The SAE {sae} is needed by the published profile {version}, so it cannot be deleted.")
+    if edit := FeatureEdit.objects.filter(feature__sae=sae).select_related("profile").first():
+        raise InUseError(f"The SAE {sae} is used by the draft of {edit.profile}; remove those edits first.")
+
+
+@transaction.atomic
+def create_profile(
+    *,
+    name: str,
+    model: LanguageModel,
+    description: str = "",
+    owner: User | None = None,
+    edits: Sequence[EditSpec] = (),
+) -> SteeringProfile:
+    """A new draft with these edits."""
+    profile = SteeringProfile(name=name, model=model, description=description, owner=owner)
+    profile.full_clean(exclude=["owner"])
+    profile.save()
+    replace_draft(profile=profile, edits=edits)
+    return profile
+
+
+@transaction.atomic
+def replace_draft(*, profile: SteeringProfile, edits: Sequence[EditSpec]) -> None:
+    """The draft becomes these edits; InvalidProfileError when the model has not their features."""
+    try:
+        rows = rows_of(profile, edits)
+    except InvalidSpecError as error:
+        raise InvalidProfileError.from_spec(error) from error
+    profile.edits.all().delete()
+    FeatureEdit.objects.bulk_create(rows)
+    profile.save(update_fields=["updated_at"])
+
+
+@transaction.atomic
+def duplicate_profile(*, profile: SteeringProfile, name: str, user: User | None = None) -> SteeringProfile:
+    """A new profile of the same model with the same draft, and no versions."""
+    copy = SteeringProfile(name=name, model=profile.model, description=profile.description, owner=user)
+    copy.full_clean(exclude=["owner"])
+    copy.save()
+    edits = list(profile.edits.all())
+    for edit in edits:
+        edit.pk, edit.profile = None, copy
+    FeatureEdit.objects.bulk_create(edits)
+    return copy
+
+
+@transaction.atomic
+def new_draft_from(*, version: ProfileVersion) -> SteeringProfile:
+    """The profile's draft becomes what the version was, with the same effect; publish it to roll back."""
+    replace_draft(profile=version.profile, edits=parse_edits(version.edits))
+    return version.profile
+
+
+@transaction.atomic
+def publish_profile(*, profile: SteeringProfile, user: User | None = None, note: str = "") -> ProfileVersion:
+    """Makes the draft the newest version, which requests that name the profile use from now on.
+
+    InvalidProfileError names what is wrong with the draft; SAEUnavailableError when weights are missing.
+    """
+    profile = SteeringProfile.objects.select_for_update().get(pk=profile.pk)
+    edits = publishable_edits(profile)
+    saes = _needed_saes(profile, edits)
+    latest = profile.latest_version
+    version = ProfileVersion(
+        profile=profile,
+        number=latest.number + 1 if latest else 1,
+        edits=edits_to_json(edits),
+        fingerprint=fingerprint(edits),
+        note=note,
+        published_by=user,
+    )
+    version.save()
+    VersionSAE.objects.bulk_create([VersionSAE(version=version, sae=sae) for sae in saes])
+    published_profiles.invalidate()
+    return version
+
+
+def publishable_edits(profile: SteeringProfile) -> tuple[EditSpec, ...]:
+    """The draft's edits, if they may be published; InvalidProfileError otherwise. SAE files are not looked at."""
+    try:
+        edits = draft_edits(profile)
+    except InvalidSpecError as error:
+        raise InvalidProfileError.from_spec(error) from error
+    if not edits:
+        raise InvalidProfileError(f"The draft of {profile} has no edits; add at least one.")
+    problems = [problem for number, edit in enumerate(edits) if (problem := _check_push(edit, f"edits[{number}]"))]
+    if problems:
+        raise InvalidProfileError.from_spec(InvalidSpecError(problems))
+    latest = profile.latest_version
+    if latest is not None and latest.edits == edits_to_json(edits):
+        raise NothingToPublishError(f"The draft is the same as {latest}; there is nothing to publish.")
+    return edits
+
+
+def _check_push(edit: EditSpec, path: str) -> Problem | None:
+    push = edit.push
+    if push is None or push <= MAX_PUSH:
+        return None
+    message = f"The edit would push the residual by {push:.3g} times its norm; at most {MAX_PUSH:g} is allowed."
+    return Problem(f"{path}.strength", message)
+
+
+def _needed_saes(profile: SteeringProfile, edits: Sequence[EditSpec]) -> list[SAE]:
+    """The SAEs of the edits, each of the profile's model and with its files in place."""
+    targets = {edit.target.sae for edit in edits if isinstance(edit.target, FeatureTarget)}
+    return [_usable_sae(profile, target) for target in sorted(targets, key=lambda target: (target.site, target.name))]
+
+
+def _usable_sae(profile: SteeringProfile, target: SAEIdentity) -> SAE:
+    place = {"layer": target.site.layer, "site": target.site.kind}
+    sae = SAE.objects.filter(model_id=profile.model_id, checksum=target.checksum, **place).first()
+    if sae is None:
+        raise InvalidProfileError(f"The SAE {target.name} does not belong to the model {profile.model}.")
+    try:
+        installed_folder(sae)
+    except (InvalidSAEError, SourceError) as error:
+        raise SAEUnavailableError(f"The SAE {sae} cannot be used: {error}") from error
+    return sae

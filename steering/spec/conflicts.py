@@ -1,0 +1,66 @@
+"""Edits that cannot both hold."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+
+from inference.interventions import Phase, Site
+from steering.spec.edit import EditSpec, FeatureTarget, Operation
+from steering.spec.errors import InvalidSpecError, MissingScaleError, Problem
+
+# Every other pair on one feature in one phase is contradictory: which of the two should win?
+_COMPATIBLE: frozenset[frozenset[Operation]] = frozenset(
+    {frozenset({"add", "scale"}), frozenset({"at_least", "at_most"})}
+)
+
+_Numbered = tuple[int, EditSpec]
+
+
+def check_conflicts(edits: Sequence[EditSpec]) -> None:
+    """InvalidSpecError naming all duplicate and contradictory edits."""
+    if problems := find_conflicts(edits):
+        raise InvalidSpecError(problems)
+
+
+def find_conflicts(edits: Sequence[EditSpec]) -> list[Problem]:
+    """Duplicate and contradictory edits of the same feature in overlapping phases."""
+    by_feature: dict[tuple[str, Site, int], list[_Numbered]] = defaultdict(list)
+    for number, edit in enumerate(edits):
+        if isinstance(edit.target, FeatureTarget):
+            by_feature[edit.target.sae.checksum, edit.target.site, edit.target.index].append((number, edit))
+    return [problem for group in by_feature.values() for problem in _conflicts_of_feature(group)]
+
+
+def overlap(one: Phase, other: Phase) -> bool:
+    return one == other or "both" in (one, other)
+
+
+def _conflicts_of_feature(group: Sequence[_Numbered]) -> Iterator[Problem]:
+    for (first_number, first), (number, edit) in combinations(group, 2):
+        if overlap(first.phase, edit.phase) and (reason := _conflict(first, edit)):
+            assert isinstance(edit.target, FeatureTarget)
+            message = f"Feature {edit.target.index} of {edit.target.sae.name}: {reason} (see edits[{first_number}])."
+            yield Problem(f"edits[{number}]", message, "contradictory_edits")
+
+
+def _conflict(first: EditSpec, second: EditSpec) -> str:
+    if first.operation == second.operation:
+        if first == second:
+            return f"the same {first.operation} is listed twice"
+        if first.operation == "add" and first.phase != second.phase:
+            return ""  # one for both phases and a further one for one of them add up
+        return f"two {first.operation} edits act in the same phase"
+    if frozenset({first.operation, second.operation}) not in _COMPATIBLE:
+        return f"{first.operation} and {second.operation} contradict each other in the same phase"
+    return _empty_band(first, second) if first.operation in ("at_least", "at_most") else ""
+
+
+def _empty_band(first: EditSpec, second: EditSpec) -> str:
+    low, high = (first, second) if first.operation == "at_least" else (second, first)
+    try:
+        is_empty = low.raw > high.raw
+    except MissingScaleError:
+        return ""  # reported where strengths are checked
+    return f"at_least {low.raw:g} lies above at_most {high.raw:g}" if is_empty else ""

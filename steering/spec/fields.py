@@ -1,0 +1,133 @@
+"""Reads the fields of one untrusted JSON object and collects what is wrong with them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from typing import TypeVar, cast
+
+from steering.spec.errors import Problem
+
+Choice = TypeVar("Choice", bound=str)
+
+_MAX_TEXT = 1000
+
+
+class Fields:
+    """Typed access by name.
+
+    A wrong field adds a :class:`Problem` and reads as a neutral value, so that all wrong ones are found.
+    """
+
+    def __init__(self, value: object, path: str, problems: list[Problem]) -> None:
+        self.path = path
+        self._problems = problems
+        self._seen: set[str] = set()
+        self._values: dict[str, object] = {}
+        if isinstance(value, dict):
+            self._values = value
+        else:
+            self.report("", f"Expected an object, found {describe(value)}.")
+
+    def __contains__(self, name: str) -> bool:
+        return self._values.get(name) is not None
+
+    def report(self, name: str, message: str, code: str = "invalid_value") -> None:
+        self._problems.append(Problem(f"{self.path}.{name}" if name else self.path, message, code))
+
+    def child(self, name: str) -> Fields:
+        return Fields(self._take(name), f"{self.path}.{name}", self._problems)
+
+    def text(self, name: str, *, required: bool = True) -> str:
+        value = self._take(name)
+        if value is None and not required:
+            return ""
+        if not isinstance(value, str) or len(value) > _MAX_TEXT:
+            self.report(name, f"Expected a string of at most {_MAX_TEXT} characters, found {describe(value)}.")
+            return ""
+        return value
+
+    def choice(self, name: str, choices: Collection[Choice], default: Choice) -> Choice:
+        value = self._take(name)
+        if value is None:
+            return default
+        if value not in choices or not isinstance(value, str):
+            self.report(name, f"Expected one of {', '.join(choices)}, found {describe(value)}.")
+            return default
+        return cast("Choice", value)
+
+    def integer(self, name: str, *, minimum: int, maximum: int, code: str = "invalid_value") -> int:
+        value = self._take(name)
+        if isinstance(value, bool) or not isinstance(value, int):
+            self.report(name, f"Expected an integer, found {describe(value)}.", code)
+            return minimum
+        if not minimum <= value <= maximum:
+            self.report(name, f"Expected an integer from {minimum} to {maximum}, found {describe(value)}.", code)
+            return minimum
+        return value
+
+    def number(self, name: str, *, limit: float, default: float) -> float:
+        """A finite number whose absolute value is at most ``limit``."""
+        value = self._take(name)
+        return default if value is None else self._finite(name, value, limit)
+
+    def positive(self, name: str) -> float | None:
+        """A finite number above 0, or None where absent."""
+        value = self._take(name)
+        if value is None:
+            return None
+        number = self._finite(name, value, math.inf)
+        if number < 0:
+            self.report(name, f"Expected a number of at least 0, found {describe(value)}.")
+        return number
+
+    def numbers(self, name: str, *, max_length: int, limit: float) -> tuple[float, ...]:
+        value = self._take(name)
+        if not isinstance(value, list) or not 0 < len(value) <= max_length:
+            self.report(name, f"Expected a list of 1 to {max_length} numbers, found {describe(value)}.")
+            return ()
+        return tuple(self._finite(f"{name}[{position}]", item, limit) for position, item in enumerate(value))
+
+    def texts(self, name: str, *, max_length: int) -> tuple[str, ...]:
+        value = self._take(name)
+        if value is None:
+            return ()
+        if not isinstance(value, list) or len(value) > max_length or not all(isinstance(item, str) for item in value):
+            self.report(name, f"Expected a list of at most {max_length} strings, found {describe(value)}.")
+            return ()
+        return tuple(item[:_MAX_TEXT] for item in value)
+
+    def refuse_others(self) -> None:
+        """Reports the fields that nothing has read."""
+        for name in self._values.keys() - self._seen:
+            self.report(str(name)[:100], "This field is not known.", "unknown_field")
+
+    def _take(self, name: str) -> object:
+        self._seen.add(name)
+        return self._values.get(name)
+
+    def _finite(self, name: str, value: object, limit: float) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            self.report(name, f"Expected a number, found {describe(value)}.")
+            return 0.0
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if not math.isfinite(number) or abs(number) > limit:
+            bound = "" if math.isinf(limit) else f" between {-limit:g} and {limit:g}"
+            self.report(name, f"Expected a finite number{bound}, found {describe(value)}.")
+            return 0.0
+        return number
+
+
+def describe(value: object) -> str:
+    """A short, harmless rendering of an untrusted value for a message."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, dict | list):
+        return f"{'an object' if isinstance(value, dict) else 'a list'} with {len(value)} entries"
+    if isinstance(value, int) and abs(value) > 1 << 64:
+        return "a number too large"
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,63 @@
+"""What a strength means: pure functions from units to raw coefficients and pushes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from steering.spec.errors import MissingScaleError
+
+Unit = Literal["raw", "max_act", "resid_norm"]
+
+STRONG_PUSH = 0.6
+"""Above this fraction of the residual's norm, text tends to fall apart."""
+MAX_PUSH = 10.0
+"""Above this, a profile cannot be published: nothing but noise is left."""
+MAX_STRENGTH = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Scales:
+    """Numbers that strengths refer to, each None while unknown.
+
+    ``max_activation``: the feature's largest activation on a corpus. ``direction_norm``: L2 norm of its decoder row
+    (or of the plain vector). ``reference_norm``: mean L2 norm of the residual in the space where the direction is
+    added: that of the site, or sqrt(d_in) for an SAE that normalises its input.
+    """
+
+    max_activation: float | None = None
+    direction_norm: float | None = None
+    reference_norm: float | None = None
+
+
+UNKNOWN = Scales()
+
+
+def coefficient(strength: float, unit: Unit, scales: Scales) -> float:
+    """The raw coefficient c of ``c * direction``; MissingScaleError when the unit's number is unknown.
+
+    raw: c = s. max_act: c = s * max_activation. resid_norm: c = s * reference_norm / direction_norm, so that the step
+    is the fraction s of the residual's mean norm.
+    """
+    match unit:
+        case "raw":
+            return strength + 0.0  # -0.0 becomes 0.0
+        case "max_act":
+            if not scales.max_activation:
+                raise MissingScaleError(
+                    "The unit max_act needs the feature's maximal activation, which is not known; use raw."
+                )
+            return strength * scales.max_activation + 0.0
+        case "resid_norm":
+            if not scales.reference_norm or not scales.direction_norm:
+                raise MissingScaleError(
+                    "The unit resid_norm needs the residual's mean norm, which is not known; use raw."
+                )
+            return strength * scales.reference_norm / scales.direction_norm + 0.0
+
+
+def push(raw: float, scales: Scales) -> float | None:
+    """``|c * direction| / mean |h|``; None when a norm is unknown."""
+    if scales.direction_norm is None or not scales.reference_norm:
+        return None
+    return abs(raw) * scales.direction_norm / scales.reference_norm

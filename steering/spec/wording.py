@@ -1,0 +1,74 @@
+"""Edits in words, and what changed between two lists of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from steering.spec.edit import EditSpec, FeatureTarget, Operation
+from steering.spec.rendering import effect_key
+from steering.spec.units import Unit
+
+_VERBS: dict[Operation, str] = {
+    "add": "add",
+    "clamp": "clamp to",
+    "scale": "scale by",
+    "ablate": "ablate",
+    "at_least": "keep at least",
+    "at_most": "keep at most",
+}
+_UNITS: dict[Unit, str] = {"raw": " raw", "max_act": " × max activation", "resid_norm": " × residual norm"}
+_PHASES = {"prompt": ", prompt only", "generation": ", generation only", "both": ""}
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One line of a comparison."""
+
+    kind: Literal["added", "removed", "changed"]
+    text: str
+
+
+def describe_edit(edit: EditSpec) -> str:
+    """For example “tiny-sae #3 rain: add 0.5 × max activation, prompt only”."""
+    return f"{describe_target(edit)}: {_describe_action(edit)}"
+
+
+def describe_target(edit: EditSpec) -> str:
+    if isinstance(edit.target, FeatureTarget):
+        return f"{edit.target.sae.name} #{edit.target.index} {edit.target.label}".rstrip()
+    return f"vector at {edit.target.site}"
+
+
+def changes(old: Sequence[EditSpec], new: Sequence[EditSpec]) -> list[Change]:
+    """What it takes to come from one list to the other; edits of the same target and operation are matched."""
+    before = {effect_key(edit): edit for edit in old}
+    after = {effect_key(edit): edit for edit in new}
+    gone = [edit for key, edit in before.items() if key not in after]
+    lines = []
+    for edit in (edit for key, edit in after.items() if key not in before):
+        former = next((one for one in gone if _is_same_place(one, edit)), None)
+        if former is None:
+            lines.append(Change("added", describe_edit(edit)))
+            continue
+        gone.remove(former)
+        lines.append(
+            Change("changed", f"{describe_target(edit)}: {_describe_action(former)} → {_describe_action(edit)}")
+        )
+    return [*lines, *(Change("removed", describe_edit(edit)) for edit in gone)]
+
+
+def _is_same_place(one: EditSpec, other: EditSpec) -> bool:
+    if isinstance(one.target, FeatureTarget) and isinstance(other.target, FeatureTarget):
+        return (one.target.sae.checksum, one.target.index) == (other.target.sae.checksum, other.target.index)
+    return one.target == other.target
+
+
+def _describe_action(edit: EditSpec) -> str:
+    amount = ""
+    if edit.operation == "scale":
+        amount = f" {edit.strength:g}"
+    elif edit.operation != "ablate":
+        amount = f" {edit.strength:g}{_UNITS[edit.unit]}"
+    return f"{_VERBS[edit.operation]}{amount}{_PHASES[edit.phase]}"

@@ -1,0 +1,75 @@
+"""Fixtures for all tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from django.conf import settings
+
+from tests import live
+
+ADMIN_USER = "admin"
+ADMIN_PASSWORD = "correct horse battery staple"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The process that began the run keeps the embedded server for all workers, and stops it as its last user."""
+    if settings.DATABASES["default"]["ENGINE"] == "millm_site.embedded_postgres":
+        from millm_site.database import embedded_postgres
+
+        embedded_postgres().ensure_running()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that share one server process run in one worker (``--dist loadgroup``)."""
+    for item in items:
+        if "live_site" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("live_site"))
+            item.add_marker(pytest.mark.live)
+
+
+@dataclass(frozen=True)
+class LiveSite:
+    """A server with the demo installed, as `make run` starts it, shared by a whole session: do not break it.
+
+    A request from this machine needs no key. ``server.manage(...)`` runs commands on its database.
+    """
+
+    url: str
+    admin_user: str
+    admin_password: str
+    server: live.LiveServer
+
+    @property
+    def api_url(self) -> str:
+        """The ``base_url`` of OpenAI clients."""
+        return f"{self.url}/v1"
+
+
+@pytest.fixture
+def database_url() -> Iterator[str]:
+    """A new, empty database on the tests' server."""
+    with live.own_database() as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def live_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveSite]:
+    with live.own_database() as url:
+        environment = site_environment(url, tmp_path_factory.mktemp("live-site"))
+        with live.serving("--setup", environment=environment) as server:
+            yield LiveSite(server.url, ADMIN_USER, ADMIN_PASSWORD, server)
+            assert server.stop() == 0, server.output
+
+
+def site_environment(database_url: str, home: Path) -> dict[str, str]:
+    return {
+        "MILLM_HOME": str(home),
+        "MILLM_DATABASE_URL": database_url,
+        "MILLM_AUTH": "loopback",
+        "MILLM_ADMIN_USER": ADMIN_USER,
+        "MILLM_ADMIN_PASSWORD": ADMIN_PASSWORD,
+    }

@@ -1,0 +1,73 @@
+"""The README's examples run as they stand, against a server with the demo."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+README = Path("README.md").read_text("utf-8")
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+
+def blocks(language: str) -> list[str]:
+    """Contents of the fenced blocks of a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+
+
+def shell(script: str, url: str) -> str:
+    done = subprocess.run(
+        ["/bin/bash", "-ec", script.replace(DEFAULT_URL, url)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_curl_example_streams_a_story(live_site):
+    curl = next(block for block in blocks("sh") if block.startswith("curl"))
+    plain = shell(curl, live_site.url)
+    assert plain.rstrip().endswith("data: [DONE]")
+    assert plain.count('"content"') > 10
+    gloomy = shell(curl.replace('"stream": true', '"stream": true, "profile": "gloomy"'), live_site.url)
+    assert '"profile":"gloomy@1"' in gloomy
+    assert gloomy.count('"content"') > 10
+
+
+def test_the_python_example_prints_three_stories(live_site):
+    (program,) = blocks("python")
+    done = subprocess.run(
+        [sys.executable, "-c", program.replace(DEFAULT_URL, live_site.url)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    stories = dict(
+        line.split(": ", 1) for line in done.stdout.splitlines() if re.match(r"(None|gloomy|joyful): ", line)
+    )
+    assert stories.keys() == {"None", "gloomy", "joyful"}
+    assert len(set(stories.values())) == 3
+
+
+def commands() -> list[str]:
+    return re.findall(r"manage\.py (\w+)", README)
+
+
+@pytest.mark.parametrize("command", sorted(set(commands())))
+def test_commands_that_the_readme_names_exist(live_site, command):
+    assert "usage:" in live_site.server.manage(command, "--help")
+
+
+@pytest.mark.parametrize("path", sorted(set(re.findall(r"\]\(([\w./-]+)\)", README))))
+def test_links_lead_somewhere(path):
+    assert Path(path).exists()
+
+
+def test_make_targets_that_the_readme_names_exist():
+    makefile = Path("Makefile").read_text("utf-8")
+    for target in set(re.findall(r"make (\w+)", README)):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target

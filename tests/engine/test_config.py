@@ -1,0 +1,14 @@
+from __future__ import annotations
+
+import pytest
+
+from inference.engine.config import EngineConfig
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("batching_mode", "dynamic"), ("scheduler_policy", "random"), ("kv_cache_backend", "disk"), ("max_batch_size", 0)],
+)
+def test_unsupported_values_are_errors(field, value):
+    with pytest.raises(ValueError, match=field):
+        EngineConfig(**{field: value})

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inference.engine.detokenizer import Detokenizer, TokenDecoder
+from inference.engine.messages import TokenLogprob
+from tests.builders import build_tokenizer
+
+TOKENIZER = build_tokenizer().backend_tokenizer
+
+
+def detokenizer(*stop: str, prompt: tuple[int, ...] = ()) -> Detokenizer:
+    return Detokenizer(TokenDecoder(TOKENIZER, prompt), stop)
+
+
+def encode(text: str) -> list[int]:
+    return TOKENIZER.encode(text, add_special_tokens=False).ids
+
+
+def push_all(target: Detokenizer, ids: list[int]) -> tuple[str, list[int], bool]:
+    text = ""
+    sent: list[int] = []
+    for token in ids:
+        piece = target.push(token)
+        assert "\ufffd" not in piece.text
+        text += piece.text
+        sent += piece.token_ids
+        if piece.stopped:
+            return text, sent, True
+    last = target.finish()
+    return text + last.text, sent + list(last.token_ids), False
+
+
+@given(st.text(max_size=40).filter(lambda t: "\ufffd" not in t))
+def test_pieces_add_up_to_the_text(text):
+    ids = encode(text)
+    assert push_all(detokenizer(), ids) == (TOKENIZER.decode(ids), ids, False)
+
+
+def test_an_emoji_split_over_tokens_comes_whole():
+    target, ids = detokenizer(), encode("x🦊y")
+    assert len(ids) > 3
+    pieces = [target.push(i).text for i in ids]
+    assert "🦊" in "".join(pieces)
+    assert all(p in {"", "x", "🦊", "y", "🦊y"} for p in pieces)
+
+
+def test_bytes_that_never_become_a_character_do_not_hold_the_rest_forever():
+    lone = encode("é")[0] if len(encode("é")) > 1 else encode("🦊")[0]
+    text, _, _ = push_all_lossy(detokenizer(), [lone] * 20 + encode("end"))
+    assert text.endswith("end")
+
+
+def push_all_lossy(target: Detokenizer, ids: list[int]) -> tuple[str, int, bool]:
+    text = "".join(target.push(i).text for i in ids)
+    return text + target.finish().text, len(ids), False
+
+
+@given(
+    st.text(alphabet="abc", max_size=30),
+    st.lists(st.text(alphabet="abc", min_size=1, max_size=4), min_size=1, max_size=3),
+)
+def test_output_ends_before_the_first_stop_string(text, stops):
+    got, _, stopped = push_all(detokenizer(*stops), encode(text))
+    # The stop whose end comes first wins, since text after it was never generated.
+    ends = [text.find(s) + len(s) for s in stops if s in text]
+    assert stopped == bool(ends)
+    assert all(s not in got for s in stops)
+    assert text.startswith(got)
+    if not ends:
+        assert got == text
+
+
+def test_a_stop_string_over_token_borders_is_never_sent():
+    target = detokenizer("\nuser:")
+    sent = ""
+    for token in encode("Hello\nus"):
+        sent += target.push(token).text
+    assert sent == "Hello"
+    for token in encode("er: more"):
+        piece = target.push(token)
+        sent += piece.text
+        if piece.stopped:
+            break
+    else:
+        pytest.fail("the stop string was not found")
+    assert sent == "Hello"
+
+
+def test_what_looked_like_a_stop_string_comes_out_when_it_is_none():
+    target = detokenizer("abcd")
+    assert "".join(target.push(i).text for i in encode("abcx")) == "abcx"
+
+
+def test_tokens_and_logprobs_wait_with_their_text():
+    target = detokenizer("END")
+    pieces = [target.push(i, TokenLogprob(i, -0.5)) for i in encode("oEN")]
+    sent = [t for p in pieces for t in p.token_ids]
+    assert TOKENIZER.decode(sent) == "o"
+    last = target.finish()
+    assert last.text == "EN"
+    assert len(last.logprobs) == len(last.token_ids)
+    assert sent + list(last.token_ids) == encode("oEN")
+
+
+def test_tokens_of_the_stop_string_are_not_reported():
+    target = detokenizer("END")
+    ids = encode("ok END")
+    text, sent, stopped = push_all(target, ids)
+    assert (text, stopped) == ("ok ", True)
+    assert TOKENIZER.decode(sent).strip() in {"ok", "ok E"}
+
+
+def test_special_tokens_have_no_text():
+    assert push_all(detokenizer(), [*encode("a"), 1, *encode("b")])[0] == "ab"
+
+
+def test_window_stays_short():
+    target = detokenizer()
+    for token in encode("hello " * 300):
+        target.push(token)
+    assert len(target.decoder._ids) < 20

@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import pytest
+
+from inference.client import set_client
+from inference.registry import set_registry
+from inference.snapshots import forget_snapshots
+from tests.builders import build_model
+
+
+@pytest.fixture(autouse=True)
+def _fresh_snapshots():
+    """Each test has its own database content and its own engine, so nothing may outlive it."""
+    forget_snapshots()
+    yield
+    forget_snapshots()
+    set_client(None)
+    set_registry(None)
+
+
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory):
+    """A tiny Llama in the Hugging Face layout; do not change it."""
+    return build_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(autouse=True)
+def _fast_passwords(settings):
+    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]

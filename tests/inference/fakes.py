@@ -1,0 +1,127 @@
+"""Stand-ins for the engine's loop and loader, driven by the tests."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from inference.client import (
+    EngineDownError,
+    EngineStats,
+    Event,
+    FinishedEvent,
+    GenerationRequest,
+    Timings,
+    TokensEvent,
+    Usage,
+)
+from tests.inference.tokenizers import qwen_tokenizer
+
+
+@dataclass
+class FakeLoop:
+    """An engine loop without a thread: tests publish events from wherever they like."""
+
+    publish: object = None
+    submitted: list[tuple[tuple[GenerationRequest, ...], object]] = field(default_factory=list)
+    cancelled: list[object] = field(default_factory=list)
+    attached: dict[str, object] = field(default_factory=dict)
+    refusal: Exception | None = None
+    started: bool = False
+    drained: float | None = None
+
+    def start(self) -> None:
+        self.started = True
+
+    def submit(self, requests: Sequence[GenerationRequest], sink: object) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        self.submitted.append((tuple(requests), sink))
+
+    def cancel(self, sink: object) -> None:
+        self.cancelled.append(sink)
+
+    def attach(self, loaded) -> Future[None]:
+        return self._settled(lambda: self.attached.update({loaded.name: loaded}))
+
+    def detach(self, name: str) -> Future[None]:
+        return self._settled(lambda: self.attached.pop(name, None))
+
+    def stats(self) -> EngineStats:
+        return EngineStats("idle", models=tuple(self.attached))
+
+    def stop(self, drain_s: float) -> None:
+        self.drained = drain_s
+
+    def _settled(self, act) -> Future[None]:
+        future: Future[None] = Future()
+        if self.refusal is not None:
+            future.set_exception(self.refusal)
+        else:
+            act()
+            future.set_result(None)
+        return future
+
+
+@dataclass(frozen=True)
+class FakeLoaded:
+    name: str
+    tokenizer: object
+    max_model_len: int = 256
+    vocab_size: int = 505
+    memory_bytes: int = 1234
+
+
+class FakeLoader:
+    """Counts loads; waits for ``gate`` and raises ``failure`` if there is one."""
+
+    def __init__(self) -> None:
+        self.specs: list[object] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.began = threading.Event()
+        self.failure: Exception | None = None
+
+    def __call__(self, spec):
+        self.specs.append(spec)
+        self.began.set()
+        assert self.gate.wait(10)
+        if self.failure is not None:
+            raise self.failure
+        return FakeLoaded(spec.name, qwen_tokenizer())
+
+
+def tokens(index: int, token_id: int = 5, text: str = "a") -> TokensEvent:
+    return TokensEvent(index, (token_id,), text)
+
+
+def finished(index: int) -> FinishedEvent:
+    return FinishedEvent(index, "stop", Usage(), Timings())
+
+
+def down() -> EngineDownError:
+    return EngineDownError("The engine is stopped.")
+
+
+def in_thread(call, *args) -> None:
+    """Run in another thread, as the engine does, and wait for it."""
+    errors: list[BaseException] = []
+
+    def run():
+        try:
+            call(*args)
+        except BaseException as error:  # noqa: BLE001 - handed to the test's thread
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
+    if errors:
+        raise errors[0]
+
+
+def kinds(events: Sequence[Event]) -> list[tuple[str, int]]:
+    return [(type(event).__name__, event.index) for event in events]

@@ -1,0 +1,464 @@
+"""Models are found by name, loaded once for all who ask, and never hold up anything else."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+from django.db import OperationalError, connections
+
+from inference.client import EngineDownError
+from inference.models import LanguageModel
+from inference.records import ModelTable, model_record
+from inference.registry import ModelNotFoundError, ModelNotReadyError, ModelRegistry, get_registry, set_registry
+from inference.snapshots import Snapshot
+from inference.sources import SourceError
+from tests.inference.fakes import FakeLoader, FakeLoop, down
+
+pytestmark = pytest.mark.django_db(transaction=True)
+State = LanguageModel.State
+
+
+class Located:
+    """Stands for the file system and the Hub; remembers what it was asked for."""
+
+    def __init__(self, path):
+        self.path = path
+        self.asked = []
+
+    def __call__(self, source):
+        self.asked.append(source)
+        return self.path
+
+
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def parts(tmp_path):
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 512}')
+
+    class Parts:
+        engine = FakeLoop()
+        loader = FakeLoader()
+        located = Located(tmp_path)
+        clock = Clock()
+        busy: set[str] = set()
+
+    return Parts()
+
+
+@pytest.fixture
+def registry(parts):
+    registry = ModelRegistry(
+        parts.engine,
+        is_busy=parts.busy.__contains__,
+        locate=parts.located,
+        load_model=parts.loader,
+        clock=parts.clock,
+        load_timeout_s=5,
+    )
+    yield registry
+    parts.loader.gate.set()
+    registry.stop()
+
+
+def make(name="org/tiny", **fields):
+    return LanguageModel.objects.create(name=name, source="/models/tiny", **fields)
+
+
+async def amake(*args, **fields):
+    return await in_db(lambda: make(*args, **fields))
+
+
+async def in_db(call):
+    """Database work of an async test, in a thread that leaves no connection behind."""
+
+    def run():
+        try:
+            return call()
+        finally:
+            connections.close_all()
+
+    return await asyncio.to_thread(run)
+
+
+async def row(name="org/tiny"):
+    return await in_db(lambda: LanguageModel.objects.get(name=name))
+
+
+async def test_a_model_is_loaded_on_the_first_request(registry, parts):
+    await amake(aliases=["tiny"], context_length=64, dtype="float32")
+    ready = await registry.ready("org/tiny")
+
+    assert (ready.max_model_len, ready.vocab_size) == (256, 505)
+    assert ready.record.name == "org/tiny"
+    assert ready.text.encode("The cat")
+    assert list(parts.engine.attached) == ["org/tiny"]
+    spec = parts.loader.specs[0]
+    assert (spec.name, spec.path, spec.dtype, spec.max_seq_len) == ("org/tiny", parts.located.path, "float32", 64)
+    loaded = await row()
+    assert (loaded.state, loaded.memory_bytes, loaded.error) == (State.LOADED, 1234, "")
+    assert loaded.loaded_at is not None
+    assert registry.find("org/tiny").state == State.LOADED
+
+
+async def test_a_loaded_model_is_ready_without_the_database(registry, django_db_blocker):
+    await amake()
+    await registry.ready("org/tiny")
+    records = registry.records()
+
+    with django_db_blocker.block():
+        await registry.ready("org/tiny")
+        assert registry.find("org/tiny") in records
+        assert registry.records() == records
+
+
+async def test_an_alias_means_its_model(registry, parts):
+    await amake(aliases=["tiny", "a/b/c"])
+    ready = await registry.ready("a/b/c")
+
+    assert ready.record.name == "org/tiny"
+    assert registry.find("tiny").pk == ready.record.pk
+    await registry.ready("tiny")
+    assert len(parts.loader.specs) == 1
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "nobody", "../../etc/passwd", "/etc/passwd", "https://example.com/x", "x" * 10**6, "org/tiny/", "ORG/tiny"],
+)
+async def test_unknown_names_reach_neither_files_nor_the_hub(registry, parts, name):
+    await amake()
+    with pytest.raises(ModelNotFoundError) as caught:
+        await registry.ready(name)
+    for act in (registry.find, registry.load, registry.unload):
+        with pytest.raises(ModelNotFoundError):
+            act(name)
+
+    assert parts.located.asked == []
+    assert parts.loader.specs == []
+    assert len(str(caught.value)) < 400
+
+
+async def test_concurrent_requests_share_one_load(registry, parts):
+    await amake()
+    parts.loader.gate.clear()
+    waiting = [asyncio.create_task(registry.ready("org/tiny")) for _ in range(20)]
+    await asyncio.to_thread(parts.loader.began.wait, 5)
+    assert registry.find("org/tiny").state == State.LOADING
+    parts.loader.gate.set()
+    ready = await asyncio.gather(*waiting)
+
+    assert len(ready) == 20
+    assert len(parts.loader.specs) == 1
+
+
+async def test_a_load_does_not_block_the_event_loop(registry, parts):
+    await amake()
+    parts.loader.gate.clear()
+    waiting = asyncio.create_task(registry.ready("org/tiny"))
+    turns = 0
+    while not parts.loader.began.is_set() or turns < 20:
+        await asyncio.sleep(0.001)
+        turns += 1
+    parts.loader.gate.set()
+    await waiting
+
+
+async def test_one_who_leaves_does_not_stop_the_load_of_the_others(registry, parts):
+    await amake()
+    parts.loader.gate.clear()
+    leaver, stayer = (asyncio.create_task(registry.ready("org/tiny")) for _ in range(2))
+    await asyncio.to_thread(parts.loader.began.wait, 5)
+    leaver.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaver
+    parts.loader.gate.set()
+
+    assert (await stayer).record.name == "org/tiny"
+
+
+async def test_a_load_that_takes_too_long_is_a_503_and_goes_on(parts):
+    await amake()
+    registry = ModelRegistry(
+        parts.engine, locate=parts.located, load_model=parts.loader, load_timeout_s=0.05, clock=parts.clock
+    )
+    parts.loader.gate.clear()
+    with pytest.raises(ModelNotReadyError, match="still loading") as caught:
+        await registry.ready("org/tiny")
+    assert 0 < caught.value.retry_after_s <= 120
+    parts.loader.gate.set()
+    await until(lambda: registry.is_loaded("org/tiny"))
+
+    assert (await registry.ready("org/tiny")).record.name == "org/tiny"
+    await asyncio.to_thread(registry.stop)
+
+
+async def until(condition):
+    for _ in range(500):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("timed out")
+
+
+@pytest.mark.parametrize(
+    ("failure", "told"),
+    [
+        (SourceError("There is no directory '/x'."), "There is no directory"),
+        (RuntimeError("secret path /root/x"), "RuntimeError"),
+    ],
+)
+async def test_a_failed_load_is_readable_and_retried_after_a_while(registry, parts, failure, told):
+    await amake()
+    parts.loader.failure = failure
+    with pytest.raises(ModelNotReadyError, match=told) as caught:
+        await registry.ready("org/tiny")
+    failed = await row()
+    assert failed.state == State.FAILED
+    assert told in failed.error
+    assert "secret" not in failed.error
+    assert caught.value.retry_after_s == 10
+
+    parts.loader.failure = None
+    with pytest.raises(ModelNotReadyError, match=told):
+        await registry.ready("org/tiny")
+    assert len(parts.loader.specs) == 1, "not tried again at once"
+    parts.clock.now += 11
+
+    assert (await registry.ready("org/tiny")).record.name == "org/tiny"
+    assert (await row()).error == ""
+
+
+async def test_an_explicit_load_does_not_wait_for_the_retry(registry, parts):
+    await amake()
+    parts.loader.failure = SourceError("gone")
+    with pytest.raises(ModelNotReadyError):
+        await registry.ready("org/tiny")
+    parts.loader.failure = None
+    await asyncio.wrap_future(registry.load("org/tiny"))
+
+    assert registry.is_loaded("org/tiny")
+
+
+async def test_a_failed_load_leaves_the_other_models_serving(registry, parts):
+    await amake("good")
+    await amake("bad")
+    await registry.ready("good")
+    parts.loader.failure = SourceError("gone")
+    with pytest.raises(ModelNotReadyError):
+        await registry.ready("bad")
+
+    assert (await registry.ready("good")).record.name == "good"
+    assert list(parts.engine.attached) == ["good"]
+
+
+async def test_a_bad_chat_template_fails_the_load_with_its_reason(registry):
+    await amake(chat_template="{{ 'x' * 10**9 }}")
+
+    with pytest.raises(ModelNotReadyError, match="chat template was stopped"):
+        await registry.ready("org/tiny")
+
+
+async def test_unload_and_load_again(registry, parts):
+    await amake()
+    await registry.ready("org/tiny")
+    await asyncio.wrap_future(registry.unload("org/tiny"))
+    unloaded = await row()
+    assert (unloaded.state, unloaded.memory_bytes, unloaded.loaded_at) == (State.UNLOADED, 0, None)
+    assert parts.engine.attached == {}
+    await registry.ready("org/tiny")
+
+    assert len(parts.loader.specs) == 2
+
+
+async def test_unloading_returns_at_once_while_another_model_loads(registry, parts):
+    await amake("one")
+    await amake("two")
+    await registry.ready("one")
+    parts.loader.gate.clear()
+    parts.loader.began.clear()
+    registry.load("two")
+    await asyncio.to_thread(parts.loader.began.wait, 5)
+    started = time.monotonic()
+    unloaded = registry.unload("one")
+
+    assert time.monotonic() - started < 0.5
+    parts.loader.gate.set()
+    await asyncio.wrap_future(unloaded)
+    assert list(parts.engine.attached) == ["two"]
+
+
+async def test_the_start_resets_rows_of_a_dead_process_and_loads_what_shall_be_loaded(registry, parts):
+    await amake("was loaded", state=State.LOADED, memory_bytes=5)
+    await amake("was loading", state=State.LOADING)
+    await amake("had failed", state=State.FAILED, error="why")
+    await amake("auto", autoload=True)
+    await asyncio.wrap_future(registry.start())
+    await until(lambda: registry.is_loaded("auto"))
+
+    states = {record.name: (record.state, record.error) for record in registry.records()}
+    assert states["was loaded"] == states["was loading"] == (State.UNLOADED, "")
+    assert states["had failed"] == (State.FAILED, "why")
+    await until(lambda: registry.find("auto").state == State.LOADED)
+    assert list(parts.engine.attached) == ["auto"]
+
+
+async def test_an_idle_model_is_unloaded_after_its_keep_alive(registry, parts):
+    await amake("idle", keep_alive_s=60)
+    await amake("busy", keep_alive_s=60)
+    await amake("pinned", keep_alive_s=60, pinned=True)
+    await amake("forever")
+    for record in registry.records():
+        await registry.ready(record.name)
+    parts.busy.add("busy")
+    parts.clock.now += 59
+    await in_db(registry.housekeep)
+    assert registry.is_loaded("idle")
+    parts.clock.now += 2
+    await in_db(registry.housekeep)
+
+    assert not registry.is_loaded("idle")
+    assert set(parts.engine.attached) == {"busy", "pinned", "forever"}
+    assert (await row("idle")).state == State.UNLOADED
+
+
+async def test_keep_alive_counts_from_the_end_of_the_work(registry, parts):
+    await amake("m", keep_alive_s=60)
+    await registry.ready("m")
+    parts.busy.add("m")
+    parts.clock.now += 1000
+    await in_db(registry.housekeep)
+    parts.busy.clear()
+    parts.clock.now += 59
+    await in_db(registry.housekeep)
+
+    assert registry.is_loaded("m")
+
+
+async def test_a_model_whose_row_is_gone_leaves_the_engine(registry, parts):
+    model = await amake()
+    await registry.ready("org/tiny")
+    await in_db(model.delete)
+    await in_db(registry._table.refresh)
+    await in_db(registry.housekeep)
+
+    assert parts.engine.attached == {}
+
+
+async def test_a_renamed_model_is_loaded_under_its_new_name(registry, parts):
+    model = await amake()
+    await registry.ready("org/tiny")
+    model.name = "renamed"
+    await in_db(lambda: model.save(update_fields=["name"]))
+    await in_db(registry._table.refresh)
+    await in_db(registry.housekeep)
+    assert (await row("renamed")).state == State.UNLOADED
+    assert parts.engine.attached == {}
+
+    assert (await registry.ready("renamed")).record.name == "renamed"
+
+
+async def test_a_start_without_the_database_is_tried_again(parts):
+    await amake("auto", autoload=True)
+    answers = iter([OperationalError("gone")])
+
+    def load():
+        for error in answers:
+            raise error
+        return ModelTable(tuple(model_record(model) for model in LanguageModel.objects.all()))
+
+    registry = ModelRegistry(
+        parts.engine, locate=parts.located, load_model=parts.loader, table=Snapshot("test_boot", load), load_timeout_s=5
+    )
+    with pytest.raises(OperationalError):
+        await asyncio.wrap_future(registry.start())
+
+    await until(lambda: registry.is_loaded("auto"))
+    await asyncio.to_thread(registry.stop)
+
+
+async def test_an_engine_that_is_down_fails_the_load_readably(registry, parts):
+    await amake()
+    parts.engine.refusal = down()
+
+    with pytest.raises(ModelNotReadyError, match="engine is stopped"):
+        await registry.ready("org/tiny")
+
+
+async def test_stopping_writes_the_states_and_releases_those_who_wait(parts):
+    await amake("one")
+    await amake("two")
+    await amake("three")
+    registry = ModelRegistry(parts.engine, locate=parts.located, load_model=parts.loader, load_timeout_s=5)
+    await registry.ready("one")
+    parts.loader.gate.clear()
+    parts.loader.began.clear()
+    loading = asyncio.create_task(registry.ready("two"))
+    await asyncio.to_thread(parts.loader.began.wait, 5)
+    queued = asyncio.create_task(registry.ready("three"))
+    await asyncio.sleep(0.01)
+    threading.Timer(0.1, parts.loader.gate.set).start()
+    await asyncio.to_thread(registry.stop)
+
+    assert (await loading).record.name == "two"
+    with pytest.raises(EngineDownError):
+        await queued
+    with pytest.raises(EngineDownError):
+        await asyncio.wrap_future(registry.unload("one"))
+    assert {(await row(name)).state for name in ("one", "two", "three")} == {State.UNLOADED}
+
+
+async def test_outside_a_serving_process_models_are_found_but_not_loaded():
+    await amake()
+    set_registry(None)
+    registry = get_registry()
+
+    assert registry is get_registry()
+    assert registry.find("org/tiny").state == State.UNLOADED
+    for act in (registry.load, registry.unload):
+        with pytest.raises(EngineDownError, match="No engine runs in this process"):
+            act("org/tiny")
+    with pytest.raises(EngineDownError):
+        await registry.ready("org/tiny")
+
+
+def test_records_carry_what_requests_need():
+    record = model_record(
+        make(
+            aliases=["a"],
+            default_profile="joyful@2",
+            default_sampling={"temperature": 0.5},
+            is_default=True,
+            context_length=7,
+        )
+    )
+
+    assert record.aliases == ("a",)
+    assert record.default_profile == "joyful@2"
+    assert record.default_sampling == {"temperature": 0.5}
+    assert record.is_default
+    assert record.max_model_len == 7
+    assert abs(record.created - time.time()) < 3600
+
+
+def test_a_name_wins_over_an_alias():
+    table = ModelTable((model_record(make("b", aliases=["a"])), model_record(make("a"))))
+
+    assert table.find("a").name == "a"
+
+
+async def test_the_length_of_a_model_is_known_once_it_was_loaded_and_stays_known(registry, parts):
+    await amake(name="m")
+    assert registry.max_model_len("m") is None
+    await registry.ready("m")
+    await asyncio.wrap_future(registry.unload("m"))
+    assert registry.find("m").max_model_len == 512

@@ -1,0 +1,249 @@
+"""Registering, editing and removing models, by hand and from a file."""
+
+from __future__ import annotations
+
+import shutil
+from io import StringIO
+
+import pytest
+from django.core.exceptions import ValidationError
+from django.core.management import CommandError, call_command
+from django.db import IntegrityError
+
+from inference import services
+from inference.models import LanguageModel
+from inference.registry import get_registry
+from inference.sources import SourceError
+
+pytestmark = pytest.mark.django_db
+
+
+def run(*arguments: object) -> str:
+    out = StringIO()
+    call_command(*map(str, arguments), stdout=out)
+    return out.getvalue()
+
+
+def problems(**values) -> str:
+    with pytest.raises(ValidationError) as caught:
+        services.register_model(**values)
+    return " ".join(caught.value.messages)
+
+
+def test_a_registered_model_is_found_at_once(model_dir):
+    assert get_registry().records() == ()
+    services.register_model(name="org/tiny", source=str(model_dir), aliases=["tiny"], default_sampling={"top_p": 0.9})
+
+    assert get_registry().find("tiny").default_sampling == {"top_p": 0.9}
+
+
+def test_a_local_source_is_kept_absolute(model_dir, monkeypatch):
+    monkeypatch.chdir(model_dir.parent)
+
+    assert services.register_model(name="m", source="./tiny").source == str(model_dir.resolve())
+
+
+def test_a_name_is_registered_once_unless_asked_for(model_dir):
+    first = services.register_model(name="m", source=str(model_dir), aliases=["a"])
+
+    assert "already" in problems(name="m", source=str(model_dir))
+    second = services.register_model(name="m", source=str(model_dir), aliases=["b"], exist_ok=True)
+    assert (second.pk, second.aliases) == (first.pk, ["b"])
+
+
+@pytest.mark.parametrize("name", ["", " ", "a b", "-a", "a..b", "../a", "a\nb", "ä", "a:b", "x" * 201])
+def test_bad_names_are_refused(model_dir, name):
+    assert problems(name=name, source=str(model_dir))
+    assert problems(name="good", source=str(model_dir), aliases=[name])
+
+
+@pytest.mark.parametrize("name", ["a", "org/model-1.5_b", "a/b/c", "m@v1", "1B+"])
+def test_good_names_are_accepted(model_dir, name):
+    assert services.register_model(name=name, source=str(model_dir)).name == name
+
+
+def test_names_and_aliases_are_unique_together(model_dir):
+    services.register_model(name="a", source=str(model_dir), aliases=["b"])
+
+    assert "The model a uses" in problems(name="b", source=str(model_dir))
+    assert "The model a uses" in problems(name="c", source=str(model_dir), aliases=["a"])
+    assert "The model a uses" in problems(name="c", source=str(model_dir), aliases=["b"])
+    assert "twice" in problems(name="c", source=str(model_dir), aliases=["c"])
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"device": "tpu"}, "device must be auto"),
+        ({"dtype": "int4"}, "int4"),
+        ({"quantization": "awq"}, "awq"),
+        ({"context_length": -1}, "greater than or equal to 0"),
+        ({"chat_template": "{% if %}"}, "cannot be compiled"),
+        ({"chat_template": "{{ 'x' * 10**9 }}"}, "was stopped"),
+        ({"default_sampling": {"temperature": 3}}, "between 0 and 2"),
+        ({"default_sampling": {"temperature": "0.7"}}, "must be a number"),
+        ({"default_sampling": {"temperature": True}}, "must be a number"),
+        ({"default_sampling": {"temperature": float("nan")}}, "must be a number"),
+        ({"default_sampling": {"max_tokens": 1.5}}, "must be an integer"),
+        ({"default_sampling": {"top_p": 0}}, "top_p must lie"),
+        ({"default_sampling": {"beams": 3}}, "no sampling parameter"),
+    ],
+)
+def test_bad_values_are_refused_with_a_reason(model_dir, values, told):
+    assert told in problems(name="m", source=str(model_dir), **values)
+    assert not LanguageModel.objects.exists()
+
+
+def test_a_source_that_cannot_be_served_is_refused(tmp_path):
+    with pytest.raises(SourceError, match="no directory"):
+        services.register_model(name="m", source=str(tmp_path / "nothing"))
+    assert "no config.json" in problems(name="m", source=str(tmp_path))
+    assert "neither a directory nor a Hub id" in problems(name="m", source="a b")
+
+
+def test_there_is_one_default_at_most(model_dir):
+    first = services.register_model(name="a", source=str(model_dir), is_default=True)
+    second = services.register_model(name="b", source=str(model_dir), is_default=True)
+    assert list(LanguageModel.objects.filter(is_default=True)) == [second]
+    services.set_default_model(model=first)
+    assert list(LanguageModel.objects.filter(is_default=True)) == [first]
+    assert [record.name for record in get_registry().records()] == ["a", "b"]
+    services.set_default_model(model=second)
+    assert [record.name for record in get_registry().records()] == ["b", "a"]
+    with pytest.raises(IntegrityError):
+        LanguageModel.objects.filter(pk=first.pk).update(is_default=True)
+
+
+def test_saving_does_not_touch_the_live_fields(model_dir):
+    stale = services.register_model(name="a", source=str(model_dir))
+    LanguageModel.objects.update(state="loaded", memory_bytes=9)
+    stale.aliases = ["x"]
+    services.save_model(stale)
+    stale.refresh_from_db()
+
+    assert (stale.state, stale.memory_bytes, stale.aliases) == ("loaded", 9, ["x"])
+
+
+def test_removed_models_are_not_found_any_more(model_dir):
+    model = services.register_model(name="a", source=str(model_dir))
+    services.remove_models(models=[model])
+
+    assert get_registry().records() == ()
+
+
+def test_add_model_registers_with_all_its_options(model_dir):
+    out = run(
+        "add_model", "org/tiny", model_dir, "--dtype", "float32", "--device", "cpu", "--alias", "a", "--alias", "b/c",
+        "--default", "--autoload", "--pinned", "--context-length", "64",
+    )  # fmt: skip
+    model = LanguageModel.objects.get()
+
+    assert "Registered org/tiny" in out
+    assert (model.dtype, model.device, model.aliases, model.context_length) == ("float32", "cpu", ["a", "b/c"], 64)
+    assert model.is_default
+    assert model.autoload
+    assert model.pinned
+    assert not model.trust_remote_code
+
+
+@pytest.mark.parametrize(
+    "arguments", [("m", "/nowhere"), ("m", "a b"), ("bad name", None), ("m", None, "--device", "x")]
+)
+def test_add_model_says_what_is_wrong(model_dir, arguments):
+    with pytest.raises(CommandError) as caught:
+        run("add_model", *(model_dir if argument is None else argument for argument in arguments))
+
+    assert str(caught.value).endswith((".", "model"))
+    assert not LanguageModel.objects.exists()
+
+
+@pytest.fixture
+def declare(tmp_path):
+    def write(text: str):
+        file = tmp_path / "models.toml"
+        file.write_text(text)
+        return file
+
+    return write
+
+
+def test_a_file_is_applied_and_applied_again(declare, model_dir):
+    file = declare(f"""
+        [models."org/tiny"]
+        source = "{model_dir}"
+        default = true
+        preload = true
+        aliases = ["tiny"]
+        profile = "joyful"
+        [models."org/tiny".config]
+        dtype = "float32"
+        device = "cpu"
+        context_length = 128
+        keep_alive_s = 5
+        sampling = {{ top_k = 5 }}
+    """)
+    assert run("sync_models", file).split() == ["created", "org/tiny"]
+    model = LanguageModel.objects.get()
+    assert (model.is_default, model.autoload, model.aliases, model.default_profile) == (True, True, ["tiny"], "joyful")
+    assert (model.dtype, model.device, model.context_length, model.keep_alive_s) == ("float32", "cpu", 128, 5)
+    assert model.default_sampling == {"top_k": 5}
+
+    assert run("sync_models", file).split() == ["unchanged", "org/tiny"]
+    declare(file.read_text().replace("128", "64"))
+    assert run("sync_models", file).split() == ["updated", "org/tiny"]
+    assert LanguageModel.objects.get().context_length == 64
+
+
+def test_models_that_the_file_does_not_name_stay(declare, model_dir):
+    services.register_model(name="other", source=str(model_dir))
+    run("sync_models", declare(f'[models.m]\nsource = "{model_dir}"'))
+
+    assert set(LanguageModel.objects.values_list("name", flat=True)) == {"m", "other"}
+
+
+def test_relative_sources_are_relative_to_the_file(declare, model_dir):
+    file = declare('[models.m]\nsource = "./copy"')
+    shutil.copytree(model_dir, file.parent / "copy")
+    run("sync_models", file)
+
+    assert LanguageModel.objects.get().source == str(file.parent / "copy")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[models.bad]\nsource = '{dir}'\nsrc = 1", "models.bad.src: this key is not known"),
+        ("[models.bad]\nsource = '{dir}'\nconfig = {{ ctx = 1 }}", "models.bad.config.ctx: this key is not known"),
+        ("[models.bad]\ndefault = true", "models.bad.source: this key is missing"),
+        ("[models.bad]\nsource = '{dir}'\ndefault = 'yes'", "models.bad.default"),
+        ("[models.bad]\nsource = '{dir}'\nconfig = {{ device = 'tpu' }}", "models.bad: The device must be"),
+        ("[models.bad]\nsource = '/nowhere'", "models.bad.source: There is no directory"),
+        ("[models.bad]\nsource = '{dir}'\naliases = ['good']", "models.bad: The model good uses"),
+        (
+            "[models.bad]\nsource = '{dir}'\ndefault = true\n[models.b2]\nsource = '{dir}'\ndefault = true",
+            "More than one",
+        ),
+        ("[serve.models.x]\nsource = 'x'", "serve: this key is not known"),
+        ("[models", "not valid TOML"),
+    ],
+)
+def test_a_file_with_a_mistake_changes_nothing(declare, model_dir, text, told):
+    good = f"[models.good]\nsource = '{model_dir}'\n"
+
+    with pytest.raises(CommandError) as caught:
+        run("sync_models", declare(good + text.format(dir=model_dir)))
+
+    assert told in str(caught.value)
+    assert "Nothing was changed" in str(caught.value)
+    assert not LanguageModel.objects.exists()
+
+
+def test_a_missing_file_is_told(tmp_path):
+    with pytest.raises(CommandError, match="cannot be read: No such file"):
+        run("sync_models", tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize(("given", "listed"), [(0, 256), (64, 64), (9999, 256)])
+def test_a_local_model_s_length_is_known_when_it_is_registered(model_dir, given, listed):
+    services.register_model(name="m", source=str(model_dir), context_length=given)
+    assert get_registry().find("m").max_model_len == listed

@@ -1,0 +1,232 @@
+"""Serving processes start one engine; other processes load no torch. Through to the real engine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+
+import pytest
+from django.db import connection, connections
+
+from inference import services
+from inference.apps import ServingState
+from inference.client import (
+    EngineDownError,
+    FailedEvent,
+    FinishedEvent,
+    GenerationRequest,
+    LocalEngineClient,
+    SamplingParams,
+    TokensEvent,
+    get_client,
+)
+from inference.registry import get_registry
+from inference.snapshot_listener import is_listening
+from tests.builders import build_model
+
+REPOSITORY = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+def python(code: str) -> str:
+    """Run in a fresh process on this test's database."""
+    settings = connection.settings_dict
+    start = f"""
+        import django, sys
+        from django.conf import settings
+        settings.DATABASES["default"]["NAME"] = {settings["NAME"]!r}
+        django.setup()
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(start) + textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=REPOSITORY,
+        env={**os.environ, "DJANGO_SETTINGS_MODULE": "millm_site.settings"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def threads(name: str) -> int:
+    return sum(thread.name == name for thread in threading.enumerate())
+
+
+@pytest.fixture
+def serving():
+    state = ServingState()
+    yield state
+    state.stop(0)
+    connections.close_all()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_commands_and_the_admin_do_not_load_torch():
+    loaded = python("""
+        from django.core.management import call_command
+        call_command("migrate", verbosity=0)
+        call_command("check")
+        from django.test import Client
+        Client(headers={"host": "localhost"}).get("/admin/login/")
+        import inference.registry, inference.services, inference.client
+        print([name for name in ("torch", "transformers") if name in sys.modules])
+        import threading
+        print(sorted(thread.name for thread in threading.enumerate() if thread.name in ("engine", "model-loader")))
+    """)
+
+    assert loaded.splitlines()[-2:] == ["[]", "[]"]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_import_inside_an_event_loop_starts_the_engine():
+    """uvicorn imports the application there, and Django's ORM refuses to work in such a thread."""
+    out = python("""
+        import asyncio
+        async def main():
+            from inference.apps import start_serving, stop_serving
+            from inference.client import get_client
+            from inference.registry import get_registry
+            start_serving()
+            start_serving()
+            print(get_client().stats().state, get_registry().records())
+            await asyncio.to_thread(stop_serving, 1.0)
+            await asyncio.to_thread(stop_serving, 1.0)
+            print(get_client().stats().state)
+        asyncio.run(main())
+    """)
+
+    assert out.splitlines() == ["idle ()", "stopped"]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_starting_twice_at_the_same_time_starts_one_engine(serving):
+    starters = [threading.Thread(target=serving.start) for _ in range(5)]
+    for starter in starters:
+        starter.start()
+    for starter in starters:
+        starter.join(30)
+
+    assert threads("engine") == 1
+    assert threads("model-loader") == 1
+    assert threads("snapshot-listener") == 1
+    assert is_listening()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_stopping_ends_all_threads_and_refuses_requests(serving):
+    serving.start()
+    client = get_client()
+    serving.stop(1)
+    serving.stop(1)
+
+    assert (threads("engine"), threads("model-loader"), threads("snapshot-listener")) == (0, 0, 0)
+    assert client.stats().state == "stopped"
+
+    async def submit():
+        client.submit([GenerationRequest("r", "m", (1,))])
+
+    with pytest.raises(EngineDownError):
+        asyncio.run(submit())
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma3"])
+def test_a_chat_from_the_row_to_the_text(serving, tmp_path, architecture):
+    services.register_model(name="org/tiny", source=str(build_model(tmp_path, architecture)), dtype="float32")
+    serving.start()
+
+    async def chat():
+        ready = await get_registry().ready("org/tiny")
+        prompt = ready.text.render_chat([{"role": "user", "content": "Tell me a story."}])
+        params = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
+        requests = [GenerationRequest("r", ready.record.name, tuple(prompt), params, index=index) for index in range(2)]
+        events = [event async for event in get_client().submit(requests)]
+        return ready, prompt, events
+
+    ready, prompt, events = asyncio.run(asyncio.wait_for(chat(), 60))
+    ends = [event for event in events if isinstance(event, FinishedEvent)]
+    token_ids = {
+        index: [
+            i for event in events if isinstance(event, TokensEvent) and event.index == index for i in event.token_ids
+        ]
+        for index in range(2)
+    }
+
+    assert sorted(end.index for end in ends) == [0, 1]
+    assert all(end.usage.prompt_tokens == len(prompt) and end.usage.completion_tokens == 6 for end in ends)
+    assert token_ids[0] == token_ids[1]
+    assert len(token_ids[0]) == 6
+    assert (ready.max_model_len, ready.vocab_size) == (256, 400)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_autoload_and_unload_with_running_sequences(serving, model_dir):
+    services.register_model(name="tiny", source=str(model_dir), autoload=True)
+    serving.start()
+
+    async def run():
+        await get_registry().ready("tiny")
+        params = SamplingParams(max_tokens=200, ignore_eos=True)
+        stream = get_client().submit([GenerationRequest("r", "tiny", (5, 6), params)])
+        first = await stream.__anext__()
+        get_registry().unload("tiny")
+        return first, [event async for event in stream]
+
+    first, rest = asyncio.run(asyncio.wait_for(run(), 60))
+
+    assert isinstance(first, TokensEvent)
+    assert isinstance(rest[-1], FailedEvent)
+    assert rest[-1].code == "model_unloaded"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_reader_that_leaves_frees_the_engine(serving, model_dir):
+    services.register_model(name="tiny", source=str(model_dir))
+    serving.start()
+
+    async def run():
+        await get_registry().ready("tiny")
+        params = SamplingParams(max_tokens=240, ignore_eos=True)
+        streams = [get_client().submit([GenerationRequest("r", "tiny", (5, 6), params)]) for _ in range(4)]
+        for stream in streams:
+            await stream.__anext__()
+            stream.close()
+        for _ in range(300):
+            if get_client().stats().running == 0:
+                break
+            await asyncio.sleep(0.01)
+        client = get_client()
+        assert isinstance(client, LocalEngineClient)
+        return client.stats(), client.is_busy("tiny")
+
+    stats, is_busy = asyncio.run(asyncio.wait_for(run(), 60))
+
+    assert (stats.running, stats.waiting) == (0, 0)
+    assert not is_busy
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_broken_directory_fails_readably_and_the_engine_lives(serving, model_dir, tmp_path):
+    broken = build_model(tmp_path / "broken")
+    weights = broken / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    services.register_model(name="broken", source=str(broken))
+    services.register_model(name="tiny", source=str(model_dir))
+    serving.start()
+    from inference.registry import ModelNotReadyError
+
+    async def run():
+        with pytest.raises(ModelNotReadyError) as caught:
+            await get_registry().ready("broken")
+        return str(caught.value), await get_registry().ready("tiny")
+
+    message, ready = asyncio.run(asyncio.wait_for(run(), 60))
+
+    assert "broken could not be loaded" in message
+    assert ready.record.name == "tiny"
+    assert get_registry().find("broken").error == message

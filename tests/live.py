@@ -1,0 +1,167 @@
+"""Server processes that tests start, talk to and stop."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import queue
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import quote
+
+import psutil
+import psycopg
+from django.conf import settings
+from psycopg import sql
+
+PROJECT_DIR = Path(__file__).resolve().parent.parent
+SERVES_ON = re.compile(r"miLLM serves on (\S+)")
+_numbers = itertools.count()
+
+
+@dataclass
+class LiveServer:
+    """A running process. A thread drains its ``output``, so it never blocks on it."""
+
+    process: subprocess.Popen[str]
+    environment: Mapping[str, str]
+    url: str = ""
+    lines: list[str] = field(default_factory=list)
+    _fresh: queue.Queue[str | None] = field(default_factory=queue.Queue)
+
+    def __post_init__(self) -> None:
+        threading.Thread(target=self._read, daemon=True).start()
+
+    @property
+    def output(self) -> str:
+        return "".join(self.lines)
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def wait_for(self, pattern: str | re.Pattern[str], timeout_s: float = 90) -> re.Match[str]:
+        """The first match in a line not looked at before; fails with the output when the process ends without it."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                line = self._fresh.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                raise AssertionError(f"no {pattern!r} within {timeout_s} s in:\n{self.output}") from None
+            if line is None:
+                raise AssertionError(f"ended with {self.process.wait()} before {pattern!r}:\n{self.output}")
+            if found := re.search(pattern, line):
+                return found
+
+    def manage(self, *arguments: str) -> str:
+        """The output of a manage.py command on this server's database and home."""
+        return manage(*arguments, environment=self.environment)
+
+    def stop(self, number: int = signal.SIGTERM, timeout_s: float = 60) -> int:
+        """Send a signal and return the exit code; a process that ignores it is killed, and the test fails."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise AssertionError(f"did not stop within {timeout_s} s:\n{self.output}") from None
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line)
+            self._fresh.put(line)
+        self._fresh.put(None)
+
+
+def manage(*arguments: str, environment: Mapping[str, str]) -> str:
+    """The output of a manage.py command that must succeed."""
+    command = [sys.executable, "manage.py", *arguments]
+    everything = {**clean_environment(), **environment}
+    done = subprocess.run(command, cwd=PROJECT_DIR, env=everything, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def start(command: list[str], environment: Mapping[str, str]) -> LiveServer:
+    """Start ``command`` in the project's folder; stdout and stderr come together."""
+    everything = {**clean_environment(), **environment, "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(
+        command, cwd=PROJECT_DIR, env=everything, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    return LiveServer(process, everything)
+
+
+@contextmanager
+def running(command: list[str], environment: Mapping[str, str]) -> Iterator[LiveServer]:
+    server = start(command, environment)
+    try:
+        yield server
+    finally:
+        server.kill()
+
+
+@contextmanager
+def serving(*arguments: str, environment: Mapping[str, str]) -> Iterator[LiveServer]:
+    """``manage.py serve`` on a free port, ready for requests."""
+    command = [sys.executable, "manage.py", "serve", *arguments]
+    with running(command, {"MILLM_PORT": "0", **environment}) as server:
+        server.url = server.wait_for(SERVES_ON).group(1)
+        yield server
+
+
+def ended(pid: int, timeout_s: float = 10) -> bool:
+    """Whether the process ends within the time. One that nobody reaps, as where PID 1 is no init, has ended too."""
+    deadline = time.monotonic() + timeout_s
+    while _runs(pid):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def clean_environment() -> dict[str, str]:
+    """This process' environment without settings of ours: each server gets exactly those that its test names."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("MILLM_")}
+
+
+@contextmanager
+def own_database() -> Iterator[str]:
+    """The URL of a new database beside the test database, dropped in the end."""
+    name = f"live_{os.getpid()}_{next(_numbers)}"
+    with psycopg.connect(maintenance_url("postgres"), autocommit=True) as connection:
+        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+        try:
+            yield maintenance_url(name)
+        finally:
+            connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+def maintenance_url(name: str) -> str:
+    """The URL of database ``name`` on the tests' server."""
+    place = settings.DATABASES["default"]
+    login = quote(place["USER"], safe="") + (f":{quote(place['PASSWORD'], safe='')}" if place["PASSWORD"] else "")
+    port = f"&port={place['PORT']}" if place["PORT"] else ""
+    return f"postgresql://{login}@/{quote(name, safe='')}?host={quote(place['HOST'], safe='')}{port}"

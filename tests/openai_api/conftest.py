@@ -1,0 +1,119 @@
+"""A /v1 surface over fakes: no weights, no engine thread, log entries collected in a list."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from django.test import AsyncClient
+
+from openai_api.backend import Backend, get_backend, set_backend
+from openai_api.keys import KeyRecord, digest_of
+from openai_api.limits import Limits, set_limits
+from openai_api.log_entry import LogEntry
+from openai_api.log_writer import set_log_writer
+from tests.openai_api.fakes import FakeEngine, FakeRegistry, record, resolve_profile
+
+
+class Log:
+    """Collects entries instead of writing them."""
+
+    def __init__(self) -> None:
+        self.entries: list[LogEntry] = []
+
+    def write(self, entry: LogEntry) -> None:
+        self.entries.append(entry)
+
+    @property
+    def only(self) -> LogEntry:
+        (entry,) = self.entries
+        return entry
+
+
+@dataclass
+class Clock:
+    now: float = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Keys:
+    """The usable keys, without a database."""
+
+    def __init__(self) -> None:
+        self.records: dict[str, KeyRecord] = {}
+        self.failure: Exception | None = None
+
+    async def __call__(self) -> dict[str, KeyRecord]:
+        if self.failure is not None:
+            raise self.failure
+        return self.records
+
+    def add(self, plain: str, **fields: Any) -> dict[str, str]:
+        """A new key; returns its header."""
+        record = KeyRecord(**{"pk": len(self.records) + 1, "name": "test", "digest": digest_of(plain), **fields})
+        self.records[record.digest] = record
+        return {"Authorization": f"Bearer {plain}"}
+
+
+@dataclass
+class Api:
+    """A client on loopback, and what stands behind the surface."""
+
+    engine: FakeEngine
+    registry: FakeRegistry
+    log: Log
+    clock: Clock
+    keys: Keys
+    client: AsyncClient = field(default_factory=AsyncClient)
+
+    async def post(self, path: str, body: Any, **headers: str) -> Any:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        if not data:  # the test client forgets the type of an empty body
+            headers["Content-Type"] = "application/json"
+        return await self.client.post(path, data, content_type="application/json", headers=headers)
+
+    async def chat(self, headers: dict[str, str] | None = None, /, **fields: Any) -> Any:
+        messages = [{"role": "user", "content": "hi"}]
+        body = {"model": "tiny", "messages": messages, **fields}
+        return await self.post("/v1/chat/completions", body, **(headers or {}))
+
+    async def complete(self, **fields: Any) -> Any:
+        return await self.post("/v1/completions", {"model": "tiny", "prompt": "hi", **fields})
+
+
+@pytest.fixture
+def api(settings: Any) -> Iterator[Api]:
+    settings.MILLM_AUTH = "loopback"
+    settings.MILLM_TRUSTED_PROXIES = ("127.0.0.1", "::1")
+    engine, clock, log, keys = FakeEngine(), Clock(), Log(), Keys()
+    registry = FakeRegistry(
+        record("tiny", aliases=("small",)),
+        record("org/steered", default_profile="joyful", default_sampling={"temperature": 0.5, "max_tokens": 7}),
+        record("cold:8b", state="unloaded"),
+    )
+    before = get_backend()
+    set_backend(Backend(lambda: engine, lambda: registry, resolve_profile, keys, ping_s=0.05, first_event_s=0.01))
+    set_limits(Limits(clock))
+    set_log_writer(log)
+    yield Api(engine, registry, log, clock, keys)
+    set_backend(before)
+    set_limits(Limits())
+    set_log_writer(None)
+
+
+async def events_of(response: Any) -> list[str]:
+    """The events of a streamed response, comments included, without their separators."""
+    text = b"".join([part async for part in response.streaming_content]).decode()
+    assert text.endswith("\n\n")
+    return text[:-2].split("\n\n")
+
+
+async def chunks_of(response: Any) -> list[Any]:
+    """Data events as JSON, but for the final [DONE]."""
+    events = [event.removeprefix("data: ") for event in await events_of(response) if event.startswith("data: ")]
+    return [event if event == "[DONE]" else json.loads(event) for event in events]

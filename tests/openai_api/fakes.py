@@ -1,0 +1,250 @@
+"""Stand-ins for the layers below /v1: an engine that answers from a script, models without weights, profiles."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Self
+
+from inference.client import (
+    EngineStats,
+    Event,
+    FailedEvent,
+    FinishedEvent,
+    GenerationRequest,
+    SteeringReceipt,
+    Timings,
+    TokenLogprob,
+    TokensEvent,
+    Usage,
+)
+from inference.interventions import Intervention
+from inference.records import ModelNotFoundError, ModelRecord
+from inference.registry import ReadyModel
+from inference.text import ChatTemplateError, PromptTooLongError
+from steering.errors import ProfileModelMismatchError, ProfileNotFoundError, SAEUnavailableError
+from steering.profiles import ResolvedProfile
+
+BOS, TURN = 256, 257
+VOCAB_SIZE = 258
+CONTEXT = 100
+ANSWER = "Hello sea"
+
+Script = Callable[[GenerationRequest], Iterable[Event]]
+
+
+class FakeText:
+    """A tokenizer of bytes: token id = byte, plus a beginning and an end of turn."""
+
+    special_token_ids = frozenset({BOS, TURN})
+
+    def __init__(self) -> None:
+        self.rendered: list[dict[str, Any]] = []
+        self.kwargs: Any = None
+        self.threads: list[int] = []  # that rendered or encoded
+
+    def render_chat(self, messages: Sequence[dict[str, Any]], *, kwargs: Any = None, **_: Any) -> list[int]:
+        self.threads.append(threading.get_ident())
+        self.rendered, self.kwargs = list(messages), kwargs
+        _check_size(sum(len(message["content"]) for message in messages))
+        if messages[0]["role"] == "assistant":
+            raise ChatTemplateError("the first message must not be the assistant's")
+        return [BOS, *(token for message in messages for token in (*message["content"].encode(), TURN))]
+
+    def encode(self, text: str) -> list[int]:
+        self.threads.append(threading.get_ident())
+        _check_size(len(text))
+        return [*text.encode("utf-8", "surrogatepass")]
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        assert skip_special_tokens, "special tokens are no text"
+        return bytes(token for token in ids if token < BOS).decode("utf-8", "replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return {BOS: b"<s>", TURN: b"</s>"}.get(token_id) or bytes([token_id])
+
+    def token_text(self, token_id: int) -> str:
+        raw = self.token_bytes(token_id)
+        return raw.decode() if token_id < 128 or token_id >= BOS else f"bytes:\\x{raw[0]:02x}"
+
+
+def _check_size(length: int) -> None:
+    if length > 100_000:
+        raise PromptTooLongError(length, 100_000, CONTEXT)
+
+
+def record(name: str, **fields: Any) -> ModelRecord:
+    values: dict[str, Any] = {
+        "pk": 1,
+        "aliases": (),
+        "default_profile": "",
+        "default_sampling": {},
+        "is_default": False,
+        "state": "loaded",
+        "error": "",
+        "created": 1_700_000_000,
+        "max_model_len": None,
+    }
+    return ModelRecord(name=name, **{**values, **fields})
+
+
+class FakeRegistry:
+    def __init__(self, *records: ModelRecord) -> None:
+        self._records = records
+        self.text = FakeText()
+        self.unloaded: list[str] = []
+        self.failure: Exception | None = None
+
+    def records(self) -> tuple[ModelRecord, ...]:
+        return self._records
+
+    def find(self, name: str) -> ModelRecord:
+        for one in self._records:
+            if name == one.name or name in one.aliases:
+                return one
+        raise ModelNotFoundError(name)
+
+    def max_model_len(self, name: str) -> int | None:
+        return CONTEXT if self.find(name).state == "loaded" else None
+
+    async def ready(self, name: str) -> ReadyModel:
+        if self.failure is not None:
+            raise self.failure
+        return ReadyModel(self.find(name), CONTEXT, VOCAB_SIZE, self.text)  # type: ignore[arg-type]
+
+    def unload(self, name: str) -> None:
+        self.unloaded.append(name)
+
+
+class FakeStream:
+    """Events given so far; more come through :meth:`push`."""
+
+    def __init__(self, indices: Iterable[int], events: Iterable[Event], is_drained: asyncio.Event) -> None:
+        self._is_drained = is_drained
+        self._open = set(indices)
+        self._events = deque(events)
+        self._arrived = asyncio.Event()
+        self.num_closes = 0
+
+    def push(self, *events: Event) -> None:
+        self._events.extend(events)
+        self._arrived.set()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Event:
+        while not self._events:
+            if not self._open or self.num_closes:
+                raise StopAsyncIteration
+            self._arrived.clear()
+            self._is_drained.set()
+            await self._arrived.wait()
+        event = self._events.popleft()
+        if isinstance(event, FinishedEvent | FailedEvent):
+            self._open.discard(event.index)
+        return event
+
+    def close(self) -> None:
+        self.num_closes += 1
+
+
+class FakeEngine:
+    """Answers every request with its ``script``'s events; ``failure`` is raised by submit."""
+
+    def __init__(self) -> None:
+        self.script: Script = answering(ANSWER)
+        self.failure: Exception | None = None
+        self.requests: list[GenerationRequest] = []
+        self.streams: list[FakeStream] = []
+        self.is_drained = asyncio.Event()  # somebody waits for more events than there are
+
+    def submit(self, requests: Sequence[GenerationRequest]) -> FakeStream:
+        if self.failure is not None:
+            raise self.failure
+        self.requests.extend(requests)
+        scripts = [list(self.script(request)) for request in requests]
+        stream = FakeStream([request.index for request in requests], interleaved(scripts), self.is_drained)
+        self.streams.append(stream)
+        return stream
+
+    def stats(self) -> EngineStats:
+        return EngineStats("idle")
+
+    def stop(self, drain_s: float) -> None:
+        raise AssertionError("requests never stop the engine")
+
+
+def interleaved(scripts: Sequence[Sequence[Event]]) -> list[Event]:
+    """One event of each sequence after the other, as steps of a batch give them."""
+    longest = max(len(script) for script in scripts)
+    return [script[step] for step in range(longest) for script in scripts if step < len(script)]
+
+
+def tokens_of(request: GenerationRequest, text: str) -> list[TokensEvent]:
+    """One event for each byte of ``text``, a character's text with its last byte."""
+    events: list[TokensEvent] = []
+    for character in text:
+        raw = character.encode()
+        for place, byte in enumerate(raw):
+            is_last = place == len(raw) - 1
+            events.append(TokensEvent(request.index, (byte,), character if is_last else "", logprobs(request, byte)))
+    return events
+
+
+def logprobs(request: GenerationRequest, token: int) -> tuple[TokenLogprob, ...]:
+    if request.sampling.logprobs is None:
+        return ()
+    top = tuple((candidate, -0.5 - candidate) for candidate in range(request.sampling.logprobs))
+    return (TokenLogprob(token, -0.25, top),)
+
+
+def finished(request: GenerationRequest, num_tokens: int, reason: Any = "stop", **fields: Any) -> FinishedEvent:
+    receipt = None
+    if request.intervention is not None:
+        receipt = SteeringReceipt(request.intervention.fingerprint, num_tokens, num_tokens)
+    usage = Usage(len(request.prompt_token_ids), 2, num_tokens)
+    return FinishedEvent(
+        **{
+            "index": request.index,
+            "reason": reason,
+            "usage": usage,
+            "timings": Timings(0.001, 0.002, 0.003),
+            "receipt": receipt,
+            **fields,
+        }
+    )
+
+
+def answering(text: str, reason: Any = "stop") -> Script:
+    def script(request: GenerationRequest) -> Iterable[Event]:
+        events = tokens_of(request, text)[: request.sampling.max_tokens]
+        return [*events, finished(request, len(events), "length" if len(events) < len(text) else reason)]
+
+    return script
+
+
+def failing(code: str, after: str = "") -> Script:
+    def script(request: GenerationRequest) -> Iterable[Event]:
+        usage = Usage(len(request.prompt_token_ids), 0, len(after))
+        return [*tokens_of(request, after), FailedEvent(request.index, code, "It failed.", usage, Timings())]
+
+    return script
+
+
+def silent(request: GenerationRequest) -> Iterable[Event]:
+    return ()
+
+
+async def resolve_profile(model: str, reference: str, *, special_token_ids: frozenset[int]) -> ResolvedProfile:
+    name, _, number = reference.partition("@")
+    if name == "foreign":
+        raise ProfileModelMismatchError("The profile foreign was made for another model.")
+    if name == "broken":
+        raise SAEUnavailableError("The SAE of the profile broken is missing.")
+    if name not in {"gloomy", "joyful", "cats"} or number not in {"", "1", "2"}:
+        raise ProfileNotFoundError(f"There is no profile {reference[:50]}.")
+    fingerprint = f"print-{name}"
+    return ResolvedProfile(name, int(number or 2), fingerprint, Intervention(fingerprint, (), special_token_ids))

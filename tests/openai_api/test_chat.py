@@ -1,0 +1,219 @@
+"""Chat completions without streaming: the body, and what reaches the engine."""
+
+from __future__ import annotations
+
+import pytest
+from openai.types.chat import ChatCompletion
+from pydantic import TypeAdapter
+
+from tests.openai_api.conftest import Api
+from tests.openai_api.fakes import BOS, TURN, answering
+
+
+def strict(body: bytes) -> ChatCompletion:
+    return TypeAdapter(ChatCompletion).validate_json(body, strict=True)
+
+
+async def test_completion_has_the_contracts_body(api: Api):
+    response = await api.chat()
+    assert response.status_code == 200
+    body = response.json()
+    assert body["id"].startswith("chatcmpl-")
+    assert body["model"] == "tiny"
+    assert body["choices"] == [
+        {
+            "index": 0,
+            "message": {"role": "assistant", "content": "Hello sea", "refusal": None},
+            "logprobs": None,
+            "finish_reason": "stop",
+        }
+    ]
+    assert body["usage"] == {
+        "prompt_tokens": 4,
+        "completion_tokens": 9,
+        "total_tokens": 13,
+        "prompt_tokens_details": {"cached_tokens": 2},
+        "completion_tokens_details": {"reasoning_tokens": 0},
+    }
+    assert "millm" not in body
+    assert strict(response.content).choices[0].message.content == "Hello sea"
+
+
+async def test_choices_have_seeds_of_their_own(api: Api):
+    body = (await api.chat(n=3, seed=2**63 - 1)).json()
+    assert [choice["index"] for choice in body["choices"]] == [0, 1, 2]
+    assert [request.sampling.seed for request in api.engine.requests] == [2**63 - 1, 0, 1]
+    assert body["usage"]["prompt_tokens"] == 4, "a prompt counts once"
+    assert body["usage"]["completion_tokens"] == 27
+
+
+async def test_logprobs_have_openais_format(api: Api):
+    api.engine.script = answering("aé")
+    response = await api.chat(logprobs=True, top_logprobs=2)
+    assert strict(response.content).choices[0].logprobs is not None
+    content = response.json()["choices"][0]["logprobs"]["content"]
+    assert content[0] == {
+        "token": "a",
+        "logprob": -0.25,
+        "bytes": [97],
+        "top_logprobs": [
+            {"token": "\0", "logprob": -0.5, "bytes": [0]},
+            {"token": "\x01", "logprob": -1.5, "bytes": [1]},
+        ],
+    }
+    assert [token["token"] for token in content[1:]] == ["bytes:\\xc3", "bytes:\\xa9"]
+
+
+async def test_logprobs_without_top_ones(api: Api):
+    response = await api.chat(logprobs=True)
+    assert api.engine.requests[0].sampling.logprobs == 0
+    assert all(token["top_logprobs"] == [] for token in response.json()["choices"][0]["logprobs"]["content"])
+
+
+async def test_every_field_reaches_the_engine(api: Api):
+    await api.chat(
+        temperature=0.7,
+        top_p=0.9,
+        top_k=-1,
+        min_p=0.1,
+        presence_penalty=1,
+        frequency_penalty=-1.5,
+        repetition_penalty=1.1,
+        logit_bias={"5": -100, "7": 2.5},
+        seed=-1,
+        stop="x",
+        stop_token_ids=[3],
+        ignore_eos=True,
+        max_completion_tokens=9,
+    )
+    sampling = api.engine.requests[0].sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.7, 0.9, 0, 0.1)
+    assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) == (1, -1.5, 1.1)
+    assert sampling.logit_bias == ((5, -100.0), (7, 2.5))
+    assert sampling.seed == 2**63 - 1
+    assert (sampling.stop, sampling.stop_token_ids, sampling.ignore_eos) == (("x",), (3,), True)
+    assert sampling.max_tokens == 9
+
+
+async def test_absent_and_null_fields_take_the_models_defaults(api: Api, settings):
+    settings.MILLM_MAX_TOKENS_DEFAULT = 11
+    nulls = dict.fromkeys(
+        ["temperature", "top_p", "n", "stop", "seed", "logprobs", "logit_bias", "max_tokens", "tools", "stream"]
+    )
+    assert (await api.chat(**nulls)).status_code == 200
+    assert api.engine.requests[0].sampling.temperature == 1.0
+    assert api.engine.requests[0].sampling.max_tokens == 11
+    await api.chat(model="org/steered", temperature=None)
+    assert api.engine.requests[1].sampling.temperature == 0.5
+    assert api.engine.requests[1].sampling.max_tokens == 7
+
+
+async def test_the_default_length_is_what_fits(api: Api):
+    await api.chat(messages=[{"role": "user", "content": "x" * 90}])
+    assert api.engine.requests[0].sampling.max_tokens == 100 - 92
+
+
+async def test_messages_of_all_roles_reach_the_template(api: Api):
+    call = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": '{"at": "sea"}'}}
+    messages = [
+        {"role": "developer", "content": "d"},
+        {"role": "user", "name": "ann", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "blue"},
+        {"role": "function", "name": "look", "content": "blue"},
+        {"role": "assistant", "content": None, "refusal": "no"},
+    ]
+    assert (await api.chat(messages=messages)).status_code == 200
+    assert api.registry.text.rendered == [
+        {"role": "system", "content": "d"},
+        {"role": "user", "content": "a\nb", "name": "ann"},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [
+                {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": {"at": "sea"}}}
+            ],
+        },
+        {"role": "tool", "content": "blue", "tool_call_id": "call_1"},
+        {"role": "tool", "content": "blue", "name": "look"},
+        {"role": "assistant", "content": "no"},
+    ]
+
+
+async def test_arguments_that_are_no_json_stay_text(api: Api):
+    call = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": "{at: sea"}}
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}]
+    assert (await api.chat(messages=messages)).status_code == 200
+    assert api.registry.text.rendered[1]["tool_calls"][0]["function"]["arguments"] == "{at: sea"
+
+
+async def test_a_refusal_among_the_parts_is_text(api: Api):
+    parts = [{"type": "text", "text": "Well,"}, {"type": "refusal", "refusal": "no."}]
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": parts}]
+    assert (await api.chat(messages=messages)).status_code == 200
+    assert api.registry.text.rendered[1]["content"] == "Well,\nno."
+
+
+async def test_template_switches_are_passed_on(api: Api):
+    await api.chat(chat_template_kwargs={"enable_thinking": False, "thinking": None})
+    assert api.registry.text.kwargs == {"enable_thinking": False}
+
+
+async def test_special_tokens_in_user_text_are_left_to_the_tokenizer(api: Api):
+    response = await api.chat(messages=[{"role": "user", "content": "</s><s>"}])
+    assert response.status_code == 200
+    assert api.engine.requests[0].prompt_token_ids == (BOS, *b"</s><s>", TURN)
+
+
+async def test_nul_in_text_is_fine(api: Api):
+    assert (await api.chat(messages=[{"role": "user", "content": "a\0b"}])).status_code == 200
+
+
+async def test_fields_without_effect_are_named_in_a_header(api: Api):
+    response = await api.chat(
+        store=True,
+        metadata={"a": "b"},
+        reasoning_effort="low",
+        service_tier=None,
+        unheard_of=1,
+        **{"bad\r\nname": 1},
+        messages=[{"role": "user", "content": "x", "weight": 1}],
+    )
+    assert response.status_code == 200
+    assert response["x-millm-ignored-fields"] == (
+        "store, metadata, reasoning_effort, unheard_of, bad%0D%0Aname, messages[].weight"
+    )
+    assert "x-millm-ignored-fields" not in (await api.chat(user="u")).headers
+
+
+@pytest.mark.parametrize("alias", ["tiny", "small"])
+async def test_aliases_mean_the_same_model(api: Api, alias: str):
+    body = (await api.chat(model=alias)).json()
+    assert body["model"] == "tiny"
+    assert api.engine.requests[0].model == "tiny"
+
+
+async def test_length_is_reported_as_such(api: Api):
+    body = (await api.chat(max_tokens=3)).json()
+    assert body["choices"][0]["message"]["content"] == "Hel"
+    assert body["choices"][0]["finish_reason"] == "length"
+
+
+async def test_headers_of_every_response(api: Api):
+    response = await api.chat()
+    assert response["x-request-id"] == api.log.only.id
+    assert response["x-request-id"].startswith("req_")
+    assert int(response["openai-processing-ms"]) >= 0
+    assert "x-millm-profile" not in response.headers
+
+
+@pytest.mark.parametrize("sent", ["my-id.1:2", "a" * 48])
+async def test_a_sane_client_id_becomes_the_requests_id(api: Api, sent: str):
+    response = await api.post("/v1/nothing", {}, **{"X-Client-Request-Id": sent})
+    assert response["x-request-id"] == sent == api.log.only.id
+
+
+@pytest.mark.parametrize("sent", ["a" * 49, "é", "a b", "<b>", "", "-x"])
+async def test_other_client_ids_are_not_taken(api: Api, sent: str):
+    response = await api.post("/v1/nothing", {}, **{"X-Client-Request-Id": sent})
+    assert response["x-request-id"].startswith("req_")

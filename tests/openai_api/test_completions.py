@@ -1,0 +1,189 @@
+"""Text completions: prompts of all forms, echo, logprobs, best_of, streams."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from openai.types import Completion
+from pydantic import TypeAdapter
+
+from inference.client import PromptLogprobsEvent, TokenLogprob, TokensEvent
+from tests.openai_api.conftest import Api, chunks_of
+from tests.openai_api.fakes import BOS, answering, finished, tokens_of
+
+COMPLETION = TypeAdapter(Completion)
+
+
+def echoing(request):
+    """As the engine does: the prompt's logprobs first, where they are asked for."""
+    events: list[Any] = []
+    if request.sampling.prompt_logprobs is not None:
+        _, *rest = request.prompt_token_ids
+        events.append(PromptLogprobsEvent(request.index, (None, *(TokenLogprob(t, -1.0, ((t, -1.0),)) for t in rest))))
+    tokens = tokens_of(request, "yes")[: request.sampling.max_tokens]
+    return [*events, *tokens, finished(request, len(tokens), "length")]
+
+
+async def test_completion_has_the_contracts_body(api: Api):
+    response = await api.complete()
+    body = response.json()
+    assert body["id"].startswith("cmpl-")
+    assert body["object"] == "text_completion"
+    assert body["choices"] == [{"index": 0, "text": "Hello sea", "logprobs": None, "finish_reason": "stop"}]
+    assert body["usage"]["prompt_tokens"] == 2
+    assert COMPLETION.validate_json(response.content, strict=True).choices[0].text == "Hello sea"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "ids"),
+    [
+        ("ab", [(97, 98)]),
+        (["ab", "c"], [(97, 98), (99,)]),
+        ([97, 98], [(97, 98)]),
+        ([[97, 98], [99]], [(97, 98), (99,)]),
+    ],
+)
+async def test_prompts_of_all_forms(api: Api, prompt: Any, ids: list[tuple[int, ...]]):
+    body = (await api.complete(prompt=prompt)).json()
+    assert [request.prompt_token_ids for request in api.engine.requests] == ids
+    assert [choice["index"] for choice in body["choices"]] == list(range(len(ids)))
+    assert body["usage"]["prompt_tokens"] == sum(len(one) for one in ids)
+
+
+async def test_choices_of_several_prompts(api: Api):
+    api.engine.script = lambda request: [
+        *tokens_of(request, f"{request.index}"),
+        finished(request, 1),
+    ]
+    body = (await api.complete(prompt=["a", "b"], n=2)).json()
+    assert [(choice["index"], choice["text"]) for choice in body["choices"]] == [(i, str(i)) for i in range(4)]
+    assert [request.prompt_token_ids for request in api.engine.requests] == [(97,), (97,), (98,), (98,)]
+    assert body["usage"]["prompt_tokens"] == 2
+
+
+async def test_many_prompts_go_to_the_engine_in_waves(api: Api, settings):
+    settings.MILLM_MAX_BATCH_SIZE = 4
+    body = (await api.complete(prompt=[str(number) for number in range(10)])).json()
+    assert len(body["choices"]) == 10
+    assert len(api.engine.streams) == 3
+
+
+async def test_logprobs_have_the_legacy_format(api: Api):
+    api.engine.script = answering("a é")
+    response = await api.complete(logprobs=2)
+    logprobs = response.json()["choices"][0]["logprobs"]
+    assert logprobs["tokens"] == ["a", " ", "bytes:\\xc3", "bytes:\\xa9"]
+    assert logprobs["token_logprobs"] == [-0.25] * 4
+    assert logprobs["text_offset"] == [0, 1, 2, 2]
+    assert logprobs["top_logprobs"][0] == {"\0": -0.5, "\x01": -1.5, "a": -0.25}
+    COMPLETION.validate_json(response.content, strict=True)
+
+
+async def test_special_tokens_are_no_part_of_the_text(api: Api):
+    api.engine.script = echoing
+    body = (await api.complete(prompt=[[BOS, 97, 98]], echo=True, logprobs=0, max_tokens=0)).json()
+    assert body["choices"][0]["text"] == "ab"
+    assert body["choices"][0]["logprobs"]["tokens"] == ["<s>", "a", "b"]
+    assert body["choices"][0]["logprobs"]["text_offset"] == [0, 0, 1]
+
+
+async def test_logprobs_of_zero_have_no_top_ones(api: Api):
+    logprobs = (await api.complete(logprobs=0)).json()["choices"][0]["logprobs"]
+    assert logprobs["top_logprobs"] is None
+    assert len(logprobs["tokens"]) == 9
+
+
+async def test_echo_repeats_the_prompt_as_it_was_sent(api: Api):
+    body = (await api.complete(prompt=["ab ", "c"], echo=True)).json()
+    assert [choice["text"] for choice in body["choices"]] == ["ab Hello sea", "cHello sea"]
+    assert body["usage"]["completion_tokens"] == 18
+    assert (await api.complete(prompt=[99], echo=True)).json()["choices"][0]["text"] == "cHello sea"
+
+
+async def test_echo_with_logprobs_and_no_tokens_scores_the_prompt(api: Api):
+    """What lm-evaluation-harness asks for."""
+    api.engine.script = echoing
+    body = (await api.complete(prompt=[[97, 98, 99]], echo=True, logprobs=1, max_tokens=0)).json()
+    (choice,) = body["choices"]
+    assert choice["text"] == "abc"
+    assert choice["finish_reason"] == "length"
+    assert choice["logprobs"] == {
+        "tokens": ["a", "b", "c"],
+        "token_logprobs": [None, -1.0, -1.0],
+        "top_logprobs": [None, {"b": -1.0}, {"c": -1.0}],
+        "text_offset": [0, 1, 2],
+    }
+    assert api.engine.requests[0].sampling.max_tokens == 0
+    assert api.engine.requests[0].sampling.prompt_logprobs == 1
+    assert body["usage"]["completion_tokens"] == 0
+
+
+async def test_echo_with_logprobs_joins_prompt_and_completion(api: Api):
+    api.engine.script = echoing
+    choice = (await api.complete(prompt="ab", echo=True, logprobs=1, max_tokens=1)).json()["choices"][0]
+    assert choice["text"] == "aby"
+    assert choice["logprobs"]["tokens"] == ["a", "b", "y"]
+    assert choice["logprobs"]["text_offset"] == [0, 1, 2]
+
+
+def ranked(request):
+    """Candidate number i has the mean logprob -(i - 1)**2: the second is the best."""
+    token = TokenLogprob(65, -float((request.index % 3 - 1) ** 2))
+    return [TokensEvent(request.index, (65,), str(request.index), (token,)), finished(request, 1)]
+
+
+async def test_best_of_keeps_the_likeliest(api: Api):
+    api.engine.script = ranked
+    body = (await api.complete(prompt=["a", "b"], best_of=3, n=1)).json()
+    assert [(choice["index"], choice["text"]) for choice in body["choices"]] == [(0, "1"), (1, "4")]
+    assert all(choice["logprobs"] is None for choice in body["choices"])
+    assert body["usage"]["completion_tokens"] == 6, "all candidates were generated"
+
+
+async def test_best_of_with_logprobs_and_echo(api: Api):
+    api.engine.script = ranked
+    choice = (await api.complete(prompt="a", best_of=3, echo=True)).json()["choices"][0]
+    assert choice["text"] == "a1"
+
+
+async def test_streams_interleave_choices_by_index(api: Api):
+    api.engine.script = answering("ab")
+    response = await api.complete(prompt=["x", "y"], stream=True, stream_options={"include_usage": True})
+    *chunks, usage, done = await chunks_of(response)
+    assert done == "[DONE]"
+    assert [(chunk["choices"][0]["index"], chunk["choices"][0]["text"]) for chunk in chunks] == [
+        (0, "a"),
+        (1, "a"),
+        (0, "b"),
+        (1, "b"),
+        (0, ""),
+        (1, ""),
+    ]
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * 4 + ["stop"] * 2
+    assert all(chunk["usage"] is None for chunk in chunks)
+    assert usage["choices"] == []
+    assert usage["usage"]["completion_tokens"] == 4
+    COMPLETION.validate_json(json.dumps(usage), strict=True)
+    COMPLETION.validate_json(json.dumps({**chunks[-1], "usage": usage["usage"]}), strict=True)
+
+
+async def test_a_stream_echoes_first(api: Api):
+    chunks = await chunks_of(await api.complete(prompt="ab", echo=True, stream=True))
+    assert chunks[0]["choices"][0]["text"] == "ab"
+
+
+async def test_a_profile_leaves_its_proof(api: Api):
+    body = (await api.complete(profile="cats")).json()
+    assert body["millm"]["profile"] == "cats@2"
+    assert api.engine.requests[0].intervention is not None
+
+
+async def test_the_log_has_all_texts(api: Api):
+    await api.complete(prompt=["x", "y"], temperature=0)
+    entry = api.log.only
+    assert entry.prompt == ["x", "y"]
+    assert json.loads(entry.completion) == ["Hello sea", "Hello sea"]
+    assert entry.parameters == {"temperature": 0.0}
+    assert entry.endpoint == "/v1/completions"

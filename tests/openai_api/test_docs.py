@@ -1,0 +1,53 @@
+"""docs/openai-compatibility.md says what the schemas do."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from openai_api.keys import PLACEHOLDERS
+from openai_api.schemas.base import RequestSchema
+from openai_api.schemas.chat import ChatRequest
+from openai_api.schemas.completions import CompletionRequest
+
+TEXT = (Path(__file__).parents[2] / "docs" / "openai-compatibility.md").read_text()
+
+
+def section(title: str) -> str:
+    return TEXT.split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+def documented(title: str) -> dict[str, list[str]]:
+    """Field names by treatment."""
+    fields: dict[str, list[str]] = {}
+    for line in section(title).splitlines():
+        cells = [cell.strip() for cell in line.split("|")[1:3]]
+        if line.startswith("| `"):
+            fields.setdefault(cells[1], []).extend(re.findall(r"`(\w+)`", cells[0]))
+    return fields
+
+
+@pytest.mark.parametrize(("title", "schema"), [("Chat completions", ChatRequest), ("Completions", CompletionRequest)])
+def test_every_field_is_documented_once_as_it_is_treated(title: str, schema: type[RequestSchema]):
+    expected = {
+        "honoured": schema.honoured_fields(),
+        "ignored": schema.ignored_fields(),
+        "refused": set(schema.REFUSED),
+    }
+    assert {name: sorted(fields) for name, fields in documented(title).items()} == {
+        name: sorted(fields) for name, fields in expected.items()
+    }
+
+
+def test_the_placeholders_are_documented():
+    listed = section("Keys and limits").split("count as none there: ")[1].split(". Any other")[0]
+    assert set(re.findall(r"`([\w-]+)`", listed)) == PLACEHOLDERS - {""}
+
+
+def test_every_code_in_the_sources_is_documented():
+    package = Path(__file__).parents[2] / "openai_api"
+    source = "\n".join(path.read_text() for path in package.rglob("*.py"))
+    codes = set(re.findall(r'(?<!error_)code="(\w+)"', source))
+    assert codes <= set(re.findall(r"`(\w+)`", section("Errors")))

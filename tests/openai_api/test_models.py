@@ -1,0 +1,82 @@
+"""/v1/models: list, look up, unload."""
+
+from __future__ import annotations
+
+import pytest
+from openai.types import Model, ModelDeleted
+from pydantic import TypeAdapter
+
+from openai_api.keys import KeyRecord
+from tests.openai_api.conftest import Api
+
+
+async def test_all_registered_models_are_listed(api: Api):
+    response = await api.client.get("/v1/models")
+    body = response.json()
+    assert body["object"] == "list"
+    assert body["data"][2] == {
+        "id": "cold:8b",
+        "object": "model",
+        "created": 1_700_000_000,
+        "owned_by": "millm",
+        "state": "unloaded",
+        "max_model_len": None,
+        "aliases": [],
+        "default_profile": None,
+    }
+    assert [model["id"] for model in body["data"]] == ["tiny", "org/steered", "cold:8b"]
+    assert [model["max_model_len"] for model in body["data"]] == [100, 100, None]
+    assert body["data"][1]["default_profile"] == "joyful"
+    assert api.log.only.endpoint == "/v1/models"
+
+
+@pytest.mark.parametrize("path", ["/v1/models/org/steered", "/v1/models/org%2Fsteered", "/v1/models/org/steered/"])
+async def test_ids_may_have_slashes(api: Api, path: str):
+    response = await api.client.get(path)
+    assert response.json()["id"] == "org/steered"
+    TypeAdapter(Model).validate_json(response.content, strict=True)
+
+
+async def test_an_alias_finds_its_model(api: Api):
+    assert (await api.client.get("/v1/models/small")).json()["id"] == "tiny"
+
+
+async def test_head_answers_like_get(api: Api):
+    assert (await api.client.head("/v1/models")).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["nope", "../../etc/passwd", "x" * 5_000, "tiny:gloomy"])
+@pytest.mark.parametrize("method", ["get", "delete"])
+async def test_unknown_models_are_404(api: Api, path: str, method: str):
+    response = await getattr(api.client, method)(f"/v1/models/{path}")
+    assert response.status_code == 404
+    assert response.json()["error"]["code"] == "model_not_found"
+    assert api.log.only.status == 404
+
+
+async def test_delete_unloads(api: Api):
+    response = await api.client.delete("/v1/models/small")
+    assert response.json() == {"id": "tiny", "object": "model", "deleted": True}
+    TypeAdapter(ModelDeleted).validate_json(response.content, strict=True)
+    assert api.registry.unloaded == ["tiny"]
+
+
+@pytest.mark.parametrize(("may", "status"), [(True, 200), (False, 403)])
+async def test_unloading_needs_the_right(api: Api, may: bool, status: int):
+    headers = api.keys.add("key", may_manage_models=may)
+    response = await api.client.delete("/v1/models/tiny", headers=headers)
+    assert response.status_code == status
+    assert api.registry.unloaded == (["tiny"] if may else [])
+    if not may:
+        assert response.json()["error"]["type"] == "permission_error"
+        assert response.json()["error"]["code"] == "permission_denied"
+
+
+async def test_a_key_sees_what_it_may_use(api: Api):
+    headers = api.keys.add("key", allowed_models=frozenset({"tiny"}))
+    assert [model["id"] for model in (await api.client.get("/v1/models", headers=headers)).json()["data"]] == ["tiny"]
+    assert (await api.client.get("/v1/models/cold:8b", headers=headers)).status_code == 403
+
+
+def test_a_key_record_manages_nothing_by_default():
+    assert not KeyRecord(1, "k", "d").may_manage_models

@@ -1,0 +1,242 @@
+"""The embedded server: shared by processes, stopped by the last, adopted after a kill, for root and for others."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.live import PROJECT_DIR, clean_environment, ended
+from tests.platform.conftest import postmaster_of
+
+COMMAND = [sys.executable, "-m", "tests.platform.postgres_user"]
+
+
+class User:
+    """A process that uses the server; ``line`` is what it said first."""
+
+    def __init__(self, home: Path, **options: Any) -> None:
+        environment = {**clean_environment(), "MILLM_HOME": str(home)}
+        self.process: subprocess.Popen[str] = subprocess.Popen(
+            COMMAND,
+            cwd=PROJECT_DIR,
+            env=environment,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            **options,
+        )
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        self.line = self.process.stdout.readline().strip()
+        assert self.line, self.process.stderr.read()
+
+    @property
+    def visits(self) -> int:
+        return int(self.line.split("|")[1])
+
+    @property
+    def server_started(self) -> str:
+        return self.line.split("|")[2]
+
+    def leave(self) -> str:
+        """End in an orderly way; what it said last."""
+        output, errors = self.process.communicate(timeout=30)
+        assert self.process.returncode == 0, errors
+        assert errors == ""
+        return output.strip()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+@contextmanager
+def using(home: Path, **options: Any) -> Iterator[User]:
+    user = User(home, **options)
+    try:
+        yield user
+    finally:
+        user.kill()
+
+
+def test_starts_without_noise_and_stops_with_its_only_user(home: Path) -> None:
+    with using(home) as user:
+        assert postmaster_of(home) is not None
+        assert user.leave() == "still served"
+    assert postmaster_of(home) is None
+
+
+def test_second_process_shares_it_and_the_first_exit_does_not_stop_it(home: Path) -> None:
+    with using(home) as first, using(home) as second:
+        assert first.server_started == second.server_started
+        first.leave()
+        assert postmaster_of(home) is not None
+        assert second.leave() == "still served"
+    assert postmaster_of(home) is None
+
+
+def test_processes_that_start_at_once_share_one(home: Path) -> None:
+    environment = {**clean_environment(), "MILLM_HOME": str(home)}
+    processes = [
+        subprocess.Popen(
+            COMMAND, cwd=PROJECT_DIR, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        for _ in range(4)
+    ]
+    outputs = [process.communicate(timeout=60)[0] for process in processes]
+    assert all("still served" in output for output in outputs)
+    assert postmaster_of(home) is None
+
+
+def test_killed_owner_leaves_it_running_and_the_next_process_adopts_and_stops_it(home: Path) -> None:
+    with using(home) as first:
+        started = first.server_started
+        first.kill()
+    assert postmaster_of(home) is not None
+    with using(home) as second:
+        assert (second.server_started, second.visits) == (started, 2)
+        second.leave()
+    assert postmaster_of(home) is None
+
+
+def test_crash_of_everything_is_recovered_from(home: Path) -> None:
+    with using(home) as first:
+        postmaster = postmaster_of(home)
+        assert postmaster is not None
+        everything = [postmaster, *postmaster.children()]
+        for process in everything:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        assert ended(postmaster.pid)
+        first.kill()
+    assert (home / "postgres" / "postmaster.pid").exists()
+    with using(home) as second:
+        assert second.visits == 2
+
+
+def test_number_of_another_program_in_the_pid_file_is_not_the_server(home: Path) -> None:
+    """In a container the numbers of processes begin anew at each start."""
+    with using(home) as first:
+        first.leave()
+    pid_file = home / "postgres" / "postmaster.pid"
+    lines = [str(os.getpid()), str(home / "postgres"), "1700000000", "5432", str(home / "postgres"), "", "1 1", "ready"]
+    pid_file.write_text("\n".join(lines) + "\n")
+    with using(home) as second:
+        assert second.visits == 2
+
+
+def test_server_that_went_away_is_started_again_for_a_running_process(home: Path) -> None:
+    with using(home) as user:
+        postmaster = postmaster_of(home)
+        assert postmaster is not None
+        postmaster.send_signal(signal.SIGQUIT)
+        assert ended(postmaster.pid)
+        assert user.leave() == "still served"
+
+
+def test_long_home_works(home: Path) -> None:
+    deep = home / ("x" * 100) / ("y" * 100)
+    deep.mkdir(parents=True)
+    with using(deep) as user:
+        user.leave()
+    with using(deep) as user:
+        assert user.visits == 2
+        user.leave()
+
+
+def test_home_with_spaces_and_quotes_works(home: Path) -> None:
+    odd = home / 'it\'s a "home" $HOME'
+    with using(odd) as user:
+        user.leave()
+
+
+def test_interrupted_first_start_leaves_nothing_half_done(home: Path) -> None:
+    (home / "postgres-new-left").mkdir()
+    (home / "postgres-new-left" / "PG_VERSION").write_text("18")
+    with using(home) as user:
+        user.leave()
+
+
+def test_folder_of_another_version_is_explained(home: Path) -> None:
+    (home / "postgres").mkdir()
+    (home / "postgres" / "PG_VERSION").write_text("16\n")
+    message = failure(home)
+    assert "PostgreSQL 16" in message
+    assert "Traceback" not in message
+
+
+def test_failure_to_start_shows_the_log_and_a_remedy(home: Path) -> None:
+    with using(home) as user:
+        user.leave()
+    (home / "postgres" / "postgresql.conf").write_text("nonsense = on\n")
+    message = failure(home)
+    assert "nonsense" in message
+    assert "MILLM_DATABASE_URL" in message
+    assert "Traceback" not in message
+
+
+def can_be_nobody() -> bool:
+    """Whether this process may become an ordinary user, who may run this Python."""
+    try:
+        return (
+            os.geteuid() == 0 and subprocess.run([sys.executable, "-c", ""], user="nobody", check=False).returncode == 0
+        )
+    except PermissionError:
+        return False
+
+
+@pytest.mark.skipif(not can_be_nobody(), reason="needs root, and a Python that the user nobody may run")
+def test_works_for_an_ordinary_user_and_refuses_another_users_folder(home: Path) -> None:
+    nobody = pwd.getpwnam("nobody")
+    os.chown(home, nobody.pw_uid, nobody.pw_gid)
+    identity = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
+    with using(home, **identity) as user:
+        postmaster = postmaster_of(home)
+        assert postmaster is not None
+        assert postmaster.uids().real == nobody.pw_uid
+        user.leave()
+    with using(home) as root:  # root takes over the folder and leaves it to its owner
+        postmaster = postmaster_of(home)
+        assert postmaster is not None
+        assert postmaster.uids().real == nobody.pw_uid
+        root.leave()
+    os.chown(home, 0, 0)
+    message = failure(home, secret_key="x" * 50, **identity)
+    assert f"{home / 'postgres'} cannot be used by this user" in message
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root starts it as another user")
+def test_root_lets_others_pass_through_folders_not_list_them(home: Path) -> None:
+    private = home / "private"
+    private.mkdir(mode=0o700)
+    with using(private / "state") as user:
+        user.leave()
+    assert private.stat().st_mode & 0o777 == 0o701
+    assert (private / "state" / "postgres").stat().st_mode & 0o777 == 0o700
+
+
+def failure(home: Path, *, secret_key: str = "", **options: Any) -> str:
+    """What a management command says when the server cannot be had."""
+    environment = {**clean_environment(), "MILLM_HOME": str(home), "MILLM_SECRET_KEY": secret_key}
+    done = subprocess.run(
+        [sys.executable, "manage.py", "migrate", "--check", "--skip-checks"],
+        cwd=PROJECT_DIR,
+        env=environment,
+        text=True,
+        capture_output=True,
+        check=False,
+        **options,
+    )
+    assert done.returncode == 1
+    return str(done.stderr)

@@ -1,0 +1,165 @@
+"""The typed environment: every variable reaches the settings, bad values are explained."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from django.conf import settings
+from pydantic import ValidationError
+
+from millm_site import env as env_module
+from millm_site.checks import unknown_variables
+from millm_site.env import PROJECT_DIR, Environment, explain
+from millm_site.hosts import allowed_hosts
+from millm_site.secret_key import kept_key
+from tests.live import clean_environment
+
+# Read by Django's settings under Django's names only.
+NOT_EXPOSED = {"debug", "log_level", "allowed_hosts", "secret_key", "database_url", "database_pool_size"}
+
+
+def environment(**variables: object) -> Environment:
+    return Environment.model_validate({name: str(value) for name, value in variables.items()})
+
+
+def problems(**variables: object) -> str:
+    with pytest.raises(ValidationError) as caught:
+        environment(**variables)
+    return explain(caught.value)
+
+
+def test_every_variable_is_exposed_to_lower_layers() -> None:
+    exposed = {name for name in Environment.model_fields if hasattr(settings, f"MILLM_{name.upper()}")}
+    assert set(Environment.model_fields) - exposed == NOT_EXPOSED
+
+
+def test_every_variable_has_a_description() -> None:
+    assert all(field.description for field in Environment.model_fields.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "complaint"),
+    [
+        ("port", 70_000, "65535"),
+        ("port", "http", "integer"),
+        ("drain_seconds", "nan", "finite"),
+        ("drain_seconds", -1, "greater than or equal to 0"),
+        ("max_batch_size", 0, "greater than or equal to 1"),
+        ("auth", "off", "loopback"),
+        ("log_content", "some", "hash"),
+        ("trusted_proxies", "10.0.0.0/8,proxy", "proxy"),
+        ("debug", "maybe", "boolean"),
+    ],
+)
+def test_bad_value_is_explained_with_name_value_and_reason(name: str, value: object, complaint: str) -> None:
+    message = problems(**{name: value})
+    assert message.startswith(f"MILLM_{name.upper()}: ")
+    assert complaint in message
+    assert str(value) in message
+
+
+def test_bad_secret_is_not_repeated() -> None:
+    message = problems(database_url="mysql://root:hunter2@db/x")
+    assert "MILLM_DATABASE_URL: must start with postgresql://" in message
+    assert "hunter2" not in message
+
+
+def test_unreadable_database_url_is_refused() -> None:
+    assert "MILLM_DATABASE_URL" in problems(database_url="postgresql://[::1/x")
+
+
+def test_all_bad_variables_are_named_at_once() -> None:
+    assert len(problems(port=-1, max_batch_size=0).splitlines()) == 2
+
+
+def test_bad_value_ends_the_command_without_a_traceback(tmp_path: Path) -> None:
+    variables = {**clean_environment(), "MILLM_HOME": str(tmp_path), "MILLM_PORT": "http"}
+    command = [sys.executable, "manage.py", "check"]
+    done = subprocess.run(command, cwd=PROJECT_DIR, env=variables, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "MILLM_PORT" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MILLM_PORT", "")
+    monkeypatch.setenv("MILLM_TRUSTED_PROXIES", "")
+    assert Environment().port == 8000
+    assert Environment().trusted_proxies == ("127.0.0.1", "::1")
+
+
+def test_lists_are_separated_by_commas() -> None:
+    assert environment(allowed_hosts="a.example, b.example,").allowed_hosts == ("a.example", "b.example")
+    assert environment(trusted_proxies="10.0.0.0/8,::1").trusted_proxies == ("10.0.0.0/8", "::1")
+    assert environment(trusted_proxies="none").trusted_proxies == ()
+
+
+def test_relative_home_lies_in_the_project() -> None:
+    assert environment(home="state").home == PROJECT_DIR / "state"
+    assert environment(home="/srv/millm").home == Path("/srv/millm")
+
+
+@pytest.mark.parametrize(
+    ("variables", "mode"),
+    [
+        ({}, "required"),
+        ({"debug": 1}, "loopback"),
+        ({"auth": "loopback"}, "loopback"),
+        ({"debug": 1, "auth": "required"}, "required"),
+    ],
+)
+def test_auth_mode_depends_on_debug_unless_named(variables: dict[str, object], mode: str) -> None:
+    assert environment(**variables).auth_mode == mode
+
+
+def test_hosts_are_loopback_names_and_the_address_listened_on() -> None:
+    assert allowed_hosts(environment()) == ["localhost", "127.0.0.1", "[::1]"]
+    assert "192.168.7.7" in allowed_hosts(environment(host="192.168.7.7"))
+    assert "[fd00::7]" in allowed_hosts(environment(host="fd00::7"))
+    assert allowed_hosts(environment(allowed_hosts="chat.example")) == ["chat.example"]
+
+
+def test_wildcard_address_allows_this_machine_not_everything() -> None:
+    hosts = allowed_hosts(environment(host="0.0.0.0"))  # noqa: S104 - what the test is about
+    assert "*" not in hosts
+    assert "127.0.0.1" in hosts
+    assert len(hosts) > 3
+
+
+def test_unknown_variable_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MILLM_DATABSE_URL", "x")
+    warnings = [check for check in unknown_variables() if "DATABSE" in check.msg]
+    assert [check.hint for check in warnings] == ["Did you mean MILLM_DATABASE_URL?"]
+
+
+def test_secret_key_is_made_once_for_the_owner_only(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "secret_key"
+    key = kept_key(path)
+    assert len(key) >= 50
+    assert kept_key(path) == key
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [child.name for child in path.parent.iterdir()] == ["secret_key"]
+
+
+def test_damaged_secret_key_is_explained(tmp_path: Path) -> None:
+    (tmp_path / "secret_key").write_text("short")
+    with pytest.raises(SystemExit, match="Delete it"):
+        kept_key(tmp_path / "secret_key")
+
+
+def test_folder_of_another_user_is_explained(tmp_path: Path) -> None:
+    class Closed(type(tmp_path)):  # type: ignore[misc]
+        """A path that nobody may look at; root may look at every real one."""
+
+        def exists(self, **_: object) -> bool:
+            raise PermissionError(13, "Permission denied", str(self))
+
+    with pytest.raises(SystemExit, match="set MILLM_HOME"):
+        kept_key(Closed(tmp_path) / "secret_key")
+
+
+def test_environment_is_read_once() -> None:
+    assert env_module.environment() is env_module.environment()

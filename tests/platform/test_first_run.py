@@ -1,0 +1,64 @@
+"""The database before the first request, and what the server says."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+import pytest
+from django.contrib.auth import authenticate, get_user_model
+from pytest_django.fixtures import Settings
+
+from millm_site.first_run import Login, ensure_superuser
+from millm_site.welcome import curl, welcome
+
+URL = "http://127.0.0.1:8000"
+
+
+@pytest.mark.django_db
+def test_first_superuser_gets_a_random_password_once() -> None:
+    login = ensure_superuser()
+    assert len(login.password) >= 12
+    assert authenticate(username=login.user, password=login.password) is not None
+    assert ensure_superuser() == Login(login.user, password="")
+    assert get_user_model().objects.filter(is_superuser=True).count() == 1
+
+
+@pytest.mark.django_db
+def test_given_password_is_used_and_not_shown(settings: Settings) -> None:
+    settings.MILLM_ADMIN_USER, settings.MILLM_ADMIN_PASSWORD = "root", "given-password-1"
+    assert ensure_superuser() == Login("root", password="")
+    assert authenticate(username="root", password="given-password-1") is not None
+
+
+@pytest.mark.django_db
+def test_deactivated_superuser_does_not_count() -> None:
+    get_user_model().objects.create_superuser("gone", "", "x", is_active=False)
+    assert ensure_superuser().user == "admin"
+
+
+def test_curl_line_is_one_shell_command_with_a_streamed_story(settings: Settings) -> None:
+    settings.MILLM_AUTH = "loopback"
+    words = shlex.split(curl(URL, profile="gloomy"))
+    body = json.loads(words[words.index("-d") + 1])
+    assert words[:2] == ["curl", "-N"]
+    assert f"{URL}/v1/chat/completions" in words
+    assert (body["model"], body["stream"], body["profile"]) == ("demo", True, "gloomy")
+
+
+def test_welcome_shows_addresses_login_and_both_requests(settings: Settings) -> None:
+    settings.MILLM_AUTH = "loopback"
+    text = welcome(URL, Login("admin", "s3cret"))
+    for part in (f"{URL}/admin/", f"{URL}/v1", f"{URL}/docs", "admin", "s3cret", '"profile":"gloomy"'):
+        assert part in text
+    assert text.count("curl -N") == 2
+    assert "API_KEY" not in text
+
+
+def test_welcome_tells_how_to_get_a_key_where_one_is_needed(settings: Settings) -> None:
+    settings.MILLM_AUTH = "required"
+    assert welcome(URL, None).count("$MILLM_API_KEY") == 2
+
+
+def test_known_password_is_not_repeated(settings: Settings) -> None:
+    assert "password as set before" in welcome(URL, Login("admin", ""))

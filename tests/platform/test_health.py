@@ -1,0 +1,60 @@
+"""The probes tell the truth, in bounded time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from django.test import AsyncClient, Client
+
+from millm_site.health import examine
+from millm_site.serving import Serving
+
+
+async def fine() -> str:
+    return ""
+
+
+async def broken() -> str:
+    return "It is broken."
+
+
+async def hanging() -> str:
+    await asyncio.Event().wait()
+    return ""
+
+
+async def test_everything_fine_is_ready() -> None:
+    assert await examine({"a": fine, "b": fine}) == {"status": "ready", "a": "ok", "b": "ok"}
+
+
+async def test_one_complaint_makes_it_unavailable_and_is_shown() -> None:
+    assert await examine({"a": fine, "b": broken}) == {"status": "unavailable", "a": "ok", "b": "It is broken."}
+
+
+async def test_probe_that_hangs_is_cut() -> None:
+    started = time.monotonic()
+    report = await examine({"a": hanging, "b": hanging}, timeout_s=0.2)
+    assert report["a"] == "No answer within 0.2 s."
+    assert time.monotonic() - started < 1
+
+
+@pytest.mark.django_db(transaction=True)
+async def test_process_without_an_engine_is_alive_but_not_ready(async_client: AsyncClient) -> None:
+    live, ready = await async_client.get("/health/live"), await async_client.get("/health/ready")
+    assert (live.status_code, ready.status_code) == (200, 503)
+    report = ready.json()
+    assert report["database"] == "ok"
+    assert "engine" in report["engine"].lower()
+    assert "no-store" in ready.headers["Cache-Control"]
+
+
+def test_probes_only_read(client: Client) -> None:
+    assert client.post("/health/live").status_code == 405
+
+
+def test_nothing_is_stopped_that_was_not_started() -> None:
+    serving = Serving()
+    serving.stop_engine(0)
+    assert not serving.is_draining

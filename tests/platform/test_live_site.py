@@ -1,0 +1,142 @@
+"""The whole site as `make run` starts it, and under other ASGI servers."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests import live
+from tests.conftest import LiveSite, site_environment
+from tests.platform.wire import connected, get, head, read_all, read_until
+
+CHAT = {"model": "demo", "max_tokens": 900, "messages": [{"role": "user", "content": "Tell me a story."}]}
+PRINTED_CURL = re.compile(r"^  (curl .*)$", re.MULTILINE)
+
+
+def test_printed_curl_lines_stream_stories(live_site: LiveSite) -> None:
+    lines = PRINTED_CURL.findall(live_site.server.output)
+    assert len(lines) == 2
+    for line in lines:
+        done = subprocess.run(["/bin/sh", "-c", line], capture_output=True, text=True, timeout=120, check=True)
+        events = [text.removeprefix("data: ") for text in done.stdout.splitlines() if text.startswith("data: ")]
+        assert events[-1] == "[DONE]", line
+        chunks = [json.loads(event) for event in events[:-1]]
+        story = "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks if chunk["choices"])
+        assert len(story.split()) > 20, line
+
+
+def test_site_is_ready_and_its_pages_are_there(live_site: LiveSite) -> None:
+    assert json.loads(get(live_site.url, "/health/ready").body)["status"] == "ready"
+    for path in ("/admin/login/", "/docs", "/openapi.json", "/v1/models", "/static/admin/css/base.css"):
+        assert get(live_site.url, path).status == 200, path
+
+
+def test_busy_port_is_one_clear_sentence(live_site: LiveSite) -> None:
+    port = live_site.url.rsplit(":", 1)[1]
+    environment = {**live_site.server.environment, "MILLM_PORT": port}
+    with live.running([sys.executable, "manage.py", "serve"], environment) as second:
+        assert second.process.wait(30) == 1
+        second.wait_for(rf"Port {port} of 127.0.0.1 is in use")
+    assert "Traceback" not in second.output
+
+
+def test_database_without_migrations_is_refused(tmp_path: Path, database_url: str) -> None:
+    with live.running([sys.executable, "manage.py", "serve"], site_environment(database_url, tmp_path)) as server:
+        server.wait_for("manage.py migrate")
+        assert server.process.wait(30) == 1
+
+
+def test_database_that_is_away_is_explained(tmp_path: Path) -> None:
+    environment = site_environment("postgresql://nobody@127.0.0.1:9/nothing", tmp_path)
+    with live.running([sys.executable, "manage.py", "serve"], {**environment, "MILLM_DATABASE_TIMEOUT": "1"}) as server:
+        server.wait_for("The database cannot be used")
+        assert server.process.wait(30) == 1
+    assert "Traceback" not in server.output
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["-m", "daphne", "-p", "{port}", "millm_site.asgi:application"],
+        ["-m", "uvicorn", "--port", "{port}", "millm_site.asgi:application"],
+    ],
+    ids=["daphne", "uvicorn"],
+)
+def test_other_servers_run_the_same_application(tmp_path: Path, database_url: str, command: list[str]) -> None:
+    environment = site_environment(database_url, tmp_path)
+    live.manage("migrate", environment=environment)
+    port = free_port()
+    words = [word.format(port=port) for word in command]
+    with live.running([sys.executable, *words], environment) as server:
+        server.wait_for("(?i)listening|running on")
+        url = f"http://127.0.0.1:{port}"
+        assert json.loads(get(url, "/health/ready").body)["engine"] == "ok"
+        assert get(url, "/v1/models").status == 200
+        server.stop(signal.SIGTERM)
+    assert "Traceback" not in server.output
+
+
+def test_embedded_server_comes_and_goes_with_the_site(tmp_path: Path) -> None:
+    """As `make run` does it: own home, Ctrl-C, again."""
+    environment = {"MILLM_HOME": str(tmp_path / "home"), "MILLM_AUTH": "loopback"}
+    with live.serving("--setup", environment=environment) as server:
+        login = re.search(r"Login +(\S+), password (\S+) ", server.output)
+        assert login is not None
+        pid = int((tmp_path / "home" / "postgres" / "postmaster.pid").read_text().split()[0])
+        assert server.stop(signal.SIGINT) == 0
+    assert server.output.rstrip().endswith("Stopped.")
+    assert live.ended(pid)
+    with live.serving("--setup", environment=environment) as server:
+        assert login.group(2) not in server.output
+        assert get(server.url, "/v1/models").status == 200
+        assert server.stop(signal.SIGTERM) == 0
+
+
+@pytest.mark.parametrize(("drain_s", "ending"), [(60, "[DONE]"), (0.2, "engine_shutdown")])
+def test_stream_of_a_stopping_server_ends_well_and_is_logged(
+    tmp_path: Path, database_url: str, drain_s: float, ending: str
+) -> None:
+    """Within the time it finishes; beyond it the client is told, not cut off."""
+    environment = {**site_environment(database_url, tmp_path), "MILLM_DRAIN_SECONDS": str(drain_s)}
+    with live.serving("--setup", environment=environment) as server:
+        with connected(server.url, timeout_s=60) as connection:
+            connection.sendall(post("/v1/chat/completions", CHAT | {"max_tokens": 1}))
+            read_all(connection)  # the model is loaded now
+        with connected(server.url, timeout_s=60) as connection:
+            connection.sendall(post("/v1/chat/completions", CHAT | {"stream": True, "n": 8, "temperature": 1.9}))
+            beginning = read_until(connection, b'"content":"')
+            server.process.send_signal(signal.SIGTERM)
+            events = (beginning + read_all(connection)).decode()
+        assert server.process.wait(60) == 0
+    assert ending in events
+    assert ("[DONE]" in events) == (ending == "[DONE]")
+    assert logged_requests(database_url) == 2
+
+
+def post(path: str, body: dict[str, Any]) -> bytes:
+    data = json.dumps(body).encode()
+    return (
+        head("POST", path, "Content-Type: application/json", f"Content-Length: {len(data)}", "Connection: close") + data
+    )
+
+
+def logged_requests(database_url: str) -> int:
+    with psycopg.connect(database_url) as connection:
+        row = connection.execute("SELECT count(*) FROM openai_api_requestlog").fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def free_port() -> int:
+    from millm_site.server.listener import listen
+
+    with listen("127.0.0.1", 0) as listener:
+        return int(listener.getsockname()[1])

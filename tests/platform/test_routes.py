@@ -1,0 +1,82 @@
+"""What the site answers outside of its apps."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+
+import pytest
+from django.test import Client
+from django.urls import reverse
+from pytest_django.fixtures import Settings
+
+from openai_api.apps import stop_log_writer
+
+
+def test_root_leads_to_the_console(client: Client) -> None:
+    response = client.get("/")
+    assert (response.status_code, response.headers["Location"]) == (302, "/admin/")
+
+
+@pytest.fixture
+def _log_ends() -> Iterator[None]:
+    """A request to /v1 starts the thread that writes the request log."""
+    yield
+    stop_log_writer()
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("_log_ends")
+def test_unknown_page_is_a_page_and_unknown_endpoint_the_contracts_error(client: Client, settings: Settings) -> None:
+    settings.MILLM_AUTH = "loopback"
+    page, api = client.get("/nothing"), client.get("/v1/nothing")
+    assert (page.status_code, api.status_code) == (404, 404)
+    assert page.headers["Content-Type"].startswith("text/html")
+    error = api.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert "/v1/nothing" in error["message"]
+    assert api.headers["x-request-id"]
+
+
+def test_openapi_document_describes_the_api(client: Client) -> None:
+    document = json.loads(client.get("/openapi.json").content)
+    assert document["openapi"].startswith("3.")
+    assert "/v1/chat/completions" in document["paths"]
+
+
+def test_docs_page_loads_everything_from_here(client: Client) -> None:
+    page = client.get("/docs").content.decode()
+    addresses = re.findall(r'(?:src|href|data-url)="([^"]+)"', page)
+    assert len(addresses) >= 4
+    for address in addresses:
+        assert address.startswith("/"), address
+        assert client.get(address).status_code == 200, address
+
+
+def test_static_file_is_cached_and_revalidated(client: Client) -> None:
+    first = client.get("/static/admin/css/base.css")
+    assert first.status_code == 200
+    assert first.headers["Content-Type"].startswith("text/css")
+    assert "max-age" in first.headers["Cache-Control"]
+    again = client.get("/static/admin/css/base.css", headers={"if-none-match": first.headers["ETag"]})
+    assert again.status_code == 304
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/static/nothing.css",
+        "/static/",
+        "/static/admin",
+        "/static/../manage.py",
+        "/static/%2e%2e/manage.py",
+        "/static//etc/passwd",
+    ],
+)
+def test_only_static_files_are_served_as_such(client: Client, path: str) -> None:
+    assert client.get(path).status_code == 404
+
+
+def test_console_asks_for_a_login(client: Client) -> None:
+    assert client.get(reverse("admin:index")).status_code == 302

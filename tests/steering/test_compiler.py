@@ -1,0 +1,260 @@
+"""Compiled edits do what the formulas say, whatever their order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from inference.interventions import Intervention, ReaderEdit, Site, VectorEdit
+from steering.compiler import compile_edits
+from steering.saes.loader import load_sae
+from steering.saes.sae import SparseAutoencoder
+from steering.spec.conflicts import find_conflicts
+from steering.spec.edit import EditSpec
+from steering.spec.errors import InvalidSpecError
+from tests.steering.edits import edit, identity, vector_edit
+from tests.steering.sae_files import NumpySAE, as_tensor, random_weights, residuals, sae_config, write_sae
+
+ARCHITECTURES = ("standard", "jumprelu", "topk")
+FEATURE = 3
+
+
+def apply(intervention: Intervention, h: Tensor, phase: str = "generation") -> Tensor:
+    """The hook protocol, as its documentation states it, for one site."""
+    total = torch.zeros_like(h)
+    for one in intervention.edits:
+        if one.phase not in (phase, "both"):
+            continue
+        if isinstance(one, VectorEdit):
+            total += one.vector
+        else:
+            total += reader_delta(one, h)
+    return h + total
+
+
+def reader_delta(one: ReaderEdit, h: Tensor) -> Tensor:
+    features = torch.tensor([rule.feature for rule in one.rules])
+    a = one.reader.activations(h, features)
+    gain, offset, lower, upper = (
+        torch.tensor([getattr(rule, name) for rule in one.rules]) for name in ("gain", "offset", "lower", "upper")
+    )
+    return one.reader.delta(torch.clamp(gain * a + offset, lower, upper) - a, features, h)
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def architecture(request) -> str:
+    return str(request.param)
+
+
+def load(folder: Path, config: dict[str, Any], seed: int = 0) -> SparseAutoencoder:
+    return load_sae(write_sae(folder, config, random_weights(seed)))
+
+
+def edit_of(sae: SparseAutoencoder, operation: Any, strength: float = 1.0, **fields: Any) -> EditSpec:
+    site = fields.pop("site", Site(1))
+    return edit(operation, strength, sae=identity(sae.key, site=site), **fields)
+
+
+TARGETS = {
+    "add": lambda a: a + 2.5,
+    "scale": lambda a: 2.5 * a,
+    "clamp": lambda a: np.full_like(a, 2.5),
+    "ablate": lambda a: np.zeros_like(a),
+    "at_least": lambda a: np.maximum(a, 2.5),
+    "at_most": lambda a: np.minimum(a, 0.25),
+}
+
+
+class TestFormulas:
+    @pytest.mark.parametrize("normalization", ["none", "constant_norm_rescale", "layer_norm"])
+    @pytest.mark.parametrize("operation", TARGETS)
+    def test_edit_is_decoding_the_edited_activations_plus_the_error(
+        self, operation, normalization, architecture, tmp_path
+    ):
+        config = sae_config(architecture, normalize_activations=normalization)
+        sae, oracle, h = load(tmp_path, config), NumpySAE(config, random_weights()), residuals(200)
+        strength = 0.25 if operation == "at_most" else 2.5
+        compiled = compile_edits([edit_of(sae, operation, strength, index=FEATURE)], {sae.key: sae})
+        a = oracle.encode(h)
+        assert (a[:, FEATURE] > 0).any()
+        edited = a.copy()
+        edited[:, FEATURE] = TARGETS[operation](a[:, FEATURE])
+        expected = oracle.decode(edited, h) + (h - oracle.decode(a, h))
+        np.testing.assert_allclose(apply(compiled, as_tensor(h)).numpy(), expected, atol=2e-5)
+
+    def test_several_features_at_once(self, architecture, tmp_path):
+        config = sae_config(architecture)
+        sae, oracle, h = load(tmp_path, config), NumpySAE(config, random_weights()), residuals(200)
+        edits = [
+            edit_of(sae, "clamp", 1.5, index=2),
+            edit_of(sae, "ablate", index=5),
+            edit_of(sae, "add", -0.7, index=9),
+            edit_of(sae, "scale", 0.5, index=9),
+            edit_of(sae, "at_least", 0.5, index=11),
+            edit_of(sae, "at_most", 2.0, index=11),
+        ]
+        a = oracle.encode(h)
+        edited = a.copy()
+        edited[:, 2], edited[:, 5], edited[:, 9] = 1.5, 0, 0.5 * a[:, 9] - 0.7
+        edited[:, 11] = np.clip(a[:, 11], 0.5, 2.0)
+        expected = oracle.decode(edited, h) + (h - oracle.decode(a, h))
+        compiled = compile_edits(edits, {sae.key: sae})
+        np.testing.assert_allclose(apply(compiled, as_tensor(h)).numpy(), expected, atol=2e-5)
+
+    def test_ablated_feature_is_gone_when_read_again(self, tmp_path):
+        """The decoder row is not the encoder column, so the activation falls, to 0 where the two agree."""
+        weights = random_weights()
+        weights["W_enc"] = (weights["W_dec"] / (weights["W_dec"] ** 2).sum(-1, keepdims=True)).T
+        sae = load_sae(write_sae(tmp_path, sae_config("standard"), weights))
+        h = as_tensor(residuals(200))
+        compiled = compile_edits([edit_of(sae, "ablate", index=FEATURE)], {sae.key: sae})
+        before = sae.encode(h)[:, FEATURE]
+        after = sae.encode(apply(compiled, h))[:, FEATURE]
+        assert before.max() > 1
+        assert after.abs().max() < 1e-5
+
+    def test_vector(self, tmp_path):
+        direction = list(np.linspace(-1, 1, 12))
+        compiled = compile_edits([vector_edit(direction, 3.0)], {})
+        h = residuals()
+        np.testing.assert_allclose(apply(compiled, as_tensor(h)).numpy(), h + 3 * np.array(direction), atol=1e-5)
+
+
+class TestFolding:
+    def test_additions_of_features_and_vectors_fold_into_one(self, tmp_path):
+        one, two = load(tmp_path / "1", sae_config()), load(tmp_path / "2", sae_config("topk"), seed=5)
+        edits = [
+            *(edit_of(one, "add", 0.5, index=index) for index in range(10)),
+            edit_of(two, "add", -1.0),
+            vector_edit([1.0] * 12),
+        ]
+        (compiled,) = compile_edits(edits, {one.key: one, two.key: two}).edits
+        assert isinstance(compiled, VectorEdit)
+        assert compiled.phase == "both"
+        expected = sum(0.5 * random_weights()["W_dec"][i] for i in range(10)) - random_weights(5)["W_dec"][3] + 1.0
+        np.testing.assert_allclose(compiled.vector.numpy(), expected, atol=1e-6)
+
+    def test_normalised_additions_stay_rules(self, tmp_path):
+        sae = load(tmp_path, sae_config(normalize_activations="layer_norm"))
+        (compiled,) = compile_edits([edit_of(sae, "add", 2.0)], {sae.key: sae}).edits
+        assert isinstance(compiled, ReaderEdit)
+        assert (compiled.rules[0].gain, compiled.rules[0].offset) == (1.0, 2.0)
+
+    def test_phases_never_overlap_for_one_feature(self, tmp_path):
+        sae = load(tmp_path, sae_config(normalize_activations="layer_norm"))
+        edits = [
+            edit_of(sae, "add", 1.0, phase="both"),
+            edit_of(sae, "add", 2.0, phase="generation"),
+            edit_of(sae, "clamp", 5.0, index=7),
+        ]
+        compiled = compile_edits(edits, {sae.key: sae})
+        assert [(one.phase, [(r.feature, r.offset) for r in one.rules]) for one in reader_edits(compiled)] == [
+            ("both", [(7, 5.0)]),
+            ("prompt", [(3, 1.0)]),
+            ("generation", [(3, 3.0)]),
+        ]
+
+    def test_vectors_of_different_phases_are_summed_per_phase(self):
+        edits = [vector_edit([1.0, 0.0], phase="both"), vector_edit([0.0, 1.0], phase="prompt")]
+        compiled = compile_edits(edits, {})
+        assert [(one.phase, one.vector.tolist()) for one in compiled.edits if isinstance(one, VectorEdit)] == [
+            ("prompt", [1.0, 1.0]),
+            ("generation", [1.0, 0.0]),
+        ]
+
+    def test_each_site_and_sae_has_its_own_edit(self, tmp_path):
+        one, two = load(tmp_path / "1", sae_config()), load(tmp_path / "2", sae_config(), seed=5)
+        edits = [
+            edit_of(one, "clamp", index=2),
+            edit_of(one, "clamp", index=9),
+            edit_of(two, "clamp"),
+            edit_of(one, "clamp", site=Site(0, "mlp_out")),
+        ]
+        compiled = compile_edits(edits, {one.key: one, two.key: two})
+        assert compiled.sites == (Site(0, "mlp_out"), Site(1))
+        assert sorted((str(one.site), len(one.rules)) for one in reader_edits(compiled)) == [
+            ("layers.0.mlp_out", 1), ("layers.1.resid_post", 1), ("layers.1.resid_post", 2),
+        ]  # fmt: skip
+
+
+def reader_edits(compiled: Intervention) -> list[ReaderEdit]:
+    return [one for one in compiled.edits if isinstance(one, ReaderEdit)]
+
+
+class TestNoOps:
+    @pytest.mark.parametrize("normalization", ["none", "layer_norm"])
+    def test_strength_0_and_factor_1_leave_nothing(self, normalization, architecture, tmp_path):
+        """Nothing to apply is what makes them bit-equal to unsteered."""
+        sae = load(tmp_path, sae_config(architecture, normalize_activations=normalization))
+        edits = [edit_of(sae, "add", 0.0), edit_of(sae, "scale", 1.0, index=5), vector_edit([1.0] * 12, -0.0)]
+        assert compile_edits(edits, {sae.key: sae}).edits == ()
+
+    def test_additions_that_cancel_out_leave_nothing(self, tmp_path):
+        assert compile_edits([vector_edit([1.0, 2.0]), vector_edit([1.0, 2.0], -1.0)], {}).edits == ()
+
+    def test_clamp_to_the_own_value_changes_nothing(self, architecture, tmp_path):
+        sae, h = load(tmp_path, sae_config(architecture)), as_tensor(residuals(1))
+        own = sae.activations(h, torch.tensor([FEATURE])).item()
+        compiled = compile_edits([edit_of(sae, "clamp", own)], {sae.key: sae})
+        assert torch.equal(apply(compiled, h), h)
+
+    def test_no_edits(self):
+        assert compile_edits([], {}).edits == ()
+
+
+@pytest.fixture(scope="module")
+def sae(tmp_path_factory) -> SparseAutoencoder:
+    return load(tmp_path_factory.mktemp("sae"), sae_config())
+
+
+class TestOrder:
+    @given(data=st.data())
+    def test_does_not_matter_bit_by_bit(self, sae, data):
+        specs = st.builds(
+            lambda operation, strength, index, phase: edit_of(sae, operation, strength, index=index, phase=phase),
+            st.sampled_from(["add", "add", "add", "clamp", "scale"]),
+            st.floats(-50, 50),
+            st.integers(0, 39),
+            st.sampled_from(["prompt", "generation", "both"]),
+        )
+        edits = data.draw(st.lists(specs, max_size=10).filter(lambda edits: not find_conflicts(edits)))
+        shuffled = data.draw(st.permutations(edits))
+        one, other = (compile_edits(each, {sae.key: sae}) for each in (edits, shuffled))
+        assert one.fingerprint == other.fingerprint
+        assert len(one.edits) == len(other.edits)
+        for left, right in zip(one.edits, other.edits, strict=True):
+            if isinstance(left, VectorEdit) and isinstance(right, VectorEdit):
+                assert (left.site, left.phase) == (right.site, right.phase)
+                assert torch.equal(left.vector, right.vector)
+            else:
+                assert left == right
+
+    def test_sums_are_taken_in_float64(self):
+        """In float32 the small steps would vanish beside the large one."""
+        edits = [vector_edit([2.0**30]), *(vector_edit([1.0 + i / 1024]) for i in range(40)), vector_edit([-(2.0**30)])]
+        (compiled,) = compile_edits(edits, {}).edits
+        assert isinstance(compiled, VectorEdit)
+        assert compiled.vector.item() == pytest.approx(40 + sum(range(40)) / 1024, abs=1e-5)
+
+
+class TestErrors:
+    def test_contradictory_edits_are_named(self, tmp_path):
+        sae = load(tmp_path, sae_config())
+        with pytest.raises(InvalidSpecError, match=r"edits\[1\]: Feature 3 of tiny-sae: two clamp edits"):
+            compile_edits([edit_of(sae, "clamp", 1.0), edit_of(sae, "clamp", 2.0)], {sae.key: sae})
+
+    @pytest.mark.parametrize("index", [-1, 40])
+    def test_feature_that_the_sae_has_not(self, index, tmp_path):
+        sae = load(tmp_path, sae_config())
+        with pytest.raises(InvalidSpecError, match=f"has features 0 to 39, not {index}"):
+            compile_edits([edit_of(sae, "clamp", index=index)], {sae.key: sae})
+
+    def test_special_tokens_are_passed_on(self):
+        assert compile_edits([], {}, frozenset({1, 2})).skip_token_ids == {1, 2}

@@ -1,0 +1,42 @@
+"""The examples of docs/steering.md run, and its tables name what the code has."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from inference.interventions import SITE_KINDS
+from steering.demo.install import install_demo
+from steering.errors import ProfileModelMismatchError, ProfileNotFoundError, SAEUnavailableError
+from steering.saes.registry import ARCHITECTURES
+from steering.spec.edit import OPERATIONS, PHASES, UNITS
+from steering.spec.units import MAX_PUSH, STRONG_PUSH
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = (ROOT / "docs" / "steering.md").read_text("utf-8")
+EXAMPLES = re.findall(r"^```python\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.django_db
+def test_examples_run(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    install_demo()
+    assert len(EXAMPLES) >= 3
+    for example in EXAMPLES:
+        exec(compile(example, "docs/steering.md", "exec"), {})  # noqa: S102
+
+
+@pytest.mark.parametrize("name", [*OPERATIONS, *UNITS, *PHASES, *SITE_KINDS, *ARCHITECTURES])
+def test_every_choice_is_described(name):
+    assert f"`{name}`" in TEXT
+
+
+@pytest.mark.parametrize("error", [ProfileNotFoundError, ProfileModelMismatchError, SAEUnavailableError])
+def test_errors_are_listed_with_their_status(error):
+    assert f"| `{error.code}` | {error.status} |" in TEXT
+
+
+def test_limits_are_the_real_ones():
+    assert f"above\n{STRONG_PUSH:g}, and nothing above {MAX_PUSH:g} can be published" in TEXT

@@ -1,0 +1,153 @@
+"""The demo is installed once, brought up to date, and never over somebody's own work."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+
+from inference.models import LanguageModel
+from steering import services
+from steering.demo.install import install_demo
+from steering.models import SAE, FeatureEdit, ProfileVersion, SteeringProfile
+from tests.steering.conftest import write_model_config
+from tests.steering.sae_files import random_weights, write_sae
+
+
+def write_artifacts(folder: Path, *, seed: int = 0, strength: float = 0.5) -> Path:
+    write_model_config(folder / "model")
+    write_sae(folder / "sae", weights=random_weights(seed))
+    features = [
+        {"index": index, "label": f"feature {index}", "max_activation": 4.0, "density": 0.01, "top_tokens": [" a"]}
+        for index in range(40)
+    ]
+    profiles = [profile_entry("joyful", 3, strength), profile_entry("gloomy", 5, strength)]
+    health = {"l0": 8.0, "fvu": 0.2, "mean_resid_norm": 20.0, "layer": 1, "site": "resid_post"}
+    for name, value in (("features", features), ("profiles", profiles), ("health", health)):
+        (folder / f"{name}.json").write_text(json.dumps(value))
+    return folder
+
+
+def profile_entry(name: str, feature: int, strength: float) -> dict[str, Any]:
+    edit = {"feature": feature, "operation": "add", "strength": strength, "unit": "max_act", "phase": "both"}
+    return {"name": name, "description": f"A {name} mood.", "note": "As shipped.", "edits": [edit]}
+
+
+@pytest.fixture
+def artifacts(db: None, tmp_path: Path) -> Path:
+    return write_artifacts(tmp_path / "artifacts")
+
+
+def test_first_run_installs_everything(artifacts):
+    demo = install_demo(artifacts)
+    assert (demo.model.name, demo.model.is_default, demo.model.autoload) == ("demo", True, True)
+    assert demo.model.default_sampling == {"temperature": 0.8}
+    assert (demo.sae.name, demo.sae.d_sae, demo.sae.mean_resid_norm) == ("demo-sae", 40, 20.0)
+    assert demo.sae.features.get(index=3).label == "feature 3"
+    assert demo.published == ("joyful@1", "gloomy@1")
+    assert ProfileVersion.objects.get(profile__name="joyful").note == "As shipped."
+
+
+def test_second_run_does_nothing(artifacts, django_assert_max_num_queries):
+    first = install_demo(artifacts)
+    with django_assert_max_num_queries(20):
+        second = install_demo(artifacts)
+    assert (second.sae.pk, second.published) == (first.sae.pk, ())
+    assert ProfileVersion.objects.count() == 2
+
+
+def test_looking_for_changes_does_not_load_torch():
+    """``make run`` calls this every time."""
+    code = "import steering.demo.install, sys; sys.exit('torch' in sys.modules)"
+    setup = "import django; django.setup(); "
+    environment = os.environ | {"DJANGO_SETTINGS_MODULE": "millm_site.settings"}
+    result = subprocess.run([sys.executable, "-c", setup + code], env=environment, check=False)
+    assert result.returncode == 0
+
+
+def test_other_default_model_stays(artifacts):
+    LanguageModel.objects.create(name="mine", source="/somewhere", is_default=True)
+    assert not install_demo(artifacts).model.is_default
+
+
+def test_settings_of_the_model_stay(artifacts):
+    install_demo(artifacts)
+    LanguageModel.objects.update(autoload=False, default_sampling={"temperature": 0.1})
+    model = install_demo(artifacts).model
+    assert (model.autoload, model.default_sampling) == (False, {"temperature": 0.1})
+
+
+def test_moved_project_is_found_again(artifacts, tmp_path):
+    install_demo(artifacts)
+    moved = artifacts.rename(tmp_path / "elsewhere")
+    demo = install_demo(moved)
+    assert (demo.model.source, demo.sae.source) == (str(moved / "model"), str(moved / "sae"))
+    assert demo.published == ()
+    assert SAE.objects.count() == 1
+
+
+def test_new_shipment_is_published(artifacts):
+    install_demo(artifacts)
+    write_artifacts(artifacts, strength=0.75)
+    assert install_demo(artifacts).published == ("joyful@2", "gloomy@2")
+    assert FeatureEdit.objects.filter(profile__name="joyful").get().strength == 0.75
+
+
+def test_edited_draft_is_left_alone(artifacts):
+    install_demo(artifacts)
+    FeatureEdit.objects.filter(profile__name="joyful").update(strength=2.0)
+    write_artifacts(artifacts, strength=0.75)
+    assert install_demo(artifacts).published == ("gloomy@2",)
+    assert FeatureEdit.objects.get(profile__name="joyful").strength == 2.0
+
+
+def test_profile_that_somebody_published_is_left_alone(artifacts, researcher):
+    install_demo(artifacts)
+    FeatureEdit.objects.filter(profile__name="joyful").update(strength=2.0)
+    services.publish_profile(profile=SteeringProfile.objects.get(name="joyful"), user=researcher)
+    write_artifacts(artifacts, strength=0.75)
+    assert install_demo(artifacts).published == ("gloomy@2",)
+
+
+def test_retrained_sae_replaces_the_old_one(artifacts):
+    old = install_demo(artifacts).sae
+    write_artifacts(artifacts, seed=4)
+    demo = install_demo(artifacts)
+    assert demo.sae.pk != old.pk
+    assert demo.published == ("joyful@2", "gloomy@2")
+    assert SAE.objects.get(pk=old.pk).name == f"demo-sae-{old.checksum[:8]}"
+
+
+def test_own_profiles_are_kept(artifacts):
+    demo = install_demo(artifacts)
+    services.create_profile(name="mine", model=demo.model)
+    install_demo(artifacts)
+    assert SteeringProfile.objects.filter(name="mine").exists()
+
+
+def test_missing_artifacts_name_the_remedy(db, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"manage\.py train_demo"):
+        install_demo(tmp_path)
+
+
+def test_damaged_artifacts_install_nothing(artifacts):
+    (artifacts / "sae" / "sae_weights.safetensors").write_bytes(b"")
+    with pytest.raises(ValueError, match="not an intact safetensors file"):
+        install_demo(artifacts)
+    assert not LanguageModel.objects.exists()
+
+
+def test_command_installs_what_the_project_ships(db, capsys):
+    """Whatever the shipped profiles are, each can be published as it is."""
+    call_command("install_demo")
+    assert "Model demo, SAE demo-sae; published: " in capsys.readouterr().out
+    names = set(SteeringProfile.objects.filter(model__name="demo").values_list("name", flat=True))
+    assert {"joyful", "gloomy"} <= names
+    call_command("install_demo")
+    assert "nothing new" in capsys.readouterr().out

@@ -1,0 +1,307 @@
+"""Damaged, dangerous and unknown files are refused with a sentence, and without harm."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import resource
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from inference.interventions import Site
+from steering.saes.errors import InvalidSAEError
+from steering.saes.files import sae_folder
+from steering.saes.hooks import parse_hook_name
+from steering.saes.loader import load_sae
+from steering.saes.preview import preview_sae, sae_checksum
+from tests.steering.sae_files import random_weights, sae_config, write_sae
+
+WEIGHTS = "sae_weights.safetensors"
+
+
+def refused(folder: Path) -> str:
+    with pytest.raises(InvalidSAEError) as caught:
+        load_sae(folder)
+    message = str(caught.value)
+    assert message.endswith(".")
+    return message
+
+
+def rewrite_header(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    data = path.read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8 : 8 + length])
+    change(header)
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + length :])
+
+
+class TestWeights:
+    def test_truncated(self, tmp_path):
+        path = write_sae(tmp_path) / WEIGHTS
+        path.write_bytes(path.read_bytes()[:-100])
+        assert "not an intact safetensors file" in refused(tmp_path)
+
+    def test_empty(self, tmp_path):
+        (write_sae(tmp_path) / WEIGHTS).write_bytes(b"")
+        assert "not an intact safetensors file" in refused(tmp_path)
+
+    def test_header_that_claims_to_be_huge(self, tmp_path):
+        (write_sae(tmp_path) / WEIGHTS).write_bytes(struct.pack("<Q", 2**62) + b"{}")
+        assert "not an intact safetensors file" in refused(tmp_path)
+
+    @pytest.mark.parametrize("shape", [[12, 41], [10**9, 10**9], [-12, 40], [12], [2**63, 2]])
+    def test_header_with_a_shape_that_lies(self, shape, tmp_path):
+        path = write_sae(tmp_path) / WEIGHTS
+        rewrite_header(path, lambda header: header["W_enc"].update(shape=shape))
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        refused(tmp_path)
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10  # KiB
+
+    def test_overlapping_tensors(self, tmp_path):
+        path = write_sae(tmp_path) / WEIGHTS
+        rewrite_header(path, lambda header: header["b_enc"].update(data_offsets=header["threshold"]["data_offsets"]))
+        assert "not an intact safetensors file" in refused(tmp_path)
+
+    def test_shapes_that_differ_from_the_configuration(self, tmp_path):
+        write_sae(tmp_path, sae_config(d_sae=41))
+        assert "has the shape [12, 40], expected is [12, 41]" in refused(tmp_path)
+
+    @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+    @pytest.mark.parametrize("name", ["W_enc", "b_enc", "W_dec", "b_dec", "threshold"])
+    def test_values_that_are_not_finite(self, name, value, tmp_path):
+        weights = random_weights()
+        weights[name].flat[5] = value
+        write_sae(tmp_path, weights=weights)
+        assert f"{name} in {WEIGHTS} holds values that are not finite" in refused(tmp_path)
+
+    def test_values_that_overflow_in_float32(self, tmp_path):
+        weights = random_weights()
+        weights["W_dec"][0, 0] = 1e200
+        write_sae(tmp_path, weights=weights, dtype=torch.float64)
+        assert "not finite" in refused(tmp_path)
+
+    def test_integers(self, tmp_path):
+        write_sae(tmp_path, dtype=torch.int32)
+        assert "holds I32 values, expected are floating-point numbers" in refused(tmp_path)
+
+    def test_missing_tensor(self, tmp_path):
+        write_sae(tmp_path)
+        save_file({"W_enc": torch.zeros(12, 40)}, tmp_path / WEIGHTS)
+        assert "lacks W_dec, b_dec, b_enc, threshold" in refused(tmp_path)
+
+    def test_threshold_of_an_sae_that_claims_to_be_relu(self, tmp_path):
+        """Read as plain ReLU it would report features that do not fire."""
+        write_sae(tmp_path)
+        (tmp_path / "cfg.json").write_text(json.dumps(sae_config("standard")))
+        assert "holds threshold, which this architecture does not have" in refused(tmp_path)
+
+    def test_wrong_width(self, tmp_path):
+        with pytest.raises(InvalidSAEError, match="vectors of 12 numbers, the model's have 16"):
+            load_sae(write_sae(tmp_path), d_in=16)
+
+
+class Bomb:
+    def __reduce__(self):
+        return (os.mkdir, ("exploded",))
+
+
+class TestPaths:
+    def test_pickle_with_the_right_name(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        (write_sae(tmp_path) / WEIGHTS).write_bytes(pickle.dumps(Bomb()))
+        refused(tmp_path)
+        assert not (tmp_path / "exploded").exists()
+
+    @pytest.mark.parametrize("name", ["ae.pt", "sae_weights.pt", "layer12.pth", "weights.bin"])
+    def test_folder_of_pickles(self, name, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / name).write_bytes(pickle.dumps(Bomb()))
+        refused(tmp_path)
+        assert not (tmp_path / "exploded").exists()
+
+    @pytest.mark.parametrize("name", ["cfg.json", WEIGHTS])
+    def test_link_out_of_the_folder(self, name, tmp_path):
+        outside, folder = write_sae(tmp_path / "outside"), write_sae(tmp_path / "sae")
+        (folder / name).unlink()
+        (folder / name).symlink_to(outside / name)
+        assert "is a link out of that folder" in refused(folder)
+
+    def test_link_inside_the_folder_is_fine(self, tmp_path):
+        (write_sae(tmp_path) / WEIGHTS).rename(tmp_path / "blob")
+        (tmp_path / WEIGHTS).symlink_to(tmp_path / "blob")
+        assert load_sae(tmp_path).d_sae == 40
+
+    def test_link_to_nowhere(self, tmp_path):
+        (write_sae(tmp_path) / WEIGHTS).unlink()
+        (tmp_path / WEIGHTS).symlink_to(tmp_path / "gone")
+        assert "leads nowhere" in refused(tmp_path)
+
+    @pytest.mark.parametrize("name", ["cfg.json", WEIGHTS])
+    def test_fifo_does_not_block(self, name, tmp_path):
+        (write_sae(tmp_path) / name).unlink()
+        os.mkfifo(tmp_path / name)
+        assert "is not a regular file" in refused(tmp_path)
+
+    def test_directory_in_place_of_a_file(self, tmp_path):
+        (write_sae(tmp_path) / WEIGHTS).unlink()
+        (tmp_path / WEIGHTS).mkdir()
+        assert "is not a regular file" in refused(tmp_path)
+
+    def test_missing_weights(self, tmp_path):
+        (write_sae(tmp_path) / WEIGHTS).unlink()
+        assert f"{WEIGHTS} is missing" in refused(tmp_path)
+
+    @pytest.mark.parametrize("subfolder", ["../other", "a/../../other", "/etc", "nul\0"])
+    def test_subfolder_out_of_the_source(self, subfolder, tmp_path):
+        (tmp_path / "root" / "a").mkdir(parents=True)
+        (tmp_path / "other").mkdir()
+        with pytest.raises(InvalidSAEError, match="must be a relative path"):
+            sae_folder(tmp_path / "root", subfolder)
+
+    def test_linked_subfolder_out_of_the_source(self, tmp_path):
+        (tmp_path / "root").mkdir()
+        (tmp_path / "other").mkdir()
+        (tmp_path / "root" / "link").symlink_to(tmp_path / "other")
+        with pytest.raises(InvalidSAEError, match="leads out of"):
+            sae_folder(tmp_path / "root", "link")
+
+
+class TestConfiguration:
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"d_in": 0}, "d_in is 0"),
+            ({"d_in": -1}, "d_in is -1"),
+            ({"d_sae": 10**12}, "d_sae is 1000000000000"),
+            ({"d_sae": "40"}, "d_sae in the configuration must be an integer, not '40'"),
+            ({"d_sae": True}, "must be an integer"),
+            ({"d_in": 12.0}, "must be an integer"),
+            ({"architecture": "gated"}, "architecture 'gated' is not supported"),
+            ({"architecture": "batchtopk"}, "saved as jumprelu for inference"),
+            ({"architecture": "transcoder"}, "architecture 'transcoder' is not supported"),
+            (
+                {"normalize_activations": "covariance_whitening"},
+                "normalisation 'covariance_whitening' is not supported",
+            ),
+            ({"normalize_activations": "expected_average_only_in"}, "there is no activation_scaler.json"),
+            ({"apply_b_dec_to_input": "yes"}, "must be true or false"),
+            ({"rescale_acts_by_decoder_norm": True}, "defined for topk only"),
+            ({"activation_fn": "tanh"}, "activation function 'tanh' is not supported"),
+            ({"reshape_activations": "flatten"}, "reshape_activations 'flatten' is not supported"),
+            ({"finetuning_scaling_factor": True}, "finetuning_scaling_factor is not supported"),
+            ({"metadata": {"hook_name": "blocks.1.hook_attn_out"}}, "hook 'blocks.1.hook_attn_out' is not supported"),
+            ({"metadata": {"hook_name": "blocks.1.attn.hook_z", "hook_head_index": 3}}, "single attention head"),
+            (
+                {"metadata": {"hook_name": "blocks.1.hook_resid_pre", "hook_name_out": "blocks.1.hook_mlp_out"}},
+                "transcoders are not supported",
+            ),
+            (
+                {"metadata": {"hook_name": "blocks.1.hook_resid_post", "hf_hook_name": "model.layers.2"}},
+                "mean different places",
+            ),
+        ],
+    )
+    def test_unsupported_or_wrong(self, change, message, tmp_path):
+        write_sae(tmp_path, sae_config(**change), random_weights())
+        assert message in refused(tmp_path)
+
+    @pytest.mark.parametrize("k", [0, -1, 41, 5.0, True, None, "5"])
+    def test_k_of_topk(self, k, tmp_path):
+        write_sae(tmp_path, sae_config("topk", k=k))
+        assert refused(tmp_path).startswith("k ")
+
+    @pytest.mark.parametrize("factor", [0, -1, float("nan"), "2", None])
+    def test_scaling_factor(self, factor, tmp_path):
+        write_sae(tmp_path, sae_config(normalize_activations="expected_average_only_in"))
+        (tmp_path / "activation_scaler.json").write_text(json.dumps({"scaling_factor": factor}))
+        assert "scaling_factor must be a finite number above 0" in refused(tmp_path)
+
+    @pytest.mark.parametrize("text", [b"", b"{", b"[" * 100_000, b"\xff\xfe", b"[]", b'"x"'])
+    def test_not_a_json_object(self, text, tmp_path):
+        (write_sae(tmp_path) / "cfg.json").write_bytes(text)
+        assert "cfg.json" in refused(tmp_path)
+
+    def test_huge_json(self, tmp_path):
+        (write_sae(tmp_path) / "cfg.json").write_bytes(b" " * (2 << 20) + b"{}")
+        assert "at most 1048576 are read" in refused(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "label"),
+    [
+        ("params.npz", "Gemma Scope"),
+        ("params.safetensors", "Gemma Scope 2"),
+        ("sae.safetensors", "EleutherAI sparsify"),
+        ("hyperparams.json", "Llama Scope"),
+        ("ae.pt", "dictionary_learning"),
+    ],
+)
+def test_other_formats_are_refused_by_name(name, label, tmp_path):
+    (tmp_path / "cfg.json").write_text(json.dumps({"d_in": 12, "num_latents": 40, "k": 5, "transcode": False}))
+    (tmp_path / name).write_bytes(b"")
+    assert f"looks like {label} ({name})" in refused(tmp_path)
+
+
+def test_empty_folder_says_what_is_expected(tmp_path):
+    assert "expected is SAELens' layout, cfg.json beside sae_weights.safetensors" in refused(tmp_path)
+
+
+def test_preview_reads_no_weights(tmp_path):
+    (write_sae(tmp_path) / WEIGHTS).unlink()
+    config = preview_sae(tmp_path)
+    assert (config.format, config.math.architecture, config.math.d_in, config.math.d_sae) == (
+        "saelens",
+        "jumprelu",
+        12,
+        40,
+    )
+    assert (config.site, config.model_name) == (Site(1, "resid_post"), "tiny")
+
+
+@pytest.mark.parametrize(
+    ("name", "site"),
+    [
+        ("blocks.3.hook_resid_post", Site(3, "resid_post")),
+        ("blocks.0.hook_resid_pre", Site(0, "resid_pre")),
+        ("blocks.12.hook_mlp_out", Site(12, "mlp_out")),
+        ("blocks.7.attn.hook_z", Site(7, "attn_out")),
+        ("model.layers.20", Site(20, "resid_post")),
+        ("model.layers.20.output", Site(20, "resid_post")),
+    ],
+)
+def test_hook_names(name, site):
+    assert parse_hook_name(name) == site
+
+
+@pytest.mark.parametrize(
+    "name", ["", "blocks.x.hook_resid_post", "blocks.3.hook_resid_mid", "blocks.3.ln1.hook_normalized"]
+)
+def test_unknown_hook_names(name):
+    with pytest.raises(InvalidSAEError, match="is not supported; known are"):
+        parse_hook_name(name)
+
+
+class TestChecksum:
+    def checksum(self, folder: Path) -> str:
+        return sae_checksum(folder, preview_sae(folder))
+
+    def test_is_the_key_of_the_loaded_sae(self, tmp_path):
+        assert self.checksum(write_sae(tmp_path)) == load_sae(tmp_path).key
+
+    def test_covers_weights_and_configuration_but_not_the_place(self, tmp_path):
+        base = self.checksum(write_sae(tmp_path / "a"))
+        weights = random_weights()
+        weights["W_dec"][0, 0] = np.float32(weights["W_dec"][0, 0]) + np.float32(1)
+        assert self.checksum(write_sae(tmp_path / "b", weights=weights)) != base
+        assert self.checksum(write_sae(tmp_path / "c", sae_config(apply_b_dec_to_input=False))) != base
+        moved = sae_config(metadata={"hook_name": "blocks.9.hook_resid_post"})
+        assert self.checksum(write_sae(tmp_path / "d", moved)) == base
