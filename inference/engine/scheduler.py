@@ -36,6 +36,7 @@ class Scheduler:
 
     def __init__(self, config: EngineConfig, cache: CachePolicy, admission: Admission) -> None:
         self._max_running = config.max_batch_size
+        self._shares_prefixes = config.prefix_cache
         self._by_priority = config.scheduler_policy == "priority"
         self._cache = cache
         self._admission = admission
@@ -56,7 +57,7 @@ class Scheduler:
         prompts = self._prompt_chunks(budget)
         budget -= sum(chunk.num_tokens for chunk in prompts)
         if self.num_preemptions == before:  # who was just sent away needs the room first
-            prompts += self._admitted_chunks(budget)
+            prompts += self._admitted_chunks(budget, prompts)
         # What gave way for a later chunk's sake runs no more in this step.
         chunks = [chunk for chunk in singles + prompts if chunk.sequence.slot >= 0]
         return sorted(chunks, key=lambda chunk: chunk.num_tokens > 1)
@@ -114,17 +115,24 @@ class Scheduler:
                 budget -= num_tokens
         return chunks
 
-    def _admitted_chunks(self, budget: int) -> list[Chunk]:
+    def _admitted_chunks(self, budget: int, prompts: list[Chunk]) -> list[Chunk]:
         """Begin sequences from the queue as far as places, memory and the budget go."""
-        chunks = []
+        chunks: list[Chunk] = []
         allowed = self._admission.num_allowed(self._waiting, self._running, self._max_running)
-        while budget > 0 and allowed > 0 and self._waiting and self._begin(self._waiting[0]):
-            sequence = self._waiting.pop(0)
-            num_tokens = min(budget, sequence.num_left)
-            if not self._make_room(sequence, num_tokens):
+        computing = {key for chunk in prompts for key in _keys_of(chunk)}
+        while budget > 0 and allowed > 0 and self._waiting:
+            sequence = self._waiting[0]
+            if self._shares_prefixes and _is_awaited(sequence, computing):
+                break  # this very step computes what it begins with: a step later it need not
+            if not self._begin(sequence):
                 break
-            chunks.append(Chunk(sequence, num_tokens))
-            budget -= num_tokens
+            del self._waiting[0]
+            chunk = Chunk(sequence, min(budget, sequence.num_left))
+            if not self._make_room(sequence, chunk.num_tokens):
+                break
+            chunks.append(chunk)
+            computing.update(_keys_of(chunk))
+            budget -= chunk.num_tokens
             allowed -= 1
         return chunks
 
@@ -159,3 +167,19 @@ class Scheduler:
         sequence.state = RequestState.WAITING
         self.num_preemptions += 1
         insort(self._waiting, sequence, key=self._rank)
+
+
+def _keys_of(chunk: Chunk) -> list[bytes | None]:
+    """Keys of the blocks that a chunk completes."""
+    sequence = chunk.sequence
+    first = sequence.num_computed // PREFIX_BLOCK
+    last = (sequence.num_computed + chunk.num_tokens) // PREFIX_BLOCK
+    return sequence.prefix_keys.upto(sequence.token_ids, last)[first:]
+
+
+def _is_awaited(sequence: Sequence, computing: set[bytes | None]) -> bool:
+    """Whether blocks that the sequence could take over are among those being computed."""
+    if sequence.needs_whole_prompt:
+        return False
+    keys = sequence.prefix_keys.upto(sequence.token_ids, (sequence.num_tokens - 1) // PREFIX_BLOCK)
+    return any(key is not None and key in computing for key in keys)

@@ -102,3 +102,13 @@ def test_prefix_cached(loaded, make):
     check(loaded, {(*shared, 8): running, (*shared, 9): copied, next_turn: again})
     assert running.finished.usage.cached_tokens == copied.finished.usage.cached_tokens == 96
     assert again.finished.usage.cached_tokens == 128, "an answer is a known prefix too"
+
+
+def test_equal_prompts_that_come_together_are_computed_once(loaded, make):
+    prompt = tuple(3 + i % 390 for i in range(100))
+    harness = make()
+    got = [harness.add(prompt=prompt, max_tokens=NUM_TOKENS) for _ in range(3)]
+    harness.run()
+    for transcript in got:
+        check(loaded, {prompt: transcript})
+    assert [t.finished.usage.cached_tokens for t in got] == [0, 96, 96]
