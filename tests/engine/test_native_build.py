@@ -6,8 +6,8 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
-from inference.engine.native import build as build_module
 from inference.engine.native.build import BuildError, build
 
 REPORT = "from inference.engine import native; print(native.activate()); print(native.active().is_native)"
@@ -39,7 +39,7 @@ def test_the_library_is_compiled_once(fake_compiler, tmp_path):
 def test_another_torch_is_another_library(fake_compiler, tmp_path, monkeypatch):
     fake_compiler('while [ "$1" != -o ]; do shift; done', 'echo library > "$2"')
     first = build(tmp_path / "cache")
-    monkeypatch.setattr(build_module.torch, "__version__", "99.0")
+    monkeypatch.setattr(torch, "__version__", "99.0")
     assert build(tmp_path / "cache") != first
 
 

@@ -54,7 +54,7 @@ def activate(folder: Path | None = None) -> ActiveKernels:
 
     Takes about 15 seconds the first time on a machine. Never raises: without a compiler the torch versions stay.
     """
-    global _active  # noqa: PLW0603 - a loaded library is a fact of the process
+    global _active
     with _lock:
         if not _active.is_native:
             _active = _load(folder or default_folder())

@@ -47,10 +47,7 @@ def _gather(pool: Tensor, blocks: Tensor, first: int, length: int) -> Tensor:
     size = pool.shape[1]
     wanted = blocks[first // size : -(-length // size)]
     skipped = first - first // size * size
-    if len(wanted) == 1:
-        tokens = pool[int(wanted[0])]
-    else:
-        tokens = pool[wanted.to(pool.device).long()].flatten(0, 1)
+    tokens = pool[int(wanted[0])] if len(wanted) == 1 else pool[wanted.to(pool.device).long()].flatten(0, 1)
     return tokens[skipped : skipped + length - first].transpose(0, 1)
 
 
