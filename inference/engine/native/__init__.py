@@ -106,7 +106,7 @@ def _load(folder: Path) -> ActiveKernels:
     if os.environ.get(SWITCH) == "torch":
         return ActiveKernels(is_native=False, reason=f"{SWITCH}=torch")
     try:
-        torch.ops.load_library(build(folder))
+        torch.ops.load_library(build(folder))  # type: ignore[no-untyped-call]
         vector_bytes, has_bf16, has_int8 = torch.ops.millm_native.features()
     except (BuildError, OSError) as error:
         return ActiveKernels(is_native=False, reason=str(error))
