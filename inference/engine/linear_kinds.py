@@ -51,7 +51,7 @@ PACKED_FOR_ROWS = 16  # a hint to oneDNN; the layout serves any number
 
 def can_pack(dtype: torch.dtype) -> bool:
     """Whether oneDNN is in this torch, and computes in the dtype on this processor."""
-    if not (torch._C.has_mkldnn and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
+    if not (torch._C._has_mkldnn and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
         return False
     return dtype is torch.float32 or (dtype is torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()))
 
