@@ -52,7 +52,12 @@ class LanguageModel(models.Model):
     is_default = models.BooleanField("default", default=False, help_text="Shown first; at most one model.")
     autoload = models.BooleanField(default=False, help_text="Load when the server starts.")
     pinned = models.BooleanField(default=False, help_text="Never unload to make room, or for being idle.")
-    keep_alive_s = models.PositiveIntegerField(default=0, help_text="Unload after so long idle; 0: never.")
+    keep_alive_s = models.PositiveIntegerField(
+        "keep alive (s)",
+        null=True,
+        blank=True,
+        help_text="Unload after so many seconds idle; 0: never; empty: MILLM_MODEL_KEEP_ALIVE.",
+    )
 
     state = models.CharField(max_length=20, choices=State, default=State.UNLOADED, editable=False)
     error = models.TextField(blank=True, editable=False)

@@ -35,7 +35,7 @@ class ModelRecord:
     error: str
     created: int
     max_model_len: int | None
-    keep_alive_s: int = 0
+    keep_alive_s: int | None = None
     is_pinned: bool = False
 
 

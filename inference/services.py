@@ -29,7 +29,7 @@ def register_model(
     is_default: bool = False,
     autoload: bool = False,
     pinned: bool = False,
-    keep_alive_s: int = 0,
+    keep_alive_s: int | None = None,
     trust_remote_code: bool = False,
     allow_pickle: bool = False,
     context_length: int = 0,

@@ -61,7 +61,7 @@ def load_model(spec: ModelSpec) -> LoadedModel:
         module, tokenizer = _from_pretrained(spec, device)
         num_layers = len(decoder_layers(module))
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
-        raise LoadError(f"{spec.name} could not be loaded from {spec.path}: {_first_line(error)}") from error
+        raise LoadError(f"{spec.name} could not be loaded from {spec.path}: {first_line(error)}") from error
     if not tokenizer.is_fast:
         raise LoadError(f"{spec.name} has no fast tokenizer (tokenizer.json), which streaming needs.")
     return _describe(spec, module, tokenizer, device, num_layers)
@@ -70,14 +70,14 @@ def load_model(spec: ModelSpec) -> LoadedModel:
 def resolve_device(name: str) -> torch.device:
     """``auto`` is CUDA where there is one."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
     except RuntimeError as error:
         raise LoadError(f"There is no device {name!r}; use auto, cpu, cuda or cuda:N.") from error
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise LoadError(f"Device {name!r} is asked for, but this machine has {torch.cuda.device_count()} CUDA devices.")
-    return device
+    return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
 
 
 def _from_pretrained(spec: ModelSpec, device: torch.device) -> tuple[nn.Module, PreTrainedTokenizerBase]:
@@ -124,6 +124,6 @@ def _eos_token_ids(module: nn.Module, tokenizer: PreTrainedTokenizerBase) -> fro
     return frozenset(int(i) for i in found if i is not None)
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"

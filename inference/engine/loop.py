@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Any
 
 from inference.engine.config import EngineConfig
 from inference.engine.errors import EngineDownError, ModelNotAttachedError, QueueFullError
@@ -49,7 +50,7 @@ class _Attach:
 @dataclass(frozen=True, slots=True)
 class _Detach:
     name: str
-    done: Future[None] = field(default_factory=Future)
+    done: Future[object] = field(default_factory=Future)
 
 
 class _Wake:
@@ -103,11 +104,18 @@ class EngineLoop:
         self._inbox.put(_Cancel(sink))
 
     def attach(self, loaded: LoadedModel) -> Future[None]:
-        return self._command(_Attach(loaded))
+        message = _Attach(loaded)
+        self._command(message)
+        return message.done
 
-    def detach(self, name: str) -> Future[None]:
-        """Forget a model; what it runs fails with ``model_unloaded``."""
-        return self._command(_Detach(name))
+    def detach(self, name: str) -> Future[object]:
+        """Forget a model; what it runs fails with ``model_unloaded``.
+
+        Resolves to what is left of it: who drops that last frees its memory, which takes too long for this thread.
+        """
+        message = _Detach(name)
+        self._command(message)
+        return message.done
 
     def stop(self, drain_s: float) -> None:
         """Refuse new requests, let the accepted ones run for ``drain_s``, fail the rest, end the thread."""
@@ -132,13 +140,12 @@ class EngineLoop:
             error=self._error,
         )
 
-    def _command(self, message: _Attach | _Detach) -> Future[None]:
+    def _command(self, message: _Attach | _Detach) -> None:
         with self._lock:
             if self._state not in {"idle", "running"}:
                 message.done.set_exception(EngineDownError(self._error or f"The engine is {self._state}."))
             else:
                 self._inbox.put(message)
-        return message.done
 
     # The thread
 
@@ -205,22 +212,23 @@ class EngineLoop:
         engines = {**self._engines, loaded.name: ModelEngine(loaded, self._config)}
         self._engines = engines  # replaced, not changed: other threads iterate over it
 
-    def _detach(self, name: str) -> None:
+    def _detach(self, name: str) -> object:
         engine = self._engines.get(name)
         if engine is None:
-            return
+            return None
         self._engines = {n: e for n, e in self._engines.items() if n != name}
         self._deliver(engine.fail_all("model_unloaded", f"The model {name!r} was unloaded."))
         engine.close()
+        return engine
 
     @staticmethod
-    def _settle(done: Future[None], act: Callable[[], None]) -> None:
+    def _settle(done: Future[Any], act: Callable[[], object]) -> None:
         try:
-            act()
+            result = act()
         except Exception as error:  # noqa: BLE001 - the caller waits for it; the thread must go on
             done.set_exception(error)
         else:
-            done.set_result(None)
+            done.set_result(result)
 
     def _step(self) -> None:
         """One step of each model with work: they take turns."""

@@ -47,7 +47,7 @@ async def resolve_target(call: Call, wanted: SamplingSchema) -> Target:
     except ModelNotFoundError:
         raise model_not_found(wanted.model) from None
     except ModelNotReadyError as error:
-        raise unavailable(str(error), code="model_not_ready", retry_after_s=error.retry_after_s) from None
+        raise unavailable(str(error), code=error.code, retry_after_s=error.retry_after_s) from None
     except SteeringError as error:
         raise steering_refusal(error) from None
     if profile is not None:
