@@ -20,6 +20,7 @@ from inference.engine.errors import EngineDownError, ModelNotAttachedError, Queu
 from inference.engine.loader import LoadedModel
 from inference.engine.messages import TERMINAL_EVENTS, FailedEvent, GenerationRequest
 from inference.engine.model_engine import Delivery, ModelEngine
+from inference.engine.rotation import Rotation
 from inference.engine.stats import EngineState, EngineStats
 from inference.engine.throughput import CompletionRate
 
@@ -75,6 +76,7 @@ class EngineLoop:
         self._deadline: float | None = None
         self._steps = 0
         self._rate = CompletionRate()
+        self._rotation = Rotation()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     # Called from other threads
@@ -231,11 +233,15 @@ class EngineLoop:
             done.set_result(result)
 
     def _step(self) -> None:
-        """One step of each model with work: they take turns."""
-        for engine in self._engines.values():
-            if engine.has_work:
-                self._deliver(engine.step())
-                self._steps += 1
+        """One step of the model whose turn it is."""
+        with_work = [name for name, engine in self._engines.items() if engine.has_work]
+        if not with_work:
+            return
+        name = self._rotation.next(with_work)
+        started_at = time.perf_counter()
+        self._deliver(self._engines[name].step())
+        self._rotation.note(name, time.perf_counter() - started_at)
+        self._steps += 1
 
     def _deliver(self, deliveries: list[Delivery]) -> None:
         if not deliveries:
