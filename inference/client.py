@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
 
+from inference.engine.embedding_messages import EmbeddingEvent, EmbeddingRequest
 from inference.engine.errors import EngineDownError, EngineError, ModelNotAttachedError, QueueFullError
 from inference.engine.messages import (
     TERMINAL_EVENTS,
@@ -19,6 +20,7 @@ from inference.engine.messages import (
     FinishedEvent,
     GenerationRequest,
     PromptLogprobsEvent,
+    Request,
     SamplingParams,
     SteeringReceipt,
     Timings,
@@ -30,6 +32,8 @@ from inference.engine.stats import EngineStats
 from inference.event_stream import LocalEventStream, post
 
 __all__ = [
+    "EmbeddingEvent",
+    "EmbeddingRequest",
     "EngineClient",
     "EngineDownError",
     "EngineError",
@@ -71,6 +75,9 @@ class EngineClient(Protocol):
     def submit(self, requests: Sequence[GenerationRequest]) -> EventStream:
         """Accept all or none. Call inside an event loop; raises EngineDownError or QueueFullError."""
 
+    def embed(self, requests: Sequence[EmbeddingRequest]) -> EventStream:
+        """Likewise; each index gets an EmbeddingEvent and a terminal event."""
+
     def stats(self) -> EngineStats: ...
 
     def stop(self, drain_s: float) -> None:
@@ -82,7 +89,7 @@ class RunningLoop(Protocol):
 
     def start(self) -> None: ...
 
-    def submit(self, requests: Sequence[GenerationRequest], sink: object) -> None: ...
+    def submit(self, requests: Sequence[Request], sink: object) -> None: ...
 
     def cancel(self, sink: object) -> None: ...
 
@@ -104,12 +111,18 @@ class LocalEngineClient(Generic[L]):
 
     def submit(self, requests: Sequence[GenerationRequest]) -> LocalEventStream:
         """Accept all or none; the requests share one model. See :class:`EngineClient`."""
+        return self._open(requests, sum(request.sampling.max_tokens for request in requests))
+
+    def embed(self, requests: Sequence[EmbeddingRequest]) -> LocalEventStream:
+        return self._open(requests, 2 * len(requests))
+
+    def _open(self, requests: Sequence[Request], max_events: int) -> LocalEventStream:
         stream = LocalEventStream(
             loop=asyncio.get_running_loop(),
             model=requests[0].model,
             indices=(request.index for request in requests),
             cancel=self.engine.cancel,
-            max_events=sum(request.sampling.max_tokens for request in requests),
+            max_events=max_events,
         )
         self._count(stream.model, len(requests))
         try:

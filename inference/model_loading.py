@@ -11,6 +11,7 @@ from django.conf import settings
 
 from inference.models import LanguageModel
 from inference.records import smallest
+from inference.sources import kind_of_directory
 
 if TYPE_CHECKING:
     from inference.engine.loader import LoadedModel, ModelSpec
@@ -29,13 +30,15 @@ def spec_for(row: LanguageModel, path: Path) -> ModelSpec:
         trust_remote_code=row.trust_remote_code,
         allow_pickle=row.allow_pickle,
         max_seq_len=smallest(row.context_length, settings.MILLM_MAX_SEQ_LEN),
+        kind=kind_of_directory(path),
     )
 
 
 def load_from_directory(spec: ModelSpec) -> LoadedModel:
+    from inference.engine.embedding_loader import load_embedder
     from inference.engine.loader import load_model
 
-    return load_model(spec)
+    return load_embedder(spec) if spec.kind == "embedding" else load_model(spec)
 
 
 def estimate_from_directory(spec: ModelSpec) -> MemoryEstimate:

@@ -29,6 +29,10 @@ class LanguageModel(models.Model):
         LOADED = "loaded"
         FAILED = "failed"
 
+    class Kind(models.TextChoices):
+        GENERATION = "generation"
+        EMBEDDING = "embedding"
+
     class Quantization(models.TextChoices):
         NONE = "none"
 
@@ -59,6 +63,9 @@ class LanguageModel(models.Model):
         help_text="Unload after so many seconds idle; 0: never; empty: MILLM_MODEL_KEEP_ALIVE.",
     )
 
+    kind = models.CharField(
+        max_length=20, choices=Kind, default=Kind.GENERATION, db_default=Kind.GENERATION, editable=False
+    )
     state = models.CharField(max_length=20, choices=State, default=State.UNLOADED, editable=False)
     error = models.TextField(blank=True, editable=False)
     memory_bytes = models.BigIntegerField(default=0, editable=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from inference.model_kind import ModelKind
 from inference.records import ModelRecord
 from inference.text import ModelText
 
@@ -32,3 +33,5 @@ class ReadyModel:
     max_model_len: int
     vocab_size: int
     text: ModelText
+    kind: ModelKind = "generation"
+    dimensions: int = 0  # of an embedding model's vectors

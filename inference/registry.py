@@ -187,7 +187,14 @@ class ModelRegistry:
         resident = self._residents.use(record.name)
         if resident is None:
             return None
-        return ReadyModel(record, resident.loaded.max_model_len, resident.loaded.vocab_size, resident.text)
+        return ReadyModel(
+            record,
+            resident.loaded.max_model_len,
+            resident.loaded.vocab_size,
+            resident.text,
+            resident.kind,
+            resident.loaded.hidden_size,
+        )
 
     def _not_ready(self, record: ModelRecord) -> ReadyModel:
         """The load ended without a model."""
@@ -284,7 +291,7 @@ class ModelRegistry:
         time.sleep(ROOM_POLL_S)
         self._queue(load)
 
-    def _bring_in(self, row: LanguageModel) -> dict[str, int]:
+    def _bring_in(self, row: LanguageModel) -> dict[str, int | str]:
         """Locate, make room, load, and hand over to the engine. Returns what the row can be told of the model now."""
         path = self._locate(row.model_source)
         spec = spec_for(row, path)
@@ -296,8 +303,12 @@ class ModelRegistry:
         except BaseException:
             self._loading.release(loaded)
             raise
-        self._residents.add(Resident(row.pk, row.name, loaded, text, reserved, self._clock()))
-        return {"memory_bytes": loaded.memory_bytes, "own_context_length": own_context_length(path)}
+        self._residents.add(Resident(row.pk, row.name, loaded, text, spec.kind, reserved, self._clock()))
+        return {
+            "memory_bytes": loaded.memory_bytes,
+            "own_context_length": own_context_length(path),
+            "kind": spec.kind,
+        }
 
     def _make_room(self, spec: ModelSpec) -> int:
         """Unload idle models until this one fits; returns the bytes to reserve for it. NoRoomError, LoadError."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from inference.model_kind import ModelKind
 from inference.text import ModelText
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ class Resident:
     name: str
     loaded: LoadedModel
     text: ModelText
+    kind: ModelKind
     reserved_bytes: int
     used_at: float
 

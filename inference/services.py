@@ -11,7 +11,14 @@ from django.db import transaction
 from inference.models import LanguageModel
 from inference.records import model_table
 from inference.registry import get_registry
-from inference.sources import ModelSource, is_local, local_directory, own_context_length, resolve_source
+from inference.sources import (
+    ModelSource,
+    is_local,
+    kind_of_directory,
+    local_directory,
+    own_context_length,
+    resolve_source,
+)
 
 LIVE_FIELDS = frozenset({"state", "error", "memory_bytes", "loaded_at", "created_at"})
 
@@ -89,6 +96,7 @@ def save_model(row: LanguageModel) -> LanguageModel:
     row.full_clean(exclude=LIVE_FIELDS)
     directory = local_directory(row.source)
     row.own_context_length = own_context_length(directory) if directory else 0
+    row.kind = kind_of_directory(directory) if directory else row.kind  # a Hub model's is known once it was loaded
     if row.is_default:
         LanguageModel.objects.filter(is_default=True).exclude(pk=row.pk).update(is_default=False)
     row.save(update_fields=None if row.pk is None else edited_fields())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
@@ -23,7 +23,10 @@ DTYPES = {"auto": "auto", "bfloat16": torch.bfloat16, "float16": torch.float16, 
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """What to load and how. ``max_seq_len`` 0 takes the model's own context length."""
+    """What to load and how. ``max_seq_len`` 0 takes the model's own context length.
+
+    ``kind`` is what it shall be used for: generation, or embedding (see embedding_loader).
+    """
 
     name: str
     path: Path
@@ -32,6 +35,7 @@ class ModelSpec:
     trust_remote_code: bool = False
     allow_pickle: bool = False
     max_seq_len: int = 0
+    kind: Literal["generation", "embedding"] = "generation"
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,11 @@ from typing import Any
 from inference.engine.config import EngineConfig
 from inference.engine.errors import EngineDownError, ModelNotAttachedError, QueueFullError
 from inference.engine.loader import LoadedModel
-from inference.engine.messages import TERMINAL_EVENTS, FailedEvent, GenerationRequest
-from inference.engine.model_engine import Delivery, ModelEngine
+from inference.engine.messages import TERMINAL_EVENTS, FailedEvent, Request
+from inference.engine.model_engine import Delivery
 from inference.engine.rotation import Rotation
 from inference.engine.stats import EngineState, EngineStats
+from inference.engine.stepped_model import SteppedModel, stepped_model
 from inference.engine.throughput import CompletionRate
 
 logger = logging.getLogger(__name__)
@@ -32,7 +33,7 @@ IDLE_WAIT_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class _Submit:
-    requests: tuple[GenerationRequest, ...]
+    requests: tuple[Request, ...]
     sink: object
     submitted_at: float
 
@@ -68,7 +69,7 @@ class EngineLoop:
         self._config = config
         self._publish = publish
         self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
-        self._engines: dict[str, ModelEngine] = {}
+        self._engines: dict[str, SteppedModel] = {}
         self._lock = threading.Lock()  # guards _open, _state and the order of submissions against the end
         self._open = 0  # sequences accepted and not yet ended
         self._state: EngineState = "stopped"
@@ -86,7 +87,7 @@ class EngineLoop:
             self._state = "idle"
         self._thread.start()
 
-    def submit(self, requests: Sequence[GenerationRequest], sink: object) -> None:
+    def submit(self, requests: Sequence[Request], sink: object) -> None:
         """Accept all requests or none; ``sink`` gets their events through ``publish``."""
         with self._lock:
             if self._state not in {"idle", "running"}:
@@ -204,6 +205,9 @@ class EngineLoop:
             if engine is None:
                 text = f"The model {request.model!r} was unloaded."
                 deliveries.append((message.sink, FailedEvent.before_start(request, "model_unloaded", text)))
+            elif not isinstance(request, engine.takes):
+                text = f"The model {request.model!r} is not made for this kind of request."
+                deliveries.append((message.sink, FailedEvent.before_start(request, "wrong_model_kind", text)))
             else:
                 deliveries.extend(engine.add(request, message.sink, message.submitted_at))
         self._deliver(deliveries)
@@ -211,7 +215,7 @@ class EngineLoop:
     def _attach(self, loaded: LoadedModel) -> None:
         if loaded.name in self._engines:
             self._detach(loaded.name)
-        engines = {**self._engines, loaded.name: ModelEngine(loaded, self._config)}
+        engines = {**self._engines, loaded.name: stepped_model(loaded, self._config)}
         self._engines = engines  # replaced, not changed: other threads iterate over it
 
     def _detach(self, name: str) -> object:

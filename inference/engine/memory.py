@@ -50,6 +50,8 @@ def estimate_memory(spec: ModelSpec, *, max_tokens: int, max_rows: int) -> Memor
         num_bytes = sum(_loaded_bytes(header, dtype, weights) for header in _without_copies(headers, config))
     else:
         num_bytes = pickled_bytes(spec.path)
+    if spec.kind == "embedding":
+        return MemoryEstimate(num_bytes, 0, _activation_bytes(config, max_tokens, 0, dtype))
     return MemoryEstimate(
         weights=num_bytes,
         kv=_kv_bytes(config, spec.max_seq_len, dtype),

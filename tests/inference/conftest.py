@@ -32,7 +32,7 @@ def _fast_passwords(settings):
 
 @pytest.fixture
 def parts(tmp_path):
-    (tmp_path / "config.json").write_text('{"max_position_embeddings": 512}')
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 512, "architectures": ["LlamaForCausalLM"]}')
 
     class Parts:
         engine = FakeLoop()

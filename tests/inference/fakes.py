@@ -76,6 +76,7 @@ class FakeLoaded:
     vocab_size: int = 505
     memory_bytes: int = 1234
     device: str = "cpu"
+    hidden_size: int = 8
 
 
 class FakeLoader:

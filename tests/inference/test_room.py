@@ -13,7 +13,7 @@ GIB = 2**30
 
 
 def resident(name, size):
-    return Resident(1, name, FakeLoaded(name, None), None, size, 0.0)
+    return Resident(1, name, FakeLoaded(name, None), None, "generation", size, 0.0)
 
 
 def room(needed, free, *unpinned):
