@@ -6,11 +6,13 @@ The in-process engine thread is the first implementation of :class:`EngineClient
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
 
+from inference.engine.config import EngineConfig
 from inference.engine.embedding_messages import EmbeddingEvent, EmbeddingRequest
 from inference.engine.errors import EngineDownError, EngineError, ModelNotAttachedError, QueueFullError
 from inference.engine.messages import (
@@ -80,12 +82,18 @@ class EngineClient(Protocol):
 
     def stats(self) -> EngineStats: ...
 
+    def settings(self) -> dict[str, object]:
+        """The engine's settings in effect, by the names of EngineConfig."""
+
     def stop(self, drain_s: float) -> None:
         """Refuse new requests, let running ones finish for ``drain_s``, fail the rest, end the thread."""
 
 
 class RunningLoop(Protocol):
     """What the client needs of the engine's loop."""
+
+    @property
+    def config(self) -> EngineConfig: ...
 
     def start(self) -> None: ...
 
@@ -154,6 +162,9 @@ class LocalEngineClient(Generic[L]):
 
     def stats(self) -> EngineStats:
         return self.engine.stats()
+
+    def settings(self) -> dict[str, object]:
+        return dataclasses.asdict(self.engine.config)
 
     def stop(self, drain_s: float) -> None:
         self.engine.stop(drain_s)

@@ -108,6 +108,11 @@ class ModelRegistry:
         self._loader = LoaderThread(self.housekeep)
         self._is_booted = engine is None
 
+    @property
+    def is_serving(self) -> bool:
+        """Whether models can be loaded in this process."""
+        return self._engine is not None
+
     def records(self) -> tuple[ModelRecord, ...]:
         return self._table.get().records
 

@@ -48,6 +48,12 @@ class Room:
             chosen.append(resident)
         return chosen
 
+    def __str__(self) -> str:
+        return (
+            f"needs about {gibibytes(self.needed)}; {gibibytes(self.free)} are free on {self.device}, where all models "
+            f"together may take {gibibytes(self.budget)}"
+        )
+
     def _refusal(self, available: int) -> str:
         return (
             f"{self.name} needs about {gibibytes(self.needed)} of memory on {self.device}, and "

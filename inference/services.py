@@ -8,15 +8,18 @@ from typing import Any
 from django.core.exceptions import ValidationError
 from django.db import transaction
 
+from inference.client import EngineError
 from inference.models import LanguageModel
 from inference.records import model_table
 from inference.registry import get_registry
 from inference.sources import (
     ModelSource,
+    SourceError,
     is_local,
     kind_of_directory,
     local_directory,
     own_context_length,
+    present_directory,
     resolve_source,
 )
 
@@ -126,6 +129,18 @@ def load_model(*, model: LanguageModel) -> None:
 def unload_model(*, model: LanguageModel) -> None:
     """Begin to unload in this process; EngineDownError outside serving processes."""
     get_registry().unload(model.name)
+
+
+def describe_memory(*, model: LanguageModel) -> str:
+    """What the model needs and what there is, in a sentence. Measured by serving processes, which have torch loaded."""
+    registry = get_registry()
+    if not registry.is_serving:
+        return "Only the server measures memory."
+    try:
+        path = present_directory(model.model_source)
+        return str(registry.room(model, path)) if path else "Not known before the model has been downloaded."
+    except (SourceError, EngineError) as error:
+        return str(error)
 
 
 def models_changed() -> None:

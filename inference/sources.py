@@ -100,6 +100,15 @@ def fetch(
     return target
 
 
+def present_directory(source: ModelSource) -> Path | None:
+    """Where the model lies if nothing has to be downloaded for it; SourceError for what is neither path nor Hub id."""
+    local = local_directory(source.source)
+    if local is not None:
+        return local
+    target = Path(settings.MILLM_HOME) / "models" / _directory_name(source.source, source.revision)
+    return target if _downloaded_patterns(target) else None
+
+
 def is_local(source: str) -> bool:
     """Whether ``source`` is written as a path, or names a directory that exists."""
     return source.startswith(("/", ".", "~")) or (source != "" and os.path.isdir(source))

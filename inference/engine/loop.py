@@ -82,6 +82,10 @@ class EngineLoop:
 
     # Called from other threads
 
+    @property
+    def config(self) -> EngineConfig:
+        return self._config
+
     def start(self) -> None:
         with self._lock:
             self._state = "idle"

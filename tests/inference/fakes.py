@@ -17,6 +17,7 @@ from inference.client import (
     TokensEvent,
     Usage,
 )
+from inference.engine.config import EngineConfig
 from inference.engine.device_memory import DeviceMemory
 from inference.engine.memory import MemoryEstimate
 from inference.model_loading import ModelLoading
@@ -32,6 +33,7 @@ class FakeLoop:
     cancelled: list[object] = field(default_factory=list)
     attached: dict[str, object] = field(default_factory=dict)
     refusal: Exception | None = None
+    config: EngineConfig = field(default_factory=EngineConfig)
     started: bool = False
     drained: float | None = None
 
