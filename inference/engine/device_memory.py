@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import psutil
 import torch
 
-CGROUP = Path("/sys/fs/cgroup")
+CGROUPS = Path("/sys/fs/cgroup")
+OWN_CGROUP = Path("/proc/self/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,24 +29,33 @@ def device_memory(device: torch.device) -> DeviceMemory:
     return machine_memory()
 
 
-def machine_memory(cgroup: Path = CGROUP) -> DeviceMemory:
+def machine_memory(cgroups: Path = CGROUPS, own_cgroup: Path = OWN_CGROUP) -> DeviceMemory:
+    """The tightest of the machine, the process' control group (a service's) and those around it (a container's)."""
     memory = psutil.virtual_memory()
-    limited = _cgroup_memory(cgroup)
-    if limited is None:
-        return DeviceMemory(memory.total, memory.available)
-    return DeviceMemory(min(memory.total, limited.total), min(memory.available, limited.free))
+    found = [DeviceMemory(memory.total, memory.available)]
+    found += [limited for group in _groups(cgroups, own_cgroup) if (limited := _group_memory(group)) is not None]
+    return DeviceMemory(min(each.total for each in found), min(each.free for each in found))
 
 
-def _cgroup_memory(root: Path) -> DeviceMemory | None:
-    """The limit that containers have, version 2 or 1; None without one. Page cache that can be dropped is free."""
+def _groups(cgroups: Path, own_cgroup: Path) -> list[Path]:
+    """The root, version 1's memory controller, and in version 2 (``0::/a/b``) the process' group and its parents."""
+    try:
+        own = next((line[3:] for line in own_cgroup.read_text().splitlines() if line.startswith("0::")), "/")
+    except OSError:
+        own = "/"
+    inner = PurePosixPath(own.strip().lstrip("/"))
+    return [cgroups, cgroups / "memory", *(cgroups / group for group in (inner, *inner.parents) if group.name)]
+
+
+def _group_memory(group: Path) -> DeviceMemory | None:
+    """None without a limit. Page cache that can be dropped is free."""
     for limit_name, used_name, cache_name in (
         ("memory.max", "memory.current", "inactive_file"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     ):
-        limit, used = _number(root / limit_name), _number(root / used_name)
+        limit, used = _number(group / limit_name), _number(group / used_name)
         if limit is not None and used is not None:
-            stat = (root / limit_name).parent / "memory.stat"
-            return DeviceMemory(limit, max(0, limit - used + _stat(stat, cache_name)))
+            return DeviceMemory(limit, max(0, limit - used + _stat(group / "memory.stat", cache_name)))
     return None
 
 

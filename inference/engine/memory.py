@@ -41,9 +41,13 @@ def estimate_memory(spec: ModelSpec, *, max_tokens: int, max_rows: int) -> Memor
     if spec.dtype not in DTYPES:
         raise LoadError(f"dtype must be one of {', '.join(DTYPES)}, not {spec.dtype!r}.")
     try:
-        config, headers = _read_config(spec), read_headers(spec.path)
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+        return _estimate(spec, max_tokens, max_rows)
+    except (OSError, ValueError, KeyError, AttributeError, RuntimeError, ImportError, SafetensorError) as error:
         raise LoadError(f"{spec.name} could not be loaded from {spec.path}: {first_line(error)}") from error
+
+
+def _estimate(spec: ModelSpec, max_tokens: int, max_rows: int) -> MemoryEstimate:
+    config, headers = _read_config(spec), read_headers(spec.path)
     dtype = _target_dtype(spec, config, headers)
     weights = getattr(spec, "weights", "")
     if headers:

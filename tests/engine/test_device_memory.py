@@ -11,12 +11,12 @@ MIB = 2**20
 
 def write(root, files):
     for name, content in files.items():
-        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(content)
 
 
 def test_a_machine_without_limits(tmp_path):
-    memory = machine_memory(tmp_path)
+    memory = machine_memory(tmp_path, tmp_path / "own")
 
     assert memory.total == psutil.virtual_memory().total
     assert 0 < memory.free <= memory.total
@@ -35,7 +35,7 @@ def test_a_machine_without_limits(tmp_path):
 )
 def test_a_container_s_limit_counts_and_its_page_cache_does_not(tmp_path, files):
     write(tmp_path, files)
-    memory = machine_memory(tmp_path)
+    memory = machine_memory(tmp_path, tmp_path / "own")
 
     assert (memory.total, memory.free) == (100 * MIB, 50 * MIB)
 
@@ -43,7 +43,23 @@ def test_a_container_s_limit_counts_and_its_page_cache_does_not(tmp_path, files)
 def test_a_group_without_limit_is_the_machine(tmp_path):
     write(tmp_path, {"memory.max": "max\n", "memory.current": "5"})
 
-    assert machine_memory(tmp_path).total == psutil.virtual_memory().total
+    assert machine_memory(tmp_path, tmp_path / "own").total == psutil.virtual_memory().total
+
+
+def test_a_service_s_own_limit_counts_and_so_do_those_around_it(tmp_path):
+    write(
+        tmp_path,
+        {
+            "own": "0::/system.slice/millm.service\n",
+            "system.slice/memory.max": "104857600",
+            "system.slice/memory.current": "62914560",
+            "system.slice/millm.service/memory.max": "52428800",
+            "system.slice/millm.service/memory.current": "0",
+        },
+    )
+    memory = machine_memory(tmp_path, tmp_path / "own")
+
+    assert (memory.total, memory.free) == (50 * MIB, 40 * MIB)
 
 
 def test_the_device_cpu_is_the_machine():
