@@ -13,13 +13,16 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Any
 
 from inference.engine.config import EngineConfig
 from inference.engine.errors import EngineDownError, ModelNotAttachedError, QueueFullError
 from inference.engine.loader import LoadedModel
-from inference.engine.messages import TERMINAL_EVENTS, FailedEvent, GenerationRequest
-from inference.engine.model_engine import Delivery, ModelEngine
+from inference.engine.messages import TERMINAL_EVENTS, FailedEvent, Request
+from inference.engine.model_engine import Delivery
+from inference.engine.rotation import Rotation
 from inference.engine.stats import EngineState, EngineStats
+from inference.engine.stepped_model import SteppedModel, stepped_model
 from inference.engine.throughput import CompletionRate
 
 logger = logging.getLogger(__name__)
@@ -30,7 +33,7 @@ IDLE_WAIT_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class _Submit:
-    requests: tuple[GenerationRequest, ...]
+    requests: tuple[Request, ...]
     sink: object
     submitted_at: float
 
@@ -49,7 +52,7 @@ class _Attach:
 @dataclass(frozen=True, slots=True)
 class _Detach:
     name: str
-    done: Future[None] = field(default_factory=Future)
+    done: Future[object] = field(default_factory=Future)
 
 
 class _Wake:
@@ -66,7 +69,7 @@ class EngineLoop:
         self._config = config
         self._publish = publish
         self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
-        self._engines: dict[str, ModelEngine] = {}
+        self._engines: dict[str, SteppedModel] = {}
         self._lock = threading.Lock()  # guards _open, _state and the order of submissions against the end
         self._open = 0  # sequences accepted and not yet ended
         self._state: EngineState = "stopped"
@@ -74,16 +77,21 @@ class EngineLoop:
         self._deadline: float | None = None
         self._steps = 0
         self._rate = CompletionRate()
+        self._rotation = Rotation()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     # Called from other threads
+
+    @property
+    def config(self) -> EngineConfig:
+        return self._config
 
     def start(self) -> None:
         with self._lock:
             self._state = "idle"
         self._thread.start()
 
-    def submit(self, requests: Sequence[GenerationRequest], sink: object) -> None:
+    def submit(self, requests: Sequence[Request], sink: object) -> None:
         """Accept all requests or none; ``sink`` gets their events through ``publish``."""
         with self._lock:
             if self._state not in {"idle", "running"}:
@@ -103,11 +111,18 @@ class EngineLoop:
         self._inbox.put(_Cancel(sink))
 
     def attach(self, loaded: LoadedModel) -> Future[None]:
-        return self._command(_Attach(loaded))
+        message = _Attach(loaded)
+        self._command(message)
+        return message.done
 
-    def detach(self, name: str) -> Future[None]:
-        """Forget a model; what it runs fails with ``model_unloaded``."""
-        return self._command(_Detach(name))
+    def detach(self, name: str) -> Future[object]:
+        """Forget a model; what it runs fails with ``model_unloaded``.
+
+        Resolves to what is left of it: who drops that last frees its memory, which takes too long for this thread.
+        """
+        message = _Detach(name)
+        self._command(message)
+        return message.done
 
     def stop(self, drain_s: float) -> None:
         """Refuse new requests, let the accepted ones run for ``drain_s``, fail the rest, end the thread."""
@@ -132,13 +147,12 @@ class EngineLoop:
             error=self._error,
         )
 
-    def _command(self, message: _Attach | _Detach) -> Future[None]:
+    def _command(self, message: _Attach | _Detach) -> None:
         with self._lock:
             if self._state not in {"idle", "running"}:
                 message.done.set_exception(EngineDownError(self._error or f"The engine is {self._state}."))
             else:
                 self._inbox.put(message)
-        return message.done
 
     # The thread
 
@@ -195,6 +209,9 @@ class EngineLoop:
             if engine is None:
                 text = f"The model {request.model!r} was unloaded."
                 deliveries.append((message.sink, FailedEvent.before_start(request, "model_unloaded", text)))
+            elif not isinstance(request, engine.takes):
+                text = f"The model {request.model!r} is not made for this kind of request."
+                deliveries.append((message.sink, FailedEvent.before_start(request, "wrong_model_kind", text)))
             else:
                 deliveries.extend(engine.add(request, message.sink, message.submitted_at))
         self._deliver(deliveries)
@@ -202,32 +219,37 @@ class EngineLoop:
     def _attach(self, loaded: LoadedModel) -> None:
         if loaded.name in self._engines:
             self._detach(loaded.name)
-        engines = {**self._engines, loaded.name: ModelEngine(loaded, self._config)}
+        engines = {**self._engines, loaded.name: stepped_model(loaded, self._config)}
         self._engines = engines  # replaced, not changed: other threads iterate over it
 
-    def _detach(self, name: str) -> None:
+    def _detach(self, name: str) -> object:
         engine = self._engines.get(name)
         if engine is None:
-            return
+            return None
         self._engines = {n: e for n, e in self._engines.items() if n != name}
         self._deliver(engine.fail_all("model_unloaded", f"The model {name!r} was unloaded."))
         engine.close()
+        return engine
 
     @staticmethod
-    def _settle(done: Future[None], act: Callable[[], None]) -> None:
+    def _settle(done: Future[Any], act: Callable[[], object]) -> None:
         try:
-            act()
+            result = act()
         except Exception as error:  # noqa: BLE001 - the caller waits for it; the thread must go on
             done.set_exception(error)
         else:
-            done.set_result(None)
+            done.set_result(result)
 
     def _step(self) -> None:
-        """One step of each model with work: they take turns."""
-        for engine in self._engines.values():
-            if engine.has_work:
-                self._deliver(engine.step())
-                self._steps += 1
+        """One step of the model whose turn it is."""
+        with_work = [name for name, engine in self._engines.items() if engine.has_work]
+        if not with_work:
+            return
+        name = self._rotation.next(with_work)
+        started_at = time.perf_counter()
+        self._deliver(self._engines[name].step())
+        self._rotation.note(name, time.perf_counter() - started_at)
+        self._steps += 1
 
     def _deliver(self, deliveries: list[Delivery]) -> None:
         if not deliveries:
