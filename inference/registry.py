@@ -22,6 +22,7 @@ from django.conf import settings
 from django.utils import timezone
 
 from inference.client import EngineDownError
+from inference.grammar_compiler import GrammarCompiler
 from inference.loader_thread import LoaderThread
 from inference.models import LanguageModel
 from inference.records import ModelNotFoundError, ModelRecord, ModelTable, model_table, smallest
@@ -67,6 +68,7 @@ class ReadyModel:
     max_model_len: int
     vocab_size: int
     text: ModelText
+    grammars: GrammarCompiler
 
 
 class ModelEngine(Protocol):
@@ -85,6 +87,7 @@ class _Resident:
     max_model_len: int
     vocab_size: int
     text: ModelText
+    grammars: GrammarCompiler
     used_at: float
 
 
@@ -223,7 +226,7 @@ class ModelRegistry:
         if resident is None:
             return None
         resident.used_at = self._clock()
-        return ReadyModel(record, resident.max_model_len, resident.vocab_size, resident.text)
+        return ReadyModel(record, resident.max_model_len, resident.vocab_size, resident.text, resident.grammars)
 
     def _not_ready(self, record: ModelRecord) -> ReadyModel:
         """The load ended without a model."""
@@ -286,7 +289,9 @@ class ModelRegistry:
         text = ModelText(loaded.tokenizer, max_model_len=loaded.max_model_len, chat_template=row.chat_template)
         self._require_engine().attach(loaded).result(ATTACH_TIMEOUT_S)
         with self._lock:
-            self._residents[row.name] = _Resident(row.pk, loaded.max_model_len, loaded.vocab_size, text, self._clock())
+            self._residents[row.name] = _Resident(
+                row.pk, loaded.max_model_len, loaded.vocab_size, text, loaded.grammars, self._clock()
+            )
         return {"memory_bytes": loaded.memory_bytes, "own_context_length": own_context_length(path)}
 
     def _note_failure(self, record: ModelRecord, message: str) -> None:

@@ -15,6 +15,7 @@ from transformers.utils import logging as hf_logging
 from inference.engine import attention
 from inference.engine.errors import LoadError
 from inference.engine.sites import decoder_layers
+from inference.grammar_compiler import GrammarCompiler
 
 hf_logging.disable_progress_bar()  # a server's log is no terminal
 
@@ -50,6 +51,7 @@ class LoadedModel:
     num_layers: int
     dtype: str
     device: str
+    grammars: GrammarCompiler
 
 
 def load_model(spec: ModelSpec) -> LoadedModel:
@@ -99,6 +101,7 @@ def _describe(
     spec: ModelSpec, module: nn.Module, tokenizer: PreTrainedTokenizerBase, device: torch.device, num_layers: int
 ) -> LoadedModel:
     config = module.config.get_text_config()  # type: ignore[union-attr, operator]
+    eos_token_ids = _eos_token_ids(module, tokenizer)
     own_length = int(getattr(config, "max_position_embeddings", 0) or 4096)
     return LoadedModel(
         name=spec.name,
@@ -106,13 +109,14 @@ def _describe(
         tokenizer=tokenizer,
         max_model_len=min(spec.max_seq_len, own_length) if spec.max_seq_len else own_length,
         vocab_size=int(config.vocab_size),
-        eos_token_ids=_eos_token_ids(module, tokenizer),
+        eos_token_ids=eos_token_ids,
         special_token_ids=frozenset(tokenizer.all_special_ids),
         memory_bytes=sum(t.numel() * t.element_size() for t in (*module.parameters(), *module.buffers())),
         hidden_size=int(config.hidden_size),
         num_layers=num_layers,
         dtype=str(next(module.parameters()).dtype).removeprefix("torch."),
         device=str(device),
+        grammars=GrammarCompiler(tokenizer, int(config.vocab_size), eos_token_ids),
     )
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from inference.engine.detokenizer import Detokenizer
+from inference.engine.grammar import GrammarMatcher
 from inference.engine.hooks import SteeringRows
 from inference.engine.messages import GenerationRequest, SteeringReceipt, Timings, Usage
 
@@ -33,6 +34,7 @@ class Sequence:
     detokenizer: Detokenizer
     generator: torch.Generator
     stop_ids: frozenset[int] = frozenset()
+    matcher: GrammarMatcher | None = None
 
     state: RequestState = RequestState.WAITING
     token_ids: list[int] = field(default_factory=list)  # prompt and generated

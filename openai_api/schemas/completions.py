@@ -60,7 +60,6 @@ class CompletionRequest(SamplingSchema):
 
     REFUSED: ClassVar[Mapping[str, Harmless]] = {
         **SamplingSchema.REFUSED,
-        "response_format": ({"type": "text"},),
         "suffix": ("",),
     }
 

@@ -72,6 +72,7 @@ class FakeLoaded:
     max_model_len: int = 256
     vocab_size: int = 505
     memory_bytes: int = 1234
+    grammars: object = None
 
 
 class FakeLoader:

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from typing import Any, Self
 
 from inference.client import (
@@ -20,12 +21,14 @@ from inference.client import (
     TokensEvent,
     Usage,
 )
+from inference.grammar_compiler import GrammarCompiler
 from inference.interventions import Intervention
 from inference.records import ModelNotFoundError, ModelRecord
 from inference.registry import ReadyModel
 from inference.text import ChatTemplateError, PromptTooLongError
 from steering.errors import ProfileModelMismatchError, ProfileNotFoundError, SAEUnavailableError
 from steering.profiles import ResolvedProfile
+from tests.builders import build_tokenizer
 
 BOS, TURN = 256, 257
 VOCAB_SIZE = 258
@@ -33,6 +36,13 @@ CONTEXT = 100
 ANSWER = "Hello sea"
 
 Script = Callable[[GenerationRequest], Iterable[Event]]
+
+
+@cache
+def compiler() -> GrammarCompiler:
+    """A real one, for some vocabulary: what it refuses is part of the surface."""
+    tokenizer = build_tokenizer()
+    return GrammarCompiler(tokenizer, len(tokenizer), {tokenizer.eos_token_id})
 
 
 class FakeText:
@@ -94,6 +104,7 @@ class FakeRegistry:
     def __init__(self, *records: ModelRecord) -> None:
         self._records = records
         self.text = FakeText()
+        self.grammars = compiler()
         self.unloaded: list[str] = []
         self.failure: Exception | None = None
 
@@ -112,7 +123,7 @@ class FakeRegistry:
     async def ready(self, name: str) -> ReadyModel:
         if self.failure is not None:
             raise self.failure
-        return ReadyModel(self.find(name), CONTEXT, VOCAB_SIZE, self.text)  # type: ignore[arg-type]
+        return ReadyModel(self.find(name), CONTEXT, VOCAB_SIZE, self.text, self.grammars)  # type: ignore[arg-type]
 
     def unload(self, name: str) -> None:
         self.unloaded.append(name)
