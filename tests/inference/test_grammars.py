@@ -7,7 +7,10 @@ import json
 import threading
 import time
 
+import numpy as np
 import pytest
+from llguidance import LLMatcher
+from llguidance.hf import from_tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from inference.grammar_compiler import MAX_CACHED, GrammarCompiler
@@ -130,10 +133,26 @@ def test_what_is_bounded_is_taken_quickly(compiler, grammar):
 def test_llguidance_reads_each_token_as_we_do(family):
     tokenizer = FAMILIES[family]()
     text = ModelText(tokenizer, max_model_len=64)
-    theirs = GrammarCompiler(tokenizer, len(tokenizer), {tokenizer.eos_token_id or 0})._read_vocabulary()
+    theirs = from_tokenizer(tokenizer)
     for token_id in range(len(tokenizer)):
         if not theirs.is_special_token(token_id):
             assert theirs.decode_bytes([token_id]) == text.token_bytes(token_id), token_id
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_masks_are_those_of_llguidance_s_own_reading(family):
+    tokenizer = FAMILIES[family]()
+    ours = GrammarCompiler(tokenizer, len(tokenizer), {tokenizer.eos_token_id})._vocabulary
+    grammar = LLMatcher.grammar_from_json_schema({"type": "object"})
+    matchers = [LLMatcher(vocabulary, grammar) for vocabulary in (ours, from_tokenizer(tokenizer))]
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        mask, theirs = (int.from_bytes(matcher.compute_bitmask(), "little") for matcher in matchers)
+        assert mask == theirs
+        token = int(rng.choice([i for i in range(len(tokenizer)) if mask >> i & 1]))
+        assert [matcher.consume_token(token) for matcher in matchers] == [True, True]
+        if matchers[0].is_stopped():
+            break
 
 
 def test_special_tokens_are_never_text(compiler):
@@ -219,7 +238,6 @@ class SlowCompiler(GrammarCompiler):
 
 async def test_compiling_has_a_time_limit_and_a_bounded_queue():
     compiler = SlowCompiler()
-    await asyncio.to_thread(compiler._read_vocabulary)
     texts = ["a", "b", "c", "d"]
     ends = await asyncio.gather(
         *(compiler.prepare(Grammar("regex", text), max_compile_s=0.2) for text in texts), return_exceptions=True
