@@ -56,11 +56,15 @@ class GrammarMatcher:
             bits.fill(ALL)
 
     def accept(self, token_id: int) -> None:
-        """Go on by a sampled token. One that the grammar does not allow sets ``error``."""
+        """Go on by a sampled token; never raises. One that the grammar does not allow sets ``error``."""
         if self.error or self._matcher is None:
             return
-        if not self._matcher.consume_token(token_id):
-            self._note_error()
+        try:
+            if not self._matcher.consume_token(token_id):
+                self._note_error()
+        except BaseException:  # a Rust panic, as in fill
+            logger.exception("A grammar could not take a token.")
+            self.error = TOO_COMPLEX
 
     def _note_error(self) -> None:
         assert self._matcher is not None

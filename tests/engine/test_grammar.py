@@ -157,17 +157,39 @@ def test_a_matcher_that_fails_ends_its_own_sequence_only(engine):
     jsonschema.validate(json.loads(other.text), PERSON)
 
 
-def test_a_matcher_that_raises_ends_its_own_sequence_only(engine):
-    class Broken:
-        """A template as if the library had crashed."""
+class Panic(BaseException):
+    """As pyo3's is."""
 
-        def deep_copy(self):
-            raise RuntimeError("crashed")
 
+class NoCopy:
+    """A template as if the library had crashed."""
+
+    def deep_copy(self):
+        raise Panic
+
+
+class NoToken:
+    """A matcher that crashes at the first token."""
+
+    def deep_copy(self):
+        return self
+
+    def unsafe_compute_mask_ptr(self, *_):
+        pass
+
+    def is_error(self):
+        return False
+
+    def consume_token(self, _):
+        raise Panic
+
+
+@pytest.mark.parametrize("broken", [NoCopy, NoToken])
+def test_a_matcher_that_raises_ends_its_own_sequence_only(engine, broken):
     good = engine.add(grammar=schema(PERSON), max_tokens=200)
     bad = engine.add(grammar=schema(PERSON), max_tokens=200)
     *_, sequence = engine.engine._scheduler.sequences()
-    sequence.matcher = GrammarMatcher(Broken())
+    sequence.matcher = GrammarMatcher(broken())
     engine.run()
     assert bad.failed.code == "grammar_failed"
     assert good.finished.reason == "stop"
