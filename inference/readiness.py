@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from inference.grammar_compiler import GrammarCompiler
 from inference.model_kind import ModelKind
 from inference.records import ModelRecord
 from inference.text import ModelText
@@ -35,3 +36,4 @@ class ReadyModel:
     text: ModelText
     kind: ModelKind = "generation"
     dimensions: int = 0  # of an embedding model's vectors
+    grammars: GrammarCompiler | None = None  # of a model that generates

@@ -199,6 +199,7 @@ class ModelRegistry:
             resident.text,
             resident.kind,
             resident.loaded.hidden_size,
+            resident.loaded.grammars,
         )
 
     def _not_ready(self, record: ModelRecord) -> ReadyModel:

@@ -34,6 +34,8 @@ def load_embedder(spec: ModelSpec) -> LoadedEmbedder:
     device = resolve_device(spec.device)
     if spec.dtype not in DTYPES:
         raise LoadError(f"dtype must be one of {', '.join(DTYPES)}, not {spec.dtype!r}.")
+    if spec.weights == "int8":
+        raise LoadError(f"{spec.name} is an embedding model; int8 weights are for models that generate.")
     try:
         module, tokenizer = _from_pretrained(spec, device)
         loaded = _describe(spec, module, tokenizer, device)
@@ -86,6 +88,7 @@ def _describe(
         num_layers=int(config.num_hidden_layers),
         dtype=str(next(module.parameters()).dtype).removeprefix("torch."),
         device=str(device),
+        grammars=None,
         pooling=read_pooling(spec.path, is_decoder=is_decoder(config)),
         pad_token_id=tokenizer.pad_token_id or 0,
     )

@@ -18,6 +18,7 @@ from inference.engine.errors import LoadError
 from inference.engine.linear_kinds import Weights
 from inference.engine.linears import bytes_of, prepare_linears
 from inference.engine.sites import decoder_layers
+from inference.grammar_compiler import GrammarCompiler
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +64,7 @@ class LoadedModel:
     num_layers: int
     dtype: str
     device: str
+    grammars: GrammarCompiler | None  # of a model that generates
 
 
 def load_model(spec: ModelSpec) -> LoadedModel:
@@ -125,6 +127,7 @@ def _describe(
     spec: ModelSpec, module: nn.Module, tokenizer: PreTrainedTokenizerBase, device: torch.device, num_layers: int
 ) -> LoadedModel:
     config = module.config.get_text_config()  # type: ignore[union-attr, operator]
+    eos_token_ids = _eos_token_ids(module, tokenizer)
     own_length = int(getattr(config, "max_position_embeddings", 0) or 4096)
     return LoadedModel(
         name=spec.name,
@@ -132,13 +135,14 @@ def _describe(
         tokenizer=tokenizer,
         max_model_len=min(spec.max_seq_len, own_length) if spec.max_seq_len else own_length,
         vocab_size=int(config.vocab_size),
-        eos_token_ids=_eos_token_ids(module, tokenizer),
+        eos_token_ids=eos_token_ids,
         special_token_ids=frozenset(tokenizer.all_special_ids),
         memory_bytes=bytes_of(module),
         hidden_size=int(config.hidden_size),
         num_layers=num_layers,
         dtype=str(next(module.parameters()).dtype).removeprefix("torch."),
         device=str(device),
+        grammars=GrammarCompiler(tokenizer, int(config.vocab_size), eos_token_ids),
     )
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from inference.engine.embedding_messages import EmbeddingEvent, EmbeddingRequest
+from inference.grammars import Grammar
 from inference.interventions import Intervention
 
 FinishReason = Literal["stop", "length", "cancelled"]
@@ -23,6 +24,7 @@ class SamplingParams:
     ``frequency_penalty`` are OpenAI's additive penalties over generated tokens; ``repetition_penalty`` is
     multiplicative over prompt and generated tokens (1 is off). ``logprobs`` None asks for none, k >= 0 for the
     chosen token's and the k most likely ones'. ``prompt_logprobs`` likewise, for the prompt's tokens.
+    The output matches ``grammar`` if it ends with reason ``stop``, unless a stop string or stop token cut it.
     """
 
     max_tokens: int = 512
@@ -40,6 +42,7 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)

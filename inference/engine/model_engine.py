@@ -12,6 +12,7 @@ from inference.engine.cache_plan import make_cache
 from inference.engine.cache_policy import CacheCounts
 from inference.engine.config import EngineConfig
 from inference.engine.detokenizer import Detokenizer, Piece, TokenDecoder
+from inference.engine.grammar import GrammarMatcher
 from inference.engine.loader import LoadedModel
 from inference.engine.messages import (
     Event,
@@ -28,6 +29,7 @@ from inference.engine.request import RequestState, Sequence
 from inference.engine.sampler import note_token
 from inference.engine.scheduler import Chunk, Scheduler
 from inference.engine.sites import SiteError
+from inference.grammars import Grammar, GrammarError
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +87,10 @@ class ModelEngine:
         problem = self._problem(request)
         if problem is not None:
             return [(sink, FailedEvent.before_start(request, *problem))]
-        sequence = self._sequence(request, sink, submitted_at)
+        try:
+            sequence = self._sequence(request, sink, submitted_at)
+        except GrammarError as error:
+            return [(sink, FailedEvent.before_start(request, "grammar_failed", str(error)))]
         if request.intervention is not None:
             try:
                 sequence.rows = self._runner.steering.acquire(request.intervention)
@@ -136,6 +141,7 @@ class ModelEngine:
 
     def close(self) -> None:
         self._runner.steering.close()
+        self._runner.masks.close()
 
     # Requests
 
@@ -161,7 +167,14 @@ class ModelEngine:
             detokenizer=Detokenizer(decoder, params.stop),
             generator=self._generator(request),
             stop_ids=eos | frozenset(params.stop_token_ids),
+            matcher=self._matcher(params.grammar),
         )
+
+    def _matcher(self, grammar: Grammar | None) -> GrammarMatcher | None:
+        if grammar is None:
+            return None
+        assert self._loaded.grammars is not None, "a model that generates has them"
+        return GrammarMatcher(self._loaded.grammars.template(grammar))
 
     def _generator(self, request: GenerationRequest) -> torch.Generator:
         """A request's own; the choices of one seeded request differ, and are the same each time."""
@@ -224,6 +237,8 @@ class ModelEngine:
             code = "steering_unstable" if steered else "server_error"
             text = "Steering drove the model's output out of range." if steered else "The model's output is not finite."
             return self._fail(sequence, code, text)
+        if sequence.matcher is not None and sequence.matcher.error:
+            return self._fail(sequence, "grammar_failed", sequence.matcher.error)
         if sequence.first_token_at is None:
             sequence.first_token_at = time.monotonic()
         sequence.state = RequestState.DECODE
@@ -235,6 +250,10 @@ class ModelEngine:
         events = _tokens_event(sequence, piece)
         if piece.stopped:
             return [*events, *self._finish(sequence, "stop", flush=False)]
+        if sequence.matcher is not None:
+            sequence.matcher.accept(token)
+            if sequence.matcher.is_finished:
+                return [*events, *self._finish(sequence, "stop")]
         if sequence.num_generated >= sequence.max_tokens:
             return [*events, *self._finish(sequence, "length")]
         return events

@@ -12,12 +12,14 @@ from torch import Tensor
 from inference.engine.attention import GroupPlaces, PackedBatch, Segment
 from inference.engine.cache_plan import ModelCache
 from inference.engine.cache_policy import BlockCopy
+from inference.engine.grammar import MaskComputer
 from inference.engine.hooks import SteeringTable
 from inference.engine.loader import LoadedModel
 from inference.engine.messages import TokenLogprob
 from inference.engine.request import Sequence
 from inference.engine.sampler import Sampled, sample, token_logprob
 from inference.engine.scheduler import Chunk
+from inference.engine.token_masks import TokenMasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,7 @@ class ModelRunner:
         self._cache = cache
         self.device = torch.device(loaded.device)
         self.steering = SteeringTable(loaded.module, self.device)
+        self.masks = MaskComputer(loaded.grammars.vocab_size if loaded.grammars else loaded.vocab_size)
 
     @torch.inference_mode()
     def run(self, chunks: list[Chunk]) -> StepOutput:
@@ -44,9 +47,13 @@ class ModelRunner:
         row_of_token = _rows(chunks)
         self.steering.begin(row_of_token)
         wanted = _wanted_places(chunks)
-        logits = self._forward(chunks, wanted) if wanted else self._forward(chunks, [0])[:0]
+        masks = self.masks.start([c.sequence.matcher for c in chunks if c.samples])
+        try:
+            logits = self._forward(chunks, wanted) if wanted else self._forward(chunks, [0])[:0]
+        finally:
+            masks.wait()
         self._note_steering(chunks, row_of_token)
-        output = _read_out(chunks, logits)
+        output = _read_out(chunks, logits, masks.result())
         for chunk in chunks:
             chunk.sequence.num_computed += chunk.num_tokens
         return output
@@ -144,7 +151,7 @@ def _wanted_places(chunks: list[Chunk]) -> list[int]:
     return places
 
 
-def _read_out(chunks: list[Chunk], logits: Tensor) -> StepOutput:
+def _read_out(chunks: list[Chunk], logits: Tensor, masks: TokenMasks | None) -> StepOutput:
     """Split the logits into those to sample from and those of prompts."""
     last_rows, sequences, prompts, first = [], [], {}, 0
     for chunk in chunks:
@@ -156,7 +163,7 @@ def _read_out(chunks: list[Chunk], logits: Tensor) -> StepOutput:
             last_rows.append(first + count - 1)
             sequences.append(sequence)
         first += count
-    return StepOutput(sample(logits[last_rows], sequences), prompts)
+    return StepOutput(sample(logits[last_rows], sequences, masks), prompts)
 
 
 def _prompt_logprobs(sequence: Sequence, num_tokens: int, logits: Tensor) -> tuple[TokenLogprob | None, ...]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from inference.engine.cache_policy import PREFIX_BLOCK
 from inference.engine.detokenizer import Detokenizer
+from inference.engine.grammar import GrammarMatcher
 from inference.engine.hooks import SteeringRows
 from inference.engine.messages import GenerationRequest, SteeringReceipt, Timings, Usage
 from inference.engine.prefix_keys import PrefixKeys, Programs
@@ -35,6 +36,7 @@ class Sequence:
     detokenizer: Detokenizer
     generator: torch.Generator
     stop_ids: frozenset[int] = frozenset()
+    matcher: GrammarMatcher | None = None
 
     state: RequestState = RequestState.WAITING
     token_ids: list[int] = field(init=False)  # prompt and generated

@@ -1,7 +1,8 @@
 """Next tokens for a batch, each row with its own parameters and generator.
 
-Order: logit bias, penalties, temperature, top-k, top-p, min-p (transformers' order of warpers). Log-probabilities
-that are reported are the model's own, before any of these. Rows that need nothing special cost one argmax.
+Order: token masks, logit bias, penalties, temperature, top-k, top-p, min-p (transformers' order of warpers).
+Log-probabilities that are reported are the model's own, before any of these. Rows that need nothing special cost one
+argmax.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from inference.engine.messages import SamplingParams, TokenLogprob
 from inference.engine.request import Sequence
+from inference.engine.token_masks import TokenMasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +26,13 @@ class Sampled:
     finite: list[bool]
 
 
-def sample(logits: Tensor, sequences: list[Sequence]) -> Sampled:
+def sample(logits: Tensor, sequences: list[Sequence], masks: TokenMasks | None = None) -> Sampled:
     """``logits`` is ``[rows, vocab]``; rows with NaN or infinite logits get a token that means nothing."""
     logits = logits.float()
     finite = torch.isfinite(logits).all(-1).tolist()
     params = [s.request.sampling for s in sequences]
     logprobs = _wanted_logprobs(logits, params)
-    adjusted = _adjust(logits, sequences)
+    adjusted = _adjust(logits if masks is None else masks.apply(logits), sequences)
     tokens = adjusted.argmax(-1)
     random = [i for i, p in enumerate(params) if p.temperature > 0 and finite[i]]
     if random:

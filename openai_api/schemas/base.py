@@ -74,7 +74,7 @@ class RequestSchema(Part):
     def parameters(self) -> dict[str, Any]:
         """What the client set besides texts, for the request log."""
         unwanted = self.ignored_fields() | {"model", "messages", "prompt", "input", "profile", "stream", "user"}
-        return self.model_dump(exclude_unset=True, exclude_none=True, exclude=unwanted)
+        return self.model_dump(by_alias=True, exclude_unset=True, exclude_none=True, exclude=unwanted)
 
     @classmethod
     def _refuse_unsupported(cls, body: Mapping[str, Any]) -> None:

@@ -50,7 +50,6 @@ class ChatRequest(SamplingSchema):
         "function_call": ("none",),
         "functions": ([],),
         "modalities": (["text"],),
-        "response_format": ({"type": "text"},),
         "tool_choice": ("none",),
         "tools": ([],),
         "web_search_options": (),

@@ -24,7 +24,6 @@ class CompletionRequest(SamplingSchema):
 
     REFUSED: ClassVar[Mapping[str, Harmless]] = {
         **SamplingSchema.REFUSED,
-        "response_format": ({"type": "text"},),
         "suffix": ("",),
     }
 

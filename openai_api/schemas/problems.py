@@ -18,8 +18,9 @@ _CODES = {
     "extra_forbidden": "unsupported_parameter",
     "unsupported_parameter": "unsupported_parameter",
     "invalid_prompt": "invalid_prompt",
+    "invalid_schema": "invalid_schema",
 }
-_SAYS_INPUT = {"too_short", "too_long", "unsupported_parameter", "missing_content", "invalid_prompt"}
+_SAYS_INPUT = {"too_short", "too_long", "unsupported_parameter", "missing_content", "invalid_prompt", "invalid_schema"}
 
 
 def api_error(error: ValidationError) -> ApiError:

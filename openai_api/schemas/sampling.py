@@ -8,7 +8,8 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BeforeValidator, Field
 
 from openai_api.errors import invalid
-from openai_api.schemas.base import IGNORED, Harmless, Part, RequestSchema
+from openai_api.schemas.base import IGNORED, Harmless, Part
+from openai_api.schemas.structured import StructuredSchema
 
 MAX_CHOICES = 16
 MAX_LOGIT_BIAS = 1024
@@ -30,7 +31,7 @@ class StreamOptions(Part):
     include_obfuscation: Annotated[bool | None, IGNORED] = None
 
 
-class SamplingSchema(RequestSchema):
+class SamplingSchema(StructuredSchema):
     """Sampling, steering and streaming, as chat and text completions name them."""
 
     model: str
@@ -72,12 +73,6 @@ class SamplingSchema(RequestSchema):
         "allowed_token_ids": (),
         "bad_words": ([],),
         "early_stopping": (False,),
-        "grammar": ("",),
-        "guided_choice": (),
-        "guided_grammar": (),
-        "guided_json": (),
-        "guided_regex": (),
-        "json_schema": (),
         "length_penalty": (1, 1.0),
         "min_tokens": (0,),
         "mirostat": (0,),
@@ -86,7 +81,6 @@ class SamplingSchema(RequestSchema):
         "skip_special_tokens": (True,),
         "steering": (),
         "steering_intensity": (),
-        "structured_outputs": (),
         "truncate_prompt_tokens": (),
         "typical_p": (1, 1.0),
         "use_beam_search": (False,),
@@ -97,6 +91,7 @@ class SamplingSchema(RequestSchema):
     }
 
     def check_together(self) -> None:
+        super().check_together()
         if self.include_usage and not self.stream:
             raise invalid("“stream_options.include_usage” needs “stream”: true.", param="stream_options")
 

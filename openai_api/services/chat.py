@@ -11,6 +11,7 @@ from openai_api.endpoint import json_response
 from openai_api.schemas.chat import ChatRequest
 from openai_api.services.chat_chunks import ChatChunks, ChatFold
 from openai_api.services.generation import Generation, Plan
+from openai_api.services.grammar import constrained
 from openai_api.services.reply import collect, stream
 from openai_api.services.sampling import completion_budget, sampling_params
 from openai_api.services.target import Target, resolve_target
@@ -37,5 +38,5 @@ async def create_chat_completion(call: Call) -> HttpResponseBase:
 async def plan_chat(wanted: ChatRequest, target: Target) -> Plan:
     ids = await prompt_ids(target.model.text, wanted)
     budget = completion_budget(wanted.token_limit, len(ids), target.model, param=wanted.limit_param)
-    params = sampling_params(wanted, target.model, budget)
-    return Plan([ids], [dataclasses.replace(params, logprobs=wanted.num_logprobs)], wanted.n or 1)
+    params = dataclasses.replace(sampling_params(wanted, target.model, budget), logprobs=wanted.num_logprobs)
+    return Plan([ids], await constrained(wanted, target.model, [params]), wanted.n or 1)

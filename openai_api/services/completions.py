@@ -17,6 +17,7 @@ from openai_api.schemas.prompt_forms import Prompt
 from openai_api.services.completion_chunks import CompletionChunks
 from openai_api.services.completion_fold import CompletionFold
 from openai_api.services.generation import Generation, Plan
+from openai_api.services.grammar import constrained
 from openai_api.services.reply import collect, stream
 from openai_api.services.sampling import check_token_ids, completion_budget, sampling_params
 from openai_api.services.target import resolve_target
@@ -28,6 +29,7 @@ async def create_completion(call: Call) -> HttpResponseBase:
     target = await resolve_target(call, wanted)
     prompts = await encode_prompts(target.model, wanted.prompt)
     params = [params_for(wanted, target.model, len(ids)) for ids in prompts]
+    params = await constrained(wanted, target.model, params)
     generation = Generation(call, target, Plan(prompts, params, wanted.num_candidates))
     chunks = CompletionChunks(
         generation,

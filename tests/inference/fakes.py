@@ -79,6 +79,7 @@ class FakeLoaded:
     memory_bytes: int = 1234
     device: str = "cpu"
     hidden_size: int = 8
+    grammars: object = None
 
 
 class FakeLoader:

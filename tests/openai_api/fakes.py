@@ -7,6 +7,7 @@ import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from typing import Any, Self
 
 from inference.client import (
@@ -23,12 +24,14 @@ from inference.client import (
     TokensEvent,
     Usage,
 )
+from inference.grammar_compiler import GrammarCompiler
 from inference.interventions import Intervention
 from inference.records import ModelNotFoundError, ModelRecord
 from inference.registry import ReadyModel
 from inference.text import ChatTemplateError, PromptTooLongError
 from steering.errors import ProfileModelMismatchError, ProfileNotFoundError, SAEUnavailableError
 from steering.profiles import ResolvedProfile
+from tests.builders import build_tokenizer
 
 BOS, TURN = 256, 257
 VOCAB_SIZE = 258
@@ -36,6 +39,13 @@ CONTEXT = 100
 ANSWER = "Hello sea"
 
 Script = Callable[[GenerationRequest], Iterable[Event]]
+
+
+@cache
+def compiler() -> GrammarCompiler:
+    """A real one, for some vocabulary: what it refuses is part of the surface."""
+    tokenizer = build_tokenizer()
+    return GrammarCompiler(tokenizer, len(tokenizer), {tokenizer.eos_token_id})
 
 
 class FakeText:
@@ -97,6 +107,7 @@ class FakeRegistry:
     def __init__(self, *records: ModelRecord) -> None:
         self._records = records
         self.text = FakeText()
+        self.grammars = compiler()
         self.unloaded: list[str] = []
         self.failure: Exception | None = None
 
@@ -117,7 +128,7 @@ class FakeRegistry:
             raise self.failure
         record = self.find(name)
         kind: Any = record.kind
-        return ReadyModel(record, CONTEXT, VOCAB_SIZE, self.text, kind, 4)  # type: ignore[arg-type]
+        return ReadyModel(record, CONTEXT, VOCAB_SIZE, self.text, kind, 4, self.grammars)  # type: ignore[arg-type]
 
     def unload(self, name: str) -> None:
         self.unloaded.append(name)

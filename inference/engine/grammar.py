@@ -1,0 +1,115 @@
+"""One sequence's place in its grammar, and the masks of a step's sequences, computed beside the forward pass.
+
+A matcher belongs to one sequence. Within a step a mask thread fills its row while the model runs; when the rows are
+collected the engine thread goes on with it. The two never meet, so there are no locks.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from inference.engine.token_masks import TokenMasks
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+logger = logging.getLogger(__name__)
+ALL = -1  # int32 with all bits set
+TOO_COMPLEX = "The grammar became too complex for the server's limits here. Simplify it."
+MAX_MASK_THREADS = 8
+
+
+class GrammarMatcher:
+    """Follows a sequence through its grammar. ``error`` is a sentence once it cannot go on."""
+
+    def __init__(self, template: LLMatcher) -> None:
+        self._template = template
+        self._matcher: LLMatcher | None = None  # copied by the first fill, off the engine thread
+        self.error = ""
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the output is complete and no token can follow. An output that may end or go on is not finished."""
+        return self._matcher is not None and not self.error and self._matcher.is_stopped()
+
+    def fill(self, bits: NDArray[np.int32]) -> None:
+        """Write the mask of the next token into ``[words]``; never raises. Masks of a matcher in error allow all."""
+        try:
+            if self._matcher is None:
+                self._matcher = self._template.deep_copy()
+            assert bits.flags.c_contiguous
+            self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+            if self._matcher.is_error():
+                self._note_error()
+        except BaseException:  # a Rust panic is no Exception; only this sequence may end by it
+            logger.exception("A token mask could not be computed.")
+            self.error = self.error or TOO_COMPLEX
+        if self.error:
+            bits.fill(ALL)
+
+    def accept(self, token_id: int) -> None:
+        """Go on by a sampled token; never raises. One that the grammar does not allow sets ``error``."""
+        if self.error or self._matcher is None:
+            return
+        try:
+            if not self._matcher.consume_token(token_id):
+                self._note_error()
+        except BaseException:  # a Rust panic, as in fill
+            logger.exception("A grammar could not take a token.")
+            self.error = TOO_COMPLEX
+
+    def _note_error(self) -> None:
+        assert self._matcher is not None
+        logger.warning("A grammar failed: %s", self._matcher.get_error()[:500])
+        self.error = TOO_COMPLEX
+
+
+class PendingMasks:
+    """Masks that threads work on."""
+
+    def __init__(self, rows: tuple[int, ...], bits: NDArray[np.int32], work: list[Future[None]]) -> None:
+        self._rows = rows
+        self._bits = bits
+        self._work = work
+
+    def wait(self) -> None:
+        """Until no thread touches the matchers any more; also after a forward pass that failed."""
+        wait(self._work)
+
+    def result(self) -> TokenMasks | None:
+        """None when no row has a grammar."""
+        self.wait()
+        return TokenMasks(self._rows, torch.from_numpy(self._bits)) if self._rows else None
+
+
+class MaskComputer:
+    """The mask threads of one model. llguidance releases the GIL while it computes, so the forward pass goes on."""
+
+    def __init__(self, vocab_size: int, num_threads: int | None = None) -> None:
+        self._num_words = -(-vocab_size // 32)
+        self._num_threads = num_threads or max(1, min(MAX_MASK_THREADS, (os.cpu_count() or 1) // 4))
+        self._pool = ThreadPoolExecutor(self._num_threads, thread_name_prefix="masks")  # starts threads when needed
+
+    def start(self, matchers: Sequence[GrammarMatcher | None]) -> PendingMasks:
+        """Begin the masks of a step's sampling rows; rows without a grammar have no matcher."""
+        rows = tuple(row for row, matcher in enumerate(matchers) if matcher is not None)
+        bits = np.empty((len(rows), self._num_words), dtype=np.int32)
+        jobs = [(matcher, bits[i]) for i, matcher in enumerate(m for m in matchers if m is not None)]
+        parts = [jobs[i :: self._num_threads] for i in range(min(self._num_threads, len(jobs)))]
+        return PendingMasks(rows, bits, [self._pool.submit(_fill_all, part) for part in parts])
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False)
+
+
+def _fill_all(jobs: list[tuple[GrammarMatcher, NDArray[np.int32]]]) -> None:
+    for matcher, bits in jobs:
+        matcher.fill(bits)
