@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from benchmarks.figures import Trace
 from benchmarks.machine import peak_memory_mb
@@ -117,7 +118,8 @@ def running(
 
 def load_shape(shape: Shape, options: Options, *, device: str = "auto") -> LoadedModel:
     path = shape_folder(shape, options.folder)
-    return load_model(ModelSpec(shape.name, path, dtype=shape.dtype, device=device))
+    quantized: dict[str, Any] = {"quantization": options.quantization} if options.quantization else {}
+    return load_model(ModelSpec(shape.name, path, dtype=shape.dtype, device=device, **quantized))
 
 
 def _publish(deliveries: list[tuple[object, Event]]) -> None:
@@ -131,7 +133,7 @@ def record(options: Options) -> Record:
     plan = Plan(options.scale, options.rounds)
     makers = [MAKERS[name] for name in options.workloads if name != "W3"]  # benchmarks.steering has W3
     with running(load_shape(options.shape, options), EngineConfig()) as subject:
-        return Record("engine", options.shape.name, tuple(measure([subject], makers, plan)))
+        return Record("engine", options.label, tuple(measure([subject], makers, plan)))
 
 
 if __name__ == "__main__":

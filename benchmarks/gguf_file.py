@@ -97,5 +97,3 @@ def _add_tokens(writer: Any, path: Path) -> None:
     writer.add_token_merges(["w 0"])  # llama.cpp wants at least one
     writer.add_eos_token_id(names.index("<|im_end|>"))
     writer.add_pad_token_id(names.index("<|endoftext|>"))
-
-

@@ -23,10 +23,12 @@ REPEAT_S = 1.0
 
 
 def record(options: Options) -> Record:
-    return Record("limits", options.shape.name, values=limits(options.shape))
+    return Record("limits", options.label, values=limits(options.shape))
 
 
-def limits(shape: Shape, device: str = "", *, read_bytes: int = READ_BYTES, repeat_s: float = REPEAT_S) -> dict[str, float]:
+def limits(
+    shape: Shape, device: str = "", *, read_bytes: int = READ_BYTES, repeat_s: float = REPEAT_S
+) -> dict[str, float]:
     """GB/s read, bf16 GFLOP/s at GEMM_ROWS rows, and what they allow the shape: tokens/s at batch 1, and of prefill."""
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     read = read_bandwidth(place, read_bytes, repeat_s)
@@ -58,7 +60,7 @@ def read_bandwidth(device: torch.device, num_bytes: int, repeat_s: float) -> flo
 
 
 def gemm_rate(device: torch.device, hidden: int, wide: int, repeat_s: float) -> float:
-    """bf16 multiply-adds count as two, per second, for GEMM_ROWS rows through a linear of the shape, or a square one."""
+    """bf16 multiply-adds count as two, per second, of GEMM_ROWS rows through a linear of the shape or a square one."""
     ways = [_linear(device, hidden, wide), _linear(device, 2048, 2048)]
     return max(flops / _best_s(act, device, repeat_s / len(ways)) for act, flops in ways)
 

@@ -22,6 +22,12 @@ class Options:
     workloads: tuple[str, ...] = tuple(MAKERS)
     folder: Path = DEFAULT_FOLDER
     results: Path = RESULTS
+    quantization: str = ""
+
+    @property
+    def label(self) -> str:
+        """What the figures are filed under."""
+        return f"{self.shape.name}-{self.quantization}" if self.quantization else self.shape.name
 
     @property
     def scale(self) -> Scale:
@@ -44,6 +50,7 @@ def options_parser(description: str | None, *, shape: str = "small", rounds: int
     parser.add_argument("--workloads", nargs="+", choices=MAKERS, default=list(MAKERS))
     parser.add_argument("--folder", type=Path, default=DEFAULT_FOLDER, help="where random models are kept")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where the figures go")
+    parser.add_argument("--quantization", default="", help="of our weights, such as int8; peers stay as they are")
     return parser
 
 
@@ -55,6 +62,7 @@ def options_of(parsed: argparse.Namespace) -> Options:
         workloads=tuple(parsed.workloads),
         folder=parsed.folder,
         results=parsed.results,
+        quantization=parsed.quantization,
     )
 
 
@@ -63,5 +71,3 @@ def at_least_one(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is less than 1")
     return value
-
-

@@ -1,7 +1,7 @@
 """Other engines beside ours, in turns, in one run: ``python -m benchmarks.peers``.
 
-transformers' ``generate`` and ``generate_batch`` in this process; vLLM and llama.cpp where an environment variable names
-them (see benchmarks/process_peers.py); any other server by ``--peer NAME=URL``.
+transformers' ``generate`` and ``generate_batch`` in this process; vLLM and llama.cpp where an environment variable
+names them (see benchmarks/process_peers.py); any other server by ``--peer NAME=URL``.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def record(options: Options, urls: Sequence[tuple[str, str]] = ()) -> Record:
             log = options.folder / f"{peer.name.replace(' ', '-')}.log"
             subjects.append(stack.enter_context(started(peer, log)))
         rows = _measure(subjects, options)
-    return Record("peers", options.shape.name, rows, values=found, notes=_missing([s.name for s in subjects]))
+    return Record("peers", options.label, rows, values=found, notes=_missing([s.name for s in subjects]))
 
 
 def _measure(subjects: Sequence[Subject], options: Options) -> tuple[Row, ...]:

@@ -106,7 +106,7 @@ def llama_server(program: str, shape: Shape, file: Path, kind: str) -> Peer:
 def started(peer: Peer, log: Path) -> Iterator[HttpSubject]:
     """The peer, ready for requests; it is ended in the end. ``log`` gets its output."""
     with log.open("w") as output:
-        process = subprocess.Popen(
+        process = subprocess.Popen(  # noqa: S603 - a program that the caller names
             peer.command, env={**os.environ, **peer.environment}, stdout=output, stderr=subprocess.STDOUT
         )
     try:

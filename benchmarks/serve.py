@@ -45,7 +45,9 @@ class _Progress:
 class HttpSubject:
     """A server that speaks the OpenAI API at ``url`` (ending in /v1). ``pid`` is its process, where it is known."""
 
-    def __init__(self, url: str, model: str, *, name: str = SERVER, pid: int | None = None, api_key: str = "none") -> None:
+    def __init__(
+        self, url: str, model: str, *, name: str = SERVER, pid: int | None = None, api_key: str = "none"
+    ) -> None:
         self.name = name
         self._url = url.rstrip("/")
         self._model = model
@@ -123,10 +125,12 @@ async def events(response: httpx2.Response) -> AsyncIterator[dict[str, Any]]:
 @contextmanager
 def serving_shape(options: Options) -> Iterator[HttpSubject]:
     """A server of our own with the shape and PROFILES profiles."""
-    with tempfile.TemporaryDirectory(prefix="millm-bench-", ignore_cleanup_errors=True) as home:
-        started = own_server(options.shape, options.folder, Path(home), num_profiles=PROFILES)
-        with started as server:
-            yield HttpSubject(server.api_url, server.model, pid=server.pid)
+    with ExitStack() as stack:
+        temporary = tempfile.TemporaryDirectory(prefix="millm-bench-", ignore_cleanup_errors=True)
+        home = Path(stack.enter_context(temporary))
+        own = own_server(options.shape, options.folder, home, num_profiles=PROFILES, quantization=options.quantization)
+        server = stack.enter_context(own)
+        yield HttpSubject(server.api_url, server.model, pid=server.pid)
 
 
 def record(options: Options, url: str = "", *, model: str = "", name: str = "", pid: int | None = None) -> Record:
@@ -140,7 +144,7 @@ def record(options: Options, url: str = "", *, model: str = "", name: str = "", 
             loaded = load_shape(options.shape, options)
             engine = stack.enter_context(running(loaded, EngineConfig(), adding(loaded, PROFILES)))
             subjects = [engine, stack.enter_context(serving_shape(options))]
-        return Record("serve", options.shape.name, tuple(measure(subjects, makers, plan)))
+        return Record("serve", options.label, tuple(measure(subjects, makers, plan)))
 
 
 if __name__ == "__main__":

@@ -40,7 +40,13 @@ class OwnServer:
 
 @contextmanager
 def own_server(
-    shape: Shape, folder: Path, home: Path, *, num_profiles: int = 0, settings: dict[str, str] | None = None
+    shape: Shape,
+    folder: Path,
+    home: Path,
+    *,
+    num_profiles: int = 0,
+    quantization: str = "",
+    settings: dict[str, str] | None = None,
 ) -> Iterator[OwnServer]:
     """Serves the shape with profiles ``add-0``, ``add-1``, ...; state lies in ``home``, which must be new."""
     environment = {
@@ -50,7 +56,7 @@ def own_server(
         "MILLM_LOG_LEVEL": "WARNING",
         **(settings or {}),
     }
-    prepare(shape, folder, home, environment, num_profiles)
+    prepare(shape, folder, home, environment, num_profiles=num_profiles, quantization=quantization or "none")
     with live.serving(environment=environment) as process:
         yield OwnServer(process, shape.name)
         code = process.stop()
@@ -58,13 +64,14 @@ def own_server(
             raise RuntimeError(f"The server ended with {code}:\n{process.output}")
 
 
-def prepare(shape: Shape, folder: Path, home: Path, environment: dict[str, str], num_profiles: int) -> None:
+def prepare(
+    shape: Shape, folder: Path, home: Path, environment: dict[str, str], *, num_profiles: int, quantization: str
+) -> None:
     """Fill the database: the model, and an SAE with profiles where some are wanted."""
     live.manage("migrate", "--verbosity", "0", environment=environment)
-    path = shape_folder(shape, folder)
-    live.manage(
-        "add_model", shape.name, str(path), "--dtype", shape.dtype, "--default", "--autoload", environment=environment
-    )
+    place = (shape.name, str(shape_folder(shape, folder)))
+    weights = ("--dtype", shape.dtype, "--quantization", quantization)
+    live.manage("add_model", *place, *weights, "--default", "--autoload", environment=environment)
     if num_profiles:
         sae = write_sae(home / "sae", shape)
         live.manage("add_sae", SAE_NAME, str(sae), "--model", shape.name, environment=environment)
@@ -105,5 +112,3 @@ def write_sae(path: Path, shape: Shape) -> Path:
 
 def profile_name(number: int) -> str:
     return f"add-{number}"
-
-

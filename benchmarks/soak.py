@@ -29,7 +29,7 @@ from tests import live
 
 CLIENTS = 64
 BATCH = 16
-WAITING = 40  # so few that sequences of CLIENTS clients do not always fit: 503 is part of the soak
+WAITING = 64  # so few that the sequences of CLIENTS clients do not always fit: 503 is part of the soak
 IDLE_S = 30.0
 MODEL_FACTS = """
 import json
@@ -153,7 +153,9 @@ def log_findings(outcomes: Sequence[Outcome], rows: Mapping[str, tuple[int, str,
         if outcome.status and status != outcome.status and outcome.ask.leave_after is None:
             problems.append(f"{outcome.id}: the log says {status}, the client saw {outcome.status}.")
         if outcome.completion_tokens is not None and (tokens != outcome.completion_tokens or not reason):
-            problems.append(f"{outcome.id}: logged {tokens} tokens ({reason}), the client got {outcome.completion_tokens}.")
+            problems.append(
+                f"{outcome.id}: logged {tokens} tokens ({reason}), the client got {outcome.completion_tokens}."
+            )
     sent = {outcome.id for outcome in outcomes}
     strange = [name for name in rows if name not in sent and not name.startswith(("probe-", "req_"))]
     return [*problems, *(f"{name} is in the log, but nobody sent it." for name in strange)]
@@ -175,9 +177,7 @@ def _log_rows(home: Path, environment: Mapping[str, str]) -> dict[str, tuple[int
     return {name: (status, reason, tokens) for name, status, reason, tokens in json.loads(target.read_text())}
 
 
-def _report(
-    found: Found, rows: Mapping[str, object], problems: Sequence[str], minutes: float, results: Path
-) -> None:
+def _report(found: Found, rows: Mapping[str, object], problems: Sequence[str], minutes: float, results: Path) -> None:
     kinds = Counter(f"{o.ask.kind} {o.status or 'left'}" for o in found.outcomes)
     tokens = sum(o.completion_tokens or 0 for o in found.outcomes)
     values = {

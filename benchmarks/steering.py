@@ -53,8 +53,13 @@ def record(options: Options, distinct: Sequence[int] = DISTINCT) -> Record:
             rows += measure(subjects, [resident(max(most, STREAMS))], plan)
             if "W3" in options.workloads:
                 w3 = [Steered(engine, f"W3 {kind} K={k}", k) for k in W3_DISTINCT]
-                rows += measure(w3, [steered(0)], plan)
-    return Record("steering", options.shape.name, tuple(rows), notes=(f"{STREAMS} streams at once",))
+                rows += measure(w3, [_w3], plan)
+    return Record("steering", options.label, tuple(rows), notes=(f"{STREAMS} streams at once",))
+
+
+def _w3(scale: Scale, seed: int) -> Workload:
+    """W2's jobs; which of them are steered is the subject's matter."""
+    return replace(steered(0)(scale, seed), name="W3")
 
 
 def resident(count: int) -> Maker:

@@ -75,8 +75,7 @@ def _figures_of(subject: Subject, workload: Workload) -> Figures:
 def ratios(rows: Mapping[str, Row], figure: str, above: str, below: str) -> float | None:
     """The median of ``above``'s figure over ``below``'s, round by round; None where either lacks it."""
     pairs = [
-        (getattr(a, figure), getattr(b, figure))
-        for a, b in zip(rows[above].rounds, rows[below].rounds, strict=True)
+        (getattr(a, figure), getattr(b, figure)) for a, b in zip(rows[above].rounds, rows[below].rounds, strict=True)
     ]
     if any(a is None or not b for a, b in pairs):
         return None
