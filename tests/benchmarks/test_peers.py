@@ -38,7 +38,10 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(b"data: " + json.dumps(body).encode() + b"\\n\\n")
     def log_message(self, *args): pass
 
-ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+class Server(ThreadingHTTPServer):
+    request_queue_size = 64
+
+Server(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
 
 

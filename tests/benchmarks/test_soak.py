@@ -75,8 +75,8 @@ def test_a_server_that_logged_an_exception_or_ended_badly_is_wrong():
 
 def test_requests_are_of_all_kinds_and_can_be_repeated():
     first, second = (Requests("m", ("joyful",), 1024, seed=3) for _ in range(2))
-    asked = [first.draw() for _ in range(300)]
-    assert asked == [second.draw() for _ in range(300)]
+    asked = [first.draw() for _ in range(1500)]
+    assert asked == [second.draw() for _ in range(1500)]
     assert {ask.kind for ask in asked} == set(KINDS)
     assert {ask.status for ask in asked} == {200, 400, 404, 415}
     assert {json.loads(ask.body).get("profile") for ask in asked if ask.kind == "chat"} == {None, "joyful"}
