@@ -17,8 +17,9 @@ def test_counts_do_not_vary(loaded: LoadedModel):
 
 def test_one_more_operator_in_the_model_is_seen(loaded: LoadedModel):
     before = decode_counts(loaded, 2)
-    layer = loaded.module.model.layers[0]  # type: ignore[union-attr, index]
-    hook = layer.mlp.register_forward_hook(lambda module, inputs, output: torch.neg(output).neg())
+    hook = loaded.module.get_submodule("model.layers.0.mlp").register_forward_hook(
+        lambda module, inputs, output: torch.neg(output).neg()
+    )
     try:
         after = decode_counts(loaded, 2)
     finally:
