@@ -3,7 +3,9 @@
 #   make run      serve the demo on HOST:PORT (127.0.0.1:8000)
 #   make test     all tests (ARGS="..." goes to pytest)
 #   make check    format, lint, types, import contracts, migrations, deployment check, docs
-#   make bench    benchmarks
+#   make bench    benchmarks of a small shape; bench-full: of Qwen3-0.6B's; bench-gpu: on a bare machine with a GPU
+#   make bench-check   has the engine become slower? Counts and ratios against benchmarks/baseline.json
+#   make soak     many clients against a live server for MINUTES (10)
 #   make setup    install what the other targets need
 #   make pins     write constraints.txt from what is installed, after an upgrade that passed the tests
 #   make clean    remove .venv/ and caches, not MILLM_HOME
@@ -12,6 +14,7 @@ PYTHON ?= python3
 HOST ?= $(or $(MILLM_HOST),127.0.0.1)
 PORT ?= $(or $(MILLM_PORT),8000)
 WORKERS ?= 2
+MINUTES ?= 10
 ARGS ?=
 
 VENV := .venv
@@ -19,7 +22,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PACKAGES := inference steering openai_api millm_site
 
-.PHONY: run test check bench setup pins clean chromium
+.PHONY: run test check bench bench-full bench-gpu bench-check soak setup pins clean chromium
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.runtime
@@ -40,6 +43,19 @@ check: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks $(ARGS)
+
+bench-full: $(VENV)/.dev
+	$(BIN)/python -m benchmarks --shape qwen3-0.6b $(ARGS)
+
+# Installs nothing: the machine's own torch and transformers are used.
+bench-gpu:
+	$(PYTHON) -m benchmarks.gpu $(ARGS)
+
+bench-check: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.check $(ARGS)
+
+soak: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES) $(ARGS)
 
 setup: $(VENV)/.dev
 

@@ -1,38 +1,37 @@
-"""``python -m benchmarks``: prints the tables of this folder as Markdown."""
+"""``python -m benchmarks``: the programs of this folder one after the other, then the report."""
 
 from __future__ import annotations
 
-import argparse
-import platform
-import sys
-import tempfile
-from pathlib import Path
+from collections.abc import Callable
 
-import torch
-import transformers
+from benchmarks import curve, limits, peers, serve, start, steering
+from benchmarks.options import Options, options_of, options_parser
+from benchmarks.record import RESULTS, Record
+from benchmarks.report import write_report
+from benchmarks.subject import say
 
-from benchmarks import steering, throughput
-from benchmarks.shapes import SHAPES, load_shape
+PROGRAMS: dict[str, Callable[[Options], Record]] = {
+    "limits": limits.record,
+    "serve": serve.record,  # with the engine without HTTP beside it
+    "peers": peers.record,
+    "steering": steering.record,
+    "curve": curve.record,
+    "start": start.record,
+}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--shape", choices=SHAPES, default="small")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--streams", type=int, nargs="+", default=[1, 4, 16])
-    parser.add_argument("--distinct", type=int, nargs="+", default=[0, 1, 4, 16])
-    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "millm-benchmarks")
-    options = parser.parse_args()
-    loaded = load_shape(options.shape, options.folder)
-    _say(f"{platform.machine()}, {torch.get_num_threads()} threads, Python {platform.python_version()},")
-    _say(f"torch {torch.__version__}, transformers {transformers.__version__}; {options.shape} in {loaded.dtype}.")
-    _say("\n## Throughput\n", *throughput.table(loaded, tuple(options.streams), options.rounds))
-    _say("\n## Steering, 16 streams\n", *steering.table(loaded, tuple(options.distinct), options.rounds))
+    parser = options_parser(__doc__)
+    parser.add_argument("--only", nargs="+", choices=PROGRAMS, default=list(PROGRAMS))
+    parsed = parser.parse_args()
+    options = options_of(parsed)
+    for name in parsed.only:
+        say(f"== {name}")
+        say(f"{PROGRAMS[name](options).save(options.results)}")
+    if options.results == RESULTS:
+        write_report()
+        say("The results are in benchmarks/README.md.")
 
 
-def _say(*lines: str) -> None:
-    sys.stdout.write("\n".join(lines) + "\n")
-    sys.stdout.flush()
-
-
-main()
+if __name__ == "__main__":
+    main()

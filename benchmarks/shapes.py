@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
-from inference.engine.loader import LoadedModel, ModelSpec, load_model
-from tests.builders import build_tokenizer
+from benchmarks.tokenizer import build_tokenizer
+
+MAX_POSITIONS = 8192
+DEFAULT_FOLDER = Path(tempfile.gettempdir()) / "millm-benchmarks"
+CONFIGS = {"llama": LlamaConfig, "qwen3": Qwen3Config}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Shape:
     """A decoder's dimensions; ``dtype`` is what it is saved and run in."""
 
@@ -27,23 +31,31 @@ class Shape:
     vocab: int
     dtype: str
 
+    @property
+    def bytes_per_step(self) -> int:
+        """Weights that every decode step reads: all matrices, the (tied) embedding once as the head."""
+        attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+        mlp = 3 * self.hidden * self.intermediate
+        element = getattr(torch, self.dtype).itemsize
+        return int((self.layers * (attention + mlp) + self.vocab * self.hidden) * element)
+
 
 SHAPES = {
     shape.name: shape
     for shape in (
+        Shape("tiny", "llama", 2, 64, 4, 2, 16, 128, 1024, "float32"),
         Shape("small", "llama", 8, 512, 8, 4, 64, 1408, 8192, "float32"),
         Shape("qwen3-0.6b", "qwen3", 28, 1024, 16, 8, 128, 3072, 151936, "bfloat16"),
     )
 }
-CONFIGS = {"llama": LlamaConfig, "qwen3": Qwen3Config}
 
 
-def load_shape(name: str, folder: Path) -> LoadedModel:
-    """Write the shape under ``folder`` unless it is there, and load it."""
-    shape, path = SHAPES[name], folder / name
+def shape_folder(shape: Shape, folder: Path = DEFAULT_FOLDER) -> Path:
+    """The model under ``folder`` in the Hugging Face layout, written first unless it is there."""
+    path = folder / shape.name
     if not (path / "model.safetensors").exists():
         _write(shape, path)
-    return load_model(ModelSpec(name, path, dtype=shape.dtype))
+    return path
 
 
 def _write(shape: Shape, path: Path) -> None:
@@ -55,10 +67,12 @@ def _write(shape: Shape, path: Path) -> None:
         num_attention_heads=shape.heads,
         num_key_value_heads=shape.kv_heads,
         head_dim=shape.head_dim,
-        max_position_embeddings=8192,
+        max_position_embeddings=MAX_POSITIONS,
+        bos_token_id=None,
+        eos_token_id=2,
+        pad_token_id=0,
         tie_word_embeddings=True,
     )
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, shape.dtype))
-    model.save_pretrained(path)
-    build_tokenizer().save_pretrained(path)
+    build_tokenizer(shape.vocab).save_pretrained(path)
+    AutoModelForCausalLM.from_config(config, dtype=getattr(torch, shape.dtype)).save_pretrained(path)

@@ -1,76 +1,80 @@
-"""The cost of steering: 16 streams with K distinct profiles among them, against none."""
+"""The cost of steering: W3, and 16 streams with K distinct profiles resident, for add and for clamp.
+
+``python -m benchmarks.steering``. In the table of K, up to 256 profiles take turns over waves of 16 streams, as many
+waves for every K, so that tables of any size are compared at the same work.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import replace
 
-import torch
-from torch import Tensor
+from benchmarks.engine import EngineSubject, load_shape, running
+from benchmarks.figures import Trace
+from benchmarks.options import Options, options_of, options_parser
+from benchmarks.profiles import KINDS
+from benchmarks.record import Record
+from benchmarks.subject import Plan, measure
+from benchmarks.workloads import Job, Maker, Scale, Workload, steered, streams
+from inference.engine.config import EngineConfig
 
-from benchmarks.workload import medians, request, run
-from inference.engine.loader import LoadedModel
-from inference.interventions import FeatureRule, Intervention, ReaderEdit, Site, VectorEdit
-
-STREAMS, PROMPT, NEW, D_SAE = 16, 16, 48, 16384
-
-
-@dataclass
-class RandomReader:
-    """A relu SAE of random weights."""
-
-    key: str
-    w_enc: Tensor
-    w_dec: Tensor
-
-    @property
-    def d_in(self) -> int:
-        return self.w_enc.shape[0]
-
-    @property
-    def d_sae(self) -> int:
-        return self.w_enc.shape[1]
-
-    def activations(self, h: Tensor, features: Tensor) -> Tensor:
-        return torch.relu(h @ self.w_enc[:, features])
-
-    def delta(self, change: Tensor, features: Tensor, h: Tensor) -> Tensor:
-        return change @ self.w_dec[features]
+STREAMS = 16
+DISTINCT = (0, 1, 4, 16, 64, 256)
+W3_DISTINCT = (0, 1, 4, 16)
 
 
-def table(loaded: LoadedModel, distinct: tuple[int, ...], rounds: int) -> list[str]:
-    """Markdown rows: K, tok/s and ratio to K = 0, for profiles that add and that clamp."""
-    reader = RandomReader("sae", torch.randn(loaded.hidden_size, D_SAE) * 0.02, torch.randn(D_SAE, loaded.hidden_size))
-    runs: dict[str, Callable[[], float]] = {}
-    for k in distinct:
-        runs[f"add {k}"] = partial(_tokens_per_s, loaded, [_add(loaded, i) for i in range(k)])
-        runs[f"clamp {k}"] = partial(_tokens_per_s, loaded, [_clamp(loaded, reader, i) for i in range(k)])
-    found = medians(runs, rounds)
-    rows = ["| distinct profiles | add tok/s | ratio | clamp tok/s | ratio |", "|---|---|---|---|---|"]
-    for k in distinct:
-        add, clamp = found[f"add {k}"], found[f"clamp {k}"]
-        rows.append(f"| {k} | {add:.0f} | {add / found['add 0']:.3f} | {clamp:.0f} | {clamp / found['clamp 0']:.3f} |")
-    return rows
+class Steered:
+    """An engine subject whose jobs are steered by the first K of its profiles, in turn."""
+
+    def __init__(self, engine: EngineSubject, name: str, distinct: int) -> None:
+        self.name = name
+        self._engine = engine
+        self._distinct = distinct
+
+    def run(self, workload: Workload) -> list[Trace]:
+        return self._engine.run(replace(workload, jobs=self._steered(workload.jobs)))
+
+    def peak_memory_mb(self) -> float | None:
+        return self._engine.peak_memory_mb()
+
+    def _steered(self, jobs: Sequence[Job]) -> tuple[Job, ...]:
+        k = self._distinct
+        return tuple(replace(job, profile=i % k if k else None) for i, job in enumerate(jobs))
 
 
-def _tokens_per_s(loaded: LoadedModel, profiles: list[Intervention]) -> float:
-    chosen = [profiles[i % len(profiles)] if profiles else None for i in range(STREAMS)]
-    requests = [
-        request(loaded.name, i, prompt=PROMPT, new=NEW, intervention=profile) for i, profile in enumerate(chosen)
-    ]
-    return run(loaded, requests).tokens_per_s
+def record(options: Options, distinct: Sequence[int] = DISTINCT) -> Record:
+    loaded = load_shape(options.shape, options)
+    plan, most = Plan(options.scale, options.rounds), max(*distinct, *W3_DISTINCT)
+    rows = []
+    for kind, profiles in KINDS.items():
+        config = EngineConfig(max_batch_size=STREAMS, max_waiting_requests=max(most, STREAMS))
+        with running(loaded, config, profiles(loaded, most)) as engine:
+            subjects = [Steered(engine, f"{kind} K={k}", k) for k in distinct]
+            rows += measure(subjects, [resident(max(most, STREAMS))], plan)
+            if "W3" in options.workloads:
+                w3 = [Steered(engine, f"W3 {kind} K={k}", k) for k in W3_DISTINCT]
+                rows += measure(w3, [_w3], plan)
+    return Record("steering", options.label, tuple(rows), notes=(f"{STREAMS} streams at once",))
 
 
-def _site(loaded: LoadedModel) -> Site:
-    return Site(loaded.num_layers // 2)
+def _w3(scale: Scale, seed: int) -> Workload:
+    """W2's jobs; which of them are steered is the subject's matter."""
+    return replace(steered(0)(scale, seed), name="W3")
 
 
-def _add(loaded: LoadedModel, seed: int) -> Intervention:
-    vector = torch.randn(loaded.hidden_size, generator=torch.Generator().manual_seed(seed)) * 0.1
-    return Intervention(f"add-{seed}", (VectorEdit(_site(loaded), vector),))
+def resident(count: int) -> Maker:
+    """``count`` requests, STREAMS of which run at once; the profiles of all of them are resident meanwhile."""
+
+    def make(scale: Scale, seed: int) -> Workload:
+        workload = streams(count)(replace(scale, share=scale.share / 4), seed)
+        return replace(workload, name="resident", note=f"{count} requests, {STREAMS} at once, K profiles among them")
+
+    return make
 
 
-def _clamp(loaded: LoadedModel, reader: RandomReader, seed: int) -> Intervention:
-    rules = tuple(FeatureRule(seed * 3 + i, gain=0.0, offset=0.5) for i in range(3))
-    return Intervention(f"clamp-{seed}", (ReaderEdit(_site(loaded), reader, rules),))
+if __name__ == "__main__":
+    parser = options_parser(__doc__)
+    parser.add_argument("--distinct", type=int, nargs="+", default=DISTINCT)
+    parsed = parser.parse_args()
+    found = options_of(parsed)
+    record(found, parsed.distinct).save(found.results)

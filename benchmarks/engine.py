@@ -1,0 +1,141 @@
+"""The workloads without HTTP, on the engine's thread itself: ``python -m benchmarks.engine``."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.figures import Trace
+from benchmarks.machine import peak_memory_mb
+from benchmarks.options import Options, parse_options
+from benchmarks.record import Record
+from benchmarks.shapes import Shape, shape_folder
+from benchmarks.subject import Plan, measure
+from benchmarks.workloads import MAKERS, Job, Workload
+from inference.engine.config import EngineConfig
+from inference.engine.loader import LoadedModel, ModelSpec, load_model
+from inference.engine.loop import EngineLoop
+from inference.engine.messages import (
+    Event,
+    FailedEvent,
+    FinishedEvent,
+    GenerationRequest,
+    SamplingParams,
+    TokensEvent,
+)
+from inference.interventions import Intervention
+
+TIMEOUT_S = 3600.0
+ENGINE = "miLLM engine"
+
+
+@dataclass(eq=False)
+class _Stream:
+    """What the engine publishes to: notes the times of a request's events, on the engine's thread."""
+
+    job: Job
+    sent_at: float
+    on_token: threading.Event = field(default_factory=threading.Event)  # set when ``wanted`` tokens are there
+    ended: threading.Event = field(default_factory=threading.Event)
+    wanted: int = 0
+    tokens: int = 0
+    times: list[float] = field(default_factory=list)
+    failure: str = ""
+
+    def note(self, event: Event, now: float) -> None:
+        match event:
+            case TokensEvent():
+                self.times.append(now)
+                self.tokens += len(event.token_ids)
+                if self.wanted and self.tokens >= self.wanted:
+                    self.on_token.set()
+            case FinishedEvent():
+                self.ended.set()
+            case FailedEvent():
+                self.failure = f"{event.code}: {event.message}"
+                self.on_token.set()
+                self.ended.set()
+
+    def trace(self) -> Trace:
+        self.ended.wait(TIMEOUT_S)
+        if self.failure or not self.times:
+            raise RuntimeError(f"A request failed: {self.failure or 'it made no token'}")
+        if self.tokens != self.job.new:
+            raise RuntimeError(f"A request made {self.tokens} tokens instead of {self.job.new}.")
+        return Trace(self.sent_at, tuple(self.times), len(self.job.prompt), self.tokens, is_late=self.job.after > 0)
+
+
+class EngineSubject:
+    """An engine thread with one model. Use it inside ``running``."""
+
+    def __init__(self, loop: EngineLoop, model: str, profiles: Sequence[Intervention], name: str = ENGINE) -> None:
+        self.name = name
+        self._loop = loop
+        self._model = model
+        self._profiles = profiles
+        self._numbers = itertools.count()
+
+    def run(self, workload: Workload) -> list[Trace]:
+        early = [job for job in workload.jobs if not job.after]
+        late = [job for job in workload.jobs if job.after]
+        wanted = max((job.after for job in late), default=0)
+        streams = [self._submit(job, wanted) for job in early]
+        for stream in streams if late else ():
+            stream.on_token.wait(TIMEOUT_S)
+        streams += [self._submit(job, 0) for job in late]
+        return [stream.trace() for stream in streams]
+
+    def peak_memory_mb(self) -> float | None:
+        return peak_memory_mb()
+
+    def _submit(self, job: Job, wanted: int) -> _Stream:
+        profile = None if job.profile is None else self._profiles[job.profile]
+        sampling = SamplingParams(max_tokens=job.new, temperature=0.0, ignore_eos=True)
+        request = GenerationRequest(f"bench-{next(self._numbers)}", self._model, job.prompt, sampling, profile)
+        stream = _Stream(job, time.perf_counter(), wanted=wanted)
+        self._loop.submit([request], stream)
+        return stream
+
+
+@contextmanager
+def running(
+    loaded: LoadedModel, config: EngineConfig, profiles: Sequence[Intervention] = (), name: str = ENGINE
+) -> Iterator[EngineSubject]:
+    """An engine of its own, with the model attached."""
+    loop = EngineLoop(config, _publish)
+    loop.start()
+    try:
+        loop.attach(loaded).result(TIMEOUT_S)
+        yield EngineSubject(loop, loaded.name, profiles, name)
+    finally:
+        loop.stop(0.0)
+
+
+def load_shape(shape: Shape, options: Options, *, device: str = "auto") -> LoadedModel:
+    path = shape_folder(shape, options.folder)
+    quantized: dict[str, Any] = {"quantization": options.quantization} if options.quantization else {}
+    return load_model(ModelSpec(shape.name, path, dtype=shape.dtype, device=device, **quantized))
+
+
+def _publish(deliveries: list[tuple[object, Event]]) -> None:
+    now = time.perf_counter()
+    for sink, event in deliveries:
+        assert isinstance(sink, _Stream)
+        sink.note(event, now)
+
+
+def record(options: Options) -> Record:
+    plan = Plan(options.scale, options.rounds)
+    makers = [MAKERS[name] for name in options.workloads if name != "W3"]  # benchmarks.steering has W3
+    with running(load_shape(options.shape, options), EngineConfig()) as subject:
+        return Record("engine", options.label, tuple(measure([subject], makers, plan)))
+
+
+if __name__ == "__main__":
+    found = parse_options(__doc__)
+    record(found).save(found.results)

@@ -1,0 +1,73 @@
+"""The command line that all programs share."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.record import RESULTS
+from benchmarks.shapes import DEFAULT_FOLDER, SHAPES, Shape
+from benchmarks.workloads import MAKERS, Scale
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """``share`` shortens every prompt and completion; ``folder`` holds the random models, ``results`` the figures."""
+
+    shape: Shape = SHAPES["small"]
+    rounds: int = 3
+    share: float = 1.0
+    workloads: tuple[str, ...] = tuple(MAKERS)
+    folder: Path = DEFAULT_FOLDER
+    results: Path = RESULTS
+    quantization: str = ""
+
+    @property
+    def label(self) -> str:
+        """What the figures are filed under."""
+        return f"{self.shape.name}-{self.quantization}" if self.quantization else self.shape.name
+
+    @property
+    def scale(self) -> Scale:
+        return Scale(self.shape.vocab, self.share)
+
+
+def parse_options(
+    description: str | None, arguments: Sequence[str] | None = None, *, shape: str = "small", rounds: int = 3
+) -> Options:
+    parser = options_parser(description, shape=shape, rounds=rounds)
+    return options_of(parser.parse_args(arguments))
+
+
+def options_parser(description: str | None, *, shape: str = "small", rounds: int = 3) -> argparse.ArgumentParser:
+    """For programs with options of their own beside these."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--shape", choices=SHAPES, default=shape)
+    parser.add_argument("--rounds", type=at_least_one, default=rounds, help="figures are medians over them")
+    parser.add_argument("--share", type=float, default=1.0, help="of the full prompt and completion lengths")
+    parser.add_argument("--workloads", nargs="+", choices=MAKERS, default=list(MAKERS))
+    parser.add_argument("--folder", type=Path, default=DEFAULT_FOLDER, help="where random models are kept")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where the figures go")
+    parser.add_argument("--quantization", default="", help="of our weights, such as int8; peers stay as they are")
+    return parser
+
+
+def options_of(parsed: argparse.Namespace) -> Options:
+    return Options(
+        shape=SHAPES[parsed.shape],
+        rounds=parsed.rounds,
+        share=parsed.share,
+        workloads=tuple(parsed.workloads),
+        folder=parsed.folder,
+        results=parsed.results,
+        quantization=parsed.quantization,
+    )
+
+
+def at_least_one(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is less than 1")
+    return value

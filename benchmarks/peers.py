@@ -1,0 +1,73 @@
+"""Other engines beside ours, in turns, in one run: ``python -m benchmarks.peers``.
+
+transformers' ``generate`` and ``generate_batch`` in this process; vLLM and llama.cpp where an environment variable
+names them (see benchmarks/process_peers.py); any other server by ``--peer NAME=URL``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+
+from benchmarks.engine import load_shape, running
+from benchmarks.limits import limits
+from benchmarks.options import Options, options_of, options_parser
+from benchmarks.process_peers import LLAMA_SERVER, VLLM, peers, started
+from benchmarks.record import Record
+from benchmarks.serve import HttpSubject, serving_shape
+from benchmarks.shapes import shape_folder
+from benchmarks.subject import Plan, Row, Subject, measure, say
+from benchmarks.transformers_peers import Generate, GenerateBatch, load_module
+from benchmarks.workloads import MAKERS
+from inference.engine.config import EngineConfig
+
+WORKLOADS = ("W1", "W2")
+
+
+def record(options: Options, urls: Sequence[tuple[str, str]] = ()) -> Record:
+    """``urls`` are names and addresses of servers that run already and call the model as the shape is called."""
+    found = limits(options.shape)
+    with ExitStack() as stack:
+        module = load_module(options.shape, shape_folder(options.shape, options.folder))
+        subjects: list[Subject] = [
+            stack.enter_context(running(load_shape(options.shape, options), EngineConfig())),
+            stack.enter_context(serving_shape(options)),
+            Generate(module),
+            stack.enter_context(closing(GenerateBatch(module))),
+        ]
+        subjects += [HttpSubject(url, options.shape.name, name=name) for name, url in urls]
+        own = peers(options.shape, options.folder)
+        for peer in own:
+            say(f"{peer.name} starts ...")
+            log = options.folder / f"{peer.name.replace(' ', '-')}.log"
+            subjects.append(stack.enter_context(started(peer, log)))
+        rows = _measure(subjects, options)
+    return Record("peers", options.label, rows, values=found, notes=_missing([s.name for s in subjects]))
+
+
+def _measure(subjects: Sequence[Subject], options: Options) -> tuple[Row, ...]:
+    makers = [MAKERS[name] for name in WORKLOADS if name in options.workloads]
+    return tuple(measure(subjects, makers, Plan(options.scale, options.rounds)))
+
+
+def _missing(names: Sequence[str]) -> tuple[str, ...]:
+    """Says which peers were not there to be measured."""
+    notes = []
+    if not any(name.startswith("vLLM") for name in names):
+        notes.append(f"vLLM was not measured: {VLLM} does not name its program.")
+    if not any(name.startswith("llama.cpp") for name in names):
+        notes.append(f"llama.cpp was not measured: {LLAMA_SERVER} does not name its llama-server.")
+    return tuple(notes)
+
+
+def _named_url(text: str) -> tuple[str, str]:
+    name, _, url = text.partition("=")
+    return name, url
+
+
+if __name__ == "__main__":
+    parser = options_parser(__doc__)
+    parser.add_argument("--peer", type=_named_url, action="append", default=[], metavar="NAME=URL")
+    parsed = parser.parse_args()
+    chosen = options_of(parsed)
+    record(chosen, parsed.peer).save(chosen.results)

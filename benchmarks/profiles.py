@@ -1,0 +1,67 @@
+"""Random SAEs and K distinct profiles, as interventions for the engine and as files for a server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from inference.engine.loader import LoadedModel
+from inference.interventions import FeatureRule, Intervention, ReaderEdit, Site, VectorEdit
+
+D_SAE = 16384
+RULES = 3  # features that a clamping profile edits
+
+
+@dataclass
+class RandomReader:
+    """A relu SAE of random weights."""
+
+    key: str
+    w_enc: Tensor
+    w_dec: Tensor
+
+    @property
+    def d_in(self) -> int:
+        return self.w_enc.shape[0]
+
+    @property
+    def d_sae(self) -> int:
+        return self.w_enc.shape[1]
+
+    def activations(self, h: Tensor, features: Tensor) -> Tensor:
+        return torch.relu(h @ self.w_enc[:, features])
+
+    def delta(self, change: Tensor, features: Tensor, h: Tensor) -> Tensor:
+        return change @ self.w_dec[features]
+
+
+def adding(loaded: LoadedModel, count: int) -> list[Intervention]:
+    """``count`` profiles that each add a vector of their own."""
+    return [_add(loaded, seed) for seed in range(count)]
+
+
+def clamping(loaded: LoadedModel, count: int) -> list[Intervention]:
+    """``count`` profiles that each clamp RULES features of their own, all of one SAE."""
+    weights = torch.randn(loaded.hidden_size, D_SAE, generator=torch.Generator().manual_seed(0))
+    reader = RandomReader("sae", weights * 0.02, weights.t().contiguous())
+    return [_clamp(loaded, reader, seed) for seed in range(count)]
+
+
+KINDS: dict[str, Callable[[LoadedModel, int], list[Intervention]]] = {"add": adding, "clamp": clamping}
+
+
+def _add(loaded: LoadedModel, seed: int) -> Intervention:
+    vector = torch.randn(loaded.hidden_size, generator=torch.Generator().manual_seed(seed)) * 0.1
+    return Intervention(f"add-{seed}", (VectorEdit(_site(loaded), vector),))
+
+
+def _clamp(loaded: LoadedModel, reader: RandomReader, seed: int) -> Intervention:
+    rules = tuple(FeatureRule(seed * RULES + i, gain=0.0, offset=0.5) for i in range(RULES))
+    return Intervention(f"clamp-{seed}", (ReaderEdit(_site(loaded), reader, rules),))
+
+
+def _site(loaded: LoadedModel) -> Site:
+    return Site(loaded.num_layers // 2)

@@ -1,0 +1,121 @@
+"""Writes the results section of benchmarks/README.md from the records: ``python -m benchmarks.report``."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from benchmarks.figures import Figures
+from benchmarks.goals import FULL, Records, goals_table
+from benchmarks.machine import Machine
+from benchmarks.picture import PATH as PICTURE
+from benchmarks.picture import draw
+from benchmarks.record import RESULTS, Record, read_records
+from benchmarks.subject import Row
+
+README = Path(__file__).parent / "README.md"
+BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
+
+COLUMNS: tuple[tuple[str, Callable[[Figures], float | None]], ...] = (
+    ("out tok/s", lambda f: f.output_tok_s),
+    ("total tok/s", lambda f: f.total_tok_s),
+    ("tok/s of a stream", lambda f: f.decode_tok_s),
+    ("TTFT p50 ms", lambda f: _ms(f.ttft_p50_s)),
+    ("p95", lambda f: _ms(f.ttft_p95_s)),
+    ("ITL p50 ms", lambda f: _ms(f.itl_p50_s)),
+    ("p95", lambda f: _ms(f.itl_p95_s)),
+    ("p99", lambda f: _ms(f.itl_p99_s)),
+    ("peak MB", lambda f: f.peak_memory_mb),
+)
+TITLES = {
+    "peers": "Beside other engines",
+    "serve": "Over HTTP and without",
+    "engine": "Without HTTP",
+    "steering": "Steering",
+    "curve": "Over the number of streams",
+    "gpu": "On a GPU",
+    "limits": "The machine's limits",
+    "start": "Start",
+    "soak": "Soak",
+}
+
+
+def results(records: Sequence[Record], picture: str) -> list[str]:
+    """The whole section: goals first, then each program's record of each shape."""
+    lines = ["## Goals", "", *goals_table(Records(records)), ""]
+    if picture:
+        lines += [f"![Throughput and inter-token latency over the number of streams]({picture})", ""]
+    order = list(TITLES)
+    for record in sorted(records, key=lambda r: (order.index(r.program), r.shape != FULL, r.shape)):
+        lines += section(record)
+    return lines
+
+
+def section(record: Record) -> list[str]:
+    rounds = max((len(row.rounds) for row in record.rows), default=0)
+    medians = f" Medians of {rounds} interleaved rounds." if rounds else ""
+    lines = [f"## {TITLES[record.program]}: {record.shape}", "", f"{where(record.machine)}.{medians}", ""]
+    if record.rows:
+        lines += [*rows_table(record.rows), ""]
+    lines += [f"- {name.replace('_', ' ')}: {value:.4g}" for name, value in record.values.items()]
+    lines += [f"- {note}" for note in record.notes]
+    return lines if lines[-1] == "" else [*lines, ""]
+
+
+def where(machine: Machine) -> str:
+    """The machine, the date and the versions in one sentence's worth."""
+    place = f"{machine.accelerator} beside {machine.cpu}" if machine.accelerator else machine.cpu
+    versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
+    commit = f", commit {machine.commit}" if machine.commit else ""
+    return (
+        f"{machine.date}{commit}: {place}, {machine.cores} cores, {machine.memory_gib:.0f} GiB,"
+        f" {machine.threads} threads, Python {machine.python}, {versions}"
+    )
+
+
+def rows_table(rows: Sequence[Row]) -> list[str]:
+    """Ratio: output tokens per second over those of the first subject on the same workload."""
+    titles = ["workload", "subject", *(title for title, _ in COLUMNS), "ratio"]
+    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    first: dict[str, Row] = {}
+    for row in rows:
+        base = first.setdefault(row.workload, row)
+        cells = [_number(read(row.median)) for _, read in COLUMNS]
+        ratio = f"{row.median.output_tok_s / base.median.output_tok_s:.3f}"
+        lines.append(f"| {' | '.join((row.workload, row.subject, *cells, ratio))} |")
+    return lines
+
+
+def replace_section(text: str, lines: Sequence[str]) -> str:
+    """``text`` with the part between the marks replaced; ValueError where it has none."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"The page needs the marks {BEGIN} and {END}.")
+    return f"{before}{BEGIN}\n\n" + "\n".join(lines).strip() + f"\n\n{END}{after}"
+
+
+def write_report(folder: Path = RESULTS, readme: Path = README, picture: Path = PICTURE) -> None:
+    records = read_records(folder)
+    curves = sorted((r for r in records if r.program == "curve"), key=lambda r: r.shape != FULL)
+    drawn = draw(curves[0], picture).name if curves else ""
+    readme.write_text(replace_section(readme.read_text(), results(records, drawn)))
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1000
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--readme", type=Path, default=README)
+    options = parser.parse_args()
+    write_report(options.results, options.readme)

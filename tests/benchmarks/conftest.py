@@ -1,0 +1,31 @@
+"""The smallest shape and the shortest workloads; speeds are not looked at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.options import Options
+from benchmarks.shapes import SHAPES, shape_folder
+from inference.engine.loader import LoadedModel, ModelSpec, load_model
+
+SHAPE = SHAPES["tiny"]
+SHARE = 0.02
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("benchmark-models")
+    shape_folder(SHAPE, folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def loaded(models: Path) -> LoadedModel:
+    return load_model(ModelSpec(SHAPE.name, shape_folder(SHAPE, models), dtype=SHAPE.dtype, device="cpu"))
+
+
+@pytest.fixture
+def options(models: Path, tmp_path: Path) -> Options:
+    return Options(SHAPE, rounds=2, share=SHARE, folder=models, results=tmp_path / "results")

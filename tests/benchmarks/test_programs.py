@@ -1,0 +1,141 @@
+"""Every program runs on the tiny shape and leaves figures that the report can read. No speed is looked at."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from benchmarks import check, curve, engine, gpu, limits, steering
+from benchmarks.engine import ENGINE, running
+from benchmarks.figures import Figures
+from benchmarks.options import Options, parse_options
+from benchmarks.record import Record, read_records
+from benchmarks.workloads import MAKERS, Scale
+from inference.engine.config import EngineConfig
+from inference.engine.loader import LoadedModel
+from tests.benchmarks.conftest import SHAPE
+from tests.live import PROJECT_DIR, clean_environment
+
+FIGURES = set(Figures.__dataclass_fields__)
+
+
+def check_saved(record: Record, folder: Path) -> None:
+    """The JSON has the schema, complete figures and comes back as the same record."""
+    found = json.loads(record.save(folder).read_text())
+    assert found.keys() == {"program", "shape", "machine", "values", "notes", "rows"}
+    assert found["machine"]["versions"]["torch"]
+    for row in found["rows"]:
+        assert row.keys() == {"subject", "workload", "note", "median", "rounds"}
+        for figures in (row["median"], *row["rounds"]):
+            assert figures.keys() == FIGURES
+            assert figures["output_tok_s"] > 0
+            assert figures["ttft_p50_s"] > 0
+            assert figures["itl_p50_s"] > 0
+    assert read_records(folder) == [record]
+
+
+def test_engine(options: Options):
+    record = engine.record(options)
+    check_saved(record, options.results)
+    assert [row.workload for row in record.rows] == ["W1", "W2", "W4", "W4 unshared", "W5"]
+    assert all(len(row.rounds) == options.rounds for row in record.rows)
+    w2 = record.row(ENGINE, "W2")
+    jobs = MAKERS["W2"](options.scale, 0).jobs
+    assert w2 is not None
+    assert w2.median.completion_tokens == sum(job.new for job in jobs)
+    assert w2.median.prompt_tokens == sum(len(job.prompt) for job in jobs)
+
+
+def test_a_late_job_is_sent_when_the_others_are_under_way(loaded: LoadedModel):
+    workload = MAKERS["W5"](Scale(loaded.vocab_size, 0.05), 0)
+    with running(loaded, EngineConfig()) as subject:
+        *early, late = subject.run(workload)
+    after = workload.jobs[-1].after
+    assert late.is_late
+    assert all(trace.event_times[after - 1] <= late.sent_at for trace in early)
+
+
+def test_a_request_that_fails_is_no_figure(loaded: LoadedModel):
+    workload = MAKERS["W1"](Scale(loaded.vocab_size * 2), 0)  # ids outside the vocabulary
+    with running(loaded, EngineConfig()) as subject, pytest.raises(RuntimeError, match="invalid_prompt"):
+        subject.run(workload)
+
+
+def test_steering(options: Options):
+    record = steering.record(options, distinct=(0, 2))
+    check_saved(record, options.results)
+    resident = {row.subject for row in record.rows if row.workload == "resident"}
+    assert resident == {"add K=0", "add K=2", "clamp K=0", "clamp K=2"}
+    w3 = {row.subject for row in record.rows if row.workload == "W3"}
+    assert w3 == {f"W3 {kind} K={k}" for kind in ("add", "clamp") for k in (0, 1, 4, 16)}
+
+
+def test_curve(options: Options):
+    record = curve.record(options, counts=(1, 3))
+    check_saved(record, options.results)
+    assert [row.median.requests for row in record.rows] == [1, 3]
+
+
+def test_limits():
+    found = limits.limits(SHAPE, "cpu", read_bytes=2**22, repeat_s=0.05)
+    assert found["read_gb_s"] > 0
+    assert found["bf16_gflop_s"] > 0
+    assert found["decode_tok_s"] == pytest.approx(found["read_gb_s"] / found["weights_gb"])
+
+
+def test_gpu_rows_on_whatever_there_is(options: Options):
+    record = gpu.record(options)
+    check_saved(record, options.results)
+    derived = {"w1_share_of_memory_limit", "w2_over_generate_batch", "steered_over_unsteered"}
+    assert derived <= record.values.keys()
+    assert len(gpu.table(record)) > len(record.rows)
+
+
+def test_the_gpus_program_needs_torch_and_transformers_only():
+    blocked = ("django", "psutil", "psycopg", "pydantic", "matplotlib", "channels", "daphne", "rest_framework")
+    script = f"import sys\nfor name in {blocked}: sys.modules[name] = None\nimport benchmarks.gpu"
+    run(sys.executable, "-c", script)
+
+
+def test_check_passes_against_its_own_baseline_and_fails_against_a_better_one(models: Path, tmp_path: Path):
+    """Counts only: an absurdly low speed is asked for, so that time plays no part."""
+    baseline = tmp_path / "baseline.json"
+    arguments = ["--shape", "tiny", "--rounds", "1", "--share", "0.02"]
+    arguments += ["--folder", str(models), "--baseline", str(baseline)]
+    assert check.main([*arguments, "--write"]) == 0
+    rewrite(baseline, lambda name, value: value / 1000 if "tok/s" in name else value)
+    assert check.main(arguments) == 0
+    rewrite(baseline, lambda name, value: value * 0.8 if "torch operators a step" in name else value)
+    assert check.main(arguments) == 1
+
+
+def rewrite(baseline: Path, change: Callable[[str, float], float]) -> None:
+    found = json.loads(baseline.read_text())
+    for name, measure in found["measures"].items():
+        measure["value"] = change(name, measure["value"])
+    baseline.write_text(json.dumps(found))
+
+
+def test_all_programs_run_one_after_the_other(models: Path, tmp_path: Path):
+    arguments = ["--shape", "tiny", "--share", "0.02", "--rounds", "1", "--only", "curve"]
+    run(sys.executable, "-m", "benchmarks", *arguments, "--folder", str(models), "--results", str(tmp_path))
+    assert [record.program for record in read_records(tmp_path)] == ["curve"]
+
+
+@pytest.mark.parametrize("arguments", [["--rounds", "0"], ["--shape", "huge"], ["--workloads", "W9"]])
+def test_bad_arguments_are_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        parse_options("A program.", arguments)
+    assert arguments[0] in capsys.readouterr().err
+
+
+def run(*command: str) -> None:
+    done = subprocess.run(
+        command, cwd=PROJECT_DIR, env=clean_environment(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr

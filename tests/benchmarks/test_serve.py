@@ -1,0 +1,31 @@
+"""The workloads over HTTP against a server of the benchmark's own."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import serve, start
+from benchmarks.engine import ENGINE
+from benchmarks.options import Options
+from benchmarks.serve import SERVER
+from tests.benchmarks.test_programs import check_saved
+
+pytestmark = pytest.mark.live
+
+
+def test_server_and_engine_answer_the_same_workloads(options: Options):
+    record = serve.record(options)
+    check_saved(record, options.results)
+    for workload in ("W1", "W2", "W3 K=16", "W4", "W4 unshared", "W5"):
+        http, engine = record.row(SERVER, workload), record.row(ENGINE, workload)
+        assert http is not None
+        assert engine is not None
+        assert http.median.completion_tokens == engine.median.completion_tokens
+        assert http.median.prompt_tokens == engine.median.prompt_tokens
+        assert http.median.peak_memory_mb != engine.median.peak_memory_mb
+
+
+def test_start(options: Options):
+    record = start.record(options)
+    assert record.values["second_start_s"] > 0
+    assert 50 < record.values["idle_mb"] < 5000
