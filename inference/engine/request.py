@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 import torch
-from torch import Tensor
 
 from inference.engine.detokenizer import Detokenizer
 from inference.engine.hooks import SteeringRows
 from inference.engine.messages import GenerationRequest, SteeringReceipt, Timings, Usage
+from inference.engine.token_history import TokenHistory
 
 
 class RequestState(Enum):
@@ -41,8 +41,8 @@ class Sequence:
     rows: SteeringRows | None = None
     steering_expected: int = 0
     steering_applied: int = 0
-    counts: Tensor | None = None  # [vocab] generated tokens, kept only for penalties
-    seen: Tensor | None = None  # [vocab] bool, prompt and generated, kept only for repetition_penalty
+    history: TokenHistory | None = None  # kept only for penalties
+    uniforms: list[float] = field(default_factory=list)  # drawn from the generator, not used yet
     first_run_at: float | None = None
     first_token_at: float | None = None
 
