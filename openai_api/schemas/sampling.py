@@ -12,12 +12,17 @@ from openai_api.schemas.base import IGNORED, Harmless, Part, RequestSchema
 
 MAX_CHOICES = 16
 MAX_LOGIT_BIAS = 1024
+MAX_BAD_WORDS = 64
+MAX_BAD_WORD_LENGTH = 200  # characters
+MAX_ALLOWED_TOKENS = 100_000
+MAX_PROMPT_LOGPROBS = 20
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 1024  # characters
 INT64_MAX = 2**63 - 1
 MAX_TOKENS = 10**9
 
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
+BadWord = Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD_LENGTH)]
 TokenId = Annotated[int, Field(ge=0)]
 
 
@@ -41,6 +46,7 @@ class SamplingSchema(RequestSchema):
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1, le=2**31 - 1, description="-1 and 0 turn it off.")
     min_p: float | None = Field(None, ge=0, le=1)
+    typical_p: float | None = Field(None, gt=0, le=1, description="1 turns it off.")
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     repetition_penalty: float | None = Field(None, ge=0.01, le=10, description="1 turns it off.")
@@ -54,7 +60,13 @@ class SamplingSchema(RequestSchema):
     seed: int | None = Field(None, ge=-INT64_MAX - 1, le=INT64_MAX)
     stop: Annotated[list[StopString] | None, Field(max_length=MAX_STOPS), BeforeValidator(_as_list)] = None
     stop_token_ids: list[TokenId] | None = Field(None, max_length=64)
+    include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
+    min_tokens: int | None = Field(None, ge=0, le=MAX_TOKENS)
+    bad_words: list[BadWord] | None = Field(None, max_length=MAX_BAD_WORDS)
+    allowed_token_ids: list[TokenId] | None = Field(None, min_length=1, max_length=MAX_ALLOWED_TOKENS)
+    skip_special_tokens: bool | None = None
+    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_PROMPT_LOGPROBS)
     profile: str | None = Field(
         None, min_length=1, max_length=200, description="A steering profile: name, name@version, or null for none."
     )
@@ -69,8 +81,6 @@ class SamplingSchema(RequestSchema):
     safety_identifier: Annotated[str | None, IGNORED] = None
 
     REFUSED: ClassVar[Mapping[str, Harmless]] = {
-        "allowed_token_ids": (),
-        "bad_words": ([],),
         "early_stopping": (False,),
         "grammar": ("",),
         "guided_choice": (),
@@ -79,16 +89,12 @@ class SamplingSchema(RequestSchema):
         "guided_regex": (),
         "json_schema": (),
         "length_penalty": (1, 1.0),
-        "min_tokens": (0,),
         "mirostat": (0,),
         "moderation": (),
-        "prompt_logprobs": (0,),
-        "skip_special_tokens": (True,),
         "steering": (),
         "steering_intensity": (),
         "structured_outputs": (),
         "truncate_prompt_tokens": (),
-        "typical_p": (1, 1.0),
         "use_beam_search": (False,),
     }
     REMEDIES: ClassVar[Mapping[str, str]] = {
@@ -99,6 +105,8 @@ class SamplingSchema(RequestSchema):
     def check_together(self) -> None:
         if self.include_usage and not self.stream:
             raise invalid("“stream_options.include_usage” needs “stream”: true.", param="stream_options")
+        if self.prompt_logprobs is not None and self.stream:
+            raise invalid("“prompt_logprobs” cannot be streamed.", param="prompt_logprobs")
 
     @property
     def include_usage(self) -> bool:

@@ -17,7 +17,7 @@ from inference.client import (
 )
 from openai_api.backend import get_backend
 from openai_api.call import Call
-from openai_api.errors import ApiError, conflict, timed_out, unavailable
+from openai_api.errors import ApiError, conflict, invalid, timed_out, unavailable
 from openai_api.schemas.bodies import MillmBody
 from openai_api.services.sampling import of_choice
 from openai_api.services.tally import Tally
@@ -127,6 +127,8 @@ def failure(code: str, message: str) -> ApiError:
     """The engine's failure as the client sees it."""
     if code in _UNAVAILABLE:
         return unavailable(message, code=code, retry_after_s=_UNAVAILABLE[code])
+    if code == "no_token_allowed":
+        return invalid(message, param=None, code="no_token_allowed")
     if code == "sae_mismatch":
         return conflict(message, code=code, param="profile")
     return ApiError(500, message, error_type="server_error", code=code, can_retry=code == "server_error")
