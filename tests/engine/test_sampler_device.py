@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -11,7 +13,7 @@ from tests.engine.sampling import random_logits, sequence
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 
-PARAMETERS = [
+PARAMETERS: list[dict[str, Any]] = [
     {},
     {"temperature": 1.0},
     {"temperature": 0.7, "top_k": 40, "top_p": 0.9},
