@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 FIRST_WIDTH = 256  # tokens looked at first where only a mass is asked for
-WIDER = 8
+SECOND_WIDTH = 4096  # then; where these do not suffice either, all
 
 Rows = slice | Tensor  # all rows, or their places
 
@@ -48,8 +48,7 @@ def truncated_weights(scaled: Tensor, best: Tensor, limits: Limits) -> Tensor:
     if limits.top_p is not None:
         _cut_top_p(weights, scaled, limits.top_p, limits)
     if limits.min_p is not None:
-        some = weights[limits.min_p.rows]
-        weights[limits.min_p.rows] = some * (some >= limits.min_p.values)
+        _keep(weights, limits.min_p, weights[limits.min_p.rows], limits.min_p.values)
     if limits.typical_p is not None:
         _cut_typical(weights, limits.typical_p)
     return weights
@@ -59,14 +58,14 @@ def _cut_top_k(weights: Tensor, scaled: Tensor, limit: Limit, width: int) -> Non
     """``Limit.values`` are int64, at most ``width``."""
     some = scaled[limit.rows]
     floor = some.topk(width).values.gather(1, limit.values - 1)
-    weights[limit.rows] = weights[limit.rows] * (some >= floor)
+    _keep(weights, limit, some, floor)
 
 
 def _cut_top_p(weights: Tensor, scaled: Tensor, limit: Limit, limits: Limits) -> None:
     some, mass = scaled[limit.rows], weights[limit.rows]
     width = limits.width if limits.unbounded is None else max(limits.width, FIRST_WIDTH)
     floor = _floor_of_mass(some, mass, limit.values, width, limits.unbounded)
-    weights[limit.rows] = mass * (some >= floor)
+    _keep(weights, limit, some, floor)
 
 
 def _cut_typical(weights: Tensor, limit: Limit) -> None:
@@ -77,7 +76,19 @@ def _cut_typical(weights: Tensor, limit: Limit) -> None:
     nearness = -(surprise - entropy).abs()
     everywhere = torch.ones(len(some), dtype=torch.bool, device=some.device)
     floor = _floor_of_mass(nearness, some, limit.values, FIRST_WIDTH, everywhere)
-    weights[limit.rows] = some * (nearness >= floor)
+    _keep(weights, limit, nearness, floor)
+
+
+def _keep(weights: Tensor, limit: Limit, key: Tensor, floor: Tensor) -> None:
+    """Of the limited rows, only weights whose ``key`` ``[rows, vocab]`` is at least ``floor`` ``[rows, 1]``.
+
+    The comparison is written as float32, which a CPU does ten times faster than as bool.
+    """
+    is_kept = torch.ge(key, floor, out=torch.empty_like(key))
+    if isinstance(limit.rows, slice):
+        weights.mul_(is_kept)
+    else:
+        weights[limit.rows] = weights[limit.rows] * is_kept
 
 
 def _floor_of_mass(key: Tensor, weights: Tensor, share: Tensor, width: int, unbounded: Tensor | None) -> Tensor:
@@ -97,5 +108,6 @@ def _floor_of_mass(key: Tensor, weights: Tensor, share: Tensor, width: int, unbo
     short = (num_before.squeeze(1) == width) & unbounded
     if bool(short.any()):
         rows = short.nonzero().squeeze(1)
-        floor[rows] = _floor_of_mass(key[rows], weights[rows], share[rows], width * WIDER, unbounded[rows])
+        wider = SECOND_WIDTH if width < SECOND_WIDTH else vocab
+        floor[rows] = _floor_of_mass(key[rows], weights[rows], share[rows], wider, unbounded[rows])
     return floor
