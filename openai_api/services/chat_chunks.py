@@ -22,7 +22,7 @@ from openai_api.services.generation import Generation
 from openai_api.services.tally import usage_body
 from openai_api.services.token_text import chat_logprobs, prompt_logprobs
 
-SYSTEM_FINGERPRINT = "fp_millm_1"  # changes when the same seed may give other tokens
+SYSTEM_FINGERPRINT = "fp_millm_2"  # changes when the same seed may give other tokens
 _NO_LOGPROBS: ChatLogprobsBody = {"content": None, "refusal": None}
 
 
