@@ -66,6 +66,10 @@ class PromptEncoder:
         end = len(ids) - is_added[::-1].index(0)
         return [*ids[:start], *self._encode_spelled(text, self._special_pattern), *ids[end:]]
 
+    def encode_plain(self, text: str) -> list[int]:
+        """Text without any special tokens, neither its own nor those that a prompt begins or ends with."""
+        return list(self._plain.encode(text, add_special_tokens=False).ids)
+
     def wrap_messages(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Messages with look-alikes wrapped. Assistants may repeat what they wrote (``<think>``), but no specials."""
         return [self._wrap_message(message) for message in messages]
@@ -114,19 +118,16 @@ class PromptEncoder:
             yield _Piece(text, piece.is_control)
 
     def _encode_text(self, text: str, *, is_first: bool) -> list[int]:
-        ids = self._encode_plain(text) if is_first or self._is_prefixed else self._encode_inside(text)
+        ids = self.encode_plain(text) if is_first or self._is_prefixed else self._encode_inside(text)
         if not any(token_id in self._control_ids for token_id in ids):
             return ids
         return self._encode_spelled(text, self._control_pattern)
 
-    def _encode_plain(self, text: str) -> list[int]:
-        return list(self._plain.encode(text, add_special_tokens=False).ids)
-
     def _encode_inside(self, text: str) -> list[int]:
         """Text that does not begin the prompt: without the word mark that some tokenizers put before the first word."""
-        line_break = self._encode_plain("\n")
-        ids = self._encode_plain("\n" + text)
-        return ids[len(line_break) :] if ids[: len(line_break)] == line_break else self._encode_plain(text)
+        line_break = self.encode_plain("\n")
+        ids = self.encode_plain("\n" + text)
+        return ids[len(line_break) :] if ids[: len(line_break)] == line_break else self.encode_plain(text)
 
     def _encode_spelled(self, text: str, pattern: re.Pattern[str]) -> list[int]:
         """Text that the vocabulary itself turns into control tokens: their characters are encoded one by one."""
@@ -145,7 +146,7 @@ class PromptEncoder:
         for text, token_id in self._special.items():
             ids = list(self._backend.encode(text + "ab", add_special_tokens=False).ids)
             if ids[:1] == [token_id]:
-                return ids[1:] == self._encode_plain("ab")
+                return ids[1:] == self.encode_plain("ab")
         return True
 
 

@@ -30,6 +30,7 @@ RANGES: Mapping[str, _Range] = {
     "top_p": _Range(1e-6, 1),
     "top_k": _Range(0, 1_000_000, is_integer=True),
     "min_p": _Range(0, 1),
+    "typical_p": _Range(1e-6, 1),
     "presence_penalty": _Range(-2, 2),
     "frequency_penalty": _Range(-2, 2),
     "repetition_penalty": _Range(0.01, 10),

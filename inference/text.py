@@ -75,6 +75,10 @@ class ModelText:
         self._check_size(len(text))
         return self._encoder.encode(text)
 
+    def encode_plain(self, text: str) -> list[int]:
+        """A short piece of text, without BOS."""
+        return self._encoder.encode_plain(text)
+
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         return str(self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
 

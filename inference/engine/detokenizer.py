@@ -7,13 +7,14 @@ a possible stop string until it is decided. Work per token does not grow with th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Protocol
 
 from inference.engine.messages import TokenLogprob
 
 CONTEXT_TOKENS = 6  # of the prompt, so that a first token keeps its leading space
 MAX_OPEN_TOKENS = 8  # more without a whole character are not UTF-8 at all
+MAX_WINDOW = 4  # tokens; a longer one costs more a step, a shorter one is cut, and so decoded twice, more often
 INCOMPLETE = "\ufffd"
 
 
@@ -24,26 +25,55 @@ class TextTokenizer(Protocol):
 
 
 class TokenDecoder:
-    """The text that each further token completes; special tokens have none."""
+    """The text that each further token completes; special tokens have none, unless they are not skipped.
 
-    __slots__ = ("_ids", "_known", "_tokenizer")
+    A window of the last tokens is decoded, once a token: what it said before is known from the step before. It is cut
+    to its last piece when it has grown to :data:`MAX_WINDOW`.
+    """
 
-    def __init__(self, tokenizer: TextTokenizer, prompt_token_ids: Sequence[int] = ()) -> None:
+    __slots__ = ("_ids", "_known", "_sent", "_skip_special", "_tokenizer")
+
+    def __init__(
+        self, tokenizer: TextTokenizer, prompt_token_ids: Sequence[int] = (), *, skip_special_tokens: bool = True
+    ) -> None:
         self._tokenizer = tokenizer
+        self._skip_special = skip_special_tokens
         self._ids = list(prompt_token_ids[-CONTEXT_TOKENS:])  # the window: tokens known, then tokens still open
         self._known = len(self._ids)
+        self._sent = len(self._decode())  # characters of the window's text that are given out
 
     def step(self, token_id: int) -> str:
         """Text that is certain with this token; empty while a character is incomplete."""
         self._ids.append(token_id)
-        before = self._tokenizer.decode(self._ids[: self._known])
-        after = self._tokenizer.decode(self._ids)
-        is_open = after.endswith(INCOMPLETE) and len(self._ids) - self._known < MAX_OPEN_TOKENS
-        if is_open or len(after) <= len(before):
+        text = self._decode()
+        is_full = len(self._ids) - self._known >= MAX_OPEN_TOKENS
+        if text.endswith(INCOMPLETE) and not is_full:
+            return self._give(text.rstrip(INCOMPLETE))
+        if len(text) == self._sent and (self._sent or is_full):
+            self._ids.pop()  # a token without text, which therefore is no context for the next one either
             return ""
-        self._ids = self._ids[self._known :] if self._known else self._ids
+        if len(text) < self._sent and not is_full:
+            return ""
+        new = self._give(text)
+        self._settle(len(text))
+        return new
+
+    def _give(self, text: str) -> str:
+        """The part of the window's text that was not given out yet."""
+        new = text[self._sent :]
+        self._sent += len(new)
+        return new
+
+    def _settle(self, length: int) -> None:
+        """All tokens are known; ``length`` is that of the window's text."""
+        self._sent = length
+        if len(self._ids) >= MAX_WINDOW:
+            del self._ids[: self._known]
+            self._sent = len(self._decode())
         self._known = len(self._ids)
-        return after[len(before) :]
+
+    def _decode(self) -> str:
+        return self._tokenizer.decode(self._ids, self._skip_special) if self._ids else ""
 
 
 @dataclass(slots=True)
@@ -68,28 +98,50 @@ class Piece:
 
 @dataclass(slots=True)
 class Detokenizer:
-    """One sequence's text. ``stop`` strings never reach the output, nor does anything after them."""
+    """One sequence's text. Nothing after a ``stop`` string reaches the output, nor does it itself.
+
+    With ``include_stop`` it does, and so does the text of a stop token. Stop strings count from the text of the token
+    after the first ``min_tokens`` on.
+    """
 
     decoder: TokenDecoder
     stop: Sequence[str] = ()
+    _: KW_ONLY
+    min_tokens: int = 0
+    include_stop: bool = False
+    _num_tokens: int = 0
     _held: str = ""  # text not emitted yet
     _emitted: int = 0  # characters emitted
     _pending: list[_Pending] = field(default_factory=list)
 
     def push(self, token_id: int, logprob: TokenLogprob | None = None) -> Piece:
         """Add a token; returns the text and tokens that are certain now."""
-        text = self.decoder.step(token_id)
-        start = self._emitted + len(self._held)
-        self._pending.append(_Pending(token_id, logprob, start, start + len(text)))
-        self._held += text
+        self._add(token_id, logprob)
+        if self._num_tokens <= self.min_tokens:
+            return self._take(len(self._held))
         found = _first_stop(self._held, self.stop)
         if found is not None:
-            return self._take(found, stopped=True)
+            start, end = found
+            return self._take(end if self.include_stop else start, stopped=True)
         return self._take(len(self._held) - _open_stop(self._held, self.stop))
+
+    def push_stop(self, token_id: int, logprob: TokenLogprob | None = None) -> Piece:
+        """Add the token that ends the sequence."""
+        if not self.include_stop:
+            return Piece()
+        self._add(token_id, logprob)
+        return self._take(len(self._held), everything=True)
 
     def finish(self) -> Piece:
         """The sequence ended otherwise: what was held for a stop string goes out."""
         return self._take(len(self._held), everything=True)
+
+    def _add(self, token_id: int, logprob: TokenLogprob | None) -> None:
+        text = self.decoder.step(token_id)
+        start = self._emitted + len(self._held)
+        self._pending.append(_Pending(token_id, logprob, start, start + len(text)))
+        self._held += text
+        self._num_tokens += 1
 
     def _take(self, length: int, *, stopped: bool = False, everything: bool = False) -> Piece:
         text, self._held = self._held[:length], self._held[length:]
@@ -114,9 +166,9 @@ def _num_ready(pending: list[_Pending], emitted: int, *, has_held: bool) -> int:
     return next((i for i, p in enumerate(pending) if p.end > emitted), len(pending))
 
 
-def _first_stop(text: str, stop: Sequence[str]) -> int | None:
-    """Where the earliest stop string begins."""
-    places = [place for s in stop if (place := text.find(s)) >= 0]
+def _first_stop(text: str, stop: Sequence[str]) -> tuple[int, int] | None:
+    """Where the earliest stop string begins and ends."""
+    places = [(place, place + len(s)) for s in stop if (place := text.find(s)) >= 0]
     return min(places, default=None)
 
 

@@ -13,6 +13,7 @@ from inference.engine.embedding_messages import EmbeddingEvent, EmbeddingRequest
 from inference.grammars import Grammar
 from inference.interventions import Intervention
 
+GREEDY_BELOW = 1e-5  # a temperature this small leaves the best token alone, and smaller ones overflow float32
 FinishReason = Literal["stop", "length", "cancelled"]
 
 
@@ -20,10 +21,13 @@ FinishReason = Literal["stop", "length", "cancelled"]
 class SamplingParams:
     """How the next token is chosen. Values are validated at the HTTP edge and trusted here.
 
-    ``temperature`` 0 is greedy. ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 are off. ``presence_penalty`` and
-    ``frequency_penalty`` are OpenAI's additive penalties over generated tokens; ``repetition_penalty`` is
-    multiplicative over prompt and generated tokens (1 is off). ``logprobs`` None asks for none, k >= 0 for the
-    chosen token's and the k most likely ones'. ``prompt_logprobs`` likewise, for the prompt's tokens.
+    ``temperature`` below :data:`GREEDY_BELOW` is greedy. ``top_k`` 0, ``top_p`` 1, ``min_p`` 0 and ``typical_p`` 1 are
+    off. ``presence_penalty`` and ``frequency_penalty`` are OpenAI's additive penalties over generated tokens;
+    ``repetition_penalty`` is multiplicative over prompt and generated tokens (1 is off). ``bad_words`` are token
+    sequences that must not appear; ``allowed_token_ids`` None allows all. Before ``min_tokens`` generated tokens
+    neither the model's end nor a stop token can be chosen, and stop strings are not looked for.
+    ``logprobs`` None asks for none, k >= 0 for the chosen token's and the k most likely ones'. ``prompt_logprobs``
+    likewise, for the prompt's tokens.
     The output matches ``grammar`` if it ends with reason ``stop``, unless a stop string or stop token cut it.
     """
 
@@ -32,17 +36,27 @@ class SamplingParams:
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+    typical_p: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    min_tokens: int = 0
     seed: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    include_stop: bool = False  # in the text
     ignore_eos: bool = False
+    skip_special_tokens: bool = True  # in the text
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     grammar: Grammar | None = None
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature < GREEDY_BELOW
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +80,15 @@ Request = GenerationRequest | EmbeddingRequest
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """Log-probability (nats) of a token, and of the most likely ones at its place, best first."""
+    """Log-probability (nats) of a token, and of the most likely ones at its place, best first.
+
+    ``rank`` counts from 1, the most likely token's; 0 where nobody counted.
+    """
 
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    rank: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ from inference.grammars import Grammar, GrammarError
 logger = logging.getLogger(__name__)
 
 Delivery = tuple[object, Event]
+ALL_FORBIDDEN = "No token is allowed here: the request's own constraints forbid the whole vocabulary."
 
 
 class ModelEngine:
@@ -158,13 +159,17 @@ class ModelEngine:
     def _sequence(self, request: GenerationRequest, sink: object, submitted_at: float) -> Sequence:
         params = request.sampling
         eos = frozenset() if params.ignore_eos else self._loaded.eos_token_ids
-        decoder = TokenDecoder(self._decode_tokenizer, request.prompt_token_ids)
+        decoder = TokenDecoder(
+            self._decode_tokenizer, request.prompt_token_ids, skip_special_tokens=params.skip_special_tokens
+        )
         return Sequence(
             request=request,
             sink=sink,
             submitted_at=submitted_at,
             max_tokens=min(params.max_tokens, self.max_seq_len - len(request.prompt_token_ids)),
-            detokenizer=Detokenizer(decoder, params.stop),
+            detokenizer=Detokenizer(
+                decoder, params.stop, min_tokens=params.min_tokens, include_stop=params.include_stop
+            ),
             generator=self._generator(request),
             stop_ids=eos | frozenset(params.stop_token_ids),
             matcher=self._matcher(params.grammar),
@@ -200,9 +205,12 @@ class ModelEngine:
                 deliveries.extend(self._note_prompt_logprobs(sequence, logprobs))
         sampled = output.sampled
         sampling = [c.sequence for c in chunks if c.sequence.num_left == 0]
-        for sequence, token, logprob, finite in zip(
-            sampling, sampled.token_ids, sampled.logprobs, sampled.finite, strict=True
+        for sequence, token, logprob, finite, is_possible in zip(
+            sampling, sampled.token_ids, sampled.logprobs, sampled.finite, sampled.is_possible, strict=True
         ):
+            has_error = sequence.matcher is not None and bool(sequence.matcher.error)
+            if finite and not is_possible and not sequence.is_done and sequence.max_tokens > 0 and not has_error:
+                deliveries.extend(self._fail(sequence, "no_token_allowed", ALL_FORBIDDEN))
             if not sequence.is_done:
                 deliveries.extend(self._advance_safely(sequence, token, logprob, finite=finite))
         return deliveries
@@ -245,7 +253,8 @@ class ModelEngine:
         sequence.token_ids.append(token)
         note_token(sequence, token)
         if token in sequence.stop_ids:
-            return self._finish(sequence, "stop")
+            included = sequence.detokenizer.push_stop(token, logprob)
+            return [*_tokens_event(sequence, included), *self._finish(sequence, "stop")]
         piece = sequence.detokenizer.push(token, logprob)
         events = _tokens_event(sequence, piece)
         if piece.stopped:

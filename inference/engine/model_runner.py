@@ -15,9 +15,10 @@ from inference.engine.cache_policy import BlockCopy
 from inference.engine.grammar import MaskComputer
 from inference.engine.hooks import SteeringTable
 from inference.engine.loader import LoadedModel
+from inference.engine.logprobs import prompt_logprobs
 from inference.engine.messages import TokenLogprob
 from inference.engine.request import Sequence
-from inference.engine.sampler import Sampled, sample, token_logprob
+from inference.engine.sampler import Sampled, Sampler
 from inference.engine.scheduler import Chunk
 from inference.engine.token_masks import TokenMasks
 
@@ -39,6 +40,7 @@ class ModelRunner:
         self.device = torch.device(loaded.device)
         self.steering = SteeringTable(loaded.module, self.device)
         self.masks = MaskComputer(loaded.grammars.vocab_size if loaded.grammars else loaded.vocab_size)
+        self._sampler = Sampler()
 
     @torch.inference_mode()
     def run(self, chunks: list[Chunk]) -> StepOutput:
@@ -53,7 +55,7 @@ class ModelRunner:
         finally:
             masks.wait()
         self._note_steering(chunks, row_of_token)
-        output = _read_out(chunks, logits, masks.result())
+        output = _read_out(chunks, logits, self._sampler, masks.result())
         for chunk in chunks:
             chunk.sequence.num_computed += chunk.num_tokens
         return output
@@ -151,7 +153,7 @@ def _wanted_places(chunks: list[Chunk]) -> list[int]:
     return places
 
 
-def _read_out(chunks: list[Chunk], logits: Tensor, masks: TokenMasks | None) -> StepOutput:
+def _read_out(chunks: list[Chunk], logits: Tensor, sampler: Sampler, masks: TokenMasks | None) -> StepOutput:
     """Split the logits into those to sample from and those of prompts."""
     last_rows, sequences, prompts, first = [], [], {}, 0
     for chunk in chunks:
@@ -163,15 +165,13 @@ def _read_out(chunks: list[Chunk], logits: Tensor, masks: TokenMasks | None) -> 
             last_rows.append(first + count - 1)
             sequences.append(sequence)
         first += count
-    return StepOutput(sample(logits[last_rows], sequences, masks), prompts)
+    return StepOutput(sampler.sample(logits[last_rows], sequences, masks), prompts)
 
 
 def _prompt_logprobs(sequence: Sequence, num_tokens: int, logits: Tensor) -> tuple[TokenLogprob | None, ...]:
     """Of the prompt's tokens after each of the chunk's places; None first for the prompt's own first token."""
     start = sequence.num_computed
     num_top = sequence.request.sampling.prompt_logprobs or 0
-    found: list[TokenLogprob | None] = [None] if start == 0 else []
+    first: list[TokenLogprob | None] = [None] if start == 0 else []
     following = sequence.token_ids[start + 1 : sequence.num_prompt][:num_tokens]
-    for row, token_id in zip(logits.float().log_softmax(-1), following, strict=False):
-        found.append(token_logprob(row, token_id, num_top))
-    return tuple(found)
+    return (*first, *prompt_logprobs(logits, following, num_top))

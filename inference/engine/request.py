@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 import torch
-from torch import Tensor
 
 from inference.engine.cache_policy import PREFIX_BLOCK
 from inference.engine.detokenizer import Detokenizer
@@ -15,6 +14,7 @@ from inference.engine.grammar import GrammarMatcher
 from inference.engine.hooks import SteeringRows
 from inference.engine.messages import GenerationRequest, SteeringReceipt, Timings, Usage
 from inference.engine.prefix_keys import PrefixKeys, Programs
+from inference.engine.token_history import TokenHistory
 
 
 class RequestState(Enum):
@@ -48,9 +48,9 @@ class Sequence:
     rows: SteeringRows | None = None
     steering_expected: int = 0
     steering_applied: int = 0
-    counts: Tensor | None = None  # [vocab] generated tokens, kept only for penalties
-    seen: Tensor | None = None  # [vocab] bool, prompt and generated, kept only for repetition_penalty
     has_prompt_logprobs: bool = False  # they were all sent
+    history: TokenHistory | None = None  # kept only for penalties
+    uniforms: list[float] = field(default_factory=list)  # drawn from the generator, not used yet
     first_run_at: float | None = None
     first_token_at: float | None = None
 

@@ -1,4 +1,4 @@
-"""Which tokens some rows of a batch may take."""
+"""Which tokens a grammar allows, as bits."""
 
 from __future__ import annotations
 
@@ -8,33 +8,32 @@ import numpy as np
 import torch
 from torch import Tensor
 
+WORD_BITS = 32
+
 
 @dataclass(frozen=True, slots=True)
 class TokenMasks:
-    """``rows`` of the logits are masked. Bit i of word w of ``bits`` (``[len(rows), words]`` int32, on the CPU) allows
-    token 32 * w + i; tokens beyond the last word are not allowed.
+    """``rows`` are the rows of the step's logits that are masked, ``bits`` int32 ``[len(rows), ceil(vocab / 32)]``.
+
+    Bit i of word w allows token 32 * w + i, which is llguidance's layout.
     """
 
     rows: tuple[int, ...]
     bits: Tensor
 
-    def apply(self, logits: Tensor) -> Tensor:
-        """``[rows, vocab]`` with minus infinity for the tokens that are not allowed; a copy."""
-        if not self.rows:
-            return logits
-        logits = logits.clone()
-        rows = torch.tensor(self.rows, device=logits.device)
-        allowed = self._allowed(logits.shape[1], logits.device)
-        logits[rows] = logits[rows].masked_fill_(~allowed, float("-inf"))
-        return logits
-
-    def _allowed(self, vocab_size: int, device: torch.device) -> Tensor:
-        """``[len(rows), vocab_size]`` bool; unpacked where the logits are, since bits are cheap to move."""
+    def banned(self, vocab_size: int, device: torch.device) -> Tensor:
+        """Bool ``[len(rows), vocab_size]`` on ``device``: the tokens that are not allowed."""
         if device.type == "cpu":
-            octets = np.ascontiguousarray(self.bits.numpy()).view(np.uint8)
-            unpacked = np.unpackbits(octets, axis=1, bitorder="little", count=vocab_size)
-            return torch.from_numpy(unpacked).view(torch.bool)
-        bits = self.bits.to(device, non_blocking=True)
-        flags = (bits.unsqueeze(-1) >> torch.arange(32, dtype=torch.int32, device=device)) & 1
-        allowed = flags.flatten(1)[:, :vocab_size].bool()
-        return torch.nn.functional.pad(allowed, (0, vocab_size - allowed.shape[1]))
+            # Four times faster than shifts, but only numpy has it.
+            octets = self.bits.cpu().contiguous().numpy().view(np.uint8)
+            allowed = torch.from_numpy(np.unpackbits(octets, axis=1, bitorder="little", count=vocab_size))
+        else:
+            allowed = unpack_by_shifts(self.bits.to(device, non_blocking=True))[:, :vocab_size]
+            allowed = torch.nn.functional.pad(allowed, (0, vocab_size - allowed.shape[1]))
+        return allowed == 0
+
+
+def unpack_by_shifts(bits: Tensor) -> Tensor:
+    """Int32 ``[rows, words]`` to ``[rows, 32 * words]`` of 0 and 1, on the tensor's own device."""
+    places = torch.arange(WORD_BITS, dtype=torch.int32, device=bits.device)
+    return ((bits.unsqueeze(-1) >> places) & 1).flatten(1)

@@ -54,6 +54,15 @@ class ChatLogprobsBody(TypedDict):
     refusal: list[TokenLogprobBody] | None
 
 
+class PromptLogprobBody(TypedDict):
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobsBody = list[dict[str, PromptLogprobBody] | None]  # by token id; an extension of vLLM's
+
+
 class MessageBody(TypedDict):
     role: Literal["assistant"]
     content: str | None
@@ -75,6 +84,7 @@ class ChatCompletionBody(TypedDict):
     choices: list[ChatChoiceBody]
     usage: UsageBody
     system_fingerprint: str
+    prompt_logprobs: NotRequired[PromptLogprobsBody]
     millm: NotRequired[MillmBody]
 
 
@@ -98,6 +108,7 @@ class ChatChunkBody(TypedDict):
     choices: list[ChunkChoiceBody]
     system_fingerprint: str
     usage: NotRequired[UsageBody | None]
+    prompt_logprobs: NotRequired[PromptLogprobsBody]
     millm: NotRequired[MillmBody]
 
 
@@ -115,6 +126,7 @@ class CompletionChoiceBody(TypedDict):
     text: str
     logprobs: CompletionLogprobsBody | None
     finish_reason: CompletionFinish | None
+    prompt_logprobs: NotRequired[PromptLogprobsBody]
 
 
 class CompletionBody(TypedDict):

@@ -13,12 +13,17 @@ from openai_api.schemas.structured import StructuredSchema
 
 MAX_CHOICES = 16
 MAX_LOGIT_BIAS = 1024
+MAX_BAD_WORDS = 64
+MAX_BAD_WORD_LENGTH = 200  # characters
+MAX_ALLOWED_TOKENS = 100_000
+MAX_PROMPT_LOGPROBS = 20
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 1024  # characters
 INT64_MAX = 2**63 - 1
 MAX_TOKENS = 10**9
 
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
+BadWord = Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD_LENGTH)]
 TokenId = Annotated[int, Field(ge=0)]
 
 
@@ -42,6 +47,7 @@ class SamplingSchema(StructuredSchema):
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1, le=2**31 - 1, description="-1 and 0 turn it off.")
     min_p: float | None = Field(None, ge=0, le=1)
+    typical_p: float | None = Field(None, gt=0, le=1, description="1 turns it off.")
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     repetition_penalty: float | None = Field(None, ge=0.01, le=10, description="1 turns it off.")
@@ -55,7 +61,13 @@ class SamplingSchema(StructuredSchema):
     seed: int | None = Field(None, ge=-INT64_MAX - 1, le=INT64_MAX)
     stop: Annotated[list[StopString] | None, Field(max_length=MAX_STOPS), BeforeValidator(_as_list)] = None
     stop_token_ids: list[TokenId] | None = Field(None, max_length=64)
+    include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
+    min_tokens: int | None = Field(None, ge=0, le=MAX_TOKENS)
+    bad_words: list[BadWord] | None = Field(None, max_length=MAX_BAD_WORDS)
+    allowed_token_ids: list[TokenId] | None = Field(None, min_length=1, max_length=MAX_ALLOWED_TOKENS)
+    skip_special_tokens: bool | None = None
+    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_PROMPT_LOGPROBS)
     profile: str | None = Field(
         None, min_length=1, max_length=200, description="A steering profile: name, name@version, or null for none."
     )
@@ -70,19 +82,13 @@ class SamplingSchema(StructuredSchema):
     safety_identifier: Annotated[str | None, IGNORED] = None
 
     REFUSED: ClassVar[Mapping[str, Harmless]] = {
-        "allowed_token_ids": (),
-        "bad_words": ([],),
         "early_stopping": (False,),
         "length_penalty": (1, 1.0),
-        "min_tokens": (0,),
         "mirostat": (0,),
         "moderation": (),
-        "prompt_logprobs": (0,),
-        "skip_special_tokens": (True,),
         "steering": (),
         "steering_intensity": (),
         "truncate_prompt_tokens": (),
-        "typical_p": (1, 1.0),
         "use_beam_search": (False,),
     }
     REMEDIES: ClassVar[Mapping[str, str]] = {
@@ -94,6 +100,8 @@ class SamplingSchema(StructuredSchema):
         super().check_together()
         if self.include_usage and not self.stream:
             raise invalid("“stream_options.include_usage” needs “stream”: true.", param="stream_options")
+        if self.prompt_logprobs is not None and self.stream:
+            raise invalid("“prompt_logprobs” cannot be streamed.", param="prompt_logprobs")
 
     @property
     def include_usage(self) -> bool:

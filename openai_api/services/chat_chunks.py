@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from inference.client import Event, FinishedEvent, TokensEvent
+from inference.client import Event, FinishedEvent, PromptLogprobsEvent, TokensEvent
 from openai_api.request_id import new_id
 from openai_api.schemas.bodies import (
     ChatChoiceBody,
@@ -15,13 +15,14 @@ from openai_api.schemas.bodies import (
     ChatLogprobsBody,
     ChunkChoiceBody,
     DeltaBody,
+    PromptLogprobsBody,
     TokenLogprobBody,
 )
 from openai_api.services.generation import Generation
 from openai_api.services.tally import usage_body
-from openai_api.services.token_text import chat_logprobs
+from openai_api.services.token_text import chat_logprobs, prompt_logprobs
 
-SYSTEM_FINGERPRINT = "fp_millm_1"  # changes when the same seed may give other tokens
+SYSTEM_FINGERPRINT = "fp_millm_2"  # changes when the same seed may give other tokens
 _NO_LOGPROBS: ChatLogprobsBody = {"content": None, "refusal": None}
 
 
@@ -41,6 +42,8 @@ class ChatChunks:
     def of(self, event: Event) -> Iterator[ChatChunkBody]:
         if isinstance(event, TokensEvent) and (event.text or (self._has_logprobs and event.logprobs)):
             yield self._chunk([_choice(event.index, {"content": event.text}, self._logprobs(event))])
+        if isinstance(event, PromptLogprobsEvent) and event.index == 0:  # all choices have the same prompt
+            yield self._prompt_chunk(event)
         if isinstance(event, FinishedEvent):
             yield self._finish(event)
 
@@ -58,6 +61,11 @@ class ChatChunks:
 
     def _logprobs(self, event: TokensEvent) -> ChatLogprobsBody | None:
         return chat_logprobs(self._generation.target.model.text, event.logprobs) if self._has_logprobs else None
+
+    def _prompt_chunk(self, event: PromptLogprobsEvent) -> ChatChunkBody:
+        chunk = self._chunk([])
+        chunk["prompt_logprobs"] = prompt_logprobs(self._generation.target.model.text, event.logprobs)
+        return chunk
 
     def _with_proof(self, chunk: ChatChunkBody) -> ChatChunkBody:
         millm = self._generation.millm
@@ -96,10 +104,12 @@ class ChatFold:
         self._texts: dict[int, list[str]] = {}
         self._tokens: dict[int, list[TokenLogprobBody]] = {}
         self._reasons: dict[int, ChatFinish] = {}
+        self._prompt_logprobs: PromptLogprobsBody | None = None
         self._last: ChatChunkBody | None = None
 
     def add(self, chunk: ChatChunkBody) -> None:
         self._last = chunk
+        self._prompt_logprobs = chunk.get("prompt_logprobs", self._prompt_logprobs)
         for choice in chunk["choices"]:
             index = choice["index"]
             self._texts.setdefault(index, []).append(choice["delta"].get("content", ""))
@@ -121,6 +131,8 @@ class ChatFold:
             "usage": usage,
             "system_fingerprint": last["system_fingerprint"],
         }
+        if self._prompt_logprobs is not None:
+            body["prompt_logprobs"] = self._prompt_logprobs
         if "millm" in last:
             body["millm"] = last["millm"]
         return body

@@ -17,7 +17,7 @@ from openai_api.schemas.bodies import (
 from openai_api.services.chat_chunks import SYSTEM_FINGERPRINT
 from openai_api.services.generation import Generation
 from openai_api.services.tally import usage_body
-from openai_api.services.token_text import TextOffsets, finite
+from openai_api.services.token_text import TextOffsets, finite, prompt_logprobs
 
 
 class CompletionChunks:
@@ -31,6 +31,8 @@ class CompletionChunks:
         echoes: Sequence[tuple[str, Sequence[int]]] | None,
         num_top: int | None,
         echo_has_logprobs: bool,
+        has_prompt_logprobs: bool,
+        skip_special_tokens: bool,
         include_usage: bool,
     ) -> None:
         self._generation = generation
@@ -38,8 +40,9 @@ class CompletionChunks:
         self._echoes = echoes
         self._num_top = num_top
         self._echo_has_logprobs = echo_has_logprobs
+        self._has_prompt_logprobs = has_prompt_logprobs
         self._include_usage = include_usage
-        self._offsets = [TextOffsets(self._text) for _ in range(num_sequences)]
+        self._offsets = [TextOffsets(self._text, skip_special_tokens=skip_special_tokens) for _ in range(num_sequences)]
         self._id = new_id("cmpl-")
         self._created = int(time.time())
 
@@ -50,9 +53,8 @@ class CompletionChunks:
                 yield self._chunk([_choice(index, text)])
 
     def of(self, event: Event) -> Iterator[CompletionBody]:
-        if isinstance(event, PromptLogprobsEvent) and self._echoes is not None:
-            text, ids = self._echoes[event.index]
-            yield self._chunk([_choice(event.index, text, self._logprobs(event.index, ids, event.logprobs))])
+        if isinstance(event, PromptLogprobsEvent):
+            yield from self._prompt_chunks(event)
         elif isinstance(event, TokensEvent):
             logprobs = self._logprobs(event.index, event.token_ids, event.logprobs)
             if event.text or logprobs:
@@ -65,6 +67,15 @@ class CompletionChunks:
             chunk = self._chunk([])
             chunk["usage"] = usage_body(self._generation.tally.usage)
             yield self._with_proof(chunk)
+
+    def _prompt_chunks(self, event: PromptLogprobsEvent) -> Iterator[CompletionBody]:
+        if self._echoes is not None and self._echo_has_logprobs:
+            text, ids = self._echoes[event.index]
+            yield self._chunk([_choice(event.index, text, self._logprobs(event.index, ids, event.logprobs))])
+        if self._has_prompt_logprobs:
+            choice = _choice(event.index, "")
+            choice["prompt_logprobs"] = prompt_logprobs(self._text, event.logprobs)
+            yield self._chunk([choice])
 
     def _finish(self, event: FinishedEvent) -> CompletionBody:
         reason: CompletionFinish = "length" if event.reason == "length" else "stop"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from openai_api.schemas.bodies import (
@@ -9,18 +10,22 @@ from openai_api.schemas.bodies import (
     CompletionChoiceBody,
     CompletionFinish,
     CompletionLogprobsBody,
+    PromptLogprobsBody,
 )
 
 
 @dataclass(slots=True)
 class _Sequence:
+    num_echoed: int  # tokens of the prompt that have logprobs, which say nothing about the completion
     texts: list[str] = field(default_factory=list)
     logprobs: CompletionLogprobsBody | None = None
     finish_reason: CompletionFinish | None = None
+    prompt_logprobs: PromptLogprobsBody | None = None
 
     def add(self, choice: CompletionChoiceBody) -> None:
         self.texts.append(choice["text"])
         self.finish_reason = choice["finish_reason"] or self.finish_reason
+        self.prompt_logprobs = choice.get("prompt_logprobs", self.prompt_logprobs)
         if choice["logprobs"] is not None:
             self.logprobs = (
                 choice["logprobs"] if self.logprobs is None else _extended(self.logprobs, choice["logprobs"])
@@ -28,14 +33,19 @@ class _Sequence:
 
     @property
     def mean_logprob(self) -> float:
-        known = [value for value in (self.logprobs or {"token_logprobs": []})["token_logprobs"] if value is not None]
+        values = self.logprobs["token_logprobs"][self.num_echoed :] if self.logprobs else []
+        known = [value for value in values if value is not None]
         return sum(known) / len(known) if known else float("-inf")
 
 
 class CompletionFold:
-    """Of each prompt's ``per_prompt`` sequences it keeps the ``keep`` likeliest, in the order of their likelihood."""
+    """Of each prompt's ``per_prompt`` sequences it keeps the ``keep`` likeliest, in the order of their likelihood.
 
-    def __init__(self, *, per_prompt: int, keep: int, has_logprobs: bool) -> None:
+    ``echoed`` has each prompt's length in tokens where logprobs begin with the prompt's.
+    """
+
+    def __init__(self, *, per_prompt: int, keep: int, has_logprobs: bool, echoed: Sequence[int] | None = None) -> None:
+        self._echoed = echoed
         self._per_prompt = per_prompt
         self._keep = keep
         self._has_logprobs = has_logprobs
@@ -45,7 +55,10 @@ class CompletionFold:
     def add(self, chunk: CompletionBody) -> None:
         self._last = chunk
         for choice in chunk["choices"]:
-            self._sequences.setdefault(choice["index"], _Sequence()).add(choice)
+            index = choice["index"]
+            if index not in self._sequences:
+                self._sequences[index] = _Sequence(self._echoed[index // self._per_prompt] if self._echoed else 0)
+            self._sequences[index].add(choice)
 
     def body(self) -> CompletionBody:
         assert self._last is not None, "the fold needs the usage chunk"
@@ -59,12 +72,15 @@ class CompletionFold:
         return [sequence for group in groups for sequence in group]
 
     def _choice(self, index: int, sequence: _Sequence) -> CompletionChoiceBody:
-        return {
+        choice: CompletionChoiceBody = {
             "index": index,
             "text": "".join(sequence.texts),
             "logprobs": sequence.logprobs if self._has_logprobs else None,
             "finish_reason": sequence.finish_reason,
         }
+        if sequence.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = sequence.prompt_logprobs
+        return choice
 
 
 def _extended(first: CompletionLogprobsBody, more: CompletionLogprobsBody) -> CompletionLogprobsBody:

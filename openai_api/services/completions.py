@@ -37,12 +37,17 @@ async def create_completion(call: Call) -> HttpResponseBase:
         echoes=echoes(target.model.text, wanted, prompts) if wanted.echo else None,
         num_top=params[0].logprobs,
         echo_has_logprobs=wanted.logprobs is not None,
+        has_prompt_logprobs=wanted.prompt_logprobs is not None,
+        skip_special_tokens=params[0].skip_special_tokens,
         include_usage=wanted.include_usage or not wanted.stream,
     )
     if wanted.stream:
         return await stream(generation, chunks)
     fold = CompletionFold(
-        per_prompt=wanted.num_candidates, keep=wanted.num_choices, has_logprobs=wanted.logprobs is not None
+        per_prompt=wanted.num_candidates,
+        keep=wanted.num_choices,
+        has_logprobs=wanted.logprobs is not None,
+        echoed=[len(ids) for ids in prompts] if wanted.echo and wanted.logprobs is not None else None,
     )
     await collect(generation, chunks, fold.add)
     return json_response(fold.body())
@@ -69,15 +74,18 @@ def params_for(wanted: CompletionRequest, model: ReadyModel, prompt_tokens: int)
     budget = completion_budget(wanted.max_tokens, prompt_tokens, model, param="max_tokens")
     needs_ranking = wanted.num_candidates > wanted.num_choices
     logprobs = 0 if wanted.logprobs is None and needs_ranking else wanted.logprobs
-    prompt_logprobs = wanted.logprobs if wanted.echo else None
+    asked = [num for num in (wanted.prompt_logprobs, wanted.logprobs if wanted.echo else None) if num is not None]
     params = sampling_params(wanted, model, budget)
-    return dataclasses.replace(params, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+    return dataclasses.replace(params, logprobs=logprobs, prompt_logprobs=max(asked, default=None))
 
 
 def echoes(text: ModelText, wanted: CompletionRequest, prompts: list[list[int]]) -> list[tuple[str, list[int]]]:
     """For each sequence its prompt, as the text that the client sent and as token ids."""
     texts = [
-        given if isinstance(given, str) else text.decode(given, skip_special_tokens=True) for given in wanted.prompt
+        given
+        if isinstance(given, str)
+        else text.decode(given, skip_special_tokens=wanted.skip_special_tokens is not False)
+        for given in wanted.prompt
     ]
     pairs = list(zip(texts, prompts, strict=True))
     return [pair for pair in pairs for _ in range(wanted.num_candidates)]

@@ -128,6 +128,8 @@ def failure(code: str, message: str) -> ApiError:
     """The engine's failure as the client sees it."""
     if code in _UNAVAILABLE:
         return unavailable(message, code=code, retry_after_s=_UNAVAILABLE[code])
+    if code == "no_token_allowed":
+        return invalid(message, param=None, code="no_token_allowed")
     if code == "sae_mismatch":
         return conflict(message, code=code, param="profile")
     if code == "grammar_failed":

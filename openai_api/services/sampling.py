@@ -10,6 +10,7 @@ from django.conf import settings
 
 from inference.client import SamplingParams
 from inference.registry import ReadyModel
+from inference.text import ModelText
 from openai_api.errors import context_length_exceeded, invalid
 from openai_api.schemas.sampling import INT64_MAX, SamplingSchema
 
@@ -18,6 +19,7 @@ DEFAULTABLE = (
     "top_p",
     "top_k",
     "min_p",
+    "typical_p",
     "presence_penalty",
     "frequency_penalty",
     "repetition_penalty",
@@ -27,13 +29,20 @@ DEFAULTABLE = (
 def sampling_params(wanted: SamplingSchema, model: ReadyModel, max_tokens: int) -> SamplingParams:
     """The request's values, else the model's defaults, else the engine's. Raises ApiError 400."""
     check_token_ids(wanted.stop_token_ids or (), model.vocab_size, param="stop_token_ids")
+    check_token_ids(wanted.allowed_token_ids or (), model.vocab_size, param="allowed_token_ids")
     return SamplingParams(
         max_tokens=max_tokens,
         logit_bias=_logit_bias(wanted, model.vocab_size),
+        bad_words=_bad_words(wanted.bad_words or (), model.text),
+        allowed_token_ids=None if wanted.allowed_token_ids is None else tuple(wanted.allowed_token_ids),
+        min_tokens=_min_tokens(wanted, max_tokens),
         seed=None if wanted.seed is None else wanted.seed & INT64_MAX,
         stop=tuple(wanted.stop or ()),
         stop_token_ids=tuple(wanted.stop_token_ids or ()),
+        include_stop=bool(wanted.include_stop_str_in_output),
         ignore_eos=bool(wanted.ignore_eos),
+        skip_special_tokens=wanted.skip_special_tokens is not False,
+        prompt_logprobs=wanted.prompt_logprobs,
         **_numbers(wanted, model),
     )
 
@@ -79,3 +88,22 @@ def _logit_bias(wanted: SamplingSchema, vocab_size: int) -> tuple[tuple[int, flo
     bias = {int(token): value for token, value in (wanted.logit_bias or {}).items()}
     check_token_ids(bias, vocab_size, param="logit_bias")
     return tuple(bias.items())
+
+
+def _min_tokens(wanted: SamplingSchema, max_tokens: int) -> int:
+    least = wanted.min_tokens or 0
+    if least > max_tokens:
+        raise invalid(f"“min_tokens” is {least}, but at most {max_tokens} tokens may be generated.", param="min_tokens")
+    return least
+
+
+def _bad_words(words: Iterable[str], text: ModelText) -> tuple[tuple[int, ...], ...]:
+    """Each word as the beginning of a text and after a space, which are different tokens for most tokenizers."""
+    found: dict[tuple[int, ...], None] = {}
+    for place, word in enumerate(words):
+        bare = word.lstrip()
+        if not bare:
+            raise invalid(f"bad_words[{place}] has no characters but spaces.", param=f"bad_words[{place}]")
+        for form in (bare, f" {bare}"):
+            found[tuple(text.encode_plain(form))] = None
+    return tuple(ids for ids in found if ids)

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import codecs
 import math
+from collections.abc import Sequence
 
 from inference.client import TokenLogprob
 from inference.text import ModelText
-from openai_api.schemas.bodies import ChatLogprobsBody, TokenLogprobBody, TopLogprobBody
+from openai_api.schemas.bodies import (
+    ChatLogprobsBody,
+    PromptLogprobBody,
+    PromptLogprobsBody,
+    TokenLogprobBody,
+    TopLogprobBody,
+)
 
 VERY_UNLIKELY = -9999.0  # OpenAI's number for minus infinity, which JSON lacks
 
@@ -28,6 +35,19 @@ def token_logprob(text: ModelText, token: TokenLogprob) -> TokenLogprobBody:
     }
 
 
+def prompt_logprobs(text: ModelText, tokens: Sequence[TokenLogprob | None]) -> PromptLogprobsBody:
+    """As vLLM writes them: for each token of the prompt the likeliest ones and itself by id, for the first one null."""
+    return [None if token is None else _by_id(text, token) for token in tokens]
+
+
+def _by_id(text: ModelText, token: TokenLogprob) -> dict[str, PromptLogprobBody]:
+    top = [(token_id, logprob, rank) for rank, (token_id, logprob) in enumerate(token.top, 1)]
+    return {
+        str(token_id): {"logprob": finite(logprob), "rank": rank, "decoded_token": text.token_text(token_id)}
+        for token_id, logprob, rank in (*top, (token.token_id, token.logprob, token.rank))
+    }
+
+
 def chat_logprobs(text: ModelText, tokens: tuple[TokenLogprob, ...]) -> ChatLogprobsBody:
     return {"content": [token_logprob(text, token) for token in tokens], "refusal": None}
 
@@ -35,14 +55,15 @@ def chat_logprobs(text: ModelText, tokens: tuple[TokenLogprob, ...]) -> ChatLogp
 class TextOffsets:
     """Where each token of a text begins, in characters, although a character may be spread over tokens."""
 
-    def __init__(self, text: ModelText) -> None:
+    def __init__(self, text: ModelText, *, skip_special_tokens: bool = True) -> None:
         self._text = text
+        self._skipped = text.special_token_ids if skip_special_tokens else frozenset()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._length = 0
 
     def next(self, token_id: int) -> int:
         offset = self._length
-        if token_id in self._text.special_token_ids:  # they are not part of the text
+        if token_id in self._skipped:  # they are not part of the text
             return offset
         self._length += len(self._decoder.decode(self._text.token_bytes(token_id)))
         return offset

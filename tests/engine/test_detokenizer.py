@@ -1,14 +1,43 @@
 from __future__ import annotations
 
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from functools import cache
 
-from inference.engine.detokenizer import Detokenizer, TokenDecoder
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from inference.engine.detokenizer import MAX_OPEN_TOKENS, Detokenizer, TokenDecoder
 from inference.engine.messages import TokenLogprob
 from tests.builders import build_tokenizer
+from tests.inference.tokenizers import gemma_tokenizer, llama_tokenizer, metaspace_tokenizer
 
 TOKENIZER = build_tokenizer().backend_tokenizer
+
+
+def word_pieces() -> Tokenizer:
+    """As BERT's, whose decoder joins pieces and takes out the spaces before marks."""
+    words = ["[UNK]", "the", "cat", "sat", "s", "t", "##s", "##t", "##he", "'", ".", ",", "!"]
+    backend = Tokenizer(models.WordPiece({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece()
+    return backend
+
+
+@cache
+def tokenizer_of(kind) -> Tokenizer:
+    made = kind()
+    return getattr(made, "backend_tokenizer", made)
+
+
+class BytesTokenizer:
+    """Tokens of any bytes, where a character may begin in the middle of one."""
+
+    def __init__(self, tokens: dict[int, bytes]) -> None:
+        self._tokens = tokens
+
+    def decode(self, ids, skip_special_tokens=True) -> str:
+        return b"".join(self._tokens[i] for i in ids).decode("utf-8", "replace")
 
 
 def detokenizer(*stop: str, prompt: tuple[int, ...] = ()) -> Detokenizer:
@@ -122,3 +151,64 @@ def test_window_stays_short():
     for token in encode("hello " * 300):
         target.push(token)
     assert len(target.decoder._ids) < 20
+
+
+@pytest.mark.parametrize("kind", [llama_tokenizer, gemma_tokenizer, lambda: metaspace_tokenizer("first"), word_pieces])
+@given(data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_every_kind_of_tokenizer_streams_what_it_decodes_at_once(kind, data):
+    backend = tokenizer_of(kind)
+    text = data.draw(st.text(alphabet="the cat's Sät 你好😀\n.,!", max_size=30))
+    ids = backend.encode(text, add_special_tokens=False).ids
+    target = Detokenizer(TokenDecoder(backend))
+    pieces = [target.push(token).text for token in ids]
+    assert not any("\ufffd" in piece for piece in pieces)
+    assert "".join(pieces) + target.finish().text == backend.decode(ids)
+
+
+@given(st.text(alphabet="ab é🦊", max_size=12), st.text(alphabet="ab é🦊", max_size=12))
+def test_the_prompt_is_context_and_no_output(prompt, text):
+    ids = encode(prompt)
+    assert push_all(detokenizer(prompt=tuple(ids)), encode(text))[0] == text
+
+
+def test_the_whole_characters_of_a_token_do_not_wait_for_the_broken_one():
+    fox = encode("🦊")
+    target = Detokenizer(TokenDecoder(TOKENIZER))
+    assert [target.push(token).text for token in [*encode("a"), fox[0]]] == ["a", ""]
+    target = Detokenizer(TokenDecoder(BytesTokenizer({1: b"x\xc3", 2: b"\xa9y"})))
+    assert [target.push(token).text for token in (1, 2)] == ["x", "éy"]
+
+
+@pytest.mark.parametrize("start", [[], encode("a")])
+def test_tokens_without_text_do_not_lengthen_the_window(start):
+    target = detokenizer()
+    for token in [*start, *[1] * 100]:
+        target.push(token)
+    assert len(target.decoder._ids) <= MAX_OPEN_TOKENS + 1
+    assert push_all(target, encode("b"))[0] == "b"
+
+
+def test_special_tokens_have_text_where_they_are_not_skipped():
+    target = Detokenizer(TokenDecoder(TOKENIZER, skip_special_tokens=False))
+    assert push_all(target, [*encode("a"), 1, *encode("b")])[0] == f"a{TOKENIZER.id_to_token(1)}b"
+
+
+def test_a_stop_string_can_be_included():
+    target = Detokenizer(TokenDecoder(TOKENIZER), ("END", "ENDE"), include_stop=True)
+    assert push_all(target, encode("ok ENDE"))[::2] == ("ok END", True)
+
+
+def test_a_stop_token_has_its_text_only_where_it_is_included():
+    (token,) = encode("b")
+    silent = detokenizer()
+    assert silent.push_stop(token).text + silent.finish().text == ""
+    target = Detokenizer(TokenDecoder(TOKENIZER), ("bc",), include_stop=True)
+    assert target.push_stop(token).text == "b"
+
+
+def test_stop_strings_count_after_the_first_tokens_only():
+    ids = encode("xaxbxcx")
+    assert len(ids) == 7
+    target = Detokenizer(TokenDecoder(TOKENIZER), ("x",), min_tokens=3)
+    assert push_all(target, ids)[::2] == ("xaxb", True)

@@ -1,4 +1,4 @@
-"""Sampling against transformers' logits processors and warpers, and against the definitions."""
+"""Whole steps of sampling; the parts are tested against outsiders beside this file."""
 
 from __future__ import annotations
 
@@ -8,83 +8,24 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import (
-    MinPLogitsWarper,
-    RepetitionPenaltyLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
+
+from inference.engine.sampler import Sampler, note_token, sample
+from inference.engine.token_masks import TokenMasks
+from tests.engine.sampling import VOCAB, random_logits, sequence
+
+SAMPLING = st.fixed_dictionaries(
+    {
+        "temperature": st.sampled_from([0.0, 0.7, 1.3]),
+        "top_k": st.sampled_from([0, 5]),
+        "top_p": st.sampled_from([1.0, 0.8]),
+        "min_p": st.sampled_from([0.0, 0.05]),
+        "typical_p": st.sampled_from([1.0, 0.9]),
+        "presence_penalty": st.sampled_from([0.0, 0.5]),
+        "repetition_penalty": st.sampled_from([1.0, 1.3]),
+        "bad_words": st.sampled_from([(), ((4,), (5, 6))]),
+        "logprobs": st.sampled_from([None, 0, 3]),
+    }
 )
-
-from inference.engine.detokenizer import Detokenizer, TokenDecoder
-from inference.engine.request import Sequence
-from inference.engine.sampler import _adjust, _warp, note_token, sample
-from tests.builders import build_request, build_tokenizer
-
-VOCAB = 50
-TOKENIZER = build_tokenizer().backend_tokenizer
-
-
-def sequence(*, seed: int = 0, generated: tuple[int, ...] = (), **sampling) -> Sequence:
-    request = build_request((1, 2, 3), **sampling)
-    made = Sequence(
-        request, object(), 0.0, 8, Detokenizer(TokenDecoder(TOKENIZER)), torch.Generator().manual_seed(seed)
-    )
-    made.token_ids.extend(generated)
-    return made
-
-
-def random_logits(rows: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(seed)) * 3
-
-
-@given(
-    temperature=st.floats(0.1, 2.0),
-    top_k=st.integers(0, VOCAB + 5),
-    top_p=st.floats(0.05, 1.0),
-    min_p=st.floats(0.0, 0.9),
-    seed=st.integers(0, 100),
-)
-@settings(max_examples=60, deadline=None)
-def test_warpers_equal_transformers(temperature, top_k, top_p, min_p, seed):
-    logits = random_logits(1, seed)
-    expected = TemperatureLogitsWarper(temperature)(None, logits)
-    if top_k:
-        expected = TopKLogitsWarper(top_k)(None, expected)
-    if top_p < 1.0:
-        expected = TopPLogitsWarper(top_p)(None, expected)
-    if min_p:
-        expected = MinPLogitsWarper(min_p)(None, expected)
-    params = sequence(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p).request.sampling
-    ours = _warp(logits, [params])
-    torch.testing.assert_close(ours / ours.sum(-1, keepdim=True), expected.softmax(-1), atol=1e-5, rtol=1e-4)
-
-
-def test_each_row_has_its_own_parameters():
-    logits = random_logits(3)
-    params = [sequence(temperature=0.5, top_k=3), sequence(temperature=1.5), sequence(temperature=1.0, top_p=0.3)]
-    together = _warp(logits, [s.request.sampling for s in params])
-    for i, s in enumerate(params):
-        torch.testing.assert_close(together[i], _warp(logits[i : i + 1], [s.request.sampling])[0])
-
-
-def test_repetition_penalty_equals_transformers():
-    logits = random_logits(1)
-    made = sequence(generated=(7, 7, 9), repetition_penalty=1.7)
-    expected = RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([made.token_ids]), logits.clone())
-    torch.testing.assert_close(_adjust(logits, [made]), expected)
-
-
-def test_presence_and_frequency_are_openai_s_additive_penalties_over_generated_tokens():
-    logits = torch.zeros(1, VOCAB)
-    made = sequence(generated=(7, 7, 9), presence_penalty=0.5, frequency_penalty=0.25)
-    got = _adjust(logits, [made])[0]
-    assert got[7].item() == pytest.approx(-(0.5 + 2 * 0.25))
-    assert got[9].item() == pytest.approx(-(0.5 + 0.25))
-    assert got[1].item() == 0.0  # the prompt does not count
-    made.token_ids.append(9)
-    note_token(made, 9)
-    assert _adjust(torch.zeros(1, VOCAB), [made])[0, 9].item() == pytest.approx(-(0.5 + 2 * 0.25))
 
 
 def test_logit_bias_decides_and_touches_its_row_only():
@@ -98,7 +39,27 @@ def test_everything_forbidden_still_gives_a_token():
     bias = tuple((i, -100.0) for i in range(VOCAB))
     got = sample(random_logits(1), [sequence(temperature=1.0, logit_bias=bias)])
     assert 0 <= got.token_ids[0] < VOCAB
-    assert got.finite == [True]
+    assert got.finite == got.is_possible == [True]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_whose_tokens_are_all_forbidden_says_so(temperature):
+    rows = [sequence(temperature=temperature) for _ in range(2)]
+    words = tuple((token,) for token in range(VOCAB))
+    rows.append(sequence(temperature=temperature, bad_words=words))
+    got = sample(random_logits(3), rows, TokenMasks((0,), torch.zeros(1, 2, dtype=torch.int32)))
+    assert got.is_possible == [False, True, False]
+    assert got.finite == [True] * 3
+
+
+def test_a_masked_greedy_row_takes_the_best_allowed_token_and_tells_the_model_s_own_logprob():
+    logits = random_logits(2)
+    masks = TokenMasks((1,), torch.tensor([[1 << 9 | 1 << 3, 0]], dtype=torch.int32))
+    got = sample(logits, [sequence(), sequence(logprobs=0)], masks)
+    best = 9 if logits[1, 9] > logits[1, 3] else 3
+    assert got.token_ids == [int(logits[0].argmax()), best]
+    assert got.logprobs[0] is None
+    assert got.logprobs[1].logprob == pytest.approx(logits[1].log_softmax(-1)[best].item(), abs=1e-5)
 
 
 def test_greedy_is_argmax():
@@ -114,17 +75,6 @@ def test_a_seed_gives_the_same_tokens_whoever_is_beside():
     batched = [sample(logits, [others[0], mine, others[1]]).token_ids[1] for _ in range(20)]
     assert alone == batched
     assert len(set(alone)) > 3
-
-
-def test_frequencies_follow_the_distribution():
-    probs = torch.tensor([0.5, 0.3, 0.15, 0.05, 0.0])
-    logits = probs.log().nan_to_num(neginf=-1e4).unsqueeze(0)
-    made = sequence(temperature=1.0, seed=3)
-    counts = torch.bincount(torch.tensor([sample(logits, [made]).token_ids[0] for _ in range(4000)]), minlength=5)
-    expected = probs * 4000
-    chi2 = ((counts - expected)[:4] ** 2 / expected[:4]).sum().item()
-    assert chi2 < 16.3  # 3 degrees of freedom, p = 0.001
-    assert counts[4] == 0
 
 
 def test_logprobs_are_the_model_s_own():
@@ -146,3 +96,74 @@ def test_a_row_that_is_not_finite_is_told_and_the_others_are_not_touched(value):
     got = sample(poisoned, [sequence(temperature=1.0), sequence(temperature=1.0, seed=8)])
     assert got.finite == [False, True]
     assert got.token_ids[1] == sample(logits[1:], [sequence(temperature=1.0, seed=8)]).token_ids[0]
+
+
+def test_no_rows_are_no_tokens():
+    assert sample(random_logits(0), []).token_ids == []
+
+
+def test_single_places_of_minus_infinity_are_fine():
+    logits = random_logits(1)
+    logits[0, 3] = -math.inf
+    got = sample(logits, [sequence(temperature=1.0, logprobs=VOCAB)])
+    assert got.finite == got.is_possible == [True]
+    assert got.logprobs[0].top[-1] == (3, -math.inf)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_logits_are_left_as_they_are(dtype):
+    logits = random_logits(3).to(dtype)
+    before = logits.clone()
+    rows = [sequence(), sequence(logit_bias=((4, 100.0),), logprobs=1), sequence(temperature=0.5, top_k=1)]
+    got = sample(logits, rows)
+    best = logits.float().argmax(-1).tolist()
+    assert got.token_ids == [best[0], 4, best[2]]
+    assert torch.equal(logits, before)
+
+
+def run(sampler: Sampler, rows: list, logits: list[torch.Tensor]) -> list[tuple]:
+    """What each row got in steps with these logits."""
+    steps = []
+    for step in logits:
+        got = sampler.sample(step, rows)
+        for row, token in zip(rows, got.token_ids, strict=True):
+            row.token_ids.append(token)
+            note_token(row, token)
+        steps.append(list(zip(got.token_ids, got.logprobs, strict=True)))
+    return [tuple(step[i] for step in steps) for i in range(len(rows))]
+
+
+@given(parameters=st.lists(SAMPLING, min_size=1, max_size=6), seed=st.integers(0, 1000))
+@settings(max_examples=40, deadline=None)
+def test_a_sequence_gets_the_same_whoever_is_beside_it(parameters, seed):
+    steps = [random_logits(len(parameters), seed + i, scale=1.0) for i in range(4)]
+    together = run(Sampler(), [sequence(seed=i, **p) for i, p in enumerate(parameters)], steps)
+    for i, p in enumerate(parameters):
+        alone = run(Sampler(), [sequence(seed=i, **p)], [step[i : i + 1] for step in steps])[0]
+        assert [token for token, _ in alone] == [token for token, _ in together[i]]
+        for (_, one), (_, other) in zip(alone, together[i], strict=True):
+            assert (one is None) == (other is None)
+            if one is not None and other is not None:
+                assert one.rank == other.rank
+                assert one.logprob == pytest.approx(other.logprob, abs=1e-6)
+                assert [token for token, _ in one.top] == [token for token, _ in other.top]
+
+
+def test_a_batch_that_changes_is_noticed():
+    sampler, logits = Sampler(), random_logits(2)
+    first, second = sequence(logit_bias=((4, 100.0),)), sequence()
+    assert sampler.sample(logits, [first, second]).token_ids[0] == 4
+    assert sampler.sample(logits, [second, first]).token_ids == [int(logits[0].argmax()), 4]
+    assert sampler.sample(logits[:1], [second]).token_ids == [int(logits[0].argmax())]
+    masks = TokenMasks((0,), torch.tensor([[1 << 7, 0]], dtype=torch.int32))
+    assert sampler.sample(logits[:1], [second], masks).token_ids == [7]
+    assert sampler.sample(logits[:1], [second]).token_ids == [int(logits[0].argmax())]
+
+
+def test_a_seed_draws_the_distribution():
+    """The numbers are the generator's own: the same tokens as by hand."""
+    probs = torch.tensor([0.5, 0.3, 0.15, 0.05])
+    made = sequence(temperature=1.0, seed=3)
+    drawn = [sample(probs.log().unsqueeze(0), [made]).token_ids[0] for _ in range(64)]
+    numbers = torch.rand(64, dtype=torch.float64, generator=torch.Generator().manual_seed(3)).flip(0)
+    assert drawn == torch.searchsorted(probs.double().cumsum(0), numbers, right=True).tolist()

@@ -347,3 +347,11 @@ def test_threads_do_not_disturb_each_other():
         thread.join()
 
     assert not wrong
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_piece_of_text_has_no_special_tokens(family):
+    made = text_of(family)
+    ids = made.encode_plain("the cat<|im_end|></s><eos>")
+    assert not made.special_token_ids & set(ids)
+    assert made.decode(ids).lstrip() == "the cat<|im_end|></s><eos>"

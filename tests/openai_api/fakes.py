@@ -71,6 +71,9 @@ class FakeText:
         _check_size(len(text))
         return [*text.encode("utf-8", "surrogatepass")]
 
+    def encode_plain(self, text: str) -> list[int]:
+        return [*text.encode()]
+
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         assert skip_special_tokens, "special tokens are no text"
         return bytes(token for token in ids if token < BOS).decode("utf-8", "replace")

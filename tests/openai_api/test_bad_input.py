@@ -124,6 +124,19 @@ VALUES: list[tuple[str, Any, str]] = [
     ("top_p", 0, "invalid_value"),
     ("top_p", 1.1, "invalid_value"),
     ("min_p", 2, "invalid_value"),
+    ("typical_p", 0, "invalid_value"),
+    ("typical_p", 1.1, "invalid_value"),
+    ("min_tokens", -1, "invalid_value"),
+    ("min_tokens", 101, "invalid_value"),
+    ("min_tokens", 1.5, "invalid_type"),
+    ("bad_words", "x", "invalid_type"),
+    ("bad_words", ["x"] * 65, "invalid_value"),
+    ("allowed_token_ids", [], "invalid_value"),
+    ("allowed_token_ids", [258], "invalid_value"),
+    ("prompt_logprobs", 21, "invalid_value"),
+    ("prompt_logprobs", -1, "invalid_value"),
+    ("skip_special_tokens", 1, "invalid_type"),
+    ("include_stop_str_in_output", "yes", "invalid_type"),
     ("min_p", -0.1, "invalid_value"),
     ("top_k", -5, "invalid_value"),
     ("top_k", 2**40, "invalid_value"),
@@ -185,6 +198,11 @@ async def test_infinity_in_disguise(api: Api, value: bytes):
 
 NESTED: list[tuple[Any, str, str]] = [
     ({"stop": ["a", ""]}, "stop[1]", "invalid_value"),
+    ({"bad_words": ["a", ""]}, "bad_words[1]", "invalid_value"),
+    ({"bad_words": ["a", "  "]}, "bad_words[1]", "invalid_value"),
+    ({"bad_words": ["x" * 201]}, "bad_words[0]", "invalid_value"),
+    ({"min_tokens": 5, "max_tokens": 4}, "min_tokens", "invalid_value"),
+    ({"prompt_logprobs": 0, "stream": True}, "prompt_logprobs", "invalid_value"),
     ({"stop": ["x" * 1025]}, "stop[0]", "invalid_value"),
     ({"stop": ["a", 1]}, "stop[1]", "invalid_type"),
     ({"logit_bias": {"abc": 1}}, "logit_bias.abc", "invalid_value"),
@@ -230,7 +248,7 @@ async def test_bad_parts_are_located(api: Api, fields: dict[str, Any], param: st
         ("steering", {"features": []}),
         ("steering_intensity", 1.0),
         ("chat_template", "{{ 1 }}"),
-        ("min_tokens", 5),
+        ("length_penalty", 5),
         ("use_beam_search", True),
         ("echo", True),
         ("best_of", 2),
@@ -249,8 +267,8 @@ async def test_what_would_change_the_output_is_refused_by_name(api: Api, field: 
         ("tool_choice", "none"),
         ("modalities", ["text"]),
         ("steering", None),
-        ("min_tokens", 0),
-        ("skip_special_tokens", True),
+        ("mirostat", 0),
+        ("early_stopping", False),
     ],
 )
 async def test_harmless_values_of_refused_fields_pass(api: Api, field: str, value: Any):
@@ -260,7 +278,7 @@ async def test_harmless_values_of_refused_fields_pass(api: Api, field: str, valu
 
 
 async def test_harmless_means_the_same_type_too(api: Api):
-    await check(api, await api.chat(min_tokens=False), 400, "unsupported_parameter", "min_tokens")
+    await check(api, await api.chat(mirostat=False), 400, "unsupported_parameter", "mirostat")
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from openai.types.chat import ChatCompletion
 from pydantic import TypeAdapter
 
+from inference.client import FailedEvent, PromptLogprobsEvent, Timings, TokenLogprob, Usage
 from tests.openai_api.conftest import Api
-from tests.openai_api.fakes import BOS, TURN, answering
+from tests.openai_api.fakes import BOS, TURN, answering, finished, tokens_of
 
 
 def strict(body: bytes) -> ChatCompletion:
@@ -84,6 +87,12 @@ async def test_every_field_reaches_the_engine(api: Api):
         stop="x",
         stop_token_ids=[3],
         ignore_eos=True,
+        include_stop_str_in_output=True,
+        min_tokens=9,
+        bad_words=["ab", " ab", "c"],
+        allowed_token_ids=[7, 5],
+        typical_p=0.6,
+        skip_special_tokens=False,
         max_completion_tokens=9,
     )
     sampling = api.engine.requests[0].sampling
@@ -92,7 +101,10 @@ async def test_every_field_reaches_the_engine(api: Api):
     assert sampling.logit_bias == ((5, -100.0), (7, 2.5))
     assert sampling.seed == 2**63 - 1
     assert (sampling.stop, sampling.stop_token_ids, sampling.ignore_eos) == (("x",), (3,), True)
-    assert sampling.max_tokens == 9
+    assert sampling.max_tokens == sampling.min_tokens == 9
+    assert sampling.bad_words == ((97, 98), (32, 97, 98), (99,), (32, 99))
+    assert (sampling.allowed_token_ids, sampling.typical_p) == ((7, 5), 0.6)
+    assert (sampling.include_stop, sampling.skip_special_tokens) == (True, False)
 
 
 async def test_absent_and_null_fields_take_the_models_defaults(api: Api, settings):
@@ -217,3 +229,32 @@ async def test_a_sane_client_id_becomes_the_requests_id(api: Api, sent: str):
 async def test_other_client_ids_are_not_taken(api: Api, sent: str):
     response = await api.post("/v1/nothing", {}, **{"X-Client-Request-Id": sent})
     assert response["x-request-id"].startswith("req_")
+
+
+async def test_prompt_logprobs_are_written_as_vllm_does(api: Api):
+    api.engine.script = lambda request: [
+        PromptLogprobsEvent(request.index, (None, TokenLogprob(97, -3.0, ((98, -0.5), (TURN, -math.inf)), 7))),
+        *tokens_of(request, "x"),
+        finished(request, 1),
+    ]
+    body = (await api.chat(prompt_logprobs=2, n=2)).json()
+    assert api.engine.requests[0].sampling.prompt_logprobs == 2
+    assert body["prompt_logprobs"] == [
+        None,
+        {
+            "98": {"logprob": -0.5, "rank": 1, "decoded_token": "b"},
+            str(TURN): {"logprob": -9999.0, "rank": 2, "decoded_token": "</s>"},
+            "97": {"logprob": -3.0, "rank": 7, "decoded_token": "a"},
+        },
+    ]
+    api.engine.script = answering("x")
+    assert "prompt_logprobs" not in (await api.chat()).json()
+
+
+async def test_constraints_that_leave_no_token_are_the_requests_fault(api: Api):
+    api.engine.script = lambda request: [
+        FailedEvent(request.index, "no_token_allowed", "No token is allowed here.", Usage(), Timings())
+    ]
+    response = await api.chat()
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "no_token_allowed"

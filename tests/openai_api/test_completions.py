@@ -187,3 +187,42 @@ async def test_the_log_has_all_texts(api: Api):
     assert json.loads(entry.completion) == ["Hello sea", "Hello sea"]
     assert entry.parameters == {"temperature": 0.0}
     assert entry.endpoint == "/v1/completions"
+
+
+async def test_prompt_logprobs_beside_an_echo_leave_it_alone(api: Api):
+    api.engine.script = echoing
+    plain = (await api.complete(prompt="ab", prompt_logprobs=1)).json()["choices"][0]
+    assert plain["text"] == "yes"
+    assert plain["logprobs"] is None
+    assert plain["prompt_logprobs"] == [None, {"98": {"logprob": -1.0, "rank": 0, "decoded_token": "b"}}]
+    echoed = (await api.complete(prompt="ab", prompt_logprobs=1, echo=True)).json()["choices"][0]
+    assert echoed == {**plain, "text": "abyes"}
+    scored = (await api.complete(prompt="ab", prompt_logprobs=0, echo=True, logprobs=3, max_tokens=1)).json()
+    assert api.engine.requests[-1].sampling.prompt_logprobs == 3
+    assert scored["choices"][0]["text"] == "aby"
+    assert scored["choices"][0]["logprobs"]["tokens"] == ["a", "b", "y"]
+
+
+def unequal(request):
+    """One candidate is short and unlikely, the other long and likelier by its mean alone."""
+    prompt = PromptLogprobsEvent(request.index, (None, TokenLogprob(98, -0.01), TokenLogprob(98, -0.01)))
+    values = [-0.6] if request.index == 0 else [-0.5] * 6
+    tokens = TokensEvent(
+        request.index,
+        (65,) * len(values),
+        str(request.index) * len(values),
+        tuple(TokenLogprob(65, value) for value in values),
+    )
+    return [prompt, tokens, finished(request, len(values))]
+
+
+async def test_best_of_ranks_completions_whatever_the_echoed_prompt_is(api: Api):
+    api.engine.script = unequal
+    body = (await api.complete(prompt="abb", best_of=2, n=1, echo=True, logprobs=0)).json()
+    assert body["choices"][0]["text"] == "abb111111"
+
+
+async def test_special_tokens_that_are_not_skipped_have_places(api: Api):
+    api.engine.script = echoing
+    choice = (await api.complete(prompt="ab", echo=True, logprobs=0, skip_special_tokens=False)).json()["choices"][0]
+    assert choice["logprobs"]["text_offset"] == [0, 1, 2, 3, 4]

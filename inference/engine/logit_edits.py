@@ -1,0 +1,167 @@
+"""What requests do to logits before a token is chosen: bans, biases and penalties.
+
+Nothing here makes a tensor as long as the vocabulary: a row is edited at the places that its parameters name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from inference.engine.bad_words import BadWords
+from inference.engine.messages import SamplingParams
+from inference.engine.request import Sequence
+from inference.engine.token_history import TokenHistory
+from inference.engine.token_masks import TokenMasks
+from inference.engine.truncation import Rows
+
+
+@dataclass(frozen=True, slots=True)
+class Additions:
+    """Numbers that are added to logits: all three tensors ``[places]``."""
+
+    rows: Tensor
+    token_ids: Tensor
+    values: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Penalties:
+    """``rows`` have some; the parameters are ``[rows, 3]``: repetition, frequency, presence."""
+
+    sequences: tuple[Sequence, ...]
+    rows: tuple[int, ...]
+    values: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Edits:
+    """Of a batch; rows are places among those that are worked on."""
+
+    masked: Rows | None = None
+    allowed: tuple[tuple[int, Tensor], ...] = ()  # row, the only ids that it may have
+    additions: Additions | None = None
+    penalties: Penalties | None = None
+    waiting: tuple[tuple[int, Sequence], ...] = ()  # rows with min_tokens
+    bad_words: tuple[tuple[int, Sequence, BadWords], ...] = ()  # rows with words of several tokens
+
+    @property
+    def are_none(self) -> bool:
+        has_tensors = self.masked is not None or self.additions is not None or self.penalties is not None
+        return not (has_tensors or self.allowed or self.waiting or self.bad_words)
+
+
+def is_edited(p: SamplingParams) -> bool:
+    return bool(p.logit_bias or p.bad_words or p.min_tokens or p.allowed_token_ids is not None or has_penalties(p))
+
+
+def has_penalties(p: SamplingParams) -> bool:
+    return bool(p.presence_penalty or p.frequency_penalty or p.repetition_penalty != 1.0)
+
+
+def build_edits(sequences: list[Sequence], masked: list[int], device: torch.device) -> Edits:
+    """``masked`` are the rows that a grammar constrains."""
+    params = [sequence.request.sampling for sequence in sequences]
+    bad_words = [(row, BadWords(p.bad_words)) for row, p in enumerate(params) if p.bad_words]
+    return Edits(
+        masked=torch.tensor(masked, device=device) if masked else None,
+        allowed=tuple(
+            (row, torch.tensor(p.allowed_token_ids, dtype=torch.int64, device=device))
+            for row, p in enumerate(params)
+            if p.allowed_token_ids is not None
+        ),
+        additions=_additions(params, bad_words, device),
+        penalties=_penalties(sequences, device),
+        waiting=tuple((row, s) for row, s in enumerate(sequences) if s.request.sampling.min_tokens),
+        bad_words=tuple((row, sequences[row], words) for row, words in bad_words if words.has_longer),
+    )
+
+
+def edit(logits: Tensor, edits: Edits, masks: TokenMasks | None) -> None:
+    """In place on ``[rows, vocab]`` in float32."""
+    if edits.masked is not None and masks is not None:
+        banned = masks.banned(logits.shape[1], logits.device)
+        logits[edits.masked] = logits[edits.masked].masked_fill_(banned, -torch.inf)
+    for row, ids in edits.allowed:
+        kept = logits[row, ids]
+        logits[row] = -torch.inf
+        logits[row, ids] = kept
+    if edits.additions is not None:
+        added = edits.additions
+        logits.index_put_((added.rows, added.token_ids), added.values, accumulate=True)
+    _ban(logits, edits)
+    if edits.penalties is not None:
+        _penalise(logits, edits.penalties)
+
+
+def _additions(
+    params: list[SamplingParams], bad_words: list[tuple[int, BadWords]], device: torch.device
+) -> Additions | None:
+    added = [(row, token, value) for row, p in enumerate(params) for token, value in p.logit_bias]
+    added += [(row, token, -torch.inf) for row, words in bad_words for token in words.single]
+    if not added:
+        return None
+    rows, ids, values = zip(*added, strict=True)
+    return Additions(
+        torch.tensor(rows, device=device),
+        torch.tensor(ids, device=device),
+        torch.tensor(values, dtype=torch.float32, device=device),
+    )
+
+
+def _penalties(sequences: list[Sequence], device: torch.device) -> Penalties | None:
+    rows = [row for row, s in enumerate(sequences) if has_penalties(s.request.sampling)]
+    if not rows:
+        return None
+    params = [sequences[row].request.sampling for row in rows]
+    values = [[p.repetition_penalty, p.frequency_penalty, p.presence_penalty] for p in params]
+    return Penalties(
+        tuple(sequences[row] for row in rows), tuple(rows), torch.tensor(values, dtype=torch.float32, device=device)
+    )
+
+
+def _ban(logits: Tensor, edits: Edits) -> None:
+    """What depends on the tokens so far: the end before ``min_tokens``, and the ends of bad words."""
+    banned = [
+        (row, token)
+        for row, sequence in edits.waiting
+        if sequence.num_generated < sequence.request.sampling.min_tokens
+        and sequence.matcher is None  # a grammar that is complete allows nothing but the end
+        for token in sequence.stop_ids
+    ]
+    banned += [(row, token) for row, s, words in edits.bad_words for token in words.banned_after(s.token_ids)]
+    if banned:
+        places = torch.tensor(banned).to(logits.device, non_blocking=True)
+        logits[places[:, 0], places[:, 1]] = -torch.inf
+
+
+def _penalise(logits: Tensor, penalties: Penalties) -> None:
+    """Repetition is multiplicative (Keskar et al. 2019, arXiv 1909.05858), the others OpenAI's additive ones."""
+    histories = [_history(sequence) for sequence in penalties.sequences]
+    lengths = [len(history.ids) for history in histories]
+    index = np.stack(
+        [
+            np.repeat(penalties.rows, lengths),
+            np.repeat(np.arange(len(lengths)), lengths),
+            np.concatenate([history.ids for history in histories]),
+        ]
+    )
+    device = logits.device
+    rows, owners, ids = torch.from_numpy(index).to(device, non_blocking=True)
+    counts = torch.from_numpy(np.concatenate([history.counts for history in histories])).to(device, non_blocking=True)
+    repetition, frequency, presence = penalties.values[owners].unbind(1)
+    values = logits[rows, ids]
+    values = torch.where(values > 0, values / repetition, values * repetition)
+    logits[rows, ids] = values - frequency * counts - presence * (counts > 0)
+
+
+def _history(sequence: Sequence) -> TokenHistory:
+    """Made when the first token is chosen; ``note_token`` keeps it up to date."""
+    if sequence.history is None:
+        is_over_prompt = sequence.request.sampling.repetition_penalty != 1.0
+        prompt = sequence.token_ids[: sequence.num_prompt] if is_over_prompt else []
+        sequence.history = TokenHistory(prompt, sequence.token_ids[sequence.num_prompt :])
+    return sequence.history

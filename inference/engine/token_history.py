@@ -1,0 +1,46 @@
+"""Which tokens a sequence has, and how often it generated them: what the penalties need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+FIRST_CAPACITY = 64
+
+
+class TokenHistory:
+    """The distinct tokens of a sequence with their counts, kept as two arrays that grow with the vocabulary in use.
+
+    Tokens of the prompt count zero; they are given only where a penalty is over them, too.
+    """
+
+    __slots__ = ("_counts", "_ids", "_places")
+
+    def __init__(self, prompt: Iterable[int], generated: Iterable[int]) -> None:
+        self._places = {token: place for place, token in enumerate(dict.fromkeys(prompt))}
+        capacity = max(FIRST_CAPACITY, 2 * len(self._places))
+        self._ids = np.zeros(capacity, dtype=np.int64)
+        self._ids[: len(self._places)] = list(self._places)
+        self._counts = np.zeros(capacity, dtype=np.float32)
+        for token in generated:
+            self.note(token)
+
+    def note(self, token_id: int) -> None:
+        """Count a generated token."""
+        place = self._places.setdefault(token_id, len(self._places))
+        if place == len(self._ids):
+            self._ids = np.concatenate([self._ids, np.zeros_like(self._ids)])
+            self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
+        self._ids[place] = token_id
+        self._counts[place] += 1
+
+    @property
+    def ids(self) -> NDArray[np.int64]:
+        return self._ids[: len(self._places)]
+
+    @property
+    def counts(self) -> NDArray[np.float32]:
+        """How often each of :attr:`ids` was generated."""
+        return self._counts[: len(self._places)]
