@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from inference.engine import native
 from inference.engine.fusions import FusionReport, fuse
+from inference.engine.linear_kinds import quantise
 from inference.engine.loader import ModelSpec, load_model
 from tests.builders import ARCHITECTURES, build_model
 from tests.engine.harness import EngineHarness
@@ -80,6 +81,21 @@ def test_a_fused_model_generates_what_transformers_does(tmp_path, architecture, 
         )
         got = EngineHarness(loaded).generate(prompt=prompt, max_tokens=24)
         assert got.token_ids == expected[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_an_int8_model_is_the_plain_one_with_rounded_weights(tmp_path, architecture):
+    path, prompt = build_model(tmp_path, architecture), tuple(range(3, 40))
+    theirs = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+    for linear in (m for m in theirs.modules() if type(m) is nn.Linear):
+        rounded, scales = quantise(linear.weight.detach())
+        linear.weight.data = rounded * scales.unsqueeze(1)
+    loaded = load_model(ModelSpec("tiny", path, dtype="float32", device="cpu", weights="int8"))
+    plain = load_model(ModelSpec("tiny", path, dtype="float32", device="cpu"))
+    assert loaded.memory_bytes < plain.memory_bytes
+    expected = theirs.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False, eos_token_id=None)
+    got = EngineHarness(loaded).generate(prompt=prompt, max_tokens=12)
+    assert got.token_ids == expected[0, len(prompt) :].tolist()
 
 
 @pytest.mark.parametrize(
