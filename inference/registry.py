@@ -113,7 +113,6 @@ def spec_for(row: LanguageModel, path: Path) -> ModelSpec:
         trust_remote_code=row.trust_remote_code,
         allow_pickle=row.allow_pickle,
         max_seq_len=smallest(row.context_length, settings.MILLM_MAX_SEQ_LEN),
-        kernel_cache=settings.MILLM_HOME / "kernels",
     )
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.activations import SiLUActivation
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from inference.engine import attention, native
 
@@ -138,7 +139,7 @@ class _Attention:
         query = _rotated(m.q_proj(hidden_states).view(shape), self.query_norm, cos, sin)
         key = _rotated(m.k_proj(hidden_states).view(shape), self.key_norm, cos, sin)
         value = m.v_proj(hidden_states).view(shape).transpose(0, 1).unsqueeze(0)
-        mixed, weights = AttentionInterface()[name](m, query, key, value, attention_mask, **self.constants, **kwargs)
+        mixed, weights = ALL_ATTENTION_FUNCTIONS[name](m, query, key, value, attention_mask, **self.constants, **kwargs)
         return m.o_proj(mixed.reshape(1, shape[0], -1)), weights
 
 

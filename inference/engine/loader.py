@@ -32,7 +32,7 @@ class ModelSpec:
     """What to load and how. ``max_seq_len`` 0 takes the model's own context length.
 
     ``weights`` ``int8`` makes the linears int8 on the CPU, the output embeddings included. ``kernel_cache`` is where
-    built kernels are kept; None: the user's cache folder.
+    built kernels are kept; None: in the virtual environment, or else the user's cache folder.
     """
 
     name: str

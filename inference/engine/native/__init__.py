@@ -50,9 +50,10 @@ def active() -> ActiveKernels:
 
 
 def activate(folder: Path | None = None) -> ActiveKernels:
-    """Build or find the C++ kernels in ``folder`` (the user's cache unless given) and use them from now on.
+    """Build or find the C++ kernels in ``folder`` and use them from now on.
 
-    Takes about 15 seconds the first time on a machine. Never raises: without a compiler the torch versions stay.
+    Without a folder they are kept in the virtual environment, or else in the user's cache. Takes about 15 seconds the
+    first time on a machine. Never raises: without a compiler the torch versions stay.
     """
     global _active
     with _lock:
