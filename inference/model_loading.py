@@ -32,7 +32,6 @@ def spec_for(row: LanguageModel, path: Path) -> ModelSpec:
         max_seq_len=smallest(row.context_length, settings.MILLM_MAX_SEQ_LEN),
         kind=kind_of_directory(path),
         weights="int8" if row.quantization == LanguageModel.Quantization.INT8 else "native",
-        kernel_cache=settings.MILLM_HOME / "kernels",
     )
 
 

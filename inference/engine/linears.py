@@ -1,7 +1,8 @@
 """Puts faster linears in the place of a loaded module's ``nn.Linear``, for the CPU.
 
-Projections of one input (query, key and value; gate and up) become one product. A head that shares its weight with
-the embeddings keeps it as it lies where a kernel of ours can read that, else the weight is laid out a second time.
+Projections of one input (query, key and value; gate and up) become one product. bfloat16 weights stay as they lie where
+a kernel of ours reads them; else, and in float32, oneDNN lays them out, a head's a second time where it is shared with
+the embeddings.
 """
 
 from __future__ import annotations
@@ -69,11 +70,16 @@ def bytes_of(module: nn.Module) -> int:
 def _is_replaceable(child: nn.Module | None, weights: Weights) -> bool:
     if type(child) is not nn.Linear or child.weight.device.type != "cpu":
         return False
-    return weights == "int8" or can_pack(child.weight.dtype)
+    dtype = child.weight.dtype
+    return weights == "int8" or _can_read_rows(dtype) or can_pack(dtype)
 
 
 def _fast_linear(weight: Tensor, bias: Tensor | None, weights: Weights) -> FastLinear:
-    return Int8Linear(weight, bias) if weights == "int8" else PackedLinear(weight, bias)
+    if weights == "int8":
+        return Int8Linear(weight, bias)
+    if _can_read_rows(weight.dtype):
+        return RowsLinear(native.in_huge_pages(weight.detach()), bias)
+    return PackedLinear(weight, bias)
 
 
 def _can_join(parent: nn.Module, names: tuple[str, ...], weights: Weights) -> bool:
@@ -99,6 +105,7 @@ def _replace_head(module: nn.Module, head: nn.Module, weights: Weights) -> int:
     if not isinstance(head, nn.Linear) or not _is_replaceable(head, weights):
         return 0
     if weights == "native" and _is_tied(module, head) and _can_read_rows(head.weight.dtype):
+        head.weight.data = native.in_huge_pages(head.weight.data)  # the embeddings' too: it is one parameter
         fast: FastLinear = RowsLinear(head.weight, head.bias)
     else:
         fast = _fast_linear(head.weight, head.bias, weights)

@@ -15,6 +15,7 @@ from transformers.utils import logging as hf_logging
 
 from inference.engine import attention, native
 from inference.engine.errors import LoadError
+from inference.engine.fusions import fuse
 from inference.engine.linear_kinds import Weights
 from inference.engine.linears import bytes_of, prepare_linears
 from inference.engine.sites import decoder_layers
@@ -32,7 +33,7 @@ class ModelSpec:
     """What to load and how. ``max_seq_len`` 0 takes the model's own context length.
 
     ``weights`` ``int8`` makes the linears int8 on the CPU, the output embeddings included. ``kernel_cache`` is where
-    built kernels are kept; None: the user's cache folder.
+    built kernels are kept; None: in the virtual environment, or else the user's cache folder.
     ``kind`` is what it shall be used for: generation, or embedding (see embedding_loader).
     """
 
@@ -120,7 +121,7 @@ def _make_fast(spec: ModelSpec, module: nn.Module) -> None:
     """Kernels and layouts of ours; what they cannot do stays as transformers has it."""
     native.activate(spec.kernel_cache)
     linears = prepare_linears(module, weights=spec.weights, quantise_head=True)
-    logger.info("%s: %s.", spec.name, linears)
+    logger.info("%s: %s; %s.", spec.name, linears, fuse(module))
 
 
 def _describe(

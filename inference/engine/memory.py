@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig
 
 from inference.engine.errors import LoadError
-from inference.engine.loader import DTYPES, ModelSpec, first_line
+from inference.engine.loader import DTYPES, ModelSpec, first_line, resolve_device
 from inference.engine.weight_files import WeightHeader, pickled_bytes, read_headers
 
 KV_TOKENS = 4096  # of one long conversation: less would serve nobody
@@ -56,7 +56,7 @@ def _estimate(spec: ModelSpec, max_tokens: int, max_rows: int) -> MemoryEstimate
     if spec.kind == "embedding":
         return MemoryEstimate(num_bytes, 0, _activation_bytes(config, max_tokens, 0, dtype))
     return MemoryEstimate(
-        weights=num_bytes,
+        weights=num_bytes + _head_copy_bytes(spec, config, dtype),
         kv=_kv_bytes(config, spec.max_seq_len, dtype),
         activations=_activation_bytes(config, max_tokens, max_rows, dtype),
     )
@@ -83,6 +83,16 @@ def _without_copies(headers: list[WeightHeader], config: Any) -> list[WeightHead
     """Some files hold a tied head although it is the embedding again."""
     tied = bool(getattr(config, "tie_word_embeddings", False)) and any("embed" in header.name for header in headers)
     return [header for header in headers if not (tied and header.name.endswith("lm_head.weight"))]
+
+
+def _head_copy_bytes(spec: ModelSpec, config: Any, dtype: torch.dtype) -> int:
+    """On the CPU a tied head in float32 or int8 is laid out a second time, for its products."""
+    is_tied = bool(getattr(config, "tie_word_embeddings", False))
+    if not is_tied or resolve_device(spec.device).type != "cpu":
+        return 0
+    if spec.weights == "int8":
+        return int(config.vocab_size) * (int(config.hidden_size) + INT8_SCALE_BYTES)
+    return int(config.vocab_size) * int(config.hidden_size) * dtype.itemsize if dtype == torch.float32 else 0
 
 
 def _loaded_bytes(header: WeightHeader, dtype: torch.dtype, weights: str) -> int:

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from inference.engine.native.build import BuildError, build
+from inference.engine.native.build import BuildError, build, default_folder
 
 REPORT = "from inference.engine import native; print(native.activate()); print(native.active().is_native)"
 
@@ -61,6 +61,15 @@ def test_a_folder_that_cannot_be_written(fake_compiler, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(BuildError, match="cache folder"):
         build(tmp_path / "file" / "cache")
+
+
+def test_the_cache_is_in_the_virtual_environment_or_the_users(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "base_prefix", "/elsewhere")
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    assert default_folder() == tmp_path / "millm-kernels"
+    monkeypatch.setattr(sys, "base_prefix", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
+    assert str(default_folder()) == "/cache/millm/kernels"
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,16 @@ from torch import Tensor
 from inference.engine.native import fallback
 from inference.engine.native.build import BuildError, build, default_folder
 
-__all__ = ["ActiveKernels", "activate", "active", "advise_huge_pages", "deactivate", "decode_attention", "write_kv"]
+__all__ = [
+    "ActiveKernels",
+    "activate",
+    "active",
+    "advise_huge_pages",
+    "deactivate",
+    "decode_attention",
+    "in_huge_pages",
+    "write_kv",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -50,9 +59,10 @@ def active() -> ActiveKernels:
 
 
 def activate(folder: Path | None = None) -> ActiveKernels:
-    """Build or find the C++ kernels in ``folder`` (the user's cache unless given) and use them from now on.
+    """Build or find the C++ kernels in ``folder`` and use them from now on.
 
-    Takes about 15 seconds the first time on a machine. Never raises: without a compiler the torch versions stay.
+    Without a folder they are kept in the virtual environment, or else in the user's cache. Takes about 15 seconds the
+    first time on a machine. Never raises: without a compiler the torch versions stay.
     """
     global _active
     with _lock:
@@ -101,6 +111,15 @@ def write_kv(keys: Tensor, values: Tensor, key: Tensor, value: Tensor, slot_mapp
         torch.ops.millm_native.write_kv(keys, values, key, value, slot_mapping)
     else:
         fallback.write_kv(keys, values, key, value, slot_mapping)
+
+
+def in_huge_pages(tensor: Tensor) -> Tensor:
+    """A copy of a contiguous CPU tensor in large pages, which one row's products read a tenth faster; as it is else."""
+    if not (_active.is_native and tensor.device.type == "cpu"):
+        return tensor
+    copy = torch.empty_like(tensor, memory_format=torch.contiguous_format)
+    advise_huge_pages(copy)
+    return copy.copy_(tensor)
 
 
 def advise_huge_pages(tensor: Tensor) -> None:

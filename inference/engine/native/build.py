@@ -11,6 +11,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -44,7 +45,9 @@ def build(folder: Path) -> Path:
 
 
 def default_folder() -> Path:
-    """The user's cache folder."""
+    """In the virtual environment, whose torch the library belongs to; outside of one, the user's cache folder."""
+    if sys.prefix != sys.base_prefix and os.access(sys.prefix, os.W_OK):
+        return Path(sys.prefix) / "millm-kernels"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "millm" / "kernels"
 
 

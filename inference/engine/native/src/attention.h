@@ -10,8 +10,10 @@
 
 #include <cmath>
 #include <limits>
+#include <type_traits>
 #include <vector>
 
+#include "linear.h"
 #include "vectors.h"
 
 namespace millm {
@@ -89,6 +91,46 @@ inline void score_tile(const float* query, const T* keys, const T* ahead, int64_
   }
 }
 
+#if MILLM_BF16_DOT
+
+// The sums of four vectors' lanes.
+inline __m128 four_sums(__m512 a, __m512 b, __m512 c, __m512 d) {
+  const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+  const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+  const __m512 all = _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xEE));
+  const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
+  return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+}
+
+// As score_tile, for bfloat16 and head sizes of whole vectors: products of pairs, four tokens at a time.
+template <int GROUP>
+inline void score_pairs(const at::BFloat16* query, int64_t query_stride, const at::BFloat16* keys,
+                        const at::BFloat16* ahead, int64_t stride, int64_t count, int64_t d, float* scores) {
+  for (int64_t t = 0; t < count; t += 4) {
+    const at::BFloat16* rows[4];
+    for (int j = 0; j < 4; ++j) rows[j] = keys + std::min(t + j, count - 1) * stride;
+    for (int j = 0; j < 4; ++j) {
+      const char* next = reinterpret_cast<const char*>(ahead + std::min(t + j, count - 1) * stride);
+      for (int64_t byte = 0; byte < 2 * d; byte += 64) __builtin_prefetch(next + byte);
+    }
+    __m512 acc[GROUP][4];
+    for (auto& group : acc)
+      for (auto& a : group) a = _mm512_setzero_ps();
+    for (int64_t i = 0; i < d; i += 32) {
+      __m512bh key[4];
+      for (int j = 0; j < 4; ++j) key[j] = (__m512bh)_mm512_loadu_si512(rows[j] + i);
+      for (int g = 0; g < GROUP; ++g) {
+        const __m512bh q = (__m512bh)_mm512_loadu_si512(query + g * query_stride + i);
+        for (int j = 0; j < 4; ++j) acc[g][j] = _mm512_dpbf16_ps(acc[g][j], q, key[j]);
+      }
+    }
+    for (int g = 0; g < GROUP; ++g)
+      _mm_storeu_ps(scores + g * kTile + t, four_sums(acc[g][0], acc[g][1], acc[g][2], acc[g][3]));
+  }
+}
+
+#endif
+
 // acc[g] += sum over the tile of weight[g][t] * values[t].
 template <typename T, int GROUP, int NV, bool TAIL>
 inline void mix_columns(float* acc, const float* weights, const T* values, const T* ahead, int64_t stride,
@@ -158,23 +200,38 @@ struct Worker {
   const Scoring& how;
 
   template <int GROUP>
-  void heads(const float* query, const T* k, const T* k_ahead, const T* v, const T* v_ahead, int64_t count,
+  void heads(const T* raw, int64_t raw_stride, const float* query, const T* k, const T* k_ahead, const T* v, const T* v_ahead, int64_t count,
              float* maximum, float* total, float* acc) const {
     float scores[GROUP * kTile];
-    score_tile<T, GROUP, TAIL>(query, k, k_ahead, key_pool.token_stride, count, shape, scores);
+    score<GROUP>(raw, raw_stride, query, k, k_ahead, count, scores);
     for (int g = 0; g < GROUP; ++g)
       soften(scores + g * kTile, count, how, maximum[g], total[g], acc + g * shape.padded, shape.padded);
     mix_tile<T, GROUP, TAIL>(acc, scores, v, v_ahead, value_pool.token_stride, count, shape);
   }
 
-  // query [heads, padded]; maximum, total [heads]; acc [heads, padded]
-  void piece(const Piece& piece, const float* query, const int32_t* blocks, float* maximum, float* total,
+  template <int GROUP>
+  void score(const T* raw, int64_t raw_stride, const float* query, const T* k, const T* k_ahead, int64_t count,
+             float* scores) const {
+#if MILLM_BF16_DOT
+    if constexpr (std::is_same_v<T, at::BFloat16>)
+      if (shape.head_dim % 32 == 0)
+        return score_pairs<GROUP>(raw, raw_stride, k, k_ahead, key_pool.token_stride, count, shape.head_dim, scores);
+#endif
+    score_tile<T, GROUP, TAIL>(query, k, k_ahead, key_pool.token_stride, count, shape, scores);
+  }
+
+  // raw: the sequence's query as it came; query: the same widened, [heads, padded]; maximum, total [heads]; acc [heads, padded]
+  void piece(const Piece& piece, const T* raw, int64_t raw_stride, const float* query, const int32_t* blocks, float* maximum, float* total,
              float* acc) const {
     for (int64_t at = piece.begin; at < piece.end;) {
       const int64_t count = tile_length(at, piece.end), next = at + count < piece.end ? at + count : at;
       for (int64_t h = 0; h < shape.kv_heads; ++h) {
-        const T *k = place(keys, key_pool, blocks, at, h), *k_ahead = place(keys, key_pool, blocks, next, h);
-        const T *v = place(values, value_pool, blocks, at, h), *v_ahead = place(values, value_pool, blocks, next, h);
+        // What comes next: the same tokens of the next head, or behind the last head the next tokens of the first.
+        const bool is_last = h + 1 == shape.kv_heads;
+        const int64_t then = is_last ? next : at, head_then = is_last ? 0 : h + 1;
+        const T *k = place(keys, key_pool, blocks, at, h), *v = place(values, value_pool, blocks, at, h);
+        const T *k_ahead = place(keys, key_pool, blocks, then, head_then);
+        const T *v_ahead = place(values, value_pool, blocks, then, head_then);
         for (int64_t g = 0; g < shape.group;) {
           const int64_t head = h * shape.group + g, left = shape.group - g;
           const float* q = query + head * shape.padded;
@@ -182,10 +239,10 @@ struct Worker {
           // Behind the first heads of a group the tile is in the cache already: nothing is fetched ahead twice.
           const T *ka = g ? k : k_ahead, *va = g ? v : v_ahead;
           if (left >= 2) {
-            heads<2>(q, k, ka, v, va, count, m, t, a);
+            heads<2>(raw + head * raw_stride, raw_stride, q, k, ka, v, va, count, m, t, a);
             g += 2;
           } else {
-            heads<1>(q, k, ka, v, va, count, m, t, a);
+            heads<1>(raw + head * raw_stride, raw_stride, q, k, ka, v, va, count, m, t, a);
             g += 1;
           }
         }
@@ -235,12 +292,15 @@ void attend(const at::Tensor& query, const at::Tensor& keys, const at::Tensor& v
       float *maximum = scratch.data() + index++ * per_piece, *total = maximum + shape.heads,
             *acc = total + shape.heads;
       std::fill(maximum, maximum + shape.heads, kNone);
+      const T* raw = q + piece.sequence * query.stride(0);
       const int32_t* own = blocks + piece.sequence * table.stride(0);
       const T *k = keys.const_data_ptr<T>(), *v = values.const_data_ptr<T>();
       if (d % kLanes == 0)
-        Worker<T, false>{shape, key_pool, value_pool, k, v, how}.piece(piece, widened.data(), own, maximum, total, acc);
+        Worker<T, false>{shape, key_pool, value_pool, k, v, how}.piece(
+            piece, raw, query.stride(1), widened.data(), own, maximum, total, acc);
       else
-        Worker<T, true>{shape, key_pool, value_pool, k, v, how}.piece(piece, widened.data(), own, maximum, total, acc);
+        Worker<T, true>{shape, key_pool, value_pool, k, v, how}.piece(
+            piece, raw, query.stride(1), widened.data(), own, maximum, total, acc);
     }
   };
   at::parallel_for(0, static_cast<int64_t>(shares.size()), 1, [&](int64_t begin, int64_t end) {

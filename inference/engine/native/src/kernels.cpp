@@ -106,11 +106,11 @@ at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up) {
 
 at::Tensor linear_bf16(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
 #if MILLM_BF16_DOT
-  TORCH_CHECK(x.dim() == 2 && x.stride(1) == 1 && weight.is_contiguous() && x.size(1) == weight.size(1) &&
+  TORCH_CHECK(x.dim() == 2 && weight.is_contiguous() && x.size(1) == weight.size(1) &&
                   x.scalar_type() == at::kBFloat16 && weight.scalar_type() == at::kBFloat16, "linear_bf16: shapes");
   TORCH_CHECK(!bias || (bias->is_contiguous() && bias->scalar_type() == at::kBFloat16), "linear_bf16: bias");
   at::Tensor out = at::empty({x.size(0), weight.size(0)}, x.options());
-  multiply_bf16(x, weight, bias ? bias->const_data_ptr<at::BFloat16>() : nullptr, out);
+  multiply_bf16(x.stride(1) == 1 ? x : x.contiguous(), weight, bias ? bias->const_data_ptr<at::BFloat16>() : nullptr, out);
   return out;
 #else
   TORCH_CHECK(false, "built without bfloat16 dot products");
@@ -120,14 +120,14 @@ at::Tensor linear_bf16(const at::Tensor& x, const at::Tensor& weight, const std:
 at::Tensor linear_int8(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& scales, const at::Tensor& sums,
                        const std::optional<at::Tensor>& bias) {
 #if MILLM_INT8_DOT
-  TORCH_CHECK(x.dim() == 2 && x.stride(1) == 1 && weight.is_contiguous() && x.size(1) == weight.size(1) &&
+  TORCH_CHECK(x.dim() == 2 && weight.is_contiguous() && x.size(1) == weight.size(1) &&
                   weight.scalar_type() == at::kChar, "linear_int8: shapes");
   TORCH_CHECK(scales.scalar_type() == at::kFloat && sums.scalar_type() == at::kInt && scales.is_contiguous() &&
                   sums.is_contiguous() && scales.numel() == weight.size(0) && sums.numel() == weight.size(0),
               "linear_int8: scales and sums");
   TORCH_CHECK(!bias || (bias->is_contiguous() && bias->scalar_type() == x.scalar_type()), "linear_int8: bias");
   at::Tensor out = at::empty({x.size(0), weight.size(0)}, x.options());
-  MILLM_BY_TYPE(x, multiply_int8<T>(x, weight, scales, sums, bias ? bias->const_data_ptr<T>() : nullptr, out));
+  MILLM_BY_TYPE(x, multiply_int8<T>(x.stride(1) == 1 ? x : x.contiguous(), weight, scales, sums, bias ? bias->const_data_ptr<T>() : nullptr, out));
   return out;
 #else
   TORCH_CHECK(false, "built without int8 dot products");

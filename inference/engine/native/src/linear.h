@@ -27,6 +27,23 @@ namespace millm {
 
 constexpr int kColumns = 4;  // weight rows in flight
 
+// Where the next weights lie: each pass over the present ones fetches its share of them, evenly while it computes.
+struct Ahead {
+  const char* at = nullptr;
+  int lines = 0;  // a step
+
+  template <typename T>
+  static Ahead share(const T* next, int64_t count, int64_t part, int64_t parts, int64_t steps) {
+    if (next == nullptr) return {};
+    const int64_t all = (count * static_cast<int64_t>(sizeof(T)) + 63) / 64, mine = (all + parts - 1) / parts;
+    return {reinterpret_cast<const char*>(next) + part * mine * 64, static_cast<int>((mine + steps - 1) / steps)};
+  }
+
+  void step() {
+    for (int line = 0; line < lines; ++line, at += 64) __builtin_prefetch(at);
+  }
+};
+
 #if MILLM_BF16_DOT
 
 inline __m512bh load_pairs(const at::BFloat16* p) { return (__m512bh)_mm512_loadu_si512(p); }
@@ -35,9 +52,9 @@ inline __m512bh load_pairs(const at::BFloat16* p, int64_t left) {
   return (__m512bh)_mm512_maskz_loadu_epi16(static_cast<__mmask32>((1ull << left) - 1), p);
 }
 
-// ROWS x COLUMNS of the product; `ahead` is how far in front of the weights memory is fetched (0: it is cached).
+// ROWS x COLUMNS of the product.
 template <int ROWS, int COLUMNS>
-inline void bf16_tile(const at::BFloat16* x, int64_t x_stride, const at::BFloat16* w, int64_t k, int64_t ahead,
+inline void bf16_tile(const at::BFloat16* x, int64_t x_stride, const at::BFloat16* w, int64_t k, Ahead ahead,
                       float out[][kColumns]) {
   __m512 acc[ROWS][COLUMNS];
   for (auto& row : acc)
@@ -45,10 +62,8 @@ inline void bf16_tile(const at::BFloat16* x, int64_t x_stride, const at::BFloat1
   int64_t i = 0;
   for (; i + 32 <= k; i += 32) {
     __m512bh columns[COLUMNS];
-    for (int c = 0; c < COLUMNS; ++c) {
-      columns[c] = load_pairs(w + c * k + i);
-      if (ahead) __builtin_prefetch(w + c * k + i + ahead);
-    }
+    ahead.step();
+    for (int c = 0; c < COLUMNS; ++c) columns[c] = load_pairs(w + c * k + i);
     for (int r = 0; r < ROWS; ++r) {
       const __m512bh row = load_pairs(x + r * x_stride + i);
       for (int c = 0; c < COLUMNS; ++c) acc[r][c] = _mm512_dpbf16_ps(acc[r][c], row, columns[c]);
@@ -102,7 +117,7 @@ inline void bf16_lines(int rows, const at::BFloat16* x, int64_t x_stride, const 
 
 template <int COLUMNS>
 inline void bf16_rows(int rows, const at::BFloat16* x, int64_t x_stride, const at::BFloat16* w, int64_t k,
-                      int64_t ahead, float out[][kColumns]) {
+                      Ahead ahead, float out[][kColumns]) {
   switch (rows) {
     case 1: return bf16_tile<1, COLUMNS>(x, x_stride, w, k, ahead, out);
     case 2: return bf16_tile<2, COLUMNS>(x, x_stride, w, k, ahead, out);
@@ -119,20 +134,24 @@ inline void multiply_bf16(const at::Tensor& x, const at::Tensor& w, const at::BF
   at::BFloat16* o = out.mutable_data_ptr<at::BFloat16>();
   at::parallel_for(0, (n + kColumns - 1) / kColumns, std::max<int64_t>(1, 65536 / k), [&](int64_t begin, int64_t end) {
     float tile[6][kColumns];
+    const int64_t passes = (rows + 5) / 6;
     for (int64_t b = begin; b < end; ++b) {
+      int64_t pass = 0;
       const int64_t column = b * kColumns, columns = std::min<int64_t>(kColumns, n - column);
       for (int64_t r = 0; r < rows;) {
         const int64_t left = rows - r;
         const int take = static_cast<int>(left <= 6 ? left : left < 12 ? (left + 1) / 2 : 6);
-        const int64_t ahead = r == 0 && b + 1 < end ? kColumns * k : 0;
         if (rows <= 4)
           bf16_lines(take, xs, x.stride(0), ws + column * k, k, tile, columns);
         else if (columns == kColumns)
-          bf16_rows<kColumns>(take, xs + r * x.stride(0), x.stride(0), ws + column * k, k, ahead, tile);
+          bf16_rows<kColumns>(take, xs + r * x.stride(0), x.stride(0), ws + column * k, k,
+                              Ahead::share(b + 1 < end ? ws + (column + kColumns) * k : nullptr, kColumns * k, pass++,
+                                           passes, k / 32 + 1),
+                              tile);
         else
           for (int64_t c = 0; c < columns; ++c) {
             float one[6][kColumns];
-            bf16_rows<1>(take, xs + r * x.stride(0), x.stride(0), ws + (column + c) * k, k, 0, one);
+            bf16_rows<1>(take, xs + r * x.stride(0), x.stride(0), ws + (column + c) * k, k, {}, one);
             for (int i = 0; i < take; ++i) tile[i][c] = one[i][0];
           }
         for (int i = 0; i < take; ++i)
@@ -168,17 +187,17 @@ inline float split_row(const T* x, int64_t k, int64_t padded, uint8_t* high, uin
 
 template <int ROWS, int COLUMNS>
 inline void int8_tile(const uint8_t* high, const uint8_t* low, int64_t padded, const int8_t* w, int64_t k,
-                      int64_t ahead, int32_t tops[][kColumns], int32_t rests[][kColumns]) {
+                      Ahead ahead, int32_t tops[][kColumns], int32_t rests[][kColumns]) {
   __m512i top[ROWS][COLUMNS], rest[ROWS][COLUMNS];
   for (int r = 0; r < ROWS; ++r)
     for (int c = 0; c < COLUMNS; ++c) top[r][c] = rest[r][c] = _mm512_setzero_si512();
   for (int64_t i = 0; i < k; i += kBytes) {
     __m512i columns[COLUMNS];
+    ahead.step();
     for (int c = 0; c < COLUMNS; ++c) {
       const int8_t* at = w + c * k + i;
       columns[c] = i + kBytes <= k ? _mm512_loadu_si512(at)
                                    : _mm512_maskz_loadu_epi8((1ull << (k - i)) - 1, at);
-      if (ahead) __builtin_prefetch(at + ahead);
     }
     for (int r = 0; r < ROWS; ++r) {
       const __m512i h = _mm512_loadu_si512(high + r * padded + i), l = _mm512_loadu_si512(low + r * padded + i);
@@ -240,7 +259,7 @@ inline void int8_lines(int rows, const uint8_t* high, const uint8_t* low, int64_
 
 template <int COLUMNS>
 inline void int8_rows(int rows, const uint8_t* high, const uint8_t* low, int64_t padded, const int8_t* w, int64_t k,
-                      int64_t ahead, int32_t tops[][kColumns], int32_t rests[][kColumns]) {
+                      Ahead ahead, int32_t tops[][kColumns], int32_t rests[][kColumns]) {
   switch (rows) {
     case 1: return int8_tile<1, COLUMNS>(high, low, padded, w, k, ahead, tops, rests);
     case 2: return int8_tile<2, COLUMNS>(high, low, padded, w, k, ahead, tops, rests);
@@ -267,21 +286,25 @@ void multiply_int8(const at::Tensor& x, const at::Tensor& w, const at::Tensor& s
   T* o = out.mutable_data_ptr<T>();
   at::parallel_for(0, (n + kColumns - 1) / kColumns, std::max<int64_t>(1, 65536 / k), [&](int64_t begin, int64_t end) {
     int32_t tops[3][kColumns], rests[3][kColumns];
+    const int64_t passes = (rows + 2) / 3;
     for (int64_t b = begin; b < end; ++b) {
+      int64_t pass = 0;
       const int64_t column = b * kColumns, columns = std::min<int64_t>(kColumns, n - column);
       for (int64_t r = 0; r < rows;) {
         const int64_t left = rows - r;
         const int take = static_cast<int>(left == 4 ? 2 : std::min<int64_t>(3, left));
-        const int64_t ahead = r == 0 && b + 1 < end ? kColumns * k : 0;
         const uint8_t *h = high + r * padded, *l = low + r * padded;
         if (rows <= 3)
           int8_lines(take, h, l, padded, ws + column * k, k, columns, tops, rests);
         else if (columns == kColumns)
-          int8_rows<kColumns>(take, h, l, padded, ws + column * k, k, ahead, tops, rests);
+          int8_rows<kColumns>(take, h, l, padded, ws + column * k, k,
+                              Ahead::share(b + 1 < end ? ws + (column + kColumns) * k : nullptr, kColumns * k, pass++,
+                                           passes, k / kBytes + 1),
+                              tops, rests);
         else
           for (int64_t c = 0; c < columns; ++c) {
             int32_t top[3][kColumns], rest[3][kColumns];
-            int8_rows<1>(take, h, l, padded, ws + (column + c) * k, k, 0, top, rest);
+            int8_rows<1>(take, h, l, padded, ws + (column + c) * k, k, {}, top, rest);
             for (int i = 0; i < take; ++i) tops[i][c] = top[i][0], rests[i][c] = rest[i][0];
           }
         for (int i = 0; i < take; ++i)

@@ -1,0 +1,160 @@
+"""Fused operations follow their formulas, models built of them transformers' own, and strangers stay untouched."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from inference.engine import native
+from inference.engine.fusions import FusionReport, fuse
+from inference.engine.linear_kinds import quantise
+from inference.engine.loader import ModelSpec, load_model
+from tests.builders import ARCHITECTURES, build_model
+from tests.engine.harness import EngineHarness
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+SIZES = [2, 8, 30, 64, 128, 1024, 2560]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def built():
+    if not native.activate().is_native:
+        pytest.skip(f"no C++ kernels here: {native.active()}")
+
+
+def close(got, expected, dtype):
+    assert got.dtype is dtype
+    np.testing.assert_allclose(got.double().numpy(), expected, atol=TOLERANCE[dtype] * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("size", SIZES)
+def test_rms_norm(size, dtype):
+    generator = torch.Generator().manual_seed(size)
+    x = torch.randn(5, 3, size + 2, generator=generator).to(dtype)[..., :size]
+    weight = torch.randn(size, generator=generator).to(dtype)
+    exact, w = x.double().numpy(), weight.double().numpy()
+    normed = exact / np.sqrt((exact**2).mean(-1, keepdims=True) + 1e-6)
+    for offset in (0.0, 1.0):
+        close(torch.ops.millm_native.rms_norm(x, weight, 1e-6, offset), normed * (w + offset), dtype)
+
+
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("size", SIZES)
+def test_norm_and_rotation(size, dtype, normed):
+    generator = torch.Generator().manual_seed(size)
+    x = torch.randn(4, 7, size, generator=generator).to(dtype)[:, 1:4]
+    weight = torch.randn(size, generator=generator).to(dtype)
+    angles = torch.randn(4, size // 2, generator=generator).repeat(1, 2)
+    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+    h, c, s = x.double().numpy(), cos.double().numpy()[:, None], sin.double().numpy()[:, None]
+    if normed:
+        h = h / np.sqrt((h**2).mean(-1, keepdims=True) + 1e-5) * (weight.double().numpy() + 1)
+    rotated = np.concatenate([-h[..., size // 2 :], h[..., : size // 2]], -1)
+    got = torch.ops.millm_native.norm_rotary(x, weight if normed else None, 1e-5, 1.0, cos, sin)
+    close(got, h * c + rotated * s, dtype)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(("rows", "size"), [(1, 3), (3, 64), (2, 1000), (40, 3072)])
+def test_gate(rows, size, dtype):
+    both = torch.randn(rows, 2 * size, generator=torch.Generator().manual_seed(rows)).to(dtype) * 6
+    gate, up = both[:, :size], both[:, size:]
+    g, u = gate.double().numpy(), up.double().numpy()
+    close(torch.ops.millm_native.silu_mul(gate, up), g / (1 + np.exp(-g)) * u, dtype)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_fused_model_generates_what_transformers_does(tmp_path, architecture, tied):
+    path = build_model(tmp_path, architecture, tie_word_embeddings=tied)
+    theirs = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+    loaded = load_model(ModelSpec("tiny", path, dtype="float32", device="cpu"))
+    assert not any(type(m) is nn.Linear for m in loaded.module.modules())
+    for prompt in ((5, 6, 7), tuple(range(3, 40))):
+        expected = theirs.generate(
+            torch.tensor([prompt]), max_new_tokens=24, do_sample=False, eos_token_id=None, pad_token_id=0
+        )
+        got = EngineHarness(loaded).generate(prompt=prompt, max_tokens=24)
+        assert got.token_ids == expected[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_an_int8_model_is_the_plain_one_with_rounded_weights(tmp_path, architecture):
+    path, prompt = build_model(tmp_path, architecture), tuple(range(3, 40))
+    theirs = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+    for linear in (m for m in theirs.modules() if type(m) is nn.Linear):
+        rounded, scales = quantise(linear.weight.detach())
+        linear.weight.data = rounded * scales.unsqueeze(1)
+    loaded = load_model(ModelSpec("tiny", path, dtype="float32", device="cpu", weights="int8"))
+    plain = load_model(ModelSpec("tiny", path, dtype="float32", device="cpu"))
+    assert loaded.memory_bytes < plain.memory_bytes
+    expected = theirs.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False, eos_token_id=None)
+    got = EngineHarness(loaded).generate(prompt=prompt, max_tokens=12)
+    assert got.token_ids == expected[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize(
+    ("architecture", "report"),
+    [
+        ("llama", FusionReport(norms=9, attentions=4, mlps=4)),
+        ("qwen3", FusionReport(norms=17, attentions=4, mlps=4)),
+        ("gemma3", FusionReport(norms=25, attentions=4, mlps=0)),
+    ],
+)
+def test_what_is_fused(tmp_path, architecture, report):
+    for dtype in ("float32", "bfloat16", "float16"):
+        loaded = load_model(ModelSpec("tiny", build_model(tmp_path, architecture), dtype=dtype, device="cpu"))
+        fused = [m for m in loaded.module.modules() if "forward" in vars(m)]
+        assert len(fused) == report.norms + report.attentions + report.mlps
+
+
+class OddRMSNorm(nn.Module):
+    """Looks like one, but adds a bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(8)), 1e-6
+
+    def forward(self, x):
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * self.weight + 0.5
+
+
+class OddMLP(nn.Module):
+    """Looks like one, but swaps the parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj, self.down_proj = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.act_fn = nn.SiLU()
+        self.register_buffer("dtype_of_weights", torch.zeros(1))
+
+    def forward(self, x):
+        return self.down_proj(self.gate_proj(x) * self.act_fn(self.up_proj(x)))
+
+
+def test_what_only_looks_alike_stays():
+    assert fuse(nn.ModuleList([OddRMSNorm(), OddMLP()])) == FusionReport(0, 0, 0)
+
+
+def test_an_attention_that_rotates_otherwise_stays(tmp_path, monkeypatch):
+    """As if a later transformers turned neighbouring values instead of halves."""
+    from transformers.models.llama import modeling_llama
+
+    def neighbours(q, k, cos, sin, unsqueeze_dim=1):
+        def turn(x):
+            a, b = x[..., ::2], x[..., 1::2]
+            return torch.stack([-b, a], -1).flatten(-2)
+
+        c, s = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
+        return q * c + turn(q) * s, k * c + turn(k) * s
+
+    path = build_model(tmp_path)
+    known, changed = (AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager") for _ in range(2))
+    assert fuse(known).attentions == 4
+    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", neighbours)
+    assert fuse(changed).attentions == 0
