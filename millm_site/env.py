@@ -96,6 +96,13 @@ class Environment(BaseSettings):
         description="Seconds that running requests may take to finish after SIGTERM or Ctrl-C.",
     )
 
+    engine_stall_seconds: Seconds = Field(
+        300.0,
+        description="Seconds without a sign of life of the engine thread, while it has work, after which it counts as "
+        "hung: all requests fail, /health is 503, and `manage.py serve` ends with an error. Longer than the longest "
+        "step of the slowest model; loading a model does not count.",
+    )
+
     max_tokens_default: int = Field(512, ge=1, description="Completion length where a request names none.")
     max_batch_size: int = Field(16, ge=1, le=4_096, description="Sequences generated at once.")
     max_waiting_requests: int = Field(64, ge=1, description="Sequences that may queue; then the answer is 503.")
