@@ -74,6 +74,11 @@ class Environment(BaseSettings):
         5.0, description="Seconds to wait for a database connection; after that the answer is 503."
     )
 
+    metrics_token: SecretStr = Field(
+        SecretStr(""),
+        description="Token that /metrics asks for, as `Authorization: Bearer`. Empty: nobody may read it but, with "
+        "MILLM_AUTH=loopback, clients on this machine.",
+    )
     log_content: Literal["full", "hash", "none"] = Field(
         "full", description="What the request log keeps of prompts and completions: text, SHA-256, or nothing."
     )

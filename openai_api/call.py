@@ -22,6 +22,7 @@ from openai_api.limits import Lease, get_limits
 from openai_api.log_entry import LogEntry
 from openai_api.log_writer import get_log_writer
 from openai_api.request_id import CLIENT_HEADER, request_id
+from openai_api.request_metrics import note_request
 from openai_api.schemas.base import RequestSchema
 
 logger = logging.getLogger(__name__)
@@ -42,6 +43,7 @@ class Call:
         self.deadline = asyncio.get_running_loop().time() + settings.MILLM_REQUEST_TIMEOUT
         self._started_at = time.monotonic()
         self._ignored: list[str] = []
+        self._model = ""
         self._lease: Lease | None = None
         self._closing = threading.Lock()
         self._is_open = True
@@ -52,6 +54,10 @@ class Call:
         if key is not None:
             self.entry.api_key_id = key.pk
             self._lease = get_limits().admit(key)
+
+    def use_model(self, name: str) -> None:
+        """Note the registered model that the request means."""
+        self.entry.model = self._model = name
 
     def reserve_tokens(self, amount: int) -> None:
         if self._lease is not None:
@@ -98,6 +104,7 @@ class Call:
         self.entry.total_ms = self._elapsed_ms()
         if self._lease is not None:
             self._lease.close(self.entry.prompt_tokens + self.entry.completion_tokens)
+        note_request(self.entry, self._model)
         get_log_writer().write(self.entry)
 
     def _elapsed_ms(self) -> float:

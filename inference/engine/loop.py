@@ -87,7 +87,7 @@ class EngineLoop:
         self._is_given_up = False  # the thread hangs; should it wake up, it ends
         self._is_device_lost = False
         self._rate = CompletionRate()
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread = threading.Thread(target=self.run, name="engine", daemon=True)
 
     # Called from other threads
 
@@ -212,13 +212,14 @@ class EngineLoop:
             if is_lost or self._deadline is not None or self._restarts >= MAX_RESTARTS:
                 return False
             self._restarts += 1
-        self._thread = threading.Thread(target=self._run, kwargs={"takes_over": True}, name="engine", daemon=True)
+        self._thread = threading.Thread(target=self.run, kwargs={"takes_over": True}, name="engine", daemon=True)
         self._thread.start()
         return True
 
     # The thread
 
-    def _run(self, *, takes_over: bool = False) -> None:
+    def run(self, *, takes_over: bool = False) -> None:
+        """The thread's body: turns until it is told to stop or given up. Raises nothing."""
         try:
             if takes_over:
                 self._engines = {name: ModelEngine(loaded, self._config) for name, loaded in self._loaded.items()}

@@ -34,7 +34,7 @@ async def resolve_target(call: Call, wanted: SamplingSchema) -> Target:
     """Raises ApiError 400, 403, 404, 409 or 503; a profile that cannot act is never passed over."""
     backend = get_backend()
     record, suffix = find_model(backend.registry(), wanted.model)
-    call.entry.model = record.name
+    call.use_model(record.name)
     check_model_allowed(call.key, record)
     reference = choose_profile(call, wanted, suffix, record)
     try:

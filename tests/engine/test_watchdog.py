@@ -128,7 +128,7 @@ class Guarded:
 @pytest.fixture
 def guarded(llama, mailbox) -> Iterator[Guarded]:
     """An engine under a watchdog that gives up after 0.3 s of silence."""
-    loop, failures = EngineLoop(EngineConfig(), mailbox.publish), []
+    loop, failures = EngineLoop(EngineConfig(), mailbox.publish), list[str]()
     loop.start()
     loop.attach(llama).result(10)
     watchdog = Watchdog(loop, stall_s=0.3, on_failure=failures.append, poll_s=0.02)
