@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, disable_cre
 from inference.engine.messages import Event, FailedEvent, FinishedEvent, TokensEvent
 
 REGISTRY = CollectorRegistry()
-disable_created_metrics()  # a time stamp for every series would double them
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a time stamp for every series would double them
 
 _FAST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5)
 _SLOW = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0)

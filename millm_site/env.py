@@ -92,6 +92,9 @@ class Environment(BaseSettings):
     request_timeout: Seconds = Field(
         300.0, description="Seconds until a response must begin and a request body must be complete."
     )
+    max_concurrent_requests: int = Field(
+        1_024, ge=1, description="Requests to /v1 under way at once, whatever they wait for; then the answer is 503."
+    )
     load_timeout: Seconds = Field(120.0, description="Seconds a request waits for its model to load; then 503.")
     drain_seconds: float = Field(
         20.0,

@@ -33,6 +33,7 @@ MILLM_MAX_BODY_BYTES = ENV.max_body_bytes
 MILLM_HEADER_TIMEOUT = ENV.header_timeout
 MILLM_IDLE_TIMEOUT = ENV.idle_timeout
 MILLM_REQUEST_TIMEOUT = ENV.request_timeout
+MILLM_MAX_CONCURRENT_REQUESTS = ENV.max_concurrent_requests
 MILLM_LOAD_TIMEOUT = ENV.load_timeout
 MILLM_DRAIN_SECONDS = ENV.drain_seconds
 MILLM_ENGINE_STALL_SECONDS = ENV.engine_stall_seconds

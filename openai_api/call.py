@@ -16,6 +16,7 @@ from django.utils import timezone
 
 from openai_api.client_address import client_address
 from openai_api.errors import ApiError
+from openai_api.in_flight import in_flight
 from openai_api.json_body import read_json_object
 from openai_api.keys import KeyRecord
 from openai_api.limits import Lease, get_limits
@@ -44,9 +45,15 @@ class Call:
         self._started_at = time.monotonic()
         self._ignored: list[str] = []
         self._model = ""
+        self._has_entered = False
         self._lease: Lease | None = None
         self._closing = threading.Lock()
         self._is_open = True
+
+    def enter(self) -> None:
+        """Count the request among those under way; raises ApiError 503 when there are too many."""
+        in_flight.enter(settings.MILLM_MAX_CONCURRENT_REQUESTS)
+        self._has_entered = True
 
     def admit(self, key: KeyRecord | None) -> None:
         """Count the request against the limits of its key; raises ApiError 429."""
@@ -101,6 +108,8 @@ class Call:
             if not self._is_open:
                 return
             self._is_open = False
+        if self._has_entered:
+            in_flight.leave()
         self.entry.total_ms = self._elapsed_ms()
         if self._lease is not None:
             self._lease.close(self.entry.prompt_tokens + self.entry.completion_tokens)

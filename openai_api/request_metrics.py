@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from prometheus_client import Counter, Histogram, Metric
+from prometheus_client import Counter, Gauge, Histogram, Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from inference.metrics import REGISTRY
+from openai_api.in_flight import in_flight
 from openai_api.log_entry import LogEntry
 from openai_api.log_writer import log_backlog
 
@@ -33,6 +34,9 @@ DURATION = Histogram(
     buckets=_SECONDS,
     registry=REGISTRY,
 )
+
+IN_PROGRESS = Gauge("millm_requests_in_progress", "Requests to /v1 under way.", registry=REGISTRY)
+IN_PROGRESS.set_function(lambda: in_flight.count)
 
 
 def note_request(entry: LogEntry, model: str) -> None:

@@ -1,10 +1,15 @@
-"""``python -m tests.platform.faulty_server hang|die``: `manage.py serve --setup` with a model that does so, once."""
+"""``python -m tests.platform.faulty_server FAULT``: `manage.py serve --setup` with a model that has the fault.
+
+`hang` and `die` happen at the first step; `slow` makes every step take 50 ms.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 import threading
+import time
+from itertools import chain, repeat
 from typing import Any
 
 from django.core.management import execute_from_command_line
@@ -14,11 +19,12 @@ def main() -> None:
     os.environ["DJANGO_SETTINGS_MODULE"] = "millm_site.settings"
     import torch
 
-    faults = iter([hang if sys.argv[1] == "hang" else die])
+    first, later = {"hang": (hang, nothing), "die": (die, nothing), "slow": (lag, lag)}[sys.argv[1]]
+    faults = chain([first], repeat(later))
 
     def hook(module: Any, _: object) -> None:
         if type(module).__name__ == "Embedding" and threading.current_thread().name == "engine":
-            next(faults, nothing)()
+            next(faults)()
 
     torch.nn.modules.module.register_module_forward_pre_hook(hook)
     execute_from_command_line(["manage.py", "serve", "--setup"])
@@ -30,6 +36,10 @@ def hang() -> None:
 
 def die() -> None:
     raise SystemExit("gone")
+
+
+def lag() -> None:
+    time.sleep(0.05)
 
 
 def nothing() -> None:
