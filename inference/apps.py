@@ -68,12 +68,7 @@ class ServingState:
         from inference.registry import ModelRegistry, set_registry
         from inference.snapshot_listener import start_listening
 
-        config = EngineConfig(
-            max_seq_len=settings.MILLM_MAX_SEQ_LEN,
-            max_batch_size=settings.MILLM_MAX_BATCH_SIZE,
-            max_waiting_requests=settings.MILLM_MAX_WAITING_REQUESTS,
-            max_prefill_tokens=settings.MILLM_MAX_PREFILL_TOKENS,
-        )
+        config = EngineConfig(**settings.MILLM_ENGINE)
         client = LocalEngineClient(lambda publish: EngineLoop(config, publish))
         client.start()
         watchdog = Watchdog(client.engine, stall_s=settings.MILLM_ENGINE_STALL_SECONDS, on_failure=on_failure)

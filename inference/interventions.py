@@ -105,3 +105,10 @@ class Intervention:
     @property
     def sites(self) -> tuple[Site, ...]:
         return tuple(sorted({edit.site for edit in self.edits}))
+
+    def program(self, phase: Phase) -> str:
+        """Identity of what acts on the tokens of a phase; empty where nothing does."""
+        if not any(edit.phase in {phase, "both"} for edit in self.edits):
+            return ""
+        everywhere = all(edit.phase == "both" for edit in self.edits)
+        return self.fingerprint if everywhere else f"{self.fingerprint}:{phase}"

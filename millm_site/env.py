@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict
@@ -17,6 +17,22 @@ PREFIX = "MILLM_"
 
 Names = Annotated[tuple[str, ...], NoDecode]
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
+
+
+ENGINE_OPTIONS = (
+    "batch_wait_timeout_s",
+    "batching_mode",
+    "kv_cache_backend",
+    "kv_cache_bytes",
+    "max_batch_size",
+    "max_prefill_tokens",
+    "max_seq_len",
+    "max_stall_factor",
+    "max_waiting_requests",
+    "prefix_cache",
+    "scheduler_policy",
+    "seed",
+)
 
 
 class Environment(BaseSettings):
@@ -114,8 +130,45 @@ class Environment(BaseSettings):
     max_tokens_default: int = Field(512, ge=1, description="Completion length where a request names none.")
     max_batch_size: int = Field(16, ge=1, le=4_096, description="Sequences generated at once.")
     max_waiting_requests: int = Field(64, ge=1, description="Sequences that may queue; then the answer is 503.")
-    max_prefill_tokens: int = Field(256, ge=1, description="Prompt tokens of one step: decoding never waits for more.")
+    max_prefill_tokens: int = Field(512, ge=1, description="Prompt tokens of one step: decoding never waits for more.")
+    max_stall_factor: float = Field(
+        2.0,
+        ge=0,
+        le=1_000,
+        allow_inf_nan=False,
+        description="While others decode, the prompt tokens of a step shrink so that it takes at most so many times as "
+        "long as a step that only decodes (more where more requests wait than decode). 0: they never shrink.",
+    )
     max_seq_len: int = Field(0, ge=0, description="Cap on prompt plus completion; 0: the model's own context length.")
+    batching_mode: Literal["continuous", "static"] = Field(
+        "continuous",
+        description="`continuous`: requests join and leave at each step; `static`: a batch begins when it is full or "
+        "MILLM_BATCH_WAIT_TIMEOUT_S is over, and runs to its end.",
+    )
+    batch_wait_timeout_s: float = Field(
+        0.05, ge=0, le=60, allow_inf_nan=False, description="Seconds that a static batch waits to become full."
+    )
+    scheduler_policy: Literal["fcfs", "priority"] = Field(
+        "fcfs",
+        description="`fcfs`: first come, first served; `priority`: requests of keys with a higher priority go first.",
+    )
+    kv_cache_backend: Literal["auto", "contiguous", "paged"] = Field(
+        "auto", description="How keys and values are kept. `auto`: contiguous on the CPU, paged elsewhere."
+    )
+    kv_cache_bytes: int = Field(
+        0, ge=0, description="Memory for keys and values of one model; 0: half of what is free when it is loaded."
+    )
+    prefix_cache: bool = Field(
+        default=True, description="Keep what prompts and answers computed for requests that begin alike."
+    )
+    seed: int | None = Field(None, ge=0, lt=2**63, description="Seed of requests that name none; empty: random.")
+
+    @field_validator("max_stall_factor")
+    @classmethod
+    def _stalls(cls, value: float) -> float:
+        if 0 < value <= 1:
+            raise ValueError("must be 0 or more than 1")
+        return value
 
     @field_validator("home")
     @classmethod
@@ -148,6 +201,10 @@ class Environment(BaseSettings):
         except ProgrammingError as error:
             raise ValueError(f"is no PostgreSQL URL: {str(error).strip()}") from None
         return value
+
+    def engine_options(self) -> dict[str, Any]:
+        """The fields of inference.engine.config.EngineConfig."""
+        return self.model_dump(include=set(ENGINE_OPTIONS))
 
     @property
     def auth_mode(self) -> Literal["loopback", "required"]:

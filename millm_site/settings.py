@@ -40,9 +40,8 @@ MILLM_ENGINE_STALL_SECONDS = ENV.engine_stall_seconds
 MILLM_DATABASE_TIMEOUT = ENV.database_timeout
 MILLM_MAX_TOKENS_DEFAULT = ENV.max_tokens_default
 MILLM_MAX_BATCH_SIZE = ENV.max_batch_size
-MILLM_MAX_WAITING_REQUESTS = ENV.max_waiting_requests
-MILLM_MAX_PREFILL_TOKENS = ENV.max_prefill_tokens
 MILLM_MAX_SEQ_LEN = ENV.max_seq_len
+MILLM_ENGINE = ENV.engine_options()
 
 DEBUG = ENV.debug
 SECRET_KEY = secret_key(ENV)

@@ -35,7 +35,18 @@ class ApiKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none 
     fieldsets = (
         (None, {"fields": ("name", "owner")}),
         ("What requests may use", {"fields": ("default_profile", "allowed_models", "allowed_profiles")}),
-        ("Limits", {"fields": ("max_concurrent_requests", "requests_per_minute", "tokens_per_minute", "expires_at")}),
+        (
+            "Limits",
+            {
+                "fields": (
+                    "max_concurrent_requests",
+                    "requests_per_minute",
+                    "tokens_per_minute",
+                    "priority",
+                    "expires_at",
+                )
+            },
+        ),
         ("History", {"fields": ("prefix", "created_at", "last_used_at", "revoked_at")}),
     )
 

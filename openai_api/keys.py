@@ -39,6 +39,7 @@ class KeyRecord:
     max_concurrent_requests: int | None = None
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
+    priority: int = 0
     expires_at: datetime | None = None
     may_manage_models: bool = False
 

@@ -28,6 +28,9 @@ class ApiKey(models.Model):
     tokens_per_minute = models.PositiveIntegerField(
         null=True, blank=True, help_text="Prompt and completion tokens. Empty: no limit."
     )
+    priority = models.SmallIntegerField(
+        default=0, help_text="Higher ones go first where the server schedules by priority (MILLM_SCHEDULER_POLICY)."
+    )
     expires_at = models.DateTimeField(null=True, blank=True)
     revoked_at = models.DateTimeField(null=True, blank=True)
     last_used_at = models.DateTimeField(null=True, blank=True, editable=False)
@@ -57,6 +60,7 @@ class ApiKey(models.Model):
             max_concurrent_requests=self.max_concurrent_requests,
             requests_per_minute=self.requests_per_minute,
             tokens_per_minute=self.tokens_per_minute,
+            priority=self.priority,
             expires_at=self.expires_at,
             may_manage_models=self.owner.has_perm("inference.change_languagemodel"),
         )

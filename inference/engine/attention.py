@@ -2,7 +2,7 @@
 
 Every architecture of transformers that uses its ``AttentionInterface`` calls :func:`packed_attention` with the
 queries, keys and values of all tokens of a step; :class:`PackedBatch`, handed through the forward's keyword
-arguments, says which token belongs to which sequence.
+arguments, says which token belongs to which sequence. Single tokens come first in a step, then chunks of prompts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import AttentionInterface
 
-from inference.engine.kv_cache import ContiguousCache
+from inference.engine.kv_layout import LayerLayout
+from inference.engine.kv_pool import KVPool
 
 NAME = "millm"
 
@@ -24,17 +25,38 @@ NAME = "millm"
 class Segment:
     """``num_tokens`` consecutive tokens of one sequence in a step, the first at position ``start``."""
 
-    slot: int
     start: int
     num_tokens: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.num_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPlaces:
+    """Where the step's tokens are in the blocks of one layer group."""
+
+    slot_mapping: Tensor  # [tokens] int64: block * block_size + offset
+    block_table: Tensor  # [segments, blocks] int32
 
 
 @dataclass(frozen=True, slots=True)
 class PackedBatch:
-    """The segments of a step in the order of their tokens, and the cache that they live in."""
+    """The segments of a step in the order of their tokens; the first ``num_single`` have one token each."""
 
     segments: tuple[Segment, ...]
-    cache: ContiguousCache
+    num_single: int
+    lengths: Tensor  # [num_single] int32: tokens that a single one may see, itself included
+    places: tuple[GroupPlaces, ...]  # by layer group
+    pool: KVPool
+
+
+class LayoutProbe:
+    """In a batch's place: notes each layer's shapes instead of attending."""
+
+    def __init__(self) -> None:
+        self.layouts: dict[int, LayerLayout] = {}
 
 
 def packed_attention(
@@ -44,7 +66,7 @@ def packed_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    packed_batch: PackedBatch,
+    packed_batch: PackedBatch | LayoutProbe,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
@@ -53,62 +75,124 @@ def packed_attention(
     """transformers' attention signature; returns ``[1, tokens, heads, head_dim]`` and no weights."""
     assert attention_mask is None, "packed sequences carry no mask"
     layer = int(module.layer_idx)  # type: ignore[arg-type]
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    outputs, first = [], 0
-    for segment in packed_batch.segments:
-        tokens = slice(first, first + segment.num_tokens)
-        keys, values = packed_batch.cache.write(
-            layer, segment.slot, segment.start, key[0, :, tokens], value[0, :, tokens]
+    if isinstance(packed_batch, LayoutProbe):
+        packed_batch.layouts[layer] = LayerLayout(
+            key.shape[1], key.shape[3], value.shape[3], key.dtype, sliding_window or 0
         )
-        outputs.append(_attend(query[0, :, tokens], keys, values, segment.start, scale, sliding_window, softcap))
+        return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    look = _Look(scale, sliding_window or 0, softcap or 0.0)
+    return _attend_all(layer, query[0], key[0], value[0], packed_batch, look).unsqueeze(0), None
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """How a layer attends."""
+
+    scale: float
+    window: int
+    softcap: float
+
+
+def _attend_all(layer: int, query: Tensor, key: Tensor, value: Tensor, batch: PackedBatch, look: _Look) -> Tensor:
+    """Write the step's keys and values, then attend: ``[heads, tokens, d]`` -> ``[tokens, heads, d]``."""
+    keys, values = batch.pool.keys[layer], batch.pool.values[layer]
+    places = batch.places[batch.pool.group_of_layer[layer]]
+    write_kv(keys, values, key.transpose(0, 1), value.transpose(0, 1), places.slot_mapping)
+    outputs = []
+    if single := batch.num_single:
+        rows = query[:, :single].transpose(0, 1)
+        outputs.append(
+            decode_attention(
+                rows, keys, values, places.block_table[:single], batch.lengths, look.scale, look.window, look.softcap
+            )
+        )
+    first = single
+    for i, segment in enumerate(batch.segments[single:], single):
+        tokens = slice(first, first + segment.num_tokens)
+        outputs.append(_attend(query[:, tokens], keys, values, places.block_table[i], segment, look))
         first = tokens.stop
-    return torch.cat(outputs).unsqueeze(0), None
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
-def _attend(
-    query: Tensor, keys: Tensor, values: Tensor, start: int, scale: float, window: int | None, softcap: float | None
+def write_kv(keys_pool: Tensor, values_pool: Tensor, key: Tensor, value: Tensor, slot_mapping: Tensor) -> None:
+    """Store ``[tokens, kv_heads, head_dim]`` at their places in the pools ``[blocks, block_size, kv_heads, d]``."""
+    size = keys_pool.shape[1]
+    block, offset = slot_mapping // size, slot_mapping % size
+    keys_pool[block, offset] = key
+    values_pool[block, offset] = value
+
+
+def decode_attention(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    block_table: Tensor,
+    lengths: Tensor,
+    scale: float,
+    window: int,
+    softcap: float,
 ) -> Tensor:
-    """Causal attention of one sequence: ``[heads, n, d]`` over ``[kv_heads, length, d]`` -> ``[n, heads, d]``."""
+    """One query per sequence: ``[n, heads, d]`` over pools ``[blocks, block_size, kv_heads, d]`` -> ``[n, heads, d]``.
+
+    ``block_table`` is ``[n, blocks]`` int32, ``lengths`` ``[n]`` int32.
+    """
+    look = _Look(scale, window, softcap)
+    rows = [
+        _attend(q.unsqueeze(1), keys, values, table, Segment(length - 1, 1), look)
+        for q, table, length in zip(query, block_table, lengths.tolist(), strict=True)
+    ]
+    return torch.cat(rows)
+
+
+def _attend(query: Tensor, keys: Tensor, values: Tensor, table: Tensor, segment: Segment, look: _Look) -> Tensor:
+    """Causal attention of one sequence: ``[heads, n, d]`` over its blocks -> ``[n, heads, d]``."""
     heads, num_queries, head_dim = query.shape
-    kv_heads, length = keys.shape[0], keys.shape[1]
-    offset = 0 if window is None else max(0, start - window + 1)
-    keys, values = keys[:, offset:], values[:, offset:]
-    mask = _mask(num_queries, start, length, offset, window, query.device)
-    if softcap is not None:
-        grouped = query.view(kv_heads, -1, num_queries, head_dim)
-        out = _softcapped(grouped, keys.unsqueeze(1), values.unsqueeze(1), scale, softcap, mask)
-    elif num_queries == 1 and mask is None:
+    offset = max(0, segment.start - look.window + 1) if look.window else 0
+    k, v = (_gather(pool, table, offset, segment.end) for pool in (keys, values))
+    group = heads // k.shape[0]
+    mask = _mask(segment, offset, look.window, query.device)
+    if look.softcap:
+        grouped = query.view(k.shape[0], group, num_queries, head_dim)
+        out = _softcapped(grouped, k.unsqueeze(1), v.unsqueeze(1), look, mask)
+    elif mask is None:
         # The query heads of a group become query rows: keys and values are read once, not once a head.
-        rows = query.view(1, kv_heads, heads // kv_heads, head_dim)
-        out = functional.scaled_dot_product_attention(rows, keys[None], values[None], scale=scale)
+        rows = query.reshape(1, k.shape[0], group, head_dim)
+        out = functional.scaled_dot_product_attention(rows, k[None], v[None], scale=look.scale)
     else:
-        grouped = query.view(kv_heads, heads // kv_heads, num_queries, head_dim)
-        group = grouped.shape[1]
         out = functional.scaled_dot_product_attention(
-            grouped,
-            keys.unsqueeze(1).expand(-1, group, -1, -1),
-            values.unsqueeze(1).expand(-1, group, -1, -1),
+            query.view(k.shape[0], group, num_queries, head_dim),
+            k.unsqueeze(1).expand(-1, group, -1, -1),
+            v.unsqueeze(1).expand(-1, group, -1, -1),
             attn_mask=mask,
-            scale=scale,
+            scale=look.scale,
         )
     return out.reshape(heads, num_queries, -1).transpose(0, 1)
 
 
-def _mask(
-    num_queries: int, start: int, length: int, offset: int, window: int | None, device: torch.device
-) -> Tensor | None:
-    """``[n, length - offset]``, True where a query may look; None where all may."""
-    if num_queries == 1:
+def _gather(pool: Tensor, table: Tensor, start: int, end: int) -> Tensor:
+    """Tokens ``start .. end`` of a sequence: ``[kv_heads, end - start, d]``; a view where they lie in one block."""
+    size = pool.shape[1]
+    first, last = start // size, -(-end // size)
+    if last - first == 1:
+        return pool[int(table[first]), start - first * size : end - first * size].transpose(0, 1)
+    blocks = pool[table[first:last].long()]  # [blocks, block_size, kv_heads, d]
+    return blocks.flatten(0, 1)[start - first * size : end - first * size].transpose(0, 1)
+
+
+def _mask(segment: Segment, offset: int, window: int, device: torch.device) -> Tensor | None:
+    """``[n, end - offset]``, True where a query may look; None where all may."""
+    if segment.num_tokens == 1:
         return None
-    query_positions = torch.arange(start, start + num_queries, device=device).unsqueeze(1)
-    key_positions = torch.arange(offset, length, device=device).unsqueeze(0)
+    query_positions = torch.arange(segment.start, segment.end, device=device).unsqueeze(1)
+    key_positions = torch.arange(offset, segment.end, device=device).unsqueeze(0)
     mask = key_positions <= query_positions
-    return mask if window is None else mask & (key_positions > query_positions - window)
+    return mask & (key_positions > query_positions - window) if window else mask
 
 
-def _softcapped(query: Tensor, keys: Tensor, values: Tensor, scale: float, cap: float, mask: Tensor | None) -> Tensor:
+def _softcapped(query: Tensor, keys: Tensor, values: Tensor, look: _Look, mask: Tensor | None) -> Tensor:
     """Attention with Gemma 2's ``cap * tanh(scores / cap)``, softmax in float32."""
-    scores = torch.tanh(query @ keys.transpose(-1, -2) * scale / cap) * cap
+    scores = torch.tanh(query @ keys.transpose(-1, -2) * look.scale / look.softcap) * look.softcap
     if mask is not None:
         scores = scores.masked_fill(~mask, float("-inf"))
     return scores.softmax(-1, dtype=torch.float32).to(values.dtype) @ values

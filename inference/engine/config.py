@@ -5,26 +5,40 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-BATCHING_MODES = ("continuous",)
-SCHEDULER_POLICIES = ("fcfs",)
-KV_CACHE_BACKENDS = ("contiguous",)
+BATCHING_MODES = ("continuous", "static")
+SCHEDULER_POLICIES = ("fcfs", "priority")
+KV_CACHE_BACKENDS = ("auto", "contiguous", "paged")
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """``max_batch_size`` sequences run at once; ``max_waiting_requests`` more may queue, then submit is refused.
 
-    ``max_prefill_tokens`` is the token budget of prompt chunks in one step: decoding never waits for more.
+    ``batching_mode`` ``continuous`` lets sequences join and leave at each step; ``static`` waits up to
+    ``batch_wait_timeout_s`` for a full batch and runs it to its end. ``scheduler_policy`` ``fcfs`` keeps the order of
+    arrival, ``priority`` puts requests of higher priority first.
+
+    ``max_prefill_tokens`` is the token budget of prompt chunks in one step; while others decode it shrinks so that a
+    step takes at most ``max_stall_factor`` times as long as one that only decodes (0: it never shrinks).
     ``max_seq_len`` caps prompt plus completion of a sequence; 0 takes the model's own context length.
+
+    ``kv_cache_backend`` ``auto`` is ``contiguous`` on the CPU and ``paged`` elsewhere. ``kv_cache_bytes`` is the memory
+    for keys and values of one model; 0 takes half of what is free when the model is attached, but no more than
+    ``max_batch_size`` sequences can fill. ``prefix_cache`` keeps what ended sequences computed for those that begin
+    alike.
     """
 
     max_seq_len: int = 0
     max_batch_size: int = 16
     max_waiting_requests: int = 64
-    max_prefill_tokens: int = 256
-    batching_mode: Literal["continuous"] = "continuous"
-    scheduler_policy: Literal["fcfs"] = "fcfs"
-    kv_cache_backend: Literal["contiguous"] = "contiguous"
+    max_prefill_tokens: int = 512
+    max_stall_factor: float = 2.0
+    batching_mode: Literal["continuous", "static"] = "continuous"
+    batch_wait_timeout_s: float = 0.05
+    scheduler_policy: Literal["fcfs", "priority"] = "fcfs"
+    kv_cache_backend: Literal["auto", "contiguous", "paged"] = "auto"
+    kv_cache_bytes: int = 0
+    prefix_cache: bool = True
     seed: int | None = None
 
     def __post_init__(self) -> None:
@@ -34,6 +48,11 @@ class EngineConfig:
         for name in ("max_batch_size", "max_waiting_requests", "max_prefill_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}.")
+        for name in ("max_seq_len", "batch_wait_timeout_s", "kv_cache_bytes"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must not be negative, but is {getattr(self, name)}.")
+        if self.max_stall_factor and not self.max_stall_factor > 1:
+            raise ValueError(f"max_stall_factor must be 0 or more than 1, not {self.max_stall_factor}.")
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:

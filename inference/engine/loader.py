@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,13 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import logging as hf_logging
 
-from inference.engine import attention
+from inference.engine import attention, native
 from inference.engine.errors import LoadError
+from inference.engine.linear_kinds import Weights
+from inference.engine.linears import bytes_of, prepare_linears
 from inference.engine.sites import decoder_layers
+
+logger = logging.getLogger(__name__)
 
 hf_logging.disable_progress_bar()  # a server's log is no terminal
 
@@ -23,7 +28,11 @@ DTYPES = {"auto": "auto", "bfloat16": torch.bfloat16, "float16": torch.float16, 
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """What to load and how. ``max_seq_len`` 0 takes the model's own context length."""
+    """What to load and how. ``max_seq_len`` 0 takes the model's own context length.
+
+    ``weights`` ``int8`` makes the linears int8 on the CPU, the output embeddings included. ``kernel_cache`` is where
+    built kernels are kept; None: the user's cache folder.
+    """
 
     name: str
     path: Path
@@ -32,6 +41,8 @@ class ModelSpec:
     trust_remote_code: bool = False
     allow_pickle: bool = False
     max_seq_len: int = 0
+    weights: Weights = "native"
+    kernel_cache: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +68,8 @@ def load_model(spec: ModelSpec) -> LoadedModel:
     device = resolve_device(spec.device)
     if spec.dtype not in DTYPES:
         raise LoadError(f"dtype must be one of {', '.join(DTYPES)}, not {spec.dtype!r}.")
+    if spec.weights == "int8" and device.type != "cpu":
+        raise LoadError(f"int8 weights are for the CPU, and {spec.name} is to run on {device}.")
     try:
         module, tokenizer = _from_pretrained(spec, device)
         num_layers = len(decoder_layers(module))
@@ -64,6 +77,8 @@ def load_model(spec: ModelSpec) -> LoadedModel:
         raise LoadError(f"{spec.name} could not be loaded from {spec.path}: {_first_line(error)}") from error
     if not tokenizer.is_fast:
         raise LoadError(f"{spec.name} has no fast tokenizer (tokenizer.json), which streaming needs.")
+    if device.type == "cpu":
+        _make_fast(spec, module)
     return _describe(spec, module, tokenizer, device, num_layers)
 
 
@@ -95,6 +110,13 @@ def _from_pretrained(spec: ModelSpec, device: torch.device) -> tuple[nn.Module, 
     return module.to(device).eval().requires_grad_(requires_grad=False), tokenizer
 
 
+def _make_fast(spec: ModelSpec, module: nn.Module) -> None:
+    """Kernels and layouts of ours; what they cannot do stays as transformers has it."""
+    native.activate(spec.kernel_cache)
+    linears = prepare_linears(module, weights=spec.weights, quantise_head=True)
+    logger.info("%s: %s.", spec.name, linears)
+
+
 def _describe(
     spec: ModelSpec, module: nn.Module, tokenizer: PreTrainedTokenizerBase, device: torch.device, num_layers: int
 ) -> LoadedModel:
@@ -108,7 +130,7 @@ def _describe(
         vocab_size=int(config.vocab_size),
         eos_token_ids=_eos_token_ids(module, tokenizer),
         special_token_ids=frozenset(tokenizer.all_special_ids),
-        memory_bytes=sum(t.numel() * t.element_size() for t in (*module.parameters(), *module.buffers())),
+        memory_bytes=bytes_of(module),
         hidden_size=int(config.hidden_size),
         num_layers=num_layers,
         dtype=str(next(module.parameters()).dtype).removeprefix("torch."),

@@ -24,6 +24,7 @@ from inference.engine.messages import FailedEvent, GenerationRequest
 from inference.engine.model_engine import Delivery, ModelEngine
 from inference.engine.open_sequences import OpenSequences
 from inference.engine.stats import EngineState, EngineStats
+from inference.engine.step_isolation import free_unused_memory
 from inference.engine.throughput import CompletionRate
 
 logger = logging.getLogger(__name__)
@@ -222,6 +223,7 @@ class EngineLoop:
         """The thread's body: turns until it is told to stop or given up. Raises nothing."""
         try:
             if takes_over:
+                free_unused_memory()  # the caches of the dead one's models
                 self._engines = {name: ModelEngine(loaded, self._config) for name, loaded in self._loaded.items()}
                 self.accept_requests()
             while not self._is_over():
@@ -248,10 +250,13 @@ class EngineLoop:
 
     def _take_messages(self, wait_s: float) -> None:
         """Handle all that is in the inbox; sleep only when there is nothing to do."""
-        if not any(e.has_work for e in self._engines.values()):
+        working = [e for e in self._engines.values() if e.has_work]
+        if not working:
             self._set_busy(busy=False)
+        patience_s = min([wait_s, *(e.seconds_to_wait() for e in working)])
+        if patience_s > 0:
             try:
-                self._handle(self._inbox.get(timeout=wait_s))
+                self._handle(self._inbox.get(timeout=patience_s))
             except queue.Empty:
                 return
         while True:
@@ -317,6 +322,9 @@ class EngineLoop:
             act()
         except Exception as error:  # noqa: BLE001 - the caller waits for it; the thread must go on
             done.set_exception(error)
+        except BaseException as error:
+            done.set_exception(EngineDownError(f"The engine died: {type(error).__name__}."))
+            raise
         else:
             done.set_result(None)
 

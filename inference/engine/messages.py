@@ -43,7 +43,10 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One sequence to generate. ``index`` is the choice's index within its :class:`EventStream`."""
+    """One sequence to generate. ``index`` is the choice's index within its :class:`EventStream`.
+
+    ``priority``: under the ``priority`` scheduler policy higher ones run first.
+    """
 
     request_id: str
     model: str
@@ -51,6 +54,7 @@ class GenerationRequest:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     intervention: Intervention | None = None
     index: int = 0
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)

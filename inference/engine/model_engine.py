@@ -7,9 +7,11 @@ import time
 
 import torch
 
+from inference.engine.admission import Admission, ContinuousAdmission, StaticAdmission
+from inference.engine.cache_plan import make_cache
+from inference.engine.cache_policy import CacheCounts
 from inference.engine.config import EngineConfig
 from inference.engine.detokenizer import Detokenizer, Piece, TokenDecoder
-from inference.engine.kv_cache import ContiguousCache
 from inference.engine.loader import LoadedModel
 from inference.engine.messages import (
     Event,
@@ -24,7 +26,7 @@ from inference.engine.messages import (
 from inference.engine.model_runner import ModelRunner, StepOutput
 from inference.engine.request import RequestState, Sequence
 from inference.engine.sampler import note_token
-from inference.engine.scheduler import Chunk, ContinuousScheduler, Scheduler
+from inference.engine.scheduler import Chunk, Scheduler
 from inference.engine.sites import SiteError
 from inference.engine.stats import ModelStats
 from inference.engine.step_isolation import StepIsolation
@@ -39,11 +41,12 @@ class ModelEngine:
 
     def __init__(self, loaded: LoadedModel, config: EngineConfig) -> None:
         self._loaded = loaded
-        self.max_seq_len = min(config.max_seq_len or loaded.max_model_len, loaded.max_model_len)
-        self._cache = ContiguousCache(config.max_batch_size, self.max_seq_len)
-        self._runner = ModelRunner(loaded, self._cache)
+        cache = make_cache(loaded, config, min(config.max_seq_len or loaded.max_model_len, loaded.max_model_len))
+        self._cache = cache.policy
+        self.max_seq_len = self._cache.max_seq_len
+        self._runner = ModelRunner(loaded, cache)
         self._steps = StepIsolation(self._runner.run)
-        self._scheduler: Scheduler = ContinuousScheduler(config, self._cache)
+        self._scheduler = Scheduler(config, self._cache, _admission(config))
         self._seeds = torch.Generator()
         if config.seed is None:
             self._seeds.seed()
@@ -56,13 +59,31 @@ class ModelEngine:
     def has_work(self) -> bool:
         return bool(self._scheduler.num_running or self._scheduler.num_waiting)
 
+    def seconds_to_wait(self) -> float:
+        """Until a step can do something: 0 unless the policy waits for company."""
+        return self._scheduler.seconds_to_wait()
+
     @property
     def num_running(self) -> int:
         return self._scheduler.num_running
 
     @property
+    def num_preemptions(self) -> int:
+        """Since the start: sequences that gave way when memory was short."""
+        return self._scheduler.num_preemptions
+
+    @property
+    def cache_counts(self) -> CacheCounts:
+        return self._cache.counts
+
+    @property
+    def kv_used_ratio(self) -> float:
+        """Share of the memory for keys and values that running sequences hold."""
+        return self._cache.used_ratio
+
+    @property
     def num_free_slots(self) -> int:
-        return self._cache.num_free
+        return self._cache.num_free_rows
 
     @property
     def num_waiting(self) -> int:
@@ -75,7 +96,10 @@ class ModelEngine:
             name=self._loaded.name,
             running=self.num_running,
             waiting=self.num_waiting,
-            kv_used_ratio=1 - self._cache.num_free / self._cache.num_slots,
+            kv_used_ratio=self.kv_used_ratio,
+            prefix_queries=self.cache_counts.looked_up,
+            prefix_hits=self.cache_counts.found,
+            preemptions=self.num_preemptions,
             steering_rows=self._runner.steering.num_rows,
             step_seconds=counters.seconds.read(),
             step_sequences=counters.sequences.read(),
@@ -112,17 +136,20 @@ class ModelEngine:
     def step(self) -> list[Delivery]:
         """One forward pass. One that raises fails the sequences that make it raise, and the others go on."""
         chunks = self._scheduler.schedule()
+        if not chunks:
+            return []
         now = time.monotonic()
         for chunk in chunks:
             if chunk.sequence.first_run_at is None:
                 chunk.sequence.first_run_at = now
         result = self._steps.run(chunks)
+        self._scheduler.note_step(result.chunks, time.monotonic() - now)
         failed = [d for f in result.failures for d in self._fail(f.sequence, f.code, f.message)]
         return [*failed, *(d for part, output in result.parts for d in self._update(part, output))]
 
     def check_integrity(self) -> None:
         """Raise AssertionError where slots, sequences and steering rows do not add up."""
-        self._cache.check_integrity(self._scheduler.used_slots())
+        self._cache.check_integrity(self._scheduler.running)
         steered = {s.rows.fingerprint for s in self._scheduler.sequences() if s.rows is not None}
         assert self._runner.steering.num_residents == len(steered), "steering rows leaked"
         assert all(not s.is_done for s in self._scheduler.sequences()), "an ended sequence is scheduled"
@@ -189,11 +216,14 @@ class ModelEngine:
         return deliveries
 
     def _note_prompt_logprobs(self, sequence: Sequence, logprobs: tuple[TokenLogprob | None, ...]) -> list[Delivery]:
-        known = self._prompt_logprobs.setdefault(sequence, [])
+        if logprobs[0] is None:  # the prompt begins, maybe for the second time
+            self._prompt_logprobs[sequence] = []
+        known = self._prompt_logprobs[sequence]
         known.extend(logprobs)
         if len(known) < sequence.num_prompt:
             return []
         del self._prompt_logprobs[sequence]
+        sequence.has_prompt_logprobs = True
         return [(sequence.sink, PromptLogprobsEvent(sequence.request.index, tuple(known)))]
 
     def _advance_safely(
@@ -248,6 +278,12 @@ class ModelEngine:
         self._prompt_logprobs.pop(sequence, None)
         if sequence.rows is not None:
             self._runner.steering.release(sequence.rows)
+
+
+def _admission(config: EngineConfig) -> Admission:
+    if config.batching_mode == "static":
+        return StaticAdmission(config.batch_wait_timeout_s, config.max_batch_size)
+    return ContinuousAdmission()
 
 
 def _tokens_event(sequence: Sequence, piece: Piece) -> list[Delivery]:

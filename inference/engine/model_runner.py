@@ -9,9 +9,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from inference.engine.attention import PackedBatch, Segment
+from inference.engine.attention import GroupPlaces, PackedBatch, Segment
+from inference.engine.cache_plan import ModelCache
+from inference.engine.cache_policy import BlockCopy
 from inference.engine.hooks import SteeringTable
-from inference.engine.kv_cache import ContiguousCache
 from inference.engine.loader import LoadedModel
 from inference.engine.messages import TokenLogprob
 from inference.engine.request import Sequence
@@ -30,15 +31,16 @@ class StepOutput:
 class ModelRunner:
     """One model on its device, with its cache and its steering tables."""
 
-    def __init__(self, loaded: LoadedModel, cache: ContiguousCache) -> None:
+    def __init__(self, loaded: LoadedModel, cache: ModelCache) -> None:
         self.loaded = loaded
-        self.cache = cache
+        self._cache = cache
         self.device = torch.device(loaded.device)
         self.steering = SteeringTable(loaded.module, self.device)
 
     @torch.inference_mode()
     def run(self, chunks: list[Chunk]) -> StepOutput:
         """One forward pass over all chunks' tokens; advances each sequence's ``num_computed``."""
+        self._tend_pool()
         row_of_token = _rows(chunks)
         self.steering.begin(row_of_token)
         wanted = _wanted_places(chunks)
@@ -53,15 +55,46 @@ class ModelRunner:
         """``[len(wanted), vocab]`` logits of those places in the packed step."""
         tokens = [t for c in chunks for t in _chunk_tokens(c)]
         positions = [p for c in chunks for p in range(c.sequence.num_computed, c.sequence.num_computed + c.num_tokens)]
-        segments = tuple(Segment(c.sequence.slot, c.sequence.num_computed, c.num_tokens) for c in chunks)
         output = self.loaded.module(
             input_ids=torch.tensor([tokens], device=self.device),
             position_ids=torch.tensor([positions], device=self.device),
             use_cache=False,
             logits_to_keep=torch.tensor(wanted, device=self.device),
-            packed_batch=PackedBatch(segments, self.cache),
+            packed_batch=self._packed_batch(chunks),
         )
         return output.logits[0]  # type: ignore[no-any-return]
+
+    def _packed_batch(self, chunks: list[Chunk]) -> PackedBatch:
+        segments = tuple(Segment(c.sequence.num_computed, c.num_tokens) for c in chunks)
+        num_single = next((i for i, s in enumerate(segments) if s.num_tokens > 1), len(segments))
+        return PackedBatch(
+            segments=segments,
+            num_single=num_single,
+            lengths=torch.tensor([s.end for s in segments[:num_single]], dtype=torch.int32, device=self.device),
+            places=tuple(self._places(chunks, segments, table) for table in self._cache.policy.tables),
+            pool=self._cache.pool,
+        )
+
+    def _places(self, chunks: list[Chunk], segments: tuple[Segment, ...], table: NDArray[np.int32]) -> GroupPlaces:
+        """Where the step's tokens are in one layer group."""
+        size = self._cache.policy.block_size
+        rows = np.array([c.sequence.slot for c in chunks])
+        lengths = np.array([s.num_tokens for s in segments])
+        positions = np.concatenate([np.arange(s.start, s.end) for s in segments])
+        blocks = table[np.repeat(rows, lengths), positions // size].astype(np.int64)
+        width = -(-max(s.end for s in segments) // size)
+        return GroupPlaces(
+            slot_mapping=torch.from_numpy(blocks * size + positions % size).to(self.device),
+            block_table=torch.from_numpy(table[rows, :width]).to(self.device),
+        )
+
+    def _tend_pool(self) -> None:
+        """Copy and give back what the cache's policy decided on."""
+        for order in self._cache.policy.orders():
+            if isinstance(order, BlockCopy):
+                self._cache.pool.copy(order.group, order.source, order.target, order.num_tokens)
+            else:
+                self._cache.pool.discard(order.group, order.block, order.start, order.end)
 
     def _note_steering(self, chunks: list[Chunk], row_of_token: NDArray[np.int64]) -> None:
         """Book expected and actual applications of each steered sequence."""

@@ -9,9 +9,11 @@ from enum import Enum
 import torch
 from torch import Tensor
 
+from inference.engine.cache_policy import PREFIX_BLOCK
 from inference.engine.detokenizer import Detokenizer
 from inference.engine.hooks import SteeringRows
 from inference.engine.messages import GenerationRequest, SteeringReceipt, Timings, Usage
+from inference.engine.prefix_keys import PrefixKeys, Programs
 
 
 class RequestState(Enum):
@@ -35,23 +37,32 @@ class Sequence:
     stop_ids: frozenset[int] = frozenset()
 
     state: RequestState = RequestState.WAITING
-    token_ids: list[int] = field(default_factory=list)  # prompt and generated
+    token_ids: list[int] = field(init=False)  # prompt and generated
+    prefix_keys: PrefixKeys = field(init=False)
     num_computed: int = 0  # tokens whose keys and values are in the cache
-    slot: int = -1
+    num_cached: int = 0  # tokens of the prompt that were in the cache before the first step
+    num_preemptions: int = 0
+    slot: int = -1  # the row in the cache's tables while it runs
     rows: SteeringRows | None = None
     steering_expected: int = 0
     steering_applied: int = 0
     counts: Tensor | None = None  # [vocab] generated tokens, kept only for penalties
     seen: Tensor | None = None  # [vocab] bool, prompt and generated, kept only for repetition_penalty
+    has_prompt_logprobs: bool = False  # they were all sent
     first_run_at: float | None = None
     first_token_at: float | None = None
 
     def __post_init__(self) -> None:
         self.token_ids = list(self.request.prompt_token_ids)
+        self.prefix_keys = PrefixKeys(PREFIX_BLOCK, _programs(self.request), len(self.token_ids))
 
     @property
     def num_prompt(self) -> int:
         return len(self.request.prompt_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
 
     @property
     def num_generated(self) -> int:
@@ -65,14 +76,19 @@ class Sequence:
     @property
     def wants_prompt_logprobs(self) -> bool:
         """While the prompt runs, and only then."""
-        return self.request.sampling.prompt_logprobs is not None and self.num_computed < self.num_prompt
+        return self.needs_whole_prompt and self.num_computed < self.num_prompt
+
+    @property
+    def needs_whole_prompt(self) -> bool:
+        """Whether each token of the prompt must be run, in the cache or not."""
+        return self.request.sampling.prompt_logprobs is not None and not self.has_prompt_logprobs
 
     @property
     def is_done(self) -> bool:
         return self.state in {RequestState.FINISHED, RequestState.FAILED}
 
     def usage(self) -> Usage:
-        return Usage(prompt_tokens=self.num_prompt, completion_tokens=self.num_generated)
+        return Usage(self.num_prompt, self.num_cached, self.num_generated)
 
     def timings(self) -> Timings:
         now = time.monotonic()
@@ -86,3 +102,9 @@ class Sequence:
         if self.request.intervention is None:
             return None
         return SteeringReceipt(self.request.intervention.fingerprint, self.steering_expected, self.steering_applied)
+
+
+def _programs(request: GenerationRequest) -> Programs:
+    if request.intervention is None:
+        return Programs()
+    return Programs(request.intervention.program("prompt"), request.intervention.program("generation"))

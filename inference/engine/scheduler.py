@@ -1,17 +1,21 @@
-"""Who runs in the next step: continuous batching with chunked prefill, first come first served.
+"""Who runs in the next step. Knows nothing of tensors.
 
-All decoding sequences run in each step, one token each. Prompts share a budget of ``max_prefill_tokens`` a step, so
-decoding never waits for more than one chunk however long a prompt is. Knows nothing of tensors.
+All decoding sequences run in each step, one token each. Prompts share a budget of tokens a step, so decoding never
+waits for more than one chunk however long a prompt is. When memory runs short the latest sequence gives way: its
+place in the cache goes, it waits again and is computed anew. The policies differ in when they admit
+(:mod:`inference.engine.admission`).
 """
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import insort
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
+from inference.engine.admission import Admission
+from inference.engine.cache_policy import PREFIX_BLOCK, CachePolicy
 from inference.engine.config import EngineConfig
+from inference.engine.prefill_budget import PrefillBudget
 from inference.engine.request import RequestState, Sequence
 
 
@@ -27,64 +31,58 @@ class Chunk:
         return self.num_tokens == self.sequence.num_left
 
 
-class SlotPool(Protocol):
-    """The part of a cache that scheduling needs."""
+class Scheduler:
+    """The queue and the running batch. ``schedule`` is called once a step, ``remove`` when a sequence ended."""
 
-    @property
-    def num_free(self) -> int: ...
-
-    def allocate(self) -> int: ...
-
-    def release(self, slot: int) -> None: ...
-
-
-class Scheduler(Protocol):
-    """A policy. ``schedule`` is called once a step, ``remove`` when a sequence ended or was cancelled."""
-
-    def add(self, sequence: Sequence) -> None: ...
-
-    def schedule(self) -> list[Chunk]: ...
-
-    def remove(self, sequence: Sequence) -> None: ...
-
-    def sequences(self) -> Iterable[Sequence]: ...
-
-    def used_slots(self) -> set[int]: ...
-
-    @property
-    def num_waiting(self) -> int: ...
-
-    @property
-    def num_running(self) -> int: ...
-
-
-class ContinuousScheduler:
-    """The ``continuous`` batching mode."""
-
-    def __init__(self, config: EngineConfig, slots: SlotPool) -> None:
-        self._config = config
-        self._slots = slots
-        self._waiting: deque[Sequence] = deque()
-        self._running: list[Sequence] = []
+    def __init__(self, config: EngineConfig, cache: CachePolicy, admission: Admission) -> None:
+        self._max_running = config.max_batch_size
+        self._shares_prefixes = config.prefix_cache
+        self._by_priority = config.scheduler_policy == "priority"
+        self._cache = cache
+        self._admission = admission
+        self._budget = PrefillBudget(config.max_prefill_tokens, config.max_stall_factor)
+        self._waiting: list[Sequence] = []
+        self._running: list[Sequence] = []  # in the order of the queue
+        self.num_preemptions = 0
 
     def add(self, sequence: Sequence) -> None:
-        self._waiting.append(sequence)
+        insort(self._waiting, sequence, key=self._rank)
 
     def schedule(self) -> list[Chunk]:
-        self._admit()
-        decoding = [Chunk(s, 1) for s in self._running if s.state is RequestState.DECODE]
-        return decoding + self._prefill_chunks()
+        """The next step's chunks, single tokens first; empty when nothing may run yet."""
+        before = self.num_preemptions
+        singles = self._decode_chunks()
+        num_behind = len(self._waiting) + sum(s.state is RequestState.PREFILL for s in self._running)
+        budget = self._budget.tokens(len(singles), num_behind)
+        prompts = self._prompt_chunks(budget)
+        budget -= sum(chunk.num_tokens for chunk in prompts)
+        if self.num_preemptions == before:  # who was just sent away needs the room first
+            prompts += self._admitted_chunks(budget, prompts)
+        # What gave way for a later chunk's sake runs no more in this step.
+        chunks = [chunk for chunk in singles + prompts if chunk.sequence.slot >= 0]
+        return sorted(chunks, key=lambda chunk: chunk.num_tokens > 1)
+
+    def note_step(self, chunks: list[Chunk], seconds: float) -> None:
+        """The chunks were computed in so many seconds."""
+        tokens = [chunk.num_tokens for chunk in chunks]
+        num_single = tokens.count(1)
+        self._budget.note(num_single, sum(tokens) - num_single, seconds)
+        for chunk in chunks:
+            self._cache.note_computed(chunk.sequence)
 
     def remove(self, sequence: Sequence) -> None:
         if sequence.slot >= 0:
             self._running.remove(sequence)
-            self._slots.release(sequence.slot)
-            sequence.slot = -1
+            self._cache.end(sequence)
         else:
             self._waiting.remove(sequence)
 
     def sequences(self) -> Iterable[Sequence]:
         return [*self._running, *self._waiting]
+
+    @property
+    def running(self) -> Iterable[Sequence]:
+        return tuple(self._running)
 
     @property
     def num_waiting(self) -> int:
@@ -94,21 +92,94 @@ class ContinuousScheduler:
     def num_running(self) -> int:
         return len(self._running)
 
-    def used_slots(self) -> set[int]:
-        return {s.slot for s in self._running}
+    def seconds_to_wait(self) -> float:
+        """Until something may run: 0 unless the policy waits for company."""
+        return 0.0 if self._running else self._admission.seconds_to_wait(self._waiting)
 
-    def _admit(self) -> None:
-        while self._waiting and self._slots.num_free and len(self._running) < self._config.max_batch_size:
-            sequence = self._waiting.popleft()
-            sequence.slot = self._slots.allocate()
-            sequence.state = RequestState.PREFILL
-            self._running.append(sequence)
+    def _rank(self, sequence: Sequence) -> tuple[int, float, int]:
+        priority = -sequence.request.priority if self._by_priority else 0
+        return priority, sequence.submitted_at, sequence.request.index
 
-    def _prefill_chunks(self) -> list[Chunk]:
-        budget, chunks = self._config.max_prefill_tokens, []
-        for sequence in self._running:
-            if sequence.state is RequestState.PREFILL and budget > 0:
-                chunk = Chunk(sequence, min(budget, sequence.num_left))
-                chunks.append(chunk)
-                budget -= chunk.num_tokens
+    # Chunks
+
+    def _decode_chunks(self) -> list[Chunk]:
+        decoding = [s for s in self._running if s.state is RequestState.DECODE]
+        return [Chunk(s, 1) for s in decoding if s.slot >= 0 and self._make_room(s, 1)]
+
+    def _prompt_chunks(self, budget: int) -> list[Chunk]:
+        chunks = []
+        for sequence in [s for s in self._running if s.state is RequestState.PREFILL]:
+            num_tokens = min(budget, sequence.num_left)
+            if num_tokens > 0 and sequence.slot >= 0 and self._make_room(sequence, num_tokens):
+                chunks.append(Chunk(sequence, num_tokens))
+                budget -= num_tokens
         return chunks
+
+    def _admitted_chunks(self, budget: int, prompts: list[Chunk]) -> list[Chunk]:
+        """Begin sequences from the queue as far as places, memory and the budget go."""
+        chunks: list[Chunk] = []
+        allowed = self._admission.num_allowed(self._waiting, self._running, self._max_running)
+        computing = {key for chunk in prompts for key in _keys_of(chunk)}
+        while budget > 0 and allowed > 0 and self._waiting:
+            sequence = self._waiting[0]
+            if self._shares_prefixes and _is_awaited(sequence, computing):
+                break  # this very step computes what it begins with: a step later it need not
+            if not self._begin(sequence):
+                break
+            del self._waiting[0]
+            chunk = Chunk(sequence, min(budget, sequence.num_left))
+            if not self._make_room(sequence, chunk.num_tokens):
+                break
+            chunks.append(chunk)
+            computing.update(_keys_of(chunk))
+            budget -= chunk.num_tokens
+            allowed -= 1
+        return chunks
+
+    def _begin(self, sequence: Sequence) -> bool:
+        """Admit, if beside the prompt each running sequence can still grow by a block."""
+        if not self._cache.begin(sequence, PREFIX_BLOCK * len(self._running)):
+            return False
+        if sequence.state is RequestState.WAITING and not sequence.num_preemptions:
+            sequence.num_cached = sequence.num_computed
+        sequence.state = RequestState.PREFILL
+        insort(self._running, sequence, key=self._rank)
+        return True
+
+    # Memory
+
+    def _make_room(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Room for the sequence's next tokens; False when it had to give way itself."""
+        while not self._cache.extend(sequence, num_tokens):
+            victim = self._running[-1]
+            if victim is sequence and len(self._running) == 1:
+                raise MemoryError(f"{sequence.num_tokens} tokens do not fit into the cache.")
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._running.remove(sequence)
+        self._cache.end(sequence)
+        sequence.num_computed = 0
+        sequence.num_preemptions += 1
+        sequence.state = RequestState.WAITING
+        self.num_preemptions += 1
+        insort(self._waiting, sequence, key=self._rank)
+
+
+def _keys_of(chunk: Chunk) -> list[bytes | None]:
+    """Keys of the blocks that a chunk completes."""
+    sequence = chunk.sequence
+    first = sequence.num_computed // PREFIX_BLOCK
+    last = (sequence.num_computed + chunk.num_tokens) // PREFIX_BLOCK
+    return sequence.prefix_keys.upto(sequence.token_ids, last)[first:]
+
+
+def _is_awaited(sequence: Sequence, computing: set[bytes | None]) -> bool:
+    """Whether blocks that the sequence could take over are among those being computed."""
+    if sequence.needs_whole_prompt:
+        return False
+    keys = sequence.prefix_keys.upto(sequence.token_ids, (sequence.num_tokens - 1) // PREFIX_BLOCK)
+    return any(key is not None and key in computing for key in keys)

@@ -36,7 +36,7 @@ def site_width(module: nn.Module, site: Site) -> int:
     if not 0 <= site.layer < len(layers):
         raise SiteError(f"There is no {site}: the model has layers 0 to {len(layers) - 1}.")
     if site.kind == "attn_out":
-        return int(_output_projection(layers[site.layer], site).in_features)
+        return int(_output_projection(layers[site.layer], site).in_features)  # type: ignore[arg-type]
     _target(layers[site.layer], site)
     return int(module.config.get_text_config().hidden_size)  # type: ignore[union-attr, operator]
 
@@ -60,9 +60,10 @@ def _target(layer: nn.Module, site: Site) -> nn.Module:
     return target
 
 
-def _output_projection(layer: nn.Module, site: Site) -> nn.Linear:
+def _output_projection(layer: nn.Module, site: Site) -> nn.Module:
+    """``nn.Linear`` or what the loader put in its place, which has its sizes."""
     projection = getattr(getattr(layer, "self_attn", None), "o_proj", None)
-    if not isinstance(projection, nn.Linear):
+    if not isinstance(projection, nn.Module) or not hasattr(projection, "in_features"):
         raise _missing(layer, site)
     return projection
 

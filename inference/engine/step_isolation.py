@@ -46,6 +46,11 @@ class StepResult:
     parts: list[tuple[list[Chunk], StepOutput]] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
 
+    @property
+    def chunks(self) -> list[Chunk]:
+        """Those that ran."""
+        return [chunk for part, _ in self.parts for chunk in part]
+
 
 class StepIsolation:
     """``run`` makes one forward pass; what an attempt may change before it raises is restored from :class:`_Before`.

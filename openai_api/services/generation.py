@@ -39,15 +39,16 @@ class Plan:
     def prompt_of_sequence(self) -> list[int]:
         return [prompt for prompt in range(len(self.prompts)) for _ in range(self.per_prompt)]
 
-    def requests(self, call_id: str, target: Target) -> list[GenerationRequest]:
+    def requests(self, call: Call, target: Target) -> list[GenerationRequest]:
         return [
             GenerationRequest(
-                request_id=f"{call_id}/{number}",
+                request_id=f"{call.id}/{number}",
                 model=target.model.record.name,
                 prompt_token_ids=tuple(self.prompts[prompt]),
                 sampling=of_choice(self.params[prompt], number % self.per_prompt),
                 intervention=target.profile.intervention if target.profile else None,
                 index=number,
+                priority=call.key.priority if call.key else 0,
             )
             for number, prompt in enumerate(self.prompt_of_sequence)
         ]
@@ -69,7 +70,7 @@ class Generation:
         self.tally = Tally([len(prompt) for prompt in plan.prompts], plan.prompt_of_sequence)
         self._pending: Event | None = None
         call.reserve_tokens(plan.num_tokens)
-        requests = plan.requests(call.id, target)
+        requests = plan.requests(call, target)
         self._events = Waves(get_backend().client(), requests, size=settings.MILLM_MAX_BATCH_SIZE)
 
     async def peek(self) -> None:

@@ -15,7 +15,7 @@ from steering.demo.residual import read_residuals
 from steering.demo.sae import TopKSae
 
 FEATURE_COUNTS = (3, 6, 12)
-PUSHES = (0.4, 0.45, 0.5, 0.55, 0.6)
+PUSHES = (0.4, 0.425, 0.45, 0.475, 0.5, 0.525, 0.55, 0.575, 0.6)
 MAX_PERPLEXITY_RATIO = 2.2
 
 
@@ -98,8 +98,8 @@ class ProfileDesigner:
 
     def __init__(self, bench: Bench, dictionary: Dictionary, plan: SamplingPlan) -> None:
         self.bench, self.dictionary, self.plan = bench, dictionary, plan
-        self.half = replace(plan, count=max(1, plan.count // 2))
-        self.base = bench.baseline(plan)
+        self.trial_plan = replace(plan, seed=plan.seed + 1)  # what is chosen is measured on other samples
+        self.base = {p: bench.baseline(p) for p in (plan, self.trial_plan)}
 
     def design(self, concept: Concept, context: Mapping[str, Tensor], report: Report) -> Profile:
         """The edits with the best effect over FEATURE_COUNTS and PUSHES. ``context`` holds mean activations [d_sae]."""
@@ -116,11 +116,11 @@ class ProfileDesigner:
     def measure(self, edits: tuple[Edit, ...], concept: Concept, plan: SamplingPlan) -> Effect:
         """The effect of the edits on samples of the plan."""
         samples = self.bench.sample(plan, self.dictionary.delta(edits))
-        return compare(self.bench, self.base, samples, concept.words)
+        return compare(self.bench, self.base[plan], samples, concept.words)
 
     def _try(self, weights: Mapping[int, float], push: float, concept: Concept) -> Trial:
         edits = self.dictionary.scaled(weights, push)
-        return Trial(edits, self.measure(edits, concept, self.half))
+        return Trial(edits, self.measure(edits, concept, self.trial_plan))
 
 
 def strongest(contrast: Tensor, count: int) -> dict[int, float]:

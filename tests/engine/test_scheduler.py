@@ -1,113 +1,279 @@
-"""The policy alone: no model, no tensors."""
+"""The policies alone: no model, no tensors. Names of document 003's cases are kept."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch
+import pytest
 
+from inference.engine.admission import Admission, ContinuousAdmission, StaticAdmission
+from inference.engine.cache_policy import PREFIX_BLOCK
 from inference.engine.config import EngineConfig
-from inference.engine.detokenizer import Detokenizer, TokenDecoder
+from inference.engine.contiguous_cache import ContiguousCache
+from inference.engine.paged_cache import PagedCache
 from inference.engine.request import RequestState, Sequence
-from inference.engine.scheduler import Chunk, ContinuousScheduler
-from tests.builders import build_request
+from inference.engine.scheduler import Chunk, Scheduler
+from tests.engine.sequences import build_sequence, compute
+
+LENGTH = 8 * PREFIX_BLOCK
 
 
-class WordTokenizer:
-    """Never asked for text here."""
+class Clock:
+    now = 0.0
 
-    def decode(self, ids, skip_special_tokens=True) -> str:
-        raise AssertionError("scheduling needs no text")
-
-
-class Slots:
-    """A pool that only counts."""
-
-    def __init__(self, count: int) -> None:
-        self.free = list(range(count))
-
-    @property
-    def num_free(self) -> int:
-        return len(self.free)
-
-    def allocate(self) -> int:
-        return self.free.pop()
-
-    def release(self, slot: int) -> None:
-        self.free.append(slot)
+    def __call__(self) -> float:
+        return self.now
 
 
-def sequence(num_prompt: int = 4) -> Sequence:
-    request = build_request(tuple(range(num_prompt)))
-    detokenizer = Detokenizer(TokenDecoder(WordTokenizer()))
-    return Sequence(request, object(), 0.0, 8, detokenizer, torch.Generator())
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
 
 
-def scheduler(slots: int = 4, **config: Any) -> ContinuousScheduler:
-    return ContinuousScheduler(EngineConfig(**{"max_batch_size": slots, **config}), Slots(slots))
+class Policy(Scheduler):
+    """A scheduler over a real cache policy, and the rest of a step."""
+
+    def __init__(self, config: EngineConfig, admission: Admission, backend: str, blocks: int) -> None:
+        rows = config.max_batch_size
+        self.cache: Any = (
+            PagedCache(rows, LENGTH, (0,), (blocks,), prefixes=False)
+            if backend == "paged"
+            else ContiguousCache(rows, LENGTH, (0,), (1,), blocks * PREFIX_BLOCK, prefixes=False)
+        )
+        super().__init__(config, self.cache, admission)
+
+    def step(self) -> list[tuple[Sequence, int]]:
+        chunks = self.schedule()
+        compute(chunks)
+        self.note_step(chunks, 0.0)
+        self.cache.check_integrity(self.running)
+        return [(c.sequence, c.num_tokens) for c in chunks]
+
+    def add_all(self, *sequences: Sequence) -> list[Sequence]:
+        for sequence in sequences:
+            self.add(sequence)
+        return list(sequences)
+
+    def finish(self, *sequences: Sequence) -> None:
+        for sequence in sequences:
+            self.remove(sequence)
+            sequence.state = RequestState.FINISHED
 
 
-def run(chunks: list[Chunk]) -> None:
-    """What the engine does after a step."""
-    for chunk in chunks:
-        samples = chunk.samples
-        chunk.sequence.num_computed += chunk.num_tokens
-        if samples:
-            chunk.sequence.state = RequestState.DECODE
-            chunk.sequence.token_ids.append(9)
+@pytest.fixture(params=["contiguous", "paged"])
+def backend(request) -> str:
+    return request.param
 
 
-def test_first_come_first_served():
-    policy = scheduler(slots=2)
-    sequences = [sequence() for _ in range(3)]
-    for s in sequences:
-        policy.add(s)
-    assert [c.sequence for c in policy.schedule()] == sequences[:2]
-    assert policy.num_waiting == 1
-    policy.remove(sequences[0])
-    assert [c.sequence for c in policy.schedule()] == sequences[1:]
+@pytest.fixture
+def make_static(backend, clock):
+    def make(timeout_s: float = 0.01, blocks: int = 64, **config: Any) -> Policy:
+        settings = EngineConfig(batching_mode="static", **{"max_batch_size": 4, **config})
+        return Policy(settings, StaticAdmission(timeout_s, settings.max_batch_size, clock), backend, blocks)
+
+    return make
 
 
-def test_prompts_share_the_budget_and_decoding_never_waits():
-    policy = scheduler(max_prefill_tokens=6)
-    decoding, long, short = sequence(2), sequence(10), sequence(4)
-    policy.add(decoding)
-    run(policy.schedule())
-    policy.add(long)
-    policy.add(short)
-    steps = []
-    for _ in range(3):
-        chunks = policy.schedule()
-        steps.append([(c.sequence, c.num_tokens) for c in chunks])
-        run(chunks)
-    assert steps[0] == [(decoding, 1), (long, 6)]
-    assert steps[1] == [(decoding, 1), (long, 4), (short, 2)]
-    assert steps[2] == [(decoding, 1), (long, 1), (short, 2)]
+@pytest.fixture
+def make_continuous(backend):
+    def make(blocks: int = 64, **config: Any) -> Policy:
+        settings = EngineConfig(**{"max_batch_size": 4, **config})
+        return Policy(settings, ContinuousAdmission(), backend, blocks)
+
+    return make
 
 
-def test_a_chunk_samples_only_when_nothing_is_left():
-    policy = scheduler(max_prefill_tokens=3)
-    policy.add(sequence(5))
-    first = policy.schedule()
-    assert not first[0].samples
-    run(first)
-    assert policy.schedule()[0].samples
+@pytest.fixture(params=["continuous", "static"])
+def make(request, make_continuous, make_static, clock):
+    """Either mode; the static one does not wait for company."""
+    clock.now = 1e9
+    return make_continuous if request.param == "continuous" else make_static
 
 
-def test_waiting_sequences_can_be_removed():
-    policy = scheduler(slots=1)
-    a, b = sequence(), sequence()
-    policy.add(a)
-    policy.add(b)
-    policy.schedule()
-    policy.remove(b)
-    policy.remove(a)
-    assert (policy.num_running, policy.num_waiting) == (0, 0)
-    assert policy.schedule() == []
+def sequences_of(chunks: list[Chunk] | list[tuple[Sequence, int]]) -> list[Sequence]:
+    return [c.sequence if isinstance(c, Chunk) else c[0] for c in chunks]
 
 
-def test_batch_size_limits_even_when_slots_are_free():
-    policy = ContinuousScheduler(EngineConfig(max_batch_size=1), Slots(4))
-    policy.add(sequence())
-    policy.add(sequence())
-    assert len(policy.schedule()) == 1
+class TestBothModes:
+    def test_basic_batch_formation(self, make):
+        policy = make()
+        added = policy.add_all(*(build_sequence() for _ in range(3)))
+        assert sequences_of(policy.step()) == added
+        assert (policy.num_running, policy.num_waiting) == (3, 0)
+        assert sequences_of(policy.step()) == added, "the batch is still active"
+
+    def test_batch_completion(self, make):
+        policy = make()
+        added = policy.add_all(build_sequence(), build_sequence())
+        policy.step()
+        policy.finish(*added)
+        assert policy.step() == []
+        assert (policy.num_running, policy.num_waiting) == (0, 0)
+
+    def test_partial_completion(self, make):
+        policy = make()
+        a, b, c = policy.add_all(*(build_sequence() for _ in range(3)))
+        policy.step()
+        policy.finish(a, c)
+        assert policy.step() == [(b, 1)]
+        policy.finish(b)
+        assert policy.step() == []
+
+    def test_fcfs_ordering(self, make):
+        policy = make(max_batch_size=2)
+        added = policy.add_all(*(build_sequence() for _ in range(3)))
+        assert sequences_of(policy.step()) == added[:2]
+        policy.finish(*added[:2])
+        assert sequences_of(policy.step()) == added[2:]
+
+    def test_batch_size_limit(self, make):
+        policy = make(max_batch_size=2)
+        policy.add_all(*(build_sequence() for _ in range(5)))
+        sizes = []
+        while policy.num_running or policy.num_waiting:
+            sizes.append(len(policy.step()))
+            policy.finish(*policy.running)
+        assert sizes == [2, 2, 1]
+
+    def test_waiting_and_running_sequences_can_be_removed(self, make):
+        policy = make(max_batch_size=1)
+        a, b = policy.add_all(build_sequence(), build_sequence())
+        policy.step()
+        policy.finish(b, a)
+        assert (policy.num_running, policy.num_waiting) == (0, 0)
+        assert policy.step() == []
+
+    def test_prompts_share_the_budget_and_single_tokens_come_first(self, make):
+        policy = make(max_prefill_tokens=6)
+        short, long = policy.add_all(build_sequence(2), build_sequence(9))
+        assert policy.step() == [(short, 2), (long, 4)]
+        assert policy.step() == [(short, 1), (long, 5)]
+        assert policy.step() == [(short, 1), (long, 1)]
+
+    def test_a_chunk_samples_only_when_nothing_is_left(self, make):
+        policy = make(max_prefill_tokens=3)
+        policy.add(build_sequence(5))
+        first = policy.schedule()
+        assert not first[0].samples
+        compute(first)
+        assert policy.schedule()[0].samples
+
+    def test_preempted_sequences_wait_at_the_front_and_are_computed_anew(self, make):
+        policy = make(blocks=4)
+        old, young = policy.add_all(build_sequence(2 * PREFIX_BLOCK - 1), build_sequence(PREFIX_BLOCK + 1))
+        policy.step()
+        for _ in range(PREFIX_BLOCK):
+            policy.step()
+            if young.num_preemptions:
+                break
+        assert old.num_preemptions == 0
+        assert (young.state, young.num_computed, young.slot) == (RequestState.WAITING, 0, -1)
+        late = build_sequence(PREFIX_BLOCK)
+        policy.add(late)
+        assert sequences_of(policy.step()) == [old], "nobody overtakes the one that gave way"
+        policy.finish(old)
+        num_tokens = young.num_tokens
+        assert (young, num_tokens) in policy.step()
+
+    def test_short_memory_never_deadlocks(self, make):
+        policy = make(blocks=6, max_prefill_tokens=PREFIX_BLOCK)
+        left = set(policy.add_all(*(build_sequence(3 * PREFIX_BLOCK) for _ in range(6))))
+        for _ in range(2000):
+            policy.step()
+            done = {s for s in left if s.num_generated >= 2 * PREFIX_BLOCK}
+            policy.finish(*done)
+            left -= done
+            if not left:
+                return
+        raise AssertionError(f"{len(left)} sequences never ended")
+
+
+class TestContinuous:
+    def test_newcomers_join_a_running_batch(self, make_continuous):
+        policy = make_continuous()
+        a = build_sequence()
+        policy.add(a)
+        policy.step()
+        b = build_sequence(3)
+        policy.add(b)
+        assert policy.step() == [(a, 1), (b, 3)]
+        assert policy.seconds_to_wait() == 0
+
+    def test_priority_goes_before_arrival_when_asked(self, make_continuous):
+        policy = make_continuous(max_batch_size=1, scheduler_policy="priority")
+        low, high, higher = policy.add_all(*(build_sequence(priority=p) for p in (0, 1, 5)))
+        order = []
+        while policy.num_waiting or policy.num_running:
+            order += sequences_of(policy.step())
+            policy.finish(*policy.running)
+        assert order == [higher, high, low]
+
+    def test_fcfs_ignores_priority(self, make_continuous):
+        policy = make_continuous(max_batch_size=1)
+        low, _ = policy.add_all(build_sequence(priority=0), build_sequence(priority=9))
+        assert sequences_of(policy.step()) == [low]
+
+    def test_the_lowest_priority_gives_way(self, make_continuous):
+        policy = make_continuous(blocks=4, scheduler_policy="priority")
+        low, high = policy.add_all(
+            build_sequence(2 * PREFIX_BLOCK - 2, priority=0), build_sequence(PREFIX_BLOCK - 2, priority=1)
+        )
+        for _ in range(2 * PREFIX_BLOCK):
+            policy.step()
+        assert low.num_preemptions > 0
+        assert high.num_preemptions == 0
+
+    def test_admission_leaves_room_to_grow(self, make_continuous):
+        policy = make_continuous(blocks=4)
+        running, waiting = policy.add_all(build_sequence(2 * PREFIX_BLOCK - 4), build_sequence(2 * PREFIX_BLOCK - 4))
+        assert sequences_of(policy.step()) == [running]
+        assert waiting.state is RequestState.WAITING
+
+
+class TestStatic:
+    def test_bounded_wait_dispatches_early_when_full(self, make_static, clock):
+        policy = make_static(timeout_s=1.0)
+        added = policy.add_all(*(build_sequence(submitted_at=clock.now) for _ in range(4)))
+        assert policy.seconds_to_wait() == 0
+        assert sequences_of(policy.step()) == added
+
+    def test_bounded_wait_dispatches_on_timeout(self, make_static, clock):
+        policy = make_static(timeout_s=0.01)
+        added = policy.add_all(*(build_sequence(submitted_at=clock.now) for _ in range(2)))
+        assert policy.step() == []
+        assert policy.seconds_to_wait() == pytest.approx(0.01)
+        clock.now += 0.015
+        assert policy.seconds_to_wait() == 0
+        assert sequences_of(policy.step()) == added
+
+    def test_bounded_wait_timer_resets_between_batches(self, make_static, clock):
+        policy = make_static(timeout_s=0.01)
+        policy.add(build_sequence(submitted_at=clock.now))
+        clock.now += 0.02
+        policy.step()
+        policy.finish(*policy.running)
+        policy.add(build_sequence(submitted_at=clock.now))
+        assert policy.step() == []
+        assert policy.seconds_to_wait() == pytest.approx(0.01)
+
+    def test_newcomers_wait_for_the_end_of_the_batch(self, make_static, clock):
+        policy = make_static(timeout_s=0.0)
+        a = build_sequence(submitted_at=clock.now)
+        policy.add(a)
+        policy.step()
+        b = build_sequence(submitted_at=clock.now)
+        policy.add(b)
+        assert policy.step() == [(a, 1)]
+        policy.finish(a)
+        assert sequences_of(policy.step()) == [b]
+
+    def test_members_that_memory_could_not_take_at_once_still_belong_to_the_batch(self, make_static, clock):
+        policy = make_static(timeout_s=0.0, blocks=4)
+        a, b = policy.add_all(*(build_sequence(2 * PREFIX_BLOCK, submitted_at=clock.now) for _ in range(2)))
+        assert sequences_of(policy.step()) == [a]
+        late = build_sequence(4, submitted_at=clock.now)
+        policy.add(late)
+        policy.finish(a)
+        assert sequences_of(policy.step()) == [b]
+        policy.finish(b)
+        assert sequences_of(policy.step()) == [late]

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import gc
 import weakref
-from copy import deepcopy
-from dataclasses import replace
-from typing import Any
+from pathlib import Path
 
 import torch
 
 from inference.engine.config import EngineConfig
-from inference.engine.loader import LoadedModel
+from inference.engine.loader import LoadedModel, ModelSpec, load_model
 from inference.engine.loop import EngineLoop
 from inference.interventions import Intervention, Site, VectorEdit
-from tests.builders import build_request
+from tests.builders import build_model, build_request
 from tests.engine.harness import EngineHarness, reference_tokens
 from tests.engine.test_loop import Mailbox, streaming
 
@@ -53,17 +51,17 @@ def test_a_profile_s_tensors_are_freed_with_its_last_sequence(llama):
     assert vector() is None
 
 
-def test_a_model_that_is_replaced_ends_its_sequences_and_is_freed(llama):
+def test_a_model_that_is_replaced_ends_its_sequences_and_is_freed(tmp_path):
     mailbox = Mailbox()
     loop = EngineLoop(EngineConfig(), mailbox.publish)
     loop.start()
     try:
-        old = copied(llama, 1.0)
+        old = loaded_with(1, tmp_path / "old")
         module = weakref.ref(old.module)
         loop.attach(old).result(10)
         loop.submit([build_request(max_tokens=240)], "running")
         streaming(mailbox, "running")
-        new = copied(llama, -1.0)
+        new = loaded_with(2, tmp_path / "new")
         loop.attach(new).result(10)
         assert mailbox.ended("running").failed.code == "model_unloaded"
         loop.submit([build_request()], "next")
@@ -76,8 +74,5 @@ def test_a_model_that_is_replaced_ends_its_sequences_and_is_freed(llama):
         loop.stop(0)
 
 
-def copied(loaded: LoadedModel, factor: float) -> LoadedModel:
-    module: Any = deepcopy(loaded.module)
-    with torch.no_grad():
-        module.lm_head.weight.mul_(factor)
-    return replace(loaded, module=module)
+def loaded_with(seed: int, path: Path) -> LoadedModel:
+    return load_model(ModelSpec("tiny", build_model(path, seed=seed), dtype="float32", device="cpu"))

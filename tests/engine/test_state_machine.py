@@ -6,8 +6,7 @@ were left alone have the tokens that they get alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from copy import deepcopy
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -26,18 +25,24 @@ from hypothesis.stateful import (
 
 from inference.engine.config import EngineConfig
 from inference.engine.errors import EngineDownError, ModelNotAttachedError, QueueFullError
-from inference.engine.loader import LoadedModel
+from inference.engine.loader import LoadedModel, ModelSpec, load_model
 from inference.engine.loop import EngineLoop
 from inference.engine.messages import TERMINAL_EVENTS, FailedEvent, GenerationRequest
 from inference.engine.model_engine import Delivery
 from inference.interventions import Intervention, Site, VectorEdit
-from tests.builders import build_request
+from tests.builders import build_model, build_request
 from tests.engine.harness import EngineHarness, Transcript
 
 POISON = 390  # a prompt with this token makes every step that runs it raise
 NAMES = ("tiny", "other")
 MAX_TURNS = 3000
-CONFIG: dict[str, Any] = {"max_batch_size": 3, "max_waiting_requests": 6, "max_prefill_tokens": 16}
+LIMITS: dict[str, Any] = {"max_batch_size": 3, "max_waiting_requests": 6, "max_prefill_tokens": 16}
+KINDS: dict[str, dict[str, Any]] = {
+    "contiguous": {"kv_cache_backend": "contiguous"},
+    # Seven blocks of 32 tokens for three sequences of up to 87 each: some give way and are computed anew.
+    "preempting": {"kv_cache_backend": "paged", "kv_cache_bytes": 96 * 1024},
+    "static": {"batching_mode": "static", "batch_wait_timeout_s": 0.001},
+}
 
 PROFILES = {
     "": None,
@@ -59,16 +64,13 @@ samplings = st.fixed_dictionaries(
 
 
 class EngineHistory(RuleBasedStateMachine):
-    """Preemption belongs here too once a cache can run out of blocks: a CONFIG with fewer blocks than the requests
-    need makes it happen, and no rule or invariant changes.
-    """
-
     models: dict[str, LoadedModel]  # each with a module of its own, as loading gives them
     alone: LoadedModel
+    config: EngineConfig
 
     def __init__(self) -> None:
         super().__init__()
-        self.loop = EngineLoop(EngineConfig(**CONFIG), self.publish)
+        self.loop = EngineLoop(self.config, self.publish)
         self.loop.accept_requests()
         self.transcripts: dict[tuple[int, int], Transcript] = {}
         self.accepted: dict[tuple[int, int], GenerationRequest] = {}
@@ -107,7 +109,7 @@ class EngineHistory(RuleBasedStateMachine):
         try:
             self.loop.submit(requests, sink)
         except QueueFullError:
-            assert self.num_open + n > CONFIG["max_batch_size"] + CONFIG["max_waiting_requests"]
+            assert self.num_open + n > self.config.max_batch_size + self.config.max_waiting_requests
         except ModelNotAttachedError:
             assert model not in self.attached
         except EngineDownError:
@@ -193,7 +195,7 @@ class EngineHistory(RuleBasedStateMachine):
             self.loop.check_integrity()
         stats = self.loop.stats()
         assert (self.num_open, stats.running, stats.waiting) == (0, 0, 0)
-        assert stats.free_slots == len(stats.models) * CONFIG["max_batch_size"]
+        assert stats.free_slots == len(stats.models) * self.config.max_batch_size
         assert sum(model.steering_rows for model in stats.by_model) == 0
 
     def _check_outcome(self, key: tuple[int, int], request: GenerationRequest, transcript: Transcript) -> None:
@@ -207,7 +209,7 @@ class EngineHistory(RuleBasedStateMachine):
             assert key[0] in self.cancelled
         if request.sampling.temperature > 0 and end.reason == "cancelled":
             return
-        alone = outcome_alone(self.alone, replace(request, model="tiny"))
+        alone = outcome_alone(self.alone, replace(request, model="alone"))
         if end.reason == "cancelled":
             assert alone.token_ids[: len(transcript.token_ids)] == transcript.token_ids
             return
@@ -216,7 +218,8 @@ class EngineHistory(RuleBasedStateMachine):
             alone.text,
             alone.finished.reason,
         )
-        assert (end.usage, end.receipt) == (alone.finished.usage, alone.finished.receipt)
+        assert end.usage.completion_tokens == alone.finished.usage.completion_tokens
+        assert end.receipt is None or end.receipt.applied == end.receipt.expected
 
 
 @cache
@@ -233,27 +236,31 @@ def raise_on_poison(_: object, inputs: tuple[torch.Tensor, ...]) -> None:
         raise RuntimeError("poison")
 
 
-@pytest.fixture
-def history(llama: LoadedModel) -> Iterator[Callable[[], EngineHistory]]:
-    def copied(name: str) -> LoadedModel:
-        module: Any = deepcopy(llama.module)
-        module.lm_head.register_forward_hook(never_choose_poison)
-        return replace(llama, name=name, module=module)
-
-    models: dict[str, LoadedModel] = {name: copied(name) for name in NAMES}
-    for model in models.values():
+@pytest.fixture(scope="module")
+def machines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, LoadedModel]:
+    """Three times the same weights, with a module each, as loading gives them; "alone" knows no poison."""
+    path = build_model(tmp_path_factory.mktemp("model"))
+    loaded = {name: load_model(ModelSpec(name, path, dtype="float32", device="cpu")) for name in (*NAMES, "alone")}
+    for name, model in loaded.items():
         module: Any = model.module
-        module.model.embed_tokens.register_forward_pre_hook(raise_on_poison)
-    yield type("History", (EngineHistory,), {"models": models, "alone": copied("tiny")})
-    outcome_alone.cache_clear()
+        module.lm_head.register_forward_hook(never_choose_poison)
+        if name in NAMES:
+            module.model.embed_tokens.register_forward_pre_hook(raise_on_poison)
+    return loaded
+
+
+@pytest.fixture(params=KINDS)
+def history(request: pytest.FixtureRequest, machines: dict[str, LoadedModel]) -> Callable[[], EngineHistory]:
+    config = EngineConfig(**LIMITS, **KINDS[request.param])
+    return type("History", (EngineHistory,), {"models": machines, "alone": machines["alone"], "config": config})
 
 
 def test_random_histories_keep_the_invariants(history):
     run_state_machine_as_test(
         history,
         settings=settings(
-            max_examples=20,
-            stateful_step_count=25,
+            max_examples=8,
+            stateful_step_count=20,
             deadline=None,
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
         ),

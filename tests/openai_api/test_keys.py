@@ -270,3 +270,9 @@ def test_the_command_names_what_is_wrong(owner: Any):
         call_command("create_api_key", "x", "--user", "nobody")
     with pytest.raises(CommandError, match="at most 100"):
         call_command("create_api_key", "x" * 101, "--user", "owner")
+
+
+async def test_the_key_s_priority_reaches_the_engine(api: Api):
+    headers = api.keys.add("urgent", priority=7)
+    await api.chat(headers)
+    assert [request.priority for request in api.engine.requests] == [7]

@@ -22,8 +22,9 @@ def main() -> None:
     first, later = {"hang": (hang, nothing), "die": (die, nothing), "slow": (lag, lag)}[sys.argv[1]]
     faults = chain([first], repeat(later))
 
-    def hook(module: Any, _: object) -> None:
-        if type(module).__name__ == "Embedding" and threading.current_thread().name == "engine":
+    def hook(module: Any, inputs: tuple[Any, ...]) -> None:
+        """At steps that begin a prompt or, for a slow model, at all; not at the single token that attaching runs."""
+        if type(module).__name__ == "Embedding" and (first is lag or inputs[0].numel() > 1):
             next(faults)()
 
     torch.nn.modules.module.register_module_forward_pre_hook(hook)

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from django.conf import settings
 from pydantic import ValidationError
 
+from inference.engine.config import EngineConfig
 from millm_site import env as env_module
 from millm_site.checks import unknown_variables
-from millm_site.env import PROJECT_DIR, Environment, explain
+from millm_site.env import ENGINE_OPTIONS, PROJECT_DIR, Environment, explain
 from millm_site.hosts import allowed_hosts
 from millm_site.secret_key import kept_key
 from tests.live import clean_environment
 
 # Read by Django's settings under Django's names only.
-NOT_EXPOSED = {"debug", "log_level", "allowed_hosts", "secret_key", "database_url", "database_pool_size"}
+NOT_EXPOSED = {"debug", "log_level", "allowed_hosts", "secret_key", "database_url", "database_pool_size"} | (
+    set(ENGINE_OPTIONS) - {"max_batch_size", "max_seq_len"}
+)
 
 
 def environment(**variables: object) -> Environment:
@@ -163,3 +167,13 @@ def test_folder_of_another_user_is_explained(tmp_path: Path) -> None:
 
 def test_environment_is_read_once() -> None:
     assert env_module.environment() is env_module.environment()
+
+
+def test_engine_options_are_the_engine_s_own_and_have_its_defaults():
+    assert EngineConfig(**environment().engine_options()) == EngineConfig()
+    assert set(ENGINE_OPTIONS) == {field.name for field in fields(EngineConfig)}
+
+
+@pytest.mark.parametrize("value", ["0.5", "1", "-1", "nan"])
+def test_a_stall_factor_that_means_nothing_is_refused(value):
+    assert "max_stall_factor" in problems(max_stall_factor=value).lower()

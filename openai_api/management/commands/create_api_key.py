@@ -13,6 +13,7 @@ from django.utils import timezone
 from openai_api.services import create_api_key
 
 LIMITS = ("max_concurrent_requests", "requests_per_minute", "tokens_per_minute")
+FIELDS = (*LIMITS, "priority", "default_profile", "allowed_models", "allowed_profiles")
 
 
 class Command(BaseCommand):
@@ -27,6 +28,7 @@ class Command(BaseCommand):
         parser.add_argument("--expires-in-days", type=int)
         for limit in LIMITS:
             parser.add_argument("--" + limit.replace("_", "-"), type=int)
+        parser.add_argument("--priority", type=int, default=0, help="Higher ones go first, where the server does so.")
 
     def handle(self, *, name: str, user: str, **options: Any) -> None:
         users = get_user_model()
@@ -35,7 +37,7 @@ class Command(BaseCommand):
         except users.DoesNotExist:
             raise CommandError(f"There is no user “{user}”. Create one with manage.py createsuperuser.") from None
         days = options["expires_in_days"]
-        fields = {name: options[name] for name in (*LIMITS, "default_profile", "allowed_models", "allowed_profiles")}
+        fields = {name: options[name] for name in FIELDS}
         fields["expires_at"] = None if days is None else timezone.now() + timedelta(days=days)
         try:
             created = create_api_key(name=name, owner=owner, **fields)

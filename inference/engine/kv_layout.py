@@ -1,0 +1,41 @@
+"""The shape of a model's keys and values, layer by layer, as one token of a real forward pass shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class LayerLayout:
+    """One attention layer. ``window`` is how many of the last tokens it looks at, 0 for all."""
+
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+    dtype: torch.dtype
+    window: int = 0
+
+    @property
+    def bytes_per_token(self) -> int:
+        return self.num_kv_heads * (self.key_dim + self.value_dim) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class LayerGroup:
+    """Layers that keep the same tokens: all of them (``window`` 0), or the last ``window``."""
+
+    window: int
+    layers: tuple[int, ...]
+    bytes_per_token: int
+
+
+def group_layers(layouts: Sequence[LayerLayout]) -> tuple[LayerGroup, ...]:
+    """Layers by window, those that keep everything first."""
+    groups = []
+    for window in sorted({layout.window for layout in layouts}):
+        layers = tuple(i for i, layout in enumerate(layouts) if layout.window == window)
+        groups.append(LayerGroup(window, layers, sum(layouts[i].bytes_per_token for i in layers)))
+    return tuple(groups)

@@ -1,0 +1,120 @@
+"""Puts faster linears in the place of a loaded module's ``nn.Linear``, for the CPU.
+
+Projections of one input (query, key and value; gate and up) become one product. A head that shares its weight with
+the embeddings keeps it as it lies where a kernel of ours can read that, else the weight is laid out a second time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from inference.engine import native
+from inference.engine.linear_groups import GroupMember, LinearGroup
+from inference.engine.linear_kinds import FastLinear, Int8Linear, PackedLinear, RowsLinear, Weights, can_pack
+
+GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+
+
+@dataclass(frozen=True, slots=True)
+class LinearsReport:
+    """What was replaced, and the bytes of all the module's weights before and after.
+
+    ``head`` is the class of the output embeddings now. ``num_groups`` products serve several linears each.
+    """
+
+    num_linears: int
+    num_groups: int
+    bytes_before: int
+    bytes_after: int
+    head: str
+
+    def __str__(self) -> str:
+        before, after = self.bytes_before / 1e6, self.bytes_after / 1e6
+        return f"{self.num_linears} linears, {self.num_groups} fused, {before:.0f} -> {after:.0f} MB, head {self.head}"
+
+
+def prepare_linears(module: nn.Module, *, weights: Weights, quantise_head: bool) -> LinearsReport:
+    """Replace the linears of a module on the CPU; each one's own weight is freed as it goes.
+
+    Subclasses of ``nn.Linear`` stay, and so do dtypes that gain nothing (float16, unless ``int8``). With ``int8``,
+    ``quantise_head`` takes in the output embeddings, which otherwise keep their dtype; input embeddings always do.
+    """
+    before = bytes_of(module)
+    head = _output_embeddings(module)
+    num_linears = num_groups = 0
+    for parent in list(module.modules()):
+        for names in GROUPS:
+            if _can_join(parent, names, weights):
+                _join(parent, names, weights)
+                num_linears, num_groups = num_linears + len(names), num_groups + 1
+        for name, child in list(parent.named_children()):
+            if child is not head and _is_replaceable(child, weights):
+                setattr(parent, name, _fast_linear(child.weight, child.bias, weights))  # type: ignore[arg-type]
+                num_linears += 1
+    if head is not None:
+        num_linears += _replace_head(module, head, "int8" if weights == "int8" and quantise_head else "native")
+    return LinearsReport(num_linears, num_groups, before, bytes_of(module), type(_output_embeddings(module)).__name__)
+
+
+def bytes_of(module: nn.Module) -> int:
+    """Of all parameters and buffers; a shared one counts once."""
+    return sum(
+        t.numel() * t.element_size() for t in {id(t): t for t in (*module.parameters(), *module.buffers())}.values()
+    )
+
+
+def _is_replaceable(child: nn.Module | None, weights: Weights) -> bool:
+    if type(child) is not nn.Linear or child.weight.device.type != "cpu":
+        return False
+    return weights == "int8" or can_pack(child.weight.dtype)
+
+
+def _fast_linear(weight: Tensor, bias: Tensor | None, weights: Weights) -> FastLinear:
+    return Int8Linear(weight, bias) if weights == "int8" else PackedLinear(weight, bias)
+
+
+def _can_join(parent: nn.Module, names: tuple[str, ...], weights: Weights) -> bool:
+    """All there, of one input size and dtype, and with or without a bias together."""
+    members = [getattr(parent, name, None) for name in names]
+    if not all(_is_replaceable(m, weights) for m in members):
+        return False
+    kinds = {(m.in_features, m.weight.dtype, m.bias is None) for m in members}  # type: ignore[union-attr]
+    return len(kinds) == 1
+
+
+def _join(parent: nn.Module, names: tuple[str, ...], weights: Weights) -> None:
+    members: list[nn.Linear] = [getattr(parent, name) for name in names]
+    weight = torch.cat([m.weight.detach() for m in members])
+    bias = None if members[0].bias is None else torch.cat([m.bias.detach() for m in members])
+    group = LinearGroup(_fast_linear(weight, bias, weights), [m.out_features for m in members])
+    for index, (name, member) in enumerate(zip(names, members, strict=True)):
+        setattr(parent, name, GroupMember(group, index, member))
+
+
+def _replace_head(module: nn.Module, head: nn.Module, weights: Weights) -> int:
+    """Returns how many linears that were: 1 or 0."""
+    if not isinstance(head, nn.Linear) or not _is_replaceable(head, weights):
+        return 0
+    if weights == "native" and _is_tied(module, head) and _can_read_rows(head.weight.dtype):
+        fast: FastLinear = RowsLinear(head.weight, head.bias)
+    else:
+        fast = _fast_linear(head.weight, head.bias, weights)
+    module.set_output_embeddings(fast)  # type: ignore[operator]
+    return 1
+
+
+def _can_read_rows(dtype: torch.dtype) -> bool:
+    return dtype is torch.bfloat16 and native.active().has_bf16
+
+
+def _is_tied(module: nn.Module, head: nn.Linear) -> bool:
+    embeddings = module.get_input_embeddings()  # type: ignore[operator]
+    return isinstance(embeddings, nn.Embedding) and embeddings.weight is head.weight
+
+
+def _output_embeddings(module: nn.Module) -> nn.Module | None:
+    found = module.get_output_embeddings() if hasattr(module, "get_output_embeddings") else None  # type: ignore[operator]
+    return found if isinstance(found, nn.Module) else None

@@ -1,0 +1,115 @@
+"""Kernels of our own for the CPU: C++ built on the machine, or plain torch where that is not possible.
+
+``activate`` is called when a model is loaded, off the engine thread; until then, and on other devices, the torch
+versions run. Both are tested against each other and against the formulas.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from inference.engine.native import fallback
+from inference.engine.native.build import BuildError, build, default_folder
+
+__all__ = ["ActiveKernels", "activate", "active", "advise_huge_pages", "decode_attention", "write_kv"]
+
+logger = logging.getLogger(__name__)
+
+SWITCH = "MILLM_KERNELS"  # "torch" turns the C++ ones off
+
+
+@dataclass(frozen=True, slots=True)
+class ActiveKernels:
+    """Which kernels run, and why: ``str()`` is for the start-up line.
+
+    ``has_bf16`` and ``has_int8`` say whether products of few rows are among them, which need AVX-512 extensions.
+    """
+
+    is_native: bool
+    reason: str
+    has_bf16: bool = False
+    has_int8: bool = False
+
+    def __str__(self) -> str:
+        return f"{'native' if self.is_native else 'torch'}: {self.reason}"
+
+
+_lock = threading.Lock()
+_active = ActiveKernels(is_native=False, reason="not built yet")
+
+
+def active() -> ActiveKernels:
+    return _active
+
+
+def activate(folder: Path | None = None) -> ActiveKernels:
+    """Build or find the C++ kernels in ``folder`` (the user's cache unless given) and use them from now on.
+
+    Takes about 15 seconds the first time on a machine. Never raises: without a compiler the torch versions stay.
+    """
+    global _active
+    with _lock:
+        if not _active.is_native:
+            _active = _load(folder or default_folder())
+            logger.info("CPU kernels: %s", _active)
+        return _active
+
+
+def decode_attention(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    block_table: Tensor,
+    lengths: Tensor,
+    scale: float,
+    window: int,
+    softcap: float,
+) -> Tensor:
+    """Attention of one new token of each of ``n`` sequences over all its tokens, itself included.
+
+    ``query`` ``[n, heads, head_dim]``; ``keys``, ``values`` ``[blocks, block_size, kv_heads, head_dim]`` with stride 1
+    in the last dimension; ``block_table`` int32 ``[n, max_blocks]`` and ``lengths`` int32 ``[n]`` on the CPU. A
+    ``window`` of 0 sees everything, else the last ``window`` tokens; ``softcap`` 0 caps nothing. Sums are float32.
+    Returns ``[n, heads, head_dim]`` in the query's dtype. Reads fastest where a head's tokens of a block lie together:
+    ``torch.empty(blocks, kv_heads, block_size, head_dim).transpose(1, 2)``.
+    """
+    if _active.is_native and query.device.type == "cpu":
+        out: Tensor = torch.ops.millm_native.decode_attention(
+            query, keys, values, block_table, lengths, scale, window, softcap
+        )
+        return out
+    return fallback.decode_attention(query, keys, values, block_table, lengths, scale, window, softcap)
+
+
+def write_kv(keys: Tensor, values: Tensor, key: Tensor, value: Tensor, slot_mapping: Tensor) -> None:
+    """Store ``key`` and ``value`` ``[tokens, kv_heads, head_dim]`` at places ``block * block_size + offset``, int64."""
+    if _active.is_native and keys.device.type == "cpu":
+        torch.ops.millm_native.write_kv(keys, values, key, value, slot_mapping)
+    else:
+        fallback.write_kv(keys, values, key, value, slot_mapping)
+
+
+def advise_huge_pages(tensor: Tensor) -> None:
+    """Before it is first written: large pages for memory that is read as a whole each step. A hint, nothing more."""
+    if _active.is_native and tensor.device.type == "cpu":
+        torch.ops.millm_native.advise_huge_pages(tensor)
+
+
+def _load(folder: Path) -> ActiveKernels:
+    if os.environ.get(SWITCH) == "torch":
+        return ActiveKernels(is_native=False, reason=f"{SWITCH}=torch")
+    try:
+        torch.ops.load_library(build(folder))  # type: ignore[no-untyped-call]
+        vector_bytes, has_bf16, has_int8 = torch.ops.millm_native.features()
+    except (BuildError, OSError) as error:
+        return ActiveKernels(is_native=False, reason=str(error))
+    dots = [name for name, has in (("bf16", has_bf16), ("int8", has_int8)) if has]
+    reason = f"{vector_bytes * 8}-bit vectors" + (f", {' and '.join(dots)} dot products" if dots else "")
+    return ActiveKernels(is_native=True, reason=reason, has_bf16=has_bf16, has_int8=has_int8)

@@ -1,0 +1,57 @@
+"""The kernels in plain torch: for machines without a compiler, other devices than the CPU, and tests."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def decode_attention(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    block_table: Tensor,
+    lengths: Tensor,
+    scale: float,
+    window: int,
+    softcap: float,
+) -> Tensor:
+    """See :func:`inference.engine.native.decode_attention`."""
+    heads, kv_heads = query.shape[1], keys.shape[2]
+    out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    for i, length in enumerate(lengths.tolist()):
+        first = max(0, length - window) if window else 0
+        seen_keys = _gather(keys, block_table[i], first, length)
+        seen_values = _gather(values, block_table[i], first, length)
+        rows = query[i].reshape(kv_heads, heads // kv_heads, -1)
+        attended = (
+            _softcapped(rows, seen_keys, seen_values, scale, softcap)
+            if softcap
+            else functional.scaled_dot_product_attention(rows[None], seen_keys[None], seen_values[None], scale=scale)[0]
+        )
+        out[i] = attended.reshape(heads, -1)
+    return out
+
+
+def write_kv(keys: Tensor, values: Tensor, key: Tensor, value: Tensor, slot_mapping: Tensor) -> None:
+    """See :func:`inference.engine.native.write_kv`."""
+    slots = slot_mapping.to(keys.device)
+    block, offset = slots // keys.shape[1], slots % keys.shape[1]
+    keys[block, offset] = key
+    values[block, offset] = value
+
+
+def _gather(pool: Tensor, blocks: Tensor, first: int, length: int) -> Tensor:
+    """Tokens ``first`` to ``length`` as ``[kv_heads, tokens, head_dim]``; a view where one block holds them all."""
+    size = pool.shape[1]
+    wanted = blocks[first // size : -(-length // size)]
+    skipped = first - first // size * size
+    tokens = pool[int(wanted[0])] if len(wanted) == 1 else pool[wanted.to(pool.device).long()].flatten(0, 1)
+    return tokens[skipped : skipped + length - first].transpose(0, 1)
+
+
+def _softcapped(query: Tensor, keys: Tensor, values: Tensor, scale: float, cap: float) -> Tensor:
+    """Gemma 2's ``cap * tanh(scores / cap)``, in float32."""
+    scores = torch.tanh(query.float() @ keys.float().transpose(-1, -2) * scale / cap) * cap
+    return (scores.softmax(-1) @ values.float()).to(query.dtype)

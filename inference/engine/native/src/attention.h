@@ -1,0 +1,274 @@
+// Decode attention over pooled keys and values: one query a sequence, one pass over its tokens (online softmax).
+//
+// All visible tokens of all sequences form one line that is cut evenly between the threads, so a single long
+// sequence is shared as well as many short ones. Each cut leaves (maximum, sum, weighted values) per head; pieces of
+// a sequence are joined at the end. Keys and values are read once per key-value head, for all query heads of it.
+#pragma once
+
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "vectors.h"
+
+namespace millm {
+
+constexpr int64_t kTile = 32;  // tokens whose scores are held at once
+constexpr float kNone = -std::numeric_limits<float>::infinity();
+
+struct Piece {  // tokens [begin, end) of one sequence, done by one thread
+  int64_t sequence, begin, end;
+};
+
+struct Pool {
+  int64_t block_stride, token_stride, head_stride;
+};
+
+inline Pool strides_of(const at::Tensor& pool) { return {pool.stride(0), pool.stride(1), pool.stride(2)}; }
+
+struct Shape {
+  int64_t heads, kv_heads, group, head_dim, padded, block_size;
+};
+
+struct Scoring {
+  float scale, softcap;
+};
+
+// Cut the line of all tokens into one stretch a thread.
+inline std::vector<std::vector<Piece>> share_out(const int32_t* lengths, int64_t n, int64_t window, int64_t threads) {
+  auto first = [&](int64_t i) { return window > 0 ? std::max<int64_t>(0, lengths[i] - window) : 0; };
+  int64_t total = 0;
+  for (int64_t i = 0; i < n; ++i) total += lengths[i] - first(i);
+  threads = std::max<int64_t>(1, std::min(threads, total / (2 * kTile)));
+  const int64_t share = (total + threads - 1) / threads;
+  std::vector<std::vector<Piece>> shares(1);
+  int64_t room = share;
+  for (int64_t i = 0; i < n; ++i) {
+    for (int64_t at = first(i); at < lengths[i];) {
+      if (room == 0) {
+        shares.emplace_back();
+        room = share;
+      }
+      const int64_t end = std::min<int64_t>(lengths[i], at + room);
+      shares.back().push_back({i, at, end});
+      room -= end - at;
+      at = end;
+    }
+  }
+  return shares;
+}
+
+// GROUP query heads against `count` keys, head_dim in registers of NV vectors at a time.
+template <typename T, int GROUP, bool TAIL>
+inline void score_tile(const float* query, const T* keys, const T* ahead, int64_t stride, int64_t count,
+                       const Shape& shape, float* scores) {
+  const int64_t d = shape.head_dim;
+  for (int64_t t = 0; t < count; ++t) {
+    const T* row = keys + t * stride;
+    const char* next = reinterpret_cast<const char*>(ahead + t * stride);
+    for (int64_t byte = 0; byte < d * static_cast<int64_t>(sizeof(T)); byte += 64) __builtin_prefetch(next + byte);
+    Vec even[GROUP], odd[GROUP];
+    for (int g = 0; g < GROUP; ++g) even[g] = odd[g] = Vec(0.f);
+    int64_t i = 0;
+    for (; i + 2 * kLanes <= d; i += 2 * kLanes) {
+      const Vec a = load(row + i), b = load(row + i + kLanes);
+      for (int g = 0; g < GROUP; ++g) {
+        even[g] = at::vec::fmadd(Vec::loadu(query + g * shape.padded + i), a, even[g]);
+        odd[g] = at::vec::fmadd(Vec::loadu(query + g * shape.padded + i + kLanes), b, odd[g]);
+      }
+    }
+    for (; i < d; i += kLanes) {
+      const Vec a = TAIL ? load(row + i, d - i) : load(row + i);
+      for (int g = 0; g < GROUP; ++g)
+        even[g] = at::vec::fmadd(Vec::loadu(query + g * shape.padded + i), a, even[g]);
+    }
+    for (int g = 0; g < GROUP; ++g) scores[g * kTile + t] = sum(even[g] + odd[g]);
+  }
+}
+
+// acc[g] += sum over the tile of weight[g][t] * values[t].
+template <typename T, int GROUP, int NV, bool TAIL>
+inline void mix_columns(float* acc, const float* weights, const T* values, const T* ahead, int64_t stride,
+                        int64_t count, int64_t from, const Shape& shape) {
+  Vec sums[GROUP][NV];
+  for (int g = 0; g < GROUP; ++g)
+    for (int v = 0; v < NV; ++v) sums[g][v] = Vec::loadu(acc + g * shape.padded + from + v * kLanes);
+  for (int64_t t = 0; t < count; ++t) {
+    const T* row = values + t * stride + from;
+    const char* next = reinterpret_cast<const char*>(ahead + t * stride + from);
+    for (int64_t byte = 0; byte < NV * kLanes * static_cast<int64_t>(sizeof(T)); byte += 64)
+      __builtin_prefetch(next + byte);
+    for (int v = 0; v < NV; ++v) {
+      const Vec value = TAIL ? load(row + v * kLanes, shape.head_dim - from - v * kLanes) : load(row + v * kLanes);
+      for (int g = 0; g < GROUP; ++g) sums[g][v] = at::vec::fmadd(Vec(weights[g * kTile + t]), value, sums[g][v]);
+    }
+  }
+  for (int g = 0; g < GROUP; ++g)
+    for (int v = 0; v < NV; ++v) sums[g][v].store(acc + g * shape.padded + from + v * kLanes);
+}
+
+template <typename T, int GROUP, bool TAIL>
+inline void mix_tile(float* acc, const float* weights, const T* values, const T* ahead, int64_t stride, int64_t count,
+                     const Shape& shape) {
+  constexpr int kWide = kLanes == 16 ? 8 : 4;
+  int64_t from = 0;
+  for (; from + kWide * kLanes <= shape.head_dim; from += kWide * kLanes)
+    mix_columns<T, GROUP, kWide, false>(acc, weights, values, ahead, stride, count, from, shape);
+  for (; from < shape.head_dim; from += kLanes)
+    mix_columns<T, GROUP, 1, TAIL>(acc, weights, values, ahead, stride, count, from, shape);
+}
+
+// Scores to weights, with what came before scaled down when the maximum rises. Lanes behind `count` become zero.
+inline void soften(float* scores, int64_t count, const Scoring& how, float& maximum, float& total, float* acc,
+                   int64_t padded) {
+  for (int64_t t = count; t < kTile; ++t) scores[t] = kNone;
+  Vec top(kNone);
+  for (int64_t t = 0; t < kTile; t += kLanes) {
+    Vec s = Vec::loadu(scores + t) * Vec(how.scale);
+    if (how.softcap > 0) s = (s / Vec(how.softcap)).tanh() * Vec(how.softcap);
+    if (how.softcap > 0 && t + kLanes > count)  // tanh made the lanes behind the end finite
+      s = Vec::set(Vec(kNone), s, std::max<int64_t>(0, count - t));
+    s.store(scores + t);
+    top = at::vec::maximum(top, s);
+  }
+  const float raised = std::max(maximum, largest(top));
+  Vec added(0.f);
+  for (int64_t t = 0; t < kTile; t += kLanes) {
+    const Vec weight = (Vec::loadu(scores + t) - Vec(raised)).exp();
+    weight.store(scores + t);
+    added = added + weight;
+  }
+  const float fade = std::exp(maximum - raised);
+  total = total * fade + sum(added);
+  if (raised != maximum)
+    for (int64_t i = 0; i < padded; i += kLanes) (Vec::loadu(acc + i) * Vec(fade)).store(acc + i);
+  maximum = raised;
+}
+
+template <typename T, bool TAIL>
+struct Worker {
+  const Shape& shape;
+  const Pool& key_pool;
+  const Pool& value_pool;
+  const T* keys;
+  const T* values;
+  const Scoring& how;
+
+  template <int GROUP>
+  void heads(const float* query, const T* k, const T* k_ahead, const T* v, const T* v_ahead, int64_t count,
+             float* maximum, float* total, float* acc) const {
+    float scores[GROUP * kTile];
+    score_tile<T, GROUP, TAIL>(query, k, k_ahead, key_pool.token_stride, count, shape, scores);
+    for (int g = 0; g < GROUP; ++g)
+      soften(scores + g * kTile, count, how, maximum[g], total[g], acc + g * shape.padded, shape.padded);
+    mix_tile<T, GROUP, TAIL>(acc, scores, v, v_ahead, value_pool.token_stride, count, shape);
+  }
+
+  // query [heads, padded]; maximum, total [heads]; acc [heads, padded]
+  void piece(const Piece& piece, const float* query, const int32_t* blocks, float* maximum, float* total,
+             float* acc) const {
+    for (int64_t at = piece.begin; at < piece.end;) {
+      const int64_t count = tile_length(at, piece.end), next = at + count < piece.end ? at + count : at;
+      for (int64_t h = 0; h < shape.kv_heads; ++h) {
+        const T *k = place(keys, key_pool, blocks, at, h), *k_ahead = place(keys, key_pool, blocks, next, h);
+        const T *v = place(values, value_pool, blocks, at, h), *v_ahead = place(values, value_pool, blocks, next, h);
+        for (int64_t g = 0; g < shape.group;) {
+          const int64_t head = h * shape.group + g, left = shape.group - g;
+          const float* q = query + head * shape.padded;
+          float *m = maximum + head, *t = total + head, *a = acc + head * shape.padded;
+          // Behind the first heads of a group the tile is in the cache already: nothing is fetched ahead twice.
+          const T *ka = g ? k : k_ahead, *va = g ? v : v_ahead;
+          if (left >= 2) {
+            heads<2>(q, k, ka, v, va, count, m, t, a);
+            g += 2;
+          } else {
+            heads<1>(q, k, ka, v, va, count, m, t, a);
+            g += 1;
+          }
+        }
+      }
+      at += count;
+    }
+  }
+
+  int64_t tile_length(int64_t at, int64_t end) const {
+    const int64_t in_block = shape.block_size - at % shape.block_size;
+    return std::min({kTile, in_block, end - at});
+  }
+
+  const T* place(const T* pool, const Pool& p, const int32_t* blocks, int64_t token, int64_t head) const {
+    return pool + blocks[token / shape.block_size] * p.block_stride + (token % shape.block_size) * p.token_stride +
+           head * p.head_stride;
+  }
+};
+
+template <typename T>
+void attend(const at::Tensor& query, const at::Tensor& keys, const at::Tensor& values, const at::Tensor& table,
+            const at::Tensor& lengths, const Scoring& how, int64_t window, at::Tensor& out) {
+  const int64_t n = query.size(0), d = query.size(2);
+  const Shape shape{query.size(1), keys.size(2), query.size(1) / keys.size(2), d,
+                    (d + kLanes - 1) / kLanes * kLanes, keys.size(1)};
+  const Pool key_pool = strides_of(keys), value_pool = strides_of(values);
+  const auto shares = share_out(lengths.data_ptr<int32_t>(), n, window, at::get_num_threads());
+  std::vector<std::pair<int64_t, int64_t>> of_piece;  // sequence, index into the scratch
+  std::vector<int64_t> first_of_share;
+  for (const auto& share : shares) {
+    first_of_share.push_back(static_cast<int64_t>(of_piece.size()));
+    for (const auto& piece : share) of_piece.emplace_back(piece.sequence, static_cast<int64_t>(of_piece.size()));
+  }
+  const int64_t per_piece = shape.heads * (shape.padded + 2), pieces = static_cast<int64_t>(of_piece.size());
+  std::vector<float> scratch(pieces * per_piece, 0.f);
+  const int32_t* blocks = table.data_ptr<int32_t>();
+  const T* q = query.const_data_ptr<T>();
+
+  auto run_share = [&](int64_t s) {
+    std::vector<float> widened(shape.heads * shape.padded, 0.f);
+    int64_t index = first_of_share[s];
+    for (const auto& piece : shares[s]) {
+      for (int64_t h = 0; h < shape.heads; ++h)
+        for (int64_t i = 0; i < d; ++i)
+          widened[h * shape.padded + i] =
+              static_cast<float>(q[piece.sequence * query.stride(0) + h * query.stride(1) + i]);
+      float *maximum = scratch.data() + index++ * per_piece, *total = maximum + shape.heads,
+            *acc = total + shape.heads;
+      std::fill(maximum, maximum + shape.heads, kNone);
+      const int32_t* own = blocks + piece.sequence * table.stride(0);
+      const T *k = keys.const_data_ptr<T>(), *v = values.const_data_ptr<T>();
+      if (d % kLanes == 0)
+        Worker<T, false>{shape, key_pool, value_pool, k, v, how}.piece(piece, widened.data(), own, maximum, total, acc);
+      else
+        Worker<T, true>{shape, key_pool, value_pool, k, v, how}.piece(piece, widened.data(), own, maximum, total, acc);
+    }
+  };
+  at::parallel_for(0, static_cast<int64_t>(shares.size()), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t s = begin; s < end; ++s) run_share(s);
+  });
+
+  T* o = out.mutable_data_ptr<T>();
+  for (int64_t from = 0; from < pieces;) {
+    int64_t to = from;
+    while (to < pieces && of_piece[to].first == of_piece[from].first) ++to;
+    const int64_t sequence = of_piece[from].first;
+    for (int64_t h = 0; h < shape.heads; ++h) {
+      float top = kNone, total = 0.f;
+      for (int64_t p = from; p < to; ++p) top = std::max(top, scratch[p * per_piece + h]);
+      for (int64_t p = from; p < to; ++p)
+        total += scratch[p * per_piece + shape.heads + h] * std::exp(scratch[p * per_piece + h] - top);
+      for (int64_t i = 0; i < d; i += kLanes) {
+        Vec joined(0.f);
+        for (int64_t p = from; p < to; ++p) {
+          const float* piece = scratch.data() + p * per_piece;
+          const float weight = std::exp(piece[h] - top) / total;
+          joined = at::vec::fmadd(Vec(weight), Vec::loadu(piece + 2 * shape.heads + h * shape.padded + i), joined);
+        }
+        store(o + (sequence * shape.heads + h) * d + i, joined, d - i);
+      }
+    }
+    from = to;
+  }
+}
+
+}  // namespace millm

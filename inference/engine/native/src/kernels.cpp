@@ -1,0 +1,175 @@
+// The operators millm_native::*, checked here and computed in the headers beside.
+#include <ATen/Dispatch.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#include <unistd.h>
+#endif
+
+#include "attention.h"
+#include "layers.h"
+#include "linear.h"
+
+namespace millm {
+
+
+at::Tensor decode_attention(const at::Tensor& query, const at::Tensor& keys, const at::Tensor& values,
+                            const at::Tensor& block_table, const at::Tensor& lengths, double scale, int64_t window,
+                            double softcap) {
+  TORCH_CHECK(query.dim() == 3 && keys.dim() == 4 && values.sizes() == keys.sizes(), "decode_attention: shapes");
+  TORCH_CHECK(query.size(2) == keys.size(3) && query.size(1) % keys.size(2) == 0, "decode_attention: heads");
+  TORCH_CHECK(keys.scalar_type() == query.scalar_type() && values.scalar_type() == query.scalar_type(),
+              "decode_attention: dtypes differ");
+  TORCH_CHECK(query.stride(2) == 1 && keys.stride(3) == 1 && values.stride(3) == 1, "decode_attention: strides");
+  TORCH_CHECK(block_table.scalar_type() == at::kInt && lengths.scalar_type() == at::kInt && lengths.is_contiguous() &&
+                  block_table.stride(1) == 1 && lengths.size(0) == query.size(0),
+              "decode_attention: block_table and lengths are int32 and contiguous");
+  at::Tensor out = at::empty(query.sizes(), query.options());
+  const Scoring how{static_cast<float>(scale), static_cast<float>(softcap)};
+  switch (query.scalar_type()) {
+    case at::kFloat: attend<float>(query, keys, values, block_table, lengths, how, window, out); break;
+    case at::kBFloat16: attend<at::BFloat16>(query, keys, values, block_table, lengths, how, window, out); break;
+    case at::kHalf: attend<at::Half>(query, keys, values, block_table, lengths, how, window, out); break;
+    default: TORCH_CHECK(false, "decode_attention: no ", query.scalar_type());
+  }
+  return out;
+}
+
+void copy_rows(at::Tensor& pool, const at::Tensor& rows, const int64_t* slots) {
+  const int64_t block_size = pool.size(1), heads = pool.size(2), size = pool.element_size();
+  const int64_t bytes = pool.size(3) * size;
+  char* to = static_cast<char*>(pool.mutable_data_ptr());
+  const char* from = static_cast<const char*>(rows.const_data_ptr());
+  at::parallel_for(0, rows.size(0), std::max<int64_t>(1, 65536 / (heads * bytes)), [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      const int64_t block = slots[t] / block_size, offset = slots[t] % block_size;
+      for (int64_t h = 0; h < heads; ++h)
+        std::memcpy(to + (block * pool.stride(0) + offset * pool.stride(1) + h * pool.stride(2)) * size,
+                    from + (t * rows.stride(0) + h * rows.stride(1)) * size, bytes);
+    }
+  });
+}
+
+void write_kv(at::Tensor keys, at::Tensor values, const at::Tensor& key, const at::Tensor& value,
+              const at::Tensor& slot_mapping) {
+  TORCH_CHECK(slot_mapping.scalar_type() == at::kLong && slot_mapping.is_contiguous(), "write_kv: slot_mapping");
+  for (const auto& [pool, rows] : {std::pair{keys, key}, std::pair{values, value}}) {
+    TORCH_CHECK(rows.dim() == 3 && rows.size(0) == slot_mapping.size(0) && rows.size(1) == pool.size(2) &&
+                    rows.size(2) == pool.size(3) && rows.scalar_type() == pool.scalar_type(),
+                "write_kv: rows do not fit the pool");
+    TORCH_CHECK(rows.stride(2) == 1 && pool.stride(3) == 1, "write_kv: strides");
+  }
+  copy_rows(keys, key, slot_mapping.const_data_ptr<int64_t>());
+  copy_rows(values, value, slot_mapping.const_data_ptr<int64_t>());
+}
+
+#define MILLM_BY_TYPE(tensor, call)                                    \
+  switch ((tensor).scalar_type()) {                                    \
+    case at::kFloat: { using T = float; call; break; }                 \
+    case at::kBFloat16: { using T = at::BFloat16; call; break; }       \
+    case at::kHalf: { using T = at::Half; call; break; }               \
+    default: TORCH_CHECK(false, "no kernel for ", (tensor).scalar_type()); \
+  }
+
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, double offset) {
+  const int64_t d = x.size(-1);
+  TORCH_CHECK(x.stride(-1) == 1 && weight.is_contiguous() && weight.numel() == d &&
+                  weight.scalar_type() == x.scalar_type(), "rms_norm: weight");
+  at::Tensor rows = x.reshape({-1, d}), out = at::empty(x.sizes(), x.options());
+  MILLM_BY_TYPE(x, norm_rows<T>(rows, weight, eps, offset, out));
+  return out;
+}
+
+at::Tensor norm_rotary(const at::Tensor& x, const std::optional<at::Tensor>& weight, double eps, double offset,
+                       const at::Tensor& cos, const at::Tensor& sin) {
+  TORCH_CHECK(x.dim() == 3 && x.stride(2) == 1 && x.size(2) % 2 == 0, "norm_rotary: x is [tokens, heads, even]");
+  TORCH_CHECK(cos.dim() == 2 && cos.sizes() == sin.sizes() && cos.size(0) == x.size(0) && cos.size(1) == x.size(2) &&
+                  cos.stride(1) == 1 && sin.stride(1) == 1 && cos.scalar_type() == x.scalar_type() &&
+                  sin.scalar_type() == x.scalar_type(), "norm_rotary: cos and sin are [tokens, head_dim]");
+  TORCH_CHECK(!weight || (weight->is_contiguous() && weight->numel() == x.size(2) &&
+                          weight->scalar_type() == x.scalar_type()), "norm_rotary: weight");
+  at::Tensor out = at::empty(x.sizes(), x.options());
+  MILLM_BY_TYPE(x, rotate_rows<T>(x, weight, eps, offset, cos, sin, out));
+  return out;
+}
+
+at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up) {
+  TORCH_CHECK(gate.dim() == 2 && gate.sizes() == up.sizes() && gate.stride(1) == 1 && up.stride(1) == 1 &&
+                  gate.scalar_type() == up.scalar_type(), "silu_mul: two matrices of one shape");
+  at::Tensor out = at::empty(gate.sizes(), gate.options());
+  MILLM_BY_TYPE(gate, gate_rows<T>(gate, up, out));
+  return out;
+}
+
+at::Tensor linear_bf16(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
+#if MILLM_BF16_DOT
+  TORCH_CHECK(x.dim() == 2 && x.stride(1) == 1 && weight.is_contiguous() && x.size(1) == weight.size(1) &&
+                  x.scalar_type() == at::kBFloat16 && weight.scalar_type() == at::kBFloat16, "linear_bf16: shapes");
+  TORCH_CHECK(!bias || (bias->is_contiguous() && bias->scalar_type() == at::kBFloat16), "linear_bf16: bias");
+  at::Tensor out = at::empty({x.size(0), weight.size(0)}, x.options());
+  multiply_bf16(x, weight, bias ? bias->const_data_ptr<at::BFloat16>() : nullptr, out);
+  return out;
+#else
+  TORCH_CHECK(false, "built without bfloat16 dot products");
+#endif
+}
+
+at::Tensor linear_int8(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& scales, const at::Tensor& sums,
+                       const std::optional<at::Tensor>& bias) {
+#if MILLM_INT8_DOT
+  TORCH_CHECK(x.dim() == 2 && x.stride(1) == 1 && weight.is_contiguous() && x.size(1) == weight.size(1) &&
+                  weight.scalar_type() == at::kChar, "linear_int8: shapes");
+  TORCH_CHECK(scales.scalar_type() == at::kFloat && sums.scalar_type() == at::kInt && scales.is_contiguous() &&
+                  sums.is_contiguous() && scales.numel() == weight.size(0) && sums.numel() == weight.size(0),
+              "linear_int8: scales and sums");
+  TORCH_CHECK(!bias || (bias->is_contiguous() && bias->scalar_type() == x.scalar_type()), "linear_int8: bias");
+  at::Tensor out = at::empty({x.size(0), weight.size(0)}, x.options());
+  MILLM_BY_TYPE(x, multiply_int8<T>(x, weight, scales, sums, bias ? bias->const_data_ptr<T>() : nullptr, out));
+  return out;
+#else
+  TORCH_CHECK(false, "built without int8 dot products");
+#endif
+}
+
+// Ask for large pages under the tensor: fewer address translations when all of it is read each step.
+void advise_huge_pages(const at::Tensor& tensor) {
+#if defined(MADV_HUGEPAGE)
+  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  const auto begin = reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
+  const uintptr_t from = (begin + page - 1) / page * page, to = (begin + tensor.nbytes()) / page * page;
+  if (from < to) madvise(reinterpret_cast<void*>(from), to - from, MADV_HUGEPAGE);
+#endif
+}
+
+// What the build holds: vector bytes, and whether the bfloat16 and the int8 products are in it.
+std::tuple<int64_t, bool, bool> features() {
+  return {kLanes * 4, MILLM_BF16_DOT != 0, MILLM_INT8_DOT != 0};
+}
+
+}  // namespace millm
+
+TORCH_LIBRARY(millm_native, m) {
+  m.def("decode_attention(Tensor query, Tensor keys, Tensor values, Tensor block_table, Tensor lengths, float scale, "
+        "int window, float softcap) -> Tensor");
+  m.def("write_kv(Tensor(a!) keys, Tensor(b!) values, Tensor key, Tensor value, Tensor slot_mapping) -> ()");
+  m.def("rms_norm(Tensor x, Tensor weight, float eps, float offset) -> Tensor");
+  m.def("norm_rotary(Tensor x, Tensor? weight, float eps, float offset, Tensor cos, Tensor sin) -> Tensor");
+  m.def("silu_mul(Tensor gate, Tensor up) -> Tensor");
+  m.def("linear_bf16(Tensor x, Tensor weight, Tensor? bias) -> Tensor");
+  m.def("linear_int8(Tensor x, Tensor weight, Tensor scales, Tensor sums, Tensor? bias) -> Tensor");
+  m.def("advise_huge_pages(Tensor tensor) -> ()", &millm::advise_huge_pages);
+  m.def("features() -> (int, bool, bool)", &millm::features);
+}
+
+TORCH_LIBRARY_IMPL(millm_native, CPU, m) {
+  m.impl("decode_attention", &millm::decode_attention);
+  m.impl("write_kv", &millm::write_kv);
+  m.impl("rms_norm", &millm::rms_norm);
+  m.impl("norm_rotary", &millm::norm_rotary);
+  m.impl("silu_mul", &millm::silu_mul);
+  m.impl("linear_bf16", &millm::linear_bf16);
+  m.impl("linear_int8", &millm::linear_int8);
+}

@@ -1,0 +1,87 @@
+// The small operations between a layer's products, each in one pass with float32 in between.
+#pragma once
+
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+
+#include <cmath>
+
+#include "vectors.h"
+
+namespace millm {
+
+constexpr int64_t kGrain = 16384;  // values below which another thread costs more than it saves
+
+template <typename T>
+inline float inverse_rms(const T* row, int64_t d, double eps) {
+  Vec squares(0.f);
+  for (int64_t i = 0; i < d; i += kLanes) {
+    const Vec x = load(row + i, d - i);
+    squares = at::vec::fmadd(x, x, squares);
+  }
+  return 1.f / std::sqrt(sum(squares) / static_cast<float>(d) + static_cast<float>(eps));
+}
+
+// offset: 1 where the stored weight is a difference from one (Gemma), else 0.
+template <typename T>
+void norm_rows(const at::Tensor& x, const at::Tensor& weight, double eps, double offset, at::Tensor& out) {
+  const int64_t rows = x.size(0), d = x.size(1);
+  const T *in = x.const_data_ptr<T>(), *w = weight.const_data_ptr<T>();
+  T* o = out.mutable_data_ptr<T>();
+  at::parallel_for(0, rows, std::max<int64_t>(1, kGrain / d), [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      const T* row = in + r * x.stride(0);
+      const Vec factor(inverse_rms(row, d, eps)), plus(static_cast<float>(offset));
+      for (int64_t i = 0; i < d; i += kLanes)
+        store(o + r * d + i, load(row + i, d - i) * factor * (load(w + i, d - i) + plus), d - i);
+    }
+  });
+}
+
+// x [tokens, heads, d], cos and sin [tokens, d]; weight absent: rotation only. Halves rotate, as in Llama.
+template <typename T>
+void rotate_rows(const at::Tensor& x, const std::optional<at::Tensor>& weight, double eps, double offset,
+                 const at::Tensor& cos, const at::Tensor& sin, at::Tensor& out) {
+  const int64_t tokens = x.size(0), heads = x.size(1), d = x.size(2), half = d / 2;
+  const T* w = weight ? weight->const_data_ptr<T>() : nullptr;
+  at::parallel_for(0, tokens, std::max<int64_t>(1, kGrain / (heads * d)), [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      const T *c = cos.const_data_ptr<T>() + t * cos.stride(0), *s = sin.const_data_ptr<T>() + t * sin.stride(0);
+      for (int64_t h = 0; h < heads; ++h) {
+        const T* row = x.const_data_ptr<T>() + t * x.stride(0) + h * x.stride(1);
+        T* o = out.mutable_data_ptr<T>() + (t * heads + h) * d;
+        const Vec factor(w ? inverse_rms(row, d, eps) : 1.f), plus(static_cast<float>(offset));
+        for (int64_t i = 0; i < half; i += kLanes) {
+          const int64_t left = half - i;
+          Vec a = load(row + i, left), b = load(row + half + i, left);
+          if (w) {
+            a = a * factor * (load(w + i, left) + plus);
+            b = b * factor * (load(w + half + i, left) + plus);
+          }
+          store(o + i, a * load(c + i, left) - b * load(s + i, left), left);
+          store(o + half + i, b * load(c + half + i, left) + a * load(s + half + i, left), left);
+        }
+      }
+    }
+  });
+}
+
+// silu(gate) * up
+template <typename T>
+void gate_rows(const at::Tensor& gate, const at::Tensor& up, at::Tensor& out) {
+  const int64_t rows = gate.size(0), d = gate.size(1);
+  at::parallel_for(0, rows * d, kGrain, [&](int64_t begin, int64_t end) {
+    for (int64_t at = begin; at < end;) {
+      const int64_t r = at / d, from = at % d, to = std::min(d, from + end - at);
+      const T *g = gate.const_data_ptr<T>() + r * gate.stride(0), *u = up.const_data_ptr<T>() + r * up.stride(0);
+      T* o = out.mutable_data_ptr<T>() + r * d;
+      for (int64_t i = from; i < to; i += kLanes) {
+        const Vec x = load(g + i, to - i);
+        store(o + i, x / (Vec(1.f) + x.neg().exp()) * load(u + i, to - i), to - i);
+      }
+      at += to - from;
+    }
+  });
+}
+
+}  // namespace millm

@@ -1,0 +1,302 @@
+// Products of a few rows with row-major weights, bound by the weights' way through memory.
+//
+// bfloat16: AVX-512's dot product of pairs with float32 accumulation. int8: a row of activations becomes 16-bit
+// integers (scale by its largest value) in two planes of bytes, so that each product is two exact byte dot products.
+#pragma once
+
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+
+#include <cmath>
+#include <vector>
+
+#include "vectors.h"
+
+#if defined(CPU_CAPABILITY_AVX512) && defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+#define MILLM_BF16_DOT 1
+#else
+#define MILLM_BF16_DOT 0
+#endif
+#if defined(CPU_CAPABILITY_AVX512) && defined(__AVX512VNNI__) && defined(__AVX512BW__)
+#define MILLM_INT8_DOT 1
+#else
+#define MILLM_INT8_DOT 0
+#endif
+
+namespace millm {
+
+constexpr int kColumns = 4;  // weight rows in flight
+
+#if MILLM_BF16_DOT
+
+inline __m512bh load_pairs(const at::BFloat16* p) { return (__m512bh)_mm512_loadu_si512(p); }
+
+inline __m512bh load_pairs(const at::BFloat16* p, int64_t left) {
+  return (__m512bh)_mm512_maskz_loadu_epi16(static_cast<__mmask32>((1ull << left) - 1), p);
+}
+
+// ROWS x COLUMNS of the product; `ahead` is how far in front of the weights memory is fetched (0: it is cached).
+template <int ROWS, int COLUMNS>
+inline void bf16_tile(const at::BFloat16* x, int64_t x_stride, const at::BFloat16* w, int64_t k, int64_t ahead,
+                      float out[][kColumns]) {
+  __m512 acc[ROWS][COLUMNS];
+  for (auto& row : acc)
+    for (auto& a : row) a = _mm512_setzero_ps();
+  int64_t i = 0;
+  for (; i + 32 <= k; i += 32) {
+    __m512bh columns[COLUMNS];
+    for (int c = 0; c < COLUMNS; ++c) {
+      columns[c] = load_pairs(w + c * k + i);
+      if (ahead) __builtin_prefetch(w + c * k + i + ahead);
+    }
+    for (int r = 0; r < ROWS; ++r) {
+      const __m512bh row = load_pairs(x + r * x_stride + i);
+      for (int c = 0; c < COLUMNS; ++c) acc[r][c] = _mm512_dpbf16_ps(acc[r][c], row, columns[c]);
+    }
+  }
+  if (i < k)
+    for (int r = 0; r < ROWS; ++r)
+      for (int c = 0; c < COLUMNS; ++c)
+        acc[r][c] = _mm512_dpbf16_ps(acc[r][c], load_pairs(x + r * x_stride + i, k - i), load_pairs(w + c * k + i, k - i));
+  for (int r = 0; r < ROWS; ++r)
+    for (int c = 0; c < COLUMNS; ++c) out[r][c] = _mm512_reduce_add_ps(acc[r][c]);
+}
+
+// The weights in one straight line, which the processor fetches ahead best: for rows too few to share the loads.
+template <int ROWS>
+inline void bf16_line(const at::BFloat16* x, int64_t x_stride, const at::BFloat16* w, int64_t k, float out[][kColumns],
+                      int64_t columns) {
+  constexpr int kParts = 4;
+  for (int64_t c = 0; c < columns; ++c) {
+    const at::BFloat16* column = w + c * k;
+    __m512 acc[ROWS][kParts];
+    for (auto& row : acc)
+      for (auto& a : row) a = _mm512_setzero_ps();
+    int64_t i = 0;
+    for (; i + 32 * kParts <= k; i += 32 * kParts)
+      for (int p = 0; p < kParts; ++p) {
+        const __m512bh weights = load_pairs(column + i + 32 * p);
+        __builtin_prefetch(column + i + 32 * p + 2048);
+        for (int r = 0; r < ROWS; ++r)
+          acc[r][p] = _mm512_dpbf16_ps(acc[r][p], load_pairs(x + r * x_stride + i + 32 * p), weights);
+      }
+    for (; i < k; i += 32)
+      for (int r = 0; r < ROWS; ++r) {
+        const int64_t left = std::min<int64_t>(32, k - i);
+        acc[r][0] = _mm512_dpbf16_ps(acc[r][0], load_pairs(x + r * x_stride + i, left), load_pairs(column + i, left));
+      }
+    for (int r = 0; r < ROWS; ++r)
+      out[r][c] = _mm512_reduce_add_ps((acc[r][0] + acc[r][1]) + (acc[r][2] + acc[r][3]));
+  }
+}
+
+inline void bf16_lines(int rows, const at::BFloat16* x, int64_t x_stride, const at::BFloat16* w, int64_t k,
+                       float out[][kColumns], int64_t columns) {
+  switch (rows) {
+    case 1: return bf16_line<1>(x, x_stride, w, k, out, columns);
+    case 2: return bf16_line<2>(x, x_stride, w, k, out, columns);
+    case 3: return bf16_line<3>(x, x_stride, w, k, out, columns);
+    default: return bf16_line<4>(x, x_stride, w, k, out, columns);
+  }
+}
+
+template <int COLUMNS>
+inline void bf16_rows(int rows, const at::BFloat16* x, int64_t x_stride, const at::BFloat16* w, int64_t k,
+                      int64_t ahead, float out[][kColumns]) {
+  switch (rows) {
+    case 1: return bf16_tile<1, COLUMNS>(x, x_stride, w, k, ahead, out);
+    case 2: return bf16_tile<2, COLUMNS>(x, x_stride, w, k, ahead, out);
+    case 3: return bf16_tile<3, COLUMNS>(x, x_stride, w, k, ahead, out);
+    case 4: return bf16_tile<4, COLUMNS>(x, x_stride, w, k, ahead, out);
+    case 5: return bf16_tile<5, COLUMNS>(x, x_stride, w, k, ahead, out);
+    default: return bf16_tile<6, COLUMNS>(x, x_stride, w, k, ahead, out);
+  }
+}
+
+inline void multiply_bf16(const at::Tensor& x, const at::Tensor& w, const at::BFloat16* bias, at::Tensor& out) {
+  const int64_t rows = x.size(0), k = w.size(1), n = w.size(0);
+  const at::BFloat16 *xs = x.const_data_ptr<at::BFloat16>(), *ws = w.const_data_ptr<at::BFloat16>();
+  at::BFloat16* o = out.mutable_data_ptr<at::BFloat16>();
+  at::parallel_for(0, (n + kColumns - 1) / kColumns, std::max<int64_t>(1, 65536 / k), [&](int64_t begin, int64_t end) {
+    float tile[6][kColumns];
+    for (int64_t b = begin; b < end; ++b) {
+      const int64_t column = b * kColumns, columns = std::min<int64_t>(kColumns, n - column);
+      for (int64_t r = 0; r < rows;) {
+        const int64_t left = rows - r;
+        const int take = static_cast<int>(left <= 6 ? left : left < 12 ? (left + 1) / 2 : 6);
+        const int64_t ahead = r == 0 && b + 1 < end ? kColumns * k : 0;
+        if (rows <= 4)
+          bf16_lines(take, xs, x.stride(0), ws + column * k, k, tile, columns);
+        else if (columns == kColumns)
+          bf16_rows<kColumns>(take, xs + r * x.stride(0), x.stride(0), ws + column * k, k, ahead, tile);
+        else
+          for (int64_t c = 0; c < columns; ++c) {
+            float one[6][kColumns];
+            bf16_rows<1>(take, xs + r * x.stride(0), x.stride(0), ws + (column + c) * k, k, 0, one);
+            for (int i = 0; i < take; ++i) tile[i][c] = one[i][0];
+          }
+        for (int i = 0; i < take; ++i)
+          for (int64_t c = 0; c < columns; ++c)
+            o[(r + i) * n + column + c] = tile[i][c] + (bias ? static_cast<float>(bias[column + c]) : 0.f);
+        r += take;
+      }
+    }
+  });
+}
+
+#endif
+
+#if MILLM_INT8_DOT
+
+constexpr int64_t kBytes = 64;
+
+// One row as 16-bit integers around 32768: the high and the low byte of each, and the scale.
+template <typename T>
+inline float split_row(const T* x, int64_t k, int64_t padded, uint8_t* high, uint8_t* low) {
+  Vec top(0.f);
+  for (int64_t i = 0; i < k; i += kLanes) top = at::vec::maximum(top, load(x + i, k - i).abs());
+  const float most = largest(top), factor = most > 0 ? 32767.f / most : 0.f;
+  for (int64_t i = 0; i < padded; i += 16) {
+    const __m512 values = i < k ? static_cast<__m512>(load(x + i, std::min<int64_t>(16, k - i))) : _mm512_setzero_ps();
+    const __m512i whole = _mm512_add_epi32(_mm512_cvtps_epi32(_mm512_mul_ps(values, _mm512_set1_ps(factor))),
+                                           _mm512_set1_epi32(32768));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(high + i), _mm512_cvtepi32_epi8(_mm512_srli_epi32(whole, 8)));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(low + i), _mm512_cvtepi32_epi8(whole));
+  }
+  return most / 32767.f;
+}
+
+template <int ROWS, int COLUMNS>
+inline void int8_tile(const uint8_t* high, const uint8_t* low, int64_t padded, const int8_t* w, int64_t k,
+                      int64_t ahead, int32_t tops[][kColumns], int32_t rests[][kColumns]) {
+  __m512i top[ROWS][COLUMNS], rest[ROWS][COLUMNS];
+  for (int r = 0; r < ROWS; ++r)
+    for (int c = 0; c < COLUMNS; ++c) top[r][c] = rest[r][c] = _mm512_setzero_si512();
+  for (int64_t i = 0; i < k; i += kBytes) {
+    __m512i columns[COLUMNS];
+    for (int c = 0; c < COLUMNS; ++c) {
+      const int8_t* at = w + c * k + i;
+      columns[c] = i + kBytes <= k ? _mm512_loadu_si512(at)
+                                   : _mm512_maskz_loadu_epi8((1ull << (k - i)) - 1, at);
+      if (ahead) __builtin_prefetch(at + ahead);
+    }
+    for (int r = 0; r < ROWS; ++r) {
+      const __m512i h = _mm512_loadu_si512(high + r * padded + i), l = _mm512_loadu_si512(low + r * padded + i);
+      for (int c = 0; c < COLUMNS; ++c) {
+        top[r][c] = _mm512_dpbusd_epi32(top[r][c], h, columns[c]);
+        rest[r][c] = _mm512_dpbusd_epi32(rest[r][c], l, columns[c]);
+      }
+    }
+  }
+  for (int r = 0; r < ROWS; ++r)
+    for (int c = 0; c < COLUMNS; ++c) {
+      tops[r][c] = _mm512_reduce_add_epi32(top[r][c]);
+      rests[r][c] = _mm512_reduce_add_epi32(rest[r][c]);
+    }
+}
+
+template <int ROWS>
+inline void int8_line(const uint8_t* high, const uint8_t* low, int64_t padded, const int8_t* w, int64_t k,
+                      int64_t columns, int32_t tops[][kColumns], int32_t rests[][kColumns]) {
+  constexpr int kParts = 2;
+  for (int64_t c = 0; c < columns; ++c) {
+    const int8_t* column = w + c * k;
+    __m512i top[ROWS][kParts], rest[ROWS][kParts];
+    for (int r = 0; r < ROWS; ++r)
+      for (int p = 0; p < kParts; ++p) top[r][p] = rest[r][p] = _mm512_setzero_si512();
+    int64_t i = 0;
+    for (; i + kBytes * kParts <= k; i += kBytes * kParts)
+      for (int p = 0; p < kParts; ++p) {
+        const int64_t at = i + p * kBytes;
+        const __m512i weights = _mm512_loadu_si512(column + at);
+        __builtin_prefetch(column + at + 4096);
+        for (int r = 0; r < ROWS; ++r) {
+          top[r][p] = _mm512_dpbusd_epi32(top[r][p], _mm512_loadu_si512(high + r * padded + at), weights);
+          rest[r][p] = _mm512_dpbusd_epi32(rest[r][p], _mm512_loadu_si512(low + r * padded + at), weights);
+        }
+      }
+    for (; i < k; i += kBytes) {
+      const __m512i weights = _mm512_maskz_loadu_epi8(k - i >= kBytes ? ~0ull : (1ull << (k - i)) - 1, column + i);
+      for (int r = 0; r < ROWS; ++r) {
+        top[r][0] = _mm512_dpbusd_epi32(top[r][0], _mm512_loadu_si512(high + r * padded + i), weights);
+        rest[r][0] = _mm512_dpbusd_epi32(rest[r][0], _mm512_loadu_si512(low + r * padded + i), weights);
+      }
+    }
+    for (int r = 0; r < ROWS; ++r) {
+      tops[r][c] = _mm512_reduce_add_epi32(_mm512_add_epi32(top[r][0], top[r][1]));
+      rests[r][c] = _mm512_reduce_add_epi32(_mm512_add_epi32(rest[r][0], rest[r][1]));
+    }
+  }
+}
+
+inline void int8_lines(int rows, const uint8_t* high, const uint8_t* low, int64_t padded, const int8_t* w, int64_t k,
+                       int64_t columns, int32_t tops[][kColumns], int32_t rests[][kColumns]) {
+  switch (rows) {
+    case 1: return int8_line<1>(high, low, padded, w, k, columns, tops, rests);
+    case 2: return int8_line<2>(high, low, padded, w, k, columns, tops, rests);
+    default: return int8_line<3>(high, low, padded, w, k, columns, tops, rests);
+  }
+}
+
+template <int COLUMNS>
+inline void int8_rows(int rows, const uint8_t* high, const uint8_t* low, int64_t padded, const int8_t* w, int64_t k,
+                      int64_t ahead, int32_t tops[][kColumns], int32_t rests[][kColumns]) {
+  switch (rows) {
+    case 1: return int8_tile<1, COLUMNS>(high, low, padded, w, k, ahead, tops, rests);
+    case 2: return int8_tile<2, COLUMNS>(high, low, padded, w, k, ahead, tops, rests);
+    default: return int8_tile<3, COLUMNS>(high, low, padded, w, k, ahead, tops, rests);
+  }
+}
+
+// w [n, k] int8 with scales [n]; sums [n] of its rows take the 32768 out again.
+template <typename T>
+void multiply_int8(const at::Tensor& x, const at::Tensor& w, const at::Tensor& scales, const at::Tensor& sums,
+                   const T* bias, at::Tensor& out) {
+  const int64_t rows = x.size(0), k = w.size(1), n = w.size(0), padded = (k + kBytes - 1) / kBytes * kBytes;
+  std::vector<uint8_t> planes(2 * rows * padded);
+  std::vector<float> row_scales(rows);
+  uint8_t *high = planes.data(), *low = high + rows * padded;
+  at::parallel_for(0, rows, std::max<int64_t>(1, 32768 / k), [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r)
+      row_scales[r] =
+          split_row(x.const_data_ptr<T>() + r * x.stride(0), k, padded, high + r * padded, low + r * padded);
+  });
+  const int8_t* ws = w.const_data_ptr<int8_t>();
+  const float* scale = scales.const_data_ptr<float>();
+  const int32_t* sum_of = sums.const_data_ptr<int32_t>();
+  T* o = out.mutable_data_ptr<T>();
+  at::parallel_for(0, (n + kColumns - 1) / kColumns, std::max<int64_t>(1, 65536 / k), [&](int64_t begin, int64_t end) {
+    int32_t tops[3][kColumns], rests[3][kColumns];
+    for (int64_t b = begin; b < end; ++b) {
+      const int64_t column = b * kColumns, columns = std::min<int64_t>(kColumns, n - column);
+      for (int64_t r = 0; r < rows;) {
+        const int64_t left = rows - r;
+        const int take = static_cast<int>(left == 4 ? 2 : std::min<int64_t>(3, left));
+        const int64_t ahead = r == 0 && b + 1 < end ? kColumns * k : 0;
+        const uint8_t *h = high + r * padded, *l = low + r * padded;
+        if (rows <= 3)
+          int8_lines(take, h, l, padded, ws + column * k, k, columns, tops, rests);
+        else if (columns == kColumns)
+          int8_rows<kColumns>(take, h, l, padded, ws + column * k, k, ahead, tops, rests);
+        else
+          for (int64_t c = 0; c < columns; ++c) {
+            int32_t top[3][kColumns], rest[3][kColumns];
+            int8_rows<1>(take, h, l, padded, ws + (column + c) * k, k, 0, top, rest);
+            for (int i = 0; i < take; ++i) tops[i][c] = top[i][0], rests[i][c] = rest[i][0];
+          }
+        for (int i = 0; i < take; ++i)
+          for (int64_t c = 0; c < columns; ++c) {
+            const int64_t at = column + c;
+            const float whole = 256.f * static_cast<float>(tops[i][c] - 128 * sum_of[at]) + static_cast<float>(rests[i][c]);
+            o[(r + i) * n + at] =
+                whole * row_scales[r + i] * scale[at] + (bias ? static_cast<float>(bias[at]) : 0.f);
+          }
+        r += take;
+      }
+    }
+  });
+}
+
+#endif
+
+}  // namespace millm

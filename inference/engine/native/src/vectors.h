@@ -1,0 +1,70 @@
+// Rows of float32, bfloat16 or float16 as vectors of float32; at::vec picks AVX-512, AVX2, NEON or plain C++.
+#pragma once
+
+#include <ATen/cpu/vec/functional.h>
+#include <ATen/cpu/vec/vec.h>
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+namespace millm {
+
+using Vec = at::vec::Vectorized<float>;
+constexpr int64_t kLanes = Vec::size();
+
+inline Vec load(const float* p) { return Vec::loadu(p); }
+
+inline Vec load(const at::BFloat16* p) {
+  Vec out;
+  at::vec::load_fp32_from_bf16(p, out);
+  return out;
+}
+
+inline Vec load(const at::Half* p) {
+  Vec out;
+  at::vec::load_fp32_from_fp16(p, out);
+  return out;
+}
+
+// The first `count` lanes of a row's end, zeros behind them.
+template <typename T>
+inline Vec load(const T* p, int64_t count) {
+  if (count >= kLanes) return load(p);
+  T padded[kLanes];
+  std::fill(padded, padded + kLanes, T(0));
+  std::copy(p, p + count, padded);
+  return load(padded);
+}
+
+template <typename T>
+inline void store(T* p, const Vec& v, int64_t count) {
+  float lanes[kLanes];
+  v.store(lanes);
+  for (int64_t i = 0; i < std::min(count, kLanes); ++i) p[i] = static_cast<T>(lanes[i]);
+}
+
+template <>
+inline void store(float* p, const Vec& v, int64_t count) {
+  v.store(p, static_cast<int>(std::min(count, kLanes)));
+}
+
+#if defined(CPU_CAPABILITY_AVX512) && defined(__AVX512BF16__) && defined(__AVX512VL__) && defined(__AVX512BW__)
+template <>
+inline void store(at::BFloat16* p, const Vec& v, int64_t count) {
+  const __mmask16 mask = count >= 16 ? 0xFFFF : static_cast<__mmask16>((1u << count) - 1);
+  _mm256_mask_storeu_epi16(p, mask, (__m256i)_mm512_cvtneps_pbh(v));
+}
+#endif
+
+inline float sum(const Vec& v) {
+  return at::vec::vec_reduce_all<float>([](Vec& a, Vec& b) { return a + b; }, v);
+}
+
+inline float largest(const Vec& v) {
+  return at::vec::vec_reduce_all<float>([](Vec& a, Vec& b) { return at::vec::maximum(a, b); }, v);
+}
+
+}  // namespace millm

@@ -1,0 +1,59 @@
+"""Names for the content of cached blocks: which tokens, after which tokens, under which steering.
+
+A key is the digest of the key before it, the block's tokens and the *programs* that steered them, so equal keys mean
+equal keys and values. Steering that does not act on a token leaves no trace in its key: profiles that act on generated
+tokens only share the prompt's blocks with everybody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+import numpy as np
+
+KEY_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """Identities of the steering that acts on prompt tokens and on generated ones; empty where none does."""
+
+    prompt: str = ""
+    generation: str = ""
+
+
+@dataclass(slots=True)
+class PrefixKeys:
+    """The keys of one sequence's full blocks, computed once each."""
+
+    block_size: int
+    programs: Programs
+    num_prompt: int
+    _keys: list[bytes | None] = field(default_factory=list)
+
+    def upto(self, token_ids: Sequence[int], num_blocks: int) -> list[bytes | None]:
+        """Keys of the first ``num_blocks`` blocks; None from a block on whose tokens two programs steered."""
+        while len(self._keys) < num_blocks:
+            self._keys.append(self._next(token_ids))
+        return self._keys[:num_blocks]
+
+    def _next(self, token_ids: Sequence[int]) -> bytes | None:
+        first = len(self._keys) * self.block_size
+        last = first + self.block_size
+        before = self._keys[-1] if self._keys else b""
+        program = self._program(first, last)
+        if before is None or program is None:
+            return None
+        digest = blake2b(before, digest_size=KEY_BYTES)
+        digest.update(np.asarray(token_ids[first:last], dtype=np.int64).tobytes())
+        digest.update(program.encode())
+        return digest.digest()
+
+    def _program(self, first: int, last: int) -> str | None:
+        if last <= self.num_prompt:
+            return self.programs.prompt
+        if first >= self.num_prompt or self.programs.prompt == self.programs.generation:
+            return self.programs.generation
+        return None

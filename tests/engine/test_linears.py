@@ -1,0 +1,192 @@
+"""Replaced linears compute what the plain ones did."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from inference.engine import native
+from inference.engine.linear_groups import GroupMember
+from inference.engine.linear_kinds import FEW_ROWS, Int8Linear, PackedLinear, RowsLinear, quantise
+from inference.engine.linears import bytes_of, prepare_linears
+
+ROWS = [1, 2, 3, 4, 5, 7, 12, 16, 33, FEW_ROWS, FEW_ROWS + 1, 130]
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}  # relative to the largest result
+
+
+class Block(nn.Module):
+    def __init__(self, *, bias: bool) -> None:
+        super().__init__()
+        self.q_proj, self.k_proj, self.v_proj = (
+            nn.Linear(70, 96, bias),
+            nn.Linear(70, 32, bias),
+            nn.Linear(70, 33, bias),
+        )
+        self.o_proj = nn.Linear(96, 70, bias)
+
+    def forward(self, x):
+        return self.q_proj(x), self.k_proj(x), self.v_proj(x)
+
+
+class Model(nn.Module):
+    """Embeddings, one block and a head, tied or not."""
+
+    def __init__(self, *, bias: bool = False, tied: bool = False) -> None:
+        super().__init__()
+        self.embed, self.block, self.head = nn.Embedding(131, 70), Block(bias=bias), nn.Linear(70, 131, bias=False)
+        if tied:
+            self.head.weight = self.embed.weight
+
+    def get_input_embeddings(self):
+        return self.embed
+
+    def get_output_embeddings(self):
+        return self.head
+
+    def set_output_embeddings(self, head):
+        self.head = head
+
+
+@pytest.fixture(autouse=True)
+def kernels():
+    native.activate()
+
+
+@pytest.fixture(params=["native", "torch"])
+def either_kernels(request, monkeypatch):
+    if request.param == "torch":
+        monkeypatch.setattr(native, "active", lambda: SimpleNamespace(has_int8=False, has_bf16=False))
+    elif not native.active().has_int8:
+        pytest.skip(f"no int8 products here: {native.active()}")
+
+
+def close(got, expected, tolerance):
+    assert got.shape == expected.shape
+    assert (got.double() - expected.double()).abs().max() <= tolerance * expected.double().abs().max()
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_native_weights_change_nothing(dtype, bias):
+    torch.manual_seed(0)
+    model = Model(bias=bias).to(dtype).requires_grad_(False)
+    inputs = [torch.randn(1, rows, 70).to(dtype) for rows in ROWS]
+    expected = [(*model.block(x), model.block.o_proj(x[..., :1].expand(-1, -1, 96)), model.head(x)) for x in inputs]
+    report = prepare_linears(model, weights="native", quantise_head=False)
+    assert (report.num_linears, report.num_groups, report.head) == (5, 1, "PackedLinear")
+    assert not any(isinstance(m, nn.Linear) for m in model.modules())
+    for x, outputs in zip(inputs, expected, strict=True):
+        got = (*model.block(x), model.block.o_proj(x[..., :1].expand(-1, -1, 96)), model.head(x))
+        for a, b in zip(got, outputs, strict=True):
+            assert a.dtype is dtype
+            close(a, b, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("in_features", [131, 192])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.usefixtures("either_kernels")
+def test_int8_is_its_own_dequantised_weight(dtype, bias, in_features):
+    torch.manual_seed(1)
+    plain = nn.Linear(in_features, 77, bias).to(dtype).requires_grad_(False)
+    fast = Int8Linear(plain.weight, plain.bias)
+    for rows in ROWS:
+        x = torch.randn(rows, in_features).to(dtype)
+        exact = functional.linear(x.double(), fast.dequantised().double(), None if not bias else plain.bias.double())
+        close(fast(x), exact, 2e-4 if dtype is torch.float32 else 1e-2)
+    assert fast(x[None]).shape == (1, rows, 77)
+
+
+def test_quantisation_is_half_a_step_off_at_most():
+    weight = torch.randn(50, 64) * torch.logspace(-6, 6, 50).unsqueeze(1)
+    weight[7] = 0
+    rounded, scales = quantise(weight)
+    assert rounded.abs().max() == 127
+    assert ((rounded * scales.unsqueeze(1) - weight).abs() <= scales.unsqueeze(1) * 0.5001).all()
+    assert not rounded[7].any()
+
+
+@pytest.mark.parametrize("in_features", [1, 31, 64, 65, 127, 128, 200, 1024, 3000])
+def test_rows_of_any_length(in_features):
+    if not (native.active().has_int8 and native.active().has_bf16):
+        pytest.skip(f"no products of ours here: {native.active()}")
+    torch.manual_seed(in_features)
+    for out_features in (1, 4, 6, 67):
+        weight, bias = torch.randn(out_features, in_features).bfloat16(), torch.randn(out_features).bfloat16()
+        for rows in (1, 2, 3, 4, 6, 9, 13):
+            x = torch.randn(rows, in_features + 5).bfloat16()[:, :in_features]  # strided
+            close(RowsLinear(weight, bias)(x), functional.linear(x.double(), weight.double(), bias.double()), 1e-2)
+            quantised = Int8Linear(weight, bias)
+            exact = functional.linear(x.double(), quantised.dequantised().double(), bias.double())
+            close(quantised(x), exact, 1e-2)
+
+
+def test_extreme_activations_in_int8():
+    fast = Int8Linear(torch.randn(16, 4096), None)
+    x = torch.zeros(3, 4096)
+    x[1, 5], x[2] = 1e30, 1e-30
+    got = fast(x)
+    assert torch.equal(got[0], torch.zeros(16))
+    close(got[1:], x[1:].double() @ fast.dequantised().double().T, 1e-3)
+
+
+def test_a_tied_head_keeps_the_embeddings():
+    model = Model(tied=True).bfloat16().requires_grad_(False)
+    ids, x = torch.arange(131), torch.randn(3, 70).bfloat16()
+    rows, expected, before = model.embed(ids), model.head(x), bytes_of(model)
+    report = prepare_linears(model, weights="native", quantise_head=False)
+    assert torch.equal(model.embed(ids), rows)
+    close(model.head(x), expected, 1e-2)
+    assert report.bytes_before == before
+    if native.active().has_bf16:
+        assert report.head == "RowsLinear"
+        assert report.bytes_after == before
+        assert model.head.weight.data_ptr() == model.embed.weight.data_ptr()
+
+
+def test_int8_bytes_and_head():
+    def prepared(**how):
+        return prepare_linears(Model(tied=True).bfloat16().requires_grad_(False), weights="int8", **how)
+
+    kept, all_of_it = prepared(quantise_head=False), prepared(quantise_head=True)
+    assert kept.head != "Int8Linear"
+    assert all_of_it.head == "Int8Linear"
+    embeddings, linears = 131 * 70, 70 * (96 + 32 + 33) + 96 * 70
+    assert kept.bytes_before == 2 * (embeddings + linears)
+    outputs = 96 + 32 + 33 + 70
+    assert all_of_it.bytes_after == 2 * embeddings + embeddings + linears + 8 * (outputs + 131)
+
+
+def test_a_group_computes_once_per_input_and_never_serves_a_stale_one():
+    model = Model().requires_grad_(False)
+    block, plain = model.block, Model().requires_grad_(False).block
+    plain.load_state_dict(block.state_dict())
+    prepare_linears(model, weights="native", quantise_head=False)
+    assert all(isinstance(m, GroupMember) for m in (block.q_proj, block.k_proj, block.v_proj))
+    calls = []
+    block.q_proj.product.register_forward_hook(lambda *_: calls.append(1))
+    x, other = torch.randn(2, 70), torch.randn(2, 70)
+    block(x)
+    assert len(calls) == 1
+    block(x)
+    assert len(calls) == 2
+    for member, name, value in [(0, "q_proj", x), (0, "q_proj", other), (1, "k_proj", x), (1, "k_proj", x)]:
+        close(getattr(block, name)(value), getattr(plain, name)(value), 1e-5)
+        assert getattr(block, name).in_features == 70, member
+    close(block.v_proj(x), plain.v_proj(x), 1e-5)
+
+
+def test_other_linears_are_left_alone():
+    class Own(nn.Linear):
+        pass
+
+    module = nn.ModuleDict({"own": Own(8, 8), "halves": nn.Linear(8, 8).half(), "plain": nn.Linear(8, 8)})
+    report = prepare_linears(module.requires_grad_(False), weights="native", quantise_head=False)
+    assert report.num_linears == 1
+    assert type(module["own"]) is Own
+    assert type(module["halves"]) is nn.Linear
+    assert isinstance(module["plain"], PackedLinear)

@@ -1,0 +1,71 @@
+"""Building the kernels: found again in the cache, and a clear reason where they cannot be had."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from inference.engine.native.build import BuildError, build
+
+REPORT = "from inference.engine import native; print(native.activate()); print(native.active().is_native)"
+
+
+@pytest.fixture
+def fake_compiler(tmp_path, monkeypatch):
+    """A compiler that runs the given shell lines; returns how to write it."""
+
+    def write(*lines: str) -> None:
+        path = tmp_path / "fake-cxx"
+        path.write_text("\n".join(["#!/bin/sh", '[ "$1" = --version ] && { echo fake; exit 0; }', *lines]))
+        path.chmod(0o755)
+        monkeypatch.setenv("CXX", str(path))
+
+    return write
+
+
+def test_the_library_is_compiled_once(fake_compiler, tmp_path):
+    log = tmp_path / "log"
+    fake_compiler(f"echo run >> {log}", 'while [ "$1" != -o ]; do shift; done', 'echo library > "$2"')
+    folder = tmp_path / "a" / "b"
+    assert build(folder) == build(folder)
+    assert build(folder).read_text() == "library\n"
+    assert log.read_text() == "run\n"
+    assert len(list(folder.iterdir())) == 1, "temporary files are left"
+
+
+def test_another_torch_is_another_library(fake_compiler, tmp_path, monkeypatch):
+    fake_compiler('while [ "$1" != -o ]; do shift; done', 'echo library > "$2"')
+    first = build(tmp_path / "cache")
+    monkeypatch.setattr(torch, "__version__", "99.0")
+    assert build(tmp_path / "cache") != first
+
+
+def test_a_compiler_that_fails(fake_compiler, tmp_path):
+    fake_compiler("echo 'kernels.cpp:1: error: no such header' >&2", "exit 1")
+    with pytest.raises(BuildError, match="no such header"):
+        build(tmp_path / "cache")
+
+
+def test_no_compiler(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(BuildError, match=r"no C\+\+ compiler"):
+        build(tmp_path / "cache")
+
+
+def test_a_folder_that_cannot_be_written(fake_compiler, tmp_path):
+    fake_compiler("exit 0")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BuildError, match="cache folder"):
+        build(tmp_path / "file" / "cache")
+
+
+@pytest.mark.parametrize(
+    ("environment", "reason"), [({"MILLM_KERNELS": "torch"}, "MILLM_KERNELS=torch"), ({"PATH": ""}, "no C++ compiler")]
+)
+def test_a_process_without_them_says_why(environment, reason):
+    done = subprocess.run([sys.executable, "-c", REPORT], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [f"torch: {reason}", "False"]

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import pytest
+
+from inference.engine.prefill_budget import GRAIN, PrefillBudget
+
+
+def learned(decode_s: float = 0.03, token_s: float = 0.001, factor: float = 2.0) -> PrefillBudget:
+    budget = PrefillBudget(512, factor)
+    budget.note(8, 0, decode_s)
+    budget.note(0, 100, 100 * token_s)
+    return budget
+
+
+def test_all_is_allowed_while_nobody_decodes_or_nothing_is_known():
+    assert PrefillBudget(512, 2.0).tokens(8, 1) == 512
+    assert learned().tokens(0, 5) == 512
+
+
+def test_a_step_takes_at_most_the_factor_times_as_long():
+    assert learned().tokens(8, 1) == 16  # 30 ms make 30 tokens, in grains of 16
+    assert learned(factor=4).tokens(8, 1) == 80
+
+
+def test_those_who_wait_get_time_in_proportion():
+    assert learned().tokens(2, 8) == 112  # four times 30 tokens
+    assert learned().tokens(1, 1000) == 512
+
+
+def test_prompts_always_move_on():
+    assert learned(token_s=10.0).tokens(8, 1) == GRAIN
+
+
+def test_factor_0_never_shrinks():
+    assert learned(factor=0.0).tokens(8, 1) == 512
+
+
+def test_mixed_steps_teach_the_cost_of_a_prompt_token():
+    budget = PrefillBudget(512, 2.0)
+    budget.note(8, 0, 0.03)
+    for _ in range(60):
+        budget.note(8, 50, 0.03 + 50 * 0.0005)
+    assert budget.tokens(8, 1) == pytest.approx(48)
