@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
+    initialize,
     invariant,
     precondition,
     rule,
@@ -39,8 +40,8 @@ MAX_TURNS = 3000
 LIMITS: dict[str, Any] = {"max_batch_size": 3, "max_waiting_requests": 6, "max_prefill_tokens": 16}
 KINDS: dict[str, dict[str, Any]] = {
     "contiguous": {"kv_cache_backend": "contiguous"},
-    # Seven blocks of 32 tokens for three sequences of up to 87 each: some give way and are computed anew.
-    "preempting": {"kv_cache_backend": "paged", "kv_cache_bytes": 96 * 1024},
+    # Five blocks of 32 tokens for three sequences that grow over a block's end: some give way and are computed anew.
+    "preempting": {"kv_cache_backend": "paged", "kv_cache_bytes": 64 * 1024},
     "static": {"batching_mode": "static", "batch_wait_timeout_s": 0.001},
 }
 
@@ -50,12 +51,12 @@ PROFILES = {
     "generation": Intervention("generation", (VectorEdit(Site(2), torch.full((32,), 0.4), phase="generation"),)),
 }
 
-prompts = st.tuples(st.integers(3, 40), st.integers(1, 60)).map(
+prompts = st.tuples(st.integers(3, 40), st.sampled_from((1, 7, 28, 30, 31, 32, 58, 60))).map(
     lambda p: tuple(3 + (p[0] * i) % 380 for i in range(p[1]))
 )
 samplings = st.fixed_dictionaries(
     {
-        "max_tokens": st.integers(1, 24),
+        "max_tokens": st.sampled_from((1, 5, 12, 30)),
         "temperature": st.sampled_from((0.0, 0.0, 0.0, 1.0)),
         "stop": st.sampled_from(((), (), ("e",), ("zzz", "th"))),
         "ignore_eos": st.booleans(),
@@ -86,6 +87,13 @@ class EngineHistory(RuleBasedStateMachine):
             self.transcripts[sink, event.index].events.append(event)
 
     # What may happen
+
+    @initialize(length=st.integers(26, 31))
+    def begin(self, length: int) -> None:
+        """A batch that together needs more blocks than the smallest cache has."""
+        for first in range(3):
+            sampling = {"max_tokens": 60, "temperature": 0.0, "stop": (), "ignore_eos": True}
+            self.submit(tuple(range(3 + first, 3 + first + length)), sampling, 1, "", "tiny", is_poisoned=False)
 
     @rule(
         prompt=prompts,
