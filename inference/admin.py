@@ -10,18 +10,19 @@ from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.template.defaultfilters import filesizeformat
+from django.utils.html import format_html_join
 
 from inference import services
-from inference.client import EngineError
+from inference.client import EngineError, get_client
 from inference.models import LanguageModel
 
-LIVE_FIELDS = ("state", "error", "memory", "loaded_at", "created_at")
+LIVE_FIELDS = ("state", "kind", "error", "memory", "memory_estimate", "engine_settings", "loaded_at", "created_at")
 
 
 @admin.register(LanguageModel)
 class LanguageModelAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
-    list_display = ("name", "source", "state", "memory", "loaded_at", "is_default")
-    list_filter = ("state", "is_default", "autoload", "pinned")
+    list_display = ("name", "kind", "source", "state", "memory", "loaded_at", "is_default")
+    list_filter = ("state", "kind", "is_default", "autoload", "pinned")
     search_fields = ("name", "aliases", "source")
     readonly_fields = LIVE_FIELDS
     actions = ("load_models", "unload_models", "make_default")
@@ -42,6 +43,18 @@ class LanguageModelAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it take
     @admin.display(description="memory", ordering="memory_bytes")
     def memory(self, model: LanguageModel) -> str:
         return filesizeformat(model.memory_bytes) if model.memory_bytes else "–"
+
+    @admin.display(description="memory estimate")
+    def memory_estimate(self, model: LanguageModel) -> str:
+        return services.describe_memory(model=model) if model.pk else "–"
+
+    @admin.display(description="engine settings")
+    def engine_settings(self, model: LanguageModel) -> str:
+        try:
+            settings = get_client().settings()
+        except EngineError as error:
+            return str(error)
+        return format_html_join(", ", "<code>{} = {}</code>", settings.items())
 
     @admin.action(description="Load", permissions=["change"])
     def load_models(self, request: HttpRequest, queryset: QuerySet[LanguageModel]) -> None:

@@ -6,11 +6,14 @@ The in-process engine thread is the first implementation of :class:`EngineClient
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
 
+from inference.engine.config import EngineConfig
+from inference.engine.embedding_messages import EmbeddingEvent, EmbeddingRequest
 from inference.engine.errors import EngineDownError, EngineError, ModelNotAttachedError, QueueFullError
 from inference.engine.messages import (
     TERMINAL_EVENTS,
@@ -19,6 +22,7 @@ from inference.engine.messages import (
     FinishedEvent,
     GenerationRequest,
     PromptLogprobsEvent,
+    Request,
     SamplingParams,
     SteeringReceipt,
     Timings,
@@ -30,6 +34,8 @@ from inference.engine.stats import EngineStats
 from inference.event_stream import LocalEventStream, post
 
 __all__ = [
+    "EmbeddingEvent",
+    "EmbeddingRequest",
     "EngineClient",
     "EngineDownError",
     "EngineError",
@@ -71,7 +77,13 @@ class EngineClient(Protocol):
     def submit(self, requests: Sequence[GenerationRequest]) -> EventStream:
         """Accept all or none. Call inside an event loop; raises EngineDownError or QueueFullError."""
 
+    def embed(self, requests: Sequence[EmbeddingRequest]) -> EventStream:
+        """Likewise; each index gets an EmbeddingEvent and a terminal event."""
+
     def stats(self) -> EngineStats: ...
+
+    def settings(self) -> dict[str, object]:
+        """The engine's settings in effect, by the names of EngineConfig."""
 
     def stop(self, drain_s: float) -> None:
         """Refuse new requests, let running ones finish for ``drain_s``, fail the rest, end the thread."""
@@ -80,9 +92,12 @@ class EngineClient(Protocol):
 class RunningLoop(Protocol):
     """What the client needs of the engine's loop."""
 
+    @property
+    def config(self) -> EngineConfig: ...
+
     def start(self) -> None: ...
 
-    def submit(self, requests: Sequence[GenerationRequest], sink: object) -> None: ...
+    def submit(self, requests: Sequence[Request], sink: object) -> None: ...
 
     def cancel(self, sink: object) -> None: ...
 
@@ -104,12 +119,18 @@ class LocalEngineClient(Generic[L]):
 
     def submit(self, requests: Sequence[GenerationRequest]) -> LocalEventStream:
         """Accept all or none; the requests share one model. See :class:`EngineClient`."""
+        return self._open(requests, sum(request.sampling.max_tokens for request in requests))
+
+    def embed(self, requests: Sequence[EmbeddingRequest]) -> LocalEventStream:
+        return self._open(requests, 2 * len(requests))
+
+    def _open(self, requests: Sequence[Request], max_events: int) -> LocalEventStream:
         stream = LocalEventStream(
             loop=asyncio.get_running_loop(),
             model=requests[0].model,
             indices=(request.index for request in requests),
             cancel=self.engine.cancel,
-            max_events=sum(request.sampling.max_tokens for request in requests),
+            max_events=max_events,
         )
         self._count(stream.model, len(requests))
         try:
@@ -141,6 +162,9 @@ class LocalEngineClient(Generic[L]):
 
     def stats(self) -> EngineStats:
         return self.engine.stats()
+
+    def settings(self) -> dict[str, object]:
+        return dataclasses.asdict(self.engine.config)
 
     def stop(self, drain_s: float) -> None:
         self.engine.stop(drain_s)

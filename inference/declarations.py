@@ -45,7 +45,7 @@ class ModelConfig(_Strict):
     chat_template: str = ""
     trust_remote_code: bool = False
     allow_pickle: bool = False
-    keep_alive_s: int = Field(0, ge=0)
+    keep_alive_s: int | None = Field(None, ge=0)
     sampling: dict[str, int | float] = {}
 
 

@@ -29,8 +29,13 @@ class LanguageModel(models.Model):
         LOADED = "loaded"
         FAILED = "failed"
 
+    class Kind(models.TextChoices):
+        GENERATION = "generation"
+        EMBEDDING = "embedding"
+
     class Quantization(models.TextChoices):
         NONE = "none"
+        INT8 = "int8", "int8 weights"
 
     name = models.CharField(max_length=200, unique=True, help_text="The name that requests put in “model”.")
     aliases = ArrayField(
@@ -52,8 +57,16 @@ class LanguageModel(models.Model):
     is_default = models.BooleanField("default", default=False, help_text="Shown first; at most one model.")
     autoload = models.BooleanField(default=False, help_text="Load when the server starts.")
     pinned = models.BooleanField(default=False, help_text="Never unload to make room, or for being idle.")
-    keep_alive_s = models.PositiveIntegerField(default=0, help_text="Unload after so long idle; 0: never.")
+    keep_alive_s = models.PositiveIntegerField(
+        "keep alive (s)",
+        null=True,
+        blank=True,
+        help_text="Unload after so many seconds idle; 0: never; empty: MILLM_MODEL_KEEP_ALIVE.",
+    )
 
+    kind = models.CharField(
+        max_length=20, choices=Kind, default=Kind.GENERATION, db_default=Kind.GENERATION, editable=False
+    )
     state = models.CharField(max_length=20, choices=State, default=State.UNLOADED, editable=False)
     error = models.TextField(blank=True, editable=False)
     memory_bytes = models.BigIntegerField(default=0, editable=False)

@@ -35,8 +35,9 @@ class ModelRecord:
     error: str
     created: int
     max_model_len: int | None
-    keep_alive_s: int = 0
+    keep_alive_s: int | None = None
     is_pinned: bool = False
+    kind: str = LanguageModel.Kind.GENERATION
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ def model_record(row: LanguageModel) -> ModelRecord:
         max_model_len=smallest(row.context_length, row.own_context_length, settings.MILLM_MAX_SEQ_LEN) or None,
         keep_alive_s=row.keep_alive_s,
         is_pinned=row.pinned,
+        kind=row.kind,
     )
 
 

@@ -11,9 +11,10 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -22,9 +23,15 @@ from django.conf import settings
 from django.utils import timezone
 
 from inference.client import EngineDownError
+from inference.load_failures import FIRST_RETRY_S, LoadFailures
 from inference.loader_thread import LoaderThread
+from inference.memory_budget import MemoryBudget
+from inference.model_loading import ModelLoading, spec_for
 from inference.models import LanguageModel
-from inference.records import ModelNotFoundError, ModelRecord, ModelTable, model_table, smallest
+from inference.readiness import ModelLoadFailedError, ModelNotReadyError, ReadyModel
+from inference.records import ModelNotFoundError, ModelRecord, ModelTable, model_table
+from inference.residents import Resident, Residents
+from inference.room import AllBusyError, Room
 from inference.snapshots import Snapshot
 from inference.sources import ModelSource, own_context_length, resolve_source
 from inference.states import failure_message, reset_states, write_state
@@ -34,6 +41,7 @@ if TYPE_CHECKING:
     from inference.engine.loader import LoadedModel, ModelSpec
 
 __all__ = [
+    "ModelLoadFailedError",
     "ModelNotFoundError",
     "ModelNotReadyError",
     "ModelRecord",
@@ -44,29 +52,10 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
-RETRY_FAILED_AFTER_S = 10.0
 RETRY_LOADING_AFTER_S = 5.0
 ATTACH_TIMEOUT_S = 60.0
-
-
-class ModelNotReadyError(Exception):
-    """The model exists but cannot serve now: it loads longer than the caller may wait, or its load failed."""
-
-    code = "model_not_ready"
-
-    def __init__(self, message: str, retry_after_s: float) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
-
-
-@dataclass(frozen=True, slots=True)
-class ReadyModel:
-    """A loaded model: what a request needs to make token ids of its text and to check its numbers."""
-
-    record: ModelRecord
-    max_model_len: int
-    vocab_size: int
-    text: ModelText
+IN_HAND_S = 1.0  # a request that has just been given a model has not submitted yet: the model is not idle
+ROOM_POLL_S = 0.25
 
 
 class ModelEngine(Protocol):
@@ -74,46 +63,17 @@ class ModelEngine(Protocol):
 
     def attach(self, loaded: LoadedModel) -> Future[None]: ...
 
-    def detach(self, name: str) -> Future[None]: ...
+    def detach(self, name: str) -> Future[object]:
+        """Resolves to what the engine kept of the model, so that its memory is freed on the caller's thread."""
 
 
-@dataclass(slots=True)
-class _Resident:
-    """A model in the engine. ``used_at`` is a reading of the monotonic clock."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Load:
+    """A load that is queued, runs, or waits for busy models to make room. ``begun_at`` by the registry's clock."""
 
-    pk: int
-    max_model_len: int
-    vocab_size: int
-    text: ModelText
-    used_at: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    message: str
-    retry_at: float
-
-
-def load_from_directory(spec: ModelSpec) -> LoadedModel:
-    """The engine's loader; imports torch."""
-    from inference.engine.loader import load_model
-
-    return load_model(spec)
-
-
-def spec_for(row: LanguageModel, path: Path) -> ModelSpec:
-    """What the engine shall load; imports torch."""
-    from inference.engine.loader import ModelSpec
-
-    return ModelSpec(
-        name=row.name,
-        path=path,
-        dtype=row.dtype,
-        device=row.device,
-        trust_remote_code=row.trust_remote_code,
-        allow_pickle=row.allow_pickle,
-        max_seq_len=smallest(row.context_length, settings.MILLM_MAX_SEQ_LEN),
-    )
+    record: ModelRecord
+    begun_at: float
+    done: Future[None] = field(default_factory=Future)
 
 
 class ModelRegistry:
@@ -125,26 +85,33 @@ class ModelRegistry:
         *,
         is_busy: Callable[[str], bool] = lambda name: False,
         locate: Callable[[ModelSource], Path] = resolve_source,
-        load_model: Callable[[ModelSpec], LoadedModel] = load_from_directory,
+        loading: ModelLoading | None = None,
+        budget: MemoryBudget | None = None,
         table: Snapshot[ModelTable] = model_table,
         clock: Callable[[], float] = time.monotonic,
         load_timeout_s: float | None = None,
-        retry_failed_after_s: float = RETRY_FAILED_AFTER_S,
+        retry_failed_after_s: float = FIRST_RETRY_S,
     ) -> None:
         self._engine = engine
         self._is_busy = is_busy
         self._locate = locate
-        self._load_model = load_model
+        self._loading = loading or ModelLoading()
+        self.budget = budget or MemoryBudget(settings.MILLM_MEMORY_BUDGET)
         self._table = table
         self._clock = clock
         self._load_timeout_s = settings.MILLM_LOAD_TIMEOUT if load_timeout_s is None else load_timeout_s
-        self._retry_failed_after_s = retry_failed_after_s
-        self._lock = threading.Lock()  # guards the three dictionaries
-        self._residents: dict[str, _Resident] = {}
-        self._loads: dict[str, Future[None]] = {}  # queued or running
-        self._failures: dict[str, _Failure] = {}
+        self._lock = threading.Lock()  # guards _loads and _num_waiting
+        self._loads: dict[str, _Load] = {}
+        self._num_waiting = 0
+        self._residents = Residents(clock)
+        self._failures = LoadFailures(clock, retry_failed_after_s)
         self._loader = LoaderThread(self.housekeep)
         self._is_booted = engine is None
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether models can be loaded in this process."""
+        return self._engine is not None
 
     def records(self) -> tuple[ModelRecord, ...]:
         return self._table.get().records
@@ -160,19 +127,22 @@ class ModelRegistry:
         """Tokens that the model takes; None while that is known neither from its row nor from loading it."""
         record = self.find(name)
         resident = self._residents.get(record.name)
-        return record.max_model_len if resident is None else resident.max_model_len
+        return record.max_model_len if resident is None else resident.loaded.max_model_len
 
     async def ready(self, name: str) -> ReadyModel:
         """The model, loaded first if need be; requests for the same model share one load.
 
-        Raises ModelNotFoundError, EngineDownError, and ModelNotReadyError after ``load_timeout_s`` or a failed load.
+        Raises ModelNotFoundError, EngineDownError, ModelLoadFailedError, and ModelNotReadyError after
+        ``load_timeout_s`` or when too many wait already.
         """
         record = (await self._table.aget()).find(name)
         found = self._ready_now(record)
         if found is not None:
             return found
+        load = self._begin_load(record)
         try:
-            await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(self._begin_load(record))), self._load_timeout_s)
+            with self._waiting():
+                await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(load)), self._load_timeout_s)
         except TimeoutError:
             message = f"The model {record.name} is still loading after {self._load_timeout_s:g} s; try again soon."
             raise ModelNotReadyError(message, RETRY_LOADING_AFTER_S) from None
@@ -186,15 +156,14 @@ class ModelRegistry:
     def load(self, name: str) -> Future[None]:
         """Begin to load; returns at once. A recent failure does not keep an explicit load from trying again."""
         record = self.find(name)
-        with self._lock:
-            self._failures.pop(record.name, None)
+        self._failures.forget(record.name)
         return self._begin_load(record)
 
     def unload(self, name: str) -> Future[None]:
         """Begin to unload; returns at once. Running sequences fail with ``model_unloaded``."""
         record = self.find(name)
         self._require_engine()
-        return self._loader.submit(lambda: self._unload(record))
+        return self._loader.submit(lambda: self._unload(record.name, record.pk))
 
     def start(self) -> Future[None]:
         """Reset what a dead process left in the rows, read the table, and load the models with ``autoload``."""
@@ -210,28 +179,48 @@ class ModelRegistry:
         if not self._is_booted:
             self._boot()
         records = {record.name: record for record in self.records()}
-        for name, resident in list(self._residents.items()):
-            record = records.get(name)
-            if record is None:  # deleted or renamed
-                self._remove(name)
-                write_state(resident.pk, LanguageModel.State.UNLOADED)
-            elif self._is_overdue(record, resident):
-                self._unload(record)
+        for resident in self._residents.all():
+            record = records.get(resident.name)
+            if record is None or self._is_overdue(record, resident):  # None: deleted or renamed
+                self._unload(resident.name, resident.pk)
+
+    def room(self, row: LanguageModel, path: Path) -> Room:
+        """What the model in the directory needs and what there is for it. Reads headers only; LoadError."""
+        return self._room(spec_for(row, path))
 
     def _ready_now(self, record: ModelRecord) -> ReadyModel | None:
-        resident = self._residents.get(record.name)
+        resident = self._residents.use(record.name)
         if resident is None:
             return None
-        resident.used_at = self._clock()
-        return ReadyModel(record, resident.max_model_len, resident.vocab_size, resident.text)
+        return ReadyModel(
+            record,
+            resident.loaded.max_model_len,
+            resident.loaded.vocab_size,
+            resident.text,
+            resident.kind,
+            resident.loaded.hidden_size,
+        )
 
     def _not_ready(self, record: ModelRecord) -> ReadyModel:
         """The load ended without a model."""
-        with self._lock:
-            failure = self._failures.get(record.name)
+        failure = self._failures.get(record.name)
         if failure is None:
             raise ModelNotReadyError(f"The model {record.name} was unloaded meanwhile; try again.", 1.0)
-        raise ModelNotReadyError(failure.message, max(1.0, failure.retry_at - self._clock()))
+        raise ModelLoadFailedError(failure.message, max(1.0, failure.retry_at - self._clock()))
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Bounds those who wait for loads, whatever they wait for."""
+        with self._lock:
+            if self._num_waiting >= settings.MILLM_MAX_WAITING_REQUESTS:
+                message = f"{self._num_waiting} requests wait for models to load already; try again soon."
+                raise ModelNotReadyError(message, RETRY_LOADING_AFTER_S)
+            self._num_waiting += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._num_waiting -= 1
 
     def _begin_load(self, record: ModelRecord) -> Future[None]:
         """The running load of the model, or a new one. A recent failure is answered without another attempt."""
@@ -239,75 +228,133 @@ class ModelRegistry:
         with self._lock:
             running = self._loads.get(record.name)
             if running is not None:
-                return running
-            failure = self._failures.get(record.name)
-            if record.name in self._residents or (failure and failure.retry_at > self._clock()):
+                return running.done
+            if record.name in self._residents or self._failures.is_recent(record.name):
                 return _done()
-            future = self._loads[record.name] = self._loader.submit(lambda: self._load(record))
-        return future
+            load = self._loads[record.name] = _Load(record, self._clock())
+        self._queue(load)
+        return load.done
+
+    def _queue(self, load: _Load) -> None:
+        self._loader.submit(lambda: self._load(load)).add_done_callback(lambda job: self._note_stop(load, job))
+
+    def _note_stop(self, load: _Load, job: Future[None]) -> None:
+        """The loader thread ends before this load had its turn, or was stopped already."""
+        if job.cancelled():
+            self._forget(load)
+            load.done.cancel()
+        elif (error := job.exception()) is not None:
+            self._forget(load)
+            load.done.set_exception(error)
+
+    def _forget(self, load: _Load) -> None:
+        with self._lock:
+            self._loads.pop(load.record.name, None)
 
     def _require_engine(self) -> ModelEngine:
         if self._engine is None:
             raise EngineDownError("No engine runs in this process; models are loaded by the server.")
         return self._engine
 
-    def _is_overdue(self, record: ModelRecord, resident: _Resident) -> bool:
-        if record.keep_alive_s == 0 or record.is_pinned:
+    def _is_overdue(self, record: ModelRecord, resident: Resident) -> bool:
+        keep_alive_s = settings.MILLM_MODEL_KEEP_ALIVE if record.keep_alive_s is None else record.keep_alive_s
+        if keep_alive_s == 0 or record.is_pinned:
             return False
         if self._is_busy(record.name):
-            resident.used_at = self._clock()
-        return self._clock() - resident.used_at >= record.keep_alive_s
+            self._residents.use(record.name)
+        return self._residents.idle_s(resident) >= keep_alive_s
 
     # On the loader thread
 
     def _boot(self) -> None:
-        reset_states(keep=[resident.pk for resident in self._residents.values()])
+        reset_states(keep=[resident.pk for resident in self._residents.all()])
         table = self._table.refresh()
         for name in LanguageModel.objects.filter(autoload=True).values_list("name", flat=True):
             self._begin_load(table.find(name))
         self._is_booted = True
 
-    def _load(self, record: ModelRecord) -> None:
+    def _load(self, load: _Load) -> None:
+        record = load.record
         try:
             write_state(record.pk, LanguageModel.State.LOADING)
             learned = self._bring_in(LanguageModel.objects.get(pk=record.pk))
+        except AllBusyError as error:
+            if self._clock() - load.begun_at < self._load_timeout_s:
+                self._try_again(load)
+                return
+            self._note_failure(record, str(error))
         except Exception as error:  # noqa: BLE001 - whatever is wrong with a model is told in its row
             self._note_failure(record, failure_message(record.name, error))
         else:
+            self._failures.forget(record.name)
             write_state(record.pk, LanguageModel.State.LOADED, loaded_at=timezone.now(), **learned)
-        finally:
-            with self._lock:
-                self._loads.pop(record.name, None)
+        self._forget(load)
+        load.done.set_result(None)
 
-    def _bring_in(self, row: LanguageModel) -> dict[str, int]:
-        """Locate, load, and hand over to the engine. Returns what the row can be told of the model now."""
+    def _try_again(self, load: _Load) -> None:
+        """Behind the other jobs, so that they do not wait for this one's room."""
+        time.sleep(ROOM_POLL_S)
+        self._queue(load)
+
+    def _bring_in(self, row: LanguageModel) -> dict[str, int | str]:
+        """Locate, make room, load, and hand over to the engine. Returns what the row can be told of the model now."""
         path = self._locate(row.model_source)
-        loaded = self._load_model(spec_for(row, path))
-        text = ModelText(loaded.tokenizer, max_model_len=loaded.max_model_len, chat_template=row.chat_template)
-        self._require_engine().attach(loaded).result(ATTACH_TIMEOUT_S)
-        with self._lock:
-            self._residents[row.name] = _Resident(row.pk, loaded.max_model_len, loaded.vocab_size, text, self._clock())
-        return {"memory_bytes": loaded.memory_bytes, "own_context_length": own_context_length(path)}
+        spec = spec_for(row, path)
+        reserved = self._make_room(spec)
+        loaded = self._loading.load(spec)
+        try:
+            text = ModelText(loaded.tokenizer, max_model_len=loaded.max_model_len, chat_template=row.chat_template)
+            self._require_engine().attach(loaded).result(ATTACH_TIMEOUT_S)
+        except BaseException:
+            self._loading.release(loaded)
+            raise
+        self._residents.add(Resident(row.pk, row.name, loaded, text, spec.kind, reserved, self._clock()))
+        return {
+            "memory_bytes": loaded.memory_bytes,
+            "own_context_length": own_context_length(path),
+            "kind": spec.kind,
+        }
+
+    def _make_room(self, spec: ModelSpec) -> int:
+        """Unload idle models until this one fits; returns the bytes to reserve for it. NoRoomError, LoadError."""
+        room = self._room(spec)
+        while chosen := room.choose(self._is_in_use):
+            logger.info("Unloading %s to make room for %s.", chosen[0].name, spec.name)
+            self._unload(chosen[0].name, chosen[0].pk)
+            room = self._room(spec)  # measured again: not all memory comes back at once
+        return room.needed
+
+    def _room(self, spec: ModelSpec) -> Room:
+        device = self._loading.device_of(spec)
+        pinned = {record.name for record in self.records() if record.is_pinned}
+        others = [r for r in self._residents.all() if r.loaded.device == device and r.name != spec.name]
+        return Room(
+            name=spec.name,
+            device=device,
+            needed=self._loading.estimate(spec).total,
+            free=self.budget.room(device, sum(r.reserved_bytes for r in others)),
+            budget=self.budget.size(device),
+            unpinned=[r for r in others if r.name not in pinned],
+        )
+
+    def _is_in_use(self, name: str) -> bool:
+        resident = self._residents.get(name)
+        return self._is_busy(name) or (resident is not None and self._residents.idle_s(resident) < IN_HAND_S)
 
     def _note_failure(self, record: ModelRecord, message: str) -> None:
-        with self._lock:
-            self._failures[record.name] = _Failure(message, self._clock() + self._retry_failed_after_s)
+        self._failures.note(record.name, message)
         write_state(record.pk, LanguageModel.State.FAILED, error=message)
 
-    def _unload(self, record: ModelRecord) -> None:
-        self._remove(record.name)
-        write_state(record.pk, LanguageModel.State.UNLOADED)
-
-    def _remove(self, name: str) -> None:
-        with self._lock:
-            resident = self._residents.pop(name, None)
+    def _unload(self, name: str, pk: int) -> None:
+        resident = self._residents.remove(name)
         if resident is not None:
             self._require_engine().detach(name).result(ATTACH_TIMEOUT_S)
+            self._loading.release(resident.loaded)
+        write_state(pk, LanguageModel.State.UNLOADED)
 
     def _write_all_unloaded(self) -> None:
-        for record in self.records():
-            if record.name in self._residents:
-                write_state(record.pk, LanguageModel.State.UNLOADED)
+        for resident in self._residents.all():
+            write_state(resident.pk, LanguageModel.State.UNLOADED)
 
 
 def _done() -> Future[None]:

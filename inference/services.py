@@ -8,10 +8,20 @@ from typing import Any
 from django.core.exceptions import ValidationError
 from django.db import transaction
 
+from inference.client import EngineError
 from inference.models import LanguageModel
 from inference.records import model_table
 from inference.registry import get_registry
-from inference.sources import ModelSource, is_local, local_directory, own_context_length, resolve_source
+from inference.sources import (
+    ModelSource,
+    SourceError,
+    is_local,
+    kind_of_directory,
+    local_directory,
+    own_context_length,
+    present_directory,
+    resolve_source,
+)
 
 LIVE_FIELDS = frozenset({"state", "error", "memory_bytes", "loaded_at", "created_at"})
 
@@ -29,7 +39,7 @@ def register_model(
     is_default: bool = False,
     autoload: bool = False,
     pinned: bool = False,
-    keep_alive_s: int = 0,
+    keep_alive_s: int | None = None,
     trust_remote_code: bool = False,
     allow_pickle: bool = False,
     context_length: int = 0,
@@ -89,6 +99,7 @@ def save_model(row: LanguageModel) -> LanguageModel:
     row.full_clean(exclude=LIVE_FIELDS)
     directory = local_directory(row.source)
     row.own_context_length = own_context_length(directory) if directory else 0
+    row.kind = kind_of_directory(directory) if directory else row.kind  # a Hub model's is known once it was loaded
     if row.is_default:
         LanguageModel.objects.filter(is_default=True).exclude(pk=row.pk).update(is_default=False)
     row.save(update_fields=None if row.pk is None else edited_fields())
@@ -118,6 +129,18 @@ def load_model(*, model: LanguageModel) -> None:
 def unload_model(*, model: LanguageModel) -> None:
     """Begin to unload in this process; EngineDownError outside serving processes."""
     get_registry().unload(model.name)
+
+
+def describe_memory(*, model: LanguageModel) -> str:
+    """What the model needs and what there is, in a sentence. Measured by serving processes, which have torch loaded."""
+    registry = get_registry()
+    if not registry.is_serving:
+        return "Only the server measures memory."
+    try:
+        path = present_directory(model.model_source)
+        return str(registry.room(model, path)) if path else "Not known before the model has been downloaded."
+    except (SourceError, EngineError) as error:
+        return str(error)
 
 
 def models_changed() -> None:

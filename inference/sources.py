@@ -1,8 +1,8 @@
 """From a ``source`` to a local directory: a directory of this machine, or a repository of the Hugging Face Hub.
 
 Of models only what is needed is downloaded (weights as safetensors, configuration, tokenizer). A directory is checked
-before anything loads it: regular files that lie inside it, a causal language model, a fast tokenizer, weights of an
-accepted kind.
+before anything loads it: regular files that lie inside it, a causal language model or one for embeddings, a fast
+tokenizer, weights of an accepted kind.
 """
 
 from __future__ import annotations
@@ -19,8 +19,17 @@ from typing import Any
 
 from django.conf import settings
 
+from inference.model_kind import ModelKind, model_kind
+
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-SAFE_PATTERNS = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "tokenizer.model", "*.txt")
+SAFE_PATTERNS = (
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "*.json",
+    "*.jinja",
+    "tokenizer.model",
+    "*.txt",
+)
 PICKLE_PATTERNS = ("*.bin", "*.bin.index.json")
 CODE_PATTERNS = ("*.py",)
 UNREACHABLE = frozenset(
@@ -91,6 +100,15 @@ def fetch(
     return target
 
 
+def present_directory(source: ModelSource) -> Path | None:
+    """Where the model lies if nothing has to be downloaded for it; SourceError for what is neither path nor Hub id."""
+    local = local_directory(source.source)
+    if local is not None:
+        return local
+    target = Path(settings.MILLM_HOME) / "models" / _directory_name(source.source, source.revision)
+    return target if _downloaded_patterns(target) else None
+
+
 def is_local(source: str) -> bool:
     """Whether ``source`` is written as a path, or names a directory that exists."""
     return source.startswith(("/", ".", "~")) or (source != "" and os.path.isdir(source))
@@ -113,12 +131,26 @@ def check_directory(path: Path, source: ModelSource) -> None:
     for file in _files(path):
         _check_file(file, path)
     config = _read_config(path)
-    _check_architecture(config, source)
+    kind_of_directory(path)
+    _check_code(config, source)
     if not (path / "tokenizer.json").is_file():
         raise SourceError(
             f"{path} has no tokenizer.json; a fast tokenizer is needed. Save one with the tokenizers library."
         )
     _check_weights(path, source)
+
+
+def kind_of_directory(path: Path) -> ModelKind:
+    """What the model is for; SourceError where it cannot be served at all."""
+    config = _read_config(path)
+    kind = model_kind(path, config)
+    if kind is None:
+        raise SourceError(
+            f"{path} is neither a causal language model nor an embedding model (config.json names "
+            f"{_listed(config.get('architectures'))}); architectures whose name ends in ForCausalLM, Model or "
+            "ForMaskedLM can be served."
+        )
+    return kind
 
 
 def own_context_length(path: Path) -> int:
@@ -213,13 +245,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def _check_architecture(config: dict[str, Any], source: ModelSource) -> None:
-    names = config.get("architectures") or []
-    if not isinstance(names, list) or not any(str(name).endswith("ForCausalLM") for name in names):
-        raise SourceError(
-            f"{source.source} is no causal language model (config.json names {_listed(names)}); "
-            "architectures whose name ends in ForCausalLM can be served."
-        )
+def _check_code(config: dict[str, Any], source: ModelSource) -> None:
     if config.get("auto_map") and not source.trust_remote_code:
         raise SourceError(f"{source.source} brings its own code; allow that with --trust-remote-code if you trust it.")
 

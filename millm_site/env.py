@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict
-from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic import ByteSize, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 PROJECT_DIR = Path(__file__).resolve().parent.parent
@@ -112,6 +112,19 @@ class Environment(BaseSettings):
         1_024, ge=1, description="Requests to /v1 under way at once, whatever they wait for; then the answer is 503."
     )
     load_timeout: Seconds = Field(120.0, description="Seconds a request waits for its model to load; then 503.")
+    model_keep_alive: int = Field(
+        0,
+        ge=0,
+        le=31_536_000,
+        description="Seconds without a request after which a model that is not pinned is unloaded, unless the model's "
+        "own setting says otherwise; the next request loads it again. 0: only to make room for another model.",
+    )
+    memory_budget: ByteSize = Field(
+        ByteSize(0),
+        ge=0,
+        description="Memory that all models on one device may take together, such as 12GB or 800MiB; a model that "
+        "does not fit is not loaded. 0: nine tenths of what the device has.",
+    )
     drain_seconds: float = Field(
         20.0,
         ge=0,

@@ -35,11 +35,14 @@ MILLM_IDLE_TIMEOUT = ENV.idle_timeout
 MILLM_REQUEST_TIMEOUT = ENV.request_timeout
 MILLM_MAX_CONCURRENT_REQUESTS = ENV.max_concurrent_requests
 MILLM_LOAD_TIMEOUT = ENV.load_timeout
+MILLM_MODEL_KEEP_ALIVE = ENV.model_keep_alive
+MILLM_MEMORY_BUDGET = ENV.memory_budget
 MILLM_DRAIN_SECONDS = ENV.drain_seconds
 MILLM_ENGINE_STALL_SECONDS = ENV.engine_stall_seconds
 MILLM_DATABASE_TIMEOUT = ENV.database_timeout
 MILLM_MAX_TOKENS_DEFAULT = ENV.max_tokens_default
 MILLM_MAX_BATCH_SIZE = ENV.max_batch_size
+MILLM_MAX_WAITING_REQUESTS = ENV.max_waiting_requests
 MILLM_MAX_SEQ_LEN = ENV.max_seq_len
 MILLM_ENGINE = ENV.engine_options()
 

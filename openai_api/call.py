@@ -125,7 +125,7 @@ class Call:
         entry.stream = body.get("stream") is True
         entry.model = body["model"][:200] if isinstance(body.get("model"), str) else ""
         entry.user = body["user"][:200] if isinstance(body.get("user"), str) else ""
-        entry.prompt = body.get("messages", body.get("prompt", ""))
+        entry.prompt = body.get("messages", body.get("prompt", body.get("input", "")))
         length = self.request.headers.get("Content-Length", "")
         entry.prompt_size = int(length) if length.isdecimal() else 0
 

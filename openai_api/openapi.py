@@ -11,6 +11,7 @@ from openai_api.schemas.bodies import (
     ChatChunkBody,
     ChatCompletionBody,
     CompletionBody,
+    EmbeddingsBody,
     ErrorBody,
     ModelBody,
     ModelDeletedBody,
@@ -18,16 +19,18 @@ from openai_api.schemas.bodies import (
 )
 from openai_api.schemas.chat import ChatRequest
 from openai_api.schemas.completions import CompletionRequest
+from openai_api.schemas.embeddings import EmbeddingsRequest
 
 Schema = dict[str, Any]
 REF = "#/components/schemas/{model}"
 VERSION = "0.1.0"
 
-REQUESTS = (ChatRequest, CompletionRequest)
+REQUESTS = (ChatRequest, CompletionRequest, EmbeddingsRequest)
 ANSWERS = (
     ChatCompletionBody,
     ChatChunkBody,
     CompletionBody,
+    EmbeddingsBody,
     ModelBody,
     ModelListBody,
     ModelDeletedBody,
@@ -73,6 +76,7 @@ def _paths() -> Schema:
         "/v1/completions": {
             "post": _generation("createCompletion", "Continue a text", CompletionRequest, "CompletionBody")
         },
+        "/v1/embeddings": {"post": _embedding()},
         "/v1/models": {"get": _reading("listModels", "List the models", "ModelListBody")},
         "/v1/models/{model}": {
             "parameters": [name],
@@ -101,6 +105,19 @@ def _generation(operation: str, summary: str, request: type[Any], answer: str) -
                 },
             },
             **{status: _error(status) for status in ERRORS},
+        },
+    }
+
+
+def _embedding() -> Schema:
+    return {
+        "operationId": "createEmbedding",
+        "summary": "Turn texts into vectors",
+        "tags": ["Embeddings"],
+        "requestBody": {"required": True, "content": {"application/json": {"schema": _ref("EmbeddingsRequest")}}},
+        "responses": {
+            "200": {"description": "The vectors.", "content": {"application/json": {"schema": _ref("EmbeddingsBody")}}},
+            **{status: _error(status) for status in ERRORS if status != "409"},
         },
     }
 

@@ -6,10 +6,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import hypothesis
 import pytest
 from django.conf import settings
 
 from tests import live
+
+# How long a test takes says nothing here: machines are slow, shared, or both.
+hypothesis.settings.register_profile("millm", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("millm")
 
 ADMIN_USER = "admin"
 ADMIN_PASSWORD = "correct horse battery staple"

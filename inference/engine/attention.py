@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import AttentionInterface
 
+from inference.engine import native
 from inference.engine.kv_layout import LayerLayout
 from inference.engine.kv_pool import KVPool
 
@@ -98,12 +99,12 @@ def _attend_all(layer: int, query: Tensor, key: Tensor, value: Tensor, batch: Pa
     """Write the step's keys and values, then attend: ``[heads, tokens, d]`` -> ``[tokens, heads, d]``."""
     keys, values = batch.pool.keys[layer], batch.pool.values[layer]
     places = batch.places[batch.pool.group_of_layer[layer]]
-    write_kv(keys, values, key.transpose(0, 1), value.transpose(0, 1), places.slot_mapping)
+    native.write_kv(keys, values, key.transpose(0, 1), value.transpose(0, 1), places.slot_mapping)
     outputs = []
     if single := batch.num_single:
         rows = query[:, :single].transpose(0, 1)
         outputs.append(
-            decode_attention(
+            native.decode_attention(
                 rows, keys, values, places.block_table[:single], batch.lengths, look.scale, look.window, look.softcap
             )
         )
@@ -115,38 +116,8 @@ def _attend_all(layer: int, query: Tensor, key: Tensor, value: Tensor, batch: Pa
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
-def write_kv(keys_pool: Tensor, values_pool: Tensor, key: Tensor, value: Tensor, slot_mapping: Tensor) -> None:
-    """Store ``[tokens, kv_heads, head_dim]`` at their places in the pools ``[blocks, block_size, kv_heads, d]``."""
-    size = keys_pool.shape[1]
-    block, offset = slot_mapping // size, slot_mapping % size
-    keys_pool[block, offset] = key
-    values_pool[block, offset] = value
-
-
-def decode_attention(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    block_table: Tensor,
-    lengths: Tensor,
-    scale: float,
-    window: int,
-    softcap: float,
-) -> Tensor:
-    """One query per sequence: ``[n, heads, d]`` over pools ``[blocks, block_size, kv_heads, d]`` -> ``[n, heads, d]``.
-
-    ``block_table`` is ``[n, blocks]`` int32, ``lengths`` ``[n]`` int32.
-    """
-    look = _Look(scale, window, softcap)
-    rows = [
-        _attend(q.unsqueeze(1), keys, values, table, Segment(length - 1, 1), look)
-        for q, table, length in zip(query, block_table, lengths.tolist(), strict=True)
-    ]
-    return torch.cat(rows)
-
-
 def _attend(query: Tensor, keys: Tensor, values: Tensor, table: Tensor, segment: Segment, look: _Look) -> Tensor:
-    """Causal attention of one sequence: ``[heads, n, d]`` over its blocks -> ``[n, heads, d]``."""
+    """Causal attention of one prompt's chunk: ``[heads, n, d]`` over its blocks -> ``[n, heads, d]``."""
     heads, num_queries, head_dim = query.shape
     offset = max(0, segment.start - look.window + 1) if look.window else 0
     k, v = (_gather(pool, table, offset, segment.end) for pool in (keys, values))
@@ -155,10 +126,6 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, table: Tensor, segment:
     if look.softcap:
         grouped = query.view(k.shape[0], group, num_queries, head_dim)
         out = _softcapped(grouped, k.unsqueeze(1), v.unsqueeze(1), look, mask)
-    elif mask is None:
-        # The query heads of a group become query rows: keys and values are read once, not once a head.
-        rows = query.reshape(1, k.shape[0], group, head_dim)
-        out = functional.scaled_dot_product_attention(rows, k[None], v[None], scale=look.scale)
     else:
         out = functional.scaled_dot_product_attention(
             query.view(k.shape[0], group, num_queries, head_dim),
@@ -180,21 +147,18 @@ def _gather(pool: Tensor, table: Tensor, start: int, end: int) -> Tensor:
     return blocks.flatten(0, 1)[start - first * size : end - first * size].transpose(0, 1)
 
 
-def _mask(segment: Segment, offset: int, window: int, device: torch.device) -> Tensor | None:
-    """``[n, end - offset]``, True where a query may look; None where all may."""
-    if segment.num_tokens == 1:
-        return None
+def _mask(segment: Segment, offset: int, window: int, device: torch.device) -> Tensor:
+    """``[n, end - offset]``, True where a query may look."""
     query_positions = torch.arange(segment.start, segment.end, device=device).unsqueeze(1)
     key_positions = torch.arange(offset, segment.end, device=device).unsqueeze(0)
     mask = key_positions <= query_positions
     return mask & (key_positions > query_positions - window) if window else mask
 
 
-def _softcapped(query: Tensor, keys: Tensor, values: Tensor, look: _Look, mask: Tensor | None) -> Tensor:
+def _softcapped(query: Tensor, keys: Tensor, values: Tensor, look: _Look, mask: Tensor) -> Tensor:
     """Attention with Gemma 2's ``cap * tanh(scores / cap)``, softmax in float32."""
     scores = torch.tanh(query @ keys.transpose(-1, -2) * look.scale / look.softcap) * look.softcap
-    if mask is not None:
-        scores = scores.masked_fill(~mask, float("-inf"))
+    scores = scores.masked_fill(~mask, float("-inf"))
     return scores.softmax(-1, dtype=torch.float32).to(values.dtype) @ values
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
@@ -32,6 +32,7 @@ class ModelSpec:
 
     ``weights`` ``int8`` makes the linears int8 on the CPU, the output embeddings included. ``kernel_cache`` is where
     built kernels are kept; None: the user's cache folder.
+    ``kind`` is what it shall be used for: generation, or embedding (see embedding_loader).
     """
 
     name: str
@@ -43,6 +44,7 @@ class ModelSpec:
     max_seq_len: int = 0
     weights: Weights = "native"
     kernel_cache: Path | None = None
+    kind: Literal["generation", "embedding"] = "generation"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +72,13 @@ def load_model(spec: ModelSpec) -> LoadedModel:
         raise LoadError(f"dtype must be one of {', '.join(DTYPES)}, not {spec.dtype!r}.")
     if spec.weights == "int8" and device.type != "cpu":
         raise LoadError(f"int8 weights are for the CPU, and {spec.name} is to run on {device}.")
+    if spec.weights == "int8" and device.type != "cpu":
+        raise LoadError(f"{spec.name}: int8 weights are for the CPU; {device} takes the model as it is.")
     try:
         module, tokenizer = _from_pretrained(spec, device)
         num_layers = len(decoder_layers(module))
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
-        raise LoadError(f"{spec.name} could not be loaded from {spec.path}: {_first_line(error)}") from error
+        raise LoadError(f"{spec.name} could not be loaded from {spec.path}: {first_line(error)}") from error
     if not tokenizer.is_fast:
         raise LoadError(f"{spec.name} has no fast tokenizer (tokenizer.json), which streaming needs.")
     if device.type == "cpu":
@@ -85,14 +89,14 @@ def load_model(spec: ModelSpec) -> LoadedModel:
 def resolve_device(name: str) -> torch.device:
     """``auto`` is CUDA where there is one."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
     except RuntimeError as error:
         raise LoadError(f"There is no device {name!r}; use auto, cpu, cuda or cuda:N.") from error
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise LoadError(f"Device {name!r} is asked for, but this machine has {torch.cuda.device_count()} CUDA devices.")
-    return device
+    return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
 
 
 def _from_pretrained(spec: ModelSpec, device: torch.device) -> tuple[nn.Module, PreTrainedTokenizerBase]:
@@ -146,6 +150,6 @@ def _eos_token_ids(module: nn.Module, tokenizer: PreTrainedTokenizerBase) -> fro
     return frozenset(int(i) for i in found if i is not None)
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"

@@ -14,17 +14,20 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from inference.engine.config import EngineConfig
 from inference.engine.errors import EngineDownError, ModelNotAttachedError, QueueFullError
 from inference.engine.loader import LoadedModel
-from inference.engine.messages import FailedEvent, GenerationRequest
-from inference.engine.model_engine import Delivery, ModelEngine
+from inference.engine.messages import FailedEvent, Request
+from inference.engine.model_engine import Delivery
 from inference.engine.open_sequences import OpenSequences
+from inference.engine.rotation import Rotation
 from inference.engine.stats import EngineState, EngineStats
 from inference.engine.step_isolation import free_unused_memory
+from inference.engine.stepped_model import SteppedModel, stepped_model
 from inference.engine.throughput import CompletionRate
 
 logger = logging.getLogger(__name__)
@@ -38,7 +41,7 @@ MAX_RESTARTS = 1
 
 @dataclass(frozen=True, slots=True)
 class _Submit:
-    requests: tuple[GenerationRequest, ...]
+    requests: tuple[Request, ...]
     sink: object
     submitted_at: float
 
@@ -57,7 +60,7 @@ class _Attach:
 @dataclass(frozen=True, slots=True)
 class _Detach:
     name: str
-    done: Future[None] = field(default_factory=Future)
+    done: Future[object] = field(default_factory=Future)
 
 
 class _Wake:
@@ -74,7 +77,7 @@ class EngineLoop:
         self._config = config
         self._publish = publish
         self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
-        self._engines: dict[str, ModelEngine] = {}  # replaced, not changed: other threads iterate over it
+        self._engines: dict[str, SteppedModel] = {}  # replaced, not changed: other threads iterate over it
         self._loaded: dict[str, LoadedModel] = {}  # the same models, for a thread that takes over from a dead one
         self._lock = threading.Lock()  # guards _state and the order of submissions against the end
         self._open = OpenSequences()
@@ -88,9 +91,14 @@ class EngineLoop:
         self._is_given_up = False  # the thread hangs; should it wake up, it ends
         self._is_device_lost = False
         self._rate = CompletionRate()
+        self._rotation = Rotation()
         self._thread = threading.Thread(target=self.run, name="engine", daemon=True)
 
     # Called from other threads
+
+    @property
+    def config(self) -> EngineConfig:
+        return self._config
 
     def start(self) -> None:
         self.accept_requests()
@@ -102,7 +110,7 @@ class EngineLoop:
             self._error = ""
             self._state = "idle" if self._deadline is None else "draining"
 
-    def submit(self, requests: Sequence[GenerationRequest], sink: object) -> None:
+    def submit(self, requests: Sequence[Request], sink: object) -> None:
         """Accept all requests or none; ``sink``, hashable, gets their events through ``publish``."""
         with self._lock:
             if self._state not in {"idle", "running"}:
@@ -122,11 +130,18 @@ class EngineLoop:
         self._inbox.put(_Cancel(sink))
 
     def attach(self, loaded: LoadedModel) -> Future[None]:
-        return self._command(_Attach(loaded))
+        message = _Attach(loaded)
+        self._command(message)
+        return message.done
 
-    def detach(self, name: str) -> Future[None]:
-        """Forget a model; what it runs fails with ``model_unloaded``."""
-        return self._command(_Detach(name))
+    def detach(self, name: str) -> Future[object]:
+        """Forget a model; what it runs fails with ``model_unloaded``.
+
+        Resolves to what is left of it: who drops that last frees its memory, which takes too long for this thread.
+        """
+        message = _Detach(name)
+        self._command(message)
+        return message.done
 
     def stop(self, drain_s: float) -> None:
         """Refuse new requests, let the accepted ones run for ``drain_s``, fail the rest, end the thread."""
@@ -166,13 +181,12 @@ class EngineLoop:
         assert held <= len(self._open), "a sequence is scheduled whose reader has its terminal event"
         assert held == len(self._open) or not self._inbox.empty(), "an accepted sequence is lost"
 
-    def _command(self, message: _Attach | _Detach) -> Future[None]:
+    def _command(self, message: _Attach | _Detach) -> None:
         with self._lock:
             if self._state not in {"idle", "running"}:
                 message.done.set_exception(EngineDownError(self._error or f"The engine is {self._state}."))
             else:
                 self._inbox.put(message)
-        return message.done
 
     # Called from the watchdog's thread
 
@@ -224,7 +238,7 @@ class EngineLoop:
         try:
             if takes_over:
                 free_unused_memory()  # the caches of the dead one's models
-                self._engines = {name: ModelEngine(loaded, self._config) for name, loaded in self._loaded.items()}
+                self._engines = {name: stepped_model(loaded, self._config) for name, loaded in self._loaded.items()}
                 self.accept_requests()
             while not self._is_over():
                 self.turn(DRAINING_WAIT_S if self._state == "draining" else IDLE_WAIT_S)
@@ -287,6 +301,9 @@ class EngineLoop:
             if engine is None:
                 text = f"The model {request.model!r} was unloaded."
                 deliveries.append((message.sink, FailedEvent.before_start(request, "model_unloaded", text)))
+            elif not isinstance(request, engine.takes):
+                text = f"The model {request.model!r} is not made for this kind of request."
+                deliveries.append((message.sink, FailedEvent.before_start(request, "wrong_model_kind", text)))
             else:
                 deliveries.extend(engine.add(request, message.sink, message.submitted_at))
         self._deliver(deliveries)
@@ -295,7 +312,7 @@ class EngineLoop:
         if loaded.name in self._engines:
             self._detach(loaded.name)
         with self._taking_in_a_model():
-            self._engines = {**self._engines, loaded.name: ModelEngine(loaded, self._config)}
+            self._engines = {**self._engines, loaded.name: stepped_model(loaded, self._config)}
         self._loaded[loaded.name] = loaded
 
     @contextmanager
@@ -307,34 +324,39 @@ class EngineLoop:
             self._beats += 1
             self._is_taking_in_a_model = False
 
-    def _detach(self, name: str) -> None:
+    def _detach(self, name: str) -> object:
         engine = self._engines.get(name)
         if engine is None:
-            return
+            return None
         self._engines = {n: e for n, e in self._engines.items() if n != name}
         del self._loaded[name]
         self._deliver(engine.fail_all("model_unloaded", f"The model {name!r} was unloaded."))
         engine.close()
+        return engine
 
     @staticmethod
-    def _settle(done: Future[None], act: Callable[[], None]) -> None:
+    def _settle(done: Future[Any], act: Callable[[], object]) -> None:
         try:
-            act()
+            result = act()
         except Exception as error:  # noqa: BLE001 - the caller waits for it; the thread must go on
             done.set_exception(error)
         except BaseException as error:
             done.set_exception(EngineDownError(f"The engine died: {type(error).__name__}."))
             raise
         else:
-            done.set_result(None)
+            done.set_result(result)
 
     def _step(self) -> None:
-        """One step of each model with work: they take turns."""
-        for engine in self._engines.values():
-            if engine.has_work:
-                self._deliver(engine.step())
-                self._steps += 1
-                self._beats += 1
+        """One step of the model whose turn it is."""
+        with_work = [name for name, engine in self._engines.items() if engine.has_work]
+        if not with_work:
+            return
+        name = self._rotation.next(with_work)
+        started_at = time.perf_counter()
+        self._deliver(self._engines[name].step())
+        self._rotation.note(name, time.perf_counter() - started_at)
+        self._steps += 1
+        self._beats += 1
 
     def _deliver(self, deliveries: Sequence[Delivery]) -> None:
         """To those who still wait; also called by the watchdog's thread."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from inference.engine.embedding_messages import EmbeddingEvent, EmbeddingRequest
 from inference.interventions import Intervention
 
 FinishReason = Literal["stop", "length", "cancelled"]
@@ -55,6 +56,9 @@ class GenerationRequest:
     intervention: Intervention | None = None
     index: int = 0
     priority: int = 0
+
+
+Request = GenerationRequest | EmbeddingRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +135,10 @@ class FailedEvent:
     timings: Timings
 
     @classmethod
-    def before_start(cls, request: GenerationRequest, code: str, message: str) -> FailedEvent:
+    def before_start(cls, request: Request, code: str, message: str) -> FailedEvent:
         """Of a request that never ran."""
         return cls(request.index, code, message, Usage(prompt_tokens=len(request.prompt_token_ids)), Timings())
 
 
-Event = PromptLogprobsEvent | TokensEvent | FinishedEvent | FailedEvent
+Event = PromptLogprobsEvent | TokensEvent | EmbeddingEvent | FinishedEvent | FailedEvent
 TERMINAL_EVENTS = (FinishedEvent, FailedEvent)

@@ -39,6 +39,8 @@ Delivery = tuple[object, Event]
 class ModelEngine:
     """Used by the engine thread only."""
 
+    takes = GenerationRequest
+
     def __init__(self, loaded: LoadedModel, config: EngineConfig) -> None:
         self._loaded = loaded
         cache = make_cache(loaded, config, min(config.max_seq_len or loaded.max_model_len, loaded.max_model_len))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from inference.engine.messages import TERMINAL_EVENTS, FailedEvent, GenerationRequest
+from inference.engine.messages import TERMINAL_EVENTS, FailedEvent, Request
 from inference.engine.model_engine import Delivery
 
 
@@ -18,13 +18,13 @@ class OpenSequences:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._by_sink: dict[object, dict[int, GenerationRequest]] = {}
+        self._by_sink: dict[object, dict[int, Request]] = {}
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
-    def add(self, requests: Sequence[GenerationRequest], sink: object) -> None:
+    def add(self, requests: Sequence[Request], sink: object) -> None:
         """ValueError when one of the sink's sequences has such an index already."""
         with self._lock:
             known = self._by_sink.get(sink, {})
@@ -57,7 +57,7 @@ class OpenSequences:
                 for request in requests.values()
             ]
 
-    def _close(self, sink: object, indices: dict[int, GenerationRequest], index: int) -> None:
+    def _close(self, sink: object, indices: dict[int, Request], index: int) -> None:
         del indices[index]
         self._count -= 1
         if not indices:

@@ -73,7 +73,7 @@ class RequestSchema(Part):
 
     def parameters(self) -> dict[str, Any]:
         """What the client set besides texts, for the request log."""
-        unwanted = self.ignored_fields() | {"model", "messages", "prompt", "profile", "stream", "user"}
+        unwanted = self.ignored_fields() | {"model", "messages", "prompt", "input", "profile", "stream", "user"}
         return self.model_dump(exclude_unset=True, exclude_none=True, exclude=unwanted)
 
     @classmethod

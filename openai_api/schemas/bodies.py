@@ -128,6 +128,26 @@ class CompletionBody(TypedDict):
     millm: NotRequired[MillmBody]
 
 
+class EmbeddingBody(TypedDict):
+    """``embedding`` is a list of numbers, or their float32 bytes in base64."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsageBody(TypedDict):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingsBody(TypedDict):
+    object: Literal["list"]
+    data: list[EmbeddingBody]
+    model: str
+    usage: EmbeddingUsageBody
+
+
 class ModelBody(TypedDict):
     id: str
     object: Literal["model"]

@@ -12,7 +12,8 @@ from inference.text import ModelText, PromptTooLongError
 from openai_api.call import Call
 from openai_api.endpoint import json_response
 from openai_api.errors import invalid
-from openai_api.schemas.completions import CompletionRequest, Prompt
+from openai_api.schemas.completions import CompletionRequest
+from openai_api.schemas.prompt_forms import Prompt
 from openai_api.services.completion_chunks import CompletionChunks
 from openai_api.services.completion_fold import CompletionFold
 from openai_api.services.generation import Generation, Plan
@@ -45,7 +46,7 @@ async def create_completion(call: Call) -> HttpResponseBase:
     return json_response(fold.body())
 
 
-async def encode_prompts(model: ReadyModel, prompts: list[Prompt]) -> list[list[int]]:
+async def encode_prompts(model: ReadyModel, prompts: list[Prompt], *, param: str = "prompt") -> list[list[int]]:
     """Token ids of each prompt; raises ApiError 400 `invalid_prompt`."""
     size = sum(len(prompt) for prompt in prompts)
     try:
@@ -53,11 +54,11 @@ async def encode_prompts(model: ReadyModel, prompts: list[Prompt]) -> list[list[
             lambda: [model.text.encode(prompt) if isinstance(prompt, str) else prompt for prompt in prompts], size=size
         )
     except PromptTooLongError as error:
-        raise invalid(str(error), param="prompt", code=error.code) from None
+        raise invalid(str(error), param=param, code=error.code) from None
     for ids in encoded:
-        check_token_ids(ids, model.vocab_size, param="prompt", code="invalid_prompt")
+        check_token_ids(ids, model.vocab_size, param=param, code="invalid_prompt")
         if not ids:
-            raise invalid("A prompt has no tokens. Send some text.", param="prompt", code="invalid_prompt")
+            raise invalid(f"One {param} has no tokens. Send some text.", param=param, code="invalid_prompt")
     return encoded
 
 

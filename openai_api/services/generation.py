@@ -71,7 +71,7 @@ class Generation:
         self._pending: Event | None = None
         call.reserve_tokens(plan.num_tokens)
         requests = plan.requests(call, target)
-        self._events = Waves(get_backend().client(), requests, size=settings.MILLM_MAX_BATCH_SIZE)
+        self._events = Waves(get_backend().client().submit, requests, size=settings.MILLM_MAX_BATCH_SIZE)
 
     async def peek(self) -> None:
         """Wait a moment for the first event; raises ApiError when it is a failure."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from inference.model_kind import ModelKind
 from inference.registry import ModelNotFoundError, ModelNotReadyError, ModelRecord, ReadyModel
 from openai_api.backend import Registry, get_backend
 from openai_api.call import Call
-from openai_api.errors import ApiError, forbidden, invalid, model_not_found, quote, unavailable
+from openai_api.errors import ApiError, forbidden, invalid, model_not_found, quote, unavailable, unsupported_parameter
 from openai_api.keys import KeyRecord
 from openai_api.schemas.sampling import SamplingSchema
 from steering.errors import SteeringError
@@ -37,22 +38,44 @@ async def resolve_target(call: Call, wanted: SamplingSchema) -> Target:
     call.use_model(record.name)
     check_model_allowed(call.key, record)
     reference = choose_profile(call, wanted, suffix, record)
+    model = await ready_model(record, "generation")
     try:
-        model = await backend.registry().ready(record.name)
         profile = (
             await backend.resolve_profile(record.name, reference, special_token_ids=model.text.special_token_ids)
             if reference
             else None
         )
-    except ModelNotFoundError:
-        raise model_not_found(wanted.model) from None
-    except ModelNotReadyError as error:
-        raise unavailable(str(error), code="model_not_ready", retry_after_s=error.retry_after_s) from None
     except SteeringError as error:
         raise steering_refusal(error) from None
     if profile is not None:
         call.entry.profile, call.entry.fingerprint = profile.label, profile.fingerprint
     return Target(model, profile)
+
+
+async def resolve_embedder(call: Call, name: str) -> ReadyModel:
+    """Embeddings are never steered, so a request that names a profile is refused: 400."""
+    record, suffix = find_model(get_backend().registry(), name)
+    call.entry.model = record.name
+    check_model_allowed(call.key, record)
+    if suffix is not None or call.request.headers.get(PROFILE_HEADER, "").strip():
+        raise unsupported_parameter("profile", "Embeddings are not steered: leave it out.")
+    return await ready_model(record, "embedding")
+
+
+async def ready_model(record: ModelRecord, kind: ModelKind) -> ReadyModel:
+    """The model, loaded if need be; raises ApiError 400 when it is not made for this, 404 and 503."""
+    try:
+        model = await get_backend().registry().ready(record.name)
+    except ModelNotFoundError:
+        raise model_not_found(record.name) from None
+    except ModelNotReadyError as error:
+        raise unavailable(str(error), code=error.code, retry_after_s=error.retry_after_s) from None
+    if model.kind != kind:
+        use = "/v1/embeddings" if model.kind == "embedding" else "/v1/chat/completions or /v1/completions"
+        raise invalid(
+            f"The model “{record.name}” is made for {model.kind}: use {use}.", param="model", code="wrong_model_kind"
+        )
+    return model
 
 
 def find_model(registry: Registry, name: str) -> tuple[ModelRecord, str | None]:

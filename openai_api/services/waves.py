@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Self
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Self, TypeVar
 
-from inference.client import EngineClient, Event, EventStream, GenerationRequest, QueueFullError
+from inference.client import Event, EventStream, QueueFullError
 
 MAX_PAUSE_S = 1.0  # between attempts to place a later group
+R = TypeVar("R")
 
 
 class Waves:
     """An event stream. The first group is submitted at once and may be refused; later ones wait for room."""
 
-    def __init__(self, client: EngineClient, requests: Sequence[GenerationRequest], *, size: int) -> None:
-        self._client = client
-        self._groups = [requests[start : start + size] for start in range(0, len(requests), size)]
-        self._current: EventStream = client.submit(self._groups.pop(0))
+    def __init__(self, submit: Callable[[Sequence[R]], EventStream], requests: Sequence[R], *, size: int) -> None:
+        groups = [requests[start : start + size] for start in range(0, len(requests), size)]
+        self._later = deque(partial(submit, group) for group in groups[1:])
+        self._current = submit(groups[0])
         self._is_open = True
 
     def __aiter__(self) -> Self:
@@ -28,7 +31,7 @@ class Waves:
             try:
                 return await anext(self._current)
             except StopAsyncIteration:
-                if not (self._groups and self._is_open):
+                if not (self._later and self._is_open):
                     raise
             await self._submit_next()
 
@@ -39,9 +42,9 @@ class Waves:
     async def _submit_next(self) -> None:
         while self._is_open:
             try:
-                self._current = self._client.submit(self._groups[0])
+                self._current = self._later[0]()
             except QueueFullError as error:
                 await asyncio.sleep(min(error.retry_after_s, MAX_PAUSE_S))
             else:
-                del self._groups[0]
+                self._later.popleft()
                 return

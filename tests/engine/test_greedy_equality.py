@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 
+from inference.engine import native
 from inference.engine.cache_plan import probe_layouts
 from inference.engine.loader import LoadedModel
 from tests.engine.harness import EngineHarness, Transcript, reference_tokens
@@ -26,6 +27,13 @@ def mode(request) -> str:
 
 
 @pytest.fixture
+def torch_kernels():
+    native.deactivate()
+    yield
+    native.activate()
+
+
+@pytest.fixture
 def make(loaded, backend) -> Callable[..., EngineHarness]:
     return partial(EngineHarness, loaded, kv_cache_backend=backend)
 
@@ -38,6 +46,14 @@ def check(loaded: LoadedModel, got: dict[tuple[int, ...], Transcript], num_token
 def test_alone(loaded, make):
     for prompt in PROMPTS:
         check(loaded, {prompt: make().generate(prompt=prompt, max_tokens=NUM_TOKENS)})
+
+
+@pytest.mark.usefixtures("torch_kernels")
+def test_without_native_kernels(loaded, make):
+    harness = make(max_prefill_tokens=7)
+    got = {prompt: harness.add(prompt=prompt, max_tokens=NUM_TOKENS) for prompt in PROMPTS}
+    harness.run()
+    check(loaded, got)
 
 
 @pytest.mark.parametrize("max_prefill_tokens", [1, 3, 7, 256])

@@ -6,6 +6,7 @@ from inference.client import set_client
 from inference.registry import set_registry
 from inference.snapshots import forget_snapshots
 from tests.builders import build_model
+from tests.inference.fakes import Clock, FakeLoader, FakeLoop, Located
 
 
 @pytest.fixture(autouse=True)
@@ -27,3 +28,17 @@ def model_dir(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def _fast_passwords(settings):
     settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+
+
+@pytest.fixture
+def parts(tmp_path):
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 512, "architectures": ["LlamaForCausalLM"]}')
+
+    class Parts:
+        engine = FakeLoop()
+        loader = FakeLoader()
+        located = Located(tmp_path)
+        clock = Clock()
+        busy: set[str] = set()
+
+    return Parts()

@@ -17,6 +17,10 @@ from inference.client import (
     TokensEvent,
     Usage,
 )
+from inference.engine.config import EngineConfig
+from inference.engine.device_memory import DeviceMemory
+from inference.engine.memory import MemoryEstimate
+from inference.model_loading import ModelLoading
 from tests.inference.tokenizers import qwen_tokenizer
 
 
@@ -29,6 +33,7 @@ class FakeLoop:
     cancelled: list[object] = field(default_factory=list)
     attached: dict[str, object] = field(default_factory=dict)
     refusal: Exception | None = None
+    config: EngineConfig = field(default_factory=EngineConfig)
     started: bool = False
     drained: float | None = None
 
@@ -72,12 +77,19 @@ class FakeLoaded:
     max_model_len: int = 256
     vocab_size: int = 505
     memory_bytes: int = 1234
+    device: str = "cpu"
+    hidden_size: int = 8
 
 
 class FakeLoader:
-    """Counts loads; waits for ``gate`` and raises ``failure`` if there is one."""
+    """Counts loads; waits for ``gate`` and raises ``failure`` if there is one.
+
+    ``sizes`` are the models' estimates in bytes; ``released`` the names of those whose memory was given back.
+    """
 
     def __init__(self) -> None:
+        self.sizes: dict[str, int] = {}
+        self.released: list[str] = []
         self.specs: list[object] = []
         self.gate = threading.Event()
         self.gate.set()
@@ -91,6 +103,44 @@ class FakeLoader:
         if self.failure is not None:
             raise self.failure
         return FakeLoaded(spec.name, qwen_tokenizer())
+
+    def parts(self) -> ModelLoading:
+        return ModelLoading(
+            load=self,
+            estimate=lambda spec: MemoryEstimate(self.sizes.get(spec.name, 10), 0, 0),
+            device_of=lambda spec: "cpu",
+            release=lambda loaded: self.released.append(loaded.name),
+        )
+
+
+class FakeDevice:
+    """A device of which ``free`` bytes are free whatever is loaded."""
+
+    def __init__(self, total: int = 1000) -> None:
+        self.total = self.free = total
+
+    def __call__(self, device: str) -> DeviceMemory:
+        return DeviceMemory(self.total, self.free)
+
+
+class Located:
+    """Stands for the file system and the Hub; remembers what it was asked for."""
+
+    def __init__(self, path):
+        self.path = path
+        self.asked = []
+
+    def __call__(self, source):
+        self.asked.append(source)
+        return self.path
+
+
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
 
 
 def tokens(index: int, token_id: int = 5, text: str = "a") -> TokensEvent:

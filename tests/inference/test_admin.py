@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 from concurrent.futures import Future
 
 import pytest
@@ -9,10 +11,13 @@ from django.contrib.auth.models import Group, Permission, User
 from django.urls import reverse
 
 from inference import services
-from inference.client import EngineDownError
+from inference.client import EngineDownError, LocalEngineClient, set_client
+from inference.engine.config import EngineConfig
 from inference.groups import GROUPS, ensure_groups
+from inference.memory_budget import MemoryBudget
 from inference.models import LanguageModel
 from inference.registry import ModelRegistry, set_registry
+from tests.inference.fakes import FakeDevice, FakeLoop
 
 pytestmark = pytest.mark.django_db
 LIST = "/admin/inference/languagemodel/"
@@ -229,3 +234,43 @@ def test_groups_are_made_once_and_keep_what_was_added():
 
     assert Group.objects.filter(name__in=GROUPS).count() == 3
     assert group.permissions.count() == before
+
+
+def detail_of(admin_client, model) -> str:
+    return admin_client.get(reverse("admin:inference_languagemodel_change", args=[model.pk])).content.decode()
+
+
+def test_a_model_s_page_shows_what_it_needs_and_what_is_free(admin_client, models):
+    set_registry(ModelRegistry(FakeLoop(), budget=MemoryBudget(8 * 2**30, FakeDevice(4 * 2**30))))
+    page = detail_of(admin_client, models[0])
+
+    assert re.search(
+        r"needs about 0\.\d\d MiB; 4\.00 GiB are free on cpu, where all models together may take 8\.00 GiB", page
+    )
+
+
+def test_a_model_s_page_shows_the_engine_s_settings(admin_client, models):
+    loop = FakeLoop(config=EngineConfig(max_batch_size=7))
+    set_client(LocalEngineClient(lambda publish: loop))
+    page = detail_of(admin_client, models[0])
+
+    assert "<code>max_batch_size = 7</code>" in page
+    assert "<code>kv_cache_backend = " in page
+
+
+def test_outside_the_server_the_page_says_why_it_does_not_know(admin_client, models):
+    page = detail_of(admin_client, models[0])
+
+    assert "Only the server measures memory." in page
+    assert "No engine runs in this process" in page
+
+
+def test_a_model_that_is_not_there_yet_or_is_broken_says_so(admin_client, model_dir, tmp_path):
+    shutil.copytree(model_dir, tmp_path / "copy")
+    set_registry(ModelRegistry(FakeLoop(), budget=MemoryBudget(0, FakeDevice())))
+    remote = services.register_model(name="remote", source="org/never-downloaded")
+    broken = services.register_model(name="broken", source=str(tmp_path / "copy"))
+    (tmp_path / "copy" / "model.safetensors").write_bytes(b"\xff" * 100)
+
+    assert "Not known before the model has been downloaded." in detail_of(admin_client, remote)
+    assert "broken could not be loaded" in detail_of(admin_client, broken)

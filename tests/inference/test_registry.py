@@ -7,7 +7,7 @@ import threading
 import time
 
 import pytest
-from django.db import OperationalError, connections
+from django.db import OperationalError
 
 from inference.client import EngineDownError
 from inference.models import LanguageModel
@@ -15,44 +15,11 @@ from inference.records import ModelTable, model_record
 from inference.registry import ModelNotFoundError, ModelNotReadyError, ModelRegistry, get_registry, set_registry
 from inference.snapshots import Snapshot
 from inference.sources import SourceError
-from tests.inference.fakes import FakeLoader, FakeLoop, down
+from tests.inference.fakes import down
+from tests.inference.rows import amake, in_db, make, row, until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 State = LanguageModel.State
-
-
-class Located:
-    """Stands for the file system and the Hub; remembers what it was asked for."""
-
-    def __init__(self, path):
-        self.path = path
-        self.asked = []
-
-    def __call__(self, source):
-        self.asked.append(source)
-        return self.path
-
-
-class Clock:
-    def __init__(self):
-        self.now = 100.0
-
-    def __call__(self):
-        return self.now
-
-
-@pytest.fixture
-def parts(tmp_path):
-    (tmp_path / "config.json").write_text('{"max_position_embeddings": 512}')
-
-    class Parts:
-        engine = FakeLoop()
-        loader = FakeLoader()
-        located = Located(tmp_path)
-        clock = Clock()
-        busy: set[str] = set()
-
-    return Parts()
 
 
 @pytest.fixture
@@ -61,37 +28,13 @@ def registry(parts):
         parts.engine,
         is_busy=parts.busy.__contains__,
         locate=parts.located,
-        load_model=parts.loader,
+        loading=parts.loader.parts(),
         clock=parts.clock,
         load_timeout_s=5,
     )
     yield registry
     parts.loader.gate.set()
     registry.stop()
-
-
-def make(name="org/tiny", **fields):
-    return LanguageModel.objects.create(name=name, source="/models/tiny", **fields)
-
-
-async def amake(*args, **fields):
-    return await in_db(lambda: make(*args, **fields))
-
-
-async def in_db(call):
-    """Database work of an async test, in a thread that leaves no connection behind."""
-
-    def run():
-        try:
-            return call()
-        finally:
-            connections.close_all()
-
-    return await asyncio.to_thread(run)
-
-
-async def row(name="org/tiny"):
-    return await in_db(lambda: LanguageModel.objects.get(name=name))
 
 
 async def test_a_model_is_loaded_on_the_first_request(registry, parts):
@@ -189,7 +132,7 @@ async def test_one_who_leaves_does_not_stop_the_load_of_the_others(registry, par
 async def test_a_load_that_takes_too_long_is_a_503_and_goes_on(parts):
     await amake()
     registry = ModelRegistry(
-        parts.engine, locate=parts.located, load_model=parts.loader, load_timeout_s=0.05, clock=parts.clock
+        parts.engine, locate=parts.located, loading=parts.loader.parts(), load_timeout_s=0.05, clock=parts.clock
     )
     parts.loader.gate.clear()
     with pytest.raises(ModelNotReadyError, match="still loading") as caught:
@@ -200,14 +143,6 @@ async def test_a_load_that_takes_too_long_is_a_503_and_goes_on(parts):
 
     assert (await registry.ready("org/tiny")).record.name == "org/tiny"
     await asyncio.to_thread(registry.stop)
-
-
-async def until(condition):
-    for _ in range(500):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("timed out")
 
 
 @pytest.mark.parametrize(
@@ -227,6 +162,7 @@ async def test_a_failed_load_is_readable_and_retried_after_a_while(registry, par
     assert told in failed.error
     assert "secret" not in failed.error
     assert caught.value.retry_after_s == 10
+    assert caught.value.code == "model_load_failed"
 
     parts.loader.failure = None
     with pytest.raises(ModelNotReadyError, match=told):
@@ -377,7 +313,11 @@ async def test_a_start_without_the_database_is_tried_again(parts):
         return ModelTable(tuple(model_record(model) for model in LanguageModel.objects.all()))
 
     registry = ModelRegistry(
-        parts.engine, locate=parts.located, load_model=parts.loader, table=Snapshot("test_boot", load), load_timeout_s=5
+        parts.engine,
+        locate=parts.located,
+        loading=parts.loader.parts(),
+        table=Snapshot("test_boot", load),
+        load_timeout_s=5,
     )
     with pytest.raises(OperationalError):
         await asyncio.wrap_future(registry.start())
@@ -398,7 +338,7 @@ async def test_stopping_writes_the_states_and_releases_those_who_wait(parts):
     await amake("one")
     await amake("two")
     await amake("three")
-    registry = ModelRegistry(parts.engine, locate=parts.located, load_model=parts.loader, load_timeout_s=5)
+    registry = ModelRegistry(parts.engine, locate=parts.located, loading=parts.loader.parts(), load_timeout_s=5)
     await registry.ready("one")
     parts.loader.gate.clear()
     parts.loader.began.clear()

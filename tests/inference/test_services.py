@@ -134,12 +134,13 @@ def test_removed_models_are_not_found_any_more(model_dir):
 def test_add_model_registers_with_all_its_options(model_dir):
     out = run(
         "add_model", "org/tiny", model_dir, "--dtype", "float32", "--device", "cpu", "--alias", "a", "--alias", "b/c",
-        "--default", "--autoload", "--pinned", "--context-length", "64",
+        "--default", "--autoload", "--pinned", "--context-length", "64", "--keep-alive", "90",
     )  # fmt: skip
     model = LanguageModel.objects.get()
 
     assert "Registered org/tiny" in out
     assert (model.dtype, model.device, model.aliases, model.context_length) == ("float32", "cpu", ["a", "b/c"], 64)
+    assert model.keep_alive_s == 90
     assert model.is_default
     assert model.autoload
     assert model.pinned

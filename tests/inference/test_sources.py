@@ -138,12 +138,12 @@ def test_a_broken_config_is_refused(copy, content, told):
 
 
 @pytest.mark.parametrize(
-    "architectures", [["BertForMaskedLM"], ["T5ForConditionalGeneration"], [], None, "LlamaForCausalLM"]
+    "architectures", [["BertForQuestionAnswering"], ["T5ForConditionalGeneration"], [], None, "LlamaForCausalLM"]
 )
-def test_only_causal_language_models_are_accepted(copy, architectures):
+def test_only_language_models_and_embedding_models_are_accepted(copy, architectures):
     edit_config(copy, architectures=architectures)
 
-    assert "no causal language model" in refused(copy)
+    assert "neither a causal language model nor an embedding model" in refused(copy)
 
 
 def test_code_of_the_model_needs_trust(copy):

@@ -95,6 +95,7 @@ def api(settings: Any) -> Iterator[Api]:
         record("tiny", aliases=("small",)),
         record("org/steered", default_profile="joyful", default_sampling={"temperature": 0.5, "max_tokens": 7}),
         record("cold:8b", state="unloaded"),
+        record("vectors", kind="embedding"),
     )
     before = get_backend()
     set_backend(Backend(lambda: engine, lambda: registry, resolve_profile, keys, ping_s=0.05, first_event_s=0.01))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
 from inference.client import (
+    EmbeddingEvent,
+    EmbeddingRequest,
     EngineStats,
     Event,
     FailedEvent,
@@ -112,7 +115,9 @@ class FakeRegistry:
     async def ready(self, name: str) -> ReadyModel:
         if self.failure is not None:
             raise self.failure
-        return ReadyModel(self.find(name), CONTEXT, VOCAB_SIZE, self.text)  # type: ignore[arg-type]
+        record = self.find(name)
+        kind: Any = record.kind
+        return ReadyModel(record, CONTEXT, VOCAB_SIZE, self.text, kind, 4)  # type: ignore[arg-type]
 
     def unload(self, name: str) -> None:
         self.unloaded.append(name)
@@ -158,6 +163,8 @@ class FakeEngine:
         self.script: Script = answering(ANSWER)
         self.failure: Exception | None = None
         self.requests: list[GenerationRequest] = []
+        self.embedded: list[EmbeddingRequest] = []
+        self.embedding_script: Callable[[EmbeddingRequest], Iterable[Event]] = embedding
         self.streams: list[FakeStream] = []
         self.is_drained = asyncio.Event()  # somebody waits for more events than there are
 
@@ -169,6 +176,19 @@ class FakeEngine:
         stream = FakeStream([request.index for request in requests], interleaved(scripts), self.is_drained)
         self.streams.append(stream)
         return stream
+
+    def embed(self, requests: Sequence[EmbeddingRequest]) -> FakeStream:
+        """Vectors (text's length, 1, 2, 3), the last text's first, as shorter texts may be ready before."""
+        if self.failure is not None:
+            raise self.failure
+        self.embedded.extend(requests)
+        scripts = [list(self.embedding_script(request)) for request in reversed(requests)]
+        stream = FakeStream([request.index for request in requests], interleaved(scripts), self.is_drained)
+        self.streams.append(stream)
+        return stream
+
+    def settings(self) -> dict[str, object]:
+        return {}
 
     def stats(self) -> EngineStats:
         return EngineStats("idle")
@@ -224,6 +244,15 @@ def answering(text: str, reason: Any = "stop") -> Script:
         return [*events, finished(request, len(events), "length" if len(events) < len(text) else reason)]
 
     return script
+
+
+def embedding(request: EmbeddingRequest) -> Iterable[Event]:
+    num_tokens = len(request.prompt_token_ids)
+    values = struct.pack("<4f", num_tokens, 1, 2, 3)
+    return [
+        EmbeddingEvent(request.index, values),
+        FinishedEvent(request.index, "stop", Usage(num_tokens), Timings(0.001, None, 0.002)),
+    ]
 
 
 def failing(code: str, after: str = "") -> Script:

@@ -56,7 +56,8 @@ def row(number: int = 0, **fields: Any) -> RequestLog:
 
 
 def fields_of(user: Any, **more: Any) -> dict[str, Any]:
-    return {"name": "laptop", "owner": user.pk, "allowed_models": "", "allowed_profiles": "", **more}
+    fields = {"name": "laptop", "owner": user.pk, "allowed_models": "", "allowed_profiles": "", "priority": "0"}
+    return {**fields, **more}
 
 
 def test_a_new_key_is_shown_once(admin_client: Client, admin_user: Any):

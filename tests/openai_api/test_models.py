@@ -24,8 +24,8 @@ async def test_all_registered_models_are_listed(api: Api):
         "aliases": [],
         "default_profile": None,
     }
-    assert [model["id"] for model in body["data"]] == ["tiny", "org/steered", "cold:8b"]
-    assert [model["max_model_len"] for model in body["data"]] == [100, 100, None]
+    assert [model["id"] for model in body["data"]] == ["tiny", "org/steered", "cold:8b", "vectors"]
+    assert [model["max_model_len"] for model in body["data"]] == [100, 100, None, 100]
     assert body["data"][1]["default_profile"] == "joyful"
     assert api.log.only.endpoint == "/v1/models"
 

@@ -21,7 +21,7 @@ from tests.live import clean_environment
 
 # Read by Django's settings under Django's names only.
 NOT_EXPOSED = {"debug", "log_level", "allowed_hosts", "secret_key", "database_url", "database_pool_size"} | (
-    set(ENGINE_OPTIONS) - {"max_batch_size", "max_seq_len"}
+    set(ENGINE_OPTIONS) - {"max_batch_size", "max_seq_len", "max_waiting_requests"}
 )
 
 

@@ -66,7 +66,7 @@ def engine(settings: Any) -> Iterator[Engine]:
     settings.MILLM_METRICS_TOKEN = ""
     settings.MILLM_AUTH = "loopback"
     engine = Engine()
-    set_client(engine)
+    set_client(engine)  # type: ignore[arg-type]  # it is only asked
     yield engine
     set_client(None)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from inference.engine.native import fallback
 from inference.engine.native.build import BuildError, build, default_folder
 
-__all__ = ["ActiveKernels", "activate", "active", "advise_huge_pages", "decode_attention", "write_kv"]
+__all__ = ["ActiveKernels", "activate", "active", "advise_huge_pages", "deactivate", "decode_attention", "write_kv"]
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +62,13 @@ def activate(folder: Path | None = None) -> ActiveKernels:
         return _active
 
 
+def deactivate() -> None:
+    """Go back to the torch versions."""
+    global _active
+    with _lock:
+        _active = ActiveKernels(is_native=False, reason="switched off")
+
+
 def decode_attention(
     query: Tensor,
     keys: Tensor,
@@ -80,7 +87,7 @@ def decode_attention(
     Returns ``[n, heads, head_dim]`` in the query's dtype. Reads fastest where a head's tokens of a block lie together:
     ``torch.empty(blocks, kv_heads, block_size, head_dim).transpose(1, 2)``.
     """
-    if _active.is_native and query.device.type == "cpu":
+    if _active.is_native and query.device.type == "cpu" and keys.shape == values.shape:
         out: Tensor = torch.ops.millm_native.decode_attention(
             query, keys, values, block_table, lengths, scale, window, softcap
         )

@@ -19,7 +19,7 @@ def decode_attention(
 ) -> Tensor:
     """See :func:`inference.engine.native.decode_attention`."""
     heads, kv_heads = query.shape[1], keys.shape[2]
-    out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    out = query.new_empty(*query.shape[:2], values.shape[-1])
     for i, length in enumerate(lengths.tolist()):
         first = max(0, length - window) if window else 0
         seen_keys = _gather(keys, block_table[i], first, length)

@@ -24,6 +24,7 @@ OPTIONS = (
     "is_default",
     "autoload",
     "pinned",
+    "keep_alive_s",
     "trust_remote_code",
     "allow_pickle",
 )
@@ -46,6 +47,9 @@ class Command(BaseCommand):
         parser.add_argument("--default", action="store_true", dest="is_default", help="make it the default model")
         parser.add_argument("--autoload", action="store_true", help="load it when the server starts")
         parser.add_argument("--pinned", action="store_true", help="never unload it to make room")
+        parser.add_argument(
+            "--keep-alive", type=int, dest="keep_alive_s", help="seconds idle before it is unloaded; 0: never"
+        )
         parser.add_argument("--trust-remote-code", action="store_true", help="run code that comes with the model")
         parser.add_argument("--allow-pickle", action="store_true", help="accept pickled weights, which can run code")
 

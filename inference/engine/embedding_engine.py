@@ -1,0 +1,164 @@
+"""One embedding model and the texts that wait for it: what the engine thread steps."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from inference.engine.config import EngineConfig
+from inference.engine.embedding_loader import LoadedEmbedder
+from inference.engine.embedding_messages import EmbeddingEvent, EmbeddingRequest
+from inference.engine.messages import Event, FailedEvent, FinishedEvent, FinishReason, Timings, Usage
+from inference.engine.stats import ModelStats
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Text:
+    request: EmbeddingRequest
+    sink: object
+    submitted_at: float
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.request.prompt_token_ids)
+
+    def usage(self) -> Usage:
+        return Usage(prompt_tokens=self.num_tokens)
+
+
+class EmbeddingEngine:
+    """Used by the engine thread only. First come, first served, some texts a step.
+
+    A step's padded batch has ``max_prefill_tokens`` tokens at most, so that other models wait no longer than for a
+    chunk of a prompt. A longer text goes alone: an encoder cannot be fed in chunks.
+    """
+
+    takes = EmbeddingRequest
+
+    def __init__(self, loaded: LoadedEmbedder, config: EngineConfig) -> None:
+        self._loaded = loaded
+        self._max_tokens = config.max_prefill_tokens
+        self._max_texts = config.max_batch_size
+        self._max_length = min(config.max_seq_len or loaded.max_model_len, loaded.max_model_len)
+        self._waiting: deque[_Text] = deque()
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Nothing runs from one step to the next."""
+        return 0
+
+    @property
+    def num_free_slots(self) -> int:
+        return 0
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    def seconds_to_wait(self) -> float:
+        return 0.0
+
+    def stats(self) -> ModelStats:
+        """May be called from any thread."""
+        return ModelStats(self._loaded.name, waiting=self.num_waiting)
+
+    def add(self, request: EmbeddingRequest, sink: object, submitted_at: float) -> list[tuple[object, Event]]:
+        """Queue a text; one that cannot run fails at once, in the returned events."""
+        problem = self._problem(request.prompt_token_ids)
+        if problem is not None:
+            return [(sink, FailedEvent.before_start(request, *problem))]
+        self._waiting.append(_Text(request, sink, submitted_at))
+        return []
+
+    def cancel(self, sink: object) -> list[tuple[object, Event]]:
+        mine = [text for text in self._waiting if text.sink is sink]
+        self._waiting = deque(text for text in self._waiting if text.sink is not sink)
+        return [(sink, _finished(text, "cancelled")) for text in mine]
+
+    def fail_all(self, code: str, text: str) -> list[tuple[object, Event]]:
+        waiting, self._waiting = self._waiting, deque()
+        return _failed(waiting, code, text)
+
+    def step(self) -> list[tuple[object, Event]]:
+        """One batch. A step that raises fails its texts, and the engine goes on."""
+        texts = self._take()
+        try:
+            vectors = self._embed(texts)
+        except torch.OutOfMemoryError:
+            logger.exception("Out of memory in a step of %d texts.", len(texts))
+            return _failed(texts, "out_of_memory", "The server ran out of memory for this request.")
+        except Exception:
+            # Whatever a model raises concerns the texts of this step only.
+            logger.exception("A step of %d texts failed.", len(texts))
+            return _failed(texts, "server_error", "The model failed on this request.")
+        return [event for text, vector in zip(texts, vectors, strict=True) for event in _events(text, vector)]
+
+    def check_integrity(self) -> None:
+        """Nothing is kept between steps but the queue."""
+
+    def close(self) -> None:
+        """There are no hooks to take away."""
+
+    def _problem(self, ids: Sequence[int]) -> tuple[str, str] | None:
+        if not ids:
+            return "invalid_prompt", "The text has no tokens."
+        if min(ids) < 0 or max(ids) >= self._loaded.vocab_size:
+            return "invalid_prompt", f"Token ids must be 0 to {self._loaded.vocab_size - 1}."
+        if len(ids) > self._max_length:
+            return "context_length_exceeded", f"The text has {len(ids)} tokens, the model takes {self._max_length}."
+        return None
+
+    def _take(self) -> list[_Text]:
+        """The texts that waited longest, as many as fit one step once they are padded to the same length."""
+        taken = [self._waiting.popleft()]
+        longest = taken[0].num_tokens
+        while self._waiting and len(taken) < self._max_texts:
+            longest = max(longest, self._waiting[0].num_tokens)
+            if longest * (len(taken) + 1) > self._max_tokens:
+                break
+            taken.append(self._waiting.popleft())
+        return taken
+
+    @torch.inference_mode()
+    def _embed(self, texts: list[_Text]) -> Tensor:
+        """``[texts, dimensions]`` float32, on the CPU."""
+        longest = max(text.num_tokens for text in texts)
+        ids = torch.full((len(texts), longest), self._loaded.pad_token_id)
+        mask = torch.zeros(len(texts), longest, dtype=torch.long)
+        for row, text in enumerate(texts):
+            ids[row, : text.num_tokens] = torch.tensor(text.request.prompt_token_ids)
+            mask[row, : text.num_tokens] = 1
+        ids, mask = ids.to(self._loaded.device), mask.to(self._loaded.device)
+        states = self._loaded.module(input_ids=ids, attention_mask=mask).last_hidden_state
+        return self._loaded.pooling(states, mask).cpu()
+
+
+def _events(text: _Text, vector: Tensor) -> list[tuple[object, Event]]:
+    if not vector.isfinite().all():
+        return _failed([text], "server_error", "The model's output is not finite.")
+    values = vector.numpy().astype("<f4").tobytes()
+    return [(text.sink, EmbeddingEvent(text.request.index, values)), (text.sink, _finished(text, "stop"))]
+
+
+def _finished(text: _Text, reason: FinishReason) -> FinishedEvent:
+    return FinishedEvent(text.request.index, reason, text.usage(), _timings(text))
+
+
+def _failed(texts: Sequence[_Text] | deque[_Text], code: str, message: str) -> list[tuple[object, Event]]:
+    return [(text.sink, FailedEvent(text.request.index, code, message, text.usage(), _timings(text))) for text in texts]
+
+
+def _timings(text: _Text) -> Timings:
+    return Timings(total_s=time.monotonic() - text.submitted_at)

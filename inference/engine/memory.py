@@ -1,0 +1,115 @@
+"""How much memory a model will need, told before anything of it is loaded: from its config and its files' headers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoConfig
+
+from inference.engine.errors import LoadError
+from inference.engine.loader import DTYPES, ModelSpec, first_line
+from inference.engine.weight_files import WeightHeader, pickled_bytes, read_headers
+
+KV_TOKENS = 4096  # of one long conversation: less would serve nobody
+INT8_SCALE_BYTES = 4  # a float32 scale for each row of an int8 matrix
+LOGITS_COPIES = 3  # float32: as computed, as changed by penalties, sorted
+FILE_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryEstimate:
+    """Bytes. ``kv`` is the least to serve one long conversation: the cache's real size has its own budget."""
+
+    weights: int
+    kv: int
+    activations: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.kv + self.activations
+
+
+def estimate_memory(spec: ModelSpec, *, max_tokens: int, max_rows: int) -> MemoryEstimate:
+    """``max_tokens`` go through the model in one step, ``max_rows`` of them are sampled from. LoadError as the loader.
+
+    weights: elements times the size of their type once loaded.
+    kv: 2 * layers * kv_heads * head_dim * tokens. activations: of one layer, and the logits.
+    """
+    if spec.dtype not in DTYPES:
+        raise LoadError(f"dtype must be one of {', '.join(DTYPES)}, not {spec.dtype!r}.")
+    try:
+        return _estimate(spec, max_tokens, max_rows)
+    except (OSError, ValueError, KeyError, AttributeError, RuntimeError, ImportError, SafetensorError) as error:
+        raise LoadError(f"{spec.name} could not be loaded from {spec.path}: {first_line(error)}") from error
+
+
+def _estimate(spec: ModelSpec, max_tokens: int, max_rows: int) -> MemoryEstimate:
+    config, headers = _read_config(spec), read_headers(spec.path)
+    dtype = _target_dtype(spec, config, headers)
+    if headers:
+        num_bytes = sum(_loaded_bytes(header, dtype, spec.weights) for header in _without_copies(headers, config))
+    else:
+        num_bytes = pickled_bytes(spec.path)
+    if spec.kind == "embedding":
+        return MemoryEstimate(num_bytes, 0, _activation_bytes(config, max_tokens, 0, dtype))
+    return MemoryEstimate(
+        weights=num_bytes,
+        kv=_kv_bytes(config, spec.max_seq_len, dtype),
+        activations=_activation_bytes(config, max_tokens, max_rows, dtype),
+    )
+
+
+def _read_config(spec: ModelSpec) -> Any:
+    """The text part of the model's configuration."""
+    options = {"trust_remote_code": spec.trust_remote_code, "local_files_only": True}
+    return AutoConfig.from_pretrained(spec.path, **options).get_text_config()
+
+
+def _target_dtype(spec: ModelSpec, config: Any, headers: list[WeightHeader]) -> torch.dtype:
+    """``auto`` as transformers takes it: the config's, else that of the first floating-point tensor."""
+    wanted = DTYPES[spec.dtype]
+    if isinstance(wanted, torch.dtype):
+        return wanted
+    if isinstance(config.dtype, torch.dtype):
+        return config.dtype
+    first = next((header.dtype for header in headers if header.is_float), "F32")
+    return FILE_DTYPES.get(first, torch.float32)
+
+
+def _without_copies(headers: list[WeightHeader], config: Any) -> list[WeightHeader]:
+    """Some files hold a tied head although it is the embedding again."""
+    tied = bool(getattr(config, "tie_word_embeddings", False)) and any("embed" in header.name for header in headers)
+    return [header for header in headers if not (tied and header.name.endswith("lm_head.weight"))]
+
+
+def _loaded_bytes(header: WeightHeader, dtype: torch.dtype, weights: str) -> int:
+    if not header.is_float:
+        return header.num_bytes
+    if weights == "int8" and _is_linear(header):
+        return header.num_elements + header.shape[0] * INT8_SCALE_BYTES
+    return header.num_elements * dtype.itemsize
+
+
+def _is_linear(header: WeightHeader) -> bool:
+    """Embeddings and the head keep their type."""
+    is_table = any(part in header.name for part in ("embed", "wte", "wpe", "lm_head"))
+    return len(header.shape) == 2 and not is_table
+
+
+def _kv_bytes(config: Any, max_seq_len: int, dtype: torch.dtype) -> int:
+    own_length = getattr(config, "max_position_embeddings", None) or KV_TOKENS
+    num_tokens = min(KV_TOKENS, own_length, max_seq_len or own_length)
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return int(2 * config.num_hidden_layers * heads * head_dim * num_tokens * dtype.itemsize)
+
+
+def _activation_bytes(config: Any, max_tokens: int, max_rows: int, dtype: torch.dtype) -> int:
+    """Residual, norm, queries, keys, values and output are about 8 hidden sizes a token; gate, up and product 3."""
+    hidden = config.hidden_size
+    intermediate = getattr(config, "intermediate_size", None) or 4 * hidden
+    layer = (max_tokens + max_rows) * (8 * hidden + 3 * intermediate) * dtype.itemsize
+    return int(layer + max_rows * config.vocab_size * 4 * LOGITS_COPIES)

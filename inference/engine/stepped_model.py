@@ -1,0 +1,55 @@
+"""What the engine thread steps: a model with its queue, whatever it is for."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from inference.engine.config import EngineConfig
+from inference.engine.embedding_engine import EmbeddingEngine
+from inference.engine.embedding_loader import LoadedEmbedder
+from inference.engine.loader import LoadedModel
+from inference.engine.messages import Event
+from inference.engine.model_engine import ModelEngine
+from inference.engine.stats import ModelStats
+
+
+class SteppedModel(Protocol):
+    @property
+    def takes(self) -> type:
+        """The type of request that :meth:`add` understands."""
+
+    @property
+    def has_work(self) -> bool: ...
+
+    @property
+    def num_running(self) -> int: ...
+
+    @property
+    def num_waiting(self) -> int: ...
+
+    @property
+    def num_free_slots(self) -> int: ...
+
+    def seconds_to_wait(self) -> float:
+        """Until a step can do something: 0 unless the policy waits for company."""
+
+    def stats(self) -> ModelStats:
+        """May be called from any thread."""
+
+    def add(self, request: Any, sink: object, submitted_at: float) -> list[tuple[object, Event]]: ...
+
+    def cancel(self, sink: object) -> list[tuple[object, Event]]: ...
+
+    def fail_all(self, code: str, text: str) -> list[tuple[object, Event]]: ...
+
+    def step(self) -> list[tuple[object, Event]]: ...
+
+    def check_integrity(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def stepped_model(loaded: LoadedModel, config: EngineConfig) -> SteppedModel:
+    if isinstance(loaded, LoadedEmbedder):
+        return EmbeddingEngine(loaded, config)
+    return ModelEngine(loaded, config)

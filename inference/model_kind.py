@@ -1,0 +1,29 @@
+"""What a model in the Hugging Face layout is for, told from its directory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+ModelKind = Literal["generation", "embedding"]
+
+SENTENCE_TRANSFORMERS = "modules.json"  # its pipeline: transformer, pooling, normalisation
+EMBEDDING_ENDINGS = ("Model", "ForMaskedLM")
+GENERATION_ENDING = "ForCausalLM"
+
+
+def model_kind(path: Path, config: Mapping[str, Any]) -> ModelKind | None:
+    """None for what can be neither. ``config`` is the content of config.json.
+
+    A causal language model with a pipeline of sentence-transformers (Qwen3-Embedding) is for embeddings.
+    """
+    names = config.get("architectures") or []
+    names = [str(name) for name in names] if isinstance(names, list) else []
+    if (path / SENTENCE_TRANSFORMERS).is_file():
+        return "embedding"
+    if any(name.endswith(GENERATION_ENDING) for name in names):
+        return "generation"
+    if any(name.endswith(EMBEDDING_ENDINGS) for name in names):
+        return "embedding"
+    return None

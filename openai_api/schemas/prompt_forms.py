@@ -1,0 +1,48 @@
+"""Texts and token ids as completions and embeddings take them: one or many of either."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+MAX_PROMPTS = 2048
+
+Prompt = str | list[int]  # text, or token ids
+_IDS: dict[str, Any] = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_PROMPT_SCHEMA: dict[str, Any] = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": MAX_PROMPTS},
+        _IDS,
+        {"type": "array", "items": _IDS, "minItems": 1, "maxItems": MAX_PROMPTS},
+    ]
+}
+
+
+def _problem(message: str) -> PydanticCustomError:
+    return PydanticCustomError("invalid_prompt", message)
+
+
+def _prompts(value: Any) -> list[Prompt]:
+    """All four forms as a list of prompts."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list) or not value:
+        raise _problem("it must be a string, strings, token ids or lists of token ids")
+    if _are_ids(value):
+        return [value]
+    if len(value) > MAX_PROMPTS:
+        raise _problem(f"a request takes at most {MAX_PROMPTS} of them")
+    if all(isinstance(item, str) for item in value) or all(isinstance(item, list) and _are_ids(item) for item in value):
+        return value
+    raise _problem("it must be a string, strings, token ids or lists of token ids, not a mixture")
+
+
+def _are_ids(items: list[Any]) -> bool:
+    """Whether these are token ids of some vocabulary; which one is checked when the model is known."""
+    return bool(items) and all(type(item) is int and 0 <= item < 2**31 for item in items)
+
+
+Prompts = Annotated[list[Prompt], BeforeValidator(_prompts), WithJsonSchema(_PROMPT_SCHEMA)]

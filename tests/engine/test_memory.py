@@ -1,0 +1,127 @@
+"""What a model will need is known before it is loaded, from its config and its files' headers."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from inference.engine.errors import LoadError
+from inference.engine.loader import ModelSpec, load_model
+from inference.engine.memory import estimate_memory
+from tests.builders import ARCHITECTURES, build_model
+
+
+def estimate(path, **fields):
+    return estimate_memory(ModelSpec("m", path, device="cpu", **fields), max_tokens=256, max_rows=16)
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_weights_are_estimated_to_a_thousandth(tmp_path, architecture, dtype, is_tied):
+    path = build_model(tmp_path, architecture, tie_word_embeddings=is_tied)
+    loaded = load_model(ModelSpec("m", path, dtype=dtype, device="cpu"))
+
+    assert estimate(path, dtype=dtype).weights == pytest.approx(loaded.memory_bytes, rel=1e-3)
+
+
+def test_a_tied_head_that_is_in_the_file_all_the_same_counts_once(tmp_path):
+    path = build_model(tmp_path, tie_word_embeddings=True)
+    before = estimate(path).weights
+    weights = load_file(path / "model.safetensors")
+    save_file(weights | {"lm_head.weight": weights["model.embed_tokens.weight"].clone()}, path / "model.safetensors")
+
+    assert estimate(path).weights == before
+
+
+def test_files_are_taken_from_the_index(tmp_path):
+    path = build_model(tmp_path)
+    whole = estimate(path).weights
+    weights = load_file(path / "model.safetensors")
+    (path / "model.safetensors").unlink()
+    names = sorted(weights)
+    parts = {"a.safetensors": names[:5], "b.safetensors": names[5:]}
+    for file, mine in parts.items():
+        save_file({name: weights[name] for name in mine}, path / file)
+    save_file({"x": torch.zeros(1000, 1000)}, path / "original.safetensors")
+    index = {"weight_map": {name: file for file, mine in parts.items() for name in mine}}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    assert estimate(path).weights == whole
+
+
+def test_no_weights_are_read(tmp_path):
+    """The file is as long as its header says, but a hole: 4 TB of weights that no machine could read."""
+    path = build_model(tmp_path)
+    size = 2**42
+    header = json.dumps({"model.w": {"dtype": "F32", "shape": [2**20, 2**20], "data_offsets": [0, size]}}).encode()
+    with (path / "model.safetensors").open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + size)
+
+    assert estimate(path, dtype="bfloat16").weights == size // 2
+
+
+def test_keys_and_values_of_one_long_conversation(tmp_path):
+    """2 (keys, values) * 4 layers * 2 heads * 8 dimensions * tokens * bytes."""
+    path = build_model(tmp_path, max_position_embeddings=100_000)
+
+    assert estimate(path, dtype="float32").kv == 2 * 4 * 2 * 8 * 4096 * 4
+    assert estimate(path, dtype="bfloat16", max_seq_len=64).kv == 2 * 4 * 2 * 8 * 64 * 2
+
+
+def test_activations_grow_with_the_step(tmp_path):
+    spec = ModelSpec("m", build_model(tmp_path), device="cpu")
+    small, large = (estimate_memory(spec, max_tokens=tokens, max_rows=1) for tokens in (1, 1001))
+
+    assert large.activations - small.activations == 1000 * (8 * 32 + 3 * 64) * 4
+    assert large.total == large.weights + large.kv + large.activations
+
+
+def test_int8_matrices_are_a_byte_an_element_and_tables_are_not():
+    from inference.engine.memory import _loaded_bytes
+    from inference.engine.weight_files import WeightHeader
+
+    matrix = WeightHeader("model.layers.0.mlp.up_proj.weight", (64, 32), "BF16")
+    table = WeightHeader("model.embed_tokens.weight", (64, 32), "BF16")
+    norm = WeightHeader("model.norm.weight", (32,), "BF16")
+    stored = WeightHeader("model.layers.0.scale", (3,), "I64")
+
+    assert _loaded_bytes(matrix, torch.bfloat16, "int8") == 64 * 32 + 64 * 4
+    assert _loaded_bytes(table, torch.bfloat16, "int8") == 64 * 32 * 2
+    assert _loaded_bytes(norm, torch.bfloat16, "int8") == 64
+    assert _loaded_bytes(stored, torch.bfloat16, "int8") == 24
+
+
+def test_pickled_weights_are_as_large_as_their_files(tmp_path):
+    path = build_model(tmp_path)
+    torch.save(load_file(path / "model.safetensors"), path / "pytorch_model.bin")
+    (path / "model.safetensors").unlink()
+
+    assert estimate(path, allow_pickle=True).weights == (path / "pytorch_model.bin").stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("config.json", b"{"),
+        ("config.json", b'{"model_type": "no-such-model"}'),
+        ("model.safetensors", b"\xff" * 100),
+        ("model.safetensors", b""),
+        ("model.safetensors.index.json", b"{}"),
+    ],
+)
+def test_a_damaged_directory_is_a_readable_error(tmp_path, file, content):
+    path = build_model(tmp_path)
+    (path / file).write_bytes(content)
+
+    with pytest.raises(LoadError, match="m could not be loaded"):
+        estimate(path)
+
+
+def test_an_unknown_dtype(tmp_path):
+    with pytest.raises(LoadError, match="dtype must be one of"):
+        estimate(tmp_path, dtype="int3")

@@ -1,0 +1,112 @@
+"""Through the real engine: one model streams while others come, go, and fail to come."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from dataclasses import replace
+
+import pytest
+
+from inference import services
+from inference.client import FinishedEvent, GenerationRequest, LocalEngineClient, SamplingParams, TokensEvent
+from inference.engine.config import EngineConfig
+from inference.engine.loop import EngineLoop
+from inference.memory_budget import MemoryBudget
+from inference.model_loading import ModelLoading
+from inference.registry import ModelLoadFailedError, ModelRegistry
+from tests.builders import build_model
+from tests.inference.rows import in_db
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+class GatedLoading:
+    """The real loader, which waits for ``gate`` before it loads the model ``gated``."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.began = threading.Event()
+
+    def parts(self, gated: str) -> ModelLoading:
+        real = ModelLoading()
+
+        def load(spec):
+            if spec.name == gated:
+                self.began.set()
+                assert self.gate.wait(20)
+            return real.load(spec)
+
+        return replace(real, load=load)
+
+
+@pytest.fixture
+def client():
+    client = LocalEngineClient(lambda publish: EngineLoop(EngineConfig(), publish))
+    client.start()
+    yield client
+    client.stop(0)
+
+
+def make_registry(client, **parts):
+    return ModelRegistry(client.engine, is_busy=client.is_busy, load_timeout_s=20, **parts)
+
+
+def stream(client, name, max_tokens):
+    params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
+    return client.submit([GenerationRequest("r", name, (5, 6, 7), params)])
+
+
+def token_ids(events):
+    return [token for event in events if isinstance(event, TokensEvent) for token in event.token_ids]
+
+
+async def take(events, count):
+    return [await anext(events) for _ in range(count)]
+
+
+async def test_a_stream_goes_on_while_another_model_loads_serves_and_is_unloaded(client, tmp_path):
+    for name in ("a", "b"):
+        path = build_model(tmp_path / name, max_position_embeddings=4096)
+        await in_db(lambda name=name, path=path: services.register_model(name=name, source=str(path), dtype="float32"))
+    loading = GatedLoading()
+    registry = make_registry(client, loading=loading.parts(gated="b"))
+    await registry.ready("a")
+    alone = token_ids([event async for event in stream(client, "a", 40)])
+
+    running = stream(client, "a", 1500)
+    taken = await take(running, 2)
+    coming = asyncio.create_task(registry.ready("b"))
+    await asyncio.to_thread(loading.began.wait, 10)
+    taken += await take(running, 10)
+    assert not coming.done(), "the load is still held at its gate"
+    loading.gate.set()
+    await coming
+    assert token_ids([event async for event in stream(client, "b", 5)])
+    await asyncio.wrap_future(registry.unload("b"))
+    assert (client.stats().models, client.stats().running) == (("a",), 1)
+    rest = [event async for event in running]
+    assert isinstance(rest[-1], FinishedEvent)
+    got = token_ids([*taken, *rest])
+
+    assert len(got) == 1500
+    assert got[:40] == alone
+    await asyncio.to_thread(registry.stop)
+
+
+async def test_a_load_that_cannot_fit_leaves_the_stream_and_the_engine_alone(client, tmp_path):
+    small = build_model(tmp_path / "small")
+    large = build_model(tmp_path / "large", hidden_size=512, intermediate_size=2048)
+    for name, path in (("small", small), ("large", large)):
+        await in_db(lambda name=name, path=path: services.register_model(name=name, source=str(path), dtype="float32"))
+    registry = make_registry(client, budget=MemoryBudget(limit=4 * 2**20))
+    await registry.ready("small")
+    running = stream(client, "small", 200)
+    await take(running, 2)
+    with pytest.raises(ModelLoadFailedError, match=r"large needs about \d+\.\d\d (MiB|GiB)"):
+        await registry.ready("large")
+    rest = [event async for event in running]
+
+    assert isinstance(rest[-1], FinishedEvent)
+    assert client.stats().models == ("small",)
+    await asyncio.to_thread(registry.stop)

@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+import pytest
+
+from inference.model_kind import model_kind
+
+
+@pytest.mark.parametrize(
+    ("architectures", "kind"),
+    [
+        (["Qwen3ForCausalLM"], "generation"),
+        (["BertModel"], "embedding"),
+        (["XLMRobertaForMaskedLM"], "embedding"),
+        (["T5ForConditionalGeneration"], None),
+        ([], None),
+        ("BertModel", None),
+        (None, None),
+    ],
+)
+def test_by_architecture(tmp_path, architectures, kind):
+    assert model_kind(tmp_path, {"architectures": architectures}) == kind
+
+
+def test_a_decoder_with_a_pipeline_is_for_embeddings(tmp_path):
+    (tmp_path / "modules.json").write_text("[]")
+
+    assert model_kind(tmp_path, {"architectures": ["Qwen3ForCausalLM"]}) == "embedding"

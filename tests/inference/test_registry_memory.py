@@ -1,0 +1,197 @@
+"""Models share one memory budget: who goes, who stays, who waits, and who is refused."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from inference.client import EngineDownError
+from inference.memory_budget import MemoryBudget
+from inference.models import LanguageModel
+from inference.registry import ModelLoadFailedError, ModelNotReadyError, ModelRegistry
+from tests.inference.fakes import FakeDevice
+from tests.inference.rows import amake, in_db, row, until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+State = LanguageModel.State
+
+
+@pytest.fixture
+def device():
+    return FakeDevice(10_000)
+
+
+@pytest.fixture
+def registry(parts, device):
+    """A budget of 30 for models of 10 each."""
+    registry = ModelRegistry(
+        parts.engine,
+        is_busy=parts.busy.__contains__,
+        locate=parts.located,
+        loading=parts.loader.parts(),
+        budget=MemoryBudget(30, device),
+        clock=parts.clock,
+        load_timeout_s=5,
+    )
+    yield registry
+    parts.loader.gate.set()
+    registry.stop()
+
+
+async def load(registry, parts, *names):
+    """In this order, a minute apart."""
+    for name in names:
+        await registry.ready(name)
+        parts.clock.now += 60
+
+
+async def test_the_least_recently_used_model_makes_room(registry, parts):
+    for name in "abcd":
+        await amake(name)
+    await load(registry, parts, "a", "b", "c", "a", "d")
+
+    assert set(parts.engine.attached) == {"a", "c", "d"}
+    assert parts.loader.released == ["b"]
+    assert ((await row("b")).state, (await row("d")).state) == (State.UNLOADED, State.LOADED)
+
+
+async def test_pinned_and_busy_models_stay(registry, parts):
+    await amake("pinned", pinned=True)
+    for name in ("busy", "idle", "new"):
+        await amake(name)
+    await load(registry, parts, "pinned", "busy", "idle")
+    parts.busy.add("busy")
+    await registry.ready("new")
+
+    assert set(parts.engine.attached) == {"pinned", "busy", "new"}
+
+
+async def test_a_model_that_cannot_fit_is_refused_with_both_numbers_and_nobody_goes(registry, parts):
+    await amake("a")
+    await amake("huge")
+    parts.loader.sizes["huge"] = 3 * 2**30
+    await load(registry, parts, "a")
+    with pytest.raises(ModelLoadFailedError) as caught:
+        await registry.ready("huge")
+
+    message = str(caught.value)
+    assert "huge needs about 3.00 GiB of memory on cpu, and 0.00 MiB can be had" in message
+    assert caught.value.code == "model_load_failed"
+    assert ((await row("huge")).state, (await row("huge")).error) == (State.FAILED, message)
+    assert [spec.name for spec in parts.loader.specs] == ["a"], "nothing was loaded"
+    assert registry.is_loaded("a")
+
+
+async def test_memory_that_others_took_counts(registry, parts, device):
+    await amake("a")
+    device.free = 5
+
+    with pytest.raises(ModelLoadFailedError):
+        await registry.ready("a")
+
+
+async def test_a_load_waits_for_a_busy_model_and_holds_up_no_other_load(registry, parts):
+    await amake("busy")
+    await amake("small")
+    await amake("large")
+    parts.loader.sizes |= {"large": 25, "small": 1}
+    await load(registry, parts, "busy")
+    parts.busy.add("busy")
+    waiting = asyncio.create_task(registry.ready("large"))
+    await until(lambda: registry.find("large").state == State.LOADING)
+    await registry.ready("small")
+    parts.clock.now += 4
+    assert not waiting.done()
+    parts.busy.clear()
+
+    assert (await waiting).record.name == "large"
+    assert set(parts.engine.attached) == {"small", "large"}
+
+
+async def test_a_load_that_waited_too_long_for_room_fails_and_says_for_whom(registry, parts):
+    await amake("busy")
+    await amake("large")
+    parts.loader.sizes["large"] = 25
+    await load(registry, parts, "busy")
+    parts.busy.add("busy")
+    waiting = asyncio.create_task(registry.ready("large"))
+    await until(lambda: registry.find("large").state == State.LOADING)
+    parts.clock.now += 6
+
+    with pytest.raises(ModelLoadFailedError, match="at work: busy"):
+        await waiting
+    assert registry.is_loaded("busy")
+
+
+async def test_a_model_that_a_request_has_just_got_is_not_idle(registry, parts):
+    await amake("a")
+    await amake("large")
+    parts.loader.sizes["large"] = 25
+    await registry.ready("a")
+    waiting = asyncio.create_task(registry.ready("large"))
+    await until(lambda: registry.find("large").state == State.LOADING)
+    await asyncio.sleep(0.1)
+    assert registry.is_loaded("a")
+    parts.clock.now += 2
+
+    assert (await waiting).record.name == "large"
+
+
+async def test_stopping_releases_those_who_wait_for_room(registry, parts):
+    await amake("busy")
+    await amake("large")
+    parts.loader.sizes["large"] = 25
+    await load(registry, parts, "busy")
+    parts.busy.add("busy")
+    waiting = asyncio.create_task(registry.ready("large"))
+    await until(lambda: registry.find("large").state == State.LOADING)
+    await asyncio.to_thread(registry.stop)
+
+    with pytest.raises(EngineDownError):
+        await waiting
+
+
+async def test_those_who_wait_for_loads_are_bounded(registry, parts, settings):
+    settings.MILLM_MAX_WAITING_REQUESTS = 3
+    await amake("a")
+    parts.loader.gate.clear()
+    waiting = [asyncio.create_task(registry.ready("a")) for _ in range(3)]
+    await asyncio.to_thread(parts.loader.began.wait, 5)
+    with pytest.raises(ModelNotReadyError, match="3 requests wait") as caught:
+        await registry.ready("a")
+    assert caught.value.code == "model_not_ready"
+    parts.loader.gate.set()
+    await asyncio.gather(*waiting)
+
+    assert (await registry.ready("a")).record.name == "a"
+
+
+async def test_an_unloaded_model_s_memory_is_given_back(registry, parts):
+    await amake("a")
+    await registry.ready("a")
+    await asyncio.wrap_future(registry.unload("a"))
+
+    assert parts.loader.released == ["a"]
+
+
+async def test_so_is_that_of_a_model_that_the_engine_does_not_take(registry, parts):
+    await amake("a")
+    parts.engine.refusal = EngineDownError("The engine is stopped.")
+    with pytest.raises(ModelLoadFailedError):
+        await registry.ready("a")
+
+    assert parts.loader.released == ["a"]
+
+
+async def test_the_server_s_keep_alive_is_for_models_without_their_own(registry, parts, settings):
+    settings.MILLM_MODEL_KEEP_ALIVE = 60
+    await amake("server's")
+    await amake("own", keep_alive_s=1000)
+    await amake("for ever", keep_alive_s=0)
+    for name in ("server's", "own", "for ever"):
+        await registry.ready(name)
+    parts.clock.now += 61
+    await in_db(registry.housekeep)
+
+    assert set(parts.engine.attached) == {"own", "for ever"}

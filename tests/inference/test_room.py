@@ -1,0 +1,77 @@
+"""Which models go for another one, and what is said when none can."""
+
+from __future__ import annotations
+
+import pytest
+
+from inference.memory_budget import MemoryBudget
+from inference.residents import Resident
+from inference.room import AllBusyError, NoRoomError, Room, gibibytes
+from tests.inference.fakes import FakeDevice, FakeLoaded
+
+GIB = 2**30
+
+
+def resident(name, size):
+    return Resident(1, name, FakeLoaded(name, None), None, "generation", size, 0.0)
+
+
+def room(needed, free, *unpinned):
+    return Room("new", "cpu", needed, free, 100, [resident(name, size) for name, size in unpinned])
+
+
+def names(chosen):
+    return [resident.name for resident in chosen]
+
+
+def test_nobody_goes_for_a_model_that_fits():
+    assert room(10, 10, ("a", 5)).choose(lambda name: False) == []
+
+
+def test_the_least_recently_used_go_first_and_no_more_than_needed():
+    assert names(room(20, 10, ("old", 5), ("newer", 5), ("newest", 50)).choose(lambda name: False)) == ["old", "newer"]
+
+
+def test_a_busy_model_stays():
+    assert names(room(20, 10, ("old", 50), ("newer", 10)).choose({"old"}.__contains__)) == ["newer"]
+
+
+def test_nobody_goes_in_vain():
+    with pytest.raises(NoRoomError) as caught:
+        room(30 * GIB, 10 * GIB, ("a", 5 * GIB)).choose(lambda name: False)
+
+    assert not isinstance(caught.value, AllBusyError)
+    assert caught.value.code == "model_load_failed"
+    assert "new needs about 30.00 GiB of memory on cpu, and 15.00 GiB can be had for it" in str(caught.value)
+
+
+def test_busy_models_that_could_make_room_are_named():
+    with pytest.raises(AllBusyError, match="at work: b"):
+        room(30, 10, ("a", 5), ("b", 20)).choose({"b"}.__contains__)
+
+
+def test_sizes_are_readable():
+    assert gibibytes(3 * GIB // 2) == "1.50 GiB"
+    assert gibibytes(2**20) == "1.00 MiB"
+
+
+@pytest.mark.parametrize(
+    ("limit", "free", "reserved", "expected"),
+    [
+        (0, 1000, 0, 900),  # nine tenths of the device
+        (0, 1000, 600, 300),
+        (0, 200, 600, 200),  # others than models hold memory
+        (500, 1000, 100, 400),
+        (500, 1000, 600, 0),
+    ],
+)
+def test_room_within_a_budget(limit, free, reserved, expected):
+    device = FakeDevice(1000)
+    device.free = free
+
+    assert MemoryBudget(limit, device).room("cpu", reserved) == expected
+
+
+def test_the_size_of_a_budget():
+    assert MemoryBudget(0, FakeDevice(1000)).size("cpu") == 900
+    assert MemoryBudget(5000, FakeDevice(1000)).size("cpu") == 5000
