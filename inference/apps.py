@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from django.db.models.signals import post_migrate
 if TYPE_CHECKING:
     from inference.client import LocalEngineClient
     from inference.engine.loop import EngineLoop
+    from inference.engine.watchdog import Watchdog
     from inference.registry import ModelRegistry
 
 logger = logging.getLogger(__name__)
@@ -31,6 +33,10 @@ class InferenceConfig(AppConfig):
         post_migrate.connect(grant_after_migrate, dispatch_uid="inference.groups")
 
 
+def _log_failure(error: str) -> None:
+    logger.critical("This process serves no model any more: %s", error)
+
+
 class ServingState:
     """The engine and the registry of this process."""
 
@@ -38,35 +44,40 @@ class ServingState:
         self._lock = threading.Lock()
         self._client: LocalEngineClient[EngineLoop] | None = None
         self._registry: ModelRegistry | None = None
+        self._watchdog: Watchdog | None = None
 
-    def start(self) -> None:
+    def start(self, on_failure: Callable[[str], None] = _log_failure) -> None:
         with self._lock:
             if self._client is None:
-                self._start()
+                self._start(on_failure)
 
     def stop(self, drain_s: float) -> None:
         with self._lock:
-            client, registry = self._client, self._registry
-            self._client = self._registry = None
-        if client is None or registry is None:
+            client, registry, watchdog = self._client, self._registry, self._watchdog
+            self._client = self._registry = self._watchdog = None
+        if client is None or registry is None or watchdog is None:
             return
         self._stop(client, registry, drain_s)
+        watchdog.stop()
 
-    def _start(self) -> None:
+    def _start(self, on_failure: Callable[[str], None]) -> None:
         from inference.client import LocalEngineClient, set_client
         from inference.engine.config import EngineConfig
         from inference.engine.loop import EngineLoop
+        from inference.engine.watchdog import Watchdog
         from inference.registry import ModelRegistry, set_registry
         from inference.snapshot_listener import start_listening
 
         config = EngineConfig(**settings.MILLM_ENGINE)
         client = LocalEngineClient(lambda publish: EngineLoop(config, publish))
         client.start()
+        watchdog = Watchdog(client.engine, stall_s=settings.MILLM_ENGINE_STALL_SECONDS, on_failure=on_failure)
+        watchdog.start()
         registry = ModelRegistry(client.engine, is_busy=client.is_busy)
         set_client(client)
         set_registry(registry)
         start_listening()
-        self._client, self._registry = client, registry
+        self._client, self._registry, self._watchdog = client, registry, watchdog
         _await_boot(registry.start())
 
     @staticmethod
@@ -91,12 +102,13 @@ def _await_boot(booted: Future[None]) -> None:
 _serving = ServingState()
 
 
-def start_serving() -> None:
+def start_serving(on_failure: Callable[[str], None] = _log_failure) -> None:
     """Start this process' engine and read the models' table; idempotent. Called by serving processes only.
 
-    Loads torch. The database work runs on the loader thread, so that it may be called inside an event loop.
+    ``on_failure`` hears, on a thread of its own, why the engine is lost for good. Loads torch. The database
+    work runs on the loader thread, so that this may be called inside an event loop.
     """
-    _serving.start()
+    _serving.start(on_failure)
 
 
 def stop_serving(drain_s: float) -> None:

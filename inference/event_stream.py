@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Self
 
 from inference.engine.messages import TERMINAL_EVENTS, Event, FailedEvent, Timings, Usage
+from inference.metrics import StreamMeter
 
 SPARE_EVENTS = 64  # beyond one event per token: prompt logprobs and terminal events
 MAX_EVENTS = 65_536  # in any case
+SLOW_READER = "slow_reader"
 
 
 class LocalEventStream:
     """An async iterator of events for the event loop that created it.
 
     The buffer holds ``max_events`` (one per token) and some more, at most MAX_EVENTS: a reader that falls further
-    behind is cut with a FailedEvent (code ``slow_reader``) per open sequence. :meth:`close` cancels what runs and may
+    behind is cut with a FailedEvent (code SLOW_READER) per open sequence. :meth:`close` cancels what runs and may
     be called from any thread, any number of times. Only the owning loop touches the buffer, so there is no lock.
     """
 
@@ -39,6 +42,7 @@ class LocalEventStream:
         self._buffer: deque[Event] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._closed = False
+        self._meter = StreamMeter(model)
 
     def __aiter__(self) -> Self:
         return self
@@ -64,8 +68,10 @@ class LocalEventStream:
 
     def deliver(self, events: Iterable[Event]) -> None:
         """Take the events of one engine step; called in the owning loop."""
+        now = time.monotonic()
         for event in events:
             if event.index in self._running:
+                self._meter.note(event, now)
                 self._take(event)
         self._wake()
 
@@ -93,7 +99,8 @@ class LocalEventStream:
         self._cancel(self)
         message = f"The reader fell more than {self._max_events} events behind and was cut off; read the stream faster."
         for index in sorted(self._running):
-            self._buffer.append(FailedEvent(index, "slow_reader", message, Usage(), Timings()))
+            self._buffer.append(FailedEvent(index, SLOW_READER, message, Usage(), Timings()))
+            self._meter.note_failure(SLOW_READER)
         self._running.clear()
 
     def _drop(self) -> None:

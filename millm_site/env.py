@@ -90,6 +90,11 @@ class Environment(BaseSettings):
         5.0, description="Seconds to wait for a database connection; after that the answer is 503."
     )
 
+    metrics_token: SecretStr = Field(
+        SecretStr(""),
+        description="Token that /metrics asks for, as `Authorization: Bearer`. Empty: nobody may read it but, with "
+        "MILLM_AUTH=loopback, clients on this machine.",
+    )
     log_content: Literal["full", "hash", "none"] = Field(
         "full", description="What the request log keeps of prompts and completions: text, SHA-256, or nothing."
     )
@@ -102,6 +107,9 @@ class Environment(BaseSettings):
     )
     request_timeout: Seconds = Field(
         300.0, description="Seconds until a response must begin and a request body must be complete."
+    )
+    max_concurrent_requests: int = Field(
+        1_024, ge=1, description="Requests to /v1 under way at once, whatever they wait for; then the answer is 503."
     )
     load_timeout: Seconds = Field(120.0, description="Seconds a request waits for its model to load; then 503.")
     model_keep_alive: int = Field(
@@ -123,6 +131,13 @@ class Environment(BaseSettings):
         le=3_600,
         allow_inf_nan=False,
         description="Seconds that running requests may take to finish after SIGTERM or Ctrl-C.",
+    )
+
+    engine_stall_seconds: Seconds = Field(
+        300.0,
+        description="Seconds without a sign of life of the engine thread, while it has work, after which it counts as "
+        "hung: all requests fail, /health is 503, and `manage.py serve` ends with an error. Longer than the longest "
+        "step of the slowest model; loading a model does not count.",
     )
 
     max_tokens_default: int = Field(512, ge=1, description="Completion length where a request names none.")

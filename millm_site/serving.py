@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import threading
+from collections.abc import Callable
 
 from django.conf import settings
 
@@ -21,13 +22,25 @@ class Serving:
         self._lock = threading.Lock()
         self._is_running = False
         self.is_draining = False
+        self.failure = ""  # why the engine is lost; then only a new process helps
+        self._on_failure: Callable[[], None] = _nothing
 
     def start(self) -> None:
         with self._lock:
             if not self._is_running:
                 self._is_running = True
-                start_serving()
+                start_serving(self._fail)
                 atexit.register(self.stop, 0.0)  # a server that ends without telling us, as plain daphne does
+
+    def on_failure(self, react: Callable[[], None]) -> None:
+        """Call ``react`` when the engine is lost, from whichever thread notices; at once if it is lost already."""
+        self._on_failure = react
+        if self.failure:
+            react()
+
+    def _fail(self, error: str) -> None:
+        self.failure = error
+        self._on_failure()
 
     def announce_stop(self) -> None:
         """From now on /health/ready says that the process is stopping."""
@@ -45,6 +58,10 @@ class Serving:
         """Stop the engine, then write what is left of the request log."""
         self.stop_engine(drain_s)
         stop_log_writer()
+
+
+def _nothing() -> None:
+    """A server that does not listen stays up, not ready: /health says why, and its supervisor decides."""
 
 
 serving = Serving()

@@ -27,15 +27,18 @@ MILLM_AUTH = ENV.auth_mode
 MILLM_ADMIN_USER = ENV.admin_user
 MILLM_ADMIN_PASSWORD = ENV.admin_password.get_secret_value()
 MILLM_ADMIN_EMAIL = ENV.admin_email
+MILLM_METRICS_TOKEN = ENV.metrics_token.get_secret_value()
 MILLM_LOG_CONTENT = ENV.log_content
 MILLM_MAX_BODY_BYTES = ENV.max_body_bytes
 MILLM_HEADER_TIMEOUT = ENV.header_timeout
 MILLM_IDLE_TIMEOUT = ENV.idle_timeout
 MILLM_REQUEST_TIMEOUT = ENV.request_timeout
+MILLM_MAX_CONCURRENT_REQUESTS = ENV.max_concurrent_requests
 MILLM_LOAD_TIMEOUT = ENV.load_timeout
 MILLM_MODEL_KEEP_ALIVE = ENV.model_keep_alive
 MILLM_MEMORY_BUDGET = ENV.memory_budget
 MILLM_DRAIN_SECONDS = ENV.drain_seconds
+MILLM_ENGINE_STALL_SECONDS = ENV.engine_stall_seconds
 MILLM_DATABASE_TIMEOUT = ENV.database_timeout
 MILLM_MAX_TOKENS_DEFAULT = ENV.max_tokens_default
 MILLM_MAX_BATCH_SIZE = ENV.max_batch_size
@@ -110,7 +113,7 @@ AUTH_PASSWORD_VALIDATORS = [
 # Cookies are strict wherever that is possible; what needs https waits for MILLM_TLS, because a secure cookie on
 # http://192.168.x.y would lock everyone out of the admin.
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = SECURE_SSL_REDIRECT = MILLM_TLS
-SECURE_REDIRECT_EXEMPT = [r"^health/"]  # probes come from inside, without TLS
+SECURE_REDIRECT_EXEMPT = [r"^health(/|$)", r"^metrics$"]  # probes come from inside, without TLS
 SECURE_HSTS_SECONDS = 365 * 86_400 if MILLM_TLS else 0
 SECURE_HSTS_INCLUDE_SUBDOMAINS = SECURE_HSTS_PRELOAD = MILLM_TLS
 SESSION_COOKIE_HTTPONLY = CSRF_COOKIE_HTTPONLY = True

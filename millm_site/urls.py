@@ -6,7 +6,7 @@ from django.contrib import admin
 from django.urls import include, path
 from django.views.generic import RedirectView
 
-from millm_site import api_docs, health
+from millm_site import api_docs, health, metrics
 
 admin.site.site_header = "miLLM"
 admin.site.site_title = "miLLM"
@@ -16,8 +16,10 @@ urlpatterns = [
     path("", RedirectView.as_view(pattern_name="admin:index"), name="home"),
     path("admin/", admin.site.urls),
     path("v1/", include("openai_api.urls")),
+    path("health", health.ready, name="health"),
     path("health/live", health.live, name="health-live"),
     path("health/ready", health.ready, name="health-ready"),
+    path("metrics", metrics.metrics, name="metrics"),
     path("openapi.json", api_docs.openapi, name="openapi"),
     path("docs", api_docs.docs, name="docs"),
 ]

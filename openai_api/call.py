@@ -16,12 +16,14 @@ from django.utils import timezone
 
 from openai_api.client_address import client_address
 from openai_api.errors import ApiError
+from openai_api.in_flight import in_flight
 from openai_api.json_body import read_json_object
 from openai_api.keys import KeyRecord
 from openai_api.limits import Lease, get_limits
 from openai_api.log_entry import LogEntry
 from openai_api.log_writer import get_log_writer
 from openai_api.request_id import CLIENT_HEADER, request_id
+from openai_api.request_metrics import note_request
 from openai_api.schemas.base import RequestSchema
 
 logger = logging.getLogger(__name__)
@@ -42,9 +44,16 @@ class Call:
         self.deadline = asyncio.get_running_loop().time() + settings.MILLM_REQUEST_TIMEOUT
         self._started_at = time.monotonic()
         self._ignored: list[str] = []
+        self._model = ""
+        self._has_entered = False
         self._lease: Lease | None = None
         self._closing = threading.Lock()
         self._is_open = True
+
+    def enter(self) -> None:
+        """Count the request among those under way; raises ApiError 503 when there are too many."""
+        in_flight.enter(settings.MILLM_MAX_CONCURRENT_REQUESTS)
+        self._has_entered = True
 
     def admit(self, key: KeyRecord | None) -> None:
         """Count the request against the limits of its key; raises ApiError 429."""
@@ -52,6 +61,10 @@ class Call:
         if key is not None:
             self.entry.api_key_id = key.pk
             self._lease = get_limits().admit(key)
+
+    def use_model(self, name: str) -> None:
+        """Note the registered model that the request means."""
+        self.entry.model = self._model = name
 
     def reserve_tokens(self, amount: int) -> None:
         if self._lease is not None:
@@ -95,9 +108,12 @@ class Call:
             if not self._is_open:
                 return
             self._is_open = False
+        if self._has_entered:
+            in_flight.leave()
         self.entry.total_ms = self._elapsed_ms()
         if self._lease is not None:
             self._lease.close(self.entry.prompt_tokens + self.entry.completion_tokens)
+        note_request(self.entry, self._model)
         get_log_writer().write(self.entry)
 
     def _elapsed_ms(self) -> float:

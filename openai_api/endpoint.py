@@ -56,6 +56,7 @@ def json_response(body: object, status: int = 200) -> HttpResponse:
 
 async def _answer(call: Call, handlers: Mapping[str, Handler], values: dict[str, Any]) -> HttpResponseBase:
     try:
+        call.enter()
         call.admit(await authenticate(call.request, get_backend().keys))
         return await _handler_for(call.request.method or "", handlers)(call, **values)
     except ApiError as error:

@@ -11,6 +11,7 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from django.db import InterfaceError, OperationalError
@@ -187,6 +188,14 @@ class EntrySink(Protocol):
     def write(self, entry: LogEntry) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class LogBacklog:
+    """Entries not yet written, and entries lost since the process started to log."""
+
+    waiting: int = 0
+    dropped: int = 0
+
+
 _sink: EntrySink | None = None
 _starting = threading.Lock()
 
@@ -202,6 +211,12 @@ def get_log_writer() -> EntrySink:
             writer.start()
             _sink = writer
         return _sink
+
+
+def log_backlog() -> LogBacklog:
+    """Of this process' log writer; of none, when nothing has been logged yet."""
+    writer = _sink
+    return LogBacklog(writer.waiting, writer.dropped) if isinstance(writer, LogWriter) else LogBacklog()
 
 
 def set_log_writer(sink: EntrySink | None) -> None:

@@ -15,6 +15,7 @@ from inference.engine.config import EngineConfig
 from inference.engine.embedding_loader import LoadedEmbedder
 from inference.engine.embedding_messages import EmbeddingEvent, EmbeddingRequest
 from inference.engine.messages import Event, FailedEvent, FinishedEvent, FinishReason, Timings, Usage
+from inference.engine.stats import ModelStats
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +62,17 @@ class EmbeddingEngine:
     @property
     def num_free_slots(self) -> int:
         return 0
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    def seconds_to_wait(self) -> float:
+        return 0.0
+
+    def stats(self) -> ModelStats:
+        """May be called from any thread."""
+        return ModelStats(self._loaded.name, waiting=self.num_waiting)
 
     def add(self, request: EmbeddingRequest, sink: object, submitted_at: float) -> list[tuple[object, Event]]:
         """Queue a text; one that cannot run fails at once, in the returned events."""

@@ -134,6 +134,11 @@ class SteeringTable:
     def num_residents(self) -> int:
         return len(self._residents)
 
+    @property
+    def num_rows(self) -> int:
+        """Rows in use, without row 0."""
+        return len(self._programs)
+
     # A step
 
     def begin(self, row_of_token: NDArray[np.int64]) -> None:

@@ -29,6 +29,8 @@ from inference.engine.request import RequestState, Sequence
 from inference.engine.sampler import note_token
 from inference.engine.scheduler import Chunk, Scheduler
 from inference.engine.sites import SiteError
+from inference.engine.stats import ModelStats
+from inference.engine.step_isolation import StepIsolation
 from inference.grammars import Grammar, GrammarError
 
 logger = logging.getLogger(__name__)
@@ -48,6 +50,7 @@ class ModelEngine:
         self._cache = cache.policy
         self.max_seq_len = self._cache.max_seq_len
         self._runner = ModelRunner(loaded, cache)
+        self._steps = StepIsolation(self._runner.run)
         self._scheduler = Scheduler(config, self._cache, _admission(config))
         self._seeds = torch.Generator()
         if config.seed is None:
@@ -60,6 +63,10 @@ class ModelEngine:
     @property
     def has_work(self) -> bool:
         return bool(self._scheduler.num_running or self._scheduler.num_waiting)
+
+    def seconds_to_wait(self) -> float:
+        """Until a step can do something: 0 unless the policy waits for company."""
+        return self._scheduler.seconds_to_wait()
 
     @property
     def num_running(self) -> int:
@@ -82,6 +89,28 @@ class ModelEngine:
     @property
     def num_free_slots(self) -> int:
         return self._cache.num_free_rows
+
+    @property
+    def num_waiting(self) -> int:
+        return self._scheduler.num_waiting
+
+    def stats(self) -> ModelStats:
+        """May be called from any thread."""
+        counters = self._steps.counters
+        return ModelStats(
+            name=self._loaded.name,
+            running=self.num_running,
+            waiting=self.num_waiting,
+            kv_used_ratio=self.kv_used_ratio,
+            prefix_queries=self.cache_counts.looked_up,
+            prefix_hits=self.cache_counts.found,
+            preemptions=self.num_preemptions,
+            steering_rows=self._runner.steering.num_rows,
+            step_seconds=counters.seconds.read(),
+            step_sequences=counters.sequences.read(),
+            step_tokens=counters.tokens.read(),
+            step_faults=dict(counters.faults),
+        )
 
     def add(self, request: GenerationRequest, sink: object, submitted_at: float) -> list[Delivery]:
         """Queue a request; one that cannot run fails at once, in the returned events."""
@@ -111,8 +140,9 @@ class ModelEngine:
     def fail_all(self, code: str, text: str) -> list[Delivery]:
         return [d for s in list(self._scheduler.sequences()) for d in self._fail(s, code, text)]
 
+    @torch.inference_mode()  # what a step makes, such as the counts for penalties, is updated after it
     def step(self) -> list[Delivery]:
-        """One forward pass. A step that raises fails the sequences in it, and the engine goes on."""
+        """One forward pass. One that raises fails the sequences that make it raise, and the others go on."""
         chunks = self._scheduler.schedule()
         if not chunks:
             return []
@@ -120,17 +150,10 @@ class ModelEngine:
         for chunk in chunks:
             if chunk.sequence.first_run_at is None:
                 chunk.sequence.first_run_at = now
-        try:
-            output = self._runner.run(chunks)
-        except torch.OutOfMemoryError:
-            logger.exception("Out of memory in a step of %d sequences.", len(chunks))
-            return self._fail_chunks(chunks, "out_of_memory", "The server ran out of memory for this request.")
-        except Exception:
-            # Whatever a model or a hook raises concerns the sequences of this step only.
-            logger.exception("A step of %d sequences failed.", len(chunks))
-            return self._fail_chunks(chunks, "server_error", "The model failed on this request.")
-        self._scheduler.note_step(chunks, time.monotonic() - now)
-        return self._update(chunks, output)
+        result = self._steps.run(chunks)
+        self._scheduler.note_step(result.chunks, time.monotonic() - now)
+        failed = [d for f in result.failures for d in self._fail(f.sequence, f.code, f.message)]
+        return [*failed, *(d for part, output in result.parts for d in self._update(part, output))]
 
     def check_integrity(self) -> None:
         """Raise AssertionError where slots, sequences and steering rows do not add up."""
@@ -278,9 +301,6 @@ class ModelEngine:
     def _fail(self, sequence: Sequence, code: str, text: str) -> list[Delivery]:
         self._remove(sequence, RequestState.FAILED)
         return [(sequence.sink, FailedEvent(sequence.request.index, code, text, sequence.usage(), sequence.timings()))]
-
-    def _fail_chunks(self, chunks: list[Chunk], code: str, text: str) -> list[Delivery]:
-        return [d for chunk in chunks for d in self._fail(chunk.sequence, code, text)]
 
     def _remove(self, sequence: Sequence, state: RequestState) -> None:
         self._scheduler.remove(sequence)

@@ -10,6 +10,7 @@ from inference.engine.embedding_loader import LoadedEmbedder
 from inference.engine.loader import LoadedModel
 from inference.engine.messages import Event
 from inference.engine.model_engine import ModelEngine
+from inference.engine.stats import ModelStats
 
 
 class SteppedModel(Protocol):
@@ -24,7 +25,16 @@ class SteppedModel(Protocol):
     def num_running(self) -> int: ...
 
     @property
+    def num_waiting(self) -> int: ...
+
+    @property
     def num_free_slots(self) -> int: ...
+
+    def seconds_to_wait(self) -> float:
+        """Until a step can do something: 0 unless the policy waits for company."""
+
+    def stats(self) -> ModelStats:
+        """May be called from any thread."""
 
     def add(self, request: Any, sink: object, submitted_at: float) -> list[tuple[object, Event]]: ...
 

@@ -35,7 +35,7 @@ async def resolve_target(call: Call, wanted: SamplingSchema) -> Target:
     """Raises ApiError 400, 403, 404, 409 or 503; a profile that cannot act is never passed over."""
     backend = get_backend()
     record, suffix = find_model(backend.registry(), wanted.model)
-    call.entry.model = record.name
+    call.use_model(record.name)
     check_model_allowed(call.key, record)
     reference = choose_profile(call, wanted, suffix, record)
     model = await ready_model(record, "generation")
@@ -55,7 +55,7 @@ async def resolve_target(call: Call, wanted: SamplingSchema) -> Target:
 async def resolve_embedder(call: Call, name: str) -> ReadyModel:
     """Embeddings are never steered, so a request that names a profile is refused: 400."""
     record, suffix = find_model(get_backend().registry(), name)
-    call.entry.model = record.name
+    call.use_model(record.name)
     check_model_allowed(call.key, record)
     if suffix is not None or call.request.headers.get(PROFILE_HEADER, "").strip():
         raise unsupported_parameter("profile", "Embeddings are not steered: leave it out.")

@@ -8,6 +8,7 @@ import time
 import pytest
 from django.test import AsyncClient, Client
 
+from inference.client import EngineStats, set_client
 from millm_site.health import examine
 from millm_site.serving import Serving
 
@@ -48,6 +49,31 @@ async def test_process_without_an_engine_is_alive_but_not_ready(async_client: As
     assert report["database"] == "ok"
     assert "engine" in report["engine"].lower()
     assert "no-store" in ready.headers["Cache-Control"]
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("path", ["/health", "/health/ready"])
+async def test_a_lost_engine_is_not_ready_and_the_cause_is_told(async_client: AsyncClient, path: str) -> None:
+    class Lost:
+        def stats(self) -> EngineStats:
+            return EngineStats("failed", error="The engine thread has not moved for 60 s.")
+
+    set_client(Lost())  # type: ignore[arg-type]  # only asked for its state
+    try:
+        answer = await async_client.get(path)
+    finally:
+        set_client(None)
+    assert answer.status_code == 503
+    assert "not moved for 60 s" in answer.json()["engine"]
+
+
+def test_who_serves_hears_of_a_lost_engine_whenever_it_asks() -> None:
+    heard: list[str] = []
+    serving = Serving()
+    serving.on_failure(lambda: heard.append("early"))
+    serving._fail("gone")
+    serving.on_failure(lambda: heard.append("late"))
+    assert (heard, serving.failure) == (["early", "late"], "gone")
 
 
 def test_probes_only_read(client: Client) -> None:

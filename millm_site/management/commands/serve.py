@@ -20,7 +20,7 @@ from millm_site.welcome import welcome
 class Command(BaseCommand):
     help = (
         "Serve the site on MILLM_HOST and MILLM_PORT until Ctrl-C or SIGTERM: running requests may finish, "
-        "a second signal cuts them."
+        "a second signal cuts them. Ends with an error when the engine is lost, so that a supervisor starts it again."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -43,8 +43,11 @@ class Command(BaseCommand):
 
         server = site_server(listener)
         text = welcome(url_of(listener), login)
+        serving.on_failure(server.stop_soon)
         server.run(with_signals=True, on_ready=lambda: self._say(text))
         self._stop()
+        if serving.failure:
+            raise CommandError(f"The engine is lost. {serving.failure}")
 
     def _prepare(self, *, setup: bool) -> Login | None:
         try:

@@ -1,0 +1,108 @@
+"""Watches the engine thread: a dead one is replaced once, a hanging one is given up, and nobody waits for either."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.25
+
+
+class WatchedLoop(Protocol):
+    """What the watchdog needs of :class:`inference.engine.loop.EngineLoop`."""
+
+    @property
+    def beats(self) -> int:
+        """Grows with every turn and step of the thread."""
+
+    @property
+    def owes_work(self) -> bool:
+        """Whether someone waits for the thread, and it is not busy taking in a model."""
+
+    @property
+    def has_died(self) -> bool: ...
+
+    @property
+    def error(self) -> str: ...
+
+    def give_up(self, error: str) -> None:
+        """Fail everyone who waits, and accept nothing any more."""
+
+    def restart(self) -> bool:
+        """Replace a dead thread; False where that is not safe or has been done before."""
+
+
+class Watchdog:
+    """Looks every ``poll_s`` seconds. ``on_failure`` is called once, with the cause, when the engine is lost for good.
+
+    ``stall_s`` is how long the thread may be silent while it owes work: longer than its longest single step.
+    """
+
+    def __init__(
+        self,
+        loop: WatchedLoop,
+        *,
+        stall_s: float,
+        on_failure: Callable[[str], None],
+        poll_s: float = POLL_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._loop = loop
+        self._stall_s = stall_s
+        self._on_failure = on_failure
+        self._poll_s = poll_s
+        self._clock = clock
+        self._looked_at = clock()
+        self._beats = loop.beats
+        self._silent_s = 0.0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="engine-watchdog", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Look away, before the engine is stopped on purpose."""
+        self._over.set()
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join(5)
+
+    def look(self) -> None:
+        """Examine the thread once; what the watchdog's own thread does over and over."""
+        if self._loop.has_died:
+            self._replace()
+        elif self._is_silent():
+            self._lose(f"The engine thread has not moved for {self._stall_s:g} s (MILLM_ENGINE_STALL_SECONDS).")
+
+    def _is_silent(self) -> bool:
+        now, beats = self._clock(), self._loop.beats
+        # A process that was itself stopped for a while (SIGSTOP, a suspended machine) did not watch during that time.
+        watched_s = min(now - self._looked_at, 2 * self._poll_s)
+        self._looked_at = now
+        is_quiet = self._loop.owes_work and beats == self._beats
+        self._silent_s = self._silent_s + watched_s if is_quiet else 0.0
+        self._beats = beats
+        return self._silent_s > self._stall_s
+
+    def _replace(self) -> None:
+        error = self._loop.error or "The engine thread ended."
+        self._loop.give_up(error)
+        if self._loop.restart():
+            logger.error("%s It is replaced; its models stay loaded.", error)
+        else:
+            self._lose(error)
+
+    def _lose(self, error: str) -> None:
+        logger.critical("%s The engine is lost; restart the process.", error)
+        self._over.set()
+        self._loop.give_up(error)
+        self._on_failure(error)
+
+    def _run(self) -> None:
+        while not self._over.wait(self._poll_s):
+            self.look()

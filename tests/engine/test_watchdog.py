@@ -1,0 +1,243 @@
+"""An engine thread that dies or hangs: nobody waits for it, and the process knows."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+
+from inference.engine.config import EngineConfig
+from inference.engine.errors import EngineDownError
+from inference.engine.loop import EngineLoop
+from inference.engine.watchdog import Watchdog
+from tests.builders import build_request
+from tests.engine.harness import reference_tokens
+from tests.engine.test_loop import Mailbox, streaming, wait_until
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class FakeLoop:
+    """What a watchdog sees and does."""
+
+    beats: int = 0
+    owes_work: bool = True
+    has_died: bool = False
+    error: str = ""
+    can_restart: bool = True
+    given_up: list[str] = field(default_factory=list)
+    num_restarts: int = 0
+
+    def give_up(self, error: str) -> None:
+        self.given_up.append(error)
+
+    def restart(self) -> bool:
+        if self.can_restart:
+            self.has_died, self.can_restart = False, False
+            self.num_restarts += 1
+            return True
+        return False
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def failures() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def watched(clock, failures) -> tuple[FakeLoop, Watchdog]:
+    loop = FakeLoop()
+    return loop, Watchdog(loop, stall_s=60, on_failure=failures.append, poll_s=1, clock=clock)
+
+
+def pass_time(watchdog: Watchdog, clock: Clock, seconds: int) -> None:
+    for _ in range(seconds):
+        clock.now += 1
+        watchdog.look()
+
+
+def test_silence_with_work_is_a_hung_thread(watched, clock, failures):
+    loop, watchdog = watched
+    pass_time(watchdog, clock, 60)
+    assert not loop.given_up
+    pass_time(watchdog, clock, 2)
+    assert loop.given_up == failures
+    assert "not moved for 60 s" in failures[0]
+    assert loop.num_restarts == 0, "a thread that may wake up again owns its models"
+
+
+def test_signs_of_life_and_silence_without_work_are_fine(watched, clock, failures):
+    loop, watchdog = watched
+    for _ in range(10):
+        pass_time(watchdog, clock, 50)
+        loop.beats += 1
+    loop.owes_work = False
+    pass_time(watchdog, clock, 1000)
+    assert not failures
+
+
+def test_a_process_that_was_stopped_itself_blames_nobody(watched, clock, failures):
+    _, watchdog = watched
+    clock.now += 3600
+    watchdog.look()
+    assert not failures
+
+
+def test_a_dead_thread_is_replaced_once(watched, failures):
+    loop, watchdog = watched
+    loop.has_died, loop.error = True, "The engine died: ValueError."
+    watchdog.look()
+    assert (loop.num_restarts, failures) == (1, [])
+    loop.has_died = True
+    watchdog.look()
+    assert (loop.num_restarts, failures) == (1, ["The engine died: ValueError."])
+
+
+# With the real engine
+
+
+@pytest.fixture
+def mailbox() -> Mailbox:
+    return Mailbox()
+
+
+@dataclass
+class Guarded:
+    loop: EngineLoop
+    failures: list[str]
+
+
+@pytest.fixture
+def guarded(llama, mailbox) -> Iterator[Guarded]:
+    """An engine under a watchdog that gives up after 0.3 s of silence."""
+    loop, failures = EngineLoop(EngineConfig(), mailbox.publish), list[str]()
+    loop.start()
+    loop.attach(llama).result(10)
+    watchdog = Watchdog(loop, stall_s=0.3, on_failure=failures.append, poll_s=0.02)
+    watchdog.start()
+    yield Guarded(loop, failures)
+    loop.stop(0)
+    watchdog.stop()
+
+
+@contextmanager
+def hooked(module: Any, hook: Any) -> Iterator[None]:
+    handle = module.model.layers[1].register_forward_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def raising(error: BaseException) -> Any:
+    """At every step but those of a single token: attaching a model, also to a new thread, runs one."""
+
+    def hook(_: object, __: object, output: Any) -> None:
+        hidden = output[0] if isinstance(output, tuple) else output
+        if hidden.shape[1] > 1:
+            raise error
+
+    return hook
+
+
+def test_a_thread_that_dies_fails_everyone_at_once_and_its_models_serve_on(llama, mailbox, guarded):
+    for sink in "abc":
+        guarded.loop.submit([build_request(max_tokens=200)], sink)
+    with hooked(llama.module, raising(SystemExit("gone"))):
+        began_at = time.monotonic()
+        assert {mailbox.ended(sink).failed.code for sink in "abc"} == {"server_error"}
+        assert time.monotonic() - began_at < 1
+        wait_until(lambda: guarded.loop.stats().restarts == 1)
+    wait_until(lambda: guarded.loop.stats().is_up)
+    guarded.loop.submit([build_request()], "next")
+    assert mailbox.ended("next").token_ids == reference_tokens(llama, (5, 6, 7), 8)
+    stats = guarded.loop.stats()
+    assert (stats.error, stats.models, stats.free_slots) == ("", ("tiny",), 16)
+    assert not guarded.failures
+    assert sum(thread.name == "engine" for thread in threading.enumerate()) == 1
+
+
+def test_a_thread_that_dies_again_stays_dead_and_says_so(llama, mailbox, guarded):
+    with hooked(llama.module, raising(SystemExit("gone"))):
+        for sink in ("first", "second"):
+            wait_until(lambda: guarded.loop.stats().is_up)
+            guarded.loop.submit([build_request()], sink)
+            mailbox.ended(sink)
+        wait_until(lambda: guarded.failures)
+    assert guarded.failures == ["The engine died: SystemExit."]
+    with pytest.raises(EngineDownError, match="died: SystemExit"):
+        guarded.loop.submit([build_request()], "late")
+
+
+def test_a_lost_device_is_not_tried_again(llama, mailbox, guarded):
+    with hooked(llama.module, raising(torch.AcceleratorError("device-side assert triggered"))):
+        guarded.loop.submit([build_request()], "a")
+        mailbox.ended("a")
+        wait_until(lambda: guarded.failures)
+    assert guarded.failures == ["The engine died: AcceleratorError."]
+    assert guarded.loop.stats().restarts == 0
+
+
+def test_a_thread_that_hangs_is_given_up_and_its_late_events_go_nowhere(llama, mailbox, guarded):
+    may_go_on = threading.Event()
+    loop = guarded.loop
+    loop.submit([build_request(max_tokens=200)], "running")
+    streaming(mailbox, "running")
+    with hooked(llama.module, lambda *_: may_go_on.wait(20) and None):
+        wait_until(lambda: loop.stats().running == 1)
+        detached = loop.detach("tiny")
+        began_at = time.monotonic()
+        assert mailbox.ended("running").failed.code == "server_error"
+        assert time.monotonic() - began_at < 1.3
+        with pytest.raises(EngineDownError):
+            detached.result(5)
+        assert "not moved" in loop.stats().error
+        assert (loop.stats().is_up, loop.stats().restarts) == (False, 0)
+        with pytest.raises(EngineDownError, match="not moved"):
+            loop.submit([build_request()], "late")
+        wait_until(lambda: guarded.failures)
+        began_at = time.monotonic()
+        loop.stop(30)
+        assert time.monotonic() - began_at < 1, "a hung thread is not waited for"
+        num_events = len(mailbox.of("running").events)
+        may_go_on.set()
+        wait_until(lambda: all(thread.name != "engine" for thread in threading.enumerate()))
+    assert len(mailbox.of("running").events) == num_events
+    assert mailbox.ended("running").failed
+    assert loop.stats().state == "failed"
+
+
+def test_taking_in_a_model_may_last(llama, mailbox, guarded):
+    """The tables and caches of a large model take their time, and requests may wait meanwhile."""
+
+    class SlowTokenizer:
+        @property
+        def backend_tokenizer(self) -> Any:
+            time.sleep(1)
+            return llama.tokenizer.backend_tokenizer
+
+    from dataclasses import replace
+
+    attached = guarded.loop.attach(replace(llama, name="large", tokenizer=SlowTokenizer()))
+    guarded.loop.submit([build_request()], "a")
+    attached.result(10)
+    assert mailbox.ended("a").finished
+    assert not guarded.failures

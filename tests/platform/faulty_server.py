@@ -1,0 +1,51 @@
+"""``python -m tests.platform.faulty_server FAULT``: `manage.py serve --setup` with a model that has the fault.
+
+`hang` and `die` happen at the first step; `slow` makes every step take 50 ms.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from itertools import chain, repeat
+from typing import Any
+
+from django.core.management import execute_from_command_line
+
+
+def main() -> None:
+    os.environ["DJANGO_SETTINGS_MODULE"] = "millm_site.settings"
+    import torch
+
+    first, later = {"hang": (hang, nothing), "die": (die, nothing), "slow": (lag, lag)}[sys.argv[1]]
+    faults = chain([first], repeat(later))
+
+    def hook(module: Any, inputs: tuple[Any, ...]) -> None:
+        """At steps that begin a prompt or, for a slow model, at all; not at the single token that attaching runs."""
+        if type(module).__name__ == "Embedding" and (first is lag or inputs[0].numel() > 1):
+            next(faults)()
+
+    torch.nn.modules.module.register_module_forward_pre_hook(hook)
+    execute_from_command_line(["manage.py", "serve", "--setup"])
+
+
+def hang() -> None:
+    threading.Event().wait()
+
+
+def die() -> None:
+    raise SystemExit("gone")
+
+
+def lag() -> None:
+    time.sleep(0.05)
+
+
+def nothing() -> None:
+    pass
+
+
+if __name__ == "__main__":
+    main()

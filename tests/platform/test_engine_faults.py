@@ -1,0 +1,122 @@
+"""A whole server whose engine thread dies or hangs, or is slow while clients leave."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests import live
+from tests.conftest import site_environment
+from tests.platform.wire import Answer, answer, connected, get, head, read_all, read_until
+
+pytestmark = pytest.mark.live
+CHAT = {"model": "", "messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 5}
+
+
+@contextmanager
+def faulty(fault: str, home: Path, database_url: str, **variables: str) -> Iterator[live.LiveServer]:
+    environment = {
+        **site_environment(database_url, home),
+        "MILLM_PORT": "0",
+        "MILLM_ENGINE_STALL_SECONDS": "1",
+        "MILLM_DRAIN_SECONDS": "10",
+        **variables,
+    }
+    with live.running([sys.executable, "-m", "tests.platform.faulty_server", fault], environment) as server:
+        server.url = server.wait_for(live.SERVES_ON).group(1)
+        yield server
+
+
+def chat(url: str) -> Answer:
+    with connected(url, timeout_s=60) as connection:
+        connection.sendall(request(url, **CHAT))
+        return answer(read_all(connection))
+
+
+def request(url: str, **fields: Any) -> bytes:
+    models = json.loads(get(url, "/v1/models").body)["data"]
+    data = json.dumps({**fields, "model": models[0]["id"]}).encode()
+    lines = ("Content-Type: application/json", f"Content-Length: {len(data)}", "Connection: close")
+    return head("POST", "/v1/chat/completions", *lines) + data
+
+
+def test_after_a_thread_s_death_the_server_serves_on(tmp_path: Path, database_url: str) -> None:
+    with faulty("die", tmp_path, database_url) as server:
+        refused = chat(server.url)
+        assert (refused.status, refused.error["message"]) == (500, "The engine failed.")
+        assert eventually_ready(server.url)
+        assert chat(server.url).status == 200
+        assert b"millm_engine_restarts_total 1.0" in get(server.url, "/metrics").body
+        assert server.stop() == 0
+
+
+def test_after_a_thread_hangs_the_server_tells_everyone_and_ends_with_an_error(
+    tmp_path: Path, database_url: str
+) -> None:
+    with faulty("hang", tmp_path, database_url) as server:
+        refused = chat(server.url)
+        assert (refused.status, refused.error["message"]) == (500, "The engine failed.")
+        assert server.process.wait(30) == 1
+    assert "The engine is lost. The engine thread has not moved for 1 s" in server.output
+
+
+def test_clients_that_leave_free_the_queue_and_the_batch_at_once(tmp_path: Path, database_url: str) -> None:
+    """Steps take 50 ms, the whole answer would take 20 s."""
+    with faulty("slow", tmp_path, database_url, MILLM_MAX_BATCH_SIZE="1") as server:
+        assert chat(server.url).status == 200  # the model is loaded now
+        long = CHAT | {"stream": True, "max_tokens": 400, "temperature": 1.9}
+        with connected(server.url) as running, connected(server.url) as queued:
+            running.sendall(request(server.url, **long, user="running"))
+            read_until(running, b'"content":"')
+            queued.sendall(request(server.url, **long, user="queued"))
+            assert eventually(lambda: load(server.url) == (1, 1), 10)
+            queued.close()
+            assert eventually(lambda: load(server.url) == (1, 0), 1)
+            running.close()
+            assert eventually(lambda: load(server.url) == (0, 0), 1)
+        assert chat(server.url).status == 200
+        assert server.stop() == 0
+    rows = logged(database_url)
+    assert rows["queued"] == ("client_disconnected", 0)
+    assert rows["running"][0] == "client_disconnected"
+    assert 0 < rows["running"][1] < 400
+
+
+def load(url: str) -> tuple[int, int]:
+    report = json.loads(get(url, "/health").body)["load"]
+    return report["running"], report["waiting"]
+
+
+def eventually(condition: Callable[[], bool], within_s: float) -> bool:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def logged(database_url: str) -> dict[str, tuple[str, int]]:
+    """Error code and completion tokens of each request, by its user."""
+    with psycopg.connect(database_url) as connection:
+        rows = connection.execute('SELECT "user", error_code, completion_tokens FROM openai_api_requestlog').fetchall()
+    return {user: (code, count) for user, code, count in rows}
+
+
+def eventually_ready(url: str) -> bool:
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        report: dict[str, Any] = json.loads(get(url, "/health").body)
+        if report["status"] == "ready":
+            return True
+        assert "The engine" in report["engine"]
+        time.sleep(0.05)
+    return False
