@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from inference.engine.attention import GroupPlaces, PackedBatch, Segment
 from inference.engine.cache_plan import ModelCache
-from inference.engine.cache_policy import BlockCopy
+from inference.engine.cache_policy import BlockCopy, CacheOrder
 from inference.engine.grammar import MaskComputer
 from inference.engine.hooks import SteeringTable
 from inference.engine.loader import LoadedModel
@@ -37,6 +38,7 @@ class ModelRunner:
     def __init__(self, loaded: LoadedModel, cache: ModelCache) -> None:
         self.loaded = loaded
         self._cache = cache
+        self._orders: deque[CacheOrder] = deque()
         self.device = torch.device(loaded.device)
         self.steering = SteeringTable(loaded.module, self.device)
         self.masks = MaskComputer(loaded.grammars.vocab_size if loaded.grammars else loaded.vocab_size)
@@ -98,12 +100,15 @@ class ModelRunner:
         )
 
     def _tend_pool(self) -> None:
-        """Copy and give back what the cache's policy decided on."""
-        for order in self._cache.policy.orders():
+        """Copy and give back what the cache's policy decided on. What fails is still to be done at the next attempt."""
+        self._orders.extend(self._cache.policy.orders())
+        while self._orders:
+            order = self._orders[0]
             if isinstance(order, BlockCopy):
                 self._cache.pool.copy(order.group, order.source, order.target, order.num_tokens)
             else:
                 self._cache.pool.discard(order.group, order.block, order.start, order.end)
+            self._orders.popleft()
 
     def _note_steering(self, chunks: list[Chunk], row_of_token: NDArray[np.int64]) -> None:
         """Book expected and actual applications of each steered sequence."""

@@ -112,6 +112,7 @@ class _Before:
     steering_expected: int
     steering_applied: int
     random: Tensor | None  # the generator's state, where the attempt may draw from it
+    uniforms: tuple[float, ...]  # drawn before and not used yet
 
     @classmethod
     def of(cls, chunk: Chunk) -> _Before:
@@ -123,6 +124,7 @@ class _Before:
             sequence.steering_expected,
             sequence.steering_applied,
             sequence.generator.get_state() if draws else None,
+            tuple(sequence.uniforms),
         )
 
     def restore(self) -> None:
@@ -131,6 +133,7 @@ class _Before:
         self.sequence.steering_applied = self.steering_applied
         if self.random is not None:
             self.sequence.generator.set_state(self.random)
+            self.sequence.uniforms[:] = self.uniforms
 
 
 def is_out_of_memory(error: Exception) -> bool:
