@@ -55,6 +55,8 @@ class _Operators(TorchDispatchMode):
 
 
 def _storage(tensor: torch.Tensor) -> int:
+    if tensor.layout == torch._mkldnn:  # type: ignore[attr-defined]  # oneDNN's own layout hides its memory
+        return id(tensor)
     return tensor.untyped_storage().data_ptr()
 
 

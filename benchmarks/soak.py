@@ -29,6 +29,7 @@ from tests import live
 
 CLIENTS = 64
 BATCH = 16
+KV_BYTES = 24 * 2**20  # so few that sequences have to give way to each other
 WAITING = 64  # so few that the sequences of CLIENTS clients do not always fit: 503 is part of the soak
 IDLE_S = 30.0
 MODEL_FACTS = """
@@ -168,6 +169,7 @@ def _environment(home: Path) -> dict[str, str]:
         "MILLM_LOG_LEVEL": "WARNING",
         "MILLM_MAX_BATCH_SIZE": str(BATCH),
         "MILLM_MAX_WAITING_REQUESTS": str(WAITING),
+        "MILLM_KV_CACHE_BYTES": str(KV_BYTES),
     }
 
 

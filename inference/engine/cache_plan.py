@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import psutil
 import torch
 
 from inference.engine.attention import LayoutProbe
 from inference.engine.cache_policy import PREFIX_BLOCK, CachePolicy
 from inference.engine.config import EngineConfig
 from inference.engine.contiguous_cache import ContiguousCache
+from inference.engine.device_memory import device_memory
 from inference.engine.kv_layout import LayerGroup, LayerLayout, group_layers
 from inference.engine.kv_pool import KVPool
 from inference.engine.loader import LoadedModel
@@ -37,7 +37,7 @@ def make_cache(loaded: LoadedModel, config: EngineConfig, max_seq_len: int) -> M
     if backend == "auto":
         backend = "contiguous" if device.type == "cpu" else "paged"
     most = _most_bytes(groups, config, max_seq_len)
-    num_bytes = min(most, config.kv_cache_bytes or int(free_bytes(device) * FREE_SHARE))
+    num_bytes = min(most, config.kv_cache_bytes or int(device_memory(device).free * FREE_SHARE))
     per_token = sum(group.bytes_per_token for group in groups)
     if num_bytes < 2 * PREFIX_BLOCK * per_token:
         raise MemoryError(f"{num_bytes} bytes are too few for keys and values of {per_token} bytes a token.")
@@ -52,13 +52,6 @@ def probe_layouts(loaded: LoadedModel) -> list[LayerLayout]:
     token = torch.zeros(1, 1, dtype=torch.long, device=loaded.device)
     loaded.module(input_ids=token, position_ids=token, use_cache=False, packed_batch=probe)
     return [probe.layouts[layer] for layer in sorted(probe.layouts)]
-
-
-def free_bytes(device: torch.device) -> int:
-    """Memory that nobody uses on the device."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    return int(psutil.virtual_memory().available)
 
 
 def _most_bytes(groups: tuple[LayerGroup, ...], config: EngineConfig, max_seq_len: int) -> int:

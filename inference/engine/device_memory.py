@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-import psutil
 import torch
 
 CGROUPS = Path("/sys/fs/cgroup")
@@ -31,10 +31,19 @@ def device_memory(device: torch.device) -> DeviceMemory:
 
 def machine_memory(cgroups: Path = CGROUPS, own_cgroup: Path = OWN_CGROUP) -> DeviceMemory:
     """The tightest of the machine, the process' control group (a service's) and those around it (a container's)."""
-    memory = psutil.virtual_memory()
-    found = [DeviceMemory(memory.total, memory.available)]
+    found = [_whole_machine()]
     found += [limited for group in _groups(cgroups, own_cgroup) if (limited := _group_memory(group)) is not None]
     return DeviceMemory(min(each.total for each in found), min(each.free for each in found))
+
+
+def _whole_machine() -> DeviceMemory:
+    try:
+        import psutil  # a bare GPU machine that only runs benchmarks may lack it
+    except ImportError:
+        page = os.sysconf("SC_PAGE_SIZE")
+        return DeviceMemory(page * os.sysconf("SC_PHYS_PAGES"), page * os.sysconf("SC_AVPHYS_PAGES"))
+    memory = psutil.virtual_memory()
+    return DeviceMemory(memory.total, memory.available)
 
 
 def _groups(cgroups: Path, own_cgroup: Path) -> list[Path]:

@@ -304,6 +304,7 @@ class ModelEngine:
 
     def _remove(self, sequence: Sequence, state: RequestState) -> None:
         self._scheduler.remove(sequence)
+        self._runner.forget_batch()
         sequence.state = state
         self._prompt_logprobs.pop(sequence, None)
         if sequence.rows is not None:

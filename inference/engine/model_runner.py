@@ -44,6 +44,10 @@ class ModelRunner:
         self.masks = MaskComputer(loaded.grammars.vocab_size if loaded.grammars else loaded.vocab_size)
         self._sampler = Sampler()
 
+    def forget_batch(self) -> None:
+        """A sequence left, so that the next batch is another one."""
+        self._sampler.forget()
+
     @torch.inference_mode()
     def run(self, chunks: list[Chunk]) -> StepOutput:
         """One forward pass over all chunks' tokens; advances each sequence's ``num_computed``."""

@@ -60,6 +60,10 @@ class Sampler:
             )
         return _to_host(logits, tokens, torch.isfinite(best), is_possible, table.logprobs)
 
+    def forget(self) -> None:
+        """Let go of the last batch's sequences."""
+        self._table = None
+
     def _table_for(self, logits: Tensor, sequences: list[Sequence], masked: tuple[int, ...]) -> SamplingTable:
         if self._table is None or not self._table.fits(sequences, masked):
             self._table = build_table(sequences, masked, logits.shape[1], logits.device)

@@ -28,7 +28,7 @@ class Animal(BaseModel):
 
 class Question(BaseModel, extra="forbid"):
     animal: Literal["cat", "dog"]
-    score: float = Field(ge=0, le=1)
+    score: int = Field(ge=0, le=10)
 
 
 def test_parse_returns_objects(client):
