@@ -1,0 +1,8 @@
+"""The engine: plain Python and torch."""
+
+import os
+
+# oneDNN and torch's layer above it each keep 1024 compiled products, one for every number of rows that ever came: up to
+# 0.65 MB each, so that memory seems to leak for hours. A decoding batch needs about five for each of its sizes.
+os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
+os.environ.setdefault("LRU_CACHE_CAPACITY", "128")
