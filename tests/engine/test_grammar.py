@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import re
 import threading
@@ -174,8 +175,8 @@ class NoToken:
     def deep_copy(self):
         return self
 
-    def unsafe_compute_mask_ptr(self, *_):
-        pass
+    def unsafe_compute_mask_ptr(self, pointer, num_bytes):
+        ctypes.memset(pointer, 0xFF, num_bytes)
 
     def is_error(self):
         return False
