@@ -149,8 +149,8 @@ class Environment(BaseSettings):
         ge=0,
         le=1_000,
         allow_inf_nan=False,
-        description="While others decode, the prompt tokens of a step shrink so that it takes at most so many times as "
-        "long as a step that only decodes (more where more requests wait than decode). 0: they never shrink.",
+        description="While others decode and one request waits for its prompt, a step takes at most so many times as "
+        "long as one that only decodes; each further request that waits adds as much. 0: no such limit.",
     )
     max_seq_len: int = Field(0, ge=0, description="Cap on prompt plus completion; 0: the model's own context length.")
     batching_mode: Literal["continuous", "static"] = Field(

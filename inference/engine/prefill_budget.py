@@ -1,8 +1,8 @@
 """How many prompt tokens may join a step without holding up those who decode for too long.
 
 A step that also runs prompt tokens takes longer than one that only decodes. The budget keeps it within
-``max_stall_factor`` times as long, by the measured cost of a prompt token; where more sequences wait for their prompt
-than decode, they get a longer share of the time in proportion.
+``max_stall_factor`` times as long while one sequence waits for its prompt, by the measured cost of a prompt token; each
+further one that waits adds as much again, for a step that is longer helps it sooner into the batch.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ class PrefillBudget:
         """Prompt tokens for the next step."""
         if not (num_decoding and self._factor and self._decode_s and self._token_s):
             return self._max_tokens
-        share = max(1.0, num_waiting / num_decoding)
-        allowed = (self._factor - 1) * self._decode_s * share / self._token_s
+        allowed = (self._factor - 1) * self._decode_s * max(1, num_waiting) / self._token_s
         return min(self._max_tokens, max(GRAIN, int(allowed) // GRAIN * GRAIN))
 
     def note(self, num_decoding: int, num_prompt_tokens: int, seconds: float) -> None:

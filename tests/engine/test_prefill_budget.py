@@ -22,8 +22,9 @@ def test_a_step_takes_at_most_the_factor_times_as_long():
     assert learned(factor=4).tokens(8, 1) == 80
 
 
-def test_those_who_wait_get_time_in_proportion():
-    assert learned().tokens(2, 8) == 112  # four times 30 tokens
+def test_each_who_waits_gets_as_much_time():
+    assert learned().tokens(2, 8) == 240  # eight times 30 tokens
+    assert learned().tokens(15, 1) == 16
     assert learned().tokens(1, 1000) == 512
 
 
