@@ -80,13 +80,6 @@ class BlockManager:
             else:
                 self._free.append(block)
 
-    def forget(self) -> None:
-        """Drop all cached content; blocks in use lose their names."""
-        self._free.extend(self._cached)
-        self._cached.clear()
-        self._block_of.clear()
-        self._key_of.clear()
-
     def check_integrity(self, used: Iterable[int]) -> None:
         """Raise AssertionError unless exactly ``used`` (with repetitions) are in use."""
         counts = [0] * self.num_blocks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,7 +26,24 @@ class ModelCache:
 
     policy: CachePolicy
     pool: KVPool
+
+
+@dataclass(frozen=True, slots=True)
+class _Measures:
+    """What a cache is cut from: the layers in their groups, and ``num_bytes`` of memory on the device."""
+
+    layouts: list[LayerLayout]
+    groups: tuple[LayerGroup, ...]
+    max_seq_len: int
     num_bytes: int
+    device: torch.device
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        return tuple(group.window for group in self.groups)
+
+    def pool(self, num_blocks: Sequence[int], block_size: int) -> KVPool:
+        return KVPool(self.layouts, self.groups, num_blocks, block_size, self.device)
 
 
 def make_cache(loaded: LoadedModel, config: EngineConfig, max_seq_len: int) -> ModelCache:
@@ -36,13 +54,14 @@ def make_cache(loaded: LoadedModel, config: EngineConfig, max_seq_len: int) -> M
     backend = config.kv_cache_backend
     if backend == "auto":
         backend = "contiguous" if device.type == "cpu" else "paged"
-    most = _most_bytes(groups, config, max_seq_len)
-    num_bytes = min(most, config.kv_cache_bytes or int(device_memory(device).free * FREE_SHARE))
     per_token = sum(group.bytes_per_token for group in groups)
+    # A full batch of the longest sequences; paged blocks round up, and windows overlap with a chunk.
+    most = config.max_batch_size * per_token * (max_seq_len + PREFIX_BLOCK)
+    num_bytes = min(most, config.kv_cache_bytes or int(device_memory(device).free * FREE_SHARE))
     if num_bytes < 2 * PREFIX_BLOCK * per_token:
         raise MemoryError(f"{num_bytes} bytes are too few for keys and values of {per_token} bytes a token.")
-    make = _contiguous if backend == "contiguous" else _paged
-    return make(layouts, groups, config, max_seq_len, num_bytes, device)
+    measures = _Measures(layouts, groups, max_seq_len, num_bytes, device)
+    return _contiguous(measures, config) if backend == "contiguous" else _paged(measures, config)
 
 
 @torch.inference_mode()
@@ -54,54 +73,23 @@ def probe_layouts(loaded: LoadedModel) -> list[LayerLayout]:
     return [probe.layouts[layer] for layer in sorted(probe.layouts)]
 
 
-def _most_bytes(groups: tuple[LayerGroup, ...], config: EngineConfig, max_seq_len: int) -> int:
-    """What a full batch of the longest sequences takes; paged blocks round up, and windows overlap with a chunk."""
-    length = max_seq_len + PREFIX_BLOCK
-    return config.max_batch_size * sum(group.bytes_per_token * length for group in groups)
-
-
-def _contiguous(
-    layouts: list[LayerLayout],
-    groups: tuple[LayerGroup, ...],
-    config: EngineConfig,
-    max_seq_len: int,
-    num_bytes: int,
-    device: torch.device,
-) -> ModelCache:
-    rows = config.max_batch_size
-    if device.type != "cpu":  # a GPU has no memory that is taken on first use
-        rows = max(1, min(rows, num_bytes // (max_seq_len * sum(group.bytes_per_token for group in groups))))
+def _contiguous(measures: _Measures, config: EngineConfig) -> ModelCache:
+    rows, length = config.max_batch_size, measures.max_seq_len
+    bytes_per_token = tuple(group.bytes_per_token for group in measures.groups)
+    if measures.device.type != "cpu":  # a GPU has no memory that is taken on first use
+        rows = max(1, min(rows, measures.num_bytes // (length * sum(bytes_per_token))))
     policy = ContiguousCache(
-        rows,
-        max_seq_len,
-        tuple(group.window for group in groups),
-        tuple(group.bytes_per_token for group in groups),
-        num_bytes,
-        prefixes=config.prefix_cache,
+        rows, length, measures.windows, bytes_per_token, measures.num_bytes, prefixes=config.prefix_cache
     )
-    pool = KVPool(layouts, groups, [rows] * len(groups), max_seq_len, device)
-    return ModelCache(policy, pool, num_bytes)
+    return ModelCache(policy, measures.pool([rows] * len(bytes_per_token), length))
 
 
-def _paged(
-    layouts: list[LayerLayout],
-    groups: tuple[LayerGroup, ...],
-    config: EngineConfig,
-    max_seq_len: int,
-    num_bytes: int,
-    device: torch.device,
-) -> ModelCache:
+def _paged(measures: _Measures, config: EngineConfig) -> ModelCache:
     """Groups get blocks in proportion to what a sequence keeps in them."""
-    kept = [min(max_seq_len, g.window + config.max_prefill_tokens) if g.window else max_seq_len for g in groups]
-    total = sum(group.bytes_per_token * tokens for group, tokens in zip(groups, kept, strict=True))
-    share = min(1.0, num_bytes / (total * config.max_batch_size))
-    num_blocks = tuple(max(2, int(share * config.max_batch_size * tokens) // PREFIX_BLOCK + 1) for tokens in kept)
-    policy = PagedCache(
-        config.max_batch_size,
-        max_seq_len,
-        tuple(group.window for group in groups),
-        num_blocks,
-        prefixes=config.prefix_cache,
-    )
-    pool = KVPool(layouts, groups, num_blocks, PREFIX_BLOCK, device)
-    return ModelCache(policy, pool, num_bytes)
+    rows, length = config.max_batch_size, measures.max_seq_len
+    kept = [min(length, w + config.max_prefill_tokens) if w else length for w in measures.windows]
+    full = rows * sum(group.bytes_per_token * tokens for group, tokens in zip(measures.groups, kept, strict=True))
+    share = min(1.0, measures.num_bytes / full)
+    num_blocks = tuple(max(2, int(share * rows * tokens) // PREFIX_BLOCK + 1) for tokens in kept)
+    policy = PagedCache(rows, length, measures.windows, num_blocks, prefixes=config.prefix_cache)
+    return ModelCache(policy, measures.pool(num_blocks, PREFIX_BLOCK))

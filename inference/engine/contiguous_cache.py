@@ -55,6 +55,8 @@ class ContiguousCache:
         self._running: set[int] = set()
         self._slots_of: dict[bytes, set[int]] = {}
         self._orders: list[CacheOrder] = []
+        self._costs = [0] * num_rows  # bytes of each slot, kept up to date: every token asks what is free
+        self._spent = 0  # their sum
 
     @property
     def num_free_rows(self) -> int:
@@ -66,13 +68,13 @@ class ContiguousCache:
 
     @property
     def used_ratio(self) -> float:
-        return sum(self._cost(slot) for slot in self._running) / self._max_bytes
+        return sum(self._costs[slot] for slot in self._running) / self._max_bytes
 
     def begin(self, sequence: Sequence, headroom: int) -> bool:
         if not self._free:
             return False
         needed = (sequence.num_tokens + 1 + headroom) * sum(self._bytes)
-        if sum(self._cost(slot) for slot in self._running) + needed > self._max_bytes:
+        if sum(self._costs[slot] for slot in self._running) + needed > self._max_bytes:
             return False
         source, known = self._longest_known(sequence)
         target = self._target(source, known)
@@ -94,6 +96,7 @@ class ContiguousCache:
         if not self._reclaim(max(0, end - slot.written) * sum(self._bytes)):
             return False
         slot.written = max(slot.written, end)
+        self._book(sequence.slot)
         return True
 
     def note_computed(self, sequence: Sequence) -> None:
@@ -105,6 +108,7 @@ class ContiguousCache:
             if window and passed - slot.dropped[g] >= DISCARD_TOKENS:
                 self._orders.append(BlockDiscard(g, sequence.slot, slot.dropped[g], passed))
                 slot.dropped[g] = passed
+                self._book(sequence.slot)
 
     def end(self, sequence: Sequence) -> None:
         self._running.remove(sequence.slot)
@@ -121,7 +125,8 @@ class ContiguousCache:
         rows = [sequence.slot for sequence in running]
         assert sorted(rows) == sorted(self._running), "slots and sequences do not add up"
         assert sorted([*rows, *self._free]) == list(range(len(self._slots))), "a slot leaked"
-        assert sum(map(self._cost, range(len(self._slots)))) <= self._max_bytes, "more memory than there is"
+        assert self._costs == [self._cost(i) for i in range(len(self._slots))], "a slot's cost is out of date"
+        assert self._spent == sum(self._costs) <= self._max_bytes, "more memory than there is"
         named = {(key, i) for i, slot in enumerate(self._slots) for key in slot.keys}
         assert named == {(key, i) for key, slots in self._slots_of.items() for i in slots}, "keys do not add up"
 
@@ -164,11 +169,7 @@ class ContiguousCache:
     def _cut(self, number: int, known: int) -> None:
         """Forget what a slot holds after its first ``known`` prefix blocks; the memory stays its own."""
         slot = self._slots[number]
-        for key in slot.keys[known:]:
-            holders = self._slots_of[key]
-            holders.remove(number)
-            if not holders:
-                del self._slots_of[key]
+        self._unname(number, slot.keys[known:])
         del slot.keys[known:]
         if not known and any(slot.dropped):
             self._discard(number)  # what was dropped in front would never be counted again
@@ -183,12 +184,26 @@ class ContiguousCache:
         slot.written = max(slot.written, num_tokens)
         slot.keys = self._slots[source].keys[:known]
         slot.dropped = list(self._slots[source].dropped)
+        self._book(target)
         for key in slot.keys:
             self._slots_of[key].add(target)
         self._orders.extend(BlockCopy(g, source, target, num_tokens) for g in range(len(self._windows)))
         return known
 
+    def _unname(self, number: int, keys: Iterable[bytes]) -> None:
+        for key in keys:
+            holders = self._slots_of[key]
+            holders.remove(number)
+            if not holders:
+                del self._slots_of[key]
+
     # Memory
+
+    def _book(self, number: int) -> None:
+        """After a change of what the slot has written or dropped."""
+        cost = self._cost(number)
+        self._spent += cost - self._costs[number]
+        self._costs[number] = cost
 
     def _empty(self) -> _Slot:
         return _Slot([0] * len(self._windows))
@@ -199,24 +214,19 @@ class ContiguousCache:
 
     def _reclaim(self, num_bytes: int) -> bool:
         """Make ``num_bytes`` available, if need be by emptying free slots, least recently used first."""
-        free = self._max_bytes - sum(map(self._cost, range(len(self._slots))))
         for number in list(self._free):
-            if free >= num_bytes:
+            if self._max_bytes - self._spent >= num_bytes:
                 break
-            free += self._cost(number)
             self._discard(number)
-        return free >= num_bytes
+        return self._max_bytes - self._spent >= num_bytes
 
     def _discard(self, number: int) -> None:
         if self._slots[number].written:
             for g in range(len(self._windows)):
                 self._orders.append(BlockDiscard(g, number, 0, self.block_size))
         slot, self._slots[number] = self._slots[number], self._empty()
-        for key in slot.keys:
-            holders = self._slots_of[key]
-            holders.remove(number)
-            if not holders:
-                del self._slots_of[key]
+        self._book(number)
+        self._unname(number, slot.keys)
 
     def _emptiest(self) -> int:
         """A free slot without content if there is one, else the least recently used."""

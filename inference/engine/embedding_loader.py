@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoModel, PreTrainedTokenizerBase
 
 from inference.engine.errors import LoadError
-from inference.engine.loader import DTYPES, LoadedModel, ModelSpec, first_line, resolve_device
+from inference.engine.linears import bytes_of
+from inference.engine.loader import LoadedModel, ModelSpec, check_dtype, first_line, from_pretrained, resolve_device
 from inference.engine.pooling import Pooling, read_pooling
 
 SENSIBLE_LENGTH = 10**6  # tokenizers without a limit say 10**30
@@ -32,12 +33,14 @@ class LoadedEmbedder(LoadedModel):
 def load_embedder(spec: ModelSpec) -> LoadedEmbedder:
     """Load weights and tokenizer and embed one token as a trial; LoadError says in a sentence what is wrong."""
     device = resolve_device(spec.device)
-    if spec.dtype not in DTYPES:
-        raise LoadError(f"dtype must be one of {', '.join(DTYPES)}, not {spec.dtype!r}.")
+    check_dtype(spec.dtype)
     if spec.weights == "int8":
         raise LoadError(f"{spec.name} is an embedding model; int8 weights are for models that generate.")
     try:
-        module, tokenizer = _from_pretrained(spec, device)
+        module, tokenizer = from_pretrained(spec, device, AutoModel)
+        if not tokenizer.is_fast:
+            raise LoadError(f"{spec.name} has no fast tokenizer (tokenizer.json).")
+        module.config.use_cache = False  # decoders would keep keys and values for tokens that never follow
         loaded = _describe(spec, module, tokenizer, device)
         _try(loaded)
     except (
@@ -54,23 +57,6 @@ def load_embedder(spec: ModelSpec) -> LoadedEmbedder:
     return loaded
 
 
-def _from_pretrained(spec: ModelSpec, device: torch.device) -> tuple[nn.Module, PreTrainedTokenizerBase]:
-    common: dict[str, Any] = {"trust_remote_code": spec.trust_remote_code, "local_files_only": True}
-    config = AutoConfig.from_pretrained(spec.path, **common)
-    module = AutoModel.from_pretrained(
-        spec.path,
-        config=config,
-        dtype=DTYPES[spec.dtype],
-        use_safetensors=None if spec.allow_pickle else True,
-        **common,
-    )
-    tokenizer = AutoTokenizer.from_pretrained(spec.path, **common)
-    if not tokenizer.is_fast:
-        raise LoadError(f"{spec.name} has no fast tokenizer (tokenizer.json).")
-    module.config.use_cache = False  # decoders would keep keys and values for tokens that never follow
-    return module.to(device).eval().requires_grad_(requires_grad=False), tokenizer
-
-
 def _describe(
     spec: ModelSpec, module: nn.Module, tokenizer: PreTrainedTokenizerBase, device: torch.device
 ) -> LoadedEmbedder:
@@ -83,7 +69,7 @@ def _describe(
         vocab_size=int(config.vocab_size),
         eos_token_ids=frozenset(),
         special_token_ids=frozenset(tokenizer.all_special_ids),
-        memory_bytes=sum(t.numel() * t.element_size() for t in (*module.parameters(), *module.buffers())),
+        memory_bytes=bytes_of(module),
         hidden_size=int(config.hidden_size),
         num_layers=int(config.num_hidden_layers),
         dtype=str(next(module.parameters()).dtype).removeprefix("torch."),

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as hf_logging
 
 from inference.engine import attention, native
@@ -32,8 +32,7 @@ DTYPES = {"auto": "auto", "bfloat16": torch.bfloat16, "float16": torch.float16, 
 class ModelSpec:
     """What to load and how. ``max_seq_len`` 0 takes the model's own context length.
 
-    ``weights`` ``int8`` makes the linears int8 on the CPU, the output embeddings included. ``kernel_cache`` is where
-    built kernels are kept; None: in the virtual environment, or else the user's cache folder.
+    ``weights`` ``int8`` makes the linears int8 on the CPU, the output embeddings included.
     ``kind`` is what it shall be used for: generation, or embedding (see embedding_loader).
     """
 
@@ -45,7 +44,6 @@ class ModelSpec:
     allow_pickle: bool = False
     max_seq_len: int = 0
     weights: Weights = "native"
-    kernel_cache: Path | None = None
     kind: Literal["generation", "embedding"] = "generation"
 
 
@@ -71,14 +69,11 @@ class LoadedModel:
 def load_model(spec: ModelSpec) -> LoadedModel:
     """Load weights and tokenizer; LoadError says in a sentence what is wrong."""
     device = resolve_device(spec.device)
-    if spec.dtype not in DTYPES:
-        raise LoadError(f"dtype must be one of {', '.join(DTYPES)}, not {spec.dtype!r}.")
+    check_dtype(spec.dtype)
     if spec.weights == "int8" and device.type != "cpu":
         raise LoadError(f"int8 weights are for the CPU, and {spec.name} is to run on {device}.")
-    if spec.weights == "int8" and device.type != "cpu":
-        raise LoadError(f"{spec.name}: int8 weights are for the CPU; {device} takes the model as it is.")
     try:
-        module, tokenizer = _from_pretrained(spec, device)
+        module, tokenizer = from_pretrained(spec, device, AutoModelForCausalLM, attn_implementation=attention.NAME)
         num_layers = len(decoder_layers(module))
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         raise LoadError(f"{spec.name} could not be loaded from {spec.path}: {first_line(error)}") from error
@@ -87,6 +82,12 @@ def load_model(spec: ModelSpec) -> LoadedModel:
     if device.type == "cpu":
         _make_fast(spec, module)
     return _describe(spec, module, tokenizer, device, num_layers)
+
+
+def check_dtype(name: str) -> None:
+    """LoadError for one that is not there."""
+    if name not in DTYPES:
+        raise LoadError(f"dtype must be one of {', '.join(DTYPES)}, not {name!r}.")
 
 
 def resolve_device(name: str) -> torch.device:
@@ -102,16 +103,19 @@ def resolve_device(name: str) -> torch.device:
     return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
 
 
-def _from_pretrained(spec: ModelSpec, device: torch.device) -> tuple[nn.Module, PreTrainedTokenizerBase]:
+def from_pretrained(
+    spec: ModelSpec, device: torch.device, model_class: Any, **options: Any
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The directory's module, as one of transformers' ``Auto`` classes makes it, and its tokenizer."""
     common: dict[str, Any] = {"trust_remote_code": spec.trust_remote_code, "local_files_only": True}
     config = AutoConfig.from_pretrained(spec.path, **common)
-    module = AutoModelForCausalLM.from_pretrained(
+    module = model_class.from_pretrained(
         spec.path,
         config=config,
         dtype=DTYPES[spec.dtype],
-        attn_implementation=attention.NAME,
         use_safetensors=None if spec.allow_pickle else True,
         **common,
+        **options,
     )
     tokenizer = AutoTokenizer.from_pretrained(spec.path, **common)
     return module.to(device).eval().requires_grad_(requires_grad=False), tokenizer
@@ -119,7 +123,7 @@ def _from_pretrained(spec: ModelSpec, device: torch.device) -> tuple[nn.Module, 
 
 def _make_fast(spec: ModelSpec, module: nn.Module) -> None:
     """Kernels and layouts of ours; what they cannot do stays as transformers has it."""
-    native.activate(spec.kernel_cache)
+    native.activate()
     linears = prepare_linears(module, weights=spec.weights, quantise_head=True)
     logger.info("%s: %s; %s.", spec.name, linears, fuse(module))
 

@@ -119,10 +119,10 @@ class Scheduler:
         """Begin sequences from the queue as far as places, memory and the budget go."""
         chunks: list[Chunk] = []
         allowed = self._admission.num_allowed(self._waiting, self._running, self._max_running)
-        computing = {key for chunk in prompts for key in _keys_of(chunk)}
+        computing = {key for chunk in prompts for key in self._keys_of(chunk)}
         while budget > 0 and allowed > 0 and self._waiting:
             sequence = self._waiting[0]
-            if self._shares_prefixes and _is_awaited(sequence, computing):
+            if _is_awaited(sequence, computing):
                 break  # this very step computes what it begins with: a step later it need not
             if not self._begin(sequence):
                 break
@@ -131,10 +131,19 @@ class Scheduler:
             if not self._make_room(sequence, chunk.num_tokens):
                 break
             chunks.append(chunk)
-            computing.update(_keys_of(chunk))
+            computing.update(self._keys_of(chunk))
             budget -= chunk.num_tokens
             allowed -= 1
         return chunks
+
+    def _keys_of(self, chunk: Chunk) -> list[bytes | None]:
+        """Keys of the blocks that a chunk completes, where others may take them over."""
+        if not self._shares_prefixes:
+            return []
+        sequence = chunk.sequence
+        first = sequence.num_computed // PREFIX_BLOCK
+        last = (sequence.num_computed + chunk.num_tokens) // PREFIX_BLOCK
+        return sequence.prefix_keys.upto(sequence.token_ids, last)[first:]
 
     def _begin(self, sequence: Sequence) -> bool:
         """Admit, if beside the prompt each running sequence can still grow by a block."""
@@ -169,17 +178,9 @@ class Scheduler:
         insort(self._waiting, sequence, key=self._rank)
 
 
-def _keys_of(chunk: Chunk) -> list[bytes | None]:
-    """Keys of the blocks that a chunk completes."""
-    sequence = chunk.sequence
-    first = sequence.num_computed // PREFIX_BLOCK
-    last = (sequence.num_computed + chunk.num_tokens) // PREFIX_BLOCK
-    return sequence.prefix_keys.upto(sequence.token_ids, last)[first:]
-
-
 def _is_awaited(sequence: Sequence, computing: set[bytes | None]) -> bool:
     """Whether blocks that the sequence could take over are among those being computed."""
-    if sequence.needs_whole_prompt:
+    if sequence.needs_whole_prompt or not computing:
         return False
     keys = sequence.prefix_keys.upto(sequence.token_ids, (sequence.num_tokens - 1) // PREFIX_BLOCK)
     return any(key is not None and key in computing for key in keys)

@@ -62,19 +62,6 @@ def test_double_release_and_naming_of_free_blocks_are_errors():
         manager.name(block, b"k")
 
 
-def test_forgetting_frees_what_was_cached_and_unnames_what_is_used():
-    manager = BlockManager(2, 16)
-    a, b = manager.allocate(2)
-    manager.name(a, b"a")
-    manager.name(b, b"b")
-    manager.release([a])
-    manager.forget()
-    assert manager.find(b"a") is manager.find(b"b") is None
-    manager.release([b])
-    manager.check_integrity([])
-    assert manager.num_free == 2
-
-
 @pytest.mark.parametrize("sizes", [(0, 16), (4, 0)])
 def test_empty_pools_are_refused(sizes):
     with pytest.raises(ValueError, match="no pool"):
