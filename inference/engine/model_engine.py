@@ -10,6 +10,7 @@ import torch
 from inference.engine.admission import Admission, ContinuousAdmission, StaticAdmission
 from inference.engine.cache_plan import make_cache
 from inference.engine.cache_policy import CacheCounts
+from inference.engine.chunk_isolation import chunk_isolation
 from inference.engine.config import EngineConfig
 from inference.engine.detokenizer import Detokenizer, Piece, TokenDecoder
 from inference.engine.grammar import GrammarMatcher
@@ -30,7 +31,6 @@ from inference.engine.sampler import note_token
 from inference.engine.scheduler import Chunk, Scheduler
 from inference.engine.sites import SiteError
 from inference.engine.stats import ModelStats
-from inference.engine.step_isolation import StepIsolation
 from inference.grammars import Grammar, GrammarError
 
 logger = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class ModelEngine:
         self._cache = cache.policy
         self.max_seq_len = self._cache.max_seq_len
         self._runner = ModelRunner(loaded, cache)
-        self._steps = StepIsolation(self._runner.run)
+        self._steps = chunk_isolation(self._runner.run)
         self._scheduler = Scheduler(config, self._cache, _admission(config))
         self._seeds = torch.Generator()
         if config.seed is None:
@@ -151,9 +151,9 @@ class ModelEngine:
             if chunk.sequence.first_run_at is None:
                 chunk.sequence.first_run_at = now
         result = self._steps.run(chunks)
-        self._scheduler.note_step(result.chunks, time.monotonic() - now)
-        failed = [d for f in result.failures for d in self._fail(f.sequence, f.code, f.message)]
-        return [*failed, *(d for part, output in result.parts for d in self._update(part, output))]
+        self._scheduler.note_step(result.ran, time.monotonic() - now)
+        failed = [d for f in result.failures for d in self._fail(f.part.sequence, f.code, f.message)]
+        return [*failed, *(d for ran, output in result.attempts for d in self._update(ran, output))]
 
     def check_integrity(self) -> None:
         """Raise AssertionError where slots, sequences and steering rows do not add up."""
