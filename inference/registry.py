@@ -160,15 +160,18 @@ class ModelRegistry:
         return self._begin_load(record)
 
     def unload(self, name: str) -> Future[None]:
-        """Begin to unload; returns at once. Running sequences fail with ``model_unloaded``."""
+        """Begin to unload; returns at once. Running sequences fail with ``model_unloaded``.
+
+        Who asks again before it has begun waits for the same unload; a model that is not loaded stays so.
+        """
         record = self.find(name)
         self._require_engine()
-        return self._loader.submit(lambda: self._unload(record.name, record.pk))
+        return self._loader.submit("unload", record.name, lambda: self._unload(record.name, record.pk))
 
     def start(self) -> Future[None]:
         """Reset what a dead process left in the rows, read the table, and load the models with ``autoload``."""
         self._require_engine()
-        return self._loader.submit(self._boot)
+        return self._loader.submit("boot", "", self._boot)
 
     def stop(self, timeout_s: float = 10.0) -> None:
         """Write that nothing is loaded any more. The engine itself is stopped by its client."""
@@ -237,7 +240,8 @@ class ModelRegistry:
         return load.done
 
     def _queue(self, load: _Load) -> None:
-        self._loader.submit(lambda: self._load(load)).add_done_callback(lambda job: self._note_stop(load, job))
+        job = self._loader.submit("load", load.record.name, lambda: self._load(load))
+        job.add_done_callback(lambda done: self._note_stop(load, done))
 
     def _note_stop(self, load: _Load, job: Future[None]) -> None:
         """The loader thread ends before this load had its turn, or was stopped already."""
