@@ -18,6 +18,8 @@ _GAUGES: tuple[tuple[str, str, Callable[[ModelStats], float]], ...] = (
     ("millm_num_requests_running", "Sequences that run.", lambda m: m.running),
     ("millm_num_requests_waiting", "Sequences that wait for a place in the batch.", lambda m: m.waiting),
     ("millm_kv_cache_usage_ratio", "Share of the key-value cache in use, 0 to 1.", lambda m: m.kv_used_ratio),
+    ("millm_kv_cache_bytes", "Memory that a model may take for keys and values.", lambda m: m.limits.kv_bytes),
+    ("millm_kv_cache_tokens", "Tokens whose keys and values fit in it.", lambda m: m.limits.kv_tokens),
     ("millm_steering_rows", "Rows in use in the steering tables.", lambda m: m.steering_rows),
 )
 _COUNTERS: tuple[tuple[str, str, Callable[[ModelStats], float]], ...] = (

@@ -46,7 +46,12 @@ def estimate_from_directory(spec: ModelSpec) -> MemoryEstimate:
     from inference.engine.memory import estimate_memory
 
     engine = settings.MILLM_ENGINE
-    return estimate_memory(spec, max_tokens=engine["max_prefill_tokens"], max_rows=engine["max_batch_size"])
+    return estimate_memory(
+        spec,
+        max_tokens=engine["max_prefill_tokens"],
+        max_rows=engine["max_batch_size"],
+        kv_bytes=engine["kv_cache_bytes"],
+    )
 
 
 def device_of(spec: ModelSpec) -> str:

@@ -61,7 +61,8 @@ ROOM_POLL_S = 0.25
 class ModelEngine(Protocol):
     """What the registry needs of the engine's loop."""
 
-    def attach(self, loaded: LoadedModel) -> Future[None]: ...
+    def attach(self, loaded: LoadedModel, kv_bytes: int) -> Future[None]:
+        """``kv_bytes`` of memory for keys and values; 0 for a model without."""
 
     def detach(self, name: str) -> Future[object]:
         """Resolves to what the engine kept of the model, so that its memory is freed on the caller's thread."""
@@ -305,14 +306,16 @@ class ModelRegistry:
         """Locate, make room, load, and hand over to the engine. Returns what the row can be told of the model now."""
         path = self._locate(row.model_source)
         spec = spec_for(row, path)
-        reserved = self._make_room(spec)
+        room = self._make_room(spec)
+        kv_bytes = room.kv_bytes(settings.MILLM_ENGINE["kv_cache_bytes"], self._num_expected())
         loaded = self._loading.load(spec)
         try:
             text = ModelText(loaded.tokenizer, max_model_len=loaded.max_model_len, chat_template=row.chat_template)
-            self._require_engine().attach(loaded).result(ATTACH_TIMEOUT_S)
+            self._require_engine().attach(loaded, kv_bytes).result(ATTACH_TIMEOUT_S)
         except BaseException:
             self._loading.release(loaded)
             raise
+        reserved = room.needed - room.estimate.kv + kv_bytes
         self._residents.add(Resident(row.pk, row.name, loaded, text, spec.kind, reserved, self._clock()))
         return {
             "memory_bytes": loaded.memory_bytes,
@@ -320,14 +323,18 @@ class ModelRegistry:
             "kind": spec.kind,
         }
 
-    def _make_room(self, spec: ModelSpec) -> int:
-        """Unload idle models until this one fits; returns the bytes to reserve for it. NoRoomError, LoadError."""
+    def _num_expected(self) -> int:
+        """Models that may still want memory: registered, and not loaded yet."""
+        return sum(not self.is_loaded(record.name) for record in self.records())
+
+    def _make_room(self, spec: ModelSpec) -> Room:
+        """Unload idle models until this one fits; returns what there is for it then. NoRoomError, LoadError."""
         room = self._room(spec)
         while chosen := room.choose(self._is_in_use):
             logger.info("Unloading %s to make room for %s.", chosen[0].name, spec.name)
             self._unload(chosen[0].name, chosen[0].pk)
             room = self._room(spec)  # measured again: not all memory comes back at once
-        return room.needed
+        return room
 
     def _room(self, spec: ModelSpec) -> Room:
         device = self._loading.device_of(spec)
@@ -336,7 +343,7 @@ class ModelRegistry:
         return Room(
             name=spec.name,
             device=device,
-            needed=self._loading.estimate(spec).total,
+            estimate=self._loading.estimate(spec),
             free=self.budget.room(device, sum(r.reserved_bytes for r in others)),
             budget=self.budget.size(device),
             unpinned=[r for r in others if r.name not in pinned],

@@ -122,8 +122,9 @@ class Environment(BaseSettings):
     memory_budget: ByteSize = Field(
         ByteSize(0),
         ge=0,
-        description="Memory that all models on one device may take together, such as 12GB or 800MiB; a model that "
-        "does not fit is not loaded. 0: nine tenths of what the device has.",
+        description="Memory that all models on one device may take together, such as 12GB or 800MiB: weights, keys "
+        "and values, and the results of a step. A model that does not fit is not loaded. 0: nine tenths of what the "
+        "device has.",
     )
     drain_seconds: float = Field(
         20.0,
@@ -168,8 +169,12 @@ class Environment(BaseSettings):
     kv_cache_backend: Literal["auto", "contiguous", "paged"] = Field(
         "auto", description="How keys and values are kept. `auto`: contiguous on the CPU, paged elsewhere."
     )
-    kv_cache_bytes: int = Field(
-        0, ge=0, description="Memory for keys and values of one model; 0: half of what is free when it is loaded."
+    kv_cache_bytes: ByteSize = Field(
+        ByteSize(0),
+        ge=0,
+        description="Memory for keys and values of each model, such as 2GB, out of MILLM_MEMORY_BUDGET. 0: enough for "
+        "one conversation of 4096 tokens, and of what is spare then an equal share with the models that are registered "
+        "and not loaded, at most half; never more than MILLM_MAX_BATCH_SIZE of the longest sequences can fill.",
     )
     prefix_cache: bool = Field(
         default=True, description="Keep what prompts and answers computed for requests that begin alike."

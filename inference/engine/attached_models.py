@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 
 from inference.engine.config import EngineConfig
 from inference.engine.errors import ModelNotAttachedError
-from inference.engine.inbox import Submit
-from inference.engine.loader import LoadedModel
+from inference.engine.inbox import Attach, Submit
 from inference.engine.messages import FailedEvent, Request
 from inference.engine.model_engine import Delivery
 from inference.engine.rotation import Rotation
@@ -25,7 +25,7 @@ class AttachedModels:
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
         self._engines: dict[str, SteppedModel] = {}
-        self._loaded: dict[str, LoadedModel] = {}  # the same models, for a thread that takes over from a dead one
+        self._attached: dict[str, Attach] = {}  # the same models, for a thread that takes over from a dead one
         self._rotation = Rotation()
 
     # Called from any thread
@@ -66,10 +66,10 @@ class AttachedModels:
         """Until a step of some model can do something; None while none has work."""
         return min((e.seconds_to_wait() for e in self._engines.values() if e.has_work), default=None)
 
-    def attach(self, loaded: LoadedModel) -> None:
+    def attach(self, message: Attach) -> None:
         """The name must be free."""
-        self._engines = {**self._engines, loaded.name: stepped_model(loaded, self._config)}
-        self._loaded[loaded.name] = loaded
+        self._engines = {**self._engines, message.loaded.name: self._make(message)}
+        self._attached[message.loaded.name] = message
 
     def detach(self, name: str) -> tuple[object, list[Delivery]]:
         """What is left of a model, None if there is none of that name, and the ends of what it ran."""
@@ -77,18 +77,18 @@ class AttachedModels:
         if engine is None:
             return None, []
         self._engines = {n: e for n, e in self._engines.items() if n != name}
-        del self._loaded[name]
+        del self._attached[name]
         ends = engine.fail_all("model_unloaded", f"The model {name!r} was unloaded.")
         engine.close()
         return engine, ends
 
     def take_over(self) -> None:
         """Begin anew with the models of a thread that died."""
-        self._engines = {name: stepped_model(loaded, self._config) for name, loaded in self._loaded.items()}
+        self._engines = {name: self._make(message) for name, message in self._attached.items()}
 
     def forget(self) -> None:
         """Nobody will take over."""
-        self._loaded = {}
+        self._attached = {}
 
     def add(self, message: Submit) -> list[Delivery]:
         """Queue the requests with their models; those that cannot be fail in the returned events."""
@@ -122,6 +122,12 @@ class AttachedModels:
     def check_integrity(self) -> None:
         for engine in self._engines.values():
             engine.check_integrity()
+
+    def _make(self, message: Attach) -> SteppedModel:
+        config = self._config
+        if message.kv_bytes:
+            config = dataclasses.replace(config, kv_cache_bytes=message.kv_bytes)
+        return stepped_model(message.loaded, config)
 
     def _add(self, request: Request, message: Submit) -> list[Delivery]:
         engine = self._engines.get(request.model)

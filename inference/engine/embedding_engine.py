@@ -14,7 +14,7 @@ from inference.engine.config import EngineConfig
 from inference.engine.embedding_loader import LoadedEmbedder
 from inference.engine.embedding_messages import EmbeddingEvent, EmbeddingRequest
 from inference.engine.messages import Event, FailedEvent, FinishedEvent, FinishReason, Timings, Usage
-from inference.engine.stats import ModelStats
+from inference.engine.stats import ModelLimits, ModelStats
 from inference.engine.step_isolation import StepIsolation
 
 
@@ -74,6 +74,7 @@ class EmbeddingEngine:
         counters = self._steps.counters
         return ModelStats(
             self._loaded.name,
+            ModelLimits(self._loaded.device, self._loaded.dtype, self._max_length, self._max_texts),
             waiting=self.num_waiting,
             step_seconds=counters.seconds.read(),
             step_sequences=counters.sequences.read(),

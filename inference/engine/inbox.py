@@ -25,7 +25,10 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Attach:
+    """``kv_bytes`` 0: as the engine's settings say."""
+
     loaded: LoadedModel
+    kv_bytes: int = 0
     done: Future[None] = field(default_factory=Future)
 
 

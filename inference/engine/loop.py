@@ -71,8 +71,9 @@ class EngineLoop:
         """End the sink's sequences at the next step. Idempotent."""
         self._inbox.put(Cancel(sink))
 
-    def attach(self, loaded: LoadedModel) -> Future[None]:
-        message = Attach(loaded)
+    def attach(self, loaded: LoadedModel, kv_bytes: int = 0) -> Future[None]:
+        """Take a model in, with so much memory for keys and values; 0: as the settings say."""
+        message = Attach(loaded, kv_bytes)
         self._command(message)
         return message.done
 
@@ -201,16 +202,16 @@ class EngineLoop:
             case Cancel():
                 self._outbox.deliver(self._models.cancel(message.sink))
             case Attach():
-                _settle(message.done, lambda: self._attach(message.loaded))
+                _settle(message.done, lambda: self._attach(message))
             case Detach():
                 _settle(message.done, lambda: self._detach(message.name))
             case Wake():
                 pass
 
-    def _attach(self, loaded: LoadedModel) -> None:
-        self._detach(loaded.name)
+    def _attach(self, message: Attach) -> None:
+        self._detach(message.loaded.name)
         with self._taking_in_a_model():
-            self._models.attach(loaded)
+            self._models.attach(message)
 
     @contextmanager
     def _taking_in_a_model(self) -> Iterator[None]:

@@ -30,7 +30,7 @@ from inference.engine.request import RequestState, Sequence
 from inference.engine.sampler import note_token
 from inference.engine.scheduler import Chunk, Scheduler
 from inference.engine.sites import SiteError
-from inference.engine.stats import ModelStats
+from inference.engine.stats import ModelLimits, ModelStats
 from inference.grammars import Grammar, GrammarError
 
 logger = logging.getLogger(__name__)
@@ -49,6 +49,15 @@ class ModelEngine:
         cache = make_cache(loaded, config, min(config.max_seq_len or loaded.max_model_len, loaded.max_model_len))
         self._cache = cache.policy
         self.max_seq_len = self._cache.max_seq_len
+        self._limits = ModelLimits(
+            loaded.device,
+            loaded.dtype,
+            self.max_seq_len,
+            self._cache.num_free_rows,
+            cache.backend,
+            cache.num_bytes,
+            cache.num_tokens,
+        )
         self._runner = ModelRunner(loaded, cache)
         self._steps = chunk_isolation(self._runner.run)
         self._scheduler = Scheduler(config, self._cache, _admission(config))
@@ -99,6 +108,7 @@ class ModelEngine:
         counters = self._steps.counters
         return ModelStats(
             name=self._loaded.name,
+            limits=self._limits,
             running=self.num_running,
             waiting=self.num_waiting,
             kv_used_ratio=self.kv_used_ratio,

@@ -13,6 +13,23 @@ NOTHING = Distribution((), (0,), 0.0)
 
 
 @dataclass(frozen=True, slots=True)
+class ModelLimits:
+    """What was chosen for a model from the machine, the settings and the model itself.
+
+    ``max_seq_len`` tokens has one sequence at most, ``max_batch_size`` sequences run at once. The cache of ``kv_bytes``
+    holds ``kv_tokens`` tokens of all of them together; an embedding model has none.
+    """
+
+    device: str = ""
+    dtype: str = ""
+    max_seq_len: int = 0
+    max_batch_size: int = 0
+    kv_cache_backend: str = "none"
+    kv_bytes: int = 0
+    kv_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ModelStats:
     """One attached model: what it does now, and counts since it was attached.
 
@@ -22,6 +39,7 @@ class ModelStats:
     """
 
     name: str
+    limits: ModelLimits = ModelLimits()
     running: int = 0
     waiting: int = 0
     kv_used_ratio: float = 0.0

@@ -56,6 +56,43 @@ async def test_the_least_recently_used_model_makes_room(registry, parts):
     assert ((await row("b")).state, (await row("d")).state) == (State.UNLOADED, State.LOADED)
 
 
+async def test_the_first_model_leaves_room_for_the_second_although_its_cache_could_take_all(registry, parts):
+    """Of 30, 10 are its least: it gets 10 of the 20 that are spare, and the second one fits beside it."""
+    await amake("first", pinned=True)
+    await amake("second")
+    parts.loader.caches |= {"first": (4, 1000), "second": (4, 1000)}
+    await load(registry, parts, "first", "second")
+
+    assert set(parts.engine.attached) == {"first", "second"}
+    assert parts.engine.kv_bytes == {"first": 4 + 20 // 2, "second": 4}
+    assert parts.loader.released == []
+
+
+async def test_what_a_model_got_for_keys_and_values_is_in_the_account(registry, parts):
+    """Three are expected: the first gets 10 and a third of the 20 that are spare, the second 10 and half of the 4 that
+    are spare then. What is left is too little for the third, and the oldest goes.
+    """
+    for name in ("first", "second", "third"):
+        await amake(name)
+        parts.loader.caches[name] = (4, 1000)
+    await load(registry, parts, "first", "second")
+    assert parts.engine.kv_bytes == {"first": 4 + 20 // 3, "second": 4 + 4 // 2}
+    await load(registry, parts, "third")
+
+    assert set(parts.engine.attached) == {"second", "third"}
+    assert parts.loader.released == ["first"]
+
+
+async def test_a_set_size_is_what_each_model_gets(registry, parts, settings):
+    settings.MILLM_ENGINE = settings.MILLM_ENGINE | {"kv_cache_bytes": 6}
+    await amake("a")
+    await amake("b")
+    parts.loader.caches |= {"a": (6, 1000), "b": (6, 1000)}
+    await load(registry, parts, "a", "b")
+
+    assert parts.engine.kv_bytes == {"a": 6, "b": 6}
+
+
 async def test_pinned_and_busy_models_stay(registry, parts):
     await amake("pinned", pinned=True)
     for name in ("busy", "idle", "new"):
