@@ -14,7 +14,13 @@ from typing import Generic, Protocol, TypeVar
 
 from inference.engine.config import EngineConfig
 from inference.engine.embedding_messages import EmbeddingEvent, EmbeddingRequest
-from inference.engine.errors import EngineDownError, EngineError, ModelNotAttachedError, QueueFullError
+from inference.engine.errors import (
+    EngineDownError,
+    EngineError,
+    ModelNotAttachedError,
+    NotEnoughMemoryError,
+    QueueFullError,
+)
 from inference.engine.messages import (
     TERMINAL_EVENTS,
     Event,
@@ -47,6 +53,7 @@ __all__ = [
     "GenerationRequest",
     "LocalEngineClient",
     "ModelNotAttachedError",
+    "NotEnoughMemoryError",
     "PromptLogprobsEvent",
     "QueueFullError",
     "SamplingParams",

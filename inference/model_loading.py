@@ -67,6 +67,12 @@ def release_loaded(loaded: LoadedModel) -> None:
     release_model(loaded)
 
 
+def free_unused() -> None:
+    from inference.engine.step_isolation import free_unused_memory
+
+    free_unused_memory()
+
+
 @dataclass(frozen=True, slots=True)
 class ModelLoading:
     """The steps from a specification to a model and back, so that tests can put their own in their place."""
@@ -75,3 +81,4 @@ class ModelLoading:
     estimate: Callable[[ModelSpec], MemoryEstimate] = estimate_from_directory
     device_of: Callable[[ModelSpec], str] = device_of
     release: Callable[[LoadedModel], None] = release_loaded
+    free_unused: Callable[[], None] = free_unused

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Protocol
 from django.conf import settings
 from django.utils import timezone
 
-from inference.client import EngineDownError
+from inference.client import EngineDownError, NotEnoughMemoryError
 from inference.load_failures import FIRST_RETRY_S, LoadFailures
 from inference.loader_thread import LoaderThread
 from inference.memory_budget import MemoryBudget
@@ -280,7 +280,7 @@ class ModelRegistry:
         self._is_booted = True
 
     def _load(self, load: _Load) -> None:
-        record = load.record
+        record, is_short = load.record, False
         try:
             write_state(record.pk, LanguageModel.State.LOADING)
             learned = self._bring_in(LanguageModel.objects.get(pk=record.pk))
@@ -291,9 +291,12 @@ class ModelRegistry:
             self._note_failure(record, str(error))
         except Exception as error:  # noqa: BLE001 - whatever is wrong with a model is told in its row
             self._note_failure(record, failure_message(record.name, error))
+            is_short = isinstance(error, NotEnoughMemoryError)
         else:
             self._failures.forget(record.name)
             write_state(record.pk, LanguageModel.State.LOADED, loaded_at=timezone.now(), **learned)
+        if is_short:  # not before the error is gone, which holds what had been loaded
+            self._loading.free_unused()
         self._forget(load)
         load.done.set_result(None)
 

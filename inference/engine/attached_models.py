@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from inference.engine.config import EngineConfig
 from inference.engine.errors import ModelNotAttachedError
 from inference.engine.inbox import Attach, Submit
+from inference.engine.load_faults import enough_memory
 from inference.engine.messages import FailedEvent, Request
 from inference.engine.model_engine import Delivery
 from inference.engine.rotation import Rotation
@@ -127,7 +128,8 @@ class AttachedModels:
         config = self._config
         if message.kv_bytes:
             config = dataclasses.replace(config, kv_cache_bytes=message.kv_bytes)
-        return stepped_model(message.loaded, config)
+        with enough_memory(message.loaded.name):
+            return stepped_model(message.loaded, config)
 
     def _add(self, request: Request, message: Submit) -> list[Delivery]:
         engine = self._engines.get(request.model)

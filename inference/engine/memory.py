@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from transformers import AutoConfig
 
 from inference.engine.cache_policy import PREFIX_BLOCK
 from inference.engine.errors import LoadError
-from inference.engine.loader import DTYPES, ModelSpec, first_line, resolve_device
+from inference.engine.load_faults import readable_files
+from inference.engine.loader import DTYPES, ModelSpec, resolve_device
 from inference.engine.weight_files import WeightHeader, pickled_bytes, read_headers
 
 KV_TOKENS = 4096  # of one long conversation: less would serve nobody
@@ -45,10 +45,8 @@ def estimate_memory(spec: ModelSpec, *, max_tokens: int, max_rows: int, kv_bytes
     """
     if spec.dtype not in DTYPES:
         raise LoadError(f"dtype must be one of {', '.join(DTYPES)}, not {spec.dtype!r}.")
-    try:
+    with readable_files(spec.name, spec.path):
         return _estimate(spec, max_tokens, max_rows, kv_bytes)
-    except (OSError, ValueError, KeyError, AttributeError, RuntimeError, ImportError, SafetensorError) as error:
-        raise LoadError(f"{spec.name} could not be loaded from {spec.path}: {first_line(error)}") from error
 
 
 def _estimate(spec: ModelSpec, max_tokens: int, max_rows: int, kv_bytes: int) -> MemoryEstimate:

@@ -115,6 +115,7 @@ class FakeLoader:
             estimate=self._estimate,
             device_of=lambda spec: "cpu",
             release=lambda loaded: self.released.append(loaded.name),
+            free_unused=lambda: self.released.append("unused"),
         )
 
     def _estimate(self, spec) -> MemoryEstimate:

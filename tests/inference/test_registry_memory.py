@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from inference.client import EngineDownError
+from inference.client import EngineDownError, NotEnoughMemoryError
+from inference.engine.errors import LoadError
 from inference.memory_budget import MemoryBudget
 from inference.models import LanguageModel
 from inference.registry import ModelLoadFailedError, ModelNotReadyError, ModelRegistry
@@ -219,6 +220,31 @@ async def test_so_is_that_of_a_model_that_the_engine_does_not_take(registry, par
         await registry.ready("a")
 
     assert parts.loader.released == ["a"]
+
+
+async def test_a_load_that_memory_runs_out_for_is_told_and_what_it_took_is_freed(registry, parts):
+    await amake("a")
+    await amake("large")
+    await registry.ready("a")
+    parts.loader.failure = NotEnoughMemoryError("large could not be loaded: memory ran out on the way.")
+    with pytest.raises(ModelLoadFailedError, match="memory ran out"):
+        await registry.ready("large")
+    assert ((await row("large")).state, parts.loader.released) == (State.FAILED, ["unused"])
+    assert registry.is_loaded("a")
+    parts.loader.failure = None
+    await asyncio.wrap_future(registry.load("large"))
+
+    assert set(parts.engine.attached) == {"a", "large"}
+
+
+async def test_other_faults_cost_no_collection(registry, parts):
+    """It would hold the engine thread up."""
+    await amake("broken")
+    parts.loader.failure = LoadError("broken could not be loaded: what a pity.")
+    with pytest.raises(ModelLoadFailedError):
+        await registry.ready("broken")
+
+    assert parts.loader.released == []
 
 
 async def test_the_server_s_keep_alive_is_for_models_without_their_own(registry, parts, settings):
