@@ -141,7 +141,7 @@ def test_streams_outlive_the_database_and_every_request_is_logged_once_it_is_bac
         database.ensure_running()
         assert eventually(lambda: get(server.url, "/health/ready").status == 200, 15)
         assert chat(server.url, user="after").status == 200
-        assert eventually(lambda: len(logged(url)) == 4, 15)
+        assert eventually(lambda: len(logged(url)) == 4, 15), (logged(url), server.output)
         assert server.stop() == 0
     rows = logged(url)
     assert {user: code for user, (code, _) in rows.items()} == dict.fromkeys(
