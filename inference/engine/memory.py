@@ -10,7 +10,7 @@ from transformers import AutoConfig
 
 from inference.engine.cache_policy import PREFIX_BLOCK
 from inference.engine.errors import LoadError
-from inference.engine.load_faults import readable_files
+from inference.engine.load_faults import enough_memory, readable_files
 from inference.engine.loader import DTYPES, ModelSpec, resolve_device
 from inference.engine.weight_files import WeightHeader, pickled_bytes, read_headers
 
@@ -45,7 +45,7 @@ def estimate_memory(spec: ModelSpec, *, max_tokens: int, max_rows: int, kv_bytes
     """
     if spec.dtype not in DTYPES:
         raise LoadError(f"dtype must be one of {', '.join(DTYPES)}, not {spec.dtype!r}.")
-    with readable_files(spec.name, spec.path):
+    with enough_memory(spec.name), readable_files(spec.name, spec.path):  # it maps the files
         return _estimate(spec, max_tokens, max_rows, kv_bytes)
 
 

@@ -23,13 +23,13 @@ MEBIBYTE = 2**20
 
 
 def test_memory_that_runs_out_during_a_load_costs_that_load_only(tmp_path: Path, database_url: str) -> None:
-    """The estimate finds room on the machine, but the process may not grow by more than 500 MiB: 0.8 GiB of weights
-    begin to come in, and the allocator refuses the rest. When the limit is gone, the same model loads.
+    """The estimate finds room on the machine, but the process may grow by 700 MiB only: the 300 MiB of the file can be
+    mapped, of the 600 that they become in float32 the allocator refuses the last third. Without the limit they load.
     """
-    large = build_sparse_model(tmp_path / "large", hidden_size=2048, intermediate_size=4096, num_hidden_layers=12)
+    large = build_sparse_model(tmp_path / "large", hidden_size=1024, intermediate_size=2048, num_hidden_layers=24)
     environment = site_environment(database_url, tmp_path / "home")
     with live.serving("--setup", environment=environment) as server:
-        server.manage("add_model", "large", str(large), "--dtype", "bfloat16")
+        server.manage("add_model", "large", str(large), "--dtype", "float32")
         demo = next(m["id"] for m in json.loads(get(server.url, "/v1/models").body)["data"] if m["id"] != "large")
         process = psutil.Process(server.pid)
         with connected(server.url, timeout_s=120) as connection:
@@ -38,7 +38,7 @@ def test_memory_that_runs_out_during_a_load_costs_that_load_only(tmp_path: Path,
             beginning = read_until(connection, b'"content":"')
             before = process.memory_info()
             unlimited = process.rlimit(psutil.RLIMIT_AS)
-            process.rlimit(psutil.RLIMIT_AS, (before.vms + 500 * MEBIBYTE, unlimited[1]))
+            process.rlimit(psutil.RLIMIT_AS, (before.vms + 700 * MEBIBYTE, unlimited[1]))
             refused = ask(server.url, chat("large", max_tokens=1))
             assert (refused.status, refused.error["code"]) == (503, "model_load_failed")
             assert "large could not be loaded: memory ran out on the way" in refused.error["message"], server.output
@@ -47,7 +47,7 @@ def test_memory_that_runs_out_during_a_load_costs_that_load_only(tmp_path: Path,
         assert "[DONE]" in story_text
         assert '"error"' not in story_text
         after = process.memory_info()
-        assert after.vms - before.vms < 200 * MEBIBYTE, "what had been loaded was given back"
+        assert after.rss - before.rss < 150 * MEBIBYTE, "what had been loaded was given back"
         assert json.loads(get(server.url, "/health/ready").body)["engine"] == "ok"
         assert state_of(server.url, "large") == "failed"
 
