@@ -164,6 +164,10 @@ class LocalEngineClient(Generic[L]):
         with self._lock:
             return self._sequences[model] > 0
 
+    def kv_unwritten(self, model: str) -> int:
+        """Bytes that a model may still take from its device for keys and values; 0 of one that is not attached."""
+        return sum(each.kv_unwritten_bytes for each in self.stats().by_model if each.name == model)
+
     def start(self) -> None:
         self.engine.start()
 

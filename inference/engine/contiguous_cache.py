@@ -70,6 +70,10 @@ class ContiguousCache:
     def used_ratio(self) -> float:
         return sum(self._costs[slot] for slot in self._running) / self._max_bytes
 
+    @property
+    def unwritten_bytes(self) -> int:
+        return self._max_bytes - self._spent
+
     def begin(self, sequence: Sequence, headroom: int) -> bool:
         if not self._free:
             return False

@@ -47,6 +47,9 @@ class EmbeddingEngine:
         self._max_texts = config.max_batch_size
         self._max_length = min(config.max_seq_len or loaded.max_model_len, loaded.max_model_len)
         self._waiting: deque[_Text] = deque()
+        self._limits = ModelLimits(
+            loaded.device, loaded.dtype, torch.get_num_threads(), self._max_length, self._max_texts
+        )
         self._steps = StepIsolation(self._embed)
 
     @property
@@ -74,7 +77,7 @@ class EmbeddingEngine:
         counters = self._steps.counters
         return ModelStats(
             self._loaded.name,
-            ModelLimits(self._loaded.device, self._loaded.dtype, self._max_length, self._max_texts),
+            self._limits,
             waiting=self.num_waiting,
             step_seconds=counters.seconds.read(),
             step_sequences=counters.sequences.read(),

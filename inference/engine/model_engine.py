@@ -52,6 +52,7 @@ class ModelEngine:
         self._limits = ModelLimits(
             loaded.device,
             loaded.dtype,
+            torch.get_num_threads(),
             self.max_seq_len,
             self._cache.num_free_rows,
             cache.backend,
@@ -112,6 +113,7 @@ class ModelEngine:
             running=self.num_running,
             waiting=self.num_waiting,
             kv_used_ratio=self.kv_used_ratio,
+            kv_unwritten_bytes=self._cache.unwritten_bytes if self._limits.device == "cpu" else 0,
             prefix_queries=self.cache_counts.looked_up,
             prefix_hits=self.cache_counts.found,
             preemptions=self.num_preemptions,

@@ -265,7 +265,7 @@ def test_a_model_s_page_shows_the_engine_s_settings(admin_client, models):
 def test_a_loaded_model_s_page_shows_its_cache_and_what_else_was_chosen_for_it(admin_client, models):
     class Attached(FakeLoop):
         def stats(self):
-            limits = ModelLimits("cpu", "float32", 256, 16, "contiguous", 3 * 2**20, 3072)
+            limits = ModelLimits("cpu", "float32", 2, 256, 16, "contiguous", 3 * 2**20, 3072)
             return EngineStats("idle", by_model=(ModelStats(models[0].name, limits),))
 
     set_client(LocalEngineClient(lambda publish: Attached()))

@@ -102,9 +102,12 @@ async def test_two_models_share_a_budget_that_the_first_one_s_cache_could_fill(c
     registry = make_registry(client, budget=MemoryBudget(limit=16 * 2**20))
     for name in ("first", "second"):
         await registry.ready(name)
-        assert token_ids([event async for event in stream(client, name, 5)])
+        assert token_ids([event async for event in stream(client, name, 60)])
     limits = {stats.name: stats.limits for stats in client.stats().by_model}
 
+    for name in ("first", "second"):  # 62 tokens are kept for who begins alike
+        assert limits[name].kv_bytes - 256 * 512 < client.kv_unwritten(name) < limits[name].kv_bytes
+    assert client.kv_unwritten("third") == 0
     assert limits["first"].kv_bytes > limits["second"].kv_bytes >= 4096 * 512
     assert sum(each.kv_bytes for each in limits.values()) < 16 * 2**20
     assert limits["first"].kv_tokens == limits["first"].kv_bytes // 512

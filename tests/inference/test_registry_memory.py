@@ -29,6 +29,7 @@ def registry(parts, device):
     registry = ModelRegistry(
         parts.engine,
         is_busy=parts.busy.__contains__,
+        kv_unwritten=lambda name: parts.unwritten.get(name, 0),
         locate=parts.located,
         loading=parts.loader.parts(),
         budget=MemoryBudget(30, device),
@@ -129,6 +130,17 @@ async def test_memory_that_others_took_counts(registry, parts, device):
         await registry.ready("a")
 
 
+async def test_memory_that_a_cache_has_not_taken_yet_is_not_free(registry, parts, device):
+    """The device has 25 free, of which 20 are promised to the first model's keys and values."""
+    await amake("first", pinned=True)
+    await amake("second")
+    await load(registry, parts, "first")
+    device.free, parts.unwritten["first"] = 25, 20
+
+    with pytest.raises(ModelLoadFailedError):
+        await registry.ready("second")
+
+
 async def test_a_load_waits_for_a_busy_model_and_holds_up_no_other_load(registry, parts):
     await amake("busy")
     await amake("small")
@@ -174,6 +186,24 @@ async def test_a_model_that_a_request_has_just_got_is_not_idle(registry, parts):
     parts.clock.now += 2
 
     assert (await waiting).record.name == "large"
+
+
+async def test_a_load_that_waits_for_room_is_given_up_when_its_model_is_unloaded(registry, parts):
+    await amake("busy")
+    await amake("large")
+    parts.loader.sizes["large"] = 25
+    await load(registry, parts, "busy")
+    parts.busy.add("busy")
+    waiting = asyncio.create_task(registry.ready("large"))
+    await until(lambda: registry.find("large").state == State.LOADING)
+    await asyncio.wrap_future(registry.unload("large"))
+
+    with pytest.raises(ModelNotReadyError, match="large was unloaded meanwhile"):
+        await waiting
+    parts.busy.clear()
+    parts.clock.now += 2
+    assert (await row("large")).state == State.UNLOADED
+    assert (await registry.ready("large")).record.name == "large", "the next request loads it again"
 
 
 async def test_stopping_releases_those_who_wait_for_room(registry, parts):

@@ -101,6 +101,14 @@ def test_room_within_a_budget(limit, free, reserved, expected):
     assert MemoryBudget(limit, device).room("cpu", reserved) == expected
 
 
+def test_memory_that_others_were_given_and_have_not_taken_yet_is_not_free():
+    device = FakeDevice(1000)
+    device.free = 500
+
+    assert MemoryBudget(0, device).room("cpu", reserved_bytes=300, unwritten_bytes=200) == 300
+    assert MemoryBudget(0, device).room("cpu", reserved_bytes=800, unwritten_bytes=200) == 100
+
+
 def test_the_size_of_a_budget():
     assert MemoryBudget(0, FakeDevice(1000)).size("cpu") == 900
     assert MemoryBudget(5000, FakeDevice(1000)).size("cpu") == 5000

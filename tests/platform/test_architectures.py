@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,7 +35,7 @@ def test_completions_stream_from_all_reference_architectures(tmp_path: Path, dat
         assert server.stop() == 0
 
 
-def streamed(url: str, model: str, prompt: object) -> list[dict[str, object]]:
+def streamed(url: str, model: str, prompt: object) -> list[dict[str, Any]]:
     """The events of a completion before its end mark."""
     options = {"max_tokens": 12, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
     data = json.dumps({"model": model, "prompt": prompt, **options}).encode()

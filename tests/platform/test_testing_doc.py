@@ -14,6 +14,7 @@ PAGE = (PROJECT_DIR / "docs" / "testing.md").read_text()
 NAMED = sorted(set(re.findall(r"`(tests/[\w/.]+\.py(?:::\w+)*)`", PAGE)))
 SCHEDULER_CASES = 10
 RUNNER_CASES = 7
+FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 EXIT_CRITERIA = 12
 FAULTS = (5, 6, 7, 8, 9, 10, 13, 15, 17, 19, 20)
 
@@ -24,14 +25,10 @@ def definitions(file: str) -> frozenset[str]:
     found: set[str] = set()
     for node in ast.parse((PROJECT_DIR / file).read_text()).body:
         if isinstance(node, ast.ClassDef):
-            found |= {node.name} | {f"{node.name}::{child.name}" for child in node.body if _is_function(child)}
-        elif _is_function(node):
+            found |= {node.name} | {f"{node.name}::{child.name}" for child in node.body if isinstance(child, FUNCTION)}
+        elif isinstance(node, FUNCTION):
             found.add(node.name)
     return frozenset(found)
-
-
-def _is_function(node: ast.AST) -> bool:
-    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
 
 
 @pytest.mark.parametrize("named", NAMED)
