@@ -12,6 +12,7 @@
 #include "attention.h"
 #include "layers.h"
 #include "linear.h"
+#include "prompt_attention.h"
 
 namespace millm {
 
@@ -34,6 +35,36 @@ at::Tensor decode_attention(const at::Tensor& query, const at::Tensor& keys, con
     case at::kBFloat16: attend<at::BFloat16>(query, keys, values, block_table, lengths, how, window, out); break;
     case at::kHalf: attend<at::Half>(query, keys, values, block_table, lengths, how, window, out); break;
     default: TORCH_CHECK(false, "decode_attention: no ", query.scalar_type());
+  }
+  return out;
+}
+
+at::Tensor prompt_attention(const at::Tensor& query, const at::Tensor& keys, const at::Tensor& values,
+                            const at::Tensor& block_table, const at::Tensor& starts, const at::Tensor& counts,
+                            double scale, int64_t window, double softcap) {
+  TORCH_CHECK(query.dim() == 3 && keys.dim() == 4 && values.sizes() == keys.sizes(), "prompt_attention: shapes");
+  TORCH_CHECK(query.size(2) == keys.size(3) && query.size(1) % keys.size(2) == 0, "prompt_attention: heads");
+  TORCH_CHECK(query.size(2) % kLanes == 0, "prompt_attention: head_dim must be whole vectors of ", kLanes);
+  TORCH_CHECK(keys.scalar_type() == query.scalar_type() && values.scalar_type() == query.scalar_type(),
+              "prompt_attention: dtypes differ");
+  TORCH_CHECK(query.stride(2) == 1 && keys.stride(3) == 1 && values.stride(3) == 1, "prompt_attention: strides");
+  for (const auto& row : {starts, counts})
+    TORCH_CHECK(row.scalar_type() == at::kInt && row.is_contiguous() && row.size(0) == block_table.size(0),
+                "prompt_attention: starts and counts are int32, one for each sequence");
+  TORCH_CHECK(block_table.scalar_type() == at::kInt && block_table.stride(1) == 1, "prompt_attention: block_table");
+  TORCH_CHECK(counts.sum().item<int64_t>() == query.size(0), "prompt_attention: counts do not add up to the queries");
+  at::Tensor out = at::empty(query.sizes(), query.options());
+  const Scoring how{static_cast<float>(scale), static_cast<float>(softcap)};
+  switch (query.scalar_type()) {
+    case at::kFloat:
+      attend_prompts<float>(query, keys, values, block_table, starts, counts, how, window, out);
+      break;
+#if MILLM_BF16_DOT
+    case at::kBFloat16:
+      attend_prompts<at::BFloat16>(query, keys, values, block_table, starts, counts, how, window, out);
+      break;
+#endif
+    default: TORCH_CHECK(false, "prompt_attention: no ", query.scalar_type());
   }
   return out;
 }
@@ -154,6 +185,8 @@ std::tuple<int64_t, bool, bool> features() {
 TORCH_LIBRARY(millm_native, m) {
   m.def("decode_attention(Tensor query, Tensor keys, Tensor values, Tensor block_table, Tensor lengths, float scale, "
         "int window, float softcap) -> Tensor");
+  m.def("prompt_attention(Tensor query, Tensor keys, Tensor values, Tensor block_table, Tensor starts, Tensor counts, "
+        "float scale, int window, float softcap) -> Tensor");
   m.def("write_kv(Tensor(a!) keys, Tensor(b!) values, Tensor key, Tensor value, Tensor slot_mapping) -> ()");
   m.def("rms_norm(Tensor x, Tensor weight, float eps, float offset) -> Tensor");
   m.def("norm_rotary(Tensor x, Tensor? weight, float eps, float offset, Tensor cos, Tensor sin) -> Tensor");
@@ -166,6 +199,7 @@ TORCH_LIBRARY(millm_native, m) {
 
 TORCH_LIBRARY_IMPL(millm_native, CPU, m) {
   m.impl("decode_attention", &millm::decode_attention);
+  m.impl("prompt_attention", &millm::prompt_attention);
   m.impl("write_kv", &millm::write_kv);
   m.impl("rms_norm", &millm::rms_norm);
   m.impl("norm_rotary", &millm::norm_rotary);
