@@ -19,6 +19,7 @@ from inference.engine.kv_layout import LayerLayout
 from inference.engine.kv_pool import KVPool
 
 NAME = "millm"
+UNSUPPORTED = ("s_aux", "position_bias")  # attention sinks (gpt-oss) and learned biases, by transformers' names
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +73,18 @@ def packed_attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    **_: Any,
+    **others: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention signature; returns ``[1, tokens, heads, head_dim]`` and no weights."""
+    """transformers' attention signature; returns ``[1, tokens, heads, head_dim]`` and no weights.
+
+    NotImplementedError, before the first request, for what would change the result and is not known here.
+    """
     assert attention_mask is None, "packed sequences carry no mask"
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     if isinstance(packed_batch, LayoutProbe):
+        unknown = [name for name in UNSUPPORTED if others.get(name) is not None]
+        if unknown:
+            raise NotImplementedError(f"Layer {layer} attends with {', '.join(unknown)}, which is not known here.")
         packed_batch.layouts[layer] = LayerLayout(
             key.shape[1], key.shape[3], value.shape[3], key.dtype, sliding_window or 0
         )

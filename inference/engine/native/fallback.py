@@ -50,7 +50,8 @@ def prompt_attention(
     for table, start, count in zip(block_table, starts.tolist(), counts.tolist(), strict=True):
         offset = max(0, start - window + 1) if window else 0
         k, v = (_gather(pool, table, offset, start + count) for pool in (keys, values))
-        rows = query[first : first + count].transpose(0, 1).unflatten(0, (k.shape[0], -1))  # [kv_heads, group, n, d]
+        grouped = query[first : first + count].reshape(count, k.shape[0], -1, query.shape[-1])
+        rows = grouped.permute(1, 2, 0, 3)  # [kv_heads, group, n, d]
         mask = _causal(start, count, offset, window, query.device)
         attended = (
             _softcapped(rows, k.unsqueeze(1), v.unsqueeze(1), scale, softcap, mask)
