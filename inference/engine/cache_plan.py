@@ -8,6 +8,7 @@ from typing import Literal
 
 import torch
 
+from inference.engine import native
 from inference.engine.attention import LayoutProbe
 from inference.engine.cache_policy import PREFIX_BLOCK, CachePolicy
 from inference.engine.config import EngineConfig
@@ -62,7 +63,8 @@ def make_cache(loaded: LoadedModel, config: EngineConfig, max_seq_len: int) -> M
     groups = group_layers(layouts)
     backend = config.kv_cache_backend
     if backend == "auto":
-        backend = "contiguous" if device.type == "cpu" else "paged"
+        # torch's own attention reads one block a sequence much faster than many
+        backend = "paged" if native.active().is_native or device.type != "cpu" else "contiguous"
     per_token = sum(group.bytes_per_token for group in groups)
     # A full batch of the longest sequences; paged blocks round up, and windows overlap with a chunk.
     most = config.max_batch_size * per_token * (max_seq_len + PREFIX_BLOCK)
@@ -103,4 +105,6 @@ def _paged(measures: _Measures, config: EngineConfig) -> ModelCache:
     num_blocks = tuple(max(2, int(share * rows * tokens) // PREFIX_BLOCK + 1) for tokens in kept)
     policy = PagedCache(rows, length, measures.windows, num_blocks, prefixes=config.prefix_cache)
     pool = measures.pool(num_blocks, PREFIX_BLOCK)
-    return ModelCache(policy, pool, "paged", measures.num_bytes, measures.num_tokens)
+    num_bytes = sum(n * PREFIX_BLOCK * g.bytes_per_token for n, g in zip(num_blocks, measures.groups, strict=True))
+    num_tokens = min(n for n, kept_by in zip(num_blocks, kept, strict=True) if kept_by == max(kept)) * PREFIX_BLOCK
+    return ModelCache(policy, pool, "paged", num_bytes, num_tokens)

@@ -71,8 +71,8 @@ class ContiguousCache:
         return sum(self._costs[slot] for slot in self._running) / self._max_bytes
 
     @property
-    def unwritten_bytes(self) -> int:
-        return self._max_bytes - self._spent
+    def unwritten_ratio(self) -> float:
+        return 1 - self._spent / self._max_bytes
 
     def begin(self, sequence: Sequence, headroom: int) -> bool:
         if not self._free:

@@ -113,7 +113,7 @@ class ModelEngine:
             running=self.num_running,
             waiting=self.num_waiting,
             kv_used_ratio=self.kv_used_ratio,
-            kv_unwritten_bytes=self._cache.unwritten_bytes if self._limits.device == "cpu" else 0,
+            kv_unwritten_bytes=self._kv_unwritten_bytes(),
             prefix_queries=self.cache_counts.looked_up,
             prefix_hits=self.cache_counts.found,
             preemptions=self.num_preemptions,
@@ -123,6 +123,10 @@ class ModelEngine:
             step_tokens=counters.tokens.read(),
             step_faults=dict(counters.faults),
         )
+
+    def _kv_unwritten_bytes(self) -> int:
+        """A GPU's memory is taken at once."""
+        return int(self._limits.kv_bytes * self._cache.unwritten_ratio) if self._limits.device == "cpu" else 0
 
     def add(self, request: GenerationRequest, sink: object, submitted_at: float) -> list[Delivery]:
         """Queue a request; one that cannot run fails at once, in the returned events."""

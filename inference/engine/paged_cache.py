@@ -67,9 +67,8 @@ class PagedCache:
         return max(manager.num_used / manager.num_blocks for manager in self._managers)
 
     @property
-    def unwritten_bytes(self) -> int:
-        """Nobody notes which blocks were never written; on a GPU, its place, they are all taken at once."""
-        return 0
+    def unwritten_ratio(self) -> float:
+        return max(1 - manager.num_touched / manager.num_blocks for manager in self._managers)
 
     def begin(self, sequence: Sequence, headroom: int) -> bool:
         if not self._rows:

@@ -250,7 +250,7 @@ def test_a_dead_thread_fails_everyone_at_once_and_says_so(llama, mailbox, start)
 
 
 def test_a_model_gets_the_memory_for_keys_and_values_that_it_is_attached_with(llama, mailbox, start):
-    loop = start()
+    loop = start(kv_cache_backend="contiguous")
     loop.attach(_renamed(llama, "small"), kv_bytes=2**16).result(10)
     limits = {stats.name: stats.limits for stats in loop.stats().by_model}
     assert limits["small"].kv_bytes == 2**16

@@ -81,11 +81,19 @@ def test_the_most_for_keys_and_values_is_what_the_cache_takes_at_most(tmp_path, 
     """Of a full batch of the longest sequences, as the engine reckons it from the loaded model."""
     path = build_model(tmp_path, architecture)
     spec = ModelSpec("m", path, dtype="float32", device="cpu")
-    limits = ModelEngine(load_model(spec), EngineConfig(kv_cache_bytes=2**40)).stats().limits
+    most = estimate(path, dtype="float32").most_kv
+    loaded = load_model(spec)
+    contiguous, paged = (
+        ModelEngine(loaded, EngineConfig(kv_cache_bytes=2**40, kv_cache_backend=backend)).stats().limits
+        for backend in ("contiguous", "paged")
+    )
 
-    assert estimate(path, dtype="float32").most_kv == limits.kv_bytes
-    assert limits.kv_tokens == 16 * (256 + PREFIX_BLOCK)
-    assert (limits.max_seq_len, limits.max_batch_size, limits.kv_cache_backend) == (256, 16, "contiguous")
+    assert (contiguous.kv_cache_backend, contiguous.kv_bytes) == ("contiguous", most)
+    assert contiguous.kv_tokens == 16 * (256 + PREFIX_BLOCK)
+    assert paged.kv_cache_backend == "paged"
+    assert paged.kv_bytes <= most, "blocks of a window are fewer, and there is no slot to round up"
+    assert paged.kv_tokens >= 16 * 256
+    assert (paged.max_seq_len, paged.max_batch_size) == (256, 16)
 
 
 def test_what_is_set_for_keys_and_values_is_estimated(tmp_path):
