@@ -14,10 +14,11 @@ from steering.errors import IncompatibleSAEError
 from steering.labels import FeatureLabel
 from steering.model_shape import read_model_shape
 from steering.models import SAE, Feature
-from steering.sae_source import ALL_FILES, CONFIG_FILES, locate_sae
+from steering.sae_source import locate_sae
 from steering.saes.config import SAEConfig
 from steering.saes.errors import InvalidSAEError
 from steering.saes.files import read_json_object
+from steering.saes.place import SAEPlace
 from steering.saes.preview import preview_sae
 
 
@@ -29,9 +30,9 @@ class SAELocation:
     revision: str = ""
     subfolder: str = ""
 
-    def locate(self, files: Sequence[str]) -> Path:
-        """The folder on this machine; see :func:`steering.sae_source.locate_sae`."""
-        return locate_sae(self.source, revision=self.revision, subfolder=self.subfolder, files=files)
+    def locate(self, *, with_weights: bool) -> SAEPlace:
+        """Its place on this machine; see :func:`steering.sae_source.locate_sae`."""
+        return locate_sae(self.source, revision=self.revision, subfolder=self.subfolder, with_weights=with_weights)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +90,7 @@ def inspect_sae(
 
     InvalidSAEError, IncompatibleSAEError or :class:`inference.sources.SourceError`.
     """
-    folder = location.locate(CONFIG_FILES)
-    config = preview_sae(folder)
+    config = preview_sae(location.locate(with_weights=False))
     place = _place(config, layer, site)
     read_model_shape(model).check(place, config.math.d_in)
     return SAECandidate(location, config, place)
@@ -107,8 +107,9 @@ def prepare_sae(
     """Reads and checks the weights; InvalidSAEError, or ValidationError for a name or an SAE that is there."""
     from steering.saes.loader import load_sae  # imports torch
 
-    location, math = candidate.location, candidate.config.math
-    weights = load_sae(location.locate(ALL_FILES))
+    location = candidate.location
+    weights = load_sae(location.locate(with_weights=True))
+    math = weights.math
     sae = SAE(
         name=name,
         model=model,

@@ -17,7 +17,7 @@ from steering.labels import FeatureLabel
 from steering.models import SAE, Feature, FeatureEdit, ProfileVersion, SteeringProfile, VersionSAE
 from steering.published import published_profiles
 from steering.registration import PreparedSAE, SAEHealth, SAELocation, inspect_sae, prepare_sae
-from steering.sae_source import installed_folder
+from steering.sae_source import installed_place
 from steering.saes.errors import InvalidSAEError
 from steering.spec.edit import EditSpec, FeatureTarget, SAEIdentity
 from steering.spec.errors import InvalidSpecError, Problem
@@ -59,7 +59,7 @@ def move_sae(*, sae: SAE, location: SAELocation) -> SAE:
     """Says where the same files lie now; InvalidSAEError when they are not the same."""
     sae.source = absolute_source(location.source)
     sae.revision, sae.subfolder = location.revision, location.subfolder
-    installed_folder(sae)
+    installed_place(sae)
     sae.save(update_fields=["source", "revision", "subfolder"])
     published_profiles.invalidate()
     return sae
@@ -190,7 +190,7 @@ def _usable_sae(profile: SteeringProfile, target: SAEIdentity) -> SAE:
     if sae is None:
         raise InvalidProfileError(f"The SAE {target.name} does not belong to the model {profile.model}.")
     try:
-        installed_folder(sae)
+        installed_place(sae)
     except (InvalidSAEError, SourceError) as error:
         raise SAEUnavailableError(f"The SAE {sae} cannot be used: {error}") from error
     return sae

@@ -47,3 +47,21 @@ def read_object(config: Config, name: str) -> Config:
     if not isinstance(value, dict):
         raise InvalidSAEError(f"{name} in the configuration must be an object, not {value!r}.")
     return value
+
+
+def read_size(config: Config, name: str, width: int, factor: str) -> int:
+    """The number of features: the field, or else ``width`` times the field ``factor``."""
+    if config.get(name):
+        return read_int(config, name)
+    size = width * read_positive(config, factor)
+    if size > 1 << 53 or int(size) != size:
+        raise InvalidSAEError(f"{factor} times the width, {size!r}, is no whole number of features.")
+    return int(size)
+
+
+def read_choice(config: Config, name: str, choices: Mapping[str, str], default: str = "") -> str:
+    """What the field's value stands for; InvalidSAEError lists the known ones."""
+    value = read_text(config, name, default)
+    if value not in choices:
+        raise InvalidSAEError(f"{name} {value!r} is not supported; known are {', '.join(choices)}.")
+    return choices[value]

@@ -1,0 +1,16 @@
+"""All formats.
+
+Each recognises files or fields that only it has, and a folder that two of them recognise is refused: their order does
+not matter.
+"""
+
+from __future__ import annotations
+
+from steering.saes.formats.format import SAEFormat
+from steering.saes.formats.saelens import SAELens5, SAELens6
+
+FORMATS: tuple[SAEFormat, ...] = (
+    SAELens6(),
+    SAELens5(),
+)
+CONFIG_FILES: tuple[str, ...] = tuple(dict.fromkeys(name for known in FORMATS for name in known.config_files))
