@@ -9,6 +9,7 @@ from __future__ import annotations
 from steering.saes.formats.format import SAEFormat
 from steering.saes.formats.gemma_scope import GemmaScope
 from steering.saes.formats.gemma_scope_2 import GemmaScope2
+from steering.saes.formats.openmoss import Llamascopium, OpenMOSS
 from steering.saes.formats.saelens import SAELens5, SAELens6
 
 FORMATS: tuple[SAEFormat, ...] = (
@@ -16,5 +17,7 @@ FORMATS: tuple[SAEFormat, ...] = (
     SAELens5(),
     GemmaScope(),
     GemmaScope2(),
+    OpenMOSS(),
+    Llamascopium(),
 )
 CONFIG_FILES: tuple[str, ...] = tuple(dict.fromkeys(name for known in FORMATS for name in known.config_files))
