@@ -9,6 +9,7 @@ from __future__ import annotations
 from steering.saes.formats.format import SAEFormat
 from steering.saes.formats.gemma_scope import GemmaScope
 from steering.saes.formats.gemma_scope_2 import GemmaScope2
+from steering.saes.formats.llama_scope import LlamaScope
 from steering.saes.formats.openmoss import Llamascopium, OpenMOSS
 from steering.saes.formats.saelens import SAELens5, SAELens6
 
@@ -17,6 +18,7 @@ FORMATS: tuple[SAEFormat, ...] = (
     SAELens5(),
     GemmaScope(),
     GemmaScope2(),
+    LlamaScope(),
     OpenMOSS(),
     Llamascopium(),
 )
