@@ -12,6 +12,7 @@ from steering.saes.formats.gemma_scope_2 import GemmaScope2
 from steering.saes.formats.llama_scope import LlamaScope
 from steering.saes.formats.openmoss import Llamascopium, OpenMOSS
 from steering.saes.formats.saelens import SAELens5, SAELens6
+from steering.saes.formats.sparsify import Sparsify
 
 FORMATS: tuple[SAEFormat, ...] = (
     SAELens6(),
@@ -21,5 +22,6 @@ FORMATS: tuple[SAEFormat, ...] = (
     LlamaScope(),
     OpenMOSS(),
     Llamascopium(),
+    Sparsify(),
 )
 CONFIG_FILES: tuple[str, ...] = tuple(dict.fromkeys(name for known in FORMATS for name in known.config_files))
