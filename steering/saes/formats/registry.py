@@ -9,6 +9,7 @@ from __future__ import annotations
 from steering.saes.formats.format import SAEFormat
 from steering.saes.formats.gemma_scope import GemmaScope
 from steering.saes.formats.gemma_scope_2 import GemmaScope2
+from steering.saes.formats.goodfire import Goodfire
 from steering.saes.formats.llama_scope import LlamaScope
 from steering.saes.formats.openmoss import Llamascopium, OpenMOSS
 from steering.saes.formats.saelens import SAELens5, SAELens6
@@ -23,5 +24,6 @@ FORMATS: tuple[SAEFormat, ...] = (
     OpenMOSS(),
     Llamascopium(),
     Sparsify(),
+    Goodfire(),
 )
 CONFIG_FILES: tuple[str, ...] = tuple(dict.fromkeys(name for known in FORMATS for name in known.config_files))
