@@ -6,6 +6,7 @@ not matter.
 
 from __future__ import annotations
 
+from steering.saes.formats.dictionary_learning import DictionaryLearning
 from steering.saes.formats.format import SAEFormat
 from steering.saes.formats.gemma_scope import GemmaScope
 from steering.saes.formats.gemma_scope_2 import GemmaScope2
@@ -25,5 +26,6 @@ FORMATS: tuple[SAEFormat, ...] = (
     Llamascopium(),
     Sparsify(),
     Goodfire(),
+    DictionaryLearning(),
 )
 CONFIG_FILES: tuple[str, ...] = tuple(dict.fromkeys(name for known in FORMATS for name in known.config_files))
