@@ -13,6 +13,7 @@ from steering.saes.formats.gemma_scope_2 import GemmaScope2
 from steering.saes.formats.goodfire import Goodfire
 from steering.saes.formats.llama_scope import LlamaScope
 from steering.saes.formats.openmoss import Llamascopium, OpenMOSS
+from steering.saes.formats.qwen_scope import QwenScope
 from steering.saes.formats.saelens import SAELens5, SAELens6
 from steering.saes.formats.sparsify import Sparsify
 
@@ -27,5 +28,6 @@ FORMATS: tuple[SAEFormat, ...] = (
     Sparsify(),
     Goodfire(),
     DictionaryLearning(),
+    QwenScope(),
 )
 CONFIG_FILES: tuple[str, ...] = tuple(dict.fromkeys(name for known in FORMATS for name in known.config_files))
