@@ -6,6 +6,7 @@ not matter.
 
 from __future__ import annotations
 
+from steering.saes.formats.circuit_tracer import CircuitTracer
 from steering.saes.formats.dictionary_learning import DictionaryLearning
 from steering.saes.formats.format import SAEFormat
 from steering.saes.formats.gemma_scope import GemmaScope
@@ -29,5 +30,6 @@ FORMATS: tuple[SAEFormat, ...] = (
     Goodfire(),
     DictionaryLearning(),
     QwenScope(),
+    CircuitTracer(),
 )
 CONFIG_FILES: tuple[str, ...] = tuple(dict.fromkeys(name for known in FORMATS for name in known.config_files))
