@@ -44,6 +44,7 @@ _OLD_NAMES = {
     "activation_fn_str": "activation_fn",
 }
 _FINETUNED = "scaling_factor"
+_FINETUNED_LAYOUT = "saelens-finetuned"
 
 
 class _SAELensLayout(SAEFormat):
@@ -142,9 +143,12 @@ class SAELens5(_SAELensLayout):
         if isinstance(config.get("normalize_activations"), bool):
             old = "expected_average_only_in" if config["normalize_activations"] else "none"
             config = {**config, "normalize_activations": old}
+        math = _read_math(config, architecture, activation, place)
+        if read_bool(config, "finetuning_scaling_factor", default=False):
+            math = replace(math, layout=_FINETUNED_LAYOUT)
         return SAEConfig(
             format=self.name,
-            math=_read_math(config, architecture, activation, place),
+            math=math,
             weights_file=WEIGHTS_FILE,
             hook_name=read_text(config, "hook_name"),
             site=_read_site(config, is_transcoder="transcoder" in architecture),
@@ -165,6 +169,8 @@ class SAELens5(_SAELensLayout):
         factor = tensors.get(_FINETUNED)
         if factor is None or bool((factor == 1).all()):
             return weights
+        if config.math.layout != _FINETUNED_LAYOUT:
+            raise InvalidSAEError(f"{_FINETUNED} is not 1, and finetuning_scaling_factor is not set.")
         return replace(weights, W_dec=weights.W_dec * factor[:, None])
 
 
