@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from inference.sources import SourceError, download_problem, local_directory
+from steering.saes.files import check_subfolder
 from steering.saes.formats.format import SAEFormat
 from steering.saes.formats.registry import FORMATS
 from steering.saes.safetensor import header_of
@@ -24,13 +25,18 @@ class FoundSAE:
     num_bytes: int
 
 
-def find_saes(source: str, *, revision: str = "") -> list[FoundSAE]:
-    """The SAEs of a local directory or a Hub repository, by the names of their files alone.
+def find_saes(source: str, *, revision: str = "", subfolder: str = "") -> list[FoundSAE]:
+    """The SAEs of a local directory or a Hub repository, or a folder of it, by the names of their files alone.
 
     SourceError when there is no such source; an empty list when it holds nothing of a known name.
     """
+    check_subfolder(subfolder)
+    folder = subfolder.rstrip("/")
     local = local_directory(source)
-    files = _local_files(local) if local is not None else hub_files(source, revision=revision)
+    if local is None:
+        files = hub_files(source, revision=revision, folder=folder)
+    else:
+        files = {path: size for path, size in _local_files(local).items() if _is_in(path, folder)}
     return sorted(_saes_among(files), key=lambda found: found.subfolder)
 
 
@@ -87,6 +93,10 @@ def _has_required(files: Mapping[str, int], place: str, known: SAEFormat) -> boo
     folder = place.rpartition("/")[0] if known.is_single_file else place
     prefix = f"{folder}/" if folder else ""
     return all(prefix + name in files for name in known.required_files)
+
+
+def _is_in(path: str, folder: str) -> bool:
+    return not folder or path.startswith(f"{folder}/")
 
 
 def _local_files(root: Path) -> dict[str, int]:

@@ -52,11 +52,15 @@ class SAEHealth:
 
 @dataclass(frozen=True, slots=True)
 class SAECandidate:
-    """An SAE whose configuration fits the model at ``site``; its weights were not read yet."""
+    """An SAE whose configuration fits the model at ``site``; its weights were not read yet.
+
+    ``doubts`` are sentences about what does not speak against it, and should be looked at.
+    """
 
     location: SAELocation
     config: SAEConfig
     site: Site
+    doubts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +96,9 @@ def inspect_sae(
     """
     config = preview_sae(location.locate(with_weights=False))
     place = _place(config, layer, site)
-    read_model_shape(model).check(place, config.math.d_in)
-    return SAECandidate(location, config, place)
+    shape = read_model_shape(model)
+    shape.check(place, config.math.width_out)
+    return SAECandidate(location, config, place, shape.doubts(config.model_name, prepends_bos=config.prepend_bos))
 
 
 def prepare_sae(
@@ -121,7 +126,7 @@ def prepare_sae(
         normalization=math.normalization,
         layer=candidate.site.layer,
         site=candidate.site.kind,
-        d_in=math.d_in,
+        d_in=math.width_out,
         d_sae=math.d_sae,
         checksum=weights.key,
         **asdict(health or SAEHealth()),

@@ -161,6 +161,7 @@ def publishable_edits(profile: SteeringProfile) -> tuple[EditSpec, ...]:
         raise InvalidProfileError.from_spec(error) from error
     if not edits:
         raise InvalidProfileError(f"The draft of {profile} has no edits; add at least one.")
+    _check_reading(profile)
     problems = [problem for number, edit in enumerate(edits) if (problem := _check_push(edit, f"edits[{number}]"))]
     if problems:
         raise InvalidProfileError.from_spec(InvalidSpecError(problems))
@@ -168,6 +169,17 @@ def publishable_edits(profile: SteeringProfile) -> tuple[EditSpec, ...]:
     if latest is not None and latest.edits == edits_to_json(edits):
         raise NothingToPublishError(f"The draft is the same as {latest}; there is nothing to publish.")
     return edits
+
+
+def _check_reading(profile: SteeringProfile) -> None:
+    """InvalidProfileError for an edit that has to read a transcoder's features where they are only written."""
+    edits = profile.edits.filter(feature__sae__architecture__endswith="transcoder")
+    edit = edits.exclude(operation=FeatureEdit.Operation.ADD).select_related("feature__sae").first()
+    if edit is not None and edit.feature is not None:
+        raise InvalidProfileError(
+            f"{edit.feature} is a transcoder's: it is read at the MLP's input, so {edit.operation} is not possible at"
+            " its output; use add."
+        )
 
 
 def _check_push(edit: EditSpec, path: str) -> Problem | None:

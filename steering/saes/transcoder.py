@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+_NOT_HERE = "A transcoder reads the MLP's input, not the site where it writes; only add is possible."
+
+
 class Transcoder(SparseAutoencoder):
     """Encodes the MLP's input ``[tokens, d_in]``, and decodes to its output ``[tokens, d_out]``.
 
@@ -34,7 +37,11 @@ class Transcoder(SparseAutoencoder):
 
     def activations(self, h: Tensor, features: Tensor) -> NoReturn:
         """An edit's residual is the MLP's output, which a transcoder does not read."""
-        raise InvalidSAEError("A transcoder reads the MLP's input, not the site where it writes; only add is possible.")
+        raise InvalidSAEError(_NOT_HERE)
+
+    def columns(self, features: Tensor) -> NoReturn:
+        """See :meth:`activations`."""
+        raise InvalidSAEError(_NOT_HERE)
 
 
 class ReLUTranscoder(Transcoder, StandardSAE):
