@@ -10,6 +10,7 @@ from inference.sources import SourceError, download_problem, local_directory
 from steering.saes.files import check_subfolder
 from steering.saes.formats.format import SAEFormat
 from steering.saes.formats.registry import FORMATS
+from steering.saes.place import natural_order
 from steering.saes.safetensor import header_of
 from steering.saes.tensors import Header
 
@@ -37,7 +38,7 @@ def find_saes(source: str, *, revision: str = "", subfolder: str = "") -> list[F
         files = hub_files(source, revision=revision, folder=folder)
     else:
         files = {path: size for path, size in _local_files(local).items() if _is_in(path, folder)}
-    return sorted(_saes_among(files), key=lambda found: found.subfolder)
+    return sorted(_saes_among(files), key=lambda found: natural_order(found.subfolder))
 
 
 def hub_files(source: str, *, revision: str = "", folder: str = "") -> dict[str, int]:

@@ -80,7 +80,7 @@ class SAEPlace:
             if number >= _MAX_NAMES:
                 raise InvalidSAEError(f"{self.folder} holds more than {_MAX_NAMES} files; name the SAE's own.")
             found.add(path.name)
-        return sorted((name for name in found if "/" not in name), key=_natural)
+        return sorted((name for name in found if "/" not in name), key=natural_order)
 
 
 def sae_place(root: Path, subfolder: str = "", listed: frozenset[str] = frozenset()) -> SAEPlace:
@@ -97,6 +97,6 @@ def _is_file(root: Path, name: str) -> bool:
     return (root / name).exists() and not (root / name).is_dir()
 
 
-def _natural(name: str) -> list[tuple[int, str]]:
+def natural_order(name: str) -> list[tuple[int, str]]:
     """Sorts layer_2 before layer_10."""
     return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", name)]
