@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from inference.interventions import Site, SiteKind
@@ -19,7 +19,7 @@ from steering.saes.config import SAEConfig
 from steering.saes.errors import InvalidSAEError
 from steering.saes.files import read_json_object
 from steering.saes.place import SAEPlace
-from steering.saes.preview import preview_sae
+from steering.saes.preview import preview_sae, recognise
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +112,9 @@ def prepare_sae(
     """Reads and checks the weights; InvalidSAEError, or ValidationError for a name or an SAE that is there."""
     from steering.saes.loader import load_sae  # imports torch
 
-    location = candidate.location
-    weights = load_sae(location.locate(with_weights=True))
+    place = candidate.location.locate(with_weights=True)
+    location = replace(candidate.location, subfolder=_own_subfolder(candidate, place))
+    weights = load_sae(place)
     math = weights.math
     sae = SAE(
         name=name,
@@ -133,6 +134,14 @@ def prepare_sae(
     )
     sae.full_clean()
     return PreparedSAE(sae, weights.decoder_norms().tolist(), labels)
+
+
+def _own_subfolder(candidate: SAECandidate, place: SAEPlace) -> str:
+    """With the file's name where a folder can hold several SAEs, so that another one beside it changes nothing."""
+    subfolder, file = candidate.location.subfolder.rstrip("/"), candidate.config.weights_file
+    if place.file or not recognise(place).is_single_file:
+        return subfolder
+    return f"{subfolder}/{file}" if subfolder else file
 
 
 def read_health(path: Path) -> SAEHealth:

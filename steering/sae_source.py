@@ -65,10 +65,16 @@ def _checksum(place: SAEPlace, *, config_text: str, written_at: int, num_bytes: 
 
 
 def _downloaded(root: Path, subfolder: str) -> SAEPlace | None:
-    """The SAE if it is here with its weights."""
+    """The SAE if it is here with its weights.
+
+    Of a folder that may hold several it is not known without the Hub whether those that are here are all.
+    """
     try:
         place = sae_place(root, subfolder)
-        return place if place.is_here(recognise(place).weights_file(place)) else None
+        converter = recognise(place)
+        if converter.is_single_file and not place.file:
+            return None
+        return place if place.is_here(converter.weights_file(place)) else None
     except InvalidSAEError:
         return None
 
@@ -76,7 +82,7 @@ def _downloaded(root: Path, subfolder: str) -> SAEPlace | None:
 def _download(source: str, revision: str, root: Path, subfolder: str, with_weights: bool) -> SAEPlace:  # noqa: FBT001
     """Asks for the names first, so that of a large repository only the SAE's own files are fetched."""
     files = hub_files(source, revision=revision, folder=subfolder)
-    folder, name = (subfolder, "") if files else _split(subfolder)
+    folder, name = (subfolder, "") if set(files) - {subfolder} else _split(subfolder)
     if name:
         files = hub_files(source, revision=revision, folder=folder)
     prefix = f"{folder}/" if folder else ""

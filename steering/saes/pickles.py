@@ -39,7 +39,7 @@ def _check_archive(path: Path, name: str) -> None:
     try:
         with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()
-    except (zipfile.BadZipFile, OSError, NotImplementedError) as error:
+    except (zipfile.BadZipFile, OSError, EOFError, ValueError, NotImplementedError, RuntimeError) as error:
         raise InvalidSAEError(
             f"{name} is not a zip file of torch.save: {error}. Older pickles are not read; save it again."
         ) from error

@@ -152,6 +152,12 @@ def test_single_file_at_the_top(hub, tmp_path):
     assert [path for path, _ in hub.fetched()] == [name]
 
 
+def test_part_of_a_folder_is_not_taken_for_all_of_it(hub, tmp_path):
+    key, error = ask(hub, tmp_path, ("load", "transcoders/layer_1.safetensors"), ("load", "transcoders"))
+    assert key == load_sae(hub.root / "transcoders/layer_1.safetensors").key
+    assert "holds 3 transcoders" in error
+
+
 def test_interrupted_download_goes_on_where_it_ended(hub, tmp_path):
     """The Hub's library writes 10 MB at a time."""
     d_sae = 200_000

@@ -19,7 +19,7 @@ from steering.saes.preview import as_place
 from steering.spec.edit import EditSpec
 from steering.spec.errors import InvalidSpecError
 from tests.steering.conftest import write_model_config
-from tests.steering.format_files import CASES, circuit_tracer, gemma_scope, saelens_transcoder
+from tests.steering.format_files import CASES, circuit_tracer, gemma_scope, goodfire, saelens_transcoder
 from tests.steering.sae_files import sae_config, write_sae
 
 pytestmark = pytest.mark.django_db
@@ -67,6 +67,15 @@ def test_format_that_names_no_site_asks_for_it(tall_model, tmp_path):
     location = location_of(gemma_scope(tmp_path, repository="mine").path)
     with pytest.raises(IncompatibleSAEError, match="give the layer and the site"):
         inspect_sae(location, tall_model)
+
+
+def test_file_is_remembered_where_the_folder_may_get_another(tall_model, tmp_path):
+    path = goodfire(tmp_path / "saes" / "llama").path
+    location = SAELocation(str(tmp_path / "saes"), subfolder="llama/")
+    sae = services.register_sae(name="x", model=tall_model, location=location)
+    assert sae.subfolder == f"llama/{path.name}"
+    path.with_name(path.name.replace("l19", "l20")).write_bytes(b"")
+    services.move_sae(sae=sae, location=SAELocation(sae.source, subfolder=sae.subfolder))
 
 
 class TestDoubts:

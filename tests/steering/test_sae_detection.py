@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,14 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
+from inference.interventions import Site
 from steering.saes.config import SAEMath
 from steering.saes.errors import InvalidSAEError
 from steering.saes.loader import load_sae
-from steering.saes.preview import preview_sae
+from steering.saes.place import SAEPlace
+from steering.saes.preview import as_place, preview_sae
 from tests.steering.format_files import (
+    CASES,
     circuit_tracer,
     dictionary_learning,
     gemma_scope,
@@ -214,6 +218,63 @@ class TestPlaces:
         path = circuit_tracer(tmp_path).path
         (path.parent / "config.yaml").write_text(text)
         assert "config.yaml" in refused(path)
+
+
+class TestNamesAlone:
+    """Gemma Scope has no configuration: what the Hub's folders are called is enough to say whether it fits."""
+
+    def preview(self, tmp_path: Path, name: str) -> Any:
+        folder = tmp_path / name
+        folder.mkdir(parents=True)
+        return preview_sae(SAEPlace(folder, listed=frozenset({"params.npz"})))
+
+    @pytest.mark.parametrize(
+        ("repository", "d_in", "site"),
+        [
+            ("google--gemma-scope-2b-pt-res", 2304, Site(20)),
+            ("google--gemma-scope-9b-pt-mlp", 3584, Site(20, "mlp_out")),
+            ("google--gemma-scope-2b-pt-att", 2048, Site(20, "attn_out")),
+            ("google--gemma-scope-27b-pt-res-canonical", 4608, Site(20)),
+            ("google--gemma-scope-2b-pt-transcoders", 2304, Site(20, "mlp_out")),
+        ],
+    )
+    def test_without_weights(self, repository, d_in, site, tmp_path):
+        config = self.preview(tmp_path, f"{repository}/layer_20/width_16k/average_l0_71")
+        assert (config.math.d_in, config.math.d_sae, config.site) == (d_in, 16384, site)
+
+    def test_million(self, tmp_path):
+        config = self.preview(tmp_path, "gemma-scope-9b-it-res@main/layer_31/width_1m/canonical")
+        assert (config.math.d_sae, config.model_name) == (1 << 20, "gemma-2-9b-it")
+
+    def test_header_decides_where_the_file_is_here(self, tmp_path):
+        assert preview_sae(gemma_scope(tmp_path).path).math.d_in == 12
+
+
+class TestDamage:
+    """Whatever a byte of a file becomes, the answer is an SAE or a refusal, and nothing else."""
+
+    @pytest.mark.parametrize("name", ["saelens-gated", "gemma-scope-res", "goodfire", "circuit-tracer", "llama-scope"])
+    def test_bytes_that_changed(self, name, tmp_path):
+        written = CASES[name].write(tmp_path)
+        place = as_place(written.path)
+        files = [path for path in place.folder.rglob("*") if path.is_file()]
+        rng = np.random.default_rng(0)
+        refusals = 0
+        for path in files:
+            data = path.read_bytes()
+            for _ in range(40):
+                damaged = bytearray(data)
+                head = min(len(data), 2000) if rng.random() < 0.7 else len(data)
+                for position in rng.integers(head, size=rng.integers(1, 4)):
+                    damaged[position] = rng.integers(256)
+                path.write_bytes(bytes(damaged[: rng.integers(len(data)) if rng.random() < 0.2 else len(data)]))
+                with contextlib.suppress(InvalidSAEError):
+                    refusals += 1
+                    load_sae(written.path)
+                    refusals -= 1
+            path.write_bytes(data)
+        assert refusals > 10
+        assert load_sae(written.path)
 
 
 class TestChecksum:
