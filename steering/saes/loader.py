@@ -12,6 +12,7 @@ from steering.saes.place import SAEPlace
 from steering.saes.preview import as_place, recognise
 from steering.saes.registry import ARCHITECTURES
 from steering.saes.sae import SAEWeights, SparseAutoencoder
+from steering.saes.tensors import is_finite
 
 
 def load_sae(path: Path | SAEPlace, *, d_in: int | None = None) -> SparseAutoencoder:
@@ -37,7 +38,7 @@ def load_sae(path: Path | SAEPlace, *, d_in: int | None = None) -> SparseAutoenc
 def _check(weights: SAEWeights, math: SAEMath) -> None:
     """Folding multiplies numbers of the file, which can overflow."""
     for name, tensor in weights.tensors().items():
-        if not bool(tensor.isfinite().all()):
+        if not is_finite(tensor):
             raise InvalidSAEError(
                 f"{name} is not finite (NaN or infinite) after normalisation and scales are folded in."
             )

@@ -6,11 +6,12 @@ files, the last without running anything that they hold.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from steering.saes.errors import InvalidSAEError
 
@@ -31,7 +32,12 @@ class Header:
 
 
 class TensorFile(ABC):
-    """``headers`` are those of all tensors in the file; ``name`` is how it is called, wherever ``path`` leads."""
+    """``headers`` are those of all tensors in the file; ``name`` is how it is called, wherever ``path`` leads.
+
+    ``maps_file`` says whether tensors are views of the file.
+    """
+
+    maps_file: ClassVar[bool] = True
 
     def __init__(self, path: Path, name: str, headers: Mapping[str, Header]) -> None:
         self.path = path
@@ -77,10 +83,15 @@ class TensorFile(ABC):
         import torch
 
         value = tensor.to(torch.float32)
-        if not bool(torch.isfinite(value).all()):
+        if not is_finite(value):
             raise InvalidSAEError(f"{name} in {self.name} holds values that are not finite (NaN or infinite).")
-        # A tensor of the file can be a view of a memory map; a copy outlives the file and is safe against its change.
-        return value.clone() if value is tensor else value
+        # A view of a memory map would change with the file, and end with it.
+        return value.clone() if self.maps_file and value is tensor else value
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether no value is NaN or infinite; needs no memory, other than ``torch.isfinite``."""
+    return tensor.numel() == 0 or all(math.isfinite(value) for value in tensor.aminmax())
 
 
 def _listed(names: Collection[str]) -> str:

@@ -89,13 +89,13 @@ class CircuitTracer(SAEFormat):
         integers = frozenset({"k"} & set(headers))
         return Layout(shapes | dict.fromkeys(integers, ()), integers=integers)
 
-    def convert(self, tensors: Mapping[str, Tensor], config: SAEConfig) -> SAEWeights:
+    def convert(self, tensors: dict[str, Tensor], config: SAEConfig) -> SAEWeights:
         from steering.saes.sae import SAEWeights
 
         if "k" in tensors and int(tensors["k"]) != config.math.k:
             raise InvalidSAEError(f"k is {int(tensors['k'])} in the file and {config.math.k} in {_CONFIG_FILE}.")
         return SAEWeights(
-            encoder=tensors["W_enc"].contiguous(),
+            encoder=tensors.pop("W_enc").contiguous(),
             b_enc=tensors["b_enc"],
             W_dec=tensors["W_dec"],
             b_dec=tensors["b_dec"],

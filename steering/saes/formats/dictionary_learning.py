@@ -105,15 +105,15 @@ class DictionaryLearning(SAEFormat):
             shapes, integers=integers, ignored=frozenset({"threshold"}) if kind == "AutoEncoderTopK" else frozenset()
         )
 
-    def convert(self, tensors: Mapping[str, Tensor], config: SAEConfig) -> SAEWeights:
+    def convert(self, tensors: dict[str, Tensor], config: SAEConfig) -> SAEWeights:
         from steering.saes.folding import by_decoder_norm
         from steering.saes.gated import gated_weights
         from steering.saes.sae import SAEWeights
 
         kind = _kind(config)
         linear = "encoder.weight" in tensors
-        encoder = tensors["encoder.weight"].contiguous() if linear else tensors["W_enc"].T.contiguous()
-        W_dec = tensors["decoder.weight"].T.contiguous() if linear else tensors["W_dec"].contiguous()
+        encoder = tensors.pop("encoder.weight").contiguous() if linear else tensors.pop("W_enc").T.contiguous()
+        W_dec = tensors.pop("decoder.weight").T.contiguous() if linear else tensors.pop("W_dec").contiguous()
         b_dec = tensors[_BIASES.get(kind, "b_dec")]
         if kind == "GatedAutoEncoder":
             b_gate, b_mag = tensors["gate_bias"], tensors["mag_bias"]

@@ -74,8 +74,11 @@ class SAEFormat(ABC):
         """``headers`` tell which of the optional tensors are there."""
 
     @abstractmethod
-    def convert(self, tensors: Mapping[str, Tensor], config: SAEConfig) -> SAEWeights:
-        """To the normal form, but for ``scaling_factor`` and ``rescale_acts_by_decoder_norm``."""
+    def convert(self, tensors: dict[str, Tensor], config: SAEConfig) -> SAEWeights:
+        """To the normal form, but for ``scaling_factor`` and ``rescale_acts_by_decoder_norm``.
+
+        Matrices that are turned are taken out of ``tensors``, so that both forms of one are in memory and not of all.
+        """
 
     def needs_header(self, place: SAEPlace) -> bool:
         """Whether :meth:`preview` reads the weights' header too, because nothing else says how large the SAE is."""

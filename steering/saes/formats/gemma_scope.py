@@ -71,14 +71,14 @@ class GemmaScope(SAEFormat):
         biases = {"b_enc": (d_sae,), "b_dec": (d_in,), "threshold": (d_sae,)}
         return Layout({encoder: (d_in, d_sae), decoder: (d_sae, d_in), **biases})
 
-    def convert(self, tensors: Mapping[str, Tensor], config: SAEConfig) -> SAEWeights:
+    def convert(self, tensors: dict[str, Tensor], config: SAEConfig) -> SAEWeights:
         from steering.saes.sae import SAEWeights
 
-        matrices = {name.lower(): tensor for name, tensor in tensors.items()}
+        encoder, decoder = ("w_enc", "w_dec") if "w_enc" in tensors else ("W_enc", "W_dec")
         return SAEWeights(
-            encoder=matrices["w_enc"].T.contiguous(),
+            encoder=tensors.pop(encoder).T.contiguous(),
             b_enc=tensors["b_enc"],
-            W_dec=matrices["w_dec"],
+            W_dec=tensors[decoder],
             b_dec=tensors["b_dec"],
             threshold=tensors["threshold"],
         )

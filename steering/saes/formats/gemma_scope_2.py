@@ -86,11 +86,11 @@ class GemmaScope2(SAEFormat):
             shapes[_SKIP] = (math.d_in, math.width_out)
         return Layout(shapes)
 
-    def convert(self, tensors: Mapping[str, Tensor], config: SAEConfig) -> SAEWeights:
+    def convert(self, tensors: dict[str, Tensor], config: SAEConfig) -> SAEWeights:
         from steering.saes.sae import SAEWeights
 
         return SAEWeights(
-            encoder=tensors["w_enc"].T.contiguous(),
+            encoder=tensors.pop("w_enc").T.contiguous(),
             b_enc=tensors["b_enc"],
             W_dec=tensors["w_dec"],
             b_dec=tensors["b_dec"],

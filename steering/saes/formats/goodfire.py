@@ -66,15 +66,15 @@ class Goodfire(SAEFormat):
             }
         )
 
-    def convert(self, tensors: Mapping[str, Tensor], config: SAEConfig) -> SAEWeights:
+    def convert(self, tensors: dict[str, Tensor], config: SAEConfig) -> SAEWeights:
         from steering.saes.sae import SAEWeights
 
-        by_role = {name.replace("_linear", ""): tensor for name, tensor in tensors.items()}
+        suffix = "" if "encoder.weight" in tensors else "_linear"
         return SAEWeights(
-            encoder=by_role["encoder.weight"].contiguous(),
-            b_enc=by_role["encoder.bias"],
-            W_dec=by_role["decoder.weight"].T.contiguous(),
-            b_dec=by_role["decoder.bias"],
+            encoder=tensors.pop(f"encoder{suffix}.weight").contiguous(),
+            b_enc=tensors[f"encoder{suffix}.bias"],
+            W_dec=tensors.pop(f"decoder{suffix}.weight").T.contiguous(),
+            b_dec=tensors[f"decoder{suffix}.bias"],
         )
 
 

@@ -79,7 +79,7 @@ class OpenMOSS(SAEFormat):
             shapes[_NORM + config.hook_name] = ()
         return Layout(shapes, ignored=frozenset(norms) - set(shapes))
 
-    def convert(self, tensors: Mapping[str, Tensor], config: SAEConfig) -> SAEWeights:
+    def convert(self, tensors: dict[str, Tensor], config: SAEConfig) -> SAEWeights:
         import torch
 
         from steering.saes.folding import gated_by_decoder_norm, scaled

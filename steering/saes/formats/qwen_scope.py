@@ -67,12 +67,12 @@ class QwenScope(SAEFormat):
         d_in, d_sae = config.math.d_in, config.math.d_sae
         return Layout({"W_enc": (d_sae, d_in), "b_enc": (d_sae,), "W_dec": (d_in, d_sae), "b_dec": (d_in,)})
 
-    def convert(self, tensors: Mapping[str, Tensor], config: SAEConfig) -> SAEWeights:
+    def convert(self, tensors: dict[str, Tensor], config: SAEConfig) -> SAEWeights:
         from steering.saes.sae import SAEWeights
 
         return SAEWeights(
-            encoder=tensors["W_enc"].contiguous(),
+            encoder=tensors.pop("W_enc").contiguous(),
             b_enc=tensors["b_enc"],
-            W_dec=tensors["W_dec"].T.contiguous(),
+            W_dec=tensors.pop("W_dec").T.contiguous(),
             b_dec=tensors["b_dec"],
         )

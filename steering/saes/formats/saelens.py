@@ -72,11 +72,11 @@ class _SAELensLayout(SAEFormat):
             shapes["W_skip"] = (math.width_out, math.d_in)
         return Layout(shapes)
 
-    def convert(self, tensors: Mapping[str, Tensor], config: SAEConfig) -> SAEWeights:
+    def convert(self, tensors: dict[str, Tensor], config: SAEConfig) -> SAEWeights:
         from steering.saes.gated import gated_weights
         from steering.saes.sae import SAEWeights
 
-        encoder = tensors["W_enc"].T.contiguous()
+        encoder = tensors.pop("W_enc").T.contiguous()
         if config.math.architecture == "gated":
             names = ("b_gate", "b_mag", "r_mag", "W_dec", "b_dec")
             return gated_weights(encoder=encoder, **{name: tensors[name] for name in names})
@@ -163,7 +163,7 @@ class SAELens5(_SAELensLayout):
             return layout
         return replace(layout, shapes={**layout.shapes, _FINETUNED: (config.math.d_sae,)})
 
-    def convert(self, tensors: Mapping[str, Tensor], config: SAEConfig) -> SAEWeights:
+    def convert(self, tensors: dict[str, Tensor], config: SAEConfig) -> SAEWeights:
         """A finetuned feature writes ``scaling_factor`` times its decoder row."""
         weights = super().convert(tensors, config)
         factor = tensors.get(_FINETUNED)

@@ -81,7 +81,7 @@ class Sparsify(SAEFormat):
             shapes["W_skip"] = (d_in, d_in)
         return Layout(shapes)
 
-    def convert(self, tensors: Mapping[str, Tensor], config: SAEConfig) -> SAEWeights:
+    def convert(self, tensors: dict[str, Tensor], config: SAEConfig) -> SAEWeights:
         from steering.saes.sae import SAEWeights
 
         return SAEWeights(
