@@ -173,8 +173,10 @@ def publishable_edits(profile: SteeringProfile) -> tuple[EditSpec, ...]:
 
 def _check_reading(profile: SteeringProfile) -> None:
     """InvalidProfileError for an edit that has to read a transcoder's features where they are only written."""
-    edits = profile.edits.filter(feature__sae__architecture__endswith="transcoder")
-    edit = edits.exclude(operation=FeatureEdit.Operation.ADD).select_related("feature__sae").first()
+    operation = FeatureEdit.Operation
+    reading = (operation.SCALE, operation.CLAMP, operation.ABLATE, operation.AT_LEAST, operation.AT_MOST)
+    edits = profile.edits.filter(feature__sae__architecture__endswith="transcoder", operation__in=reading)
+    edit = edits.select_related("feature__sae").first()
     if edit is not None and edit.feature is not None:
         raise InvalidProfileError(
             f"{edit.feature} is a transcoder's: it is read at the MLP's input, so {edit.operation} is not possible at"
