@@ -6,6 +6,7 @@ import re
 
 from inference.interventions import Site, SiteKind
 from steering.saes.errors import InvalidSAEError
+from steering.saes.fields import shown
 
 _LAYER = r"(\d{1,4})"
 _TRANSFORMER_LENS = re.compile(rf"blocks\.{_LAYER}\.(.+)")
@@ -38,7 +39,7 @@ def parse_hook_name(name: str) -> Site:
         if match := pattern.fullmatch(name):
             return Site(int(match[1]), kind)
     known = ", ".join(f"blocks.N.{hook}" for hook in _KINDS)
-    raise InvalidSAEError(f"The hook {name!r} is not supported; known are {known} and model.layers.N.")
+    raise InvalidSAEError(f"The hook {shown(name)} is not supported; known are {known} and model.layers.N.")
 
 
 def mlp_output_of(input_hook: str) -> Site:
@@ -50,6 +51,6 @@ def mlp_output_of(input_hook: str) -> Site:
         if match := pattern.fullmatch(input_hook):
             return Site(int(match[1]), "mlp_out")
     raise InvalidSAEError(
-        f"The transcoder reads {input_hook!r}; supported are those of an MLP, such as blocks.N.ln2.hook_normalized,"
-        " blocks.N.mlp.hook_in and model.layers.N.mlp.input."
+        f"The transcoder reads {shown(input_hook)}; supported are those of an MLP, such as"
+        " blocks.N.ln2.hook_normalized, blocks.N.mlp.hook_in and model.layers.N.mlp.input."
     )

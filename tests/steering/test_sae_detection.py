@@ -220,6 +220,14 @@ class TestPlaces:
         assert "config.yaml" in refused(path)
 
 
+def test_yaml_that_grows_when_it_is_shown(tmp_path):
+    """Nine lists of nine, nested thirty deep, are a few hundred bytes, and no end of text."""
+    path = circuit_tracer(tmp_path).path
+    bomb = "a0: &a0 x\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 30))
+    (path.parent / "config.yaml").write_text(bomb + "model_kind: *a29\n")
+    assert len(refused(path)) < 2000
+
+
 class TestNamesAlone:
     """Gemma Scope has no configuration: what the Hub's folders are called is enough to say whether it fits."""
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from steering.saes.config import SAEConfig, SAEMath
 from steering.saes.errors import InvalidSAEError
-from steering.saes.fields import read_bool, read_text
+from steering.saes.fields import read_bool, read_text, shown
 from steering.saes.formats.format import Layout, SAEFormat, shape_of
 from steering.saes.hooks import mlp_output_of, parse_hook_name
 from steering.saes.place import SAEPlace
@@ -44,9 +44,9 @@ class GemmaScope2(SAEFormat):
     def preview(self, place: SAEPlace) -> SAEConfig:
         config = place.json(_CONFIG_FILE)
         if config.get("architecture") != "jump_relu":
-            raise InvalidSAEError(f"architecture is {config.get('architecture')!r}; Gemma Scope 2 has jump_relu.")
+            raise InvalidSAEError(f"architecture is {shown(config.get('architecture'))}; Gemma Scope 2 has jump_relu.")
         if config.get("type") not in (None, "sae", "transcoder"):
-            raise InvalidSAEError(f"type {config['type']!r} is not supported; known are sae and transcoder.")
+            raise InvalidSAEError(f"type {shown(config['type'])} is not supported; known are sae and transcoder.")
         source, target = read_text(config, "hf_hook_point_in"), read_text(config, "hf_hook_point_out")
         is_transcoder = bool(target) and target != source
         headers = self.headers(place)

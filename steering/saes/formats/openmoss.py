@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from steering.saes.config import Normalization, SAEConfig, SAEMath
 from steering.saes.errors import InvalidSAEError
-from steering.saes.fields import Config, read_bool, read_choice, read_int, read_size, read_text
+from steering.saes.fields import Config, read_bool, read_choice, read_int, read_size, read_text, shown
 from steering.saes.formats.format import Layout, SAEFormat
 from steering.saes.hooks import parse_hook_name
 from steering.saes.place import SAEPlace
@@ -116,7 +116,7 @@ class Llamascopium(OpenMOSS):
     def preview(self, place: SAEPlace) -> SAEConfig:
         kind = read_text(place.json(_CONFIG_FILE), "sae_type")
         if kind != "sae":
-            raise InvalidSAEError(f"sae_type {kind!r} is not supported; known is sae.")
+            raise InvalidSAEError(f"sae_type {shown(kind)} is not supported; known is sae.")
         return super().preview(place)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from inference.interventions import Site
 from steering.saes.config import Normalization, SAEConfig, SAEMath
 from steering.saes.errors import InvalidSAEError
-from steering.saes.fields import Config, read_bool, read_int, read_object, read_positive, read_text
+from steering.saes.fields import Config, read_bool, read_int, read_object, read_positive, read_text, shown
 from steering.saes.formats.format import Layout, SAEFormat
 from steering.saes.hooks import mlp_output_of, parse_hook_name
 from steering.saes.place import SAEPlace
@@ -200,7 +200,7 @@ def _read_math(config: Config, architecture: str, activation: Config, place: SAE
 def _refuse_unsupported(config: Config, architecture: str) -> None:
     if architecture not in _ARCHITECTURES:
         raise InvalidSAEError(
-            f"The architecture {architecture!r} is not supported; supported are {', '.join(_ARCHITECTURES)}"
+            f"The architecture {shown(architecture)} is not supported; supported are {', '.join(_ARCHITECTURES)}"
             " (BatchTopK and Matryoshka SAEs are saved as jumprelu for inference)."
         )
     if architecture != "topk" and config.get("rescale_acts_by_decoder_norm"):
@@ -209,14 +209,14 @@ def _refuse_unsupported(config: Config, architecture: str) -> None:
         raise InvalidSAEError("apply_b_dec_to_input is not defined for transcoders, whose b_dec belongs to the output.")
     reshape = config.get("reshape_activations", "none")
     if reshape not in ("none", "hook_z", None):
-        raise InvalidSAEError(f"reshape_activations {reshape!r} is not supported; known are none and hook_z.")
+        raise InvalidSAEError(f"reshape_activations {shown(reshape)} is not supported; known are none and hook_z.")
 
 
 def _refuse_activation(config: Config, allowed: tuple[str, ...]) -> None:
     activation = config.get("activation_fn") or "relu"
     if activation not in allowed:
         raise InvalidSAEError(
-            f"The activation function {activation!r} is not supported; known are {', '.join(allowed)}."
+            f"The activation function {shown(activation)} is not supported; known are {', '.join(allowed)}."
         )
 
 
@@ -231,7 +231,7 @@ def _read_normalization(config: Config, place: SAEPlace) -> tuple[Normalization,
         case "expected_average_only_in":
             return "none", _read_scaling_factor(place)
         case other:
-            raise InvalidSAEError(f"The normalisation {other!r} is not supported; save the SAE with it folded in.")
+            raise InvalidSAEError(f"The normalisation {shown(other)} is not supported; save the SAE with it folded in.")
 
 
 def _read_scaling_factor(place: SAEPlace) -> float:
