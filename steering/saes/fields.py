@@ -34,6 +34,11 @@ def read_bool(config: Config, name: str, *, default: bool) -> bool:
     return value
 
 
+def read_optional_bool(config: Config, name: str) -> bool | None:
+    """None where the field is missing or null."""
+    return None if config.get(name) is None else read_bool(config, name, default=False)
+
+
 def read_text(config: Config, name: str, default: str = "") -> str:
     value = config.get(name)
     if value is None:

@@ -228,6 +228,12 @@ def test_yaml_that_grows_when_it_is_shown(tmp_path):
     assert len(refused(path)) < 2000
 
 
+@pytest.mark.parametrize(("value", "expected"), [(True, True), (False, False), (None, None)])
+def test_beginning_of_text_may_be_left_open(value, expected, tmp_path):
+    hook = {"hook_name": "blocks.1.hook_resid_post", "prepend_bos": value}
+    assert preview_sae(write_sae(tmp_path, sae_config(metadata=hook))).prepend_bos is expected
+
+
 class TestNamesAlone:
     """Gemma Scope has no configuration: what the Hub's folders are called is enough to say whether it fits."""
 

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING
 from inference.interventions import Site
 from steering.saes.config import Normalization, SAEConfig, SAEMath
 from steering.saes.errors import InvalidSAEError
-from steering.saes.fields import Config, read_bool, read_int, read_object, read_positive, read_text, shown
+from steering.saes.fields import (
+    Config,
+    read_bool,
+    read_int,
+    read_object,
+    read_optional_bool,
+    read_positive,
+    read_text,
+    shown,
+)
 from steering.saes.formats.format import Layout, SAEFormat
 from steering.saes.hooks import mlp_output_of, parse_hook_name
 from steering.saes.place import SAEPlace
@@ -91,7 +100,7 @@ class _SAELensLayout(SAEFormat):
 
 
 class SAELens6(_SAELensLayout):
-    """``folder`` may also hold the scaling factor that SAELens keeps beside unfinished checkpoints."""
+    """The folder may also hold the scaling factor that SAELens keeps beside unfinished checkpoints."""
 
     name = "saelens"
     title = "SAELens"
@@ -115,7 +124,7 @@ class SAELens6(_SAELensLayout):
             hook_name=read_text(metadata, "hook_name") or read_text(metadata, "hf_hook_name"),
             site=_read_site(metadata, is_transcoder="transcoder" in read_text(config, "architecture")),
             model_name=read_text(metadata, "model_name"),
-            prepend_bos=read_bool(metadata, "prepend_bos", default=True) if "prepend_bos" in metadata else None,
+            prepend_bos=read_optional_bool(metadata, "prepend_bos"),
             input_hook=read_text(metadata, "hook_name") if metadata.get("hook_name_out") else "",
         )
 
