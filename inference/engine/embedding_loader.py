@@ -16,6 +16,7 @@ from inference.engine.linears import bytes_of
 from inference.engine.load_faults import enough_memory, readable_files
 from inference.engine.loader import LoadedModel, ModelSpec, check_dtype, from_pretrained, resolve_device
 from inference.engine.pooling import Pooling, read_pooling
+from inference.torch_threads import borrowed_workers
 
 SENSIBLE_LENGTH = 10**6  # tokenizers without a limit say 10**30
 # Their position embeddings begin behind the padding token's.
@@ -36,7 +37,7 @@ def load_embedder(spec: ModelSpec) -> LoadedEmbedder:
     check_dtype(spec.dtype)
     if spec.weights == "int8":
         raise LoadError(f"{spec.name} is an embedding model; int8 weights are for models that generate.")
-    with enough_memory(spec.name), readable_files(spec.name, spec.path):
+    with borrowed_workers(), enough_memory(spec.name), readable_files(spec.name, spec.path):
         module, tokenizer = from_pretrained(spec, device, AutoModel)
         if not tokenizer.is_fast:
             raise LoadError(f"{spec.name} has no fast tokenizer (tokenizer.json).")

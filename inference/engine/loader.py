@@ -20,6 +20,7 @@ from inference.engine.linears import bytes_of, prepare_linears
 from inference.engine.load_faults import enough_memory, readable_files
 from inference.engine.sites import decoder_layers
 from inference.grammar_compiler import GrammarCompiler
+from inference.torch_threads import borrowed_workers
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +69,7 @@ class LoadedModel:
 
 def load_model(spec: ModelSpec) -> LoadedModel:
     """Load weights and tokenizer; LoadError says in a sentence what is wrong."""
-    with enough_memory(spec.name):
+    with borrowed_workers(), enough_memory(spec.name):
         return _load(spec)
 
 

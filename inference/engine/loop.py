@@ -24,6 +24,7 @@ from inference.engine.messages import Request
 from inference.engine.outbox import Outbox, Publish
 from inference.engine.stats import EngineState, EngineStats
 from inference.engine.step_isolation import free_unused_memory
+from inference.torch_threads import give_back_workers
 
 logger = logging.getLogger(__name__)
 
@@ -191,6 +192,7 @@ class EngineLoop:
         patience_s = self._models.seconds_to_wait()
         if patience_s is None:
             self._life.note_work(busy=False)
+            give_back_workers()
         for message in self._inbox.take(wait_s if patience_s is None else min(wait_s, patience_s)):
             self._handle(message)
 

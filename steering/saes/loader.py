@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from inference.torch_threads import borrowed_workers
 from steering.saes.config import SAEMath
 from steering.saes.errors import InvalidSAEError
 from steering.saes.files import file_sha256
@@ -21,7 +22,11 @@ def load_sae(path: Path | SAEPlace, *, d_in: int | None = None) -> SparseAutoenc
     ``d_in`` is the width that the model has at the SAE's site, when known. InvalidSAEError for anything damaged,
     unsafe, of another width, or not supported.
     """
-    place = as_place(path)
+    with borrowed_workers():
+        return _load(as_place(path), d_in)
+
+
+def _load(place: SAEPlace, d_in: int | None) -> SparseAutoencoder:
     converter = recognise(place)
     config = converter.preview(place)
     math = config.math
