@@ -26,6 +26,13 @@ _COUNTERS: tuple[tuple[str, str, Callable[[ModelStats], float]], ...] = (
     ("millm_prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", lambda m: m.prefix_queries),
     ("millm_prefix_cache_hits", "Prompt tokens found in the prefix cache.", lambda m: m.prefix_hits),
     ("millm_num_preemptions", "Sequences set back because the cache was full.", lambda m: m.preemptions),
+    ("millm_spec_decode_num_drafts", "Drafts of further tokens that steps checked.", lambda m: m.drafts),
+    ("millm_spec_decode_num_draft_tokens", "Tokens of these drafts.", lambda m: m.draft_tokens),
+    (
+        "millm_spec_decode_num_accepted_tokens",
+        "Tokens of these drafts that proved right.",
+        lambda m: m.accepted_draft_tokens,
+    ),
 )
 _DISTRIBUTIONS: tuple[tuple[str, str, Callable[[ModelStats], Distribution]], ...] = (
     ("millm_engine_step_seconds", "Time of an engine step.", lambda m: m.step_seconds),

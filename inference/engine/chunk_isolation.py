@@ -13,7 +13,7 @@ from torch import Tensor
 from inference.engine.model_runner import StepOutput
 from inference.engine.request import RequestState, Sequence
 from inference.engine.scheduler import Chunk
-from inference.engine.step_isolation import Restore, StepIsolation
+from inference.engine.step_isolation import OUT_OF_MEMORY, Restore, StepIsolation
 
 
 def chunk_isolation(run: Callable[[list[Chunk]], StepOutput]) -> StepIsolation[Chunk, StepOutput]:
@@ -25,9 +25,11 @@ def remember_chunk(chunk: Chunk) -> Restore:
     return _Before.of(chunk).restore
 
 
-def shrink_chunk(chunk: Chunk) -> Chunk | None:
-    """Half of a prompt's chunk; who decodes has one token only."""
-    if chunk.num_tokens > 1 and chunk.sequence.state is RequestState.PREFILL:
+def shrink_chunk(chunk: Chunk, code: str) -> Chunk | None:
+    """One without its drafts, as guesses must not fail a request; half of a prompt's that memory is too short for."""
+    if chunk.drafts:
+        return Chunk(chunk.sequence, chunk.num_own)
+    if code == OUT_OF_MEMORY and chunk.num_tokens > 1 and chunk.sequence.state is RequestState.PREFILL:
         return Chunk(chunk.sequence, chunk.num_tokens // 2)
     return None
 

@@ -62,6 +62,12 @@ def has_penalties(p: SamplingParams) -> bool:
     return bool(p.presence_penalty or p.frequency_penalty or p.repetition_penalty != 1.0)
 
 
+def follows_history(sequence: Sequence) -> bool:
+    """Whether what is done to the logits of its next tokens depends on the ones before them."""
+    p = sequence.request.sampling
+    return has_penalties(p) or sequence.num_generated < p.min_tokens or any(len(word) > 1 for word in p.bad_words)
+
+
 def build_edits(sequences: list[Sequence], masked: list[int], device: torch.device) -> Edits:
     """``masked`` are the rows that a grammar constrains."""
     params = [sequence.request.sampling for sequence in sequences]

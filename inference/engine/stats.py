@@ -37,8 +37,9 @@ class ModelStats:
 
     ``kv_used_ratio`` is 0 to 1; ``kv_unwritten_bytes`` of the cache's memory are not taken from the device yet;
     ``prefix_queries`` and ``prefix_hits`` count prompt tokens looked up in the prefix cache and found there;
-    ``steering_rows`` the rows of the steering tables in use; ``step_faults`` attempts at a step that raised, by code.
-    Distributions are of seconds, sequences and tokens of a step.
+    ``drafts`` were checked, they had ``draft_tokens`` of which ``accepted_draft_tokens`` were right; ``steering_rows``
+    the rows of the steering tables in use; ``step_faults`` attempts at a step that raised, by code. Distributions are
+    of seconds, sequences and tokens of a step.
     """
 
     name: str
@@ -50,6 +51,9 @@ class ModelStats:
     prefix_queries: int = 0
     prefix_hits: int = 0
     preemptions: int = 0
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_draft_tokens: int = 0
     steering_rows: int = 0
     step_seconds: Distribution = NOTHING
     step_sequences: Distribution = NOTHING

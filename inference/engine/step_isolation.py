@@ -68,7 +68,7 @@ def nothing_to_restore(_: object) -> Restore:
     return lambda: None
 
 
-def cannot_shrink(_: object) -> None:
+def cannot_shrink(_: object, __: str) -> None:
     """Of a part that runs whole or not at all."""
 
 
@@ -76,7 +76,7 @@ class StepIsolation(Generic[P, R]):
     """``run`` makes one forward pass over some parts.
 
     ``remember`` is asked before each attempt for what puts a part back as it was. ``shrink`` makes a lone part smaller
-    that memory is too short for; None where it cannot be. ``free_memory`` is called after an attempt that it was too
+    that failed with a code; None where it cannot be. ``free_memory`` is called after an attempt that it was too
     short for.
     """
 
@@ -85,7 +85,7 @@ class StepIsolation(Generic[P, R]):
         run: Callable[[list[P]], R],
         *,
         remember: Callable[[P], Restore] = nothing_to_restore,
-        shrink: Callable[[P], P | None] = cannot_shrink,
+        shrink: Callable[[P, str], P | None] = cannot_shrink,
         free_memory: Callable[[], None] | None = None,
     ) -> None:
         self._run = run
@@ -138,7 +138,7 @@ class StepIsolation(Generic[P, R]):
         if len(parts) > 1:
             middle = len(parts) // 2
             return [parts[:middle], parts[middle:]]
-        shrunk = self._shrink(parts[0]) if code == OUT_OF_MEMORY else None
+        shrunk = self._shrink(parts[0], code)
         return [] if shrunk is None else [[shrunk]]
 
 

@@ -115,7 +115,7 @@ def test_random_numbers_drawn_by_a_failed_attempt_are_drawn_again():
             chunk.sequence.num_computed += chunk.num_tokens
         if len(chunks) > 1:
             raise RuntimeError("too many")
-        return StepOutput(Sampled([0], [None], [True], [True]), {})
+        return StepOutput(Sampled([0], [None], [True], [True]), {}, [])
 
     result = chunk_isolation(run).run([Chunk(s, 3) for s in sequences])
     assert drawn == {seed: float(torch.rand(1, generator=torch.Generator().manual_seed(seed))) for seed in (1, 2)}
