@@ -55,6 +55,7 @@ class Sequence:
     has_prompt_logprobs: bool = False  # they were all sent
     history: TokenHistory | None = None  # kept only for penalties
     uniforms: list[float] = field(default_factory=list)  # drawn from the generator, not used yet; the last is next
+    drafts: tuple[int, ...] = ()  # tokens that the step checks: a guess of how it goes on
     drafter: Drafter | None = None  # made when speculation first looks at it
     first_run_at: float | None = None
     first_token_at: float | None = None

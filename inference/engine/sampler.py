@@ -45,7 +45,8 @@ class Sampler:
         self._table: SamplingTable | None = None
 
     def sample(self, logits: Tensor, sequences: list[Sequence], masks: TokenMasks | None = None) -> Sampled:
-        """``logits`` is ``[rows, vocab]`` in any type and is left as it is. A sequence may stand in several rows.
+        """``logits`` is ``[rows, vocab]`` in any type and is left as it is. A sequence may stand in several rows
+        in a row: there the further ones come after its drafts.
 
         Rows whose greatest logit is NaN or infinite are not finite; single places of minus infinity are fine.
         """

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from inference.engine.config import EngineConfig
 from inference.engine.draft_budget import DraftBudget
-from inference.engine.logit_edits import follows_history
 from inference.engine.prompt_lookup import PromptLookup
 from inference.engine.request import Sequence
 
@@ -92,7 +91,7 @@ class Speculation:
     def _proposal(self, sequence: Sequence) -> tuple[int, ...]:
         """Tokens that may all be right: none that ends the sequence, nor any after its end."""
         room = sequence.max_tokens - sequence.num_generated - 1
-        if room < 1 or not _is_open(sequence):
+        if room < 1 or sequence.matcher is not None:  # a grammar goes on by one token at a time
             return ()
         if sequence.drafter is None:
             lookup = PromptLookup(self.config.prompt_lookup_min, self.config.prompt_lookup_max)
@@ -106,8 +105,3 @@ class Speculation:
 def _drafter(sequence: Sequence) -> Drafter:
     assert sequence.drafter is not None, "who has drafts has a drafter"
     return sequence.drafter
-
-
-def _is_open(sequence: Sequence) -> bool:
-    """Whether what its next tokens may be does not depend on the ones before: no grammar, penalties and the like."""
-    return sequence.matcher is None and not follows_history(sequence)

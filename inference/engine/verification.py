@@ -29,6 +29,8 @@ def sample_and_verify(
     chunks = [chunk for chunk in chunks if chunk.samples]
     sequences = [chunk.sequence for chunk in chunks for _ in range(chunk.num_sampled)]
     numbers = {c.sequence: _numbers(c) for c in chunks if c.drafts and not c.sequence.request.sampling.is_greedy}
+    for chunk in chunks:
+        chunk.sequence.drafts = chunk.drafts
     sampled = sampler.sample(logits, sequences, masks)
     if not any(chunk.drafts for chunk in chunks):
         return sequences, sampled

@@ -11,6 +11,7 @@ from inference.engine.config import EngineConfig
 from inference.engine.messages import TokensEvent
 from inference.engine.speculation import Drafter, Speculation
 from inference.engine.stats import ModelStats
+from inference.grammars import Grammar
 from inference.interventions import Intervention, Site, VectorEdit
 from tests.engine.harness import EngineHarness, Transcript, reference_tokens
 from tests.engine.sequences import build_sequence
@@ -74,6 +75,7 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
     "allowed": {"temperature": 0.5, "allowed_token_ids": FEW},
     "biased": {"temperature": 0.7, "logit_bias": tuple((t, 6.0) for t in FEW), "bad_words": ((24,), (25,))},
     "penalties": {"frequency_penalty": 0.4, "presence_penalty": 0.3, "repetition_penalty": 1.2},
+    "penalties of few": {"frequency_penalty": 0.1, "repetition_penalty": 1.5, "allowed_token_ids": FEW},
     "bad words": {"bad_words": ((20, 21), (22, 23, 24)), "allowed_token_ids": FEW},
     "least length": {"allowed_token_ids": (*FEW, 2), "ignore_eos": False, "temperature": 1.0, "min_tokens": 40},
 }
@@ -84,7 +86,7 @@ def test_every_parameter_gives_the_same_tokens(llama, sampling):
     """Of seeded requests; long enough for several draws from the generator."""
     base = {"temperature": 0.0, "max_tokens": 150, "logprobs": 3}
     requests = [{"prompt": PROMPT, **base, **sampling, "seed": seed} for seed in range(3)]
-    check_same(llama, requests, num_speculative_tokens=3)
+    assert check_same(llama, requests, num_speculative_tokens=3).draft_tokens > 0
 
 
 def test_right_guesses_save_steps_and_random_rows_take_part(llama):
@@ -201,10 +203,14 @@ def test_steering_acts_on_the_same_tokens_and_its_receipt_counts_them(loaded, ba
     assert stop or stats.draft_tokens > stats.accepted_draft_tokens > 0
 
 
-def test_constrained_rows_are_left_out(llama):
-    for sampling in (SAMPLINGS["penalties"], SAMPLINGS["bad words"], {"min_tokens": 60}):
-        _, stats = answers(llama, [{"prompt": PROMPT, "max_tokens": 60, **sampling}], **ON)
-        assert stats.draft_tokens == 0
+def test_rows_under_a_grammar_are_left_out(llama):
+    """And stand beside others that are not."""
+    grammar = Grammar("regex", "(cat|sat|sea|sun ){20}")
+    request = {"prompt": PROMPT, "allowed_token_ids": FEW[:2], "max_tokens": 60}
+    requests: list[dict[str, Any]] = [request, {"prompt": PROMPT, "grammar": grammar, "max_tokens": 60}]
+    stats = check_same(llama, requests)
+    alone = answers(llama, requests[:1], **ON)[1]
+    assert stats.draft_tokens == alone.draft_tokens > 0
 
 
 def test_prompts_that_wait_have_the_step_for_themselves(llama):
