@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from inference.engine import native
 from inference.engine.config import EngineConfig
 from inference.engine.messages import TokensEvent
 from inference.engine.speculation import Drafter, Speculation
@@ -69,6 +70,20 @@ def test_greedy_answers_are_transformers_(loaded, backend, num_speculative_token
     assert stats.draft_tokens > stats.accepted_draft_tokens > 0
 
 
+def test_without_native_kernels(loaded):
+    native.deactivate()
+    try:
+        stats = check_same(loaded, [{"prompt": prompt, **GREEDY} for prompt in PROMPTS])
+    finally:
+        native.activate()
+    assert stats.draft_tokens > stats.accepted_draft_tokens > 0
+
+
+def test_in_static_batches(llama):
+    requests = [{"prompt": prompt, **GREEDY} for prompt in PROMPTS]
+    assert check_same(llama, requests, batching_mode="static", max_batch_size=2).accepted_draft_tokens > 0
+
+
 SAMPLINGS: dict[str, dict[str, Any]] = {
     "random": {"temperature": 1.0},
     "cut": {"temperature": 0.8, "top_k": 7, "top_p": 0.9, "min_p": 0.02, "typical_p": 0.95},
@@ -76,7 +91,7 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
     "biased": {"temperature": 0.7, "logit_bias": tuple((t, 6.0) for t in FEW), "bad_words": ((24,), (25,))},
     "penalties": {"frequency_penalty": 0.4, "presence_penalty": 0.3, "repetition_penalty": 1.2},
     "penalties of few": {"frequency_penalty": 0.1, "repetition_penalty": 1.5, "allowed_token_ids": FEW},
-    "bad words": {"bad_words": ((20, 21), (22, 23, 24)), "allowed_token_ids": FEW},
+    "bad words": {"bad_words": ((20, 21), (21, 22, 20)), "allowed_token_ids": FEW[:3], "temperature": 3.0},
     "least length": {"allowed_token_ids": (*FEW, 2), "ignore_eos": False, "temperature": 1.0, "min_tokens": 40},
 }
 
@@ -87,6 +102,22 @@ def test_every_parameter_gives_the_same_tokens(llama, sampling):
     base = {"temperature": 0.0, "max_tokens": 150, "logprobs": 3}
     requests = [{"prompt": PROMPT, **base, **sampling, "seed": seed} for seed in range(3)]
     assert check_same(llama, requests, num_speculative_tokens=3).draft_tokens > 0
+
+
+@pytest.mark.parametrize("min_tokens", range(30, 36))
+def test_the_least_length_inside_a_draft(llama, min_tokens):
+    """The end is what the model wants most, and gets as soon as it may."""
+    request = {
+        "prompt": PROMPT,
+        "allowed_token_ids": (*FEW[:2], 2),
+        "logit_bias": ((2, 100.0),),
+        "ignore_eos": False,
+        "min_tokens": min_tokens,
+        "max_tokens": 60,
+    }
+    plain, _ = answers(llama, [request])
+    assert plain[0].finished.usage.completion_tokens == min_tokens + 1
+    assert check_same(llama, [request], num_speculative_tokens=7).accepted_draft_tokens > 0
 
 
 def test_right_guesses_save_steps_and_random_rows_take_part(llama):
@@ -144,6 +175,19 @@ def test_blocks_with_rejected_tokens_are_never_found(loaded, backend):
     assert again.token_ids == EngineHarness(loaded, prefix_cache=False).generate(prompt=turn, **GREEDY).token_ids
     stats = harness.engine.stats()
     assert stats.draft_tokens > stats.accepted_draft_tokens > 0
+
+
+@pytest.mark.parametrize("max_tokens", range(84, 94))
+def test_what_right_guesses_completed_is_found_as_without_them(llama, backend, max_tokens):
+    """A block may be full in the very step that ends the answer."""
+    request = {"prompt": PROMPT, "allowed_token_ids": FEW[:2], "max_tokens": max_tokens}
+    found = []
+    for config in ({}, ON):
+        harness = EngineHarness(llama, kv_cache_backend=backend, **config)
+        first = harness.generate(**request)
+        again = harness.generate(prompt=(*PROMPT, *first.token_ids, 11), max_tokens=1)
+        found.append(again.finished.usage.cached_tokens)
+    assert found[0] == found[1] == (64 if max_tokens < 89 else 96)
 
 
 @pytest.mark.parametrize("max_tokens", [*range(30, 42), 1, 2])
