@@ -29,6 +29,7 @@ CONFIGS: Mapping[str, EngineConfig] = {
     "prompt lookup": ON,
     "of 8 tokens": replace(ON, num_speculative_tokens=8),
     "always": replace(ON, min_speculative_gain=0.0),
+    "off again": EngineConfig(),  # tells how far ratios can be trusted
 }
 KINDS: Mapping[str, SamplingParams] = {
     "looping": SamplingParams(temperature=0.0, ignore_eos=True),
@@ -63,11 +64,11 @@ def _measured(
     shares = {}
     for row, engine, (drafted, accepted) in zip(rows, engines, before, strict=True):
         all_drafted, all_accepted = engine.draft_counts()
-        name = f"{row.workload}: {row.subject}"
-        shares[f"{name}, tokens guessed of those made"] = (all_drafted - drafted) / _num_made(row, options)
         if all_drafted > drafted:
+            name = f"{row.workload}: {row.subject}"
+            shares[f"{name}, tokens guessed of those made"] = (all_drafted - drafted) / _num_made(row, options)
             shares[f"{name}, guesses right"] = (all_accepted - accepted) / (all_drafted - drafted)
-    return rows, {name: share for name, share in shares.items() if OFF not in name}
+    return rows, shares
 
 
 def _num_made(row: Row, options: Options) -> float:

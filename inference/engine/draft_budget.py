@@ -34,6 +34,8 @@ class DraftBudget:
         """
         if not self._min_gain:
             return len(chances)
+        if sum(chances) < (self._min_gain - 1) * num_sequences:
+            return 0  # not even if they cost nothing
         self._forget_old()
         if not chances or _size(num_sequences) not in self._seconds:
             return 0

@@ -17,11 +17,14 @@ class PromptLookup:
     An n-gram is one number, the next one comes from it by a shift: work per token does not grow with the sequence.
     """
 
-    __slots__ = ("_followers", "_masks", "_num_learned", "_tail")
+    __slots__ = ("_grams", "_num_learned", "_tail", "_tail_mask")
 
     def __init__(self, shortest: int, longest: int) -> None:
-        self._followers: dict[int, dict[int, int]] = {n: {} for n in range(longest, shortest - 1, -1)}
-        self._masks = {n: (1 << n * TOKEN_BITS) - 1 for n in self._followers}
+        # Longest first: tokens, the bits that they take in a number, and the place of what follows each n-gram.
+        self._grams: list[tuple[int, int, dict[int, int]]] = [
+            (n, (1 << n * TOKEN_BITS) - 1, {}) for n in range(longest, shortest - 1, -1)
+        ]
+        self._tail_mask = self._grams[0][1]
         self._num_learned = 0  # tokens whose n-grams, those that end with them, are known
         self._tail = 0  # the last of them, as a number
 
@@ -34,8 +37,8 @@ class PromptLookup:
         if not self._learn(token_ids):
             return ()
         tail = self._tail << TOKEN_BITS | token_ids[-1]
-        for n, followers in self._followers.items():
-            place = followers.get(tail & self._masks[n])
+        for n, mask, followers in self._grams:
+            place = followers.get(tail & mask)
             if place is not None and len(token_ids) >= n:
                 period = len(token_ids) - place
                 return tuple(token_ids[place + i % period] for i in range(count))
@@ -45,12 +48,11 @@ class PromptLookup:
         """Note what follows each n-gram; True when all are known. The last one has nothing that follows yet."""
         first, last = self._num_learned, len(token_ids) - 1
         end = min(last, first + LEARNED_AT_ONCE)
-        longest = max(self._masks.values())
         tail = self._tail
         for place, token in enumerate(token_ids[first:end], first + 1):
-            tail = (tail << TOKEN_BITS | token) & longest
-            for n, followers in self._followers.items():
+            tail = (tail << TOKEN_BITS | token) & self._tail_mask
+            for n, mask, followers in self._grams:
                 if place >= n:
-                    followers[tail & self._masks[n]] = place
+                    followers[tail & mask] = place
         self._tail, self._num_learned = tail, end
         return end == last

@@ -11,7 +11,8 @@ from inference.engine.prompt_lookup import PromptLookup
 from inference.engine.request import Sequence
 
 KEPT = 0.9  # of what is known about a sequence's drafts, at each further one
-KEPT_UNUSED = 0.98  # at each one that did not run, so that it is tried again some day
+FIRST_CHANCE = 0.25
+FIRST_WEIGHT = 2  # tokens that the first chance counts for
 
 
 @dataclass(slots=True)
@@ -25,28 +26,36 @@ class DraftCounts:
 
 @dataclass(slots=True)
 class Drafter:
-    """One sequence's drafts, and how many of their tokens, each after a right one, proved right."""
+    """One sequence's drafts, and how many of their tokens, each after a right one, proved right.
+
+    A draft that does not run teaches as well: the next token says whether its first one would have been right.
+    """
 
     lookup: PromptLookup
     num_tried: float = 0.0
     num_right: float = 0.0
+    _unused: tuple[int, int] | None = None  # place and token of a draft that did not run
 
     @property
     def chance(self) -> float:
-        """Of a token to be right when those before it were; one half as long as nothing is known."""
-        return (self.num_right + 1) / (self.num_tried + 2)
+        """Of a token to be right when those before it were."""
+        return (self.num_right + FIRST_WEIGHT * FIRST_CHANCE) / (self.num_tried + FIRST_WEIGHT)
 
     def note(self, num_drafted: int, num_accepted: int) -> None:
-        self._forget(KEPT)
-        self.num_right += num_accepted
-        self.num_tried += num_accepted + (num_accepted < num_drafted)
+        self.num_right = KEPT * self.num_right + num_accepted
+        self.num_tried = KEPT * self.num_tried + num_accepted + (num_accepted < num_drafted)
 
-    def note_unused(self) -> None:
-        self._forget(KEPT_UNUSED)
+    def note_unused(self, place: int, token: int) -> None:
+        """The token was guessed for that place, but the step does not check it."""
+        self._unused = (place, token)
 
-    def _forget(self, kept: float) -> None:
-        self.num_tried *= kept
-        self.num_right *= kept
+    def propose(self, token_ids: Many[int], count: int) -> tuple[int, ...]:
+        """The next draft, of ``count`` tokens or none."""
+        if self._unused is not None and self._unused[0] < len(token_ids):
+            place, token = self._unused
+            self.note(1, int(token_ids[place] == token))
+            self._unused = None
+        return self.lookup.propose(token_ids, count)
 
 
 @dataclass(slots=True)
@@ -63,6 +72,8 @@ class Speculation:
     def drafts(self, sequences: Many[Sequence], room: int) -> list[tuple[int, ...]]:
         """For each sequence, which decodes, the tokens to check after its last one; at most ``room`` in all."""
         proposed = [self._proposal(sequence) for sequence in sequences]
+        if not any(proposed):
+            return proposed
         tokens = [
             (_drafter(sequences[i]).chance ** depth, i)
             for i, draft in enumerate(proposed)
@@ -75,7 +86,7 @@ class Speculation:
             lengths[i] += 1
         for sequence, draft, length in zip(sequences, proposed, lengths, strict=True):
             if draft and not length:
-                _drafter(sequence).note_unused()
+                _drafter(sequence).note_unused(sequence.num_tokens, draft[0])
         return [draft[:length] for draft, length in zip(proposed, lengths, strict=True)]
 
     def note_step(self, num_tokens: int, seconds: float) -> None:
@@ -97,7 +108,7 @@ class Speculation:
             lookup = PromptLookup(self.config.prompt_lookup_min, self.config.prompt_lookup_max)
             sequence.drafter = Drafter(lookup)
         count = min(room, self.config.num_speculative_tokens)
-        draft = sequence.drafter.lookup.propose(sequence.token_ids, count)
+        draft = sequence.drafter.propose(sequence.token_ids, count)
         ends = (place for place, token in enumerate(draft) if token in sequence.stop_ids)
         return draft[: next(ends, None)]
 
