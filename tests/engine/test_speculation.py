@@ -9,12 +9,14 @@ import torch
 
 from inference.engine import native
 from inference.engine.config import EngineConfig
+from inference.engine.loader import ModelSpec, load_model
 from inference.engine.messages import TokensEvent
 from inference.engine.prompt_lookup import PromptLookup
 from inference.engine.speculation import Drafter, Speculation
 from inference.engine.stats import ModelStats
 from inference.grammars import Grammar
 from inference.interventions import Intervention, Site, VectorEdit
+from tests.builders import build_model
 from tests.engine.harness import EngineHarness, Transcript, reference_tokens
 from tests.engine.sequences import build_sequence
 
@@ -78,6 +80,17 @@ def test_without_native_kernels(loaded):
     finally:
         native.activate()
     assert stats.draft_tokens > stats.accepted_draft_tokens > 0
+
+
+def test_in_bfloat16_each_place_sees_the_drafts_before_it(tmp_path, backend):
+    """Kernels of several rows round otherwise than those of one, so tokens are given and their chances compared."""
+    loaded = load_model(ModelSpec("tiny", build_model(tmp_path, "qwen3"), dtype="bfloat16", device="cpu"))
+    request = {"prompt": PROMPT, "allowed_token_ids": (20,), "max_tokens": 60, "logprobs": 0}
+    (plain,), _ = answers(loaded, [request], kv_cache_backend=backend)
+    (guessed,), stats = answers(loaded, [request], kv_cache_backend=backend, num_speculative_tokens=7, **ON)
+    assert stats.accepted_draft_tokens > 40
+    expected = [p.logprob for p in plain.logprobs]
+    assert [p.logprob for p in guessed.logprobs] == pytest.approx(expected, abs=0.1)
 
 
 def test_in_static_batches(llama):
