@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from inference.engine.loader import LoadedModel
-from inference.interventions import FeatureRule, Intervention, ReaderEdit, Site, VectorEdit
+from inference.interventions import FeatureColumns, FeatureRule, Intervention, ReaderEdit, Site, VectorEdit
 
 D_SAE = 16384
 RULES = 3  # features that a clamping profile edits
@@ -34,8 +34,9 @@ class RandomReader:
     def activations(self, h: Tensor, features: Tensor) -> Tensor:
         return torch.relu(h @ self.w_enc[:, features])
 
-    def delta(self, change: Tensor, features: Tensor, h: Tensor) -> Tensor:
-        return change @ self.w_dec[features]
+    def columns(self, features: Tensor) -> FeatureColumns:
+        read = self.w_enc[:, features].t()
+        return FeatureColumns(self.w_dec[features], read, threshold=torch.zeros(len(features)))
 
 
 def adding(loaded: LoadedModel, count: int) -> list[Intervention]:

@@ -63,10 +63,10 @@ def _compile_vectors(edits: Sequence[EditSpec], saes: SAEs) -> tuple[VectorEdit,
     for site in sorted(prompt.keys() | generation.keys()):
         before, after = prompt.get(site), generation.get(site)
         if before is not None and after is not None and torch.equal(before, after):
-            compiled.append(VectorEdit(site, before, "both"))
+            compiled.append(VectorEdit(site, before, phase="both"))
             continue
         phases: tuple[tuple[Phase, Tensor | None], ...] = (("prompt", before), ("generation", after))
-        compiled += [VectorEdit(site, vector, phase) for phase, vector in phases if vector is not None]
+        compiled += [VectorEdit(site, vector, phase=phase) for phase, vector in phases if vector is not None]
     return tuple(compiled)
 
 
@@ -109,7 +109,7 @@ def _compile_rules(edits: Sequence[EditSpec], saes: SAEs) -> tuple[ReaderEdit, .
         for phase, rules in phases:
             if rules:
                 ordered = tuple(sorted(rules, key=lambda rule: rule.feature))
-                compiled.append(ReaderEdit(site, saes[checksum], ordered, phase))
+                compiled.append(ReaderEdit(site, saes[checksum], ordered, phase=phase))
     return tuple(compiled)
 
 

@@ -14,13 +14,14 @@ from inference.engine.attention import GroupPlaces, PackedBatch, Segment
 from inference.engine.cache_plan import ModelCache
 from inference.engine.cache_policy import BlockCopy, CacheOrder
 from inference.engine.grammar import MaskComputer
-from inference.engine.hooks import SteeringTable
 from inference.engine.loader import LoadedModel
 from inference.engine.logprobs import prompt_logprobs
 from inference.engine.messages import TokenLogprob
 from inference.engine.request import Sequence
 from inference.engine.sampler import Sampled, Sampler
 from inference.engine.scheduler import Chunk
+from inference.engine.steering_step import SteeringStep
+from inference.engine.steering_table import SteeringTable
 from inference.engine.token_masks import TokenMasks
 
 
@@ -53,14 +54,14 @@ class ModelRunner:
         """One forward pass over all chunks' tokens; advances each sequence's ``num_computed``."""
         self._tend_pool()
         row_of_token = _rows(chunks)
-        self.steering.begin(row_of_token)
         wanted = _wanted_places(chunks)
         masks = self.masks.start([c.sequence.matcher for c in chunks if c.samples])
         try:
-            logits = self._forward(chunks, wanted) if wanted else self._forward(chunks, [0])[:0]
+            with self.steering.steering(row_of_token) as step:
+                logits = self._forward(chunks, wanted) if wanted else self._forward(chunks, [0])[:0]
         finally:
             masks.wait()
-        self._note_steering(chunks, row_of_token)
+        _note_steering(chunks, row_of_token, step)
         output = _read_out(chunks, logits, self._sampler, masks.result())
         for chunk in chunks:
             chunk.sequence.num_computed += chunk.num_tokens
@@ -114,18 +115,6 @@ class ModelRunner:
                 self._cache.pool.discard(order.group, order.block, order.start, order.end)
             self._orders.popleft()
 
-    def _note_steering(self, chunks: list[Chunk], row_of_token: NDArray[np.int64]) -> None:
-        """Book expected and actual applications of each steered sequence."""
-        applied = self.steering.end(len(row_of_token))
-        first = 0
-        for chunk in chunks:
-            rows = chunk.sequence.rows
-            if rows is not None:
-                mine = slice(first, first + chunk.num_tokens)
-                chunk.sequence.steering_expected += sum(map(rows.sites_of, row_of_token[mine].tolist()))
-                chunk.sequence.steering_applied += int(applied[mine].sum())
-            first += chunk.num_tokens
-
 
 def _chunk_tokens(chunk: Chunk) -> list[int]:
     start = chunk.sequence.num_computed
@@ -140,12 +129,22 @@ def _rows(chunks: list[Chunk]) -> NDArray[np.int64]:
         if sequence.rows is None:
             rows.extend([0] * chunk.num_tokens)
             continue
-        start, num_prompt = sequence.num_computed, sequence.num_prompt
-        rows.extend(
-            sequence.rows.of_token(token, is_prompt=start + i < num_prompt)
-            for i, token in enumerate(_chunk_tokens(chunk))
-        )
+        rows.extend(sequence.rows.of_tokens(_chunk_tokens(chunk), sequence.num_computed, sequence.num_prompt))
     return np.asarray(rows, dtype=np.int64)
+
+
+def _note_steering(chunks: list[Chunk], row_of_token: NDArray[np.int64], step: SteeringStep) -> None:
+    """Book expected and actual applications of each steered sequence."""
+    if not row_of_token.any():
+        return
+    rows, applied = row_of_token.tolist(), step.applied().tolist()
+    first = 0
+    for chunk in chunks:
+        steering, last = chunk.sequence.rows, first + chunk.num_tokens
+        if steering is not None:
+            chunk.sequence.steering_expected += sum(map(steering.sites_of, rows[first:last]))
+            chunk.sequence.steering_applied += sum(applied[first:last])
+        first = last
 
 
 def _wanted_places(chunks: list[Chunk]) -> list[int]:
