@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from django.contrib.auth.models import User
 from django.db import transaction
+from django.db.models import Q
 
 from inference.interventions import SiteKind
 from inference.models import LanguageModel
@@ -19,7 +20,7 @@ from steering.published import published_profiles
 from steering.registration import PreparedSAE, SAEHealth, SAELocation, inspect_sae, prepare_sae
 from steering.sae_source import installed_folder
 from steering.saes.errors import InvalidSAEError
-from steering.spec.edit import EditSpec, FeatureTarget, SAEIdentity
+from steering.spec.edit import EditSpec, SAEIdentity
 from steering.spec.errors import InvalidSpecError, Problem
 from steering.spec.parsing import parse_edits
 from steering.spec.rendering import edits_to_json, fingerprint
@@ -76,7 +77,8 @@ def check_sae_is_unused(*, sae: SAE) -> None:
     """InUseError names the version or draft that needs the SAE."""
     if version := ProfileVersion.objects.filter(saes=sae).select_related("profile").first():
         raise InUseError(f"The SAE {sae} is needed by the published profile {version}, so it cannot be deleted.")
-    if edit := FeatureEdit.objects.filter(feature__sae=sae).select_related("profile").first():
+    uses = Q(feature__sae=sae) | Q(gate_feature__sae=sae)
+    if edit := FeatureEdit.objects.filter(uses).select_related("profile").first():
         raise InUseError(f"The SAE {sae} is used by the draft of {edit.profile}; remove those edits first.")
 
 
@@ -180,7 +182,7 @@ def _check_push(edit: EditSpec, path: str) -> Problem | None:
 
 def _needed_saes(profile: SteeringProfile, edits: Sequence[EditSpec]) -> list[SAE]:
     """The SAEs of the edits, each of the profile's model and with its files in place."""
-    targets = {edit.target.sae for edit in edits if isinstance(edit.target, FeatureTarget)}
+    targets = {sae for edit in edits for sae in edit.saes}
     return [_usable_sae(profile, target) for target in sorted(targets, key=lambda target: (target.site, target.name))]
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from inference.interventions import Intervention, ReaderEdit, Site, VectorEdit
+from inference.interventions import ALL_TOKENS, Intervention, ReaderEdit, Site, VectorEdit, Window
 from steering.compiler import compile_edits
 from steering.saes.loader import load_sae
 from steering.saes.sae import SparseAutoencoder
@@ -147,7 +147,7 @@ class TestFolding:
         assert isinstance(compiled, ReaderEdit)
         assert (compiled.rules[0].gain, compiled.rules[0].offset) == (1.0, 2.0)
 
-    def test_phases_never_overlap_for_one_feature(self, tmp_path):
+    def test_rules_of_the_same_tokens_share_an_edit(self, tmp_path):
         sae = load(tmp_path, sae_config(normalize_activations="layer_norm"))
         edits = [
             edit_of(sae, "add", 1.0, phase="both"),
@@ -156,17 +156,22 @@ class TestFolding:
         ]
         compiled = compile_edits(edits, {sae.key: sae})
         assert [(one.phase, [(r.feature, r.offset) for r in one.rules]) for one in reader_edits(compiled)] == [
-            ("both", [(7, 5.0)]),
-            ("prompt", [(3, 1.0)]),
-            ("generation", [(3, 3.0)]),
+            ("both", [(3, 1.0), (7, 5.0)]),
+            ("generation", [(3, 2.0)]),
         ]
 
-    def test_vectors_of_different_phases_are_summed_per_phase(self):
-        edits = [vector_edit([1.0, 0.0], phase="both"), vector_edit([0.0, 1.0], phase="prompt")]
+    def test_vectors_are_summed_per_set_of_tokens(self):
+        edits = [
+            vector_edit([1.0, 0.0], phase="both"),
+            vector_edit([0.5, 0.0], phase="both"),
+            vector_edit([0.0, 1.0], phase="prompt"),
+            vector_edit([0.0, 2.0], window=Window(after=3)),
+        ]
         compiled = compile_edits(edits, {})
-        assert [(one.phase, one.vector.tolist()) for one in compiled.edits if isinstance(one, VectorEdit)] == [
-            ("prompt", [1.0, 1.0]),
-            ("generation", [1.0, 0.0]),
+        assert [(one.phase, one.window, one.vector.tolist()) for one in vector_edits(compiled)] == [
+            ("both", ALL_TOKENS, [1.5, 0.0]),
+            ("both", Window(after=3), [0.0, 2.0]),
+            ("prompt", ALL_TOKENS, [0.0, 1.0]),
         ]
 
     def test_each_site_and_sae_has_its_own_edit(self, tmp_path):
@@ -182,6 +187,10 @@ class TestFolding:
         assert sorted((str(one.site), len(one.rules)) for one in reader_edits(compiled)) == [
             ("layers.0.mlp_out", 1), ("layers.1.resid_post", 1), ("layers.1.resid_post", 2),
         ]  # fmt: skip
+
+
+def vector_edits(compiled: Intervention) -> list[VectorEdit]:
+    return [one for one in compiled.edits if isinstance(one, VectorEdit)]
 
 
 def reader_edits(compiled: Intervention) -> list[ReaderEdit]:

@@ -115,7 +115,8 @@ class TestParsing:
 
     def test_all_wrong_fields_are_named(self):
         assert self.problems({"operation": "multiply"}, {"unit": "volts", "phase": "late"}) == [
-            "edits[0].operation: Expected one of add, clamp, scale, ablate, at_least, at_most, found 'multiply'.",
+            "edits[0].operation: Expected one of add, clamp, scale, ablate, at_least, at_most, orthogonal,"
+            " projection_cap, norm_preserving, found 'multiply'.",
             "edits[1].unit: Expected one of raw, max_act, resid_norm, found 'volts'.",
             "edits[1].phase: Expected one of prompt, generation, both, found 'late'.",
         ]
@@ -124,11 +125,11 @@ class TestParsing:
         assert self.problems({"strenght": 2}) == ["edits[0].strenght: This field is not known."]
 
     def test_neither_feature_nor_vector(self):
-        assert "Expected either a feature or a vector." in self.problems(whole=[{"operation": "add"}])[0]
+        assert "Expected either a feature, a vector or a site." in self.problems(whole=[{"operation": "add"}])[0]
 
     def test_both_feature_and_vector(self):
         both = edits_to_json([edit()])[0] | {"vector": edits_to_json([vector_edit([1.0])])[0]["vector"]}
-        assert "Expected either a feature or a vector." in self.problems(whole=[both])[0]
+        assert "Expected either a feature, a vector or a site." in self.problems(whole=[both])[0]
 
     @pytest.mark.parametrize("whole", [{}, "x", 3, [1], [[]], [None]])
     def test_not_a_list_of_objects(self, whole):
@@ -147,9 +148,11 @@ class TestParsing:
         vector = edits_to_json([vector_edit([1.0])])[0]["vector"] | {"values": values}
         assert any("values" in problem for problem in self.problems(whole=[{"vector": vector, "unit": "raw"}]))
 
-    def test_vector_can_only_be_added(self):
+    def test_vector_has_no_activation_to_clamp(self):
         whole = [edits_to_json([vector_edit([1.0])])[0] | {"operation": "clamp"}]
-        assert self.problems(whole=whole) == ["edits[0].operation: A plain vector can only be added, not clamp."]
+        assert self.problems(whole=whole) == [
+            "edits[0].operation: A plain vector takes add, orthogonal, projection_cap, not clamp."
+        ]
 
     def test_vector_has_no_maximal_activation(self):
         whole = [edits_to_json([vector_edit([1.0])])[0] | {"unit": "max_act"}]
