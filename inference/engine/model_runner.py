@@ -53,15 +53,14 @@ class ModelRunner:
     def run(self, chunks: list[Chunk]) -> StepOutput:
         """One forward pass over all chunks' tokens; advances each sequence's ``num_computed``."""
         self._tend_pool()
-        row_of_token = _rows(chunks)
         wanted = _wanted_places(chunks)
         masks = self.masks.start([c.sequence.matcher for c in chunks if c.samples])
         try:
-            with self.steering.steering(row_of_token) as step:
+            with self.steering.steering(_rows(chunks)) as step:
                 logits = self._forward(chunks, wanted) if wanted else self._forward(chunks, [0])[:0]
         finally:
             masks.wait()
-        _note_steering(chunks, row_of_token, step)
+        _note_steering(chunks, step)
         output = _read_out(chunks, logits, self._sampler, masks.result())
         for chunk in chunks:
             chunk.sequence.num_computed += chunk.num_tokens
@@ -121,29 +120,31 @@ def _chunk_tokens(chunk: Chunk) -> list[int]:
     return chunk.sequence.token_ids[start : start + chunk.num_tokens]
 
 
-def _rows(chunks: list[Chunk]) -> NDArray[np.int64]:
-    """``[tokens]``: the steering row of each token of the step."""
+def _rows(chunks: list[Chunk]) -> list[int]:
+    """The steering row of each token of the step; empty where none is steered."""
+    if all(chunk.sequence.rows is None for chunk in chunks):
+        return []
     rows: list[int] = []
     for chunk in chunks:
         sequence = chunk.sequence
         if sequence.rows is None:
             rows.extend([0] * chunk.num_tokens)
-            continue
-        rows.extend(sequence.rows.of_tokens(_chunk_tokens(chunk), sequence.num_computed, sequence.num_prompt))
-    return np.asarray(rows, dtype=np.int64)
+        else:
+            rows.extend(sequence.rows.of_tokens(_chunk_tokens(chunk), sequence.num_computed, sequence.num_prompt))
+    return rows
 
 
-def _note_steering(chunks: list[Chunk], row_of_token: NDArray[np.int64], step: SteeringStep) -> None:
+def _note_steering(chunks: list[Chunk], step: SteeringStep) -> None:
     """Book expected and actual applications of each steered sequence."""
-    if not row_of_token.any():
+    if step.plan is None:
         return
-    rows, applied = row_of_token.tolist(), step.applied().tolist()
+    expected, applied = step.plan.expected, step.plan.applied(tuple(step.ran))
     first = 0
     for chunk in chunks:
-        steering, last = chunk.sequence.rows, first + chunk.num_tokens
-        if steering is not None:
-            chunk.sequence.steering_expected += sum(map(steering.sites_of, rows[first:last]))
-            chunk.sequence.steering_applied += sum(applied[first:last])
+        sequence, last = chunk.sequence, first + chunk.num_tokens
+        if sequence.rows is not None:
+            sequence.steering_expected += sum(expected[first:last])
+            sequence.steering_applied += sum(applied[first:last])
         first = last
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -22,26 +22,17 @@ class PhaseRows:
 
 @dataclass(frozen=True, slots=True)
 class SteeringRows:
-    """Rows of an intervention, and at how many sites each row acts."""
+    """Which rows an intervention's tokens have; ``rows`` are all of its own."""
 
     fingerprint: str
     prompt: PhaseRows
     generation: PhaseRows
-    num_sites: Mapping[int, int]  # by row
+    rows: frozenset[int]
     skip_token_ids: frozenset[int]
-
-    @property
-    def rows(self) -> frozenset[int]:
-        """All rows of its own."""
-        return frozenset(self.num_sites)
 
     def of_tokens(self, token_ids: Sequence[int], start: int, num_prompt: int) -> list[int]:
         """The rows of a sequence's tokens from place ``start`` on; 0 where one is left alone."""
         return [self._of(token, start + i, num_prompt) for i, token in enumerate(token_ids)]
-
-    def sites_of(self, row: int) -> int:
-        """Applications expected for one token of that row."""
-        return self.num_sites[row] if row else 0
 
     def _of(self, token: int, place: int, num_prompt: int) -> int:
         is_special = token in self.skip_token_ids

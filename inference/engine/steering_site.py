@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from inference.engine import native
@@ -41,7 +39,7 @@ class GivenActivations:
 class SiteTable:
     """Tensors that grow by doubling; a change writes the row that changes and nothing else.
 
-    ``acts`` says on the host which rows do something here.
+    ``acts`` has the rows that do something here.
     """
 
     def __init__(self, width: int, num_rows: int, device: torch.device) -> None:
@@ -51,7 +49,7 @@ class SiteTable:
         self._num_entries = 0  # ever used; later ones are neither read nor written
         self._slots: dict[int, list[int]] = {}  # by row
         self._given: dict[int, dict[int, tuple[FeatureReader, int]]] = {}  # by row, then by entry
-        self.acts = np.zeros(num_rows, dtype=np.bool_)
+        self.acts: set[int] = set()
         self._tensors = SteeringTensors(
             flags=torch.zeros(num_rows, dtype=torch.uint8, device=device),
             vectors=torch.zeros(num_rows, width, device=device),
@@ -85,15 +83,13 @@ class SiteTable:
         if len(entries):
             self._set_entries(row, entries)
         self._tensors.flags[row] = flags
-        self.acts[row] = True
+        self.acts.add(row)
 
     def clear_row(self, row: int) -> None:
         """Undo :meth:`set_row`, whether it came to its end or not."""
-        if self.acts[row] or row in self._slots:
-            self.acts[row] = False
-            self._tensors.flags[row] = 0
-            self._tensors.counts[row] = 0
-            self._tensors.vectors[row] = 0.0
+        self.acts.discard(row)
+        t = self._tensors
+        t.flags[row], t.counts[row], t.vectors[row] = 0, 0, 0.0
         slots = self._slots.pop(row, [])
         if slots:
             self._tensors.codes[slots, Code.ROW] = 0  # row 0 does not act
@@ -102,7 +98,6 @@ class SiteTable:
 
     def grow_rows(self, num_rows: int) -> None:
         t = self._tensors
-        self.acts = np.concatenate([self.acts, np.zeros(num_rows - len(self.acts), dtype=np.bool_)])
         self._replace(
             flags=_grown(t.flags, num_rows),
             vectors=_grown(t.vectors, num_rows),
@@ -112,20 +107,20 @@ class SiteTable:
 
     # A step
 
-    def given_in(self, rows: NDArray[np.int64]) -> tuple[GivenActivations, ...]:
+    def given_in(self, rows: Sequence[int]) -> tuple[GivenActivations, ...]:
         """Whom to ask for activations when tokens have these rows."""
         if not self._given:
             return ()
-        asked: dict[str, tuple[FeatureReader, list[int], dict[int, int]]] = {}
-        for row in np.unique(rows).tolist():
+        asked: dict[str, tuple[FeatureReader, set[int], dict[int, int]]] = {}
+        for row in sorted(set(rows)):
             for slot, (reader, feature) in self._given.get(row, {}).items():
-                _, of_rows, of_slots = asked.setdefault(reader.key, (reader, [], {}))
-                of_rows.append(row)
+                _, of_rows, of_slots = asked.setdefault(reader.key, (reader, set(), {}))
+                of_rows.add(row)
                 of_slots[slot] = feature
         return tuple(
             GivenActivations(
                 reader,
-                self._tensor(np.nonzero(np.isin(rows, of_rows))[0].tolist()),
+                self._tensor([place for place, row in enumerate(rows) if row in of_rows]),
                 self._tensor(list(of_slots.values())),
                 self._tensor(list(of_slots)),
             )

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from inference.engine.steering_site import GivenActivations
@@ -15,12 +13,25 @@ from inference.interventions import Site
 
 @dataclass(frozen=True, slots=True)
 class SteeringPlan:
-    """Holds for all steps whose tokens have the same rows, as long as no profile comes or goes."""
+    """Holds for all steps whose tokens have the same rows, as long as no profile comes or goes.
 
-    row_of_token: NDArray[np.int64]
+    ``expected`` says at how many sites each token's profile acts; ``acts``, by site, whether the table changes the
+    token there.
+    """
+
+    row_of_token: list[int]
     rows: Tensor  # [tokens] int64, on the device
-    acts: Mapping[Site, NDArray[np.int64]]  # by site: [tokens], 1 where the token is to be changed
+    expected: list[int]
+    acts: Mapping[Site, list[bool]]
     given: Mapping[Site, tuple[GivenActivations, ...]]
+    _applied: dict[tuple[Site, ...], list[int]] = field(default_factory=dict)  # by what ran
+
+    def applied(self, ran: tuple[Site, ...]) -> list[int]:
+        """At how many sites each token was really steered when the hooks of these sites acted."""
+        if ran not in self._applied:
+            columns = [self.acts[site] for site in ran]
+            self._applied[ran] = [sum(acts) for acts in zip(*columns, strict=True)] or [0] * len(self.expected)
+        return self._applied[ran]
 
 
 @dataclass(slots=True)
@@ -28,13 +39,4 @@ class SteeringStep:
     """``plan`` is None where no token is steered. ``ran`` has each site's hook as often as it acted."""
 
     plan: SteeringPlan | None
-    num_tokens: int
     ran: list[Site] = field(default_factory=list)
-
-    def applied(self) -> NDArray[np.int64]:
-        """``[tokens]``: at how many sites each token was really steered."""
-        applied = np.zeros(self.num_tokens, dtype=np.int64)
-        if self.plan is not None:
-            for site in self.ran:
-                applied += self.plan.acts[site]
-        return applied

@@ -15,9 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from inference.engine.sites import SiteError, attach, site_width
@@ -42,14 +40,6 @@ class _Resident:
     users: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Laid:
-    """A program's row, and at how many sites it acts."""
-
-    row: int
-    num_sites: int
-
-
 class SteeringTable:
     """The steering of one model: residents by fingerprint, tables by site, hooks on the module."""
 
@@ -61,6 +51,7 @@ class SteeringTable:
         self._free_rows: list[int] = []
         self._num_rows = 1
         self._capacity = MIN_ROWS
+        self._num_sites: dict[int, int] = {}  # by row: at how many sites its program acts
         self._sites: dict[Site, SiteTable] = {}
         self._hooked: dict[Site, Callable[[], None]] = {}
         self._plan: SteeringPlan | None = None  # of the step before
@@ -109,23 +100,31 @@ class SteeringTable:
     # A step
 
     @contextmanager
-    def steering(self, row_of_token: NDArray[np.int64]) -> Iterator[SteeringStep]:
-        """Steer the forward pass in the block, over tokens with these rows, and no other, even if it raises."""
-        self._step = SteeringStep(self._plan_of(row_of_token), len(row_of_token))
+    def steering(self, row_of_token: list[int]) -> Iterator[SteeringStep]:
+        """Steer the forward pass in the block, over tokens with these rows, and no other, even if it raises.
+
+        No rows at all stand for tokens of which none is steered.
+        """
+        self._step = SteeringStep(self._plan_of(row_of_token))
         try:
             yield self._step
         finally:
             self._step = None
 
-    def _plan_of(self, row_of_token: NDArray[np.int64]) -> SteeringPlan | None:
+    def _plan_of(self, row_of_token: list[int]) -> SteeringPlan | None:
         """None where no token is steered."""
-        if not row_of_token.any():
+        if not any(row_of_token):
             return None
-        if self._plan is None or not np.array_equal(self._plan.row_of_token, row_of_token):
-            acts = {site: table.acts[row_of_token].astype(np.int64) for site, table in self._sites.items()}
-            acts = {site: counts for site, counts in acts.items() if counts.any()}
-            given = {site: self._sites[site].given_in(row_of_token) for site in acts}
-            self._plan = SteeringPlan(row_of_token, torch.from_numpy(row_of_token).to(self._device), acts, given)
+        if self._plan is None or self._plan.row_of_token != row_of_token:
+            acts = {site: [row in table.acts for row in row_of_token] for site, table in self._sites.items()}
+            acts = {site: chosen for site, chosen in acts.items() if any(chosen)}
+            self._plan = SteeringPlan(
+                row_of_token,
+                rows=torch.tensor(row_of_token, device=self._device),
+                expected=[self._num_sites.get(row, 0) for row in row_of_token],
+                acts=acts,
+                given={site: self._sites[site].given_in(row_of_token) for site in acts},
+            )
         return self._plan
 
     def _apply(self, site: Site, hidden: Tensor) -> Tensor | None:
@@ -144,38 +143,36 @@ class SteeringTable:
         for edit in intervention.edits:
             self._check(edit)
         self._plan = None
-        laid: dict[tuple[int, ...], _Laid] = {}
+        laid: dict[tuple[int, ...], int] = {}
         try:
             prompt = self._lay_phase(phase_programs(intervention, "prompt"), laid)
             generation = self._lay_phase(phase_programs(intervention, "generation"), laid)
         except BaseException:
-            self._clear(one.row for one in laid.values())
+            self._clear(laid.values())
             raise
-        num_sites = {one.row: one.num_sites for one in laid.values()}
-        rows = SteeringRows(intervention.fingerprint, prompt, generation, num_sites, intervention.skip_token_ids)
-        tables = self._sites.values()
+        tables, rows = self._sites.values(), frozenset(laid.values())
         return _Resident(
-            rows,
-            num_entries=sum(table.num_entries_of(row) for table in tables for row in num_sites),
-            is_asked=any(table.is_asked(row) for table in tables for row in num_sites),
+            SteeringRows(intervention.fingerprint, prompt, generation, rows, intervention.skip_token_ids),
+            num_entries=sum(table.num_entries_of(row) for table in tables for row in rows),
+            is_asked=any(table.is_asked(row) for table in tables for row in rows),
         )
 
-    def _lay_phase(self, phase: PhasePrograms, laid: dict[tuple[int, ...], _Laid]) -> PhaseRows:
+    def _lay_phase(self, phase: PhasePrograms, laid: dict[tuple[int, ...], int]) -> PhaseRows:
         rows = tuple(self._lay(program, laid) for program in phase.programs)
         special_rows = tuple(self._lay(program, laid) for program in phase.special_programs)
         return PhaseRows(phase.starts, rows, special_rows)
 
-    def _lay(self, program: Program, laid: dict[tuple[int, ...], _Laid]) -> int:
+    def _lay(self, program: Program, laid: dict[tuple[int, ...], int]) -> int:
         """The program's row: 0 for none at all, and one for the same edits."""
         if not program:
             return 0
         key = tuple(map(id, program))
         if key not in laid:
-            sites = by_site(program)
-            laid[key] = _Laid(self._take_row(), len(sites))
-            for site, edits in sites.items():
-                self._site(site).set_row(laid[key].row, edits)
-        return laid[key].row
+            row = laid[key] = self._take_row()
+            self._num_sites[row] = len({edit.site for edit in program})
+            for site, edits in by_site(program).items():
+                self._site(site).set_row(row, edits)
+        return laid[key]
 
     def _site(self, site: Site) -> SiteTable:
         if site not in self._sites:
@@ -217,4 +214,5 @@ class SteeringTable:
         for row in rows:
             for table in self._sites.values():
                 table.clear_row(row)
+            del self._num_sites[row]
             self._free_rows.append(row)

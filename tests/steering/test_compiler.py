@@ -34,7 +34,7 @@ def apply(intervention: Intervention, h: Tensor, phase: str = "generation") -> T
             continue
         if isinstance(one, VectorEdit):
             total += one.vector
-        else:
+        elif isinstance(one, ReaderEdit):
             total += reader_delta(one, h)
     return h + total
 
@@ -45,6 +45,7 @@ def reader_delta(one: ReaderEdit, h: Tensor) -> Tensor:
     gain, offset, lower, upper = (
         torch.tensor([getattr(rule, name) for rule in one.rules]) for name in ("gain", "offset", "lower", "upper")
     )
+    assert isinstance(one.reader, SparseAutoencoder)
     return one.reader.delta(torch.clamp(gain * a + offset, lower, upper) - a, features, h)
 
 
