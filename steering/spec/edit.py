@@ -14,6 +14,7 @@ Operation = Literal[
 OPERATIONS: tuple[Operation, ...] = get_args(Operation)
 VECTOR_OPERATIONS: tuple[Operation, ...] = ("add", "orthogonal", "projection_cap")
 UNITS: tuple[Unit, ...] = ("raw", "max_act", "resid_norm")
+GATE_UNITS: tuple[Unit, ...] = ("raw", "max_act")
 PHASES: tuple[Phase, ...] = ("prompt", "generation", "both")
 
 

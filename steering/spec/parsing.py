@@ -8,6 +8,7 @@ from inference.interventions import ALL_TOKENS, SITE_KINDS, Site, Window
 from steering.spec.checks import check_edit, check_windows
 from steering.spec.conflicts import find_conflicts
 from steering.spec.edit import (
+    GATE_UNITS,
     OPERATIONS,
     PHASES,
     UNITS,
@@ -24,9 +25,9 @@ from steering.spec.units import MAX_STRENGTH, Scales
 
 MAX_EDITS = 256
 MAX_WIDTH = 1 << 17
-_MAX_LAYER = 10_000
-_MAX_D_SAE = 1 << 24
-_MAX_TOKENS = 1 << 24
+MAX_LAYER = 10_000
+MAX_D_SAE = 1 << 24
+MAX_TOKENS = 1 << 24
 
 
 def parse_edits(value: object) -> tuple[EditSpec, ...]:
@@ -83,8 +84,8 @@ def _parse_place(fields: Fields) -> SiteTarget:
 
 
 def _parse_window(fields: Fields) -> Window:
-    after = fields.count("after", minimum=0, maximum=_MAX_TOKENS)
-    window = Window(after or 0, fields.count("first", minimum=1, maximum=_MAX_TOKENS))
+    after = fields.count("after", minimum=0, maximum=MAX_TOKENS)
+    window = Window(after or 0, fields.count("first", minimum=1, maximum=MAX_TOKENS))
     if window.first is not None and window.first <= window.after:
         fields.report("first", f"Expected more than after, which is {window.after}; no token lies in between.")
     fields.refuse_others()
@@ -95,7 +96,7 @@ def _parse_gate(fields: Fields) -> GateSpec:
     gate = GateSpec(
         feature=_parse_feature(fields.child("feature")),
         above=fields.number("above", limit=MAX_STRENGTH, default=0.0),
-        unit=fields.choice("unit", ("raw", "max_act"), "max_act"),
+        unit=fields.choice("unit", GATE_UNITS, "max_act"),
     )
     fields.refuse_others()
     return gate
@@ -119,7 +120,7 @@ def _parse_sae(fields: Fields) -> SAEIdentity:
         checksum=fields.text("checksum"),
         site=_parse_site(fields),
         d_in=fields.integer("d_in", minimum=1, maximum=MAX_WIDTH),
-        d_sae=fields.integer("d_sae", minimum=1, maximum=_MAX_D_SAE),
+        d_sae=fields.integer("d_sae", minimum=1, maximum=MAX_D_SAE),
     )
     fields.refuse_others()
     return identity
@@ -134,7 +135,7 @@ def _parse_vector(fields: Fields) -> VectorTarget:
 
 
 def _parse_site(fields: Fields) -> Site:
-    return Site(fields.integer("layer", minimum=0, maximum=_MAX_LAYER), fields.choice("site", SITE_KINDS, "resid_post"))
+    return Site(fields.integer("layer", minimum=0, maximum=MAX_LAYER), fields.choice("site", SITE_KINDS, "resid_post"))
 
 
 def _parse_scales(fields: Fields) -> Scales:

@@ -19,7 +19,7 @@ from steering.saes.sae import SparseAutoencoder
 from steering.spec.conflicts import find_conflicts
 from steering.spec.edit import EditSpec
 from steering.spec.errors import InvalidSpecError
-from tests.steering.edits import edit, identity, vector_edit
+from tests.steering.edits import edit, gate, identity, vector_edit
 from tests.steering.sae_files import NumpySAE, as_tensor, random_weights, residuals, sae_config, write_sae
 
 ARCHITECTURES = ("standard", "jumprelu", "topk")
@@ -228,11 +228,17 @@ class TestOrder:
     @given(data=st.data())
     def test_does_not_matter_bit_by_bit(self, sae, data):
         specs = st.builds(
-            lambda operation, strength, index, phase: edit_of(sae, operation, strength, index=index, phase=phase),
-            st.sampled_from(["add", "add", "add", "clamp", "scale"]),
+            lambda operation, strength, index, phase, **fields: edit_of(
+                sae, operation, strength, index=index, phase=phase, **fields
+            ),
+            st.sampled_from(["add", "add", "add", "clamp", "scale", "orthogonal", "projection_cap"]),
             st.floats(-50, 50),
             st.integers(0, 39),
             st.sampled_from(["prompt", "generation", "both"]),
+            only_if_active=st.booleans(),
+            gate=st.none() | st.builds(gate, st.integers(0, 39), st.floats(0, 5), sae=st.just(identity(sae.key))),
+            window=st.sampled_from([ALL_TOKENS, Window(first=4), Window(4)]),
+            special_tokens=st.booleans(),
         )
         edits = data.draw(st.lists(specs, max_size=10).filter(lambda edits: not find_conflicts(edits)))
         shuffled = data.draw(st.permutations(edits))
@@ -243,6 +249,10 @@ class TestOrder:
             if isinstance(left, VectorEdit) and isinstance(right, VectorEdit):
                 assert (left.site, left.phase) == (right.site, right.phase)
                 assert torch.equal(left.vector, right.vector)
+            elif isinstance(left, ReaderEdit) and isinstance(right, ReaderEdit):
+                scope = (left.site, left.phase, left.window, left.special_tokens)
+                assert scope == (right.site, right.phase, right.window, right.special_tokens)
+                assert (left.reader.key, left.rules) == (right.reader.key, right.rules)
             else:
                 assert left == right
 

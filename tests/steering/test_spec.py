@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jsonschema import Draft202012Validator, ValidationError, validate
 
 from inference.interventions import Site, Window
 from steering.spec.checks import MAX_WINDOWS
@@ -17,6 +18,7 @@ from steering.spec.edit import FeatureTarget, GateSpec
 from steering.spec.errors import InvalidSpecError, MissingScaleError
 from steering.spec.parsing import MAX_EDITS, parse_edits
 from steering.spec.rendering import edits_to_json, fingerprint
+from steering.spec.schema import edits_schema
 from steering.spec.units import Scales, coefficient, push
 from steering.spec.wording import describe_edit
 from tests.steering.edits import SCALES, edit, gate, identity, keep_norm, vector_edit
@@ -338,6 +340,34 @@ edits_strategy = st.lists(
     ),
     max_size=8,
 )
+
+
+class TestSchema:
+    """The parser and the schema agree on what is well-formed."""
+
+    @given(edits=edits_strategy)
+    def test_takes_what_the_parser_reads(self, edits):
+        whole = [*edits_to_json(edits), *edits_to_json([keep_norm(), vector_edit([1.0, 2.0], operation="orthogonal")])]
+        validate(whole, edits_schema())
+
+    def test_is_a_schema(self):
+        Draft202012Validator.check_schema(edits_schema())
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"operation": "multiply"}, {"strength": "2"}, {"strength": 1e30}, {"unit": "volts"}, {"phase": "late"},
+            {"window": {"first": 0}}, {"window": {"last": 3}}, {"only_if_active": 1}, {"gate": {}}, {"strenght": 2},
+            {"vector": {"layer": 1, "values": [1.0]}}, {"lower": "x"}, {"site": {"layer": 1, "site": "resid_mid"}},
+        ],
+        ids=str,
+    )  # fmt: skip
+    def test_refuses_what_the_parser_refuses(self, change):
+        whole = [edits_to_json([edit()])[0] | change]
+        with pytest.raises(InvalidSpecError):
+            parse_edits(whole)
+        with pytest.raises(ValidationError):
+            validate(whole, edits_schema())
 
 
 class TestFingerprint:
