@@ -39,7 +39,8 @@ class GivenActivations:
 class SiteTable:
     """Tensors that grow by doubling; a change writes the row that changes and nothing else.
 
-    ``acts`` has the rows that do something here.
+    ``acts`` has the rows that do something here. ``version`` changes when a captured step would do something else: when
+    other tensors are in use, or other SAEs are to be asked.
     """
 
     def __init__(self, width: int, num_rows: int, device: torch.device) -> None:
@@ -50,6 +51,8 @@ class SiteTable:
         self._slots: dict[int, list[int]] = {}  # by row
         self._given: dict[int, dict[int, tuple[FeatureReader, int]]] = {}  # by row, then by entry
         self.acts: set[int] = set()
+        self.version = 0
+        self._asks: tuple[int, tuple[GivenActivations, ...]] | None = None  # of all rows, at that version
         self._tensors = SteeringTensors(
             flags=torch.zeros(num_rows, dtype=torch.uint8, device=device),
             vectors=torch.zeros(num_rows, width, device=device),
@@ -89,12 +92,13 @@ class SiteTable:
         """Undo :meth:`set_row`, whether it came to its end or not."""
         self.acts.discard(row)
         t = self._tensors
-        t.flags[row], t.counts[row], t.vectors[row] = 0, 0, 0.0
+        t.flags[row], t.counts[row], t.vectors[row] = 0, 0, 0.0  # written, not replaced: captured steps read them
         slots = self._slots.pop(row, [])
         if slots:
             self._tensors.codes[slots, Code.ROW] = 0  # row 0 does not act
             self._free += slots
-        self._given.pop(row, None)
+        if self._given.pop(row, None):
+            self.version += 1
 
     def grow_rows(self, num_rows: int) -> None:
         t = self._tensors
@@ -126,6 +130,22 @@ class SiteTable:
             )
             for reader, of_rows, of_slots in asked.values()
         )
+
+    def apply_static(self, hidden: Tensor, rows: Tensor) -> Tensor:
+        """As :meth:`apply`, for a step that is captured: whoever may have to be asked is asked, about every token."""
+        given = None
+        for ask in self._all_asks():
+            given = (
+                hidden.new_zeros(len(hidden), len(self._tensors.read), dtype=torch.float32) if given is None else given
+            )
+            given[:, ask.slots] = ask.reader.activations(hidden.float(), ask.features)
+        return native.steer(hidden, rows, self._tensors, given)
+
+    def _all_asks(self) -> tuple[GivenActivations, ...]:
+        """Of all rows. Made before the capture, which allows no copies to the device."""
+        if self._asks is None or self._asks[0] != self.version:
+            self._asks = (self.version, self.given_in(list(self._given)))
+        return self._asks[1]
 
     def apply(self, hidden: Tensor, rows: Tensor, asked: Sequence[GivenActivations]) -> Tensor:
         """``hidden`` ``[tokens, width]`` steered by ``rows`` ``[tokens]``, as a new tensor."""
@@ -159,6 +179,7 @@ class SiteTable:
         given = {slot: by for slot, by in zip(slots, entries.given_by, strict=True) if by is not None}
         if given:
             self._given[row] = given
+            self.version += 1
         self._note_normalizations(codes)
 
     def _take_slots(self, count: int) -> list[int]:
@@ -177,12 +198,14 @@ class SiteTable:
         return reused + fresh
 
     def _note_normalizations(self, codes: Tensor) -> None:
-        new = {NORMALIZATIONS[code] for code in codes[:, Code.NORMALIZATION].tolist()}
-        known = new | set(self._tensors.normalizations)
-        self._replace(normalizations=tuple(kind for kind in NORMALIZATIONS if kind in known))
+        known = {NORMALIZATIONS[code] for code in codes[:, Code.NORMALIZATION].tolist()}
+        if not known <= set(self._tensors.normalizations):
+            known |= set(self._tensors.normalizations)
+            self._replace(normalizations=tuple(kind for kind in NORMALIZATIONS if kind in known))
 
     def _replace(self, **fields: object) -> None:
         self._tensors = replace(self._tensors, **fields)  # type: ignore[arg-type]
+        self.version += 1
 
     def _tensor(self, values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)

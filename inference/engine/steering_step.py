@@ -29,14 +29,18 @@ class SteeringPlan:
     def applied(self, ran: tuple[Site, ...]) -> list[int]:
         """At how many sites each token was really steered when the hooks of these sites acted."""
         if ran not in self._applied:
-            columns = [self.acts[site] for site in ran]
+            columns = [self.acts[site] for site in ran if site in self.acts]
             self._applied[ran] = [sum(acts) for acts in zip(*columns, strict=True)] or [0] * len(self.expected)
         return self._applied[ran]
 
 
 @dataclass(slots=True)
 class SteeringStep:
-    """``plan`` is None where no token is steered. ``ran`` has each site's hook as often as it acted."""
+    """``plan`` is None where no token is steered. ``ran`` has each site's hook as often as it acted.
+
+    With ``static_rows`` (``[tokens]`` int64 on the device) the hooks read the rows from there, whatever the plan says.
+    """
 
     plan: SteeringPlan | None
     ran: list[Site] = field(default_factory=list)
+    static_rows: Tensor | None = None

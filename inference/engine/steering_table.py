@@ -10,7 +10,7 @@ An intervention that nobody uses any more keeps its rows for a while: the next r
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -56,6 +56,7 @@ class SteeringTable:
         self._hooked: dict[Site, Callable[[], None]] = {}
         self._plan: SteeringPlan | None = None  # of the step before
         self._step: SteeringStep | None = None  # while a forward pass runs
+        self._ran_static: list[Site] = []  # where hooks acted in the last pass that read its rows from a tensor
 
     # Residents
 
@@ -111,6 +112,27 @@ class SteeringTable:
         finally:
             self._step = None
 
+    # A captured step
+
+    @property
+    def graph_key(self) -> Hashable:
+        """Changes whenever a step captured before would do something else."""
+        return tuple((site, table.version) for site, table in self._sites.items())
+
+    def begin_static(self, row_of_token: Tensor) -> None:
+        """Let the hooks read their rows from that tensor, with operations that ask the device for nothing.
+
+        ``[tokens]`` int64 on the device. For the rest of the step, and nothing where no token of it is steered.
+        """
+        assert self._step is not None, "a step is running"
+        self._step.static_rows = None if self._step.plan is None else row_of_token
+        self._ran_static = []
+
+    def replayed(self) -> None:
+        """A captured step ran in the place of this one: the hooks acted where they did when it was captured."""
+        assert self._step is not None, "a step is running"
+        self._step.ran = list(self._ran_static)
+
     def _plan_of(self, row_of_token: list[int]) -> SteeringPlan | None:
         """None where no token is steered."""
         if not any(row_of_token):
@@ -130,9 +152,14 @@ class SteeringTable:
     def _apply(self, site: Site, hidden: Tensor) -> Tensor | None:
         """The steered hidden states; None where the step has nothing to do at the site."""
         step = self._step
-        if step is None or step.plan is None or site not in step.plan.acts:
+        if step is None or step.plan is None:
             return None
         flat = hidden.reshape(-1, hidden.shape[-1])
+        if step.static_rows is not None:
+            self._ran_static.append(site)
+            return self._sites[site].apply_static(flat, step.static_rows).view(hidden.shape)
+        if site not in step.plan.acts:
+            return None
         steered = self._sites[site].apply(flat, step.plan.rows, step.plan.given[site])
         step.ran.append(site)
         return steered.view(hidden.shape)

@@ -189,6 +189,52 @@ def test_a_site_that_runs_twice_or_not_at_all_is_noticed(table):
         assert step.plan.applied(tuple(step.ran)) == [times, 0]
 
 
+def test_a_captured_step_reads_its_rows_when_it_is_replayed(table):
+    """What a graph would record: the same tensors, whose values change between replays."""
+    sae, h = reader(), residuals(4)
+    asked = AskedReader("asked", sae.w_enc, sae.w_dec, sae.bias)
+    profiles = [clamp((1, 2)), add(SITE, 32), clamp((3,), sae=asked, name="asked")]
+    first, second, third = (row_of(table, profile) for profile in profiles)
+    rows = torch.zeros(4, dtype=torch.int64)
+    recorded, key = [], table.graph_key
+    with torch.inference_mode(), table.steering([first, 0, 0, 0]) as step:
+        table.begin_static(rows)
+        recorded.append(table._sites[SITE])
+        assert torch.equal(table._apply(SITE, h[None])[0], h)
+        assert step.ran == []
+    for chosen in ([first, second, third, 0], [0, third, third, first]):
+        rows.copy_(torch.tensor(chosen))
+        with torch.inference_mode():
+            replayed = recorded[0].apply_static(h, rows)
+        torch.testing.assert_close(replayed, steer(table, h, chosen))
+        with table.steering(chosen) as step:
+            table.replayed()
+        assert step.plan is not None
+        assert step.plan.applied(tuple(step.ran)) == [int(row > 0) for row in chosen] == step.plan.expected
+    assert table.graph_key == key
+
+
+def test_a_captured_step_holds_until_tensors_are_replaced(table):
+    table.release(table.acquire(clamp((1, 2))))
+    key = table.graph_key
+    for seed in range(4):
+        table.release(table.acquire(add(SITE, 32, seed=seed)))
+    assert table.graph_key == key, "rows that come and go are written in place"
+    for seed in range(4, 12):
+        table.release(table.acquire(add(SITE, 32, seed=seed)))
+    assert table.graph_key != key, "the rows' tensors grew"
+    key = table.graph_key
+    table.acquire(add(Site(2), 32))
+    assert table.graph_key != key, "another site"
+
+
+def test_an_unsteered_step_that_is_captured_holds_no_table(table):
+    table.acquire(add(SITE, 32))
+    with table.steering([]):
+        table.begin_static(torch.zeros(2, dtype=torch.int64))
+        assert table._apply(SITE, torch.zeros(1, 2, 32)) is None
+
+
 def test_windows_share_rows_where_the_same_edits_act(table):
     edits = (
         VectorEdit(SITE, vector(32), window=Window(first=5)),
