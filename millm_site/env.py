@@ -166,7 +166,8 @@ class Environment(BaseSettings):
         description="`fcfs`: first come, first served; `priority`: requests of keys with a higher priority go first.",
     )
     kv_cache_backend: Literal["auto", "contiguous", "paged"] = Field(
-        "auto", description="How keys and values are kept. `auto`: contiguous on the CPU, paged elsewhere."
+        "auto",
+        description="How keys and values are kept. `auto`: paged, but contiguous on a CPU without C++ kernels.",
     )
     kv_cache_bytes: int = Field(
         0, ge=0, description="Memory for keys and values of one model; 0: half of what is free when it is loaded."

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from inference.engine import native
 from inference.engine.attention import LayoutProbe
 from inference.engine.cache_policy import PREFIX_BLOCK, CachePolicy
 from inference.engine.config import EngineConfig
@@ -53,7 +54,8 @@ def make_cache(loaded: LoadedModel, config: EngineConfig, max_seq_len: int) -> M
     groups = group_layers(layouts)
     backend = config.kv_cache_backend
     if backend == "auto":
-        backend = "contiguous" if device.type == "cpu" else "paged"
+        # torch's own attention reads one block a sequence much faster than many
+        backend = "paged" if native.active().is_native or device.type != "cpu" else "contiguous"
     per_token = sum(group.bytes_per_token for group in groups)
     # A full batch of the longest sequences; paged blocks round up, and windows overlap with a chunk.
     most = config.max_batch_size * per_token * (max_seq_len + PREFIX_BLOCK)

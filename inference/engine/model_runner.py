@@ -82,13 +82,19 @@ class ModelRunner:
     def _packed_batch(self, chunks: list[Chunk]) -> PackedBatch:
         segments = tuple(Segment(c.sequence.num_computed, c.num_tokens) for c in chunks)
         num_single = next((i for i, s in enumerate(segments) if s.num_tokens > 1), len(segments))
+        singles, prompts = segments[:num_single], segments[num_single:]
         return PackedBatch(
             segments=segments,
             num_single=num_single,
-            lengths=torch.tensor([s.end for s in segments[:num_single]], dtype=torch.int32, device=self.device),
+            lengths=self._int32([s.end for s in singles]),
+            starts=self._int32([s.start for s in prompts]),
+            counts=self._int32([s.num_tokens for s in prompts]),
             places=tuple(self._places(chunks, segments, table) for table in self._cache.policy.tables),
             pool=self._cache.pool,
         )
+
+    def _int32(self, values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=self.device)
 
     def _places(self, chunks: list[Chunk], segments: tuple[Segment, ...], table: NDArray[np.int32]) -> GroupPlaces:
         """Where the step's tokens are in one layer group."""
