@@ -35,6 +35,7 @@ class _Resident:
     """``num_entries`` over all sites. One that ``is_asked`` holds an SAE, and does not outlive its last user."""
 
     rows: SteeringRows
+    sites: frozenset[Site]
     num_entries: int
     is_asked: bool
     users: int = 0
@@ -67,6 +68,8 @@ class SteeringTable:
         resident = self._residents.get(fingerprint) or self._idle.pop(fingerprint, None) or self._add(intervention)
         self._residents[fingerprint] = resident
         resident.users += 1
+        for site in resident.sites - self._hooked.keys():
+            self._hooked[site] = attach(self._module, site, partial(self._apply, site))
         return resident.rows
 
     @torch.inference_mode()
@@ -76,11 +79,20 @@ class SteeringTable:
         if resident.users:
             return
         del self._residents[rows.fingerprint]
+        self._unhook(resident.sites)
         self._idle[rows.fingerprint] = resident
         if resident.is_asked:
             self._drop_idle(rows.fingerprint)
         while self._has_too_many_idle():
             self._drop_idle(next(iter(self._idle)))
+
+    def _unhook(self, sites: frozenset[Site]) -> None:
+        """On the CPU a hook inside a layer keeps it from running fused. Elsewhere captured steps hold on to hooks."""
+        if self._device.type != "cpu":
+            return
+        for site in sites.difference(*(resident.sites for resident in self._residents.values())):
+            if site in self._hooked:
+                self._hooked.pop(site)()
 
     def close(self) -> None:
         """Take the hooks off the module."""
@@ -117,7 +129,7 @@ class SteeringTable:
     @property
     def graph_key(self) -> Hashable:
         """Changes whenever a step captured before would do something else."""
-        return tuple((site, table.version) for site, table in self._sites.items())
+        return tuple((site, self._sites[site].version) for site in sorted(self._hooked))
 
     def begin_static(self, row_of_token: Tensor) -> None:
         """Let the hooks read their rows from that tensor, with operations that ask the device for nothing.
@@ -180,6 +192,7 @@ class SteeringTable:
         tables, rows = self._sites.values(), frozenset(laid.values())
         return _Resident(
             SteeringRows(intervention.fingerprint, prompt, generation, rows, intervention.skip_token_ids),
+            frozenset(intervention.sites),
             num_entries=sum(table.num_entries_of(row) for table in tables for row in rows),
             is_asked=any(table.is_asked(row) for table in tables for row in rows),
         )
@@ -204,7 +217,6 @@ class SteeringTable:
     def _site(self, site: Site) -> SiteTable:
         if site not in self._sites:
             self._sites[site] = SiteTable(site_width(self._module, site), self._capacity, self._device)
-            self._hooked[site] = attach(self._module, site, partial(self._apply, site))
         return self._sites[site]
 
     def _take_row(self) -> int:

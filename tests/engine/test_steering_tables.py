@@ -146,8 +146,8 @@ def test_after_ablation_the_features_read_as_0(loaded_models, seed, features):
     basis = torch.linalg.qr(residuals(32, seed)).Q[:16]
     sae = ReluReader("tied", basis.T, basis, torch.zeros(16))
     table = SteeringTable(loaded_models["llama"].module, torch.device("cpu"))
-    h = 3 * residuals(8, seed + 1)
-    ablated = steer(table, h, [row_of(table, clamp(tuple(features), 0.0, sae=sae))] * 8)
+    h = 3 * residuals(64, seed + 1)
+    ablated = steer(table, h, [row_of(table, clamp(tuple(features), 0.0, sae=sae))] * 64)
     chosen = torch.tensor(sorted(features))
     assert (sae.activations(h, chosen) > 0).any()
     assert sae.activations(ablated, chosen).abs().max() < 1e-5
@@ -215,7 +215,7 @@ def test_a_captured_step_reads_its_rows_when_it_is_replayed(table):
 
 
 def test_a_captured_step_holds_until_tensors_are_replaced(table):
-    table.release(table.acquire(clamp((1, 2))))
+    table.acquire(clamp((1, 2)))
     key = table.graph_key
     for seed in range(4):
         table.release(table.acquire(add(SITE, 32, seed=seed)))
@@ -233,6 +233,27 @@ def test_an_unsteered_step_that_is_captured_holds_no_table(table):
     with table.steering([]):
         table.begin_static(torch.zeros(2, dtype=torch.int64))
         assert table._apply(SITE, torch.zeros(1, 2, 32)) is None
+
+
+def test_hooks_are_there_only_while_a_request_needs_them(table, llama):
+    def num_hooks() -> int:
+        return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in llama.module.modules())
+
+    before = num_hooks()
+    one = add(Site(1, "mlp_out"), 32)
+    both = Intervention("both", (*one.edits, VectorEdit(Site(2, "attn_out"), vector(32))))
+    held = [table.acquire(one), table.acquire(both), table.acquire(one)]
+    assert num_hooks() == before + 2
+    table.release(held[1])
+    assert num_hooks() == before + 1
+    table.release(held[0])
+    assert num_hooks() == before + 1
+    table.release(held[2])
+    assert num_hooks() == before
+    table.acquire(both)
+    assert num_hooks() == before + 2, "idle rows are hooked again"
+    table.close()
+    assert num_hooks() == before
 
 
 def test_windows_share_rows_where_the_same_edits_act(table):
