@@ -8,7 +8,7 @@ result does not depend on the order of the edits, bit by bit: they are sorted by
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -69,6 +69,7 @@ def compile_edits(edits: Sequence[EditSpec], saes: SAEs, skip_token_ids: frozens
     """
     check_conflicts(edits)
     _check_features(edits, saes)
+    _check_reading(edits, saes)
     active = sorted((edit for edit in edits if not edit.is_no_op), key=effect_key)
     compiled: tuple[Edit, ...] = (
         *_compile_vectors([edit for edit in active if _is_foldable(edit, saes)], saes),
@@ -76,6 +77,36 @@ def compile_edits(edits: Sequence[EditSpec], saes: SAEs, skip_token_ids: frozens
         *_compile_norms(active),
     )
     return Intervention(fingerprint=fingerprint(edits), edits=compiled, skip_token_ids=skip_token_ids)
+
+
+_READING = frozenset({"scale", "clamp", "ablate", "at_least", "at_most"})  # they depend on the feature's activation
+
+
+def _check_reading(edits: Sequence[EditSpec], saes: SAEs) -> None:
+    """What a transcoder writes can be used; what it reads is not at its site."""
+    problems = [
+        Problem(f"edits[{number}].{field}", _unreadable(target.sae.name, what))
+        for number, edit in enumerate(edits)
+        for field, what, target in _read_by(edit)
+        if not _sae(target, saes).reads_its_site
+    ]
+    if problems:
+        raise InvalidSpecError(problems)
+
+
+def _read_by(edit: EditSpec) -> Iterator[tuple[str, str, FeatureTarget]]:
+    """Field, its content, and the feature whose activation it needs."""
+    if isinstance(edit.target, FeatureTarget):
+        if edit.operation in _READING:
+            yield "operation", edit.operation, edit.target
+        if edit.only_if_active:
+            yield "only_if_active", "only_if_active", edit.target
+    if edit.gate is not None:
+        yield "gate.feature", "a gate", edit.gate.feature
+
+
+def _unreadable(name: str, what: str) -> str:
+    return f"{name} is a transcoder: it reads the MLP's input, so {what} is not possible at its output; use add."
 
 
 def _check_features(edits: Sequence[EditSpec], saes: SAEs) -> None:

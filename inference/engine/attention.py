@@ -44,7 +44,10 @@ class GroupPlaces:
 
 @dataclass(frozen=True, slots=True)
 class PackedBatch:
-    """The segments of a step in the order of their tokens; the first ``num_single`` have one token each."""
+    """The segments of a step in the order of their tokens; the first ``num_single`` have one token each.
+
+    Several single ones may follow each other in one sequence: a step's keys are all written before any is read.
+    """
 
     segments: tuple[Segment, ...]
     num_single: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -23,10 +24,13 @@ FREE_SHARE = 0.5  # of the free memory, when no size is set
 
 @dataclass(frozen=True, slots=True)
 class ModelCache:
-    """``policy`` keeps the books, ``pool`` the tensors."""
+    """``policy`` keeps the books, ``pool`` the tensors. In ``num_bytes`` of memory fit ``num_tokens`` tokens."""
 
     policy: CachePolicy
     pool: KVPool
+    backend: Literal["contiguous", "paged"]
+    num_bytes: int
+    num_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,11 @@ class _Measures:
     @property
     def windows(self) -> tuple[int, ...]:
         return tuple(group.window for group in self.groups)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens whose keys and values fit, if no layer forgets any."""
+        return self.num_bytes // sum(group.bytes_per_token for group in self.groups)
 
     def pool(self, num_blocks: Sequence[int], block_size: int) -> KVPool:
         return KVPool(self.layouts, self.groups, num_blocks, block_size, self.device)
@@ -83,7 +92,8 @@ def _contiguous(measures: _Measures, config: EngineConfig) -> ModelCache:
     policy = ContiguousCache(
         rows, length, measures.windows, bytes_per_token, measures.num_bytes, prefixes=config.prefix_cache
     )
-    return ModelCache(policy, measures.pool([rows] * len(bytes_per_token), length))
+    pool = measures.pool([rows] * len(bytes_per_token), length)
+    return ModelCache(policy, pool, "contiguous", measures.num_bytes, measures.num_tokens)
 
 
 def _paged(measures: _Measures, config: EngineConfig) -> ModelCache:
@@ -94,4 +104,7 @@ def _paged(measures: _Measures, config: EngineConfig) -> ModelCache:
     share = min(1.0, measures.num_bytes / full)
     num_blocks = tuple(max(2, int(share * rows * tokens) // PREFIX_BLOCK + 1) for tokens in kept)
     policy = PagedCache(rows, length, measures.windows, num_blocks, prefixes=config.prefix_cache)
-    return ModelCache(policy, measures.pool(num_blocks, PREFIX_BLOCK))
+    pool = measures.pool(num_blocks, PREFIX_BLOCK)
+    num_bytes = sum(n * PREFIX_BLOCK * g.bytes_per_token for n, g in zip(num_blocks, measures.groups, strict=True))
+    num_tokens = min(n for n, kept_by in zip(num_blocks, kept, strict=True) if kept_by == max(kept)) * PREFIX_BLOCK
+    return ModelCache(policy, pool, "paged", num_bytes, num_tokens)

@@ -60,7 +60,7 @@ class TokenDecoder:
 
     def _is_skipped(self, token_id: int) -> bool:
         """Whether it is a special token, and not a first space that the tokenizer leaves out, on which more depends."""
-        return self._skip_special and self._tokenizer.decode([token_id], False) != ""
+        return self._skip_special and self._tokenizer.decode([token_id], skip_special_tokens=False) != ""
 
     def _give(self, text: str) -> str:
         """The part of the window's text that was not given out yet."""

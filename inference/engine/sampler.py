@@ -45,7 +45,8 @@ class Sampler:
         self._table: SamplingTable | None = None
 
     def sample(self, logits: Tensor, sequences: list[Sequence], masks: TokenMasks | None = None) -> Sampled:
-        """``logits`` is ``[rows, vocab]`` in any type and is left as it is.
+        """``logits`` is ``[rows, vocab]`` in any type and is left as it is. A sequence may stand in several rows
+        in a row: there the further ones come after its drafts.
 
         Rows whose greatest logit is NaN or infinite are not finite; single places of minus infinity are fine.
         """
@@ -81,6 +82,13 @@ def note_token(sequence: Sequence, token_id: int) -> None:
         sequence.history.note(token_id)
 
 
+def draw_ahead(sequence: Sequence, count: int) -> None:
+    """Have at least ``count`` of the sequence's own numbers at hand."""
+    while len(sequence.uniforms) < count:
+        numbers = torch.rand(NUMBERS_AT_ONCE, dtype=torch.float64, generator=sequence.generator).tolist()
+        sequence.uniforms[:0] = numbers  # the last is the next
+
+
 def _choose(
     logits: Tensor, best: Tensor, tokens: Tensor, table: SamplingTable, masks: TokenMasks | None
 ) -> tuple[Tensor, Tensor]:
@@ -105,8 +113,7 @@ def _draw(logits: Tensor, best: Tensor, random: RandomRows) -> Tensor:
 
 def _uniform(sequence: Sequence) -> float:
     """The next of the sequence's own numbers in [0, 1), so that its tokens do not depend on the rows beside it."""
-    if not sequence.uniforms:
-        sequence.uniforms = torch.rand(NUMBERS_AT_ONCE, dtype=torch.float64, generator=sequence.generator).tolist()
+    draw_ahead(sequence, 1)
     return sequence.uniforms.pop()
 
 

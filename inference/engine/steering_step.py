@@ -44,3 +44,9 @@ class SteeringStep:
     plan: SteeringPlan | None
     ran: list[Site] = field(default_factory=list)
     static_rows: Tensor | None = None
+
+    def counts(self, num_tokens: int) -> tuple[list[int], list[int]]:
+        """At how many sites each token was to be steered, and really was."""
+        if self.plan is None:
+            return [0] * num_tokens, [0] * num_tokens
+        return self.plan.expected, self.plan.applied(tuple(self.ran))
