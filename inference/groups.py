@@ -22,7 +22,7 @@ RESEARCHERS = (
     "steering.view_profileversion",
     "steering.publish_steeringprofile",
 )
-AUDITORS = ("openai_api.view_requestlog", "openai_api.view_apikey")
+AUDITORS = ("openai_api.view_requestlog", "openai_api.view_apikey", "steering.view_auditevent")
 GROUPS: dict[str, tuple[str, ...] | None] = {
     "Researchers": RESEARCHERS,
     "Auditors": AUDITORS,

@@ -34,7 +34,18 @@ class ApiKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none 
     actions = ("revoke",)
     fieldsets = (
         (None, {"fields": ("name", "owner")}),
-        ("What requests may use", {"fields": ("default_profile", "allowed_models", "allowed_profiles")}),
+        (
+            "What requests may use",
+            {
+                "fields": (
+                    "default_profile",
+                    "allowed_models",
+                    "allowed_profiles",
+                    "may_steer_inline",
+                    ("min_intensity", "max_intensity"),
+                )
+            },
+        ),
         (
             "Limits",
             {
@@ -71,9 +82,9 @@ class ApiKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none 
 
     def save_model(self, request: HttpRequest, obj: ApiKey, form: Any, change: bool) -> None:  # noqa: FBT001 - Django's
         if change:
-            change_api_key(api_key=obj)
+            change_api_key(api_key=obj, user=_user(request))
         else:
-            request.created_key = save_new_api_key(api_key=obj)  # type: ignore[attr-defined]  # for response_add
+            request.created_key = save_new_api_key(api_key=obj, user=_user(request))  # type: ignore[attr-defined]  # for response_add
 
     def response_add(self, request: HttpRequest, obj: ApiKey, post_url_continue: str | None = None) -> HttpResponse:
         """Shows the key in the answer itself: a message would be kept in a cookie or the session until it is read."""
@@ -184,7 +195,9 @@ class RequestLogAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes n
     def steering_proof(self, row: RequestLog) -> str:
         if not row.fingerprint:
             return "none"
-        return f"{row.steering_applied} of {row.steering_expected} layer applications, fingerprint {row.fingerprint}"
+        policies = f", policies {row.policies}" if row.policies else ""
+        counts = f"{row.steering_applied} of {row.steering_expected} layer applications"
+        return f"{counts}, fingerprint {row.fingerprint}{policies}"
 
     @admin.display(description="parameters")
     def parameters_json(self, row: RequestLog) -> SafeString:
@@ -203,3 +216,7 @@ def _milliseconds(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value / 1000:.2f} s" if value >= 1000 else f"{value:.0f} ms"
+
+
+def _user(request: HttpRequest) -> Any:
+    return request.user

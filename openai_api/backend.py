@@ -9,7 +9,7 @@ from typing import Protocol
 from inference.client import EngineClient, get_client
 from inference.registry import ModelRecord, ReadyModel, get_registry
 from openai_api.keys import KeySource, snapshot
-from steering.profiles import ResolvedProfile, resolve
+from steering.profiles import ResolvedProfile, SteeringWish, steer
 
 
 class Registry(Protocol):
@@ -26,8 +26,10 @@ class Registry(Protocol):
     def unload(self, name: str) -> object: ...
 
 
-class ProfileResolver(Protocol):
-    async def __call__(self, model: str, reference: str, *, special_token_ids: frozenset[int]) -> ResolvedProfile: ...
+class Steering(Protocol):
+    async def __call__(
+        self, model: str, wish: SteeringWish, *, special_token_ids: frozenset[int]
+    ) -> ResolvedProfile | None: ...
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Backend:
 
     client: Callable[[], EngineClient] = get_client
     registry: Callable[[], Registry] = get_registry
-    resolve_profile: ProfileResolver = resolve
+    steer: Steering = steer
     keys: KeySource = snapshot.aget
     ping_s: float = 10.0
     first_event_s: float = 1.0

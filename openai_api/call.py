@@ -96,8 +96,12 @@ class Call:
         headers = {"x-request-id": self.id, "openai-processing-ms": str(round(self._elapsed_ms()))}
         if self.key is not None:
             headers |= get_limits().headers(self.key)
-        if self.entry.profile:
-            headers |= {"x-millm-profile": self.entry.profile, "x-millm-steering": self.entry.fingerprint}
+        steering = {
+            "x-millm-profile": self.entry.profile,
+            "x-millm-steering": self.entry.fingerprint,
+            "x-millm-policies": self.entry.policies,
+        }
+        headers |= {name: value for name, value in steering.items() if value}
         if self._ignored:
             headers["x-millm-ignored-fields"] = _header_list(self._ignored)
         return headers

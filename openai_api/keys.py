@@ -19,6 +19,7 @@ from openai_api.errors import wrong_key
 KEY_START = "sk-millm-"
 PREFIX_LENGTH = len(KEY_START) + 4  # shown in the admin
 MAX_KEY_LENGTH = 200
+MAX_INTENSITY = 2.0  # times what a profile was published with
 # What clients that insist on some key send to a server without keys; on loopback they count as none.
 PLACEHOLDERS = frozenset(
     {"", "anonymous", "dummy", "dummy_key", "dummy-key", "empty", "no-key", "none", "not-needed", "placeholder"}
@@ -36,6 +37,9 @@ class KeyRecord:
     default_profile: str = ""
     allowed_models: frozenset[str] = frozenset()
     allowed_profiles: frozenset[str] = frozenset()
+    may_steer_inline: bool = False
+    min_intensity: float = 0.0
+    max_intensity: float = MAX_INTENSITY
     max_concurrent_requests: int | None = None
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None

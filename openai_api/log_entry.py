@@ -23,6 +23,7 @@ class LogEntry:
     model: str = ""
     profile: str = ""
     fingerprint: str = ""
+    policies: str = ""
     steering_expected: int = 0
     steering_applied: int = 0
     stream: bool = False

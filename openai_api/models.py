@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from django.conf import settings
 from django.contrib.postgres.fields import ArrayField
+from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from openai_api.keys import KeyRecord
+from openai_api.keys import MAX_INTENSITY, KeyRecord
 
 ANY_HELP = "Separated by commas. Empty: all."
 
@@ -23,6 +24,17 @@ class ApiKey(models.Model):
     default_profile = models.CharField(max_length=200, blank=True, help_text="name or name@version")
     allowed_models = ArrayField(models.CharField(max_length=200), default=list, blank=True, help_text=ANY_HELP)
     allowed_profiles = ArrayField(models.CharField(max_length=200), default=list, blank=True, help_text=ANY_HELP)
+    may_steer_inline = models.BooleanField(
+        "may bring edits", default=False, help_text="Requests may bring their own edits in “steering”."
+    )
+    min_intensity = models.FloatField(
+        default=0.0, help_text="Least “steering_intensity”, from 0 to 1.", validators=[MinValueValidator(0.0)]
+    )
+    max_intensity = models.FloatField(
+        default=MAX_INTENSITY,
+        help_text=f"Most “steering_intensity”, from 1 to {MAX_INTENSITY:g}.",
+        validators=[MaxValueValidator(MAX_INTENSITY)],
+    )
     max_concurrent_requests = models.PositiveIntegerField(null=True, blank=True, help_text="Empty: no limit.")
     requests_per_minute = models.PositiveIntegerField(null=True, blank=True, help_text="Empty: no limit.")
     tokens_per_minute = models.PositiveIntegerField(
@@ -39,6 +51,14 @@ class ApiKey(models.Model):
     class Meta:
         ordering = ("name",)
         verbose_name = "API key"
+        constraints = (
+            models.CheckConstraint(  # requests that say nothing run at 1
+                condition=models.Q(min_intensity__gte=0, min_intensity__lte=1)
+                & models.Q(max_intensity__gte=1, max_intensity__lte=MAX_INTENSITY),
+                name="key_intensity_includes_one",
+                violation_error_message="The range of intensities must include 1, what requests get that ask for none.",
+            ),
+        )
 
     def __str__(self) -> str:
         return f"{self.name} ({self.prefix}…)"
@@ -57,6 +77,9 @@ class ApiKey(models.Model):
             default_profile=self.default_profile,
             allowed_models=frozenset(self.allowed_models),
             allowed_profiles=frozenset(self.allowed_profiles),
+            may_steer_inline=self.may_steer_inline,
+            min_intensity=self.min_intensity,
+            max_intensity=self.max_intensity,
             max_concurrent_requests=self.max_concurrent_requests,
             requests_per_minute=self.requests_per_minute,
             tokens_per_minute=self.tokens_per_minute,
@@ -77,7 +100,8 @@ class RequestLog(models.Model):
     endpoint = models.CharField(max_length=60)
     model = models.CharField(max_length=200, blank=True)
     profile = models.CharField(max_length=200, blank=True, help_text="name@version")
-    fingerprint = models.CharField(max_length=64, blank=True)
+    fingerprint = models.CharField(max_length=64, blank=True, help_text="Of the profile, its intensity and policies.")
+    policies = models.CharField(max_length=500, blank=True, help_text="Those of the server, as name@version.")
     steering_expected = models.BigIntegerField(default=0)
     steering_applied = models.BigIntegerField(default=0)
     stream = models.BooleanField(default=False)

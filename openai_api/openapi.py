@@ -40,7 +40,7 @@ ERRORS = {
     "400": "The request is not valid; `param` names the field.",
     "401": "The API key is missing or wrong.",
     "403": "The key lacks the right.",
-    "404": "There is no such model, profile or URL.",
+    "404": "There is no such model, profile or URL, or the profile is archived.",
     "409": "The profile's SAE is missing or does not fit the model.",
     "413": "The body is too large.",
     "415": "The body is not JSON, or compressed.",

@@ -17,11 +17,15 @@ from steering.errors import SteeringError
 from steering.feature_search import FeatureQuerySet
 from steering.filters import DensityFilter, LabelledFilter
 from steering.forms import AddSAEForm
+from steering.governance_pages import GovernancePages
 from steering.health import judge, summary
 from steering.inlines import FeatureEditInline, VectorEditInline
 from steering.models import SAE, Feature, ProfileVersion, SteeringProfile
+from steering.policy_admin import AuditEventAdmin, GovernedModelAdmin, SteeringPolicyAdmin
 from steering.profile_pages import ProfilePages
 from steering.version_pages import changes_since_previous, edits_table, requests_link, restore
+
+__all__ = ["AuditEventAdmin", "GovernedModelAdmin", "SteeringPolicyAdmin"]  # registered there
 
 
 @admin.register(SAE)
@@ -169,11 +173,11 @@ class FeatureAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none
 
 
 @admin.register(SteeringProfile)
-class SteeringProfileAdmin(ProfilePages, admin.ModelAdmin):  # type: ignore[type-arg]
+class SteeringProfileAdmin(ProfilePages, GovernancePages, admin.ModelAdmin):  # type: ignore[type-arg]
     """The draft with its edits; publishing and duplicating are pages of :class:`ProfilePages`."""
 
-    list_display = ("name", "model", "published", "num_edits", "owner", "updated_at")
-    list_filter = ("model", "owner")
+    list_display = ("name", "model", "published", "num_edits", "owner", "is_in_use", "updated_at")
+    list_filter = ("model", "owner", ("archived_at", admin.EmptyFieldListFilter))
     list_select_related = ("model", "owner")
     search_fields = ("name", "description")
     autocomplete_fields = ("model",)
@@ -207,6 +211,10 @@ class SteeringProfileAdmin(ProfilePages, admin.ModelAdmin):  # type: ignore[type
     def published(self, profile: SteeringProfile) -> str | None:
         newest: int | None = profile.newest  # type: ignore[attr-defined]
         return None if newest is None else f"{profile.name}@{newest}"
+
+    @admin.display(description="in use", ordering="archived_at", boolean=True)
+    def is_in_use(self, profile: SteeringProfile) -> bool:
+        return profile.archived_at is None
 
     @admin.display(description="edits", ordering="edit_count")
     def num_edits(self, profile: SteeringProfile) -> int:

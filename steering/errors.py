@@ -12,8 +12,8 @@ class SteeringError(Exception):
     """``message`` is a sentence for clients; it names the value and the remedy."""
 
     status: ClassVar[int] = 400
-    code: ClassVar[str] = "invalid_value"
-    param: ClassVar[str] = "profile"
+    code: str = "invalid_value"
+    param: str = "profile"
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -23,6 +23,13 @@ class SteeringError(Exception):
 class ProfileNotFoundError(SteeringError):
     status = 404
     code = "profile_not_found"
+
+
+class ProfileArchivedError(SteeringError):
+    """The profile was taken out of use; its versions stay for the record."""
+
+    status = 404
+    code = "profile_archived"
 
 
 class ProfileModelMismatchError(SteeringError):
@@ -61,6 +68,30 @@ class InvalidProfileError(SteeringError):
 
 class NothingToPublishError(InvalidProfileError):
     """The draft is what was published last."""
+
+
+class PolicyConflictError(SteeringError):
+    """A profile and a policy of the server cannot be put one after the other."""
+
+    status = 409
+    code = "policy_conflict"
+
+
+class InlineSteeringError(SteeringError):
+    """Edits in a request that cannot be used; ``field`` is that of the first problem."""
+
+    def __init__(self, message: str, field: str = "steering", code: str = "invalid_value") -> None:
+        super().__init__(message)
+        self.param = field
+        self.code = code
+
+    @classmethod
+    def from_spec(cls, error: InvalidSpecError) -> InlineSteeringError:
+        """With the paths that the request has: its list is called features."""
+        message = str(error).replace("edits[", "steering.features[")
+        first = error.problems[0]
+        field = first.path.replace("edits", "steering.features", 1).replace(".feature.index", ".index")
+        return cls(message.replace(".feature.index", ".index"), field, first.code)
 
 
 class InUseError(SteeringError):

@@ -11,7 +11,8 @@ from django.core.exceptions import ValidationError
 from inference.models import LanguageModel
 from inference.sources import SourceError
 from steering.errors import SteeringError
-from steering.models import SAE, FeatureEdit, SteeringProfile
+from steering.governance import check_can_be_policy
+from steering.models import SAE, FeatureEdit, ProfileVersion, SteeringPolicy, SteeringProfile
 from steering.registration import PreparedSAE, SAELocation, inspect_sae, prepare_sae
 from steering.saes.errors import InvalidSAEError
 from steering.spec.edit import OPERATIONS, VECTOR_OPERATIONS
@@ -99,6 +100,24 @@ class PublishForm(forms.Form):
     )
 
 
+class CompareForm(forms.Form):
+    """Two versions of one profile, by default the newest and the one before."""
+
+    before = forms.ModelChoiceField(ProfileVersion.objects.none(), empty_label=None)
+    after = forms.ModelChoiceField(ProfileVersion.objects.none(), empty_label=None)
+
+    def __init__(self, profile: SteeringProfile, data: Any) -> None:
+        versions = ProfileVersion.objects.filter(profile=profile).select_related("profile").order_by("-number")
+        newest = list(versions[:2])
+        if newest:
+            data = {"before": newest[-1].pk, "after": newest[0].pk} | {name: data[name] for name in data}
+        super().__init__(data)
+        for name in ("before", "after"):
+            field = self.fields[name]
+            assert isinstance(field, forms.ModelChoiceField)
+            field.queryset = versions
+
+
 class DuplicateForm(forms.Form):
     name = forms.SlugField(max_length=100, help_text="What requests put in “profile”.")
 
@@ -154,3 +173,19 @@ class AddSAEForm(forms.ModelForm[SAE]):
             raise ValidationError({"source": str(error)}) from error
         except SteeringError as error:
             raise ValidationError(error.message) from error
+
+
+class PolicyForm(forms.ModelForm[SteeringPolicy]):
+    """Says beside the form why a version cannot be a policy."""
+
+    class Meta:
+        model = SteeringPolicy
+        fields = ("version", "position", "is_active", "reason")
+
+    def clean_version(self) -> ProfileVersion:
+        version: ProfileVersion = self.cleaned_data["version"]
+        try:
+            check_can_be_policy(version=version)
+        except SteeringError as error:
+            raise ValidationError(error.message) from error
+        return version

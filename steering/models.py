@@ -15,6 +15,7 @@ from inference.models import LanguageModel
 from steering.feature_search import FeatureQuerySet
 
 VERSION_IS_IMMUTABLE = "A published version is never changed; publish a new one."
+EVENT_IS_IMMUTABLE = "The audit trail is only added to."
 
 
 class SAE(models.Model):
@@ -103,11 +104,15 @@ class SteeringProfile(models.Model):
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.SET_NULL)
     created_at = models.DateTimeField(db_default=Now(), editable=False)
     updated_at = models.DateTimeField(auto_now=True)
+    archived_at = models.DateTimeField(null=True, blank=True, editable=False, help_text="Requests cannot use it since.")
 
     class Meta:
         ordering = ("model", "name")
         constraints = (models.UniqueConstraint(fields=("model", "name"), name="profile_name_unique_per_model"),)
-        permissions = (("publish_steeringprofile", "Can publish steering profile"),)
+        permissions = (
+            ("publish_steeringprofile", "Can publish steering profile"),
+            ("archive_steeringprofile", "Can archive steering profile"),
+        )
 
     def __str__(self) -> str:
         return self.name
@@ -244,3 +249,68 @@ class VersionSAE(models.Model):
 
     def __str__(self) -> str:
         return f"{self.version} needs {self.sae}"
+
+
+class SteeringPolicy(models.Model):
+    """A version that steers all traffic of its model, after each request's own profile. No request can refuse it."""
+
+    version = models.OneToOneField(ProfileVersion, on_delete=models.PROTECT, related_name="policy")
+    position = models.PositiveIntegerField(default=0, help_text="Lower ones act first.")
+    is_active = models.BooleanField("active", default=True)
+    reason = models.TextField(help_text="Why all requests need it. Whoever reads the audit trail sees it.")
+    created_by = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, editable=False, on_delete=models.SET_NULL)
+    created_at = models.DateTimeField(db_default=Now(), editable=False)
+
+    class Meta:
+        ordering = ("position", "pk")
+        verbose_name_plural = "steering policies"
+
+    def __str__(self) -> str:
+        return f"{self.version} for all of {self.version.profile.model}"
+
+
+class AuditEventQuerySet(models.QuerySet["AuditEvent"]):
+    """Events are only ever added and read."""
+
+    def update(self, **values: Any) -> NoReturn:
+        raise ValidationError(EVENT_IS_IMMUTABLE)
+
+    def delete(self) -> NoReturn:
+        raise ValidationError(EVENT_IS_IMMUTABLE)
+
+
+class AuditEvent(models.Model):
+    """Who changed what steers requests, and when. Names, not foreign keys: events outlive what they name."""
+
+    class Action(models.TextChoices):
+        PUBLISH = "publish", "published"
+        ROLL_BACK = "roll_back", "rolled back"
+        ARCHIVE = "archive", "archived"
+        UNARCHIVE = "unarchive", "taken back from the archive"
+        DEFAULT = "default", "default changed"
+        POLICY = "policy", "policy changed"
+        REVIEW = "review", "review"
+        KEY = "key", "rights of a key changed"
+
+    at = models.DateTimeField(db_default=Now(), db_index=True)
+    user = models.CharField(max_length=150, blank=True, help_text="Empty: a command on the server.")
+    action = models.CharField(max_length=20, choices=Action)
+    model = models.CharField(max_length=200, blank=True)
+    subject = models.CharField(max_length=300, help_text="The profile, version, policy or key.")
+    detail = models.TextField(blank=True)
+
+    objects = AuditEventQuerySet.as_manager()
+
+    class Meta:
+        ordering = ("-at", "-pk")
+
+    def __str__(self) -> str:
+        return f"{self.subject}: {self.get_action_display()}"
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        if not self._state.adding:
+            raise ValidationError(EVENT_IS_IMMUTABLE)
+        super().save(*args, **kwargs)
+
+    def delete(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise ValidationError(EVENT_IS_IMMUTABLE)

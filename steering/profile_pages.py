@@ -48,7 +48,9 @@ class ProfilePages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
         profile = self.get_object(request, unquote(object_id))
+        may = request.user.has_perm
         context = {"can_publish": self.has_publish_permission(request), **(extra_context or {})}
+        context |= {"can_archive": may("steering.archive_steeringprofile")}
         if profile is not None:
             context |= {"versions": version_rows(profile), "draft_state": self._draft_state(profile)}
         return super().change_view(request, object_id, form_url, context)
@@ -155,6 +157,8 @@ class ProfilePages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none
 
     def _draft_state(self, profile: SteeringProfile) -> str:
         """How the draft differs from what requests get."""
+        if profile.archived_at is not None:
+            return "It is archived: requests cannot use it."
         latest = profile.latest_version
         if latest is None:
             return "It was not published yet; requests cannot use it."

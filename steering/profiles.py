@@ -7,15 +7,24 @@ import logging
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, partial, reduce
 from typing import TYPE_CHECKING
 
 from inference.interventions import Intervention
 from inference.records import model_table
 from inference.sources import SourceError
-from steering.errors import ProfileModelMismatchError, ProfileNotFoundError, SAEUnavailableError
+from steering.composition import followed_by, scaled
+from steering.errors import (
+    InlineSteeringError,
+    ProfileArchivedError,
+    ProfileModelMismatchError,
+    ProfileNotFoundError,
+    SAEUnavailableError,
+    SteeringError,
+)
+from steering.inline import read_inline
 from steering.published import PublishedProfiles, PublishedVersion, SAESource, published_profiles
 from steering.sae_cache import SAECache
 from steering.sae_source import load_source
@@ -35,17 +44,37 @@ _MAX_SHOWN = 120
 
 
 @dataclass(frozen=True, slots=True)
+class SteeringWish:
+    """What a request's own steering is to be: a version, edits of its own (JSON), or nothing; and how much of it."""
+
+    reference: str | None = None
+    intensity: float = 1.0
+    inline: object = None
+
+    def __bool__(self) -> bool:
+        return self.reference is not None or self.inline is not None
+
+
+@dataclass(frozen=True, slots=True)
 class ResolvedProfile:
-    """A published version, ready to be applied."""
+    """All that steers a request, ready to be applied.
+
+    ``name`` is empty where only ``policies`` (as name@number, in their order) act, and ``number`` 0 for edits that the
+    request brought along. ``fingerprint`` identifies everything together: with neither policies nor an intensity it is
+    the version's own.
+    """
 
     name: str
     number: int
     fingerprint: str
     intervention: Intervention
+    policies: tuple[str, ...] = ()
+    intensity: float = 1.0
 
     @property
     def label(self) -> str:
-        return f"{self.name}@{self.number}"
+        """name@number; :data:`steering.inline.INLINE` for edits of the request; empty where only policies act."""
+        return f"{self.name}@{self.number}" if self.number else self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,23 +108,68 @@ class ProfileResolver:
         """
         profiles = await published_profiles.aget()
         version = find_version(profiles, self._find_model(model), model, reference)
-        intervention = self._find_compiled(version, special_token_ids)
-        if intervention is None:
-            intervention = await asyncio.to_thread(self._compile, version, special_token_ids)
+        intervention = await self._intervention(version, special_token_ids)
         return ResolvedProfile(version.name, version.number, version.fingerprint, intervention)
+
+    async def steer(
+        self, model: str, wish: SteeringWish, *, special_token_ids: frozenset[int]
+    ) -> ResolvedProfile | None:
+        """What the request wants, and after it every policy of the model; None where nothing steers.
+
+        Raises what :meth:`resolve` does, InlineSteeringError and PolicyConflictError.
+        """
+        profiles = await published_profiles.aget()
+        pk = self._find_model(model)
+        own = await self._own_version(profiles, pk, model, wish)
+        policies = profiles.policies.get(pk, ())
+        versions = [version for version in (own, *policies) if version is not None]
+        if not versions:
+            return None
+        key = _chain_key(versions, wish.intensity if own else 1.0)
+        intervention = self._find_compiled(key, special_token_ids)
+        if intervention is None:
+            parts = [await self._intervention(version, special_token_ids) for version in versions]
+            intervention = await asyncio.to_thread(_chained, parts, wish.intensity if own else 1.0)
+            checksums = frozenset(source.checksum for version in versions for source in version.saes)
+            self._keep(key, special_token_ids, _Compiled(intervention, checksums))
+        return ResolvedProfile(
+            own.name if own else "",
+            own.number if own else 0,
+            intervention.fingerprint,
+            intervention,
+            tuple(policy.label for policy in policies),
+            wish.intensity if own else 1.0,
+        )
 
     def newest(self, model: str) -> list[tuple[str, int]]:
         """Name and newest number of the model's published profiles."""
         return published_profiles.get().newest(self._find_model(model))
 
-    def _find_compiled(self, version: PublishedVersion, special_token_ids: frozenset[int]) -> Intervention | None:
-        key = (version.fingerprint, special_token_ids)
+    async def _own_version(
+        self, profiles: PublishedProfiles, pk: int, model: str, wish: SteeringWish
+    ) -> PublishedVersion | None:
+        if wish.inline is not None:
+            return await asyncio.to_thread(read_inline, pk, model, wish.inline)
+        return None if wish.reference is None else find_version(profiles, pk, model, wish.reference)
+
+    async def _intervention(self, version: PublishedVersion, special_token_ids: frozenset[int]) -> Intervention:
+        found = self._find_compiled(version.fingerprint, special_token_ids)
+        return found or await asyncio.to_thread(self._compile, version, special_token_ids)
+
+    def _find_compiled(self, fingerprint: str, special_token_ids: frozenset[int]) -> Intervention | None:
+        key = (fingerprint, special_token_ids)
         with self._lock:
             compiled = self._compiled.get(key)
             if compiled is None:
                 return None
             self._compiled.move_to_end(key)
             return compiled.intervention
+
+    def _keep(self, fingerprint: str, special_token_ids: frozenset[int], compiled: _Compiled) -> None:
+        with self._lock:
+            self._compiled[fingerprint, special_token_ids] = compiled
+            if len(self._compiled) > MAX_COMPILED:
+                self._compiled.popitem(last=False)
 
     def _compile(self, version: PublishedVersion, special_token_ids: frozenset[int]) -> Intervention:
         from steering.compiler import compile_edits  # torch is loaded with the first profile, not with Django
@@ -106,15 +180,8 @@ class ProfileResolver:
             }
             intervention = compile_edits(parse_edits(version.edits), saes, special_token_ids)
         except (InvalidSAEError, SourceError, InvalidSpecError, KeyError) as error:
-            logger.exception("The profile %s could not be compiled.", version.label)
-            raise SAEUnavailableError(
-                f"The SAE that the profile {version.label} was published with is not available on this server;"
-                " ask its operator to register it again."
-            ) from error
-        with self._lock:
-            self._compiled[version.fingerprint, special_token_ids] = _Compiled(intervention, frozenset(saes))
-            if len(self._compiled) > MAX_COMPILED:
-                self._compiled.popitem(last=False)
+            raise _not_compiled(version, error) from error
+        self._keep(version.fingerprint, special_token_ids, _Compiled(intervention, frozenset(saes)))
         return intervention
 
     def _load(self, source: SAESource) -> SparseAutoencoder:
@@ -130,6 +197,27 @@ class ProfileResolver:
                 del self._compiled[key]
 
 
+def _not_compiled(version: PublishedVersion, error: Exception) -> SteeringError:
+    """Edits that a request brought along are the client's fault, a published version's the server's."""
+    if version.number == 0 and isinstance(error, InvalidSpecError):
+        return InlineSteeringError.from_spec(error)
+    logger.error("The profile %s could not be compiled.", version.label, exc_info=error)
+    return SAEUnavailableError(
+        f"The SAE that the profile {version.label} was published with is not available on this server;"
+        " ask its operator to register it again."
+    )
+
+
+def _chain_key(versions: Sequence[PublishedVersion], intensity: float) -> str:
+    """Apart from every version's own fingerprint, under which it is kept alone."""
+    return f"{intensity!r} " + " ".join(version.fingerprint for version in versions)
+
+
+def _chained(parts: Sequence[Intervention], intensity: float) -> Intervention:
+    """The first one scaled, and one after the other."""
+    return reduce(followed_by, parts[1:], scaled(parts[0], intensity))
+
+
 def find_version(profiles: PublishedProfiles, model: int, model_name: str, reference: str) -> PublishedVersion:
     """The newest version of a name, or the one with the number after “@”."""
     match = _REFERENCE.fullmatch(reference)
@@ -142,6 +230,8 @@ def find_version(profiles: PublishedProfiles, model: int, model_name: str, refer
         raise ProfileModelMismatchError(f"The profile {name} was made for another model than {model_name}.")
     if not versions:
         raise ProfileNotFoundError(f"The model {model_name} has no published profile {name}.")
+    if profiles.is_archived(model, name):
+        raise ProfileArchivedError(f"The profile {name} is archived and cannot be used; ask its owner to take it back.")
     if number is None:
         return versions[max(versions)]
     if int(number) not in versions:
@@ -158,6 +248,11 @@ def get_resolver() -> ProfileResolver:
 async def resolve(model: str, reference: str, *, special_token_ids: frozenset[int]) -> ResolvedProfile:
     """See :meth:`ProfileResolver.resolve`."""
     return await get_resolver().resolve(model, reference, special_token_ids=special_token_ids)
+
+
+async def steer(model: str, wish: SteeringWish, *, special_token_ids: frozenset[int]) -> ResolvedProfile | None:
+    """See :meth:`ProfileResolver.steer`."""
+    return await get_resolver().steer(model, wish, special_token_ids=special_token_ids)
 
 
 def published(model: str) -> list[tuple[str, int]]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from inference.snapshots import Snapshot
-from steering.models import SAE, ProfileVersion
+from steering.models import SAE, ProfileVersion, SteeringPolicy, SteeringProfile
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +37,11 @@ class PublishedVersion:
 
 @dataclass(frozen=True, slots=True)
 class PublishedProfiles:
-    """Versions by model (its primary key), profile name and number."""
+    """Versions by model (its primary key), profile name and number; ``policies`` by model, in their order."""
 
     by_model: Mapping[int, Mapping[str, Mapping[int, PublishedVersion]]]
+    archived: frozenset[tuple[int, str]] = frozenset()
+    policies: Mapping[int, tuple[PublishedVersion, ...]] = field(default_factory=dict)
 
     def versions(self, model: int, name: str) -> Mapping[int, PublishedVersion]:
         return self.by_model.get(model, {}).get(name, {})
@@ -47,9 +49,13 @@ class PublishedProfiles:
     def is_of_other_model(self, model: int, name: str) -> bool:
         return any(name in profiles for pk, profiles in self.by_model.items() if pk != model)
 
+    def is_archived(self, model: int, name: str) -> bool:
+        return (model, name) in self.archived
+
     def newest(self, model: int) -> list[tuple[str, int]]:
-        """Name and newest number of each profile, by name."""
-        return sorted((name, max(versions)) for name, versions in self.by_model.get(model, {}).items())
+        """Name and newest number of each profile that requests may use, by name."""
+        profiles = self.by_model.get(model, {}).items()
+        return sorted((name, max(versions)) for name, versions in profiles if not self.is_archived(model, name))
 
 
 def _load() -> PublishedProfiles:
@@ -57,15 +63,25 @@ def _load() -> PublishedProfiles:
     for row in ProfileVersion.objects.select_related("profile").prefetch_related("saes"):
         versions = by_model.setdefault(row.profile.model_id, {}).setdefault(row.profile.name, {})
         versions[row.number] = _version(row)
-    return PublishedProfiles(by_model)
+    archived = SteeringProfile.objects.filter(archived_at__isnull=False).values_list("model_id", "name")
+    return PublishedProfiles(by_model, frozenset(archived), _policies())
+
+
+def _policies() -> dict[int, tuple[PublishedVersion, ...]]:
+    policies: dict[int, tuple[PublishedVersion, ...]] = {}
+    rows = SteeringPolicy.objects.filter(is_active=True).select_related("version__profile")
+    for row in rows.prefetch_related("version__saes"):
+        model = row.version.profile.model_id
+        policies[model] = (*policies.get(model, ()), _version(row.version))
+    return policies
 
 
 def _version(row: ProfileVersion) -> PublishedVersion:
-    saes = tuple(_source(sae) for sae in row.saes.all())
+    saes = tuple(source_of(sae) for sae in row.saes.all())
     return PublishedVersion(row.profile.name, row.number, row.fingerprint, row.edits, saes)
 
 
-def _source(sae: SAE) -> SAESource:
+def source_of(sae: SAE) -> SAESource:
     return SAESource(sae.name, sae.checksum, sae.source, sae.revision, sae.subfolder)
 
 

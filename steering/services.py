@@ -12,10 +12,11 @@ from inference.interventions import SiteKind
 from inference.models import LanguageModel
 from inference.services import absolute_source
 from inference.sources import SourceError
+from steering.audit import record
 from steering.drafts import draft_edits, rows_of
 from steering.errors import InUseError, InvalidProfileError, NothingToPublishError, SAEUnavailableError
 from steering.labels import FeatureLabel
-from steering.models import SAE, Feature, FeatureEdit, ProfileVersion, SteeringProfile, VersionSAE
+from steering.models import SAE, AuditEvent, Feature, FeatureEdit, ProfileVersion, SteeringProfile, VersionSAE
 from steering.published import published_profiles
 from steering.registration import PreparedSAE, SAEHealth, SAELocation, inspect_sae, prepare_sae
 from steering.sae_source import installed_place
@@ -151,6 +152,7 @@ def publish_profile(*, profile: SteeringProfile, user: User | None = None, note:
     )
     version.save()
     VersionSAE.objects.bulk_create([VersionSAE(version=version, sae=sae) for sae in saes])
+    record(AuditEvent.Action.PUBLISH, version, user=user, model=profile.model.name, detail=note)
     published_profiles.invalidate()
     return version
 
@@ -212,6 +214,11 @@ def _usable_sae(profile: SteeringProfile, target: SAEIdentity) -> SAE:
     sae = SAE.objects.filter(model_id=profile.model_id, checksum=target.checksum, **place).first()
     if sae is None:
         raise InvalidProfileError(f"The SAE {target.name} does not belong to the model {profile.model}.")
+    return check_sae_files(sae)
+
+
+def check_sae_files(sae: SAE) -> SAE:
+    """The same, or SAEUnavailableError when its files are not those that were registered."""
     try:
         installed_place(sae)
     except (InvalidSAEError, SourceError) as error:

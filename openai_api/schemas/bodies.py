@@ -32,10 +32,15 @@ class SteeringBody(TypedDict):
 
 
 class MillmBody(TypedDict):
-    """Which profile acted, and the proof: layer applications expected and made."""
+    """What steered, and the proof: layer applications expected and made.
 
-    profile: str
+    ``profile`` is name@version, `inline` for the request's own edits, null where only the server's ``policies`` acted.
+    """
+
+    profile: str | None
     fingerprint: str
+    policies: list[str]
+    intensity: float
     steering: SteeringBody
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BeforeValidator, Field
 
 from openai_api.errors import invalid
+from openai_api.keys import MAX_INTENSITY
 from openai_api.schemas.base import IGNORED, Harmless, Part
 from openai_api.schemas.structured import StructuredSchema
 
@@ -71,6 +72,12 @@ class SamplingSchema(StructuredSchema):
     profile: str | None = Field(
         None, min_length=1, max_length=200, description="A steering profile: name, name@version, or null for none."
     )
+    steering: dict[str, Any] | None = Field(
+        None, description="Edits of the request's own, {“features”: [{“sae”, “index”, ...}]}, in place of a profile."
+    )
+    steering_intensity: float | None = Field(
+        None, ge=0, le=MAX_INTENSITY, description="How much of the steering: 1 as it is, 0 nothing."
+    )
     user: str | None = Field(None, max_length=512, description="Kept in the request log.")
 
     store: Annotated[bool | None, IGNORED] = None
@@ -86,14 +93,8 @@ class SamplingSchema(StructuredSchema):
         "length_penalty": (1, 1.0),
         "mirostat": (0,),
         "moderation": (),
-        "steering": (),
-        "steering_intensity": (),
         "truncate_prompt_tokens": (),
         "use_beam_search": (False,),
-    }
-    REMEDIES: ClassVar[Mapping[str, str]] = {
-        "steering": "Publish a profile and name it in “profile”.",
-        "steering_intensity": "Publish a profile with other strengths and name it in “profile”.",
     }
 
     def check_together(self) -> None:

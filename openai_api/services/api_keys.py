@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,10 @@ from django.utils import timezone
 
 from openai_api.keys import PREFIX_LENGTH, digest_of, new_key, snapshot
 from openai_api.models import ApiKey
+from steering.audit import record
+from steering.models import AuditEvent
+
+STEERING_RIGHTS = ("default_profile", "allowed_profiles", "may_steer_inline", "min_intensity", "max_intensity")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,20 +34,24 @@ def create_api_key(*, name: str, owner: User, **fields: Any) -> CreatedKey:
 
 
 @transaction.atomic
-def save_new_api_key(*, api_key: ApiKey) -> CreatedKey:
+def save_new_api_key(*, api_key: ApiKey, user: User | None = None) -> CreatedKey:
     """Give an unsaved key its secret and save it. Raises ValidationError."""
     plain = new_key()
     api_key.prefix = plain[:PREFIX_LENGTH]
     api_key.digest = digest_of(plain)
     api_key.full_clean()
     api_key.save(force_insert=True)
+    _record(api_key, {name: ApiKey._meta.get_field(name).get_default() for name in STEERING_RIGHTS}, user)
     snapshot.invalidate()
     return CreatedKey(api_key, plain)
 
 
 @transaction.atomic
-def change_api_key(*, api_key: ApiKey) -> None:
+def change_api_key(*, api_key: ApiKey, user: User | None = None) -> None:
+    """``user`` is who does it, for the audit trail."""
+    before = ApiKey.objects.values(*STEERING_RIGHTS).get(pk=api_key.pk)
     api_key.save()
+    _record(api_key, before, user)
     snapshot.invalidate()
 
 
@@ -59,3 +68,18 @@ def delete_api_keys(*, keys: QuerySet[ApiKey]) -> None:
     """Their log rows stay, without the key."""
     keys.delete()
     snapshot.invalidate()
+
+
+def _record(api_key: ApiKey, before: Mapping[str, Any], user: User | None) -> None:
+    """What changed of what the key's requests may be steered by; the audit trail has nothing where nothing did."""
+    changed = [
+        f"{name}: {_shown(before[name])} → {_shown(getattr(api_key, name))}"
+        for name in STEERING_RIGHTS
+        if before[name] != getattr(api_key, name)
+    ]
+    if changed:
+        record(AuditEvent.Action.KEY, f"key {api_key}", user=user, detail="; ".join(changed))
+
+
+def _shown(value: object) -> str:
+    return ", ".join(value) if isinstance(value, list) else str(value) or "none"

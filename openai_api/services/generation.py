@@ -108,8 +108,10 @@ class Generation:
             return None
         expected, applied = self.tally.steering
         return {
-            "profile": self.target.profile.label,
+            "profile": self.target.profile.label or None,
             "fingerprint": self.target.profile.fingerprint,
+            "policies": list(self.target.profile.policies),
+            "intensity": self.target.profile.intensity,
             "steering": {"expected": expected, "applied": applied},
         }
 

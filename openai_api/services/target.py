@@ -12,13 +12,15 @@ from openai_api.errors import ApiError, forbidden, invalid, model_not_found, quo
 from openai_api.keys import KeyRecord
 from openai_api.schemas.sampling import SamplingSchema
 from steering.errors import SteeringError
-from steering.profiles import ResolvedProfile
+from steering.profiles import ResolvedProfile, SteeringWish
 
 PROFILE_HEADER = "x-millm-profile"
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
+    """``profile`` is all that steers, the server's policies included; None where nothing does."""
+
     model: ReadyModel
     profile: ResolvedProfile | None
 
@@ -37,18 +39,15 @@ async def resolve_target(call: Call, wanted: SamplingSchema) -> Target:
     record, suffix = find_model(backend.registry(), wanted.model)
     call.use_model(record.name)
     check_model_allowed(call.key, record)
-    reference = choose_profile(call, wanted, suffix, record)
+    wish = choose_steering(call, wanted, suffix, record)
     model = await ready_model(record, "generation")
     try:
-        profile = (
-            await backend.resolve_profile(record.name, reference, special_token_ids=model.text.special_token_ids)
-            if reference
-            else None
-        )
+        profile = await backend.steer(record.name, wish, special_token_ids=model.text.special_token_ids)
     except SteeringError as error:
         raise steering_refusal(error) from None
     if profile is not None:
         call.entry.profile, call.entry.fingerprint = profile.label, profile.fingerprint
+        call.entry.policies = ", ".join(profile.policies)
     return Target(model, profile)
 
 
@@ -102,6 +101,24 @@ def check_model_allowed(key: KeyRecord | None, record: ModelRecord) -> None:
         raise forbidden(message, code="model_not_allowed", param="model")
 
 
+def choose_steering(call: Call, wanted: SamplingSchema, suffix: str | None, record: ModelRecord) -> SteeringWish:
+    """The request's own edits or profile, or a default, and how much of it."""
+    reference = choose_profile(call, wanted, suffix, record)
+    if wanted.steering is not None:
+        check_inline_allowed(call.key)
+        if profile_wish(call, wanted, suffix).reference is not None:
+            raise invalid("A request names a profile or brings “steering” along, not both.", param="steering")
+        reference = None
+    intensity = 1.0 if wanted.steering_intensity is None else wanted.steering_intensity
+    wish = SteeringWish(reference, intensity, wanted.steering)
+    if wanted.steering_intensity is not None:
+        check_intensity_allowed(call.key, intensity)
+        if not wish:
+            message = "There is no steering that “steering_intensity” could scale: name a profile, or leave it out."
+            raise invalid(message, param="steering_intensity")
+    return wish
+
+
 def choose_profile(call: Call, wanted: SamplingSchema, suffix: str | None, record: ModelRecord) -> str | None:
     """The request's choice, else the key's default, else the model's, else none.
 
@@ -134,6 +151,22 @@ def check_profile_allowed(key: KeyRecord | None, reference: str) -> None:
     if key is not None and key.allowed_profiles and key.allowed_profiles.isdisjoint((name, reference)):
         message = f"This key may not use the profile “{quote(reference)}”. Ask the key's owner to allow it."
         raise forbidden(message, code="profile_not_allowed", param="profile")
+
+
+def check_inline_allowed(key: KeyRecord | None) -> None:
+    """Requests without a key come from this machine, and may."""
+    if key is not None and not key.may_steer_inline:
+        message = "This key may not bring its own edits. Name a profile, or ask the key's owner to allow “steering”."
+        raise forbidden(message, code="inline_steering_not_allowed", param="steering")
+
+
+def check_intensity_allowed(key: KeyRecord | None, intensity: float) -> None:
+    if key is not None and not key.min_intensity <= intensity <= key.max_intensity:
+        message = (
+            f"This key may use a “steering_intensity” from {key.min_intensity:g} to {key.max_intensity:g}, not"
+            f" {intensity:g}."
+        )
+        raise forbidden(message, code="intensity_not_allowed", param="steering_intensity")
 
 
 def steering_refusal(error: SteeringError) -> ApiError:

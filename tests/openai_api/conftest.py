@@ -15,7 +15,7 @@ from openai_api.keys import KeyRecord, digest_of
 from openai_api.limits import Limits, set_limits
 from openai_api.log_entry import LogEntry
 from openai_api.log_writer import set_log_writer
-from tests.openai_api.fakes import FakeEngine, FakeRegistry, record, resolve_profile
+from tests.openai_api.fakes import FakeEngine, FakeRegistry, FakeSteering, record
 
 
 class Log:
@@ -69,6 +69,7 @@ class Api:
     log: Log
     clock: Clock
     keys: Keys
+    steering: FakeSteering
     client: AsyncClient = field(default_factory=AsyncClient)
 
     async def post(self, path: str, body: Any, **headers: str) -> Any:
@@ -90,7 +91,7 @@ class Api:
 def api(settings: Any) -> Iterator[Api]:
     settings.MILLM_AUTH = "loopback"
     settings.MILLM_TRUSTED_PROXIES = ("127.0.0.1", "::1")
-    engine, clock, log, keys = FakeEngine(), Clock(), Log(), Keys()
+    engine, clock, log, keys, steering = FakeEngine(), Clock(), Log(), Keys(), FakeSteering()
     registry = FakeRegistry(
         record("tiny", aliases=("small",)),
         record("org/steered", default_profile="joyful", default_sampling={"temperature": 0.5, "max_tokens": 7}),
@@ -98,10 +99,10 @@ def api(settings: Any) -> Iterator[Api]:
         record("vectors", kind="embedding"),
     )
     before = get_backend()
-    set_backend(Backend(lambda: engine, lambda: registry, resolve_profile, keys, ping_s=0.05, first_event_s=0.01))
+    set_backend(Backend(lambda: engine, lambda: registry, steering, keys, ping_s=0.05, first_event_s=0.01))
     set_limits(Limits(clock))
     set_log_writer(log)
-    yield Api(engine, registry, log, clock, keys)
+    yield Api(engine, registry, log, clock, keys, steering)
     set_backend(before)
     set_limits(Limits())
     set_log_writer(None)

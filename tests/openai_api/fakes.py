@@ -29,8 +29,13 @@ from inference.interventions import Intervention
 from inference.records import ModelNotFoundError, ModelRecord
 from inference.registry import ReadyModel
 from inference.text import ChatTemplateError, PromptTooLongError
-from steering.errors import ProfileModelMismatchError, ProfileNotFoundError, SAEUnavailableError
-from steering.profiles import ResolvedProfile
+from steering.errors import (
+    ProfileArchivedError,
+    ProfileModelMismatchError,
+    ProfileNotFoundError,
+    SAEUnavailableError,
+)
+from steering.profiles import ResolvedProfile, SteeringWish
 from tests.builders import build_tokenizer
 
 BOS, TURN = 256, 257
@@ -281,13 +286,37 @@ def silent(request: GenerationRequest) -> Iterable[Event]:
     return ()
 
 
-async def resolve_profile(model: str, reference: str, *, special_token_ids: frozenset[int]) -> ResolvedProfile:
+class FakeSteering:
+    """Profiles gloomy, joyful and cats; ``policies`` act on every request, under the fingerprint of all together."""
+
+    def __init__(self) -> None:
+        self.policies: tuple[str, ...] = ()
+        self.wishes: list[SteeringWish] = []
+
+    async def __call__(
+        self, model: str, wish: SteeringWish, *, special_token_ids: frozenset[int]
+    ) -> ResolvedProfile | None:
+        self.wishes.append(wish)
+        if not wish and not self.policies:
+            return None
+        name, number = ("inline", 0) if wish.inline is not None else _version(wish.reference)
+        parts = [*([f"print-{name}"] if name else []), *self.policies]
+        intervention = Intervention(" then ".join(parts), (), special_token_ids)
+        return ResolvedProfile(
+            name, number, intervention.fingerprint, intervention, self.policies, wish.intensity if wish else 1.0
+        )
+
+
+def _version(reference: str | None) -> tuple[str, int]:
+    if reference is None:
+        return "", 0
     name, _, number = reference.partition("@")
     if name == "foreign":
         raise ProfileModelMismatchError("The profile foreign was made for another model.")
     if name == "broken":
         raise SAEUnavailableError("The SAE of the profile broken is missing.")
+    if name == "old":
+        raise ProfileArchivedError("The profile old is archived.")
     if name not in {"gloomy", "joyful", "cats"} or number not in {"", "1", "2"}:
         raise ProfileNotFoundError(f"There is no profile {reference[:50]}.")
-    fingerprint = f"print-{name}"
-    return ResolvedProfile(name, int(number or 2), fingerprint, Intervention(fingerprint, (), special_token_ids))
+    return name, int(number or 2)

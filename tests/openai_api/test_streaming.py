@@ -86,6 +86,8 @@ async def test_the_last_chunk_carries_the_proof_of_steering(api: Api, options: A
     assert chunks[-1]["millm"] == {
         "profile": "gloomy@1",
         "fingerprint": "print-gloomy",
+        "policies": [],
+        "intensity": 1.0,
         "steering": {"expected": 18, "applied": 18},
     }
     assert not any("millm" in chunk for chunk in chunks[:-1])

@@ -58,6 +58,7 @@ async def test_contradicting_profiles_are_refused(api: Api):
         ("../x", 404, "profile_not_found"),
         ("foreign", 400, "profile_model_mismatch"),
         ("broken", 409, "sae_mismatch"),
+        ("old", 404, "profile_archived"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])

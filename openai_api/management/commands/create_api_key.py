@@ -10,10 +10,13 @@ from django.core.exceptions import ValidationError
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.utils import timezone
 
+from openai_api.keys import MAX_INTENSITY
 from openai_api.services import create_api_key
 
 LIMITS = ("max_concurrent_requests", "requests_per_minute", "tokens_per_minute")
-FIELDS = (*LIMITS, "priority", "default_profile", "allowed_models", "allowed_profiles")
+INTENSITIES = {"min_intensity": 0.0, "max_intensity": MAX_INTENSITY}
+RIGHTS = ("default_profile", "allowed_models", "allowed_profiles", "may_steer_inline", *INTENSITIES)
+FIELDS = (*LIMITS, "priority", *RIGHTS)
 
 
 class Command(BaseCommand):
@@ -25,6 +28,11 @@ class Command(BaseCommand):
         parser.add_argument("--default-profile", default="", help="For requests that name no profile.")
         parser.add_argument("--allow-model", action="append", default=[], dest="allowed_models", metavar="MODEL")
         parser.add_argument("--allow-profile", action="append", default=[], dest="allowed_profiles", metavar="PROFILE")
+        parser.add_argument(
+            "--allow-inline", action="store_true", dest="may_steer_inline", help="Requests bring edits."
+        )
+        for intensity, default in INTENSITIES.items():
+            parser.add_argument("--" + intensity.replace("_", "-"), type=float, default=default)
         parser.add_argument("--expires-in-days", type=int)
         for limit in LIMITS:
             parser.add_argument("--" + limit.replace("_", "-"), type=int)

@@ -1,0 +1,98 @@
+"""Policies, the audit trail, and a model's default profile in the admin."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django import forms
+from django.contrib import admin
+from django.core.exceptions import ValidationError
+from django.db.models import QuerySet
+from django.http import HttpRequest
+
+from inference.admin import LanguageModelAdmin
+from inference.models import LanguageModel
+from steering import governance
+from steering.forms import PolicyForm
+from steering.models import AuditEvent, SteeringPolicy
+
+
+@admin.register(SteeringPolicy)
+class SteeringPolicyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
+    form = PolicyForm
+    list_display = ("version", "of_model", "position", "is_active", "reason", "created_by", "created_at")
+    list_select_related = ("version__profile__model", "created_by")
+    list_filter = ("is_active", "version__profile__model")
+    autocomplete_fields = ("version",)
+    readonly_fields = ("created_by", "created_at")
+
+    @admin.display(description="model")
+    def of_model(self, policy: SteeringPolicy) -> str:
+        return str(policy.version.profile.model)
+
+    def save_model(self, request: HttpRequest, obj: SteeringPolicy, form: Any, change: bool) -> None:  # noqa: FBT001
+        governance.save_policy(policy=obj, user=_user(request))
+
+    def delete_model(self, request: HttpRequest, obj: SteeringPolicy) -> None:
+        governance.remove_policy(policy=obj, user=_user(request))
+
+    def delete_queryset(self, request: HttpRequest, queryset: QuerySet[SteeringPolicy]) -> None:
+        for policy in queryset:
+            governance.remove_policy(policy=policy, user=_user(request))
+
+
+@admin.register(AuditEvent)
+class AuditEventAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
+    """Read-only, whoever looks."""
+
+    list_display = ("at", "user", "action", "subject", "model", "detail")
+    list_filter = ("action", "model", "user")
+    search_fields = ("subject", "detail")
+    date_hierarchy = "at"
+    actions = None
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: AuditEvent | None = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: AuditEvent | None = None) -> bool:
+        return False
+
+
+class GovernedModelForm(forms.ModelForm[LanguageModel]):
+    """Refuses a default that requests could not name."""
+
+    def clean_default_profile(self) -> str:
+        reference = str(self.cleaned_data["default_profile"])
+        if self.instance.pk is None and reference:
+            raise ValidationError("A new model has no profiles yet; choose one afterwards.")
+        if reference != self.initial.get("default_profile"):
+            governance.check_reference(model=self.instance, reference=reference)
+        return reference
+
+
+class GovernedModelAdmin(LanguageModelAdmin):
+    """The models' admin, with a checked and recorded default profile."""
+
+    form = GovernedModelForm
+
+    def save_model(
+        self,
+        request: HttpRequest,
+        obj: LanguageModel,
+        form: forms.ModelForm[LanguageModel],
+        change: bool,  # noqa: FBT001
+    ) -> None:
+        super().save_model(request, obj, form, change)
+        before = str(form.initial.get("default_profile", ""))
+        governance.record_default(model=obj, before=before, user=_user(request))
+
+
+admin.site.unregister(LanguageModel)
+admin.site.register(LanguageModel, GovernedModelAdmin)
+
+
+def _user(request: HttpRequest) -> Any:
+    return request.user

@@ -1,0 +1,119 @@
+"""Intensity, edits that requests bring along, and policies, as requests and keys see them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.openai_api.conftest import Api, chunks_of
+
+EDITS = {"features": [{"index": 3, "strength": 0.5}]}
+
+
+def refusal(response: Any) -> tuple[int, str, str]:
+    error = response.json()["error"]
+    return response.status_code, error["code"], error["param"]
+
+
+@pytest.mark.parametrize("intensity", [0, 0.5, 2.0])
+async def test_intensity_reaches_the_profile_and_the_receipt(api: Api, intensity: float):
+    response = await api.chat(profile="gloomy", steering_intensity=intensity)
+    assert api.steering.wishes[0].intensity == intensity
+    assert response.json()["millm"]["intensity"] == intensity
+    assert api.log.only.parameters["steering_intensity"] == intensity
+
+
+@pytest.mark.parametrize("intensity", ["0.5", True, -0.1, 2.01, [1]])
+async def test_intensity_out_of_range_or_type(api: Api, intensity: Any):
+    response = await api.chat(profile="gloomy", steering_intensity=intensity)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "steering_intensity"
+    assert api.engine.requests == []
+
+
+@pytest.mark.parametrize("number", [b"NaN", b"Infinity", b"1e999"])
+async def test_intensity_that_is_no_number(api: Api, number: bytes):
+    body = (
+        b'{"model": "tiny", "messages": [{"role": "user", "content": "x"}], "profile": "gloomy", "steering_intensity": '
+    )
+    response = await api.post("/v1/chat/completions", body + number + b"}")
+    assert response.status_code == 400
+    assert api.engine.requests == []
+
+
+async def test_intensity_needs_something_to_scale(api: Api):
+    for fields in ({}, {"profile": None}):
+        response = await api.chat(steering_intensity=1.0, **fields)
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == "steering_intensity"
+
+
+async def test_intensity_scales_a_default_too(api: Api):
+    response = await api.chat(model="org/steered", steering_intensity=0.5)
+    assert response.json()["millm"]["profile"] == "joyful@2"
+    assert api.steering.wishes[0].intensity == 0.5
+
+
+@pytest.mark.parametrize(("intensity", "status"), [(0.5, 200), (1.0, 200), (1.5, 200), (0.4, 403), (1.6, 403)])
+async def test_a_keys_range_of_intensities(api: Api, intensity: float, status: int):
+    headers = api.keys.add("key", min_intensity=0.5, max_intensity=1.5)
+    response = await api.chat(headers, profile="gloomy", steering_intensity=intensity)
+    assert response.status_code == status
+    if status == 403:
+        assert refusal(response) == (403, "intensity_not_allowed", "steering_intensity")
+
+
+async def test_edits_of_the_request_take_the_place_of_defaults(api: Api):
+    response = await api.chat(model="org/steered", steering=EDITS)
+    assert response.json()["millm"]["profile"] == "inline"
+    assert response["x-millm-profile"] == "inline"
+    assert api.steering.wishes[0].inline == EDITS
+    assert api.log.only.profile == "inline"
+    assert api.log.only.parameters["steering"] == EDITS
+
+
+@pytest.mark.parametrize("fields", [{"profile": "cats"}, {"model": "tiny:cats"}])
+async def test_edits_and_a_profile_contradict_each_other(api: Api, fields: dict[str, Any]):
+    response = await api.chat(steering=EDITS, **fields)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "steering"
+
+
+@pytest.mark.parametrize(("may", "status"), [(True, 200), (False, 403)])
+async def test_a_key_may_bring_edits_or_not(api: Api, may: bool, status: int):
+    response = await api.chat(api.keys.add("key", may_steer_inline=may), steering=EDITS)
+    assert response.status_code == status
+    if status == 403:
+        assert refusal(response) == (403, "inline_steering_not_allowed", "steering")
+        assert api.engine.requests == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "profile", "fingerprint"),
+    [
+        ({}, None, "cap@1 then calm@3"),
+        ({"profile": None}, None, "cap@1 then calm@3"),
+        ({"profile": "gloomy"}, "gloomy@2", "print-gloomy then cap@1 then calm@3"),
+        ({"steering": EDITS, "steering_intensity": 0}, "inline", "print-inline then cap@1 then calm@3"),
+    ],
+)
+async def test_policies_act_whatever_the_request_says(
+    api: Api, fields: dict[str, Any], profile: str | None, fingerprint: str
+):
+    api.steering.policies = ("cap@1", "calm@3")
+    response = await api.chat(**fields)
+    receipt = response.json()["millm"]
+    assert (receipt["profile"], receipt["policies"]) == (profile, ["cap@1", "calm@3"])
+    assert receipt["fingerprint"] == response["x-millm-steering"] == fingerprint
+    assert response["x-millm-policies"] == "cap@1, calm@3"
+    assert response.headers.get("x-millm-profile") == profile
+    entry = api.log.only
+    assert (entry.profile, entry.policies, entry.fingerprint) == (profile or "", "cap@1, calm@3", fingerprint)
+    assert entry.steering_expected == entry.steering_applied > 0
+
+
+async def test_policies_are_in_the_last_chunk(api: Api):
+    api.steering.policies = ("cap@1",)
+    *chunks, _ = await chunks_of(await api.chat(stream=True))
+    assert chunks[-1]["millm"]["policies"] == ["cap@1"]

@@ -1,0 +1,154 @@
+"""Scaled and chained interventions equal the formula, token by token, in numpy and in the engine."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from inference.engine.native.steering_tensors import NORMALIZATIONS
+from inference.interventions import Intervention, Phase, ReaderEdit, VectorEdit, Window
+from steering.compiler import compile_edits
+from steering.composition import followed_by, scaled
+from steering.errors import PolicyConflictError
+from steering.saes.loader import load_sae
+from steering.saes.sae import SparseAutoencoder
+from steering.spec.edit import EditSpec
+from tests.steering.edits import SITE, edit, gate, identity, keep_norm, vector_edit
+from tests.steering.sae_files import D_IN, random_weights, sae_config, write_sae
+
+H = torch.randn(16, D_IN, generator=torch.Generator().manual_seed(3)) * 3
+
+
+@pytest.fixture(params=["standard", "jumprelu", "topk"])
+def sae(request, tmp_path) -> SparseAutoencoder:
+    return load_sae(write_sae(tmp_path / "sae", sae_config(request.param), random_weights()))
+
+
+def compiled(sae: SparseAutoencoder, *edits: EditSpec) -> Intervention:
+    return compile_edits(edits, {sae.key: sae})
+
+
+def of(sae: SparseAutoencoder, operation: str, strength: float, index: int = 3, **fields) -> EditSpec:
+    return edit(operation, strength, index=index, sae=identity(sae.key, d_sae=sae.d_sae), **fields)
+
+
+def applied(intervention: Intervention, h: Tensor, phase: Phase = "generation", index: int = 0) -> Tensor:
+    """The protocol's formula, written anew: everything reads the same ``h``."""
+    total = h.double()
+    for one in intervention.edits:
+        if not one.acts(phase, index, is_special=False):
+            continue
+        if isinstance(one, VectorEdit):
+            total = total + one.vector.double()
+        elif isinstance(one, ReaderEdit):
+            for rule in one.rules:
+                features = torch.tensor([rule.feature])
+                a = one.reader.activations(h, features)
+                change = torch.clip((rule.gain - 1) * a + rule.offset, rule.lower - a, rule.upper - a)
+                is_open = torch.ones_like(a, dtype=torch.bool) if not rule.only_if_active else a > 0
+                for other in rule.gates:
+                    is_open &= other.reader.activations(h, torch.tensor([other.feature])) > other.above
+                columns = one.reader.columns(features)
+                assert columns.normalization == NORMALIZATIONS[0] == "none"
+                total = total + (change * is_open).double() @ columns.write.double()
+    return total.float()
+
+
+OPERATIONS = [("add", 2.0), ("scale", 3.0), ("clamp", 1.5), ("ablate", 1.0), ("at_least", 2.0), ("at_most", 0.2)]
+
+
+@pytest.mark.parametrize(("operation", "strength"), OPERATIONS)
+@pytest.mark.parametrize("intensity", [0.0, 0.5, 2.0])
+def test_intensity_multiplies_the_change(sae, operation, strength, intensity):
+    whole = compiled(sae, of(sae, operation, strength), vector_edit([0.3] * D_IN))
+    expected = H + intensity * (applied(whole, H) - H)
+    torch.testing.assert_close(applied(scaled(whole, intensity), H), expected, atol=1e-4, rtol=1e-4)
+    assert not torch.equal(applied(whole, H), H)
+
+
+def test_intensity_one_is_the_same_and_none_is_nothing(sae):
+    whole = compiled(sae, of(sae, "add", 2.0))
+    assert scaled(whole, 1.0) is whole
+    assert scaled(whole, 0.0).edits == ()
+    prints = {scaled(whole, k).fingerprint for k in (0.0, 0.5, 1.0, 2.0)}
+    assert len(prints) == 4
+    assert scaled(whole, -0.0).fingerprint == scaled(whole, 0.0).fingerprint
+
+
+FIRST = {
+    "vector": lambda sae: [vector_edit([0.5, -0.4] * (D_IN // 2))],
+    "add": lambda sae: [of(sae, "add", 4.0)],
+    "clamp": lambda sae: [of(sae, "clamp", 6.0)],
+    "other feature": lambda sae: [of(sae, "clamp", 5.0, 4), of(sae, "scale", 2.0, 5)],
+    "gated": lambda sae: [of(sae, "add", 4.0, gate=gate(7, 0.1, sae=identity(sae.key, d_sae=sae.d_sae)))],
+    "only if active": lambda sae: [of(sae, "add", 4.0, only_if_active=True)],
+    "direction": lambda sae: [vector_edit([1.0] * D_IN, 0.0, operation="projection_cap")],
+}
+
+
+@pytest.mark.parametrize("first", FIRST)
+def test_the_second_acts_on_what_the_first_leaves(sae, first):
+    one = compiled(sae, *FIRST[first](sae))
+    two = compiled(sae, of(sae, "at_most", 0.3), of(sae, "scale", 0.5, 4))
+    expected = applied(two, applied(one, H))
+    torch.testing.assert_close(applied(followed_by(one, two), H), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_three_in_a_row(sae):
+    one, two, three = (compiled(sae, of(sae, op, c)) for op, c in (("add", 4.0), ("at_most", 1.0), ("at_least", 0.8)))
+    chain = followed_by(followed_by(one, two), three)
+    torch.testing.assert_close(applied(chain, H), applied(three, applied(two, applied(one, H))), atol=1e-4, rtol=1e-4)
+
+
+def test_phases_and_windows_of_the_first_are_seen(sae):
+    one = compiled(
+        sae,
+        of(sae, "add", 4.0, phase="generation", window=Window(2, 5)),
+        vector_edit([0.5] * D_IN, phase="prompt", window=Window(0, 3)),
+    )
+    two = compiled(sae, of(sae, "at_most", 0.3, window=Window(1)))
+    chain = followed_by(one, two)
+    for phase in ("prompt", "generation"):
+        for index in range(7):
+            middle = applied(one, H, phase, index)
+            torch.testing.assert_close(
+                applied(chain, H, phase, index), applied(two, middle, phase, index), atol=1e-4, rtol=1e-4
+            )
+
+
+def test_where_nothing_acts_before_the_reader_stays(sae):
+    """So that it shares work with everybody else's."""
+    one = compiled(sae, of(sae, "add", 4.0, phase="prompt"))
+    two = compiled(sae, of(sae, "at_most", 0.3))
+    (generation,) = [
+        part for part in followed_by(one, two).edits if isinstance(part, ReaderEdit) and part.phase == "generation"
+    ]
+    assert generation.reader is sae
+
+
+def test_order_and_content_are_in_the_fingerprint(sae):
+    one, two = compiled(sae, of(sae, "add", 4.0)), compiled(sae, of(sae, "at_most", 0.3))
+    assert followed_by(one, two).fingerprint != followed_by(two, one).fingerprint
+    keys = {
+        part.reader.key
+        for first in (one, compiled(sae, of(sae, "add", 5.0)))
+        for part in followed_by(first, two).edits
+        if isinstance(part, ReaderEdit)
+    }
+    assert len(keys) == 2, "the engine shares work by key"
+
+
+def test_norms_at_a_shared_site_are_refused(sae):
+    one = compiled(sae, of(sae, "add", 4.0), keep_norm())
+    with pytest.raises(PolicyConflictError, match=str(SITE)):
+        followed_by(one, compiled(sae, of(sae, "at_most", 0.3)))
+
+
+def test_the_formula_here_is_that_of_numpy(sae):
+    """Of additions at least, by hand."""
+    shift = np.full(D_IN, 0.25)
+    expected = H.numpy() + 2 * shift
+    got = applied(scaled(compiled(sae, vector_edit([0.25] * D_IN)), 2.0), H)
+    np.testing.assert_allclose(got.numpy(), expected, rtol=1e-6, atol=1e-6)
