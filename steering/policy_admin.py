@@ -66,7 +66,7 @@ class GovernedModelForm(forms.ModelForm[LanguageModel]):
 
     def clean_default_profile(self) -> str:
         reference = str(self.cleaned_data["default_profile"])
-        if self.instance.pk is None and reference:
+        if self.instance._state.adding and reference:
             raise ValidationError("A new model has no profiles yet; choose one afterwards.")
         if reference != self.initial.get("default_profile"):
             governance.check_reference(model=self.instance, reference=reference)

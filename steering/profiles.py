@@ -154,7 +154,9 @@ class ProfileResolver:
 
     async def _intervention(self, version: PublishedVersion, special_token_ids: frozenset[int]) -> Intervention:
         found = self._find_compiled(version.fingerprint, special_token_ids)
-        return found or await asyncio.to_thread(self._compile, version, special_token_ids)
+        if found is not None:
+            return found
+        return await asyncio.to_thread(self._compile, version, special_token_ids)
 
     def _find_compiled(self, fingerprint: str, special_token_ids: frozenset[int]) -> Intervention | None:
         key = (fingerprint, special_token_ids)

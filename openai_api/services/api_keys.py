@@ -41,7 +41,8 @@ def save_new_api_key(*, api_key: ApiKey, user: User | None = None) -> CreatedKey
     api_key.digest = digest_of(plain)
     api_key.full_clean()
     api_key.save(force_insert=True)
-    _record(api_key, {name: ApiKey._meta.get_field(name).get_default() for name in STEERING_RIGHTS}, user)
+    unset = ApiKey()  # what a key may that nobody said anything about
+    _record(api_key, {name: getattr(unset, name) for name in STEERING_RIGHTS}, user)
     snapshot.invalidate()
     return CreatedKey(api_key, plain)
 

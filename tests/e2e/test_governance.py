@@ -5,9 +5,9 @@ from __future__ import annotations
 import openai
 import pytest
 from openai import OpenAI
-from openai.types.chat import ChatCompletion
+from openai.types.chat import ChatCompletion, ChatCompletionMessageParam
 
-STORY = [{"role": "user", "content": "Tell me a story."}]
+STORY: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Tell me a story."}]
 
 
 def story(client: OpenAI, **extra: object) -> ChatCompletion:
