@@ -18,6 +18,7 @@ from transformers import AttentionInterface
 from inference.engine import native
 from inference.engine.kv_layout import LayerLayout
 from inference.engine.kv_pool import KVPool
+from inference.engine.varlen_attention import Look, VarlenStep
 
 NAME = "millm"
 
@@ -51,6 +52,7 @@ class PackedBatch:
     lengths: Tensor  # [num_single] int32: tokens that a single one may see, itself included
     places: tuple[GroupPlaces, ...]  # by layer group
     pool: KVPool
+    varlen: VarlenStep | None = None  # on an accelerator: attends in the place of what is here
 
 
 class LayoutProbe:
@@ -82,24 +84,18 @@ def packed_attention(
         )
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    look = _Look(scale, sliding_window or 0, softcap or 0.0)
+    look = Look(scale, sliding_window or 0, softcap or 0.0)
     return _attend_all(layer, query[0], key[0], value[0], packed_batch, look).unsqueeze(0), None
 
 
-@dataclass(frozen=True, slots=True)
-class _Look:
-    """How a layer attends."""
-
-    scale: float
-    window: int
-    softcap: float
-
-
-def _attend_all(layer: int, query: Tensor, key: Tensor, value: Tensor, batch: PackedBatch, look: _Look) -> Tensor:
+def _attend_all(layer: int, query: Tensor, key: Tensor, value: Tensor, batch: PackedBatch, look: Look) -> Tensor:
     """Write the step's keys and values, then attend: ``[heads, tokens, d]`` -> ``[tokens, heads, d]``."""
     keys, values = batch.pool.keys[layer], batch.pool.values[layer]
-    places = batch.places[batch.pool.group_of_layer[layer]]
+    group = batch.pool.group_of_layer[layer]
+    places = batch.places[group]
     native.write_kv(keys, values, key.transpose(0, 1), value.transpose(0, 1), places.slot_mapping)
+    if batch.varlen is not None:
+        return batch.varlen.attend(query.transpose(0, 1), keys, values, group, look)
     outputs = []
     if single := batch.num_single:
         rows = query[:, :single].transpose(0, 1)
@@ -116,7 +112,7 @@ def _attend_all(layer: int, query: Tensor, key: Tensor, value: Tensor, batch: Pa
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
-def _attend(query: Tensor, keys: Tensor, values: Tensor, table: Tensor, segment: Segment, look: _Look) -> Tensor:
+def _attend(query: Tensor, keys: Tensor, values: Tensor, table: Tensor, segment: Segment, look: Look) -> Tensor:
     """Causal attention of one prompt's chunk: ``[heads, n, d]`` over its blocks -> ``[n, heads, d]``."""
     heads, num_queries, head_dim = query.shape
     offset = max(0, segment.start - look.window + 1) if look.window else 0
@@ -155,7 +151,7 @@ def _mask(segment: Segment, offset: int, window: int, device: torch.device) -> T
     return mask & (key_positions > query_positions - window) if window else mask
 
 
-def _softcapped(query: Tensor, keys: Tensor, values: Tensor, look: _Look, mask: Tensor) -> Tensor:
+def _softcapped(query: Tensor, keys: Tensor, values: Tensor, look: Look, mask: Tensor) -> Tensor:
     """Attention with Gemma 2's ``cap * tanh(scores / cap)``, softmax in float32."""
     scores = torch.tanh(query @ keys.transpose(-1, -2) * look.scale / look.softcap) * look.softcap
     scores = scores.masked_fill(~mask, float("-inf"))

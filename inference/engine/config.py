@@ -8,6 +8,8 @@ from typing import Literal
 BATCHING_MODES = ("continuous", "static")
 SCHEDULER_POLICIES = ("fcfs", "priority")
 KV_CACHE_BACKENDS = ("auto", "contiguous", "paged")
+ATTENTION_KERNELS = ("auto", "torch")
+CUDA_GRAPHS = ("auto", "off")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,9 @@ class EngineConfig:
     for keys and values of one model; 0 takes half of what is free when the model is attached, but no more than
     ``max_batch_size`` sequences can fill. ``prefix_cache`` keeps what ended sequences computed for those that begin
     alike.
+
+    ``attention_kernel`` ``auto`` takes torch's flash kernel on a GPU where it works, ``torch`` the plain operations.
+    ``cuda_graphs`` ``auto`` captures decode steps on a GPU.
     """
 
     max_seq_len: int = 0
@@ -40,12 +45,16 @@ class EngineConfig:
     kv_cache_backend: Literal["auto", "contiguous", "paged"] = "auto"
     kv_cache_bytes: int = 0
     prefix_cache: bool = True
+    attention_kernel: Literal["auto", "torch"] = "auto"
+    cuda_graphs: Literal["auto", "off"] = "auto"
     seed: int | None = None
 
     def __post_init__(self) -> None:
         _one_of("batching_mode", self.batching_mode, BATCHING_MODES)
         _one_of("scheduler_policy", self.scheduler_policy, SCHEDULER_POLICIES)
         _one_of("kv_cache_backend", self.kv_cache_backend, KV_CACHE_BACKENDS)
+        _one_of("attention_kernel", self.attention_kernel, ATTENTION_KERNELS)
+        _one_of("cuda_graphs", self.cuda_graphs, CUDA_GRAPHS)
         for name in ("max_batch_size", "max_waiting_requests", "max_prefill_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}.")

@@ -7,6 +7,7 @@ import time
 
 import torch
 
+from inference.engine.accelerator import Accelerate, accelerate
 from inference.engine.admission import Admission, ContinuousAdmission, StaticAdmission
 from inference.engine.cache_plan import make_cache
 from inference.engine.cache_policy import CacheCounts
@@ -44,12 +45,12 @@ class ModelEngine:
 
     takes = GenerationRequest
 
-    def __init__(self, loaded: LoadedModel, config: EngineConfig) -> None:
+    def __init__(self, loaded: LoadedModel, config: EngineConfig, accelerate: Accelerate = accelerate) -> None:
         self._loaded = loaded
         cache = make_cache(loaded, config, min(config.max_seq_len or loaded.max_model_len, loaded.max_model_len))
         self._cache = cache.policy
         self.max_seq_len = self._cache.max_seq_len
-        self._runner = ModelRunner(loaded, cache)
+        self._runner = ModelRunner(loaded, cache, accelerate(loaded, cache, config))
         self._steps = StepIsolation(self._runner.run)
         self._scheduler = Scheduler(config, self._cache, _admission(config))
         self._seeds = torch.Generator()
@@ -164,8 +165,7 @@ class ModelEngine:
         assert self._prompt_logprobs.keys() <= set(self._scheduler.sequences()), "prompt log-probabilities leaked"
 
     def close(self) -> None:
-        self._runner.steering.close()
-        self._runner.masks.close()
+        self._runner.close()
 
     # Requests
 

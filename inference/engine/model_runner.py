@@ -10,9 +10,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from inference.engine.attention import GroupPlaces, PackedBatch, Segment
+from inference.engine.accelerator import Accelerator, GraphableSteering
+from inference.engine.attention import Segment
 from inference.engine.cache_plan import ModelCache
 from inference.engine.cache_policy import BlockCopy, CacheOrder
+from inference.engine.decode_graphs import DecodeGraphs
 from inference.engine.grammar import MaskComputer
 from inference.engine.hooks import SteeringTable
 from inference.engine.loader import LoadedModel
@@ -21,6 +23,7 @@ from inference.engine.messages import TokenLogprob
 from inference.engine.request import Sequence
 from inference.engine.sampler import Sampled, Sampler
 from inference.engine.scheduler import Chunk
+from inference.engine.step_inputs import StepArrays, StepTensors, build_step, step_tensors
 from inference.engine.token_masks import TokenMasks
 
 
@@ -33,9 +36,9 @@ class StepOutput:
 
 
 class ModelRunner:
-    """One model on its device, with its cache and its steering tables."""
+    """One model on its device, with its cache and its steering tables; ``accelerator`` says how it runs off the CPU."""
 
-    def __init__(self, loaded: LoadedModel, cache: ModelCache) -> None:
+    def __init__(self, loaded: LoadedModel, cache: ModelCache, accelerator: Accelerator | None = None) -> None:
         self.loaded = loaded
         self._cache = cache
         self._orders: deque[CacheOrder] = deque()
@@ -43,6 +46,14 @@ class ModelRunner:
         self.steering = SteeringTable(loaded.module, self.device)
         self.masks = MaskComputer(loaded.grammars.vocab_size if loaded.grammars else loaded.vocab_size)
         self._sampler = Sampler()
+        self._attention = accelerator and accelerator.attention
+        self.graphs = self._decode_graphs(accelerator)
+
+    def close(self) -> None:
+        self.steering.close()
+        self.masks.close()
+        if self.graphs is not None:
+            self.graphs.close()
 
     def forget_batch(self) -> None:
         """A sequence left, so that the next batch is another one."""
@@ -57,7 +68,7 @@ class ModelRunner:
         wanted = _wanted_places(chunks)
         masks = self.masks.start([c.sequence.matcher for c in chunks if c.samples])
         try:
-            logits = self._forward(chunks, wanted) if wanted else self._forward(chunks, [0])[:0]
+            logits = self._forward(chunks, wanted, row_of_token)
         finally:
             masks.wait()
         self._note_steering(chunks, row_of_token)
@@ -66,42 +77,68 @@ class ModelRunner:
             chunk.sequence.num_computed += chunk.num_tokens
         return output
 
-    def _forward(self, chunks: list[Chunk], wanted: list[int]) -> Tensor:
+    def _forward(self, chunks: list[Chunk], wanted: list[int], row_of_token: NDArray[np.int64]) -> Tensor:
         """``[len(wanted), vocab]`` logits of those places in the packed step."""
-        tokens = [t for c in chunks for t in _chunk_tokens(c)]
-        positions = [p for c in chunks for p in range(c.sequence.num_computed, c.sequence.num_computed + c.num_tokens)]
+        segments = tuple(Segment(c.sequence.num_computed, c.num_tokens) for c in chunks)
+        step = build_step(
+            segments,
+            [t for c in chunks for t in _chunk_tokens(c)],
+            wanted or [0],
+            row_of_token,
+            [c.sequence.slot for c in chunks],
+            self._cache.policy.tables,
+            self._cache.policy.block_size,
+        )
+        logits = self._replayed(step)
+        if logits is None:
+            tensors = step_tensors(step, self.device)
+            logits = self._logits(tensors, segments, tensors.wanted)
+        return logits if wanted else logits[:0]
+
+    def _logits(
+        self, tensors: StepTensors, segments: tuple[Segment, ...], wanted: Tensor | int, max_keys: int = 0
+    ) -> Tensor:
+        """``wanted`` 0 is all places; see :meth:`StepTensors.varlen` for ``max_keys``."""
+        varlen = tensors.varlen(self._attention, segments, max_keys) if self._attention else None
         output = self.loaded.module(
-            input_ids=torch.tensor([tokens], device=self.device),
-            position_ids=torch.tensor([positions], device=self.device),
+            input_ids=tensors.tokens.unsqueeze(0),
+            position_ids=tensors.positions.unsqueeze(0),
             use_cache=False,
-            logits_to_keep=torch.tensor(wanted, device=self.device),
-            packed_batch=self._packed_batch(chunks),
+            logits_to_keep=wanted,
+            packed_batch=tensors.batch(segments, self._cache.pool, varlen),
         )
         return output.logits[0]  # type: ignore[no-any-return]
 
-    def _packed_batch(self, chunks: list[Chunk]) -> PackedBatch:
-        segments = tuple(Segment(c.sequence.num_computed, c.num_tokens) for c in chunks)
-        num_single = next((i for i, s in enumerate(segments) if s.num_tokens > 1), len(segments))
-        return PackedBatch(
-            segments=segments,
-            num_single=num_single,
-            lengths=torch.tensor([s.end for s in segments[:num_single]], dtype=torch.int32, device=self.device),
-            places=tuple(self._places(chunks, segments, table) for table in self._cache.policy.tables),
-            pool=self._cache.pool,
+    # Graphs
+
+    def _decode_graphs(self, accelerator: Accelerator | None) -> DecodeGraphs | None:
+        if accelerator is None or accelerator.capture is None:
+            return None
+        tables, size = self._cache.policy.tables, self._cache.policy.block_size
+        return DecodeGraphs(
+            self._decode_logits,
+            accelerator.capture,
+            self.device,
+            max_rows=len(tables[0]),
+            block_size=size,
+            max_keys=tables[0].shape[1] * size,
         )
 
-    def _places(self, chunks: list[Chunk], segments: tuple[Segment, ...], table: NDArray[np.int32]) -> GroupPlaces:
-        """Where the step's tokens are in one layer group."""
-        size = self._cache.policy.block_size
-        rows = np.array([c.sequence.slot for c in chunks])
-        lengths = np.array([s.num_tokens for s in segments])
-        positions = np.concatenate([np.arange(s.start, s.end) for s in segments])
-        blocks = table[np.repeat(rows, lengths), positions // size].astype(np.int64)
-        width = -(-max(s.end for s in segments) // size)
-        return GroupPlaces(
-            slot_mapping=torch.from_numpy(blocks * size + positions % size).to(self.device),
-            block_table=torch.from_numpy(table[rows, :width]).to(self.device),
-        )
+    def _decode_logits(self, tensors: StepTensors, num_rows: int, max_keys: int) -> Tensor:
+        """Of one token of each row, which sees up to ``max_keys``; reads nothing on the host, so it can be captured."""
+        if isinstance(self.steering, GraphableSteering):
+            self.steering.begin_static(tensors.steering_rows)
+        return self._logits(tensors, (Segment(max_keys - 1, 1),) * num_rows, 0, max_keys)
+
+    def _replayed(self, step: StepArrays) -> Tensor | None:
+        """Steps with steering have a graph only where the tables can be read without the host."""
+        if self.graphs is None:
+            return None
+        if not step.steering_rows.any():
+            return self.graphs.run(step)
+        if not isinstance(self.steering, GraphableSteering):
+            return None
+        return self.graphs.run(step, self.steering.graph_key)
 
     def _tend_pool(self) -> None:
         """Copy and give back what the cache's policy decided on. What fails is still to be done at the next attempt."""
