@@ -20,8 +20,10 @@ Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 
 
 ENGINE_OPTIONS = (
+    "attention_kernel",
     "batch_wait_timeout_s",
     "batching_mode",
+    "cuda_graphs",
     "kv_cache_backend",
     "kv_cache_bytes",
     "max_batch_size",
@@ -166,13 +168,22 @@ class Environment(BaseSettings):
         description="`fcfs`: first come, first served; `priority`: requests of keys with a higher priority go first.",
     )
     kv_cache_backend: Literal["auto", "contiguous", "paged"] = Field(
-        "auto", description="How keys and values are kept. `auto`: contiguous on the CPU, paged elsewhere."
+        "auto",
+        description="How keys and values are kept. `auto`: contiguous on the CPU, and on a GPU whose kernel reads no "
+        "pages if there is memory for it; paged elsewhere.",
     )
     kv_cache_bytes: int = Field(
         0, ge=0, description="Memory for keys and values of one model; 0: half of what is free when it is loaded."
     )
     prefix_cache: bool = Field(
         default=True, description="Keep what prompts and answers computed for requests that begin alike."
+    )
+    attention_kernel: Literal["auto", "torch"] = Field(
+        "auto",
+        description="On a GPU. `auto`: torch's flash kernel where it works; `torch`: plain operations.",
+    )
+    cuda_graphs: Literal["auto", "off"] = Field(
+        "auto", description="On a GPU. `auto`: decode steps of a size that repeats are captured and replayed."
     )
     seed: int | None = Field(None, ge=0, lt=2**63, description="Seed of requests that name none; empty: random.")
 

@@ -25,7 +25,8 @@ class EngineConfig:
     shrinks); each further prompt that waits adds as much.
     ``max_seq_len`` caps prompt plus completion of a sequence; 0 takes the model's own context length.
 
-    ``kv_cache_backend`` ``auto`` is ``contiguous`` on the CPU and ``paged`` elsewhere. ``kv_cache_bytes`` is the memory
+    ``kv_cache_backend`` ``auto`` is ``contiguous`` on the CPU, and on a GPU whose kernel reads no pages if there is
+    memory for it; else ``paged``. ``kv_cache_bytes`` is the memory
     for keys and values of one model; 0 takes half of what is free when the model is attached, but no more than
     ``max_batch_size`` sequences can fill. ``prefix_cache`` keeps what ended sequences computed for those that begin
     alike.

@@ -1,7 +1,8 @@
-"""Runs the small operations of a decoder layer as one kernel each, on the CPU, without a class of our own per model.
+"""Runs the small operations of a decoder layer as one kernel each, without a class of our own per model.
 
 A transformers module is recognised by its parts, and its ``forward`` is replaced on the instance only after both have
-been run on the same random input and agree. What is not recognised, or does not agree, stays as it is.
+been run on the same random input and agree. What is not recognised, or does not agree, stays as it is. On a GPU that
+is the norms, by torch's own kernel; on the CPU all, by ours.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import AttentionInterface
 from transformers.activations import SiLUActivation
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -39,12 +41,12 @@ class FusionReport:
 
 
 def fuse(module: nn.Module) -> FusionReport:
-    """Fuse what can be; nothing without the C++ kernels."""
-    if not native.active().is_native:
+    """Fuse what can be; on the CPU nothing without the C++ kernels."""
+    children, (dtype, device) = list(module.modules()), next((p.dtype, p.device) for p in module.parameters())
+    if dtype not in TOLERANCES or (device.type == "cpu" and not native.active().is_native):
         return FusionReport(0, 0, 0)
-    children, dtype = list(module.modules()), next(p.dtype for p in module.parameters())
-    if dtype not in TOLERANCES:
-        return FusionReport(0, 0, 0)
+    if device.type != "cpu":
+        return FusionReport(sum(_replace(child, _norm_forward(child)) for child in children), 0, 0)
     # The attentions first: they look at the plain norms inside.
     attentions = sum(_replace(child, _attention_forward(child, dtype)) for child in children)
     norms = sum(_replace(child, _norm_forward(child)) for child in children)
@@ -71,6 +73,8 @@ class _Norm:
     offset: float
 
     def __call__(self, x: Tensor) -> Tensor:
+        if x.device.type != "cpu":
+            return functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
         out: Tensor = torch.ops.millm_native.rms_norm.default(x, self.weight, self.eps, self.offset)
         return out
 
@@ -93,11 +97,12 @@ def _recognise_norm(child: nn.Module | None) -> _Norm | None:
         return None
     if "RMSNorm" not in type(child).__name__ or weight.dtype not in TOLERANCES:
         return None
-    x = _random(PROBE_ROWS, weight.shape[0], dtype=weight.dtype)
-    return next(
-        (n for n in (_Norm(weight, eps, 0.0), _Norm(weight, eps, 1.0)) if _agree(partial(child, x), partial(n, x))),
-        None,
-    )
+    x = _random(PROBE_ROWS, weight.shape[0], dtype=weight.dtype).to(weight.device)
+    offsets = (
+        (0.0, 1.0) if weight.device.type == "cpu" else (0.0,)
+    )  # 1 + w is more than torch's kernel can hold in 16 bits
+    norms = (_Norm(weight, eps, offset) for offset in offsets)
+    return next((norm for norm in norms if _agree(partial(child, x), partial(norm, x))), None)
 
 
 # Attention

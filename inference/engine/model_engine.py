@@ -12,6 +12,7 @@ from inference.engine.admission import Admission, ContinuousAdmission, StaticAdm
 from inference.engine.cache_plan import make_cache
 from inference.engine.cache_policy import CacheCounts
 from inference.engine.config import EngineConfig
+from inference.engine.decode_graphs import DecodeGraphs
 from inference.engine.detokenizer import Detokenizer, Piece, TokenDecoder
 from inference.engine.grammar import GrammarMatcher
 from inference.engine.loader import LoadedModel
@@ -77,6 +78,11 @@ class ModelEngine:
     def num_preemptions(self) -> int:
         """Since the start: sequences that gave way when memory was short."""
         return self._scheduler.num_preemptions
+
+    @property
+    def graphs(self) -> DecodeGraphs | None:
+        """Of decode steps, on a GPU."""
+        return self._runner.graphs
 
     @property
     def cache_counts(self) -> CacheCounts:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from inference.engine.accelerator import Accelerate, accelerate
 from inference.engine.config import EngineConfig
 from inference.engine.loader import LoadedModel
 from inference.engine.messages import (
@@ -64,8 +65,8 @@ class Transcript:
 class EngineHarness:
     """Steps a :class:`ModelEngine` in the test's thread and checks its integrity after each step."""
 
-    def __init__(self, loaded: LoadedModel, **config: Any) -> None:
-        self.engine = ModelEngine(loaded, EngineConfig(**config))
+    def __init__(self, loaded: LoadedModel, *, accelerate: Accelerate = accelerate, **config: Any) -> None:
+        self.engine = ModelEngine(loaded, EngineConfig(**config), accelerate)
         self.transcripts: dict[object, Transcript] = {}
         self._next_sink = 0
 

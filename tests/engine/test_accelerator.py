@@ -1,0 +1,144 @@
+"""The way of an accelerator, on the CPU: whole steps in static buffers, greedy tokens those of transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from inference.engine.accelerator import Accelerate, Accelerator, GraphableSteering, accelerate
+from inference.engine.cache_plan import probe_layouts
+from inference.engine.config import EngineConfig
+from inference.engine.loader import LoadedModel
+from inference.engine.varlen_attention import (
+    Flash,
+    VarlenAttention,
+    flash_attention,
+    flash_attention_of_copies,
+)
+from inference.interventions import Intervention, Site, VectorEdit
+from tests.engine.flash import flash_on_cpu
+from tests.engine.harness import EngineHarness, reference_tokens
+
+PROMPTS = [tuple(range(3 + 7 * i, 3 + 7 * i + length)) for i, length in enumerate((1, 4, 19, 33))]
+NUM_TOKENS = 24
+
+
+def again(act: Callable[[], None]) -> Callable[[], object]:
+    """In the place of a captured graph."""
+    act()
+    return act
+
+
+def accelerated(flash: Flash | None = None, *, has_graphs: bool = True) -> Accelerate:
+    attention = VarlenAttention(flash, "on the CPU")
+    return lambda *_: Accelerator(attention, again if has_graphs else None)
+
+
+@pytest.fixture
+def flash():
+    with flash_on_cpu(dtypes=(torch.float32,), page_multiple=32) as calls:
+        yield calls
+
+
+def generate(loaded: LoadedModel, way: Accelerate, **config: Any) -> EngineHarness:
+    harness = EngineHarness(loaded, accelerate=way, max_prefill_tokens=7, **config)
+    got = {prompt: harness.add(prompt=prompt, max_tokens=NUM_TOKENS) for prompt in PROMPTS}
+    harness.run()
+    for prompt, transcript in got.items():
+        assert transcript.token_ids == reference_tokens(loaded, prompt, NUM_TOKENS)
+    return harness
+
+
+@pytest.mark.parametrize("backend", ["paged", "contiguous"])
+@pytest.mark.parametrize("has_graphs", [True, False])
+def test_plain_torch(loaded, backend, has_graphs):
+    harness = generate(loaded, accelerated(has_graphs=has_graphs), kv_cache_backend=backend)
+    assert bool(harness.engine.graphs) == has_graphs
+    if harness.engine.graphs:
+        assert harness.engine.graphs.num_captured > 1
+
+
+@pytest.mark.parametrize(
+    ("backend", "kernel"),
+    [("paged", flash_attention), ("paged", flash_attention_of_copies), ("contiguous", flash_attention)],
+)
+def test_the_flash_kernel(loaded, backend, kernel, flash):
+    generate(loaded, accelerated(kernel), kv_cache_backend=backend)
+    assert {1, 7} <= set(flash), "chunks and single tokens both take it"
+
+
+def test_beyond_a_window_and_several_blocks(loaded, flash):
+    prompt = tuple(3 + i % 390 for i in range(140))
+    harness = EngineHarness(
+        loaded, accelerate=accelerated(flash_attention), kv_cache_backend="paged", max_prefill_tokens=32
+    )
+    assert harness.generate(prompt=prompt, max_tokens=60).token_ids == reference_tokens(loaded, prompt, 60)
+    assert harness.engine.graphs.num_captured > 0
+
+
+@pytest.mark.usefixtures("flash")
+def test_preempted(loaded):
+    prompts = [tuple(3 + (5 * i + j) % 390 for j in range(40)) for i in range(4)]
+    token_bytes = sum(layout.bytes_per_token for layout in probe_layouts(loaded))
+    harness = EngineHarness(
+        loaded,
+        accelerate=accelerated(flash_attention),
+        kv_cache_backend="paged",
+        kv_cache_bytes=160 * token_bytes,
+        max_seq_len=128,
+        max_stall_factor=0.0,
+    )
+    got = {prompt: harness.add(prompt=prompt, max_tokens=60) for prompt in prompts}
+    harness.run()
+    assert harness.engine.num_preemptions > 0
+    for prompt, transcript in got.items():
+        assert transcript.token_ids == reference_tokens(loaded, prompt, 60)
+
+
+def test_steered_requests_are_as_on_the_ordinary_way(llama):
+    intervention = Intervention("both", (VectorEdit(Site(1), torch.full((32,), 0.4)),))
+    tokens = []
+    for way in (accelerate, accelerated()):
+        harness = EngineHarness(llama, accelerate=way)
+        steered = harness.add(prompt=PROMPTS[2], max_tokens=NUM_TOKENS, intervention=intervention)
+        plain = harness.add(prompt=PROMPTS[3], max_tokens=NUM_TOKENS)
+        harness.run()
+        receipt = steered.finished.receipt
+        assert receipt.applied == receipt.expected > 0
+        tokens.append((steered.token_ids, plain.token_ids))
+    assert tokens[0] == tokens[1]
+    assert tokens[0][0] != reference_tokens(llama, PROMPTS[2], NUM_TOKENS), "the profile changes something"
+
+
+def test_a_step_with_prompt_logprobs_is_not_captured(llama):
+    results = []
+    for way in (accelerate, accelerated()):
+        harness = EngineHarness(llama, accelerate=way, max_prefill_tokens=1)
+        transcript = harness.generate(prompt=PROMPTS[2], max_tokens=8, prompt_logprobs=2, logprobs=2)
+        results.append([p.logprob for e in transcript.events for p in getattr(e, "logprobs", ()) if p is not None])
+    assert results[0] == pytest.approx(results[1], abs=1e-4)
+
+
+def test_nothing_of_it_on_the_cpu(llama):
+    assert EngineHarness(llama).engine.graphs is None
+
+
+def test_the_switches_are_checked():
+    for name in ("attention_kernel", "cuda_graphs"):
+        with pytest.raises(ValueError, match=name):
+            EngineConfig(**{name: "maybe"})
+
+
+class _Tables:
+    graph_key = ("layer 3", 1)
+
+    def begin_static(self, row_of_token: torch.Tensor) -> None: ...
+
+
+def test_what_steering_needs_for_graphs_can_be_asked():
+    assert isinstance(_Tables(), GraphableSteering)
+    assert not isinstance(partial(int), GraphableSteering)
