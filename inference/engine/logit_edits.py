@@ -16,6 +16,7 @@ from inference.engine.messages import SamplingParams
 from inference.engine.request import Sequence
 from inference.engine.token_history import TokenHistory
 from inference.engine.token_masks import TokenMasks
+from inference.engine.transfers import to_device
 from inference.engine.truncation import Rows
 
 
@@ -67,9 +68,9 @@ def build_edits(sequences: list[Sequence], masked: list[int], device: torch.devi
     params = [sequence.request.sampling for sequence in sequences]
     bad_words = [(row, BadWords(p.bad_words)) for row, p in enumerate(params) if p.bad_words]
     return Edits(
-        masked=torch.tensor(masked, device=device) if masked else None,
+        masked=to_device(masked, device) if masked else None,
         allowed=tuple(
-            (row, torch.tensor(p.allowed_token_ids, dtype=torch.int64, device=device))
+            (row, to_device(p.allowed_token_ids, device, torch.int64))
             for row, p in enumerate(params)
             if p.allowed_token_ids is not None
         ),
@@ -106,9 +107,9 @@ def _additions(
         return None
     rows, ids, values = zip(*added, strict=True)
     return Additions(
-        torch.tensor(rows, device=device),
-        torch.tensor(ids, device=device),
-        torch.tensor(values, dtype=torch.float32, device=device),
+        to_device(rows, device),
+        to_device(ids, device),
+        to_device(values, device, torch.float32),
     )
 
 
@@ -118,9 +119,7 @@ def _penalties(sequences: list[Sequence], device: torch.device) -> Penalties | N
         return None
     params = [sequences[row].request.sampling for row in rows]
     values = [[p.repetition_penalty, p.frequency_penalty, p.presence_penalty] for p in params]
-    return Penalties(
-        tuple(sequences[row] for row in rows), tuple(rows), torch.tensor(values, dtype=torch.float32, device=device)
-    )
+    return Penalties(tuple(sequences[row] for row in rows), tuple(rows), to_device(values, device, torch.float32))
 
 
 def _ban(logits: Tensor, edits: Edits) -> None:
@@ -134,7 +133,7 @@ def _ban(logits: Tensor, edits: Edits) -> None:
     ]
     banned += [(row, token) for row, s, words in edits.bad_words for token in words.banned_after(s.token_ids)]
     if banned:
-        places = torch.tensor(banned).to(logits.device, non_blocking=True)
+        places = to_device(banned, logits.device)
         logits[places[:, 0], places[:, 1]] = -torch.inf
 
 
@@ -150,8 +149,8 @@ def _penalise(logits: Tensor, penalties: Penalties) -> None:
         ]
     )
     device = logits.device
-    rows, owners, ids = torch.from_numpy(index).to(device, non_blocking=True)
-    counts = torch.from_numpy(np.concatenate([history.counts for history in histories])).to(device, non_blocking=True)
+    rows, owners, ids = to_device(index, device)
+    counts = to_device(np.concatenate([history.counts for history in histories]), device)
     repetition, frequency, presence = penalties.values[owners].unbind(1)
     values = logits[rows, ids]
     values = torch.where(values > 0, values / repetition, values * repetition)

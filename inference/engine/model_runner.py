@@ -25,6 +25,7 @@ from inference.engine.sampler import Sampled, Sampler
 from inference.engine.scheduler import Chunk
 from inference.engine.step_inputs import StepArrays, StepTensors, build_step, step_tensors
 from inference.engine.token_masks import TokenMasks
+from inference.engine.transfers import to_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +212,11 @@ def _read_out(chunks: list[Chunk], logits: Tensor, sampler: Sampler, masks: Toke
             last_rows.append(first + count - 1)
             sequences.append(sequence)
         first += count
-    return StepOutput(sampler.sample(logits[last_rows], sequences, masks), prompts)
+    return StepOutput(sampler.sample(_chosen(logits, last_rows), sequences, masks), prompts)
+
+
+def _chosen(logits: Tensor, rows: list[int]) -> Tensor:
+    return logits if len(rows) == len(logits) else logits[to_device(rows, logits.device, torch.int64)]
 
 
 def _prompt_logprobs(sequence: Sequence, num_tokens: int, logits: Tensor) -> tuple[TokenLogprob | None, ...]:
