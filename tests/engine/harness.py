@@ -113,7 +113,11 @@ def reference_tokens(loaded: LoadedModel, prompt: tuple[int, ...], num_tokens: i
     module.set_attn_implementation("eager")
     try:
         output = module.generate(
-            torch.tensor([prompt]), max_new_tokens=num_tokens, do_sample=False, eos_token_id=None, pad_token_id=0
+            torch.tensor([prompt], device=module.device),
+            max_new_tokens=num_tokens,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
         )
     finally:
         module.set_attn_implementation(ours)
