@@ -12,10 +12,11 @@ import pytest
 
 from benchmarks import check, curve, engine, gpu, limits, steering
 from benchmarks.engine import ENGINE, running
-from benchmarks.figures import Figures
+from benchmarks.figures import Figures, Trace
 from benchmarks.options import Options, parse_options
 from benchmarks.record import Record, read_records
-from benchmarks.workloads import MAKERS, Scale
+from benchmarks.subject import Plan
+from benchmarks.workloads import MAKERS, Scale, Workload
 from inference.engine.config import EngineConfig
 from inference.engine.loader import LoadedModel
 from tests.benchmarks.conftest import SHAPE
@@ -99,6 +100,19 @@ def test_gpu_rows_on_whatever_there_is(options: Options):
         f"{kind} K={k}{ending}" for kind in ("add", "clamp") for k in (0, 64) for ending in ("", ", graphs off")
     }
     assert len(gpu.table(record)) > len(record.rows)
+
+
+def test_a_peer_that_does_not_work_is_left_out_of_the_gpus_rows(capsys: pytest.CaptureFixture[str]):
+    class Broken:
+        name = gpu.PEER
+
+        def run(self, workload: Workload) -> list[Trace]:
+            raise MemoryError("more than available memory")
+
+        def peak_memory_mb(self) -> float | None: ...
+
+    assert not gpu._runs(Broken(), Plan(Scale(1024)))
+    assert "left out: MemoryError" in capsys.readouterr().out
 
 
 NOT_ON_A_BARE_MACHINE = (
