@@ -33,7 +33,7 @@ PEER = "transformers generate_batch"
 NO_GRAPHS, NO_FLASH, PLAIN = "graphs off", "flash off", "graphs and flash off"
 STEERED = 64
 MAX_SEQ_LEN = 2048  # longer than every sequence here, so that all caches fit beside each other
-CACHE_SHARE = 1 / 12  # of the free memory, for each of the engines
+CACHE_SHARE = 1 / 8  # of the free memory, for each of the engines
 ENGINES: dict[str, EngineConfig] = {
     ENGINE: EngineConfig(),
     NO_GRAPHS: EngineConfig(cuda_graphs="off"),

@@ -16,7 +16,17 @@ from inference import services
 from inference.client import EngineError, get_client
 from inference.models import LanguageModel
 
-LIVE_FIELDS = ("state", "kind", "error", "memory", "memory_estimate", "engine_settings", "loaded_at", "created_at")
+LIVE_FIELDS = (
+    "state",
+    "kind",
+    "error",
+    "memory",
+    "memory_estimate",
+    "kernels",
+    "engine_settings",
+    "loaded_at",
+    "created_at",
+)
 
 
 @admin.register(LanguageModel)
@@ -47,6 +57,14 @@ class LanguageModelAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it take
     @admin.display(description="memory estimate")
     def memory_estimate(self, model: LanguageModel) -> str:
         return services.describe_memory(model=model) if model.pk else "–"
+
+    @admin.display(description="kernels")
+    def kernels(self, model: LanguageModel) -> str:
+        try:
+            stats = get_client().stats()
+        except EngineError as error:
+            return str(error)
+        return next((m.kernels for m in stats.by_model if m.name == model.name and m.kernels), "–")
 
     @admin.display(description="engine settings")
     def engine_settings(self, model: LanguageModel) -> str:

@@ -67,8 +67,9 @@ def make_cache(loaded: LoadedModel, config: EngineConfig, max_seq_len: int) -> M
 
 
 def num_heads(module: nn.Module) -> int:
-    """Of queries."""
-    return int(module.config.get_text_config().num_attention_heads)  # type: ignore[union-attr, operator]
+    """Of queries; 0 where the configuration does not say one number."""
+    found = getattr(module.config.get_text_config(), "num_attention_heads", 0)  # type: ignore[union-attr, operator]
+    return found if isinstance(found, int) else 0
 
 
 def _reads_pages(loaded: LoadedModel, layouts: list[LayerLayout]) -> bool:

@@ -59,6 +59,7 @@ class DecodeGraphs:
         self._max_keys = max_keys
         self._seen: Counter[Shape] = Counter()
         self._captured: dict[Shape, _Captured] = {}
+        self._steering: Hashable | None = None  # the tables that graphs of steered steps read
         self._logits = torch.empty(0)
         self._problem = ""
 
@@ -93,10 +94,10 @@ class DecodeGraphs:
         self._logits = torch.empty(0)
 
     def _capture_if_seen(self, shape: Shape, step: StepArrays) -> _Captured | None:
+        self._forget_other_tables(shape.steering)
         self._seen[shape] += 1
         if self._seen[shape] <= SEEN_BEFORE:
             return None
-        self._forget_other_tables(shape.steering)
         try:
             self._captured[shape] = captured = self._captured_step(shape, step)
         except RuntimeError as error:  # also what CUDA says of an operation that cannot be captured
@@ -125,11 +126,13 @@ class DecodeGraphs:
         return _Captured(inputs, replay)
 
     def _forget_other_tables(self, steering: Hashable | None) -> None:
-        """Graphs of tables that are no more, when new ones are captured."""
-        if steering is None:
+        """What was seen and captured of tables that are no more, when new ones come."""
+        if steering in {None, self._steering}:
             return
-        for shape in [s for s in self._captured if s.steering not in {None, steering}]:
-            del self._captured[shape], self._seen[shape]
+        self._steering = steering
+        for shape in [s for s in self._seen if s.steering not in {None, steering}]:
+            del self._seen[shape]
+            self._captured.pop(shape, None)
 
     def _give_up(self, problem: str) -> None:
         self._problem = problem

@@ -34,7 +34,7 @@ def int8_problem(device: torch.device, dtype: torch.dtype, size: int = SIZE) -> 
 @lru_cache
 def few_packed_rows(device: torch.device, dtype: torch.dtype) -> int:
     """Up to how many rows torch's kernel is right and faster than turning the weight into floats; 0: it never is."""
-    return measured_rows(device, dtype, _seconds)
+    return measured_rows(device, dtype, _seconds) if device.type == "cuda" else 0
 
 
 def measured_rows(device: torch.device, dtype: torch.dtype, clock: Clock, size: int = SIZE) -> int:

@@ -117,6 +117,7 @@ class ModelEngine:
             step_sequences=counters.sequences.read(),
             step_tokens=counters.tokens.read(),
             step_faults=dict(counters.faults),
+            kernels=self._runner.kernels,
         )
 
     def add(self, request: GenerationRequest, sink: object, submitted_at: float) -> list[Delivery]:

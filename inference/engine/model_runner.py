@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from inference.engine import native
 from inference.engine.accelerator import Accelerator, GraphableSteering
 from inference.engine.attention import Segment
 from inference.engine.cache_plan import ModelCache
@@ -50,11 +51,19 @@ class ModelRunner:
         self._attention = accelerator and accelerator.attention
         self.graphs = self._decode_graphs(accelerator)
 
+    @property
+    def kernels(self) -> str:
+        """Which are in use, in a line."""
+        if self._attention is None:
+            return f"CPU: {native.active()}"
+        return f"attention by {self._attention}; CUDA graphs {self.graphs or 'off'}"
+
     def close(self) -> None:
         self.steering.close()
         self.masks.close()
         if self.graphs is not None:
             self.graphs.close()
+            self.graphs = None  # it refers back here: nothing must keep the model's memory
 
     def forget_batch(self) -> None:
         """A sequence left, so that the next batch is another one."""

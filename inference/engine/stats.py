@@ -18,7 +18,7 @@ class ModelStats:
 
     ``kv_used_ratio`` is 0 to 1; ``prefix_queries`` and ``prefix_hits`` count prompt tokens looked up in the prefix
     cache and found there; ``steering_rows`` the rows of the steering tables in use; ``step_faults`` attempts at a step
-    that raised, by code. Distributions are of seconds, sequences and tokens of a step.
+    that raised, by code. Distributions are of seconds, sequences and tokens of a step. ``kernels`` says which are used.
     """
 
     name: str
@@ -33,6 +33,7 @@ class ModelStats:
     step_sequences: Distribution = NOTHING
     step_tokens: Distribution = NOTHING
     step_faults: Mapping[str, int] = field(default_factory=dict)
+    kernels: str = ""
 
 
 @dataclass(frozen=True, slots=True)

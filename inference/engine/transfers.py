@@ -15,4 +15,6 @@ def to_device(data: Any, device: torch.device, dtype: torch.dtype | None = None)
     ``torch.tensor(data, device=...)`` would wait until the device has done all that it was told before.
     """
     host = torch.from_numpy(data) if isinstance(data, np.ndarray) else torch.tensor(data, dtype=dtype)
-    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
+    if device.type != "cuda" or not host.numel():
+        return host.to(device)
+    return host.pin_memory().to(device, non_blocking=True)

@@ -127,6 +127,12 @@ def test_nothing_of_it_on_the_cpu(llama):
     assert EngineHarness(llama).engine.graphs is None
 
 
+def test_what_runs_is_told(llama):
+    assert EngineHarness(llama).engine.stats().kernels.startswith("CPU: ")
+    told = EngineHarness(llama, accelerate=accelerated(flash_attention)).engine.stats().kernels
+    assert told == "attention by flash: on the CPU; CUDA graphs 0 captured"
+
+
 def test_the_switches_are_checked():
     for name in ("attention_kernel", "cuda_graphs"):
         with pytest.raises(ValueError, match=name):

@@ -13,6 +13,7 @@ from django.urls import reverse
 from inference import services
 from inference.client import EngineDownError, LocalEngineClient, set_client
 from inference.engine.config import EngineConfig
+from inference.engine.stats import ModelStats
 from inference.groups import GROUPS, ensure_groups
 from inference.memory_budget import MemoryBudget
 from inference.models import LanguageModel
@@ -256,6 +257,13 @@ def test_a_model_s_page_shows_the_engine_s_settings(admin_client, models):
 
     assert "<code>max_batch_size = 7</code>" in page
     assert "<code>kv_cache_backend = " in page
+
+
+def test_a_model_s_page_shows_the_kernels_that_run_it(admin_client, models):
+    loop = FakeLoop(by_model=(ModelStats("b", kernels="of b"), ModelStats("org/a", kernels="CPU: native")))
+    set_client(LocalEngineClient(lambda publish: loop))
+
+    assert "CPU: native" in detail_of(admin_client, models[0])
 
 
 def test_outside_the_server_the_page_says_why_it_does_not_know(admin_client, models):
