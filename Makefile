@@ -7,6 +7,7 @@
 #   make bench-check   has the engine become slower? Counts and ratios against benchmarks/baseline.json
 #   make soak     many clients against a live server for MINUTES (10)
 #   make setup    install what the other targets need
+#   make oracles  install SAELens too, the judge of the SAE formats; about 60 packages
 #   make pins     write constraints.txt from what is installed, after an upgrade that passed the tests
 #   make clean    remove .venv/ and caches, not MILLM_HOME
 
@@ -22,7 +23,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PACKAGES := inference steering openai_api millm_site
 
-.PHONY: run test check bench bench-full bench-gpu bench-check soak setup pins clean chromium
+.PHONY: run test check bench bench-full bench-gpu bench-check soak setup oracles pins clean chromium
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.runtime
@@ -59,8 +60,10 @@ soak: $(VENV)/.dev
 
 setup: $(VENV)/.dev
 
+oracles: $(VENV)/.oracles
+
 # torch without the local part of its version (+cpu): one pin for all of its builds.
-pins: $(VENV)/.dev
+pins: $(VENV)/.oracles
 	{ echo '# The versions that miLLM is tested with. Made by: make pins'; \
 		$(PIP) freeze --all --exclude pip --exclude setuptools --exclude millm | sed 's/^\(torch==[0-9.]*\)+.*/\1/'; } > constraints.txt
 
@@ -88,6 +91,9 @@ $(VENV)/.runtime: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.dev: pyproject.toml constraints.txt $(VENV)/.runtime
 	$(call install,p["dependencies"] + p["optional-dependencies"]["dev"])
+
+$(VENV)/.oracles: pyproject.toml constraints.txt $(VENV)/.dev
+	$(call install,p["optional-dependencies"]["oracles"])
 
 define install
 $(BIN)/python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; print(*($(1)), sep="\n")' > $@.txt

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from benchmarks import curve, limits, peers, serve, start, steering
+from benchmarks import curve, limits, peers, serve, speculation, start, steering
 from benchmarks.options import Options, options_of, options_parser
 from benchmarks.record import RESULTS, Record
 from benchmarks.report import write_report
@@ -16,6 +16,7 @@ PROGRAMS: dict[str, Callable[[Options], Record]] = {
     "peers": peers.record,
     "steering": steering.record,
     "curve": curve.record,
+    "speculation": speculation.record,
     "start": start.record,
 }
 

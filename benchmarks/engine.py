@@ -7,7 +7,8 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from benchmarks.figures import Trace
@@ -79,6 +80,13 @@ class EngineSubject:
         self._model = model
         self._profiles = profiles
         self._numbers = itertools.count()
+        self._sampling = SamplingParams(temperature=0.0, ignore_eos=True)
+
+    def sampling_by(self, sampling: SamplingParams) -> EngineSubject:
+        """The same engine, whose requests are of this kind; how long their answers are is the workload's matter."""
+        other = copy(self)
+        other._sampling = sampling
+        return other
 
     def run(self, workload: Workload) -> list[Trace]:
         early = [job for job in workload.jobs if not job.after]
@@ -93,9 +101,14 @@ class EngineSubject:
     def peak_memory_mb(self) -> float | None:
         return peak_memory_mb()
 
+    def draft_counts(self) -> tuple[int, int]:
+        """Tokens that speculation guessed so far, and those of them that were right."""
+        (stats,) = self._loop.stats().by_model
+        return stats.draft_tokens, stats.accepted_draft_tokens
+
     def _submit(self, job: Job, wanted: int) -> _Stream:
         profile = None if job.profile is None else self._profiles[job.profile]
-        sampling = SamplingParams(max_tokens=job.new, temperature=0.0, ignore_eos=True)
+        sampling = replace(self._sampling, max_tokens=job.new)
         request = GenerationRequest(f"bench-{next(self._numbers)}", self._model, job.prompt, sampling, profile)
         stream = _Stream(job, time.perf_counter(), wanted=wanted)
         self._loop.submit([request], stream)

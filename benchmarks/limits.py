@@ -16,6 +16,7 @@ from benchmarks.options import Options, parse_options
 from benchmarks.record import Record
 from benchmarks.shapes import Shape
 from benchmarks.subject import say
+from inference.torch_threads import borrowed_workers
 
 READ_BYTES = 512 * 2**20  # far more than any cache here
 GEMM_ROWS = 512
@@ -26,6 +27,7 @@ def record(options: Options) -> Record:
     return Record("limits", options.label, values=limits(options.shape))
 
 
+@borrowed_workers()
 def limits(
     shape: Shape, device: str = "", *, read_bytes: int = READ_BYTES, repeat_s: float = REPEAT_S
 ) -> dict[str, float]:

@@ -34,6 +34,7 @@ TITLES = {
     "engine": "Without HTTP",
     "steering": "Steering",
     "curve": "Over the number of streams",
+    "speculation": "Prompt lookup",
     "gpu": "On a GPU",
     "limits": "The machine's limits",
     "start": "Start",

@@ -14,6 +14,7 @@ from benchmarks.figures import Trace
 from benchmarks.machine import peak_memory_mb
 from benchmarks.shapes import Shape
 from benchmarks.workloads import Job, Workload
+from inference.torch_threads import borrowed_workers
 
 PAD = 0
 NEVER = -1  # an end-of-sequence id that is no token
@@ -51,6 +52,7 @@ class Generate:
         self.name = name
         self._module = module
 
+    @borrowed_workers()
     def run(self, workload: Workload) -> list[Trace]:
         sent_at = time.perf_counter()
         traces = self._batch([job for job in workload.jobs if not job.after], sent_at)

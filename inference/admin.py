@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from django import forms
@@ -22,6 +22,7 @@ LIVE_FIELDS = (
     "error",
     "memory",
     "memory_estimate",
+    "limits",
     "kernels",
     "engine_settings",
     "loaded_at",
@@ -58,6 +59,11 @@ class LanguageModelAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it take
     def memory_estimate(self, model: LanguageModel) -> str:
         return services.describe_memory(model=model) if model.pk else "–"
 
+    @admin.display(description="chosen for it")
+    def limits(self, model: LanguageModel) -> str:
+        """From the machine, the settings and the model; known once it is loaded."""
+        return _definitions(lambda: services.describe_limits(model=model)) or "Known while the model is loaded."
+
     @admin.display(description="kernels")
     def kernels(self, model: LanguageModel) -> str:
         try:
@@ -68,11 +74,7 @@ class LanguageModelAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it take
 
     @admin.display(description="engine settings")
     def engine_settings(self, model: LanguageModel) -> str:
-        try:
-            settings = get_client().settings()
-        except EngineError as error:
-            return str(error)
-        return format_html_join(", ", "<code>{} = {}</code>", settings.items())
+        return _definitions(lambda: get_client().settings())
 
     @admin.action(description="Load", permissions=["change"])
     def load_models(self, request: HttpRequest, queryset: QuerySet[LanguageModel]) -> None:
@@ -130,3 +132,18 @@ class LanguageModelAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it take
         if db_field.name in {"name", "source"} and field is not None:
             field.widget.attrs["size"] = 60
         return field
+
+
+def _definitions(read: Callable[[], Mapping[str, object]]) -> str:
+    """Names and values, sizes in bytes also as people read them."""
+    try:
+        found = read()
+    except EngineError as error:
+        return str(error)
+    return format_html_join(", ", "<code>{} = {}</code>", ((name, _readable(name, v)) for name, v in found.items()))
+
+
+def _readable(name: str, value: object) -> object:
+    if name.endswith("_bytes") and isinstance(value, int) and value:
+        return f"{value} ({filesizeformat(value)})"
+    return value

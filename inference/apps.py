@@ -73,7 +73,7 @@ class ServingState:
         client.start()
         watchdog = Watchdog(client.engine, stall_s=settings.MILLM_ENGINE_STALL_SECONDS, on_failure=on_failure)
         watchdog.start()
-        registry = ModelRegistry(client.engine, is_busy=client.is_busy)
+        registry = ModelRegistry(client.engine, is_busy=client.is_busy, kv_unwritten=client.kv_unwritten)
         set_client(client)
         set_registry(registry)
         start_listening()

@@ -14,7 +14,13 @@ from typing import Generic, Protocol, TypeVar
 
 from inference.engine.config import EngineConfig
 from inference.engine.embedding_messages import EmbeddingEvent, EmbeddingRequest
-from inference.engine.errors import EngineDownError, EngineError, ModelNotAttachedError, QueueFullError
+from inference.engine.errors import (
+    EngineDownError,
+    EngineError,
+    ModelNotAttachedError,
+    NotEnoughMemoryError,
+    QueueFullError,
+)
 from inference.engine.messages import (
     TERMINAL_EVENTS,
     Event,
@@ -47,6 +53,7 @@ __all__ = [
     "GenerationRequest",
     "LocalEngineClient",
     "ModelNotAttachedError",
+    "NotEnoughMemoryError",
     "PromptLogprobsEvent",
     "QueueFullError",
     "SamplingParams",
@@ -156,6 +163,10 @@ class LocalEngineClient(Generic[L]):
         """Whether sequences of ``model`` are queued or running."""
         with self._lock:
             return self._sequences[model] > 0
+
+    def kv_unwritten(self, model: str) -> int:
+        """Bytes that a model may still take from its device for keys and values; 0 of one that is not attached."""
+        return sum(each.kv_unwritten_bytes for each in self.stats().by_model if each.name == model)
 
     def start(self) -> None:
         self.engine.start()

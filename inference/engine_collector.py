@@ -18,12 +18,21 @@ _GAUGES: tuple[tuple[str, str, Callable[[ModelStats], float]], ...] = (
     ("millm_num_requests_running", "Sequences that run.", lambda m: m.running),
     ("millm_num_requests_waiting", "Sequences that wait for a place in the batch.", lambda m: m.waiting),
     ("millm_kv_cache_usage_ratio", "Share of the key-value cache in use, 0 to 1.", lambda m: m.kv_used_ratio),
+    ("millm_kv_cache_bytes", "Memory that a model may take for keys and values.", lambda m: m.limits.kv_bytes),
+    ("millm_kv_cache_tokens", "Tokens whose keys and values fit in it.", lambda m: m.limits.kv_tokens),
     ("millm_steering_rows", "Rows in use in the steering tables.", lambda m: m.steering_rows),
 )
 _COUNTERS: tuple[tuple[str, str, Callable[[ModelStats], float]], ...] = (
     ("millm_prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", lambda m: m.prefix_queries),
     ("millm_prefix_cache_hits", "Prompt tokens found in the prefix cache.", lambda m: m.prefix_hits),
     ("millm_num_preemptions", "Sequences set back because the cache was full.", lambda m: m.preemptions),
+    ("millm_spec_decode_num_drafts", "Drafts of further tokens that steps checked.", lambda m: m.drafts),
+    ("millm_spec_decode_num_draft_tokens", "Tokens of these drafts.", lambda m: m.draft_tokens),
+    (
+        "millm_spec_decode_num_accepted_tokens",
+        "Tokens of these drafts that proved right.",
+        lambda m: m.accepted_draft_tokens,
+    ),
 )
 _DISTRIBUTIONS: tuple[tuple[str, str, Callable[[ModelStats], Distribution]], ...] = (
     ("millm_engine_step_seconds", "Time of an engine step.", lambda m: m.step_seconds),

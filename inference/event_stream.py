@@ -12,7 +12,7 @@ from inference.engine.messages import TERMINAL_EVENTS, Event, FailedEvent, Timin
 from inference.metrics import StreamMeter
 
 SPARE_EVENTS = 64  # beyond one event per token: prompt logprobs and terminal events
-MAX_EVENTS = 65_536  # in any case
+MAX_EVENTS = 16_384  # in any case: with 20 alternatives to each token that is some 40 MB
 SLOW_READER = "slow_reader"
 
 

@@ -3,51 +3,72 @@
 from __future__ import annotations
 
 import logging
-import queue
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 
 from django.db import DatabaseError, InterfaceError, close_old_connections, connections
 
 from inference.client import EngineDownError
 
 logger = logging.getLogger(__name__)
-Job = Callable[[], None]
+Act = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    verb: str
+    name: str
+    act: Act
+    done: Future[None] = field(default_factory=Future)
 
 
 class LoaderThread:
     """Runs jobs in order; every ``tick_s`` seconds without one it calls ``on_idle``.
 
-    The thread starts with the first job. A job that raises fails its future and nothing else.
+    The thread starts with the first job. A job that raises fails its future and nothing else. Whoever asks for what is
+    the last thing asked of a model already shares that job: repeated wishes do not pile up.
     """
 
-    def __init__(self, on_idle: Callable[[], None], tick_s: float = 1.0) -> None:
+    def __init__(self, on_idle: Act, tick_s: float = 1.0) -> None:
         self._on_idle = on_idle
         self._tick_s = tick_s
-        self._jobs: queue.SimpleQueue[tuple[Job, Future[None]] | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
+        self._jobs: deque[_Job] = deque()
+        self._changed = threading.Condition()  # guards _jobs, _thread and _last
         self._thread: threading.Thread | None = None
-        self._last: Job | None = None
+        self._last: Act | None = None
 
-    def submit(self, job: Job) -> Future[None]:
-        done: Future[None] = Future()
-        with self._lock:
+    @property
+    def num_queued(self) -> int:
+        """Jobs that have not begun."""
+        return len(self._jobs)
+
+    def submit(self, verb: str, name: str, act: Act) -> Future[None]:
+        """Do ``act`` to the model ``name``. One that waits with the same ``verb``, and with no other verb for that
+        model behind it, is joined.
+        """
+        with self._changed:
             if self._last is not None:
-                done.set_exception(EngineDownError("The model loader has stopped; the server is shutting down."))
-                return done
+                return _refused()
+            waiting = next((job for job in reversed(self._jobs) if job.name == name), None)
+            if waiting is not None and waiting.verb == verb:
+                return waiting.done
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="model-loader", daemon=True)
                 self._thread.start()
-            self._jobs.put((job, done))
-        return done
+            job = _Job(verb, name, act)
+            self._jobs.append(job)
+            self._changed.notify()
+        return job.done
 
-    def stop(self, last: Job, timeout_s: float) -> None:
+    def stop(self, last: Act, timeout_s: float) -> None:
         """Finish the job at hand, cancel the others, run ``last`` and end; waits for that ``timeout_s`` at most."""
-        with self._lock:
+        with self._changed:
             self._last = last
             thread = self._thread
-        self._jobs.put(None)
+            self._changed.notify()
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout_s)
 
@@ -60,22 +81,20 @@ class LoaderThread:
 
     def _work(self) -> None:
         """One job, or the housekeeping when none comes."""
-        try:
-            item = self._jobs.get(timeout=self._tick_s)
-        except queue.Empty:
+        with self._changed:
+            self._changed.wait_for(lambda: self._jobs or self._last is not None, self._tick_s)
+            if self._last is not None:
+                return
+            job = self._jobs.popleft() if self._jobs else None
+        if job is None:
             self._guarded(self._on_idle, None)
-            return
-        if item is None:
-            return
-        if self._last is None:
-            self._guarded(*item)
-        else:
-            item[1].cancel()
+        elif job.done.set_running_or_notify_cancel():
+            self._guarded(job.act, job.done)
 
-    def _guarded(self, job: Job, done: Future[None] | None) -> None:
+    def _guarded(self, act: Act, done: Future[None] | None) -> None:
         close_old_connections()
         try:
-            job()
+            act()
         except Exception as error:
             if done is None:
                 logger.warning("The model loader's housekeeping failed: %s", error, exc_info=not _is_outage(error))
@@ -88,10 +107,18 @@ class LoaderThread:
             close_old_connections()
 
     def _cancel_rest(self) -> None:
-        while not self._jobs.empty():
-            item = self._jobs.get()
-            if item is not None:
-                item[1].cancel()
+        """Nothing is added any more."""
+        with self._changed:
+            jobs = list(self._jobs)
+            self._jobs.clear()
+        for job in jobs:
+            job.done.cancel()  # outside of the lock: whoever hears of it may ask for more
+
+
+def _refused() -> Future[None]:
+    done: Future[None] = Future()
+    done.set_exception(EngineDownError("The model loader has stopped; the server is shutting down."))
+    return done
 
 
 def _is_outage(error: Exception) -> bool:

@@ -31,8 +31,10 @@ class MemoryBudget:
     def size(self, device: str) -> int:
         return self.limit or int(self.measure(device).total * SHARE)
 
-    def room(self, device: str, reserved_bytes: int) -> int:
-        """Bytes that another model may take beside models that were given ``reserved_bytes``."""
+    def room(self, device: str, reserved_bytes: int, unwritten_bytes: int = 0) -> int:
+        """Bytes that another model may take beside models that were given ``reserved_bytes``, of which they have not
+        taken ``unwritten_bytes`` from the device yet.
+        """
         memory = self.measure(device)
         size = self.limit or int(memory.total * SHARE)
-        return max(0, min(size - reserved_bytes, memory.free))
+        return max(0, min(size - reserved_bytes, memory.free - unwritten_bytes))

@@ -46,7 +46,12 @@ def estimate_from_directory(spec: ModelSpec) -> MemoryEstimate:
     from inference.engine.memory import estimate_memory
 
     engine = settings.MILLM_ENGINE
-    return estimate_memory(spec, max_tokens=engine["max_prefill_tokens"], max_rows=engine["max_batch_size"])
+    return estimate_memory(
+        spec,
+        max_tokens=engine["max_prefill_tokens"],
+        max_rows=engine["max_batch_size"],
+        kv_bytes=engine["kv_cache_bytes"],
+    )
 
 
 def device_of(spec: ModelSpec) -> str:
@@ -62,6 +67,12 @@ def release_loaded(loaded: LoadedModel) -> None:
     release_model(loaded)
 
 
+def free_unused() -> None:
+    from inference.engine.step_isolation import free_unused_memory
+
+    free_unused_memory()
+
+
 @dataclass(frozen=True, slots=True)
 class ModelLoading:
     """The steps from a specification to a model and back, so that tests can put their own in their place."""
@@ -70,3 +81,4 @@ class ModelLoading:
     estimate: Callable[[ModelSpec], MemoryEstimate] = estimate_from_directory
     device_of: Callable[[ModelSpec], str] = device_of
     release: Callable[[LoadedModel], None] = release_loaded
+    free_unused: Callable[[], None] = free_unused

@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -22,9 +19,10 @@ from typing import TYPE_CHECKING, Protocol
 from django.conf import settings
 from django.utils import timezone
 
-from inference.client import EngineDownError
+from inference.client import EngineDownError, NotEnoughMemoryError
 from inference.load_failures import FIRST_RETRY_S, LoadFailures
 from inference.loader_thread import LoaderThread
+from inference.loads import RETRY_LOADING_AFTER_S, Load, Loads
 from inference.memory_budget import MemoryBudget
 from inference.model_loading import ModelLoading, spec_for
 from inference.models import LanguageModel
@@ -52,7 +50,6 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
-RETRY_LOADING_AFTER_S = 5.0
 ATTACH_TIMEOUT_S = 60.0
 IN_HAND_S = 1.0  # a request that has just been given a model has not submitted yet: the model is not idle
 ROOM_POLL_S = 0.25
@@ -61,19 +58,11 @@ ROOM_POLL_S = 0.25
 class ModelEngine(Protocol):
     """What the registry needs of the engine's loop."""
 
-    def attach(self, loaded: LoadedModel) -> Future[None]: ...
+    def attach(self, loaded: LoadedModel, kv_bytes: int) -> Future[None]:
+        """``kv_bytes`` of memory for keys and values; 0 for a model without."""
 
     def detach(self, name: str) -> Future[object]:
         """Resolves to what the engine kept of the model, so that its memory is freed on the caller's thread."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Load:
-    """A load that is queued, runs, or waits for busy models to make room. ``begun_at`` by the registry's clock."""
-
-    record: ModelRecord
-    begun_at: float
-    done: Future[None] = field(default_factory=Future)
 
 
 class ModelRegistry:
@@ -84,6 +73,7 @@ class ModelRegistry:
         engine: ModelEngine | None = None,
         *,
         is_busy: Callable[[str], bool] = lambda name: False,
+        kv_unwritten: Callable[[str], int] = lambda name: 0,
         locate: Callable[[ModelSource], Path] = resolve_source,
         loading: ModelLoading | None = None,
         budget: MemoryBudget | None = None,
@@ -94,16 +84,15 @@ class ModelRegistry:
     ) -> None:
         self._engine = engine
         self._is_busy = is_busy
+        self._kv_unwritten = kv_unwritten
         self._locate = locate
         self._loading = loading or ModelLoading()
         self.budget = budget or MemoryBudget(settings.MILLM_MEMORY_BUDGET)
         self._table = table
         self._clock = clock
         self._load_timeout_s = settings.MILLM_LOAD_TIMEOUT if load_timeout_s is None else load_timeout_s
-        self._lock = threading.Lock()  # guards _loads and _num_waiting
-        self._loads: dict[str, _Load] = {}
-        self._num_waiting = 0
         self._residents = Residents(clock)
+        self._loads = Loads(clock)
         self._failures = LoadFailures(clock, retry_failed_after_s)
         self._loader = LoaderThread(self.housekeep)
         self._is_booted = engine is None
@@ -141,7 +130,7 @@ class ModelRegistry:
             return found
         load = self._begin_load(record)
         try:
-            with self._waiting():
+            with self._loads.waiting():
                 await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(load)), self._load_timeout_s)
         except TimeoutError:
             message = f"The model {record.name} is still loading after {self._load_timeout_s:g} s; try again soon."
@@ -160,15 +149,19 @@ class ModelRegistry:
         return self._begin_load(record)
 
     def unload(self, name: str) -> Future[None]:
-        """Begin to unload; returns at once. Running sequences fail with ``model_unloaded``."""
+        """Begin to unload; returns at once. Running sequences fail with ``model_unloaded``.
+
+        Who asks again before it has begun waits for the same unload. A model that is not loaded stays so, and one whose
+        load waits for room is not loaded any more.
+        """
         record = self.find(name)
         self._require_engine()
-        return self._loader.submit(lambda: self._unload(record.name, record.pk))
+        return self._loader.submit("unload", record.name, lambda: self._unload(record.name, record.pk))
 
     def start(self) -> Future[None]:
         """Reset what a dead process left in the rows, read the table, and load the models with ``autoload``."""
         self._require_engine()
-        return self._loader.submit(self._boot)
+        return self._loader.submit("boot", "", self._boot)
 
     def stop(self, timeout_s: float = 10.0) -> None:
         """Write that nothing is loaded any more. The engine itself is stopped by its client."""
@@ -209,48 +202,32 @@ class ModelRegistry:
             raise ModelNotReadyError(f"The model {record.name} was unloaded meanwhile; try again.", 1.0)
         raise ModelLoadFailedError(failure.message, max(1.0, failure.retry_at - self._clock()))
 
-    @contextmanager
-    def _waiting(self) -> Iterator[None]:
-        """Bounds those who wait for loads, whatever they wait for."""
-        with self._lock:
-            if self._num_waiting >= settings.MILLM_MAX_WAITING_REQUESTS:
-                message = f"{self._num_waiting} requests wait for models to load already; try again soon."
-                raise ModelNotReadyError(message, RETRY_LOADING_AFTER_S)
-            self._num_waiting += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._num_waiting -= 1
-
     def _begin_load(self, record: ModelRecord) -> Future[None]:
         """The running load of the model, or a new one. A recent failure is answered without another attempt."""
         self._require_engine()
-        with self._lock:
-            running = self._loads.get(record.name)
-            if running is not None:
-                return running.done
-            if record.name in self._residents or self._failures.is_recent(record.name):
-                return _done()
-            load = self._loads[record.name] = _Load(record, self._clock())
-        self._queue(load)
+        name = record.name
+        load, is_new = self._loads.begin(
+            record, unless=lambda: name in self._residents or self._failures.is_recent(name)
+        )
+        if load is None:
+            return _done()
+        if is_new:
+            self._queue(load)
         return load.done
 
-    def _queue(self, load: _Load) -> None:
-        self._loader.submit(lambda: self._load(load)).add_done_callback(lambda job: self._note_stop(load, job))
+    def _queue(self, load: Load) -> None:
+        name = load.record.name
+        job = self._loader.submit("load", name, lambda: self._load(name))
+        job.add_done_callback(lambda done: self._note_stop(load, done))
 
-    def _note_stop(self, load: _Load, job: Future[None]) -> None:
+    def _note_stop(self, load: Load, job: Future[None]) -> None:
         """The loader thread ends before this load had its turn, or was stopped already."""
         if job.cancelled():
-            self._forget(load)
+            self._loads.forget(load)
             load.done.cancel()
         elif (error := job.exception()) is not None:
-            self._forget(load)
+            self._loads.forget(load)
             load.done.set_exception(error)
-
-    def _forget(self, load: _Load) -> None:
-        with self._lock:
-            self._loads.pop(load.record.name, None)
 
     def _require_engine(self) -> ModelEngine:
         if self._engine is None:
@@ -274,41 +251,49 @@ class ModelRegistry:
             self._begin_load(table.find(name))
         self._is_booted = True
 
-    def _load(self, load: _Load) -> None:
-        record = load.record
+    def _load(self, name: str) -> None:
+        load = self._loads.get(name)
+        if load is None:  # the model was unloaded before there was room
+            return
+        record, is_short = load.record, False
         try:
             write_state(record.pk, LanguageModel.State.LOADING)
             learned = self._bring_in(LanguageModel.objects.get(pk=record.pk))
         except AllBusyError as error:
-            if self._clock() - load.begun_at < self._load_timeout_s:
+            if self._loads.age_s(load) < self._load_timeout_s:
                 self._try_again(load)
                 return
             self._note_failure(record, str(error))
         except Exception as error:  # noqa: BLE001 - whatever is wrong with a model is told in its row
             self._note_failure(record, failure_message(record.name, error))
+            is_short = isinstance(error, NotEnoughMemoryError)
         else:
             self._failures.forget(record.name)
             write_state(record.pk, LanguageModel.State.LOADED, loaded_at=timezone.now(), **learned)
-        self._forget(load)
-        load.done.set_result(None)
+        if is_short:  # not before the error is gone, which holds what had been loaded
+            self._loading.free_unused()
+        self._loads.end(load)
 
-    def _try_again(self, load: _Load) -> None:
+    def _try_again(self, load: Load) -> None:
         """Behind the other jobs, so that they do not wait for this one's room."""
         time.sleep(ROOM_POLL_S)
+        self._loads.postpone(load)
         self._queue(load)
 
     def _bring_in(self, row: LanguageModel) -> dict[str, int | str]:
         """Locate, make room, load, and hand over to the engine. Returns what the row can be told of the model now."""
         path = self._locate(row.model_source)
         spec = spec_for(row, path)
-        reserved = self._make_room(spec)
+        room = self._make_room(spec)
+        kv_bytes = room.kv_bytes(settings.MILLM_ENGINE["kv_cache_bytes"], self._num_expected())
         loaded = self._loading.load(spec)
         try:
             text = ModelText(loaded.tokenizer, max_model_len=loaded.max_model_len, chat_template=row.chat_template)
-            self._require_engine().attach(loaded).result(ATTACH_TIMEOUT_S)
+            self._require_engine().attach(loaded, kv_bytes).result(ATTACH_TIMEOUT_S)
         except BaseException:
             self._loading.release(loaded)
             raise
+        reserved = room.needed - room.estimate.kv + kv_bytes
         self._residents.add(Resident(row.pk, row.name, loaded, text, spec.kind, reserved, self._clock()))
         return {
             "memory_bytes": loaded.memory_bytes,
@@ -316,14 +301,18 @@ class ModelRegistry:
             "kind": spec.kind,
         }
 
-    def _make_room(self, spec: ModelSpec) -> int:
-        """Unload idle models until this one fits; returns the bytes to reserve for it. NoRoomError, LoadError."""
+    def _num_expected(self) -> int:
+        """Models that may still want memory: registered, and not loaded yet."""
+        return sum(not self.is_loaded(record.name) for record in self.records())
+
+    def _make_room(self, spec: ModelSpec) -> Room:
+        """Unload idle models until this one fits; returns what there is for it then. NoRoomError, LoadError."""
         room = self._room(spec)
         while chosen := room.choose(self._is_in_use):
             logger.info("Unloading %s to make room for %s.", chosen[0].name, spec.name)
             self._unload(chosen[0].name, chosen[0].pk)
             room = self._room(spec)  # measured again: not all memory comes back at once
-        return room.needed
+        return room
 
     def _room(self, spec: ModelSpec) -> Room:
         device = self._loading.device_of(spec)
@@ -332,8 +321,12 @@ class ModelRegistry:
         return Room(
             name=spec.name,
             device=device,
-            needed=self._loading.estimate(spec).total,
-            free=self.budget.room(device, sum(r.reserved_bytes for r in others)),
+            estimate=self._loading.estimate(spec),
+            free=self.budget.room(
+                device,
+                reserved_bytes=sum(r.reserved_bytes for r in others),
+                unwritten_bytes=sum(self._kv_unwritten(r.name) for r in others),
+            ),
             budget=self.budget.size(device),
             unpinned=[r for r in others if r.name not in pinned],
         )
@@ -347,6 +340,7 @@ class ModelRegistry:
         write_state(record.pk, LanguageModel.State.FAILED, error=message)
 
     def _unload(self, name: str, pk: int) -> None:
+        self._loads.give_up(name)
         resident = self._residents.remove(name)
         if resident is not None:
             self._require_engine().detach(name).result(ATTACH_TIMEOUT_S)

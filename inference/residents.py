@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Resident:
-    """``reserved_bytes`` is what was estimated for it on ``device``; ``used_at`` a reading of the registry's clock."""
+    """``reserved_bytes`` is what it was given on its device, keys and values included; ``used_at`` a reading of the
+    registry's clock.
+    """
 
     pk: int
     name: str

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from inference.client import EngineError
 from inference.residents import Resident
 
+if TYPE_CHECKING:
+    from inference.engine.memory import MemoryEstimate
+
 GIB = 2**30
+LEAST_SHARES = 2  # into which spare memory is cut: a model that is not registered yet shall find some
 
 
 class NoRoomError(EngineError):
@@ -23,14 +28,33 @@ class AllBusyError(NoRoomError):
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Bytes needed and free on the device, and the models on it that may be asked to go, least recently used first."""
+    """What a model needs on its device, the bytes free there, and the models on it that may be asked to go, least
+    recently used first.
+
+    One account holds it all: ``budget`` is for weights, for keys and values, and for the intermediate results of one
+    step of all models on the device.
+    """
 
     name: str
     device: str
-    needed: int
+    estimate: MemoryEstimate
     free: int
     budget: int
     unpinned: Sequence[Resident]
+
+    @property
+    def needed(self) -> int:
+        """The least."""
+        return self.estimate.total
+
+    def kv_bytes(self, wanted: int, num_expected: int) -> int:
+        """Bytes for keys and values of a model that fits: those ``wanted``, or, with 0, its least and a share of what
+        is spare beyond its needs. ``num_expected`` models, this one included, are registered and not loaded.
+        """
+        if wanted:
+            return self.estimate.kv
+        spare = max(0, self.free - self.needed)
+        return min(self.estimate.most_kv, self.estimate.kv + spare // max(LEAST_SHARES, num_expected))
 
     def choose(self, is_busy: Callable[[str], bool]) -> list[Resident]:
         """Those that must go, none if it fits. NoRoomError with both numbers; then nobody has to go in vain."""
@@ -50,15 +74,24 @@ class Room:
 
     def __str__(self) -> str:
         return (
-            f"needs about {gibibytes(self.needed)}; {gibibytes(self.free)} are free on {self.device}, where all models "
-            f"together may take {gibibytes(self.budget)}"
+            f"needs about {gibibytes(self.needed)}: {self._parts()}; {gibibytes(self.free)} are free on {self.device}, "
+            f"where all models together may take {gibibytes(self.budget)}"
         )
 
     def _refusal(self, available: int) -> str:
         return (
             f"{self.name} needs about {gibibytes(self.needed)} of memory on {self.device}, and "
             f"{gibibytes(available)} can be had for it (the budget is {gibibytes(self.budget)}). "
-            "Choose a smaller dtype or context length, unload or unpin another model, or raise MILLM_MEMORY_BUDGET."
+            f"It needs {self._parts()}. "
+            "Choose a smaller dtype or context length, unload or unpin another model, lower MILLM_KV_CACHE_BYTES or "
+            "raise MILLM_MEMORY_BUDGET."
+        )
+
+    def _parts(self) -> str:
+        estimate = self.estimate
+        return (
+            f"{gibibytes(estimate.weights)} for weights, {gibibytes(estimate.kv)} at least for keys and values, "
+            f"{gibibytes(estimate.activations)} for a step"
         )
 
 

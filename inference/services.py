@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from django.core.exceptions import ValidationError
 from django.db import transaction
 
-from inference.client import EngineError
+from inference.client import EngineError, get_client
 from inference.models import LanguageModel
 from inference.records import model_table
 from inference.registry import get_registry
@@ -141,6 +142,14 @@ def describe_memory(*, model: LanguageModel) -> str:
         return str(registry.room(model, path)) if path else "Not known before the model has been downloaded."
     except (SourceError, EngineError) as error:
         return str(error)
+
+
+def describe_limits(*, model: LanguageModel) -> Mapping[str, object]:
+    """What was chosen for the model from the machine, the settings and the model itself; nothing while it is not
+    loaded. EngineDownError outside serving processes.
+    """
+    found = next((each for each in get_client().stats().by_model if each.name == model.name), None)
+    return {} if found is None else dataclasses.asdict(found.limits)
 
 
 def models_changed() -> None:

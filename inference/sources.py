@@ -184,7 +184,7 @@ def _download(source: str, revision: str, target: Path, patterns: Sequence[str],
     try:
         download(repo_id=source, revision=revision or None, local_dir=str(target), allow_patterns=list(patterns))
     except Exception as error:
-        raise SourceError(_download_problem(source, revision, error)) from error
+        raise SourceError(download_problem(source, revision, error)) from error
     target.mkdir(parents=True, exist_ok=True)
 
 
@@ -195,7 +195,7 @@ def _hub_download() -> Download:
     return download
 
 
-def _download_problem(name: str, revision: str, error: Exception) -> str:
+def download_problem(name: str, revision: str, error: Exception) -> str:
     """A sentence for the errors of huggingface_hub, told by name so that it need not be imported."""
     kinds = {kind.__name__ for kind in type(error).__mro__}
     if "GatedRepoError" in kinds:

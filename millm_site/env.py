@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict
-from pydantic import ByteSize, Field, SecretStr, ValidationError, field_validator
+from pydantic import ByteSize, Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 PROJECT_DIR = Path(__file__).resolve().parent.parent
@@ -31,9 +31,14 @@ ENGINE_OPTIONS = (
     "max_seq_len",
     "max_stall_factor",
     "max_waiting_requests",
+    "min_speculative_gain",
+    "num_speculative_tokens",
     "prefix_cache",
+    "prompt_lookup_max",
+    "prompt_lookup_min",
     "scheduler_policy",
     "seed",
+    "speculative_method",
 )
 
 
@@ -124,8 +129,9 @@ class Environment(BaseSettings):
     memory_budget: ByteSize = Field(
         ByteSize(0),
         ge=0,
-        description="Memory that all models on one device may take together, such as 12GB or 800MiB; a model that "
-        "does not fit is not loaded. 0: nine tenths of what the device has.",
+        description="Memory that all models on one device may take together, such as 12GB or 800MiB: weights, keys "
+        "and values, and the results of a step. A model that does not fit is not loaded. 0: nine tenths of what the "
+        "device has.",
     )
     drain_seconds: float = Field(
         20.0,
@@ -169,11 +175,15 @@ class Environment(BaseSettings):
     )
     kv_cache_backend: Literal["auto", "contiguous", "paged"] = Field(
         "auto",
-        description="How keys and values are kept. `auto`: contiguous on the CPU, and on a GPU whose kernel reads no "
-        "pages if there is memory for it; paged elsewhere.",
+        description="How keys and values are kept. `auto`: paged, but contiguous on a CPU without C++ kernels, and on "
+        "a GPU whose kernel reads no pages if there is memory for it.",
     )
-    kv_cache_bytes: int = Field(
-        0, ge=0, description="Memory for keys and values of one model; 0: half of what is free when it is loaded."
+    kv_cache_bytes: ByteSize = Field(
+        ByteSize(0),
+        ge=0,
+        description="Memory for keys and values of each model, such as 2GB, out of MILLM_MEMORY_BUDGET. 0: enough for "
+        "one conversation of 4096 tokens, and of what is spare then an equal share with the models that are registered "
+        "and not loaded, at most half; never more than MILLM_MAX_BATCH_SIZE of the longest sequences can fill.",
     )
     prefix_cache: bool = Field(
         default=True, description="Keep what prompts and answers computed for requests that begin alike."
@@ -185,6 +195,27 @@ class Environment(BaseSettings):
     cuda_graphs: Literal["auto", "off"] = Field(
         "auto", description="On a GPU. `auto`: decode steps of a size that repeats are captured and replayed."
     )
+    speculative_method: Literal["none", "prompt_lookup"] = Field(
+        "none",
+        description="`prompt_lookup`: guess further tokens of a sequence from what followed its last tokens earlier in "
+        "it, and check them in the same step: faster where answers quote, and the same output. `none`: one token a "
+        "step.",
+    )
+    num_speculative_tokens: int = Field(4, ge=1, le=64, description="Most tokens guessed at once.")
+    prompt_lookup_min: int = Field(
+        2, ge=1, le=64, description="Fewest last tokens that must have stood earlier in the sequence for a guess."
+    )
+    prompt_lookup_max: int = Field(
+        4, ge=1, le=64, description="Most last tokens that are looked for; longer matches go first."
+    )
+    min_speculative_gain: float = Field(
+        1.05,
+        ge=0,
+        le=1_000,
+        allow_inf_nan=False,
+        description="Guesses run where they are expected to raise the tokens per second so many times, by their "
+        "measured success and cost. 0: always.",
+    )
     seed: int | None = Field(None, ge=0, lt=2**63, description="Seed of requests that name none; empty: random.")
 
     @field_validator("max_stall_factor")
@@ -192,6 +223,20 @@ class Environment(BaseSettings):
     def _stalls(cls, value: float) -> float:
         if 0 < value <= 1:
             raise ValueError("must be 0 or more than 1")
+        return value
+
+    @field_validator("min_speculative_gain")
+    @classmethod
+    def _gains(cls, value: float) -> float:
+        if 0 < value < 1:
+            raise ValueError("must be 0 or at least 1")
+        return value
+
+    @field_validator("prompt_lookup_max")
+    @classmethod
+    def _lookup(cls, value: int, info: ValidationInfo) -> int:
+        if value < info.data.get("prompt_lookup_min", 1):
+            raise ValueError("must be at least MILLM_PROMPT_LOOKUP_MIN")
         return value
 
     @field_validator("home")

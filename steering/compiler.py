@@ -38,9 +38,30 @@ def compile_edits(edits: Sequence[EditSpec], saes: SAEs, skip_token_ids: frozens
     """
     check_conflicts(edits)
     _check_features(edits, saes)
+    _check_reading(edits, saes)
     active = sorted((edit for edit in edits if not edit.is_no_op), key=effect_key)
     compiled: tuple[VectorEdit | ReaderEdit, ...] = (*_compile_vectors(active, saes), *_compile_rules(active, saes))
     return Intervention(fingerprint=fingerprint(edits), edits=compiled, skip_token_ids=skip_token_ids)
+
+
+_READING = frozenset({"scale", "clamp", "ablate", "at_least", "at_most"})  # they depend on the feature's activation
+
+
+def _check_reading(edits: Sequence[EditSpec], saes: SAEs) -> None:
+    """What a transcoder writes can be used; what it reads is not at its site."""
+    problems = [
+        Problem(f"edits[{number}].operation", _unreadable(edit.target.sae.name, edit.operation))
+        for number, edit in enumerate(edits)
+        if isinstance(edit.target, FeatureTarget)
+        and edit.operation in _READING
+        and not saes[edit.target.sae.checksum].reads_its_site
+    ]
+    if problems:
+        raise InvalidSpecError(problems)
+
+
+def _unreadable(name: str, operation: str) -> str:
+    return f"{name} is a transcoder: it reads the MLP's input, so {operation} is not possible at its output; use add."
 
 
 def _check_features(edits: Sequence[EditSpec], saes: SAEs) -> None:

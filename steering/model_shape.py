@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,17 @@ _NUM_HEADS = ("num_attention_heads", "n_head", "num_heads")
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """``attention_width`` is heads times head size, the width of ``attn_out``."""
+    """``attention_width`` is heads times head size, the width of ``attn_out``.
+
+    ``names`` are those by which the model is known, ``bos_token_id`` is None where texts do not begin with a token of
+    their own.
+    """
 
     hidden_size: int
     num_layers: int
     attention_width: int
+    names: tuple[str, ...] = ()
+    bos_token_id: int | None = None
 
     def width(self, site: Site) -> int:
         return self.attention_width if site.kind == "attn_out" else self.hidden_size
@@ -35,11 +42,29 @@ class ModelShape:
         if self.width(site) != d_in:
             raise IncompatibleSAEError(f"{site} is {self.width(site)} wide in this model, the SAE reads {d_in} (d_in).")
 
+    def doubts(self, trained_on: str, *, prepends_bos: bool | None) -> tuple[str, ...]:
+        """Sentences about an SAE of the right size that may be another model's, or was trained on other texts."""
+        doubts = []
+        if trained_on and not any(_is_same_model(trained_on, name) for name in self.names):
+            doubts.append(f"The SAE was trained on {trained_on}; this model is {' or '.join(self.names) or 'unnamed'}.")
+        if prepends_bos and self.bos_token_id is None:
+            doubts.append(
+                "The SAE was trained on texts that begin with a token of their own (BOS), which this model has not."
+            )
+        return tuple(doubts)
+
 
 def read_model_shape(model: LanguageModel) -> ModelShape:
     """From the model's config.json, downloaded if need be."""
     folder = fetch(model.source, revision=model.revision, allow_patterns=["config.json"])
-    return _shape(_text_config(folder / "config.json"), model.name)
+    config = _text_config(folder / "config.json")
+    names = (model.name, Path(model.source).name, str(config.get("_name_or_path") or ""))
+    bos = config.get("bos_token_id")
+    return replace(
+        _shape(config, model.name),
+        names=tuple(dict.fromkeys(name for name in names if name)),
+        bos_token_id=bos if isinstance(bos, int) else None,
+    )
 
 
 def _text_config(path: Path) -> dict[str, Any]:
@@ -65,3 +90,9 @@ def _number(config: dict[str, Any], names: tuple[str, ...], model: str) -> int:
         if isinstance(config.get(name), int):
             return int(config[name])
     raise IncompatibleSAEError(f"The configuration of the model {model} has no {names[0]}.")
+
+
+def _is_same_model(one: str, other: str) -> bool:
+    """By their names without organisation, case and punctuation; one may leave out a part such as -it or -base."""
+    first, second = (re.sub(r"[^a-z0-9]", "", name.rpartition("/")[2].lower()) for name in (one, other))
+    return bool(first and second) and (first in second or second in first)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from inference.interventions import Site, SiteKind
@@ -14,11 +14,12 @@ from steering.errors import IncompatibleSAEError
 from steering.labels import FeatureLabel
 from steering.model_shape import read_model_shape
 from steering.models import SAE, Feature
-from steering.sae_source import ALL_FILES, CONFIG_FILES, locate_sae
+from steering.sae_source import locate_sae
 from steering.saes.config import SAEConfig
 from steering.saes.errors import InvalidSAEError
 from steering.saes.files import read_json_object
-from steering.saes.preview import preview_sae
+from steering.saes.place import SAEPlace
+from steering.saes.preview import preview_sae, recognise
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +30,9 @@ class SAELocation:
     revision: str = ""
     subfolder: str = ""
 
-    def locate(self, files: Sequence[str]) -> Path:
-        """The folder on this machine; see :func:`steering.sae_source.locate_sae`."""
-        return locate_sae(self.source, revision=self.revision, subfolder=self.subfolder, files=files)
+    def locate(self, *, with_weights: bool) -> SAEPlace:
+        """Its place on this machine; see :func:`steering.sae_source.locate_sae`."""
+        return locate_sae(self.source, revision=self.revision, subfolder=self.subfolder, with_weights=with_weights)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +52,15 @@ class SAEHealth:
 
 @dataclass(frozen=True, slots=True)
 class SAECandidate:
-    """An SAE whose configuration fits the model at ``site``; its weights were not read yet."""
+    """An SAE whose configuration fits the model at ``site``; its weights were not read yet.
+
+    ``doubts`` are sentences about what does not speak against it, and should be looked at.
+    """
 
     location: SAELocation
     config: SAEConfig
     site: Site
+    doubts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +94,11 @@ def inspect_sae(
 
     InvalidSAEError, IncompatibleSAEError or :class:`inference.sources.SourceError`.
     """
-    folder = location.locate(CONFIG_FILES)
-    config = preview_sae(folder)
+    config = preview_sae(location.locate(with_weights=False))
     place = _place(config, layer, site)
-    read_model_shape(model).check(place, config.math.d_in)
-    return SAECandidate(location, config, place)
+    shape = read_model_shape(model)
+    shape.check(place, config.math.width_out)
+    return SAECandidate(location, config, place, shape.doubts(config.model_name, prepends_bos=config.prepend_bos))
 
 
 def prepare_sae(
@@ -107,8 +112,10 @@ def prepare_sae(
     """Reads and checks the weights; InvalidSAEError, or ValidationError for a name or an SAE that is there."""
     from steering.saes.loader import load_sae  # imports torch
 
-    location, math = candidate.location, candidate.config.math
-    weights = load_sae(location.locate(ALL_FILES))
+    place = candidate.location.locate(with_weights=True)
+    location = replace(candidate.location, subfolder=_own_subfolder(candidate, place))
+    weights = load_sae(place)
+    math = weights.math
     sae = SAE(
         name=name,
         model=model,
@@ -120,13 +127,21 @@ def prepare_sae(
         normalization=math.normalization,
         layer=candidate.site.layer,
         site=candidate.site.kind,
-        d_in=math.d_in,
+        d_in=math.width_out,
         d_sae=math.d_sae,
         checksum=weights.key,
         **asdict(health or SAEHealth()),
     )
     sae.full_clean()
     return PreparedSAE(sae, weights.decoder_norms().tolist(), labels)
+
+
+def _own_subfolder(candidate: SAECandidate, place: SAEPlace) -> str:
+    """With the file's name where a folder can hold several SAEs, so that another one beside it changes nothing."""
+    subfolder, file = candidate.location.subfolder.rstrip("/"), candidate.config.weights_file
+    if place.file or not recognise(place).is_single_file:
+        return subfolder
+    return f"{subfolder}/{file}" if subfolder else file
 
 
 def read_health(path: Path) -> SAEHealth:

@@ -2,42 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import glob
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from inference.sources import fetch
+from inference.sources import fetch, local_directory
+from steering.hub import hub_files, safetensors_headers
 from steering.models import SAE
 from steering.published import SAESource
-from steering.saes import saelens
 from steering.saes.errors import InvalidSAEError
-from steering.saes.files import regular_file, sae_folder
-from steering.saes.preview import preview_sae, sae_checksum
+from steering.saes.files import check_subfolder
+from steering.saes.formats.registry import CONFIG_FILES
+from steering.saes.place import SAEPlace, sae_place
+from steering.saes.preview import preview_sae, recognise, sae_checksum
 
 if TYPE_CHECKING:
     from steering.saes.sae import SparseAutoencoder
 
-CONFIG_FILES = (saelens.CONFIG_FILE, saelens.SCALER_FILE)
-ALL_FILES = (*CONFIG_FILES, saelens.WEIGHTS_FILE)
 
+def locate_sae(source: str, *, revision: str = "", subfolder: str = "", with_weights: bool = True) -> SAEPlace:
+    """The SAE's place on this machine.
 
-def locate_sae(source: str, *, revision: str = "", subfolder: str = "", files: Sequence[str] = ALL_FILES) -> Path:
-    """The SAE's folder on this machine; of a Hub repository exactly these files are downloaded first.
-
-    InvalidSAEError or :class:`inference.sources.SourceError` when there is none.
+    Of a Hub repository its own files are downloaded first, and without ``with_weights`` only the configuration; what
+    was downloaded completely needs no network again. InvalidSAEError or :class:`inference.sources.SourceError`.
     """
-    prefix = f"{subfolder.strip('/')}/" if subfolder else ""
-    root = fetch(source, revision=revision, allow_patterns=[prefix + name for name in files])
-    return sae_folder(root, subfolder)
+    check_subfolder(subfolder)
+    local = local_directory(source)
+    if local is not None:
+        return sae_place(local, subfolder)
+    root = fetch(source, revision=revision, allow_patterns=())
+    return _downloaded(root, subfolder) or _download(source, revision, root, subfolder.rstrip("/"), with_weights)
 
 
-def installed_folder(sae: SAE) -> Path:
-    """The folder of a registered SAE; InvalidSAEError when its files are not the registered ones any more."""
-    folder = locate_sae(sae.source, revision=sae.revision, subfolder=sae.subfolder)
-    if folder_checksum(folder) != sae.checksum:
-        raise InvalidSAEError(f"The files of the SAE {sae.name} in {folder} have changed since it was registered.")
-    return folder
+def installed_place(sae: SAE) -> SAEPlace:
+    """Where a registered SAE lies; InvalidSAEError when its files are not the registered ones any more."""
+    place = locate_sae(sae.source, revision=sae.revision, subfolder=sae.subfolder)
+    if place_checksum(place) != sae.checksum:
+        raise InvalidSAEError(f"The files of the SAE {sae.name} in {place} have changed since it was registered.")
+    return place
 
 
 def load_source(source: SAESource) -> SparseAutoencoder:
@@ -47,14 +51,62 @@ def load_source(source: SAESource) -> SparseAutoencoder:
     return load_sae(locate_sae(source.source, revision=source.revision, subfolder=source.subfolder))
 
 
-def folder_checksum(folder: Path) -> str:
-    """The checksum of the SAE in ``folder``; weights that did not change are not read twice."""
-    config = preview_sae(folder)
-    status = regular_file(folder, config.weights_file).stat()
-    return _checksum(folder, config_text=repr(config), written_at=status.st_mtime_ns, num_bytes=status.st_size)
+def place_checksum(place: SAEPlace) -> str:
+    """The checksum of the SAE that lies there; weights that did not change are not read twice."""
+    config = preview_sae(place)
+    status = place.path(config.weights_file).stat()
+    return _checksum(place, config_text=repr(config), written_at=status.st_mtime_ns, num_bytes=status.st_size)
 
 
 @lru_cache(maxsize=256)
-def _checksum(folder: Path, *, config_text: str, written_at: int, num_bytes: int) -> str:
+def _checksum(place: SAEPlace, *, config_text: str, written_at: int, num_bytes: int) -> str:
     """The keyword arguments are there to tell versions of the files apart."""
-    return sae_checksum(folder, preview_sae(folder))
+    return sae_checksum(place, preview_sae(place))
+
+
+def _downloaded(root: Path, subfolder: str) -> SAEPlace | None:
+    """The SAE if it is here with its weights.
+
+    Of a folder that may hold several it is not known without the Hub whether those that are here are all.
+    """
+    try:
+        place = sae_place(root, subfolder)
+        converter = recognise(place)
+        if converter.is_single_file and not place.file:
+            return None
+        return place if place.is_here(converter.weights_file(place)) else None
+    except InvalidSAEError:
+        return None
+
+
+def _download(source: str, revision: str, root: Path, subfolder: str, with_weights: bool) -> SAEPlace:  # noqa: FBT001
+    """Asks for the names first, so that of a large repository only the SAE's own files are fetched."""
+    files = hub_files(source, revision=revision, folder=subfolder)
+    folder, name = (subfolder, "") if set(files) - {subfolder} else _split(subfolder)
+    if name:
+        files = hub_files(source, revision=revision, folder=folder)
+    prefix = f"{folder}/" if folder else ""
+    names = frozenset(path.removeprefix(prefix) for path in files)
+    if name and name not in names:
+        raise InvalidSAEError(f"{source} holds neither a folder nor a file {subfolder!r}.")
+    _fetch(source, revision, [prefix + wanted for wanted in CONFIG_FILES if wanted in names])
+    (root / folder).mkdir(parents=True, exist_ok=True)
+    place = sae_place(root, subfolder, names)
+    converter = recognise(place)
+    if not with_weights and not converter.needs_header(place):
+        return place
+    weights = prefix + converter.weights_file(place)
+    if not with_weights and weights.endswith(".safetensors"):
+        return replace(place, remote=safetensors_headers(source, weights, revision=revision))
+    _fetch(source, revision, [weights])
+    return place
+
+
+def _fetch(source: str, revision: str, names: list[str]) -> None:
+    if names:
+        fetch(source, revision=revision, allow_patterns=[glob.escape(name) for name in names])
+
+
+def _split(subfolder: str) -> tuple[str, str]:
+    folder, _, name = subfolder.rpartition("/")
+    return folder, name

@@ -17,7 +17,7 @@ from steering.labels import FeatureLabel
 from steering.models import SAE, Feature, FeatureEdit, ProfileVersion, SteeringProfile, VersionSAE
 from steering.published import published_profiles
 from steering.registration import PreparedSAE, SAEHealth, SAELocation, inspect_sae, prepare_sae
-from steering.sae_source import installed_folder
+from steering.sae_source import installed_place
 from steering.saes.errors import InvalidSAEError
 from steering.spec.edit import EditSpec, FeatureTarget, SAEIdentity
 from steering.spec.errors import InvalidSpecError, Problem
@@ -59,7 +59,7 @@ def move_sae(*, sae: SAE, location: SAELocation) -> SAE:
     """Says where the same files lie now; InvalidSAEError when they are not the same."""
     sae.source = absolute_source(location.source)
     sae.revision, sae.subfolder = location.revision, location.subfolder
-    installed_folder(sae)
+    installed_place(sae)
     sae.save(update_fields=["source", "revision", "subfolder"])
     published_profiles.invalidate()
     return sae
@@ -161,6 +161,7 @@ def publishable_edits(profile: SteeringProfile) -> tuple[EditSpec, ...]:
         raise InvalidProfileError.from_spec(error) from error
     if not edits:
         raise InvalidProfileError(f"The draft of {profile} has no edits; add at least one.")
+    _check_reading(profile)
     problems = [problem for number, edit in enumerate(edits) if (problem := _check_push(edit, f"edits[{number}]"))]
     if problems:
         raise InvalidProfileError.from_spec(InvalidSpecError(problems))
@@ -168,6 +169,19 @@ def publishable_edits(profile: SteeringProfile) -> tuple[EditSpec, ...]:
     if latest is not None and latest.edits == edits_to_json(edits):
         raise NothingToPublishError(f"The draft is the same as {latest}; there is nothing to publish.")
     return edits
+
+
+def _check_reading(profile: SteeringProfile) -> None:
+    """InvalidProfileError for an edit that has to read a transcoder's features where they are only written."""
+    operation = FeatureEdit.Operation
+    reading = (operation.SCALE, operation.CLAMP, operation.ABLATE, operation.AT_LEAST, operation.AT_MOST)
+    edits = profile.edits.filter(feature__sae__architecture__endswith="transcoder", operation__in=reading)
+    edit = edits.select_related("feature__sae").first()
+    if edit is not None and edit.feature is not None:
+        raise InvalidProfileError(
+            f"{edit.feature} is a transcoder's: it is read at the MLP's input, so {edit.operation} is not possible at"
+            " its output; use add."
+        )
 
 
 def _check_push(edit: EditSpec, path: str) -> Problem | None:
@@ -190,7 +204,7 @@ def _usable_sae(profile: SteeringProfile, target: SAEIdentity) -> SAE:
     if sae is None:
         raise InvalidProfileError(f"The SAE {target.name} does not belong to the model {profile.model}.")
     try:
-        installed_folder(sae)
+        installed_place(sae)
     except (InvalidSAEError, SourceError) as error:
         raise SAEUnavailableError(f"The SAE {sae} cannot be used: {error}") from error
     return sae

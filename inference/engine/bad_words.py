@@ -9,9 +9,10 @@ from collections.abc import Sequence
 class BadWords:
     """A request's forbidden sequences: the last token of one is banned where the tokens before it stand already."""
 
-    __slots__ = ("_by_last", "single")
+    __slots__ = ("_by_last", "longest", "single")
 
     def __init__(self, words: Sequence[Sequence[int]]) -> None:
+        self.longest = max(map(len, words), default=0)  # tokens
         self.single = tuple(dict.fromkeys(word[0] for word in words if len(word) == 1))
         self._by_last: dict[int, list[tuple[list[int], int]]] = defaultdict(list)
         for *before, last in (word for word in words if len(word) > 1):

@@ -25,6 +25,7 @@ class BlockManager:
         self.block_size = block_size
         self._free = list(range(num_blocks - 1, -1, -1))
         self._users = [0] * num_blocks
+        self._touched = 0
         self._cached: OrderedDict[int, None] = OrderedDict()  # unused blocks with a key, least recently used first
         self._block_of: dict[bytes, int] = {}
         self._key_of: dict[int, bytes] = {}
@@ -37,6 +38,11 @@ class BlockManager:
     @property
     def num_used(self) -> int:
         return self.num_blocks - self.num_free
+
+    @property
+    def num_touched(self) -> int:
+        """Blocks that were ever in use: those of low numbers go first."""
+        return self._touched
 
     def allocate(self, count: int) -> list[int]:
         """Take blocks of no particular content; OutOfBlocksError, and nothing taken, when there are too few."""
@@ -96,6 +102,7 @@ class BlockManager:
     def _take(self) -> int:
         if self._free:
             block = self._free.pop()
+            self._touched = max(self._touched, block + 1)
         else:
             block, _ = self._cached.popitem(last=False)
             del self._block_of[self._key_of.pop(block)]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import nn
 
+from inference.engine import native
 from inference.engine.attention import LayoutProbe
 from inference.engine.cache_policy import PREFIX_BLOCK, CachePolicy
 from inference.engine.config import EngineConfig
@@ -24,10 +26,13 @@ FREE_SHARE = 0.5  # of the free memory, when no size is set
 
 @dataclass(frozen=True, slots=True)
 class ModelCache:
-    """``policy`` keeps the books, ``pool`` the tensors."""
+    """``policy`` keeps the books, ``pool`` the tensors. In ``num_bytes`` of memory fit ``num_tokens`` tokens."""
 
     policy: CachePolicy
     pool: KVPool
+    backend: Literal["contiguous", "paged"]
+    num_bytes: int
+    num_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +48,11 @@ class _Measures:
     @property
     def windows(self) -> tuple[int, ...]:
         return tuple(group.window for group in self.groups)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens whose keys and values fit, if no layer forgets any."""
+        return self.num_bytes // sum(group.bytes_per_token for group in self.groups)
 
     def pool(self, num_blocks: Sequence[int], block_size: int) -> KVPool:
         return KVPool(self.layouts, self.groups, num_blocks, block_size, self.device)
@@ -77,9 +87,13 @@ def _reads_pages(loaded: LoadedModel, layouts: list[LayerLayout]) -> bool:
 
 
 def _backend(measures: _Measures, config: EngineConfig, *, reads_pages: bool) -> str:
-    """On a GPU whose kernel reads no pages, long blocks where there is memory for all of them: it reads these."""
-    if config.kv_cache_backend != "auto" or measures.device.type == "cpu":
-        return "contiguous" if config.kv_cache_backend == "auto" else config.kv_cache_backend
+    """On a GPU whose kernel reads no pages, long blocks where there is memory for all of them: it reads these. On the
+    CPU torch's own attention reads one block a sequence much faster than many, ours reads both alike.
+    """
+    if config.kv_cache_backend != "auto":
+        return config.kv_cache_backend
+    if measures.device.type == "cpu":
+        return "paged" if native.active().is_native else "contiguous"
     full = config.max_batch_size * measures.max_seq_len * sum(group.bytes_per_token for group in measures.groups)
     return "contiguous" if not reads_pages and full <= measures.num_bytes else "paged"
 
@@ -101,7 +115,8 @@ def _contiguous(measures: _Measures, config: EngineConfig) -> ModelCache:
     policy = ContiguousCache(
         rows, length, measures.windows, bytes_per_token, measures.num_bytes, prefixes=config.prefix_cache
     )
-    return ModelCache(policy, measures.pool([rows] * len(bytes_per_token), length))
+    pool = measures.pool([rows] * len(bytes_per_token), length)
+    return ModelCache(policy, pool, "contiguous", measures.num_bytes, measures.num_tokens)
 
 
 def _paged(measures: _Measures, config: EngineConfig, page: int) -> ModelCache:
@@ -112,4 +127,7 @@ def _paged(measures: _Measures, config: EngineConfig, page: int) -> ModelCache:
     share = min(1.0, measures.num_bytes / full)
     num_blocks = tuple(max(2, int(share * rows * tokens) // page + 1) for tokens in kept)
     policy = PagedCache(rows, length, measures.windows, num_blocks, prefixes=config.prefix_cache, block_size=page)
-    return ModelCache(policy, measures.pool(num_blocks, page))
+    pool = measures.pool(num_blocks, page)
+    num_bytes = sum(n * page * g.bytes_per_token for n, g in zip(num_blocks, measures.groups, strict=True))
+    num_tokens = min(n for n, kept_by in zip(num_blocks, kept, strict=True) if kept_by == max(kept)) * page
+    return ModelCache(policy, pool, "paged", num_bytes, num_tokens)

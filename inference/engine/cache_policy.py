@@ -68,6 +68,10 @@ class CachePolicy(Protocol):
     def used_ratio(self) -> float:
         """Share of the memory budget that running sequences hold."""
 
+    @property
+    def unwritten_ratio(self) -> float:
+        """Share of its memory that was never written, or given back: on the CPU the device has it still."""
+
     def begin(self, sequence: Sequence, headroom: int) -> bool:
         """Give a sequence a row and what the cache knows of its prefix (``num_computed`` says how much).
 

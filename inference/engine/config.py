@@ -10,6 +10,7 @@ SCHEDULER_POLICIES = ("fcfs", "priority")
 KV_CACHE_BACKENDS = ("auto", "contiguous", "paged")
 ATTENTION_KERNELS = ("auto", "torch")
 CUDA_GRAPHS = ("auto", "off")
+SPECULATIVE_METHODS = ("none", "prompt_lookup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +26,19 @@ class EngineConfig:
     shrinks); each further prompt that waits adds as much.
     ``max_seq_len`` caps prompt plus completion of a sequence; 0 takes the model's own context length.
 
-    ``kv_cache_backend`` ``auto`` is ``contiguous`` on the CPU, and on a GPU whose kernel reads no pages if there is
-    memory for it; else ``paged``. ``kv_cache_bytes`` is the memory
-    for keys and values of one model; 0 takes half of what is free when the model is attached, but no more than
-    ``max_batch_size`` sequences can fill. ``prefix_cache`` keeps what ended sequences computed for those that begin
-    alike.
+    ``kv_cache_backend`` ``auto`` is ``paged``, save on a CPU without the C++ kernels, and on a GPU whose kernel reads
+    no pages if there is memory for all rows. ``kv_cache_bytes`` is the memory for keys and values of one model, of
+    which no more is taken than ``max_batch_size`` sequences can fill. With 0 who attaches a model says how much (the
+    registry, by its budget); who says nothing gets half of what is free then. ``prefix_cache`` keeps what ended
+    sequences computed for those that begin alike.
 
     ``attention_kernel`` ``auto`` takes torch's flash kernel on a GPU where it works, ``torch`` the plain operations.
     ``cuda_graphs`` ``auto`` captures decode steps on a GPU.
+
+    ``speculative_method`` ``prompt_lookup`` drafts up to ``num_speculative_tokens`` further tokens of a sequence from
+    what followed its last ``prompt_lookup_max`` (at least ``prompt_lookup_min``) tokens before, and checks them in the
+    same step; the output stays what it is. Drafts run where the tokens that they are expected to give make up for what
+    they are measured to cost by at least ``min_speculative_gain`` (0: they always run).
     """
 
     max_seq_len: int = 0
@@ -48,6 +54,11 @@ class EngineConfig:
     prefix_cache: bool = True
     attention_kernel: Literal["auto", "torch"] = "auto"
     cuda_graphs: Literal["auto", "off"] = "auto"
+    speculative_method: Literal["none", "prompt_lookup"] = "none"
+    num_speculative_tokens: int = 4
+    prompt_lookup_min: int = 2
+    prompt_lookup_max: int = 4
+    min_speculative_gain: float = 1.05
     seed: int | None = None
 
     def __post_init__(self) -> None:
@@ -56,7 +67,14 @@ class EngineConfig:
         _one_of("kv_cache_backend", self.kv_cache_backend, KV_CACHE_BACKENDS)
         _one_of("attention_kernel", self.attention_kernel, ATTENTION_KERNELS)
         _one_of("cuda_graphs", self.cuda_graphs, CUDA_GRAPHS)
-        for name in ("max_batch_size", "max_waiting_requests", "max_prefill_tokens"):
+        _one_of("speculative_method", self.speculative_method, SPECULATIVE_METHODS)
+        for name in (
+            "max_batch_size",
+            "max_waiting_requests",
+            "max_prefill_tokens",
+            "num_speculative_tokens",
+            "prompt_lookup_min",
+        ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}.")
         for name in ("max_seq_len", "batch_wait_timeout_s", "kv_cache_bytes"):
@@ -64,6 +82,13 @@ class EngineConfig:
                 raise ValueError(f"{name} must not be negative, but is {getattr(self, name)}.")
         if self.max_stall_factor and not self.max_stall_factor > 1:
             raise ValueError(f"max_stall_factor must be 0 or more than 1, not {self.max_stall_factor}.")
+        if self.prompt_lookup_max < self.prompt_lookup_min:
+            raise ValueError(
+                f"prompt_lookup_max must be at least prompt_lookup_min ({self.prompt_lookup_min}), "
+                f"not {self.prompt_lookup_max}."
+            )
+        if self.min_speculative_gain and not self.min_speculative_gain >= 1:
+            raise ValueError(f"min_speculative_gain must be 0 or at least 1, not {self.min_speculative_gain}.")
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:

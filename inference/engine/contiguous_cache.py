@@ -70,6 +70,10 @@ class ContiguousCache:
     def used_ratio(self) -> float:
         return sum(self._costs[slot] for slot in self._running) / self._max_bytes
 
+    @property
+    def unwritten_ratio(self) -> float:
+        return 1 - self._spent / self._max_bytes
+
     def begin(self, sequence: Sequence, headroom: int) -> bool:
         if not self._free:
             return False

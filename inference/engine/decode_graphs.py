@@ -54,7 +54,7 @@ class DecodeGraphs:
         self._forward = forward
         self._capture = capture
         self._device = device
-        self._max_rows = max_rows
+        self._max_rows = padded_rows(max_rows)
         self._block_size = block_size
         self._max_keys = max_keys
         self._seen: Counter[Shape] = Counter()
@@ -74,7 +74,7 @@ class DecodeGraphs:
         """``[rows, vocab]`` logits of a step of single tokens, valid until the next one; None where it must be run
         without a graph. ``steering`` names the tables that the hooks read: other tables are another graph.
         """
-        if self._problem or not len(step.lengths) == len(step.wanted) == len(step.tokens):
+        if self._problem or not len(step.lengths) == len(step.wanted) == len(step.tokens) <= self._max_rows:
             return None
         shape = self.shape_of(step, steering)
         captured = self._captured.get(shape) or self._capture_if_seen(shape, step)
@@ -111,7 +111,7 @@ class DecodeGraphs:
         inputs.fill(full)
         expected = self._forward(inputs.tensors, shape.rows, shape.keys)
         if not len(self._logits):  # one place for all graphs, so that none keeps logits of its own
-            self._logits = expected.new_empty(padded_rows(self._max_rows), expected.shape[1])
+            self._logits = expected.new_empty(self._max_rows, expected.shape[1])
         out = self._logits[: shape.rows]
 
         def act() -> None:

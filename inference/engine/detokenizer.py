@@ -49,7 +49,7 @@ class TokenDecoder:
         is_full = len(self._ids) - self._known >= MAX_OPEN_TOKENS
         if text.endswith(INCOMPLETE) and not is_full:
             return self._give(text.rstrip(INCOMPLETE))
-        if len(text) == self._sent and (self._sent or is_full):
+        if len(text) == self._sent and (self._sent or is_full or self._is_skipped(token_id)):
             self._ids.pop()  # a token without text, which therefore is no context for the next one either
             return ""
         if len(text) < self._sent and not is_full:
@@ -57,6 +57,10 @@ class TokenDecoder:
         new = self._give(text)
         self._settle(len(text))
         return new
+
+    def _is_skipped(self, token_id: int) -> bool:
+        """Whether it is a special token, and not a first space that the tokenizer leaves out, on which more depends."""
+        return self._skip_special and self._tokenizer.decode([token_id], skip_special_tokens=False) != ""
 
     def _give(self, text: str) -> str:
         """The part of the window's text that was not given out yet."""

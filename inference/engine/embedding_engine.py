@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -15,9 +14,8 @@ from inference.engine.config import EngineConfig
 from inference.engine.embedding_loader import LoadedEmbedder
 from inference.engine.embedding_messages import EmbeddingEvent, EmbeddingRequest
 from inference.engine.messages import Event, FailedEvent, FinishedEvent, FinishReason, Timings, Usage
-from inference.engine.stats import ModelStats
-
-logger = logging.getLogger(__name__)
+from inference.engine.stats import ModelLimits, ModelStats
+from inference.engine.step_isolation import StepIsolation
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,6 +47,10 @@ class EmbeddingEngine:
         self._max_texts = config.max_batch_size
         self._max_length = min(config.max_seq_len or loaded.max_model_len, loaded.max_model_len)
         self._waiting: deque[_Text] = deque()
+        self._limits = ModelLimits(
+            loaded.device, loaded.dtype, torch.get_num_threads(), self._max_length, self._max_texts
+        )
+        self._steps = StepIsolation(self._embed)
 
     @property
     def has_work(self) -> bool:
@@ -72,7 +74,16 @@ class EmbeddingEngine:
 
     def stats(self) -> ModelStats:
         """May be called from any thread."""
-        return ModelStats(self._loaded.name, waiting=self.num_waiting)
+        counters = self._steps.counters
+        return ModelStats(
+            self._loaded.name,
+            self._limits,
+            waiting=self.num_waiting,
+            step_seconds=counters.seconds.read(),
+            step_sequences=counters.sequences.read(),
+            step_tokens=counters.tokens.read(),
+            step_faults=dict(counters.faults),
+        )
 
     def add(self, request: EmbeddingRequest, sink: object, submitted_at: float) -> list[tuple[object, Event]]:
         """Queue a text; one that cannot run fails at once, in the returned events."""
@@ -92,18 +103,11 @@ class EmbeddingEngine:
         return _failed(waiting, code, text)
 
     def step(self) -> list[tuple[object, Event]]:
-        """One batch. A step that raises fails its texts, and the engine goes on."""
-        texts = self._take()
-        try:
-            vectors = self._embed(texts)
-        except torch.OutOfMemoryError:
-            logger.exception("Out of memory in a step of %d texts.", len(texts))
-            return _failed(texts, "out_of_memory", "The server ran out of memory for this request.")
-        except Exception:
-            # Whatever a model raises concerns the texts of this step only.
-            logger.exception("A step of %d texts failed.", len(texts))
-            return _failed(texts, "server_error", "The model failed on this request.")
-        return [event for text, vector in zip(texts, vectors, strict=True) for event in _events(text, vector)]
+        """One batch. One that raises fails the texts that make it raise, and the others are embedded without them."""
+        result = self._steps.run(self._take())
+        failed = [event for f in result.failures for event in _failed([f.part], f.code, f.message)]
+        embedded = [pair for texts, vectors in result.attempts for pair in zip(texts, vectors, strict=True)]
+        return [*failed, *(event for text, vector in embedded for event in _events(text, vector))]
 
     def check_integrity(self) -> None:
         """Nothing is kept between steps but the queue."""

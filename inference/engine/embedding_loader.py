@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoModel, PreTrainedTokenizerBase
 
 from inference.engine.errors import LoadError
 from inference.engine.linears import bytes_of
-from inference.engine.loader import LoadedModel, ModelSpec, check_dtype, first_line, from_pretrained, resolve_device
+from inference.engine.load_faults import enough_memory, readable_files
+from inference.engine.loader import LoadedModel, ModelSpec, check_dtype, from_pretrained, resolve_device
 from inference.engine.pooling import Pooling, read_pooling
+from inference.torch_threads import borrowed_workers
 
 SENSIBLE_LENGTH = 10**6  # tokenizers without a limit say 10**30
 # Their position embeddings begin behind the padding token's.
@@ -36,24 +37,13 @@ def load_embedder(spec: ModelSpec) -> LoadedEmbedder:
     check_dtype(spec.dtype)
     if spec.weights == "int8":
         raise LoadError(f"{spec.name} is an embedding model; int8 weights are for models that generate.")
-    try:
+    with borrowed_workers(), enough_memory(spec.name), readable_files(spec.name, spec.path):
         module, tokenizer = from_pretrained(spec, device, AutoModel)
         if not tokenizer.is_fast:
             raise LoadError(f"{spec.name} has no fast tokenizer (tokenizer.json).")
         module.config.use_cache = False  # decoders would keep keys and values for tokens that never follow
         loaded = _describe(spec, module, tokenizer, device)
         _try(loaded)
-    except (
-        OSError,
-        ValueError,
-        TypeError,
-        KeyError,
-        AttributeError,
-        RuntimeError,
-        ImportError,
-        SafetensorError,
-    ) as error:
-        raise LoadError(f"{spec.name} could not be loaded from {spec.path}: {first_line(error)}") from error
     return loaded
 
 

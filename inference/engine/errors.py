@@ -35,3 +35,7 @@ class LoadError(EngineError):
     """A model could not be loaded; the message says why and what to do."""
 
     code = "model_load_failed"
+
+
+class NotEnoughMemoryError(LoadError):
+    """Memory ran out while the model was loaded, although its estimate had room. What it got by then is to be freed."""

@@ -1,4 +1,4 @@
-"""Runs the small operations of a decoder layer as one kernel each, without a class of our own per model.
+"""Runs the small operations of decoder layers as one kernel each, without a class of our own per model.
 
 A transformers module is recognised by its parts, and its ``forward`` is replaced on the instance only after both have
 been run on the same random input and agree. What is not recognised, or does not agree, stays as it is. On a GPU that
@@ -7,25 +7,16 @@ is the norms, by torch's own kernel; on the CPU all, by ours.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.nn import functional
-from transformers import AttentionInterface
-from transformers.activations import SiLUActivation
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from torch import nn
 
-from inference.engine import attention, native
-
-PROBE = "millm_probe"
-PROBE_ROWS = 3
-TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 4e-2, torch.float16: 1e-2}  # of the largest value
-
-Forward = Callable[..., Any]
+from inference.engine import native
+from inference.engine.fused_attention import attention_forward
+from inference.engine.fused_layer import layer_forward
+from inference.engine.fused_mlp import mlp_forward
+from inference.engine.fused_norm import norm_forward
+from inference.engine.fusion_probe import TOLERANCES, Forward
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,23 +26,25 @@ class FusionReport:
     norms: int
     attentions: int
     mlps: int
+    layers: int
 
     def __str__(self) -> str:
-        return f"{self.norms} norms, {self.attentions} attentions, {self.mlps} MLPs fused"
+        return f"{self.norms} norms, {self.attentions} attentions, {self.mlps} MLPs, {self.layers} layers fused"
 
 
 def fuse(module: nn.Module) -> FusionReport:
-    """Fuse what can be; on the CPU nothing without the C++ kernels."""
+    """Fuse what can be, from the parts to the whole; on the CPU nothing without the C++ kernels."""
     children, (dtype, device) = list(module.modules()), next((p.dtype, p.device) for p in module.parameters())
     if dtype not in TOLERANCES or (device.type == "cpu" and not native.active().is_native):
-        return FusionReport(0, 0, 0)
+        return FusionReport(0, 0, 0, 0)
     if device.type != "cpu":
-        return FusionReport(sum(_replace(child, _norm_forward(child)) for child in children), 0, 0)
+        return FusionReport(sum(_replace(child, norm_forward(child)) for child in children), 0, 0, 0)
     # The attentions first: they look at the plain norms inside.
-    attentions = sum(_replace(child, _attention_forward(child, dtype)) for child in children)
-    norms = sum(_replace(child, _norm_forward(child)) for child in children)
-    mlps = sum(_replace(child, _mlp_forward(child, dtype)) for child in children)
-    return FusionReport(norms, attentions, mlps)
+    attentions = sum(_replace(child, attention_forward(child, dtype)) for child in children)
+    norms = sum(_replace(child, norm_forward(child)) for child in children)
+    mlps = sum(_replace(child, mlp_forward(child, dtype)) for child in children)
+    layers = sum(_replace(child, layer_forward(child, dtype)) for child in children)
+    return FusionReport(norms, attentions, mlps, layers)
 
 
 def _replace(child: nn.Module, fused: Forward | None) -> bool:
@@ -59,193 +52,3 @@ def _replace(child: nn.Module, fused: Forward | None) -> bool:
         return False
     child.forward = fused
     return True
-
-
-# Norms
-
-
-@dataclass(frozen=True, slots=True)
-class _Norm:
-    """Weight and constants of an RMS norm; ``offset`` 1 where the weight is a difference from one (Gemma)."""
-
-    weight: Tensor
-    eps: float
-    offset: float
-
-    def __call__(self, x: Tensor) -> Tensor:
-        if x.device.type != "cpu":
-            return functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
-        out: Tensor = torch.ops.millm_native.rms_norm.default(x, self.weight, self.eps, self.offset)
-        return out
-
-
-def _norm_forward(child: nn.Module) -> Forward | None:
-    norm = _recognise_norm(child)
-    return None if norm is None else partial(_fused_norm, norm, child.forward)
-
-
-def _fused_norm(norm: _Norm, original: Forward, hidden_states: Tensor) -> Tensor:
-    if hidden_states.dtype is not norm.weight.dtype or hidden_states.stride(-1) != 1:
-        return original(hidden_states)  # type: ignore[no-any-return]
-    return norm(hidden_states)
-
-
-def _recognise_norm(child: nn.Module | None) -> _Norm | None:
-    weight = getattr(child, "weight", None)
-    eps = getattr(child, "variance_epsilon", getattr(child, "eps", None))
-    if child is None or not isinstance(weight, Tensor) or weight.dim() != 1 or not isinstance(eps, float):
-        return None
-    if "RMSNorm" not in type(child).__name__ or weight.dtype not in TOLERANCES:
-        return None
-    x = _random(PROBE_ROWS, weight.shape[0], dtype=weight.dtype).to(weight.device)
-    offsets = (
-        (0.0, 1.0) if weight.device.type == "cpu" else (0.0,)
-    )  # 1 + w is more than torch's kernel can hold in 16 bits
-    norms = (_Norm(weight, eps, offset) for offset in offsets)
-    return next((norm for norm in norms if _agree(partial(child, x), partial(norm, x))), None)
-
-
-# Attention
-
-
-@dataclass(frozen=True, slots=True)
-class _Attention:
-    """An attention module whose heads are normed (or not), rotated and handed on.
-
-    ``constants`` are the keyword arguments with which the module itself calls transformers' attention functions.
-    """
-
-    module: nn.Module
-    original: Forward
-    query_norm: _Norm | None
-    key_norm: _Norm | None
-    constants: dict[str, Any]
-
-    def __call__(
-        self,
-        hidden_states: Tensor,
-        position_embeddings: tuple[Tensor, Tensor],
-        attention_mask: Tensor | None = None,
-        past_key_values: Any = None,
-        **kwargs: Any,
-    ) -> tuple[Tensor, Tensor | None]:
-        name = self.module.config._attn_implementation  # type: ignore[union-attr]
-        if name not in {attention.NAME, PROBE} or past_key_values is not None or hidden_states.shape[0] != 1:
-            return self.original(  # type: ignore[no-any-return]
-                hidden_states=hidden_states,
-                position_embeddings=position_embeddings,
-                attention_mask=attention_mask,
-                past_key_values=past_key_values,
-                **kwargs,
-            )
-        m: Any = self.module
-        shape = (hidden_states.shape[1], -1, m.head_dim)
-        cos, sin = position_embeddings[0][0], position_embeddings[1][0]
-        query = _rotated(m.q_proj(hidden_states).view(shape), self.query_norm, cos, sin)
-        key = _rotated(m.k_proj(hidden_states).view(shape), self.key_norm, cos, sin)
-        value = m.v_proj(hidden_states).view(shape).transpose(0, 1).unsqueeze(0)
-        mixed, weights = ALL_ATTENTION_FUNCTIONS[name](m, query, key, value, attention_mask, **self.constants, **kwargs)
-        return m.o_proj(mixed.reshape(1, shape[0], -1)), weights
-
-
-def _rotated(x: Tensor, norm: _Norm | None, cos: Tensor, sin: Tensor) -> Tensor:
-    """``[tokens, heads, head_dim]`` -> ``[1, heads, tokens, head_dim]``."""
-    weight, eps, offset = (None, 0.0, 0.0) if norm is None else (norm.weight, norm.eps, norm.offset)
-    out: Tensor = torch.ops.millm_native.norm_rotary.default(x, weight, eps, offset, cos, sin)
-    return out.transpose(0, 1).unsqueeze(0)
-
-
-def _attention_forward(child: nn.Module, dtype: torch.dtype) -> Forward | None:
-    projections = [getattr(child, name, None) for name in ("q_proj", "k_proj", "v_proj", "o_proj")]
-    if not all(isinstance(p, nn.Module) and hasattr(p, "in_features") for p in projections):
-        return None
-    if not isinstance(getattr(child, "head_dim", None), int):
-        return None
-    norms = [_recognise_norm(getattr(child, name, None)) for name in ("q_norm", "k_norm")]
-    if [n is None for n in norms] != [getattr(child, name, None) is None for name in ("q_norm", "k_norm")]:
-        return None
-    return _probed_attention(child, norms[0], norms[1], dtype)
-
-
-def _probed_attention(
-    child: Any, query_norm: _Norm | None, key_norm: _Norm | None, dtype: torch.dtype
-) -> Forward | None:
-    angles = torch.randn(1, PROBE_ROWS, child.head_dim // 2).repeat(1, 1, 2)
-    inputs: dict[str, Any] = {
-        "hidden_states": _random(1, PROBE_ROWS, child.q_proj.in_features, dtype=dtype),
-        "position_embeddings": (angles.cos().to(dtype), angles.sin().to(dtype)),
-        "attention_mask": None,
-    }
-    calls: list[dict[str, Any]] = []
-    before = child.config._attn_implementation
-    AttentionInterface.register(PROBE, partial(_probe, calls))
-    child.config._attn_implementation = PROBE
-    try:
-        original = child.forward
-        with torch.inference_mode():
-            expected = original(**inputs)[0]
-            fused = _Attention(child, original, query_norm, key_norm, calls[0])
-            return fused if _is_close(fused(**inputs)[0], expected) else None
-    except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError):
-        return None  # another signature or other sizes: not the attention that this knows
-    finally:
-        child.config._attn_implementation = before
-
-
-def _probe(
-    calls: list[dict[str, Any]],
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    **constants: Any,
-) -> tuple[Tensor, None]:
-    """No attention, but every query, key and value can be seen in what it returns."""
-    calls.append(constants)
-    group = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
-    return (query + 2 * key.roll(1, -1) + 4 * value).transpose(1, 2), None
-
-
-# MLP
-
-
-def _mlp_forward(child: nn.Module, dtype: torch.dtype) -> Forward | None:
-    parts = [getattr(child, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
-    if not all(isinstance(p, nn.Module) and hasattr(p, "in_features") for p in parts):
-        return None
-    if not isinstance(getattr(child, "act_fn", None), (nn.SiLU, SiLUActivation)):
-        return None
-    fused = partial(_fused_mlp, child)
-    x = _random(1, PROBE_ROWS, child.gate_proj.in_features, dtype=dtype)  # type: ignore[union-attr, arg-type]
-    return fused if _agree(partial(child.forward, x), partial(fused, x)) else None
-
-
-def _fused_mlp(mlp: Any, x: Tensor) -> Tensor:
-    gate, up = mlp.gate_proj(x), mlp.up_proj(x)
-    mixed = torch.ops.millm_native.silu_mul.default(gate.flatten(0, -2), up.flatten(0, -2))
-    out: Tensor = mlp.down_proj(mixed.view(*gate.shape[:-1], -1))
-    return out
-
-
-# Probing
-
-
-def _random(*shape: int, dtype: torch.dtype) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
-
-
-def _agree(original: Callable[[], Tensor], fused: Callable[[], Tensor]) -> bool:
-    with torch.inference_mode():
-        try:
-            return _is_close(fused(), original())
-        except (RuntimeError, TypeError, ValueError):
-            return False  # another signature or other sizes
-
-
-def _is_close(got: Tensor, expected: Tensor) -> bool:
-    if got.shape != expected.shape or got.dtype is not expected.dtype:
-        return False
-    worst = (got.float() - expected.float()).abs().max()
-    return bool(worst <= TOLERANCES[got.dtype] * expected.float().abs().max())

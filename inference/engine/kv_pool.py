@@ -8,12 +8,13 @@ of torch's paged attention.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 import torch
 from torch import Tensor
 
 from inference.engine.kv_layout import LayerGroup, LayerLayout
-from inference.engine.virtual_memory import VirtualTensor
+from inference.engine.virtual_memory import HUGE_PAGE, VirtualTensor
 
 
 class KVPool:
@@ -53,7 +54,10 @@ class KVPool:
         dim = layout.value_dim if kind else layout.key_dim
         if device.type != "cpu":
             return torch.zeros(blocks, self.block_size, layout.num_kv_heads, dim, dtype=layout.dtype, device=device)
-        virtual = VirtualTensor((blocks, layout.num_kv_heads, self.block_size, dim), layout.dtype)
+        shape = (blocks, layout.num_kv_heads, self.block_size, dim)
+        # Small blocks are handed out from the first one on; a large one is a sequence's own, and mostly never filled.
+        is_dense = prod(shape[1:]) * layout.dtype.itemsize < HUGE_PAGE
+        virtual = VirtualTensor(shape, layout.dtype, is_dense=is_dense)
         self._virtual[layer, kind] = virtual
         return virtual.tensor.transpose(1, 2)
 

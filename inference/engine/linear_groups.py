@@ -43,5 +43,10 @@ class GroupMember(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self._group.take(self._index, x)
 
+    @property
+    def joined(self) -> nn.Module:
+        """The product of all members."""
+        return self._group.product
+
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, member={self._index}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -18,6 +19,15 @@ INT8PACK_MULTIPLE = 64  # torch 2.13's kernel reads behind rows of other lengths
 DEQUANTISED_AT_ONCE = 16384  # weight rows that many activations see as floats at a time
 
 
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """What the C++ products of up to ``most_rows`` rows take: the weight (int8: with scales and sums) and the bias."""
+
+    weight: list[Tensor]
+    bias: Tensor | None
+    most_rows: int
+
+
 class FastLinear(nn.Module):
     """Has ``nn.Linear``'s sizes and bias, and keeps the weight in a form of its own."""
 
@@ -27,6 +37,10 @@ class FastLinear(nn.Module):
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.register_buffer("bias", None if bias is None else bias.detach(), persistent=False)
+
+    def operands(self) -> Operands | None:
+        """None where no product of ours takes this kind of weight."""
+        return None
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
@@ -77,6 +91,9 @@ class RowsLinear(FastLinear):
         out: Tensor = torch.ops.millm_native.linear_bf16.default(rows, self.weight, self.bias)
         return out.view(*x.shape[:-1], self.out_features)
 
+    def operands(self) -> Operands | None:
+        return Operands([self.weight], self.bias, FEW_ROWS)
+
 
 class PlainLinear(FastLinear):
     """The weight as it is, without being a parameter: for products of several linears on a GPU."""
@@ -108,6 +125,10 @@ class Int8Linear(FastLinear):
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, self.in_features)
         return self._product(rows).view(*x.shape[:-1], self.out_features)
+
+    def operands(self) -> Operands | None:
+        has_kernel = native.active().has_int8
+        return Operands([self.weight, self.scales, self.sums], self.bias, FEW_INT8_ROWS) if has_kernel else None
 
     def dequantised(self) -> Tensor:
         """The weight that this computes with, ``[out, in]`` float32."""
@@ -146,6 +167,9 @@ class GpuInt8Linear(Int8Linear):
     def __init__(self, weight: Tensor, bias: Tensor | None, few_rows: int) -> None:
         super().__init__(weight, bias)
         self.few_rows = few_rows
+
+    def operands(self) -> Operands | None:
+        return None
 
     def _product(self, rows: Tensor) -> Tensor:
         if len(rows) > self.few_rows:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as hf_logging
@@ -19,8 +18,10 @@ from inference.engine.fusions import fuse
 from inference.engine.int8_trial import int8_problem
 from inference.engine.linear_kinds import Weights
 from inference.engine.linears import bytes_of, prepare_linears
+from inference.engine.load_faults import enough_memory, readable_files
 from inference.engine.sites import decoder_layers
 from inference.grammar_compiler import GrammarCompiler
+from inference.torch_threads import borrowed_workers
 
 logger = logging.getLogger(__name__)
 
@@ -69,13 +70,16 @@ class LoadedModel:
 
 def load_model(spec: ModelSpec) -> LoadedModel:
     """Load weights and tokenizer; LoadError says in a sentence what is wrong."""
+    with borrowed_workers(), enough_memory(spec.name):
+        return _load(spec)
+
+
+def _load(spec: ModelSpec) -> LoadedModel:
     device = resolve_device(spec.device)
     check_dtype(spec.dtype)
-    try:
+    with readable_files(spec.name, spec.path):
         module, tokenizer = from_pretrained(spec, device, AutoModelForCausalLM, attn_implementation=attention.NAME)
         num_layers = len(decoder_layers(module))
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
-        raise LoadError(f"{spec.name} could not be loaded from {spec.path}: {first_line(error)}") from error
     if not tokenizer.is_fast:
         raise LoadError(f"{spec.name} has no fast tokenizer (tokenizer.json), which streaming needs.")
     if spec.weights == "int8" and device.type != "cpu" and (problem := int8_problem(device, module.dtype)):
@@ -158,8 +162,3 @@ def _eos_token_ids(module: nn.Module, tokenizer: PreTrainedTokenizerBase) -> fro
     found = set(ids) if isinstance(ids, list) else {ids}
     found.add(tokenizer.eos_token_id)
     return frozenset(int(i) for i in found if i is not None)
-
-
-def first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"

@@ -30,10 +30,22 @@ class Additions:
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """Where a token is chosen: after all of the sequence's tokens and the first ``num_drafts`` of its drafts."""
+
+    sequence: Sequence
+    num_drafts: int
+
+    @property
+    def drafts(self) -> tuple[int, ...]:
+        return self.sequence.drafts[: self.num_drafts]
+
+
+@dataclass(frozen=True, slots=True)
 class Penalties:
     """``rows`` have some; the parameters are ``[rows, 3]``: repetition, frequency, presence."""
 
-    sequences: tuple[Sequence, ...]
+    places: tuple[Place, ...]
     rows: tuple[int, ...]
     values: Tensor
 
@@ -46,8 +58,8 @@ class Edits:
     allowed: tuple[tuple[int, Tensor], ...] = ()  # row, the only ids that it may have
     additions: Additions | None = None
     penalties: Penalties | None = None
-    waiting: tuple[tuple[int, Sequence], ...] = ()  # rows with min_tokens
-    bad_words: tuple[tuple[int, Sequence, BadWords], ...] = ()  # rows with words of several tokens
+    waiting: tuple[tuple[int, Place], ...] = ()  # rows with min_tokens
+    bad_words: tuple[tuple[int, Place, BadWords], ...] = ()  # rows with words of several tokens
 
     @property
     def are_none(self) -> bool:
@@ -64,8 +76,9 @@ def has_penalties(p: SamplingParams) -> bool:
 
 
 def build_edits(sequences: list[Sequence], masked: list[int], device: torch.device) -> Edits:
-    """``masked`` are the rows that a grammar constrains."""
+    """``masked`` are the rows that a grammar constrains. A sequence's further rows are those after its drafts."""
     params = [sequence.request.sampling for sequence in sequences]
+    places = _places(sequences)
     bad_words = [(row, BadWords(p.bad_words)) for row, p in enumerate(params) if p.bad_words]
     return Edits(
         masked=to_device(masked, device) if masked else None,
@@ -75,9 +88,9 @@ def build_edits(sequences: list[Sequence], masked: list[int], device: torch.devi
             if p.allowed_token_ids is not None
         ),
         additions=_additions(params, bad_words, device),
-        penalties=_penalties(sequences, device),
-        waiting=tuple((row, s) for row, s in enumerate(sequences) if s.request.sampling.min_tokens),
-        bad_words=tuple((row, sequences[row], words) for row, words in bad_words if words.has_longer),
+        penalties=_penalties(places, device),
+        waiting=tuple((row, place) for row, place in enumerate(places) if params[row].min_tokens),
+        bad_words=tuple((row, places[row], words) for row, words in bad_words if words.has_longer),
     )
 
 
@@ -113,25 +126,37 @@ def _additions(
     )
 
 
-def _penalties(sequences: list[Sequence], device: torch.device) -> Penalties | None:
-    rows = [row for row, s in enumerate(sequences) if has_penalties(s.request.sampling)]
+def _places(sequences: list[Sequence]) -> list[Place]:
+    places: list[Place] = []
+    for sequence in sequences:
+        is_further = bool(places) and places[-1].sequence is sequence
+        places.append(Place(sequence, places[-1].num_drafts + 1 if is_further else 0))
+    return places
+
+
+def _penalties(places: list[Place], device: torch.device) -> Penalties | None:
+    rows = [row for row, place in enumerate(places) if has_penalties(place.sequence.request.sampling)]
     if not rows:
         return None
-    params = [sequences[row].request.sampling for row in rows]
+    params = [places[row].sequence.request.sampling for row in rows]
     values = [[p.repetition_penalty, p.frequency_penalty, p.presence_penalty] for p in params]
-    return Penalties(tuple(sequences[row] for row in rows), tuple(rows), to_device(values, device, torch.float32))
+    return Penalties(tuple(places[row] for row in rows), tuple(rows), to_device(values, device, torch.float32))
 
 
 def _ban(logits: Tensor, edits: Edits) -> None:
     """What depends on the tokens so far: the end before ``min_tokens``, and the ends of bad words."""
     banned = [
         (row, token)
-        for row, sequence in edits.waiting
-        if sequence.num_generated < sequence.request.sampling.min_tokens
-        and sequence.matcher is None  # a grammar that is complete allows nothing but the end
-        for token in sequence.stop_ids
+        for row, place in edits.waiting
+        if place.sequence.num_generated + place.num_drafts < place.sequence.request.sampling.min_tokens
+        and place.sequence.matcher is None  # a grammar that is complete allows nothing but the end
+        for token in place.sequence.stop_ids
     ]
-    banned += [(row, token) for row, s, words in edits.bad_words for token in words.banned_after(s.token_ids)]
+    banned += [
+        (row, token)
+        for row, place, words in edits.bad_words
+        for token in words.banned_after([*place.sequence.token_ids[-words.longest :], *place.drafts])
+    ]
     if banned:
         places = to_device(banned, logits.device)
         logits[places[:, 0], places[:, 1]] = -torch.inf
@@ -139,18 +164,18 @@ def _ban(logits: Tensor, edits: Edits) -> None:
 
 def _penalise(logits: Tensor, penalties: Penalties) -> None:
     """Repetition is multiplicative (Keskar et al. 2019, arXiv 1909.05858), the others OpenAI's additive ones."""
-    histories = [_history(sequence) for sequence in penalties.sequences]
-    lengths = [len(history.ids) for history in histories]
+    histories = [_history(place.sequence).followed_by(place.drafts) for place in penalties.places]
+    lengths = [len(ids) for ids, _ in histories]
     index = np.stack(
         [
             np.repeat(penalties.rows, lengths),
             np.repeat(np.arange(len(lengths)), lengths),
-            np.concatenate([history.ids for history in histories]),
+            np.concatenate([ids for ids, _ in histories]),
         ]
     )
     device = logits.device
     rows, owners, ids = to_device(index, device)
-    counts = to_device(np.concatenate([history.counts for history in histories]), device)
+    counts = to_device(np.concatenate([counts for _, counts in histories]), device)
     repetition, frequency, presence = penalties.values[owners].unbind(1)
     values = logits[rows, ids]
     values = torch.where(values > 0, values / repetition, values * repetition)

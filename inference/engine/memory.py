@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from transformers import AutoConfig
 
+from inference.engine.cache_policy import PREFIX_BLOCK
 from inference.engine.errors import LoadError
-from inference.engine.loader import DTYPES, ModelSpec, first_line, resolve_device
+from inference.engine.load_faults import enough_memory, readable_files
+from inference.engine.loader import DTYPES, ModelSpec, resolve_device
 from inference.engine.weight_files import WeightHeader, pickled_bytes, read_headers
 
 KV_TOKENS = 4096  # of one long conversation: less would serve nobody
@@ -21,32 +22,34 @@ FILE_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16,
 
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:
-    """Bytes. ``kv`` is the least to serve one long conversation: the cache's real size has its own budget."""
+    """Bytes. ``kv`` is the least for keys and values: as set, or of one long conversation. ``most_kv`` is what a full
+    batch of the longest sequences can fill; what the model gets lies between them.
+    """
 
     weights: int
     kv: int
     activations: int
+    most_kv: int = 0
 
     @property
     def total(self) -> int:
         return self.weights + self.kv + self.activations
 
 
-def estimate_memory(spec: ModelSpec, *, max_tokens: int, max_rows: int) -> MemoryEstimate:
-    """``max_tokens`` go through the model in one step, ``max_rows`` of them are sampled from. LoadError as the loader.
+def estimate_memory(spec: ModelSpec, *, max_tokens: int, max_rows: int, kv_bytes: int = 0) -> MemoryEstimate:
+    """``max_tokens`` go through the model in one step, ``max_rows`` of them are sampled from. ``kv_bytes`` is what is
+    set for keys and values, 0 where nothing is. LoadError as the loader.
 
     weights: elements times the size of their type once loaded.
     kv: 2 * layers * kv_heads * head_dim * tokens. activations: of one layer, and the logits.
     """
     if spec.dtype not in DTYPES:
         raise LoadError(f"dtype must be one of {', '.join(DTYPES)}, not {spec.dtype!r}.")
-    try:
-        return _estimate(spec, max_tokens, max_rows)
-    except (OSError, ValueError, KeyError, AttributeError, RuntimeError, ImportError, SafetensorError) as error:
-        raise LoadError(f"{spec.name} could not be loaded from {spec.path}: {first_line(error)}") from error
+    with enough_memory(spec.name), readable_files(spec.name, spec.path):  # it maps the files
+        return _estimate(spec, max_tokens, max_rows, kv_bytes)
 
 
-def _estimate(spec: ModelSpec, max_tokens: int, max_rows: int) -> MemoryEstimate:
+def _estimate(spec: ModelSpec, max_tokens: int, max_rows: int, kv_bytes: int) -> MemoryEstimate:
     config, headers = _read_config(spec), read_headers(spec.path)
     dtype = _target_dtype(spec, config, headers)
     if headers:
@@ -55,10 +58,13 @@ def _estimate(spec: ModelSpec, max_tokens: int, max_rows: int) -> MemoryEstimate
         num_bytes = pickled_bytes(spec.path)
     if spec.kind == "embedding":
         return MemoryEstimate(num_bytes, 0, _activation_bytes(config, max_tokens, 0, dtype))
+    length, token_bytes = _sequence_length(config, spec.max_seq_len), _token_bytes(config, dtype)
+    most_kv = max_rows * token_bytes * (length + PREFIX_BLOCK)
     return MemoryEstimate(
         weights=num_bytes + _head_copy_bytes(spec, config, dtype),
-        kv=_kv_bytes(config, spec.max_seq_len, dtype),
+        kv=min(most_kv, kv_bytes) if kv_bytes else token_bytes * min(KV_TOKENS, length),
         activations=_activation_bytes(config, max_tokens, max_rows, dtype),
+        most_kv=most_kv,
     )
 
 
@@ -110,12 +116,16 @@ def _is_linear(header: WeightHeader) -> bool:
     return len(header.shape) == 2 and not is_table
 
 
-def _kv_bytes(config: Any, max_seq_len: int, dtype: torch.dtype) -> int:
-    own_length = getattr(config, "max_position_embeddings", None) or KV_TOKENS
-    num_tokens = min(KV_TOKENS, own_length, max_seq_len or own_length)
+def _sequence_length(config: Any, max_seq_len: int) -> int:
+    own_length = int(getattr(config, "max_position_embeddings", None) or KV_TOKENS)
+    return min(own_length, max_seq_len or own_length)
+
+
+def _token_bytes(config: Any, dtype: torch.dtype) -> int:
+    """Keys and values of one token in all layers."""
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return int(2 * config.num_hidden_layers * heads * head_dim * num_tokens * dtype.itemsize)
+    return int(2 * config.num_hidden_layers * heads * head_dim * dtype.itemsize)
 
 
 def _activation_bytes(config: Any, max_tokens: int, max_rows: int, dtype: torch.dtype) -> int:

@@ -133,6 +133,12 @@ class TokensEvent:
     text: str
     logprobs: tuple[TokenLogprob, ...] = ()
 
+    def followed_by(self, other: TokensEvent) -> TokensEvent:
+        """Both as one."""
+        return TokensEvent(
+            self.index, self.token_ids + other.token_ids, self.text + other.text, self.logprobs + other.logprobs
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class FinishedEvent:

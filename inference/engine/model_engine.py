@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 
 import torch
 
@@ -11,6 +12,7 @@ from inference.engine.accelerator import Accelerate, accelerate
 from inference.engine.admission import Admission, ContinuousAdmission, StaticAdmission
 from inference.engine.cache_plan import make_cache
 from inference.engine.cache_policy import CacheCounts
+from inference.engine.chunk_isolation import chunk_isolation
 from inference.engine.config import EngineConfig
 from inference.engine.decode_graphs import DecodeGraphs
 from inference.engine.detokenizer import Detokenizer, Piece, TokenDecoder
@@ -31,8 +33,7 @@ from inference.engine.request import RequestState, Sequence
 from inference.engine.sampler import note_token
 from inference.engine.scheduler import Chunk, Scheduler
 from inference.engine.sites import SiteError
-from inference.engine.stats import ModelStats
-from inference.engine.step_isolation import StepIsolation
+from inference.engine.stats import ModelLimits, ModelStats
 from inference.grammars import Grammar, GrammarError
 
 logger = logging.getLogger(__name__)
@@ -51,8 +52,18 @@ class ModelEngine:
         cache = make_cache(loaded, config, min(config.max_seq_len or loaded.max_model_len, loaded.max_model_len))
         self._cache = cache.policy
         self.max_seq_len = self._cache.max_seq_len
+        self._limits = ModelLimits(
+            loaded.device,
+            loaded.dtype,
+            torch.get_num_threads(),
+            self.max_seq_len,
+            self._cache.num_free_rows,
+            cache.backend,
+            cache.num_bytes,
+            cache.num_tokens,
+        )
         self._runner = ModelRunner(loaded, cache, accelerate(loaded, cache, config))
-        self._steps = StepIsolation(self._runner.run)
+        self._steps = chunk_isolation(self._runner.run)
         self._scheduler = Scheduler(config, self._cache, _admission(config))
         self._seeds = torch.Generator()
         if config.seed is None:
@@ -103,15 +114,20 @@ class ModelEngine:
 
     def stats(self) -> ModelStats:
         """May be called from any thread."""
-        counters = self._steps.counters
+        counters, drafts = self._steps.counters, self._scheduler.draft_counts
         return ModelStats(
             name=self._loaded.name,
+            limits=self._limits,
             running=self.num_running,
             waiting=self.num_waiting,
             kv_used_ratio=self.kv_used_ratio,
+            kv_unwritten_bytes=self._kv_unwritten_bytes(),
             prefix_queries=self.cache_counts.looked_up,
             prefix_hits=self.cache_counts.found,
             preemptions=self.num_preemptions,
+            drafts=drafts.drafts,
+            draft_tokens=drafts.tokens,
+            accepted_draft_tokens=drafts.accepted,
             steering_rows=self._runner.steering.num_rows,
             step_seconds=counters.seconds.read(),
             step_sequences=counters.sequences.read(),
@@ -119,6 +135,10 @@ class ModelEngine:
             step_faults=dict(counters.faults),
             kernels=self._runner.kernels,
         )
+
+    def _kv_unwritten_bytes(self) -> int:
+        """A GPU's memory is taken at once."""
+        return int(self._limits.kv_bytes * self._cache.unwritten_ratio) if self._limits.device == "cpu" else 0
 
     def add(self, request: GenerationRequest, sink: object, submitted_at: float) -> list[Delivery]:
         """Queue a request; one that cannot run fails at once, in the returned events."""
@@ -159,9 +179,9 @@ class ModelEngine:
             if chunk.sequence.first_run_at is None:
                 chunk.sequence.first_run_at = now
         result = self._steps.run(chunks)
-        self._scheduler.note_step(result.chunks, time.monotonic() - now)
-        failed = [d for f in result.failures for d in self._fail(f.sequence, f.code, f.message)]
-        return [*failed, *(d for part, output in result.parts for d in self._update(part, output))]
+        self._scheduler.note_step(result.ran, time.monotonic() - now)
+        failed = [d for f in result.failures for d in self._fail(f.part.sequence, f.code, f.message)]
+        return [*failed, *(d for ran, output in result.attempts for d in self._update(ran, output))]
 
     def check_integrity(self) -> None:
         """Raise AssertionError where slots, sequences and steering rows do not add up."""
@@ -224,26 +244,46 @@ class ModelEngine:
     # After a step
 
     def _update(self, chunks: list[Chunk], output: StepOutput) -> list[Delivery]:
-        deliveries: list[Delivery] = []
-        for chunk in chunks:
-            sequence = chunk.sequence
-            if sequence.steering_applied != sequence.steering_expected:
-                text = f"Steering acted {sequence.steering_applied} times instead of {sequence.steering_expected}."
-                deliveries.extend(self._fail(sequence, "steering_not_applied", text))
+        self._note_drafts(chunks, output)
+        deliveries = [delivery for chunk in chunks for delivery in self._check_steering(chunk.sequence)]
         for sequence, logprobs in output.prompt_logprobs.items():
             if not sequence.is_done:
                 deliveries.extend(self._note_prompt_logprobs(sequence, logprobs))
         sampled = output.sampled
-        sampling = [c.sequence for c in chunks if c.sequence.num_left == 0]
         for sequence, token, logprob, finite, is_possible in zip(
-            sampling, sampled.token_ids, sampled.logprobs, sampled.finite, sampled.is_possible, strict=True
+            output.sequences, sampled.token_ids, sampled.logprobs, sampled.finite, sampled.is_possible, strict=True
         ):
+            if sequence.num_left and not sequence.is_done:
+                deliveries.extend(self._note_accepted(sequence, output))
             has_error = sequence.matcher is not None and bool(sequence.matcher.error)
             if finite and not is_possible and not sequence.is_done and sequence.max_tokens > 0 and not has_error:
                 deliveries.extend(self._fail(sequence, "no_token_allowed", ALL_FORBIDDEN))
             if not sequence.is_done:
                 deliveries.extend(self._advance_safely(sequence, token, logprob, finite=finite))
-        return deliveries
+        return _merged(deliveries) if any(chunk.drafts for chunk in chunks) else deliveries
+
+    def _note_drafts(self, chunks: list[Chunk], output: StepOutput) -> None:
+        if not any(chunk.drafts for chunk in chunks):
+            return
+        num_tokens = Counter(output.sequences)
+        for chunk in chunks:
+            if chunk.drafts:
+                self._scheduler.note_drafts(chunk, num_tokens[chunk.sequence] - 1)
+
+    def _note_accepted(self, sequence: Sequence, output: StepOutput) -> list[Delivery]:
+        """Its last token was drafted and chosen, so the step that drafted it has computed it."""
+        self._scheduler.note_accepted(sequence)
+        if sequence in output.draft_steering:
+            expected, applied = next(output.draft_steering[sequence])
+            sequence.steering_expected += expected
+            sequence.steering_applied += applied
+        return self._check_steering(sequence)
+
+    def _check_steering(self, sequence: Sequence) -> list[Delivery]:
+        if sequence.steering_applied == sequence.steering_expected:
+            return []
+        text = f"Steering acted {sequence.steering_applied} times instead of {sequence.steering_expected}."
+        return self._fail(sequence, "steering_not_applied", text)
 
     def _note_prompt_logprobs(self, sequence: Sequence, logprobs: tuple[TokenLogprob | None, ...]) -> list[Delivery]:
         if logprobs[0] is None:  # the prompt begins, maybe for the second time
@@ -322,6 +362,18 @@ def _admission(config: EngineConfig) -> Admission:
     if config.batching_mode == "static":
         return StaticAdmission(config.batch_wait_timeout_s, config.max_batch_size)
     return ContinuousAdmission()
+
+
+def _merged(deliveries: list[Delivery]) -> list[Delivery]:
+    """One event for all tokens that a sequence got in the step."""
+    merged: list[Delivery] = []
+    for sink, event in deliveries:
+        match merged[-1:], event:
+            case [(last_sink, TokensEvent() as last)], TokensEvent() if last_sink is sink and last.index == event.index:
+                merged[-1] = (sink, last.followed_by(event))
+            case _:
+                merged.append((sink, event))
+    return merged
 
 
 def _tokens_event(sequence: Sequence, piece: Piece) -> list[Delivery]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -27,14 +28,21 @@ from inference.engine.scheduler import Chunk
 from inference.engine.step_inputs import StepArrays, StepTensors, build_step, step_tensors
 from inference.engine.token_masks import TokenMasks
 from inference.engine.transfers import to_device
+from inference.engine.verification import sample_and_verify
 
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """Next tokens of the chunks that sample, in their order, and log-probabilities of prompt tokens by sequence."""
+    """Next tokens of the chunks that sample, in their order, and log-probabilities of prompt tokens by sequence.
+
+    ``sampled`` has a row for each of ``sequences``, which may stand there several times in a row: then all its tokens
+    but the last were drafts, and ``draft_steering`` has expected and actual applications for each of its drafts.
+    """
 
     sampled: Sampled
     prompt_logprobs: dict[Sequence, tuple[TokenLogprob | None, ...]]
+    sequences: list[Sequence]
+    draft_steering: dict[Sequence, Iterator[tuple[int, int]]] = field(default_factory=dict)
 
 
 class ModelRunner:
@@ -76,26 +84,26 @@ class ModelRunner:
         row_of_token = _rows(chunks)
         self.steering.begin(row_of_token)
         wanted = _wanted_places(chunks)
-        masks = self.masks.start([c.sequence.matcher for c in chunks if c.samples])
+        masks = self.masks.start([c.sequence.matcher for c in chunks for _ in range(c.num_sampled)])
         try:
             logits = self._forward(chunks, wanted, row_of_token)
         finally:
             masks.wait()
-        self._note_steering(chunks, row_of_token)
+        draft_steering = self._note_steering(chunks, row_of_token)
         output = _read_out(chunks, logits, self._sampler, masks.result())
         for chunk in chunks:
-            chunk.sequence.num_computed += chunk.num_tokens
-        return output
+            chunk.sequence.num_computed += chunk.num_own
+        return replace(output, draft_steering=draft_steering)
 
     def _forward(self, chunks: list[Chunk], wanted: list[int], row_of_token: NDArray[np.int64]) -> Tensor:
         """``[len(wanted), vocab]`` logits of those places in the packed step."""
-        segments = tuple(Segment(c.sequence.num_computed, c.num_tokens) for c in chunks)
+        segments, slots = _segments(chunks)
         step = build_step(
             segments,
             [t for c in chunks for t in _chunk_tokens(c)],
             wanted or [0],
             row_of_token,
-            [c.sequence.slot for c in chunks],
+            slots,
             self._cache.policy.tables,
             self._cache.policy.block_size,
         )
@@ -161,22 +169,46 @@ class ModelRunner:
                 self._cache.pool.discard(order.group, order.block, order.start, order.end)
             self._orders.popleft()
 
-    def _note_steering(self, chunks: list[Chunk], row_of_token: NDArray[np.int64]) -> None:
-        """Book expected and actual applications of each steered sequence."""
+    def _note_steering(
+        self, chunks: list[Chunk], row_of_token: NDArray[np.int64]
+    ) -> dict[Sequence, Iterator[tuple[int, int]]]:
+        """Book expected and actual applications of each steered sequence; returns those of its drafts, not booked."""
         applied = self.steering.end(len(row_of_token))
+        of_drafts: dict[Sequence, Iterator[tuple[int, int]]] = {}
         first = 0
         for chunk in chunks:
             rows = chunk.sequence.rows
             if rows is not None:
                 mine = slice(first, first + chunk.num_tokens)
-                chunk.sequence.steering_expected += sum(map(rows.sites_of, row_of_token[mine].tolist()))
-                chunk.sequence.steering_applied += int(applied[mine].sum())
+                expected = [rows.sites_of(row) for row in row_of_token[mine].tolist()]
+                counts, own = applied[mine].tolist(), chunk.num_own
+                chunk.sequence.steering_expected += sum(expected[:own])
+                chunk.sequence.steering_applied += sum(counts[:own])
+                if chunk.drafts:
+                    of_drafts[chunk.sequence] = zip(expected[own:], counts[own:], strict=True)
             first += chunk.num_tokens
+        return of_drafts
 
 
 def _chunk_tokens(chunk: Chunk) -> list[int]:
     start = chunk.sequence.num_computed
-    return chunk.sequence.token_ids[start : start + chunk.num_tokens]
+    return [*chunk.sequence.token_ids[start : start + chunk.num_own], *chunk.drafts]
+
+
+def _segments(chunks: list[Chunk]) -> tuple[tuple[Segment, ...], NDArray[np.int64]]:
+    """The step's segments, and the row of the cache's tables of each.
+
+    A chunk with drafts attends token by token, which is what the kernels for single tokens are fast at.
+    """
+    segments: list[Segment] = []
+    slots: list[int] = []
+    for chunk in chunks:
+        start, num_singles = chunk.sequence.num_computed, chunk.num_tokens if chunk.drafts else 0
+        segments.extend(Segment(start + i, 1) for i in range(num_singles))
+        if not num_singles:
+            segments.append(Segment(start, chunk.num_tokens))
+        slots.extend([chunk.sequence.slot] * (num_singles or 1))
+    return tuple(segments), np.array(slots)
 
 
 def _rows(chunks: list[Chunk]) -> NDArray[np.int64]:
@@ -196,32 +228,34 @@ def _rows(chunks: list[Chunk]) -> NDArray[np.int64]:
 
 
 def _wanted_places(chunks: list[Chunk]) -> list[int]:
-    """Places in the packed step whose logits are read: last tokens, and prompts whose log-probabilities are asked."""
+    """Places in the packed step whose logits are read: last tokens and before drafts, and prompts whose
+    log-probabilities are asked.
+    """
     places: list[int] = []
     first = 0
     for chunk in chunks:
         last = first + chunk.num_tokens - 1
         if chunk.sequence.wants_prompt_logprobs:
             places.extend(range(first, last + 1))
-        elif chunk.samples:
-            places.append(last)
+        else:
+            places.extend(range(last + 1 - chunk.num_sampled, last + 1))
         first = last + 1
     return places
 
 
 def _read_out(chunks: list[Chunk], logits: Tensor, sampler: Sampler, masks: TokenMasks | None) -> StepOutput:
     """Split the logits into those to sample from and those of prompts."""
-    last_rows, sequences, prompts, first = [], [], {}, 0
+    sampled_rows: list[int] = []
+    prompts, first = {}, 0
     for chunk in chunks:
-        sequence, samples = chunk.sequence, chunk.samples
-        count = chunk.num_tokens if sequence.wants_prompt_logprobs else int(samples)
+        sequence = chunk.sequence
+        count = chunk.num_tokens if sequence.wants_prompt_logprobs else chunk.num_sampled
         if sequence.wants_prompt_logprobs:
             prompts[sequence] = _prompt_logprobs(sequence, chunk.num_tokens, logits[first : first + count])
-        if samples:
-            last_rows.append(first + count - 1)
-            sequences.append(sequence)
+        sampled_rows.extend(range(first + count - chunk.num_sampled, first + count))
         first += count
-    return StepOutput(sampler.sample(_chosen(logits, last_rows), sequences, masks), prompts)
+    sequences, sampled = sample_and_verify(sampler, chunks, _chosen(logits, sampled_rows), masks)
+    return StepOutput(sampled, prompts, sequences)
 
 
 def _chosen(logits: Tensor, rows: list[int]) -> Tensor:

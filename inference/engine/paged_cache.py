@@ -74,6 +74,10 @@ class PagedCache:
     def used_ratio(self) -> float:
         return max(manager.num_used / manager.num_blocks for manager in self._managers)
 
+    @property
+    def unwritten_ratio(self) -> float:
+        return max(1 - manager.num_touched / manager.num_blocks for manager in self._managers)
+
     def begin(self, sequence: Sequence, headroom: int) -> bool:
         if not self._rows:
             return False

@@ -30,12 +30,13 @@ class PrefillBudget:
     def note(self, num_decoding: int, num_prompt_tokens: int, seconds: float) -> None:
         """A step of that many single tokens and prompt tokens took so long."""
         if not num_prompt_tokens:
-            self._decode_s = _smoothed(self._decode_s, seconds)
+            self._decode_s = smoothed(self._decode_s, seconds)
         elif not num_decoding:
-            self._token_s = _smoothed(self._token_s, seconds / num_prompt_tokens)
+            self._token_s = smoothed(self._token_s, seconds / num_prompt_tokens)
         elif self._decode_s is not None:
-            self._token_s = _smoothed(self._token_s, max(0.0, seconds - self._decode_s) / num_prompt_tokens)
+            self._token_s = smoothed(self._token_s, max(0.0, seconds - self._decode_s) / num_prompt_tokens)
 
 
-def _smoothed(known: float | None, seen: float) -> float:
+def smoothed(known: float | None, seen: float) -> float:
+    """A running mean that forgets."""
     return seen if known is None else known + SMOOTHING * (seen - known)

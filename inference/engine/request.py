@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -15,6 +16,9 @@ from inference.engine.hooks import SteeringRows
 from inference.engine.messages import GenerationRequest, SteeringReceipt, Timings, Usage
 from inference.engine.prefix_keys import PrefixKeys, Programs
 from inference.engine.token_history import TokenHistory
+
+if TYPE_CHECKING:
+    from inference.engine.speculation import Drafter
 
 
 class RequestState(Enum):
@@ -50,7 +54,9 @@ class Sequence:
     steering_applied: int = 0
     has_prompt_logprobs: bool = False  # they were all sent
     history: TokenHistory | None = None  # kept only for penalties
-    uniforms: list[float] = field(default_factory=list)  # drawn from the generator, not used yet
+    uniforms: list[float] = field(default_factory=list)  # drawn from the generator, not used yet; the last is next
+    drafts: tuple[int, ...] = ()  # tokens that the step checks: a guess of how it goes on
+    drafter: Drafter | None = None  # made when speculation first looks at it
     first_run_at: float | None = None
     first_token_at: float | None = None
 

@@ -24,6 +24,7 @@ from inference.engine.transfers import to_device
 from inference.engine.truncation import SECOND_WIDTH, Search, truncated_weights
 
 NUMBERS_AT_ONCE = 64  # drawn from a sequence's generator
+NO_NUMBERS = torch.empty(0, dtype=torch.float64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +51,15 @@ class Sampler:
         self._reach = reach
 
     def sample(self, logits: Tensor, sequences: list[Sequence], masks: TokenMasks | None = None) -> Sampled:
-        """``logits`` is ``[rows, vocab]`` in any type and is left as it is.
+        """``logits`` is ``[rows, vocab]`` in any type and is left as it is. A sequence may stand in several rows
+        in a row: there the further ones come after its drafts.
 
         Rows whose greatest logit is NaN or infinite are not finite; single places of minus infinity are fine.
         """
         if not sequences:
             return Sampled([], [], [], [])
         table = self._table_for(logits, sequences, masks.rows if masks else ())
-        numbers = [_uniform(s) for s in table.random.sequences] if table.random else []
-        uniforms = to_device(numbers, logits.device, torch.float64)
+        uniforms = _uniforms(table.random, logits.device) if table.random else NO_NUMBERS
         first = (0 if logits.device.type == "cpu" else SECOND_WIDTH) if self._reach is None else self._reach
         sampled = _sample(logits, table, masks, uniforms, Search(first))
         # Rare, and only now known: a distribution so flat that the first look did not suffice.
@@ -83,6 +84,13 @@ def note_token(sequence: Sequence, token_id: int) -> None:
     """Keep the counts that penalties need."""
     if sequence.history is not None:
         sequence.history.note(token_id)
+
+
+def draw_ahead(sequence: Sequence, count: int) -> None:
+    """Have at least ``count`` of the sequence's own numbers at hand."""
+    while len(sequence.uniforms) < count:
+        numbers = torch.rand(NUMBERS_AT_ONCE, dtype=torch.float64, generator=sequence.generator).tolist()
+        sequence.uniforms[:0] = numbers  # the last is the next
 
 
 def _sample(
@@ -124,10 +132,14 @@ def _draw(logits: Tensor, best: Tensor, random: RandomRows, uniforms: Tensor, se
     return draw(truncated_weights(scaled, scaled_best, random.limits, search), uniforms)
 
 
+def _uniforms(random: RandomRows, device: torch.device) -> Tensor:
+    """``[rows]``, in their order: further rows of a sequence take its further numbers."""
+    return to_device([_uniform(sequence) for sequence in random.sequences], device, torch.float64)
+
+
 def _uniform(sequence: Sequence) -> float:
     """The next of the sequence's own numbers in [0, 1), so that its tokens do not depend on the rows beside it."""
-    if not sequence.uniforms:
-        sequence.uniforms = torch.rand(NUMBERS_AT_ONCE, dtype=torch.float64, generator=sequence.generator).tolist()
+    draw_ahead(sequence, 1)
     return sequence.uniforms.pop()
 
 

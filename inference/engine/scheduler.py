@@ -17,18 +17,32 @@ from inference.engine.cache_policy import PREFIX_BLOCK, CachePolicy
 from inference.engine.config import EngineConfig
 from inference.engine.prefill_budget import PrefillBudget
 from inference.engine.request import RequestState, Sequence
+from inference.engine.speculation import DraftCounts, Speculation
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """``num_tokens`` tokens of a sequence, from its first one not computed yet. Samples when none are left."""
+    """``num_tokens`` tokens of a sequence, from its first one not computed yet. Samples when none are left.
+
+    The last ones may be ``drafts``, which follow the sequence's own and are guesses.
+    """
 
     sequence: Sequence
     num_tokens: int
+    drafts: tuple[int, ...] = ()
 
     @property
     def samples(self) -> bool:
-        return self.num_tokens == self.sequence.num_left
+        return self.num_own == self.sequence.num_left
+
+    @property
+    def num_own(self) -> int:
+        return self.num_tokens - len(self.drafts)
+
+    @property
+    def num_sampled(self) -> int:
+        """Places at which a token is chosen."""
+        return 1 + len(self.drafts) if self.samples else 0
 
 
 class Scheduler:
@@ -36,11 +50,13 @@ class Scheduler:
 
     def __init__(self, config: EngineConfig, cache: CachePolicy, admission: Admission) -> None:
         self._max_running = config.max_batch_size
+        self._max_drafts = config.max_prefill_tokens
         self._shares_prefixes = config.prefix_cache
         self._by_priority = config.scheduler_policy == "priority"
         self._cache = cache
         self._admission = admission
         self._budget = PrefillBudget(config.max_prefill_tokens, config.max_stall_factor)
+        self._speculation = Speculation(config) if config.speculative_method == "prompt_lookup" else None
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []  # in the order of the queue
         self.num_preemptions = 0
@@ -60,15 +76,34 @@ class Scheduler:
             prompts += self._admitted_chunks(budget, prompts)
         # What gave way for a later chunk's sake runs no more in this step.
         chunks = [chunk for chunk in singles + prompts if chunk.sequence.slot >= 0]
+        if not prompts and self._speculation is not None:
+            return self._with_drafts(chunks, self._speculation)
         return sorted(chunks, key=lambda chunk: chunk.num_tokens > 1)
 
     def note_step(self, chunks: list[Chunk], seconds: float) -> None:
         """The chunks were computed in so many seconds."""
         tokens = [chunk.num_tokens for chunk in chunks]
-        num_single = tokens.count(1)
-        self._budget.note(num_single, sum(tokens) - num_single, seconds)
+        if not any(chunk.drafts for chunk in chunks):
+            num_single = tokens.count(1)
+            self._budget.note(num_single, sum(tokens) - num_single, seconds)
+        if self._speculation is not None and all(chunk.num_own == 1 for chunk in chunks):
+            self._speculation.note_step(sum(tokens), seconds)
         for chunk in chunks:
             self._cache.note_computed(chunk.sequence)
+
+    def note_drafts(self, chunk: Chunk, num_accepted: int) -> None:
+        """So many of the chunk's drafts proved right."""
+        if self._speculation is not None:
+            self._speculation.note_outcome(chunk.sequence, len(chunk.drafts), num_accepted)
+
+    def note_accepted(self, sequence: Sequence) -> None:
+        """Its last token was a draft, so it is computed already."""
+        sequence.num_computed += 1
+        self._cache.note_computed(sequence)
+
+    @property
+    def draft_counts(self) -> DraftCounts:
+        return DraftCounts() if self._speculation is None else self._speculation.counts
 
     def remove(self, sequence: Sequence) -> None:
         if sequence.slot >= 0:
@@ -105,6 +140,16 @@ class Scheduler:
     def _decode_chunks(self) -> list[Chunk]:
         decoding = [s for s in self._running if s.state is RequestState.DECODE]
         return [Chunk(s, 1) for s in decoding if s.slot >= 0 and self._make_room(s, 1)]
+
+    def _with_drafts(self, chunks: list[Chunk], speculation: Speculation) -> list[Chunk]:
+        """Drafts behind the tokens of those who decode, where nobody has to give way for them."""
+        drafts = speculation.drafts([chunk.sequence for chunk in chunks], self._max_drafts)
+        return [
+            Chunk(chunk.sequence, 1 + len(draft), draft)
+            if draft and self._cache.extend(chunk.sequence, 1 + len(draft))
+            else chunk
+            for chunk, draft in zip(chunks, drafts, strict=True)
+        ]
 
     def _prompt_chunks(self, budget: int) -> list[Chunk]:
         chunks = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -31,12 +32,18 @@ class StepArrays:
     lengths: NDArray[np.int32]  # [segments]
     single_ends: NDArray[np.int32]  # [singles + 1]
     chunk_ends: NDArray[np.int32]  # [chunks + 1]
+    chunk_starts: NDArray[np.int32]  # [chunks]: the position of each one's first token
+    chunk_counts: NDArray[np.int32]  # [chunks]
     starts: tuple[NDArray[np.int32], ...]  # by layer group: [segments + 1]; empty for a paged cache
 
     def flat(self) -> list[NDArray[Any]]:
         """All arrays, in an order that depends on nothing but their number."""
-        values = [getattr(self, field.name) for field in fields(self)]
-        return [array for value in values for array in (value if isinstance(value, tuple) else (value,))]
+        return [array for value in _values(self) for array in (value if isinstance(value, tuple) else (value,))]
+
+
+_values = attrgetter(*(field.name for field in fields(StepArrays)))
+NO_CHUNK = np.empty(0, dtype=np.int32)
+NO_CHUNK_ENDS = np.zeros(1, dtype=np.int32)
 
 
 def build_step(
@@ -44,17 +51,24 @@ def build_step(
     tokens: Sequence[int],
     wanted: Sequence[int],
     steering_rows: NDArray[np.int64],
-    rows: Sequence[int],
+    rows: NDArray[np.int64],
     tables: Sequence[NDArray[np.int32]],
     block_size: int,
 ) -> StepArrays:
-    """``rows`` are the segments' rows in the cache policy's ``tables``."""
-    counts = np.array([s.num_tokens for s in segments], dtype=np.int32)
-    lengths = np.array([s.end for s in segments], dtype=np.int32)
+    """``rows`` are the segments' rows in the cache policy's ``tables``; several segments may have the same one."""
+    ends = [s.end for s in segments]
+    lengths = np.array(ends, dtype=np.int32)
     num_single = count_singles(segments)
-    positions = np.concatenate([np.arange(s.start, s.end) for s in segments])
-    owners, width = np.repeat(rows, counts), -(-int(lengths.max()) // block_size)
-    chosen = [table[owners, positions // block_size].astype(np.int64) for table in tables]
+    if num_single == len(segments):  # most steps, and those that must be light
+        positions, owners = lengths - np.int64(1), rows
+        chunk_starts, chunk_counts, chunk_ends = NO_CHUNK, NO_CHUNK, NO_CHUNK_ENDS
+    else:
+        counts = np.array([s.num_tokens for s in segments], dtype=np.int32)
+        positions, owners = np.concatenate([np.arange(s.start, s.end) for s in segments]), np.repeat(rows, counts)
+        chunk_starts, chunk_counts = (lengths - counts)[num_single:], counts[num_single:]
+        chunk_ends = np.append(0, chunk_counts).cumsum(dtype=np.int32)
+    blocks, offsets = np.divmod(positions, block_size)
+    width = -(-max(ends) // block_size)
     is_paged = tables[0].shape[1] > 1
     begins = () if is_paged else tuple(np.append(t[rows, 0] * block_size, 0).astype(np.int32) for t in tables)
     return StepArrays(
@@ -62,11 +76,13 @@ def build_step(
         positions=positions,
         wanted=np.asarray(wanted, dtype=np.int64),
         steering_rows=steering_rows,
-        slots=tuple(blocks * block_size + positions % block_size for blocks in chosen),
-        tables=tuple(table[list(rows), :width] for table in tables),
+        slots=tuple(table[owners, blocks] * np.int64(block_size) + offsets for table in tables),
+        tables=tuple(table[rows, :width] for table in tables),
         lengths=lengths,
         single_ends=np.arange(num_single + 1, dtype=np.int32),
-        chunk_ends=np.append(0, counts[num_single:]).cumsum(dtype=np.int32),
+        chunk_ends=chunk_ends,
+        chunk_starts=chunk_starts,
+        chunk_counts=chunk_counts,
         starts=begins,
     )
 
@@ -116,23 +132,26 @@ class StepTensors:
     lengths: Tensor
     single_ends: Tensor
     chunk_ends: Tensor
+    chunk_starts: Tensor
+    chunk_counts: Tensor
     starts: tuple[Tensor, ...]
 
     @classmethod
     def of(cls, flat: Sequence[Tensor], like: StepArrays) -> StepTensors:
         rest = iter(flat)
         taken: list[Any] = []
-        for field in fields(like):
-            value = getattr(like, field.name)
+        for value in _values(like):
             taken.append(tuple(next(rest) for _ in value) if isinstance(value, tuple) else next(rest))
         return cls(*taken)
 
     def batch(self, segments: tuple[Segment, ...], pool: KVPool, varlen: VarlenStep | None) -> PackedBatch:
-        num_single = count_singles(segments)
+        num_single = len(self.single_ends) - 1
         return PackedBatch(
             segments=segments,
             num_single=num_single,
-            lengths=self.lengths[:num_single],
+            lengths=self.lengths if num_single == len(segments) else self.lengths[:num_single],
+            starts=self.chunk_starts,
+            counts=self.chunk_counts,
             places=tuple(GroupPlaces(s, t) for s, t in zip(self.slots, self.tables, strict=True)),
             pool=pool,
             varlen=varlen,
@@ -140,7 +159,7 @@ class StepTensors:
 
     def varlen(self, attention: VarlenAttention, segments: Sequence[Segment], max_keys: int = 0) -> VarlenStep:
         """Single tokens in one part, chunks in another. ``max_keys`` 0 is the longest segment of each."""
-        first = count_singles(segments)
+        first = len(self.single_ends) - 1
         parts = []
         for chosen, ends in ((slice(0, first), self.single_ends), (slice(first, len(segments)), self.chunk_ends)):
             mine = segments[chosen]

@@ -1,7 +1,7 @@
-"""Runs a step so that a sequence that makes it raise, or that memory is too short for, takes no other with it.
+"""Runs a step so that what makes it raise, or what memory is too short for, takes nothing else with it.
 
-An attempt that raises is undone and its chunks are run again in halves, down to the guilty ones: about ``2 log2 n``
-attempts for one guilty sequence of n. Out of memory also halves a lone prompt's chunk before the request is failed.
+An attempt that raises is undone and its parts are run again in halves, down to the guilty ones: about ``2 log2 n``
+attempts for one guilty part of n. Out of memory also makes a lone part smaller, where possible, before it fails.
 """
 
 from __future__ import annotations
@@ -11,13 +11,10 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
 
 import torch
-from torch import Tensor
 
-from inference.engine.model_runner import StepOutput
-from inference.engine.request import RequestState, Sequence
-from inference.engine.scheduler import Chunk
 from inference.engine.step_counters import StepCounters
 
 logger = logging.getLogger(__name__)
@@ -30,110 +27,119 @@ _MESSAGES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """A sequence that cannot go on; ``code`` and ``message`` are what its client sees."""
+class Part(Protocol):
+    """What one request has in a step: a chunk of a sequence, or a text to embed."""
 
-    sequence: Sequence
+    @property
+    def num_tokens(self) -> int: ...
+
+
+P = TypeVar("P", bound=Part)
+R = TypeVar("R")  # what an attempt returns
+Restore = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure(Generic[P]):
+    """A part that cannot be run; ``code`` and ``message`` are what its client sees."""
+
+    part: P
     code: str
     message: str
 
 
 @dataclass(frozen=True, slots=True)
-class StepResult:
-    """Chunks that ran together with their output, and the sequences that failed. A chunk may have been cut short."""
+class StepResult(Generic[P, R]):
+    """Attempts that went well, parts that ran together with their output, and the parts that failed.
 
-    parts: list[tuple[list[Chunk], StepOutput]] = field(default_factory=list)
-    failures: list[Failure] = field(default_factory=list)
-
-    @property
-    def chunks(self) -> list[Chunk]:
-        """Those that ran."""
-        return [chunk for part, _ in self.parts for chunk in part]
-
-
-class StepIsolation:
-    """``run`` makes one forward pass; what an attempt may change before it raises is restored from :class:`_Before`.
-
-    Keys and values need no undoing: the next attempt writes the same places again. ``free_memory`` is called after
-    an attempt that ran out of memory.
+    A part that ran may be smaller than the one that was asked for.
     """
 
-    def __init__(self, run: Callable[[list[Chunk]], StepOutput], free_memory: Callable[[], None] | None = None) -> None:
+    attempts: list[tuple[list[P], R]] = field(default_factory=list)
+    failures: list[Failure[P]] = field(default_factory=list)
+
+    @property
+    def ran(self) -> list[P]:
+        return [part for parts, _ in self.attempts for part in parts]
+
+
+def nothing_to_restore(_: object) -> Restore:
+    """Of a part that an attempt does not change."""
+    return lambda: None
+
+
+def cannot_shrink(_: object, __: str) -> None:
+    """Of a part that runs whole or not at all."""
+
+
+class StepIsolation(Generic[P, R]):
+    """``run`` makes one forward pass over some parts.
+
+    ``remember`` is asked before each attempt for what puts a part back as it was. ``shrink`` makes a lone part smaller
+    that failed with a code; None where it cannot be. ``free_memory`` is called after an attempt that it was too
+    short for.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[list[P]], R],
+        *,
+        remember: Callable[[P], Restore] = nothing_to_restore,
+        shrink: Callable[[P, str], P | None] = cannot_shrink,
+        free_memory: Callable[[], None] | None = None,
+    ) -> None:
         self._run = run
+        self._remember = remember
+        self._shrink = shrink
         self._free_memory = free_memory or free_unused_memory
         self.counters = StepCounters()
 
-    def run(self, chunks: list[Chunk]) -> StepResult:
+    def run(self, parts: list[P]) -> StepResult[P, R]:
         """Raises only what concerns the device or the process: AcceleratorError, SystemExit and their like."""
-        began_at, result = time.monotonic(), StepResult()
-        self._attempt(chunks, result)
+        began_at = time.monotonic()
+        result: StepResult[P, R] = StepResult()
+        self._attempt(parts, result)
         self.counters.seconds.add(time.monotonic() - began_at)
-        self.counters.sequences.add(len(chunks))
-        self.counters.tokens.add(sum(chunk.num_tokens for chunk in chunks))
+        self.counters.sequences.add(len(parts))
+        self.counters.tokens.add(sum(part.num_tokens for part in parts))
         return result
 
-    def _attempt(self, chunks: list[Chunk], result: StepResult) -> None:
-        before = [_Before.of(chunk) for chunk in chunks]
-        code = self._try(chunks, result)
+    def _attempt(self, parts: list[P], result: StepResult[P, R]) -> None:
+        restores = [self._remember(part) for part in parts]
+        code = self._try(parts, result)
         if not code:
             return
         self.counters.faults[code] += 1
-        for state in before:
-            state.restore()
+        for restore in restores:
+            restore()
         if code == OUT_OF_MEMORY:
             self._free_memory()
-        smaller = _smaller(chunks, code)
-        for part in smaller:
-            self._attempt(part, result)
+        smaller = self._smaller(parts, code)
+        for some in smaller:
+            self._attempt(some, result)
         if not smaller:
-            result.failures.append(Failure(chunks[0].sequence, code, _MESSAGES[code]))
+            result.failures.append(Failure(parts[0], code, _MESSAGES[code]))
 
-    def _try(self, chunks: list[Chunk], result: StepResult) -> str:
+    def _try(self, parts: list[P], result: StepResult[P, R]) -> str:
         """The code of what went wrong, "" when nothing did. When it returns, no traceback holds tensors any more."""
         try:
-            result.parts.append((chunks, self._run(chunks)))
+            result.attempts.append((parts, self._run(parts)))
         except torch.AcceleratorError:
             raise  # every further call would raise it too: the device is lost for this process
         except Exception as error:
-            # Whatever a model or a hook raises concerns the sequences of this attempt only.
+            # Whatever a model or a hook raises concerns the requests of this attempt only.
             code = OUT_OF_MEMORY if is_out_of_memory(error) else SERVER_ERROR
-            logger.exception("An attempt at a step of %d sequences failed (%s).", len(chunks), code)
+            logger.exception("An attempt at a step of %d sequences failed (%s).", len(parts), code)
             return code
         return ""
 
-
-@dataclass(frozen=True, slots=True)
-class _Before:
-    """A sequence as it was before an attempt."""
-
-    sequence: Sequence
-    num_computed: int
-    steering_expected: int
-    steering_applied: int
-    random: Tensor | None  # the generator's state, where the attempt may draw from it
-    uniforms: tuple[float, ...]  # drawn before and not used yet
-
-    @classmethod
-    def of(cls, chunk: Chunk) -> _Before:
-        sequence = chunk.sequence
-        draws = chunk.samples and sequence.request.sampling.temperature > 0
-        return cls(
-            sequence,
-            sequence.num_computed,
-            sequence.steering_expected,
-            sequence.steering_applied,
-            sequence.generator.get_state() if draws else None,
-            tuple(sequence.uniforms),
-        )
-
-    def restore(self) -> None:
-        self.sequence.num_computed = self.num_computed
-        self.sequence.steering_expected = self.steering_expected
-        self.sequence.steering_applied = self.steering_applied
-        if self.random is not None:
-            self.sequence.generator.set_state(self.random)
-            self.sequence.uniforms[:] = self.uniforms
+    def _smaller(self, parts: list[P], code: str) -> list[list[P]]:
+        """What to try instead; nothing for a lone part that cannot shrink."""
+        if len(parts) > 1:
+            middle = len(parts) // 2
+            return [parts[:middle], parts[middle:]]
+        shrunk = self._shrink(parts[0], code)
+        return [] if shrunk is None else [[shrunk]]
 
 
 def is_out_of_memory(error: Exception) -> bool:
@@ -148,14 +154,3 @@ def free_unused_memory() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-def _smaller(chunks: list[Chunk], code: str) -> list[list[Chunk]]:
-    """What to try instead; nothing for a lone chunk that cannot shrink."""
-    if len(chunks) > 1:
-        middle = len(chunks) // 2
-        return [chunks[:middle], chunks[middle:]]
-    (chunk,) = chunks
-    if code == OUT_OF_MEMORY and chunk.num_tokens > 1 and chunk.sequence.state is RequestState.PREFILL:
-        return [[Chunk(chunk.sequence, chunk.num_tokens // 2)]]
-    return []

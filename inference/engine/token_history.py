@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,17 @@ class TokenHistory:
             self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
         self._ids[place] = token_id
         self._counts[place] += 1
+
+    def followed_by(self, tokens: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """:attr:`ids` and :attr:`counts` as they were if these tokens had been generated, too."""
+        if not tokens:
+            return self.ids, self.counts
+        fresh = [token for token in dict.fromkeys(tokens) if token not in self._places]
+        places = {token: len(self._places) + i for i, token in enumerate(fresh)}
+        counts = np.concatenate([self.counts, np.zeros(len(fresh), dtype=np.float32)])
+        for token in tokens:
+            counts[places[token] if token in places else self._places[token]] += 1
+        return np.concatenate([self.ids, np.array(fresh, dtype=np.int64)]), counts
 
     @property
     def ids(self) -> NDArray[np.int64]:

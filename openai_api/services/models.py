@@ -26,7 +26,10 @@ async def get_model(call: Call, name: str) -> HttpResponseBase:
 
 
 async def delete_model(call: Call, name: str) -> HttpResponseBase:
-    """Unloads the model; it stays registered, and the next request loads it again."""
+    """Unloads the model; it stays registered, and the next request loads it again.
+
+    ``deleted`` says that it is unloaded or about to be, so a repeated call has the same answer.
+    """
     record = _find(call, name)
     if call.key is not None and not call.key.may_manage_models:
         raise forbidden(

@@ -17,7 +17,7 @@ from steering.drafts import draft_edits, feature_target
 from steering.labels import read_labels
 from steering.models import SAE, SteeringProfile
 from steering.registration import SAELocation, inspect_sae, prepare_sae, read_health
-from steering.sae_source import folder_checksum
+from steering.sae_source import locate_sae, place_checksum
 from steering.spec.edit import EditSpec
 from steering.spec.errors import InvalidSpecError
 from steering.spec.rendering import fingerprint
@@ -72,7 +72,7 @@ def _install_model(folder: Path) -> LanguageModel:
 def _install_sae(model: LanguageModel, artifacts: Path) -> SAE:
     location = SAELocation(str(artifacts / "sae"))
     sae = SAE.objects.filter(name=SAE_NAME).first()
-    if sae is not None and sae.checksum == folder_checksum(artifacts / "sae"):
+    if sae is not None and sae.checksum == place_checksum(locate_sae(str(artifacts / "sae"))):
         moved = sae.source != absolute_source(location.source)
         return services.move_sae(sae=sae, location=location) if moved else sae
     if sae is not None:

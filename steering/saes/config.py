@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Literal
 
 from inference.interventions import Site
@@ -15,13 +15,34 @@ Normalization = Literal["none", "constant_norm_rescale", "layer_norm"]
 MAX_D_IN = 1 << 17
 MAX_D_SAE = 1 << 24
 
+# Fields that came later enter the checksum only where they are set, so that older SAEs keep theirs.
+_FIRST_FIELDS = frozenset(
+    {
+        "architecture",
+        "d_in",
+        "d_sae",
+        "k",
+        "normalization",
+        "scaling_factor",
+        "apply_b_dec_to_input",
+        "rescale_acts_by_decoder_norm",
+    }
+)
+
 
 @dataclass(frozen=True, slots=True)
 class SAEMath:
     """All that decides the numbers, apart from the weights.
 
     ``scaling_factor`` multiplies the input (folded into the weights at load time). ``rescale_acts_by_decoder_norm``
-    is SAELens' rule for TopK: rank pre-activations times their decoder norm.
+    is SAELens' rule for TopK: rank pre-activations times their decoder norm, and report them so.
+
+    ``layout`` names the file's layout where it is not SAELens', because the same bytes mean something else in another.
+    ``threshold`` is one number for all features where the configuration holds it. ``gate_by_decoder_norm`` is OpenMOSS'
+    rule: pre-activations times their decoder norm are ranked, or compared with the threshold, and reported without it.
+    ``output_factor`` divides what is written, where it is not ``scaling_factor``. ``scales_by_weights`` says that a
+    tensor of the file holds the scaling of the input. ``d_out`` is the width of what is
+    written, where it is not ``d_in``.
     """
 
     architecture: str
@@ -32,24 +53,45 @@ class SAEMath:
     scaling_factor: float = 1.0
     apply_b_dec_to_input: bool = True
     rescale_acts_by_decoder_norm: bool = False
+    layout: str = ""
+    threshold: float | None = None
+    gate_by_decoder_norm: bool = False
+    output_factor: float | None = None
+    scales_by_weights: bool = False
+    d_out: int | None = None
+    has_skip: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 < self.d_in <= MAX_D_IN:
-            raise InvalidSAEError(f"d_in is {self.d_in}; it must lie between 1 and {MAX_D_IN}.")
+        for name in ("d_in", "d_out"):
+            width = getattr(self, name)
+            if width is not None and not 0 < width <= MAX_D_IN:
+                raise InvalidSAEError(f"{name} is {width}; it must lie between 1 and {MAX_D_IN}.")
         if not 0 < self.d_sae <= MAX_D_SAE:
             raise InvalidSAEError(f"d_sae is {self.d_sae}; it must lie between 1 and {MAX_D_SAE}.")
         if self.k is not None and not 0 < self.k <= self.d_sae:
             raise InvalidSAEError(f"k is {self.k}; it must lie between 1 and d_sae, which is {self.d_sae}.")
 
+    @property
+    def width_out(self) -> int:
+        """Numbers in the vector that it writes."""
+        return self.d_in if self.d_out is None else self.d_out
+
     def checksum(self, weights_sha256: str) -> str:
         """Identifies the SAE: SHA-256 over these fields and the weights' SHA-256."""
-        text = json.dumps(asdict(self), sort_keys=True, allow_nan=False) + "\n" + weights_sha256
+        defaults = {field.name: field.default for field in fields(self)}
+        values = {
+            name: value for name, value in asdict(self).items() if name in _FIRST_FIELDS or value != defaults[name]
+        }
+        text = json.dumps(values, sort_keys=True, allow_nan=False) + "\n" + weights_sha256
         return hashlib.sha256(text.encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class SAEConfig:
-    """A configuration read from disk. ``site`` is None when it names no hook."""
+    """A configuration read from disk. ``site`` is where it writes, None when no hook is named.
+
+    ``input_hook`` is the name of the place that a transcoder reads, which is another one.
+    """
 
     format: str
     math: SAEMath
@@ -58,3 +100,4 @@ class SAEConfig:
     site: Site | None = None
     model_name: str = ""
     prepend_bos: bool | None = None
+    input_hook: str = ""

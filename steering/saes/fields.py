@@ -3,25 +3,40 @@
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Mapping
 
 from steering.saes.errors import InvalidSAEError
 
 Config = Mapping[str, object]
 
+_SHOWN = reprlib.Repr()
+_SHOWN.maxstring = _SHOWN.maxother = 100
+_SHOWN.maxlevel = 2
+
+
+def shown(value: object) -> str:
+    """A value of the file for a message: not more than fits, however much YAML makes of a few letters."""
+    return _SHOWN.repr(value)
+
 
 def read_int(config: Config, name: str) -> int:
     value = config.get(name)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidSAEError(f"{name} in the configuration must be an integer, not {value!r}.")
+        raise InvalidSAEError(f"{name} in the configuration must be an integer, not {shown(value)}.")
     return value
 
 
 def read_bool(config: Config, name: str, *, default: bool) -> bool:
     value = config.get(name, default)
     if not isinstance(value, bool):
-        raise InvalidSAEError(f"{name} in the configuration must be true or false, not {value!r}.")
+        raise InvalidSAEError(f"{name} in the configuration must be true or false, not {shown(value)}.")
     return value
+
+
+def read_optional_bool(config: Config, name: str) -> bool | None:
+    """None where the field is missing or null."""
+    return None if config.get(name) is None else read_bool(config, name, default=False)
 
 
 def read_text(config: Config, name: str, default: str = "") -> str:
@@ -29,14 +44,14 @@ def read_text(config: Config, name: str, default: str = "") -> str:
     if value is None:
         return default
     if not isinstance(value, str):
-        raise InvalidSAEError(f"{name} in the configuration must be a string, not {value!r}.")
+        raise InvalidSAEError(f"{name} in the configuration must be a string, not {shown(value)}.")
     return value
 
 
 def read_positive(config: Config, name: str) -> float:
     value = config.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
-        raise InvalidSAEError(f"{name} must be a finite number above 0, not {value!r}.")
+        raise InvalidSAEError(f"{name} must be a finite number above 0, not {shown(value)}.")
     return float(value)
 
 
@@ -45,5 +60,23 @@ def read_object(config: Config, name: str) -> Config:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise InvalidSAEError(f"{name} in the configuration must be an object, not {value!r}.")
+        raise InvalidSAEError(f"{name} in the configuration must be an object, not {shown(value)}.")
     return value
+
+
+def read_size(config: Config, name: str, width: int, factor: str) -> int:
+    """The number of features: the field, or else ``width`` times the field ``factor``."""
+    if config.get(name):
+        return read_int(config, name)
+    size = width * read_positive(config, factor)
+    if size > 1 << 53 or int(size) != size:
+        raise InvalidSAEError(f"{factor} times the width, {size!r}, is no whole number of features.")
+    return int(size)
+
+
+def read_choice(config: Config, name: str, choices: Mapping[str, str], default: str = "") -> str:
+    """What the field's value stands for; InvalidSAEError lists the known ones."""
+    value = read_text(config, name, default)
+    if value not in choices:
+        raise InvalidSAEError(f"{name} {shown(value)} is not supported; known are {', '.join(choices)}.")
+    return choices[value]

@@ -7,6 +7,8 @@ import json
 import stat
 from pathlib import Path
 
+import yaml
+
 from steering.saes.errors import InvalidSAEError
 
 MAX_JSON_BYTES = 1 << 20
@@ -15,15 +17,20 @@ _BLOCK_BYTES = 1 << 20
 
 def sae_folder(root: Path, subfolder: str = "") -> Path:
     """The real path of ``root / subfolder``, which must be a folder inside ``root``."""
+    check_subfolder(subfolder)
     real_root = root.resolve()
-    if Path(subfolder).is_absolute() or ".." in Path(subfolder).parts or "\0" in subfolder:
-        raise InvalidSAEError(f"The sub-folder {subfolder!r} must be a relative path without “..”.")
     folder = (real_root / subfolder).resolve()
     if not folder.is_relative_to(real_root):
         raise InvalidSAEError(f"The sub-folder {subfolder!r} leads out of {root}.")
     if not folder.is_dir():
         raise InvalidSAEError(f"{root / subfolder} is not a folder.")
     return folder
+
+
+def check_subfolder(subfolder: str) -> None:
+    """InvalidSAEError unless it stays inside whatever it is a part of, by its text."""
+    if Path(subfolder).is_absolute() or ".." in Path(subfolder).parts or "\0" in subfolder:
+        raise InvalidSAEError(f"The sub-folder {subfolder!r} must be a relative path without “..”.")
 
 
 def has_file(folder: Path, name: str) -> bool:
@@ -57,17 +64,34 @@ def _allowed_folders(folder: Path) -> list[Path]:
 
 def read_json_object(folder: Path, name: str) -> dict[str, object]:
     """The JSON object in a small file."""
-    path = regular_file(folder, name)
-    size = path.stat().st_size
-    if size > MAX_JSON_BYTES:
-        raise InvalidSAEError(f"{name} has {size} bytes; at most {MAX_JSON_BYTES} are read.")
+    data = _small_file(folder, name)
     try:
-        value = json.loads(path.read_bytes())
+        value = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise InvalidSAEError(f"{name} is not valid JSON.") from error
     if not isinstance(value, dict):
         raise InvalidSAEError(f"{name} holds a JSON {type(value).__name__}, not an object.")
     return value
+
+
+def read_yaml_object(folder: Path, name: str) -> dict[str, object]:
+    """The mapping in a small YAML file, of plain values only."""
+    data = _small_file(folder, name)
+    try:
+        value = yaml.safe_load(data)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise InvalidSAEError(f"{name} is not valid YAML.") from error
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        raise InvalidSAEError(f"{name} does not hold fields with names.")
+    return value
+
+
+def _small_file(folder: Path, name: str) -> bytes:
+    path = regular_file(folder, name)
+    size = path.stat().st_size
+    if size > MAX_JSON_BYTES:
+        raise InvalidSAEError(f"{name} has {size} bytes; at most {MAX_JSON_BYTES} are read.")
+    return path.read_bytes()
 
 
 def file_sha256(path: Path) -> str:

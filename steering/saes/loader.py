@@ -2,78 +2,50 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from steering.saes.config import SAEConfig, SAEMath
+from inference.torch_threads import borrowed_workers
+from steering.saes.config import SAEMath
 from steering.saes.errors import InvalidSAEError
-from steering.saes.files import file_sha256, regular_file
-from steering.saes.preview import preview_sae
+from steering.saes.files import file_sha256
+from steering.saes.folding import fold
+from steering.saes.place import SAEPlace
+from steering.saes.preview import as_place, recognise
 from steering.saes.registry import ARCHITECTURES
 from steering.saes.sae import SAEWeights, SparseAutoencoder
-from steering.saes.tensors import Shape, read_tensors
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-_MIN_NORM = 1e-8  # a decoder row of zeros stays one
+from steering.saes.tensors import is_finite
 
 
-def load_sae(folder: Path, *, d_in: int | None = None) -> SparseAutoencoder:
-    """The SAE in ``folder``, in float32 on the CPU.
+def load_sae(path: Path | SAEPlace, *, d_in: int | None = None) -> SparseAutoencoder:
+    """The SAE in a folder, or of one file in it, in float32 on the CPU.
 
     ``d_in`` is the width that the model has at the SAE's site, when known. InvalidSAEError for anything damaged,
     unsafe, of another width, or not supported.
     """
-    config = preview_sae(folder)
-    if d_in is not None and config.math.d_in != d_in:
-        raise InvalidSAEError(f"The SAE reads vectors of {config.math.d_in} numbers, the model's have {d_in}.")
-    path = regular_file(folder, config.weights_file)
-    key = config.math.checksum(file_sha256(path))
-    weights = _fold(_read_weights(path, config), config.math)
-    return ARCHITECTURES[config.math.architecture](key, config.math, weights)
+    with borrowed_workers():
+        return _load(as_place(path), d_in)
 
 
-def weight_shapes(math: SAEMath) -> dict[str, Shape]:
-    """Names and shapes of the tensors that the architecture has in SAELens' layout."""
-    shapes: dict[str, Shape] = {
-        "W_enc": (math.d_in, math.d_sae),
-        "b_enc": (math.d_sae,),
-        "W_dec": (math.d_sae, math.d_in),
-        "b_dec": (math.d_in,),
-    }
-    if math.architecture == "jumprelu":
-        shapes["threshold"] = (math.d_sae,)
-    return shapes
+def _load(place: SAEPlace, d_in: int | None) -> SparseAutoencoder:
+    converter = recognise(place)
+    config = converter.preview(place)
+    math = config.math
+    if d_in is not None and math.d_in != d_in:
+        raise InvalidSAEError(f"The SAE reads vectors of {math.d_in} numbers, the model's have {d_in}.")
+    file = converter.tensors(place)
+    layout = converter.layout(config, file.headers)
+    tensors = file.read(layout.shapes, integers=layout.integers, ignored=layout.ignored)
+    weights = fold(converter.convert(tensors, config), math)
+    _check(weights, math)
+    return ARCHITECTURES[math.architecture](math.checksum(file_sha256(file.path)), math, weights)
 
 
-def _read_weights(path: Path, config: SAEConfig) -> SAEWeights:
-    tensors = read_tensors(path, weight_shapes(config.math))
-    return SAEWeights(
-        encoder=tensors["W_enc"].T.contiguous(),
-        b_enc=tensors["b_enc"],
-        W_dec=tensors["W_dec"],
-        b_dec=tensors["b_dec"],
-        threshold=tensors.get("threshold"),
-    )
-
-
-def _fold(weights: SAEWeights, math: SAEMath) -> SAEWeights:
-    """Takes a constant scaling of the input, and TopK's ranking by decoder norms, into the weights."""
-    if math.scaling_factor != 1.0:
-        weights = replace(
-            weights,
-            encoder=weights.encoder * math.scaling_factor,
-            W_dec=weights.W_dec / math.scaling_factor,
-            b_dec=weights.b_dec / math.scaling_factor,
-        )
-    if math.rescale_acts_by_decoder_norm:
-        norms: Tensor = weights.W_dec.norm(dim=-1).clamp(min=_MIN_NORM)
-        weights = replace(
-            weights,
-            encoder=weights.encoder * norms[:, None],
-            b_enc=weights.b_enc * norms,
-            W_dec=weights.W_dec / norms[:, None],
-        )
-    return weights
+def _check(weights: SAEWeights, math: SAEMath) -> None:
+    """Folding multiplies numbers of the file, which can overflow."""
+    for name, tensor in weights.tensors().items():
+        if not is_finite(tensor):
+            raise InvalidSAEError(
+                f"{name} is not finite (NaN or infinite) after normalisation and scales are folded in."
+            )
+    assert weights.encoder.shape == (math.d_sae, math.d_in)
+    assert weights.W_dec.shape == (math.d_sae, math.width_out)

@@ -1,48 +1,57 @@
-"""Recognises the format of an SAE's folder and reads its configuration; needs neither weights nor torch."""
+"""Recognises the format of an SAE's folder and reads its configuration.
+
+Reads no weights; of formats without a configuration of their own the weights' header.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from steering.saes import saelens
 from steering.saes.config import SAEConfig
 from steering.saes.errors import InvalidSAEError
-from steering.saes.files import file_sha256, has_file, read_json_object, regular_file
+from steering.saes.files import file_sha256
+from steering.saes.formats.format import SAEFormat
+from steering.saes.formats.registry import FORMATS
+from steering.saes.place import SAEPlace, sae_place
 
-# Formats that are recognised by a file only they have, to be refused by name rather than misread.
-_OTHER_FORMATS = (
-    ("params.npz", "Gemma Scope"),
-    ("params.safetensors", "Gemma Scope 2"),
-    ("sae.safetensors", "EleutherAI sparsify"),
-    ("hyperparams.json", "Llama Scope"),
-    ("ae.pt", "dictionary_learning"),
-    ("sae_weights.pt", "a pickle"),
-)
 _PICKLE_SUFFIXES = frozenset({".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt"})
 
 
-def preview_sae(folder: Path) -> SAEConfig:
+def as_place(path: Path | SAEPlace) -> SAEPlace:
+    """A folder, or the weights file in one that holds several SAEs."""
+    if isinstance(path, SAEPlace):
+        return path
+    return sae_place(path.parent, path.name) if path.is_file() else sae_place(path)
+
+
+def preview_sae(path: Path | SAEPlace) -> SAEConfig:
     """What the configuration says; InvalidSAEError when the format is unknown or not supported."""
-    if has_file(folder, saelens.CONFIG_FILE):
-        config = read_json_object(folder, saelens.CONFIG_FILE)
-        if saelens.is_version_6(config):
-            return saelens.parse_version_6(config, folder)
-        if saelens.is_flat(config):
-            return saelens.parse_flat(config, folder)
-    raise InvalidSAEError(_unknown_format(folder))
+    place = as_place(path)
+    return recognise(place).preview(place)
 
 
-def sae_checksum(folder: Path, config: SAEConfig) -> str:
+def recognise(place: SAEPlace) -> SAEFormat:
+    """The format of the files; InvalidSAEError when there is none that is known, or more than one fits."""
+    found = [known for known in FORMATS if known.recognises(place)]
+    if len(found) > 1:
+        titles = " and ".join(known.title for known in found)
+        raise InvalidSAEError(f"{place} could be {titles}; keep each SAE in a folder of its own.")
+    if not found:
+        raise InvalidSAEError(_unknown_format(place))
+    return found[0]
+
+
+def sae_checksum(path: Path | SAEPlace, config: SAEConfig) -> str:
     """The SAE's identity, from its files; reads the weights once."""
-    return config.math.checksum(file_sha256(regular_file(folder, config.weights_file)))
+    return config.math.checksum(file_sha256(as_place(path).path(config.weights_file)))
 
 
-def _unknown_format(folder: Path) -> str:
-    expected = f"expected is SAELens' layout, {saelens.CONFIG_FILE} beside {saelens.WEIGHTS_FILE}"
-    for name, label in _OTHER_FORMATS:
-        if has_file(folder, name):
-            return f"{folder} looks like {label} ({name}), which is not supported; {expected}."
-    pickles = sorted(path.name for path in folder.iterdir() if path.suffix in _PICKLE_SUFFIXES)
+def _unknown_format(place: SAEPlace) -> str:
+    expected = f"known are the layouts of {', '.join(known.title for known in FORMATS)}"
+    pickles = [name for name in place.matching(".*") if Path(name).suffix in _PICKLE_SUFFIXES]
     if pickles:
-        return f"{pickles[0]} is a pickle, which can run code when opened and is never read; {expected}."
-    return f"No SAE was recognised in {folder}; {expected}. Name the sub-folder if it lies in one."
+        return (
+            f"{pickles[0]} is a pickle of no known layout. Pickles can run code when they are opened, and are read only"
+            f" where their tensors are known beforehand; {expected}."
+        )
+    return f"No SAE was recognised in {place}; {expected}. Name the sub-folder if it lies in one."

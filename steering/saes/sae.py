@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch.nn.functional import linear
@@ -28,28 +28,40 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SAEWeights:
-    """Float32. ``encoder`` is W_enc transposed, ``[d_sae, d_in]``, so that one feature is one contiguous row."""
+    """Float32. ``encoder`` is W_enc transposed, ``[d_sae, d_in]``, so that one feature is one contiguous row.
+
+    ``rank_scale`` multiplies the pre-activations when TopK ranks them. Transcoders write ``d_out`` numbers, all others
+    ``d_in``.
+    """
 
     encoder: Tensor  # [d_sae, d_in]
     b_enc: Tensor  # [d_sae]
-    W_dec: Tensor  # [d_sae, d_in]
-    b_dec: Tensor  # [d_in]
+    W_dec: Tensor  # [d_sae, d_out]
+    b_dec: Tensor  # [d_out]
     threshold: Tensor | None = None  # [d_sae]
+    rank_scale: Tensor | None = None  # [d_sae]
+    W_skip: Tensor | None = None  # [d_out, d_in]
 
     @property
     def num_bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self._tensors().values())
+        return sum(tensor.nbytes for tensor in self.tensors().values())
 
     def to(self, device: torch.device) -> SAEWeights:
-        return SAEWeights(**{name: tensor.to(device) for name, tensor in self._tensors().items()})
+        return SAEWeights(**{name: tensor.to(device) for name, tensor in self.tensors().items()})
 
-    def _tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> dict[str, Tensor]:
+        """Those that are there, by name."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if value is not None}
 
 
 class SparseAutoencoder(ABC):
-    """``key`` identifies weights and configuration together."""
+    """``key`` identifies weights and configuration together.
+
+    ``reads_its_site`` is False where only :meth:`decoder_row` can be used at the site that it writes.
+    """
+
+    reads_its_site: ClassVar[bool] = True
 
     def __init__(self, key: str, math: SAEMath, weights: SAEWeights) -> None:
         self.key = key

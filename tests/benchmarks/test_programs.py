@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import check, curve, engine, gpu, limits, steering
+from benchmarks import check, curve, engine, gpu, limits, speculation, steering
 from benchmarks.engine import ENGINE, running
 from benchmarks.figures import Figures, Trace
 from benchmarks.options import Options, parse_options
@@ -80,6 +80,17 @@ def test_curve(options: Options):
     record = curve.record(options, counts=(1, 3))
     check_saved(record, options.results)
     assert [row.median.requests for row in record.rows] == [1, 3]
+
+
+def test_speculation(options: Options):
+    record = speculation.record(options, counts=(2,))
+    check_saved(record, options.results)
+    workloads = {f"{kind} 2" for kind in speculation.KINDS}
+    assert {(row.workload, row.subject) for row in record.rows} == {
+        (workload, subject) for workload in workloads for subject in speculation.CONFIGS
+    }
+    assert {f"{workload}: always, tok/s over off" for workload in workloads} <= record.values.keys()
+    assert all(0 <= value <= 1 for name, value in record.values.items() if name.endswith("right"))
 
 
 def test_limits():

@@ -106,8 +106,8 @@ class EngineHarness:
             self.transcripts[sink].events.append(event)
 
 
-def reference_tokens(loaded: LoadedModel, prompt: tuple[int, ...], num_tokens: int) -> list[int]:
-    """Greedy tokens of transformers' own ``generate`` on its own attention."""
+def reference_tokens(loaded: Any, prompt: tuple[int, ...], num_tokens: int) -> list[int]:
+    """Greedy tokens of transformers' own ``generate`` on its own attention; ``loaded`` has a ``module``."""
     module: Any = loaded.module
     ours = module.config._attn_implementation
     module.set_attn_implementation("eager")

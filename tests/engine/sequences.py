@@ -45,10 +45,10 @@ def build_sequence(
 
 
 def compute(chunks: list[Chunk], token: int = 9) -> None:
-    """What the engine does with the chunks of a step, the cache aside."""
+    """What the engine does with the chunks of a step, the cache aside; drafts all prove wrong."""
     for chunk in chunks:
         samples = chunk.samples
-        chunk.sequence.num_computed += chunk.num_tokens
+        chunk.sequence.num_computed += chunk.num_own
         if samples:
             chunk.sequence.state = RequestState.DECODE
             chunk.sequence.token_ids.append(token)

@@ -44,12 +44,12 @@ def flash():
         yield calls
 
 
-def generate(loaded: LoadedModel, way: Accelerate, **config: Any) -> EngineHarness:
+def generate(loaded: LoadedModel, way: Accelerate, num_tokens: int = NUM_TOKENS, **config: Any) -> EngineHarness:
     harness = EngineHarness(loaded, accelerate=way, max_prefill_tokens=7, **config)
-    got = {prompt: harness.add(prompt=prompt, max_tokens=NUM_TOKENS) for prompt in PROMPTS}
+    got = {prompt: harness.add(prompt=prompt, max_tokens=num_tokens) for prompt in PROMPTS}
     harness.run()
     for prompt, transcript in got.items():
-        assert transcript.token_ids == reference_tokens(loaded, prompt, NUM_TOKENS)
+        assert transcript.token_ids == reference_tokens(loaded, prompt, num_tokens)
     return harness
 
 
@@ -112,6 +112,48 @@ def test_steered_requests_are_as_on_the_ordinary_way(llama):
         tokens.append((steered.token_ids, plain.token_ids))
     assert tokens[0] == tokens[1]
     assert tokens[0][0] != reference_tokens(llama, PROMPTS[2], NUM_TOKENS), "the profile changes something"
+
+
+WAYS = {"torch": None, "flash": flash_attention, "copies": flash_attention_of_copies}
+
+
+@pytest.mark.usefixtures("flash")
+@pytest.mark.parametrize(("backend", "way"), [("paged", w) for w in WAYS] + [("contiguous", "flash")])
+@pytest.mark.parametrize("has_graphs", [True, False])
+def test_drafts_are_rows_of_their_own_and_see_each_other(loaded, backend, way, has_graphs):
+    harness = generate(
+        loaded,
+        accelerated(WAYS[way], has_graphs=has_graphs),
+        num_tokens=120,
+        kv_cache_backend=backend,
+        speculative_method="prompt_lookup",
+        prompt_lookup_min=1,
+        min_speculative_gain=0.0,
+    )
+    stats = harness.engine.stats()
+    assert stats.draft_tokens > stats.accepted_draft_tokens > 0
+
+
+def test_a_step_with_drafts_is_captured_where_it_has_no_more_rows_than_a_batch(llama):
+    def num_captured(max_batch_size: int) -> int:
+        harness = EngineHarness(
+            llama,
+            accelerate=accelerated(),
+            max_batch_size=max_batch_size,
+            speculative_method="prompt_lookup",
+            prompt_lookup_min=1,
+            min_speculative_gain=0.0,
+            num_speculative_tokens=7,
+        )
+        got = harness.generate(prompt=PROMPTS[2], max_tokens=90, allowed_token_ids=tuple(range(20, 26)))
+        assert harness.engine.stats().accepted_draft_tokens > 20
+        assert got.token_ids == plain
+        return harness.engine.graphs.num_captured
+
+    request = {"prompt": PROMPTS[2], "max_tokens": 90, "allowed_token_ids": tuple(range(20, 26))}
+    plain = EngineHarness(llama).generate(**request).token_ids
+    assert num_captured(1) <= 1, "of single rows only"
+    assert num_captured(8) > 1
 
 
 def test_a_step_with_prompt_logprobs_is_not_captured(llama):

@@ -113,3 +113,13 @@ class Blocks(RuleBasedStateMachine):
 
 TestBlocks = Blocks.TestCase
 TestBlocks.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_touched_blocks_are_counted_once_and_for_ever():
+    manager = BlockManager(10, 4)
+    manager.release(manager.allocate(3))
+    assert manager.num_touched == 3
+    manager.allocate(2)
+    assert manager.num_touched == 3, "used blocks are taken again first"
+    manager.allocate(4)
+    assert manager.num_touched == 6

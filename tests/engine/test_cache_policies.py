@@ -184,6 +184,15 @@ def test_memory_is_limited_and_the_alone_always_fits(make):
     assert cache.used_ratio == pytest.approx(1.0)
 
 
+def test_memory_counts_as_unwritten_until_it_was_written(make):
+    cache = make(blocks=8)
+    assert cache.unwritten_ratio == 1
+    sequence = ran(cache, Pool(cache, (0,)), build_sequence(2 * PREFIX_BLOCK))
+    assert cache.unwritten_ratio == pytest.approx(6 / 8)
+    cache.end(sequence)
+    assert cache.unwritten_ratio == pytest.approx(6 / 8), "it is kept for who begins alike"
+
+
 def test_headroom_is_kept_for_those_who_run(make):
     cache = make(blocks=4)
     ran(cache, Pool(cache, (0,)), build_sequence(PREFIX_BLOCK))

@@ -22,7 +22,7 @@ def step_of(*lengths: int, chunk: int = 0, steered: bool = False, wanted: int | 
     segments = [Segment(length - 1, 1) for length in lengths] + ([Segment(0, chunk)] if chunk else [])
     count = sum(s.num_tokens for s in segments)
     tokens = [100 + sum(lengths) + i for i in range(count)]
-    rows = list(range(len(segments)))
+    rows = np.arange(len(segments))
     places = list(range(count if wanted is None else wanted))
     return build_step(segments, tokens, places, np.full(count, int(steered)), rows, (TABLE,), BLOCK)
 
@@ -99,6 +99,27 @@ def test_other_sizes_are_other_graphs(graphs):
 @pytest.mark.parametrize("step", [step_of(5, 6, chunk=3), step_of(5, 6, wanted=1), step_of(chunk=2)])
 def test_a_step_that_does_more_than_decode_is_run_without(graphs, step):
     assert [graphs.run(step) for _ in range(SEEN_BEFORE + 2)] == [None] * (SEEN_BEFORE + 2)
+
+
+def test_rows_of_one_sequence_are_rows_like_others(graphs):
+    """As drafts are: each sees one token more, and writes to its own place."""
+    step = rows_of([2, 2, 2, 5], (40, 41, 42, 9))
+    warm(graphs, step)
+    logits = graphs.run(step)
+    assert logits is not None
+    assert logits.tolist() == expected(step, 256 // BLOCK)
+
+
+def test_a_step_of_more_rows_than_there_is_room_for_is_run_without(graphs, capture):
+    step = rows_of([2] * 17, tuple(range(20, 37)))
+    assert [graphs.run(step) for _ in range(SEEN_BEFORE + 2)] == [None] * (SEEN_BEFORE + 2)
+    assert (capture.captured, str(graphs)) == (0, "0 captured")
+
+
+def rows_of(rows: list[int], lengths: tuple[int, ...]) -> StepArrays:
+    segments = [Segment(length - 1, 1) for length in lengths]
+    places = list(range(len(rows)))
+    return build_step(segments, places, places, np.zeros(len(rows), dtype=np.int64), np.array(rows), (TABLE,), BLOCK)
 
 
 def test_keys_are_rounded_up_to_what_the_tables_hold(graphs):

@@ -166,6 +166,13 @@ def test_every_kind_of_tokenizer_streams_what_it_decodes_at_once(kind, data):
     assert "".join(pieces) + target.finish().text == backend.decode(ids)
 
 
+def test_a_first_space_is_remembered_over_special_tokens():
+    backend = metaspace_tokenizer("first").backend_tokenizer
+    ids = backend.encode("ä" * 9 + " the", add_special_tokens=False).ids
+    target = Detokenizer(TokenDecoder(backend))
+    assert "".join(target.push(token).text for token in ids) + target.finish().text == backend.decode(ids) == " the"
+
+
 @given(st.text(alphabet="ab é🦊", max_size=12), st.text(alphabet="ab é🦊", max_size=12))
 def test_the_prompt_is_context_and_no_output(prompt, text):
     ids = encode(prompt)

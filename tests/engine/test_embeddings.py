@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -106,21 +107,73 @@ def test_bad_texts_fail_alone(tmp_path, ids, code):
     assert list(vectors(events)) == [1]
 
 
-def test_a_step_that_fails_fails_its_texts_only(tmp_path):
-    loaded = load(build_embedder(tmp_path))
-    engine = EmbeddingEngine(loaded, EngineConfig(max_batch_size=1))
+@contextmanager
+def raising(loaded, error, when):
+    """The model raises on batches of token ids for which ``when`` holds; yields the shapes of all batches."""
+    shapes = []
 
-    def explode(module, args, kwargs):
-        if kwargs["input_ids"].shape[1] == 2:
-            raise RuntimeError("secret detail")
+    def hook(module, args, kwargs):
+        shapes.append(tuple(kwargs["input_ids"].shape))
+        if when(kwargs["input_ids"]):
+            raise error
 
-    loaded.module.register_forward_pre_hook(explode, with_kwargs=True)
-    events, _ = run(engine)
+    handle = loaded.module.register_forward_pre_hook(hook, with_kwargs=True)
+    try:
+        yield shapes
+    finally:
+        handle.remove()
+
+
+POISON = 40  # a token of no other text
+
+
+def test_a_poisoned_text_fails_alone_and_is_counted(tmp_path):
+    path = build_embedder(tmp_path)
+    loaded = load(path)
+    engine = EmbeddingEngine(loaded, EngineConfig())
+    with raising(loaded, RuntimeError("secret detail"), lambda ids: bool((ids == POISON).any())) as shapes:
+        events, steps = run(engine, [*TEXTS[:2], [2, POISON, 3], *TEXTS[2:]])
     failed = [event for event in events if isinstance(event, FailedEvent)]
+    got = vectors(events)
 
+    assert steps == 1
     assert [(event.index, event.code) for event in failed] == [(2, "server_error")]
     assert "secret" not in failed[0].message
-    assert sorted(vectors(events)) == [0, 1, 3, 4]
+    assert len(shapes) <= 1 + 2 * 3, "it is looked for by halves"
+    for index, ids in zip((0, 1, 3, 4, 5), TEXTS, strict=True):
+        np.testing.assert_allclose(got[index], reference_vector(path, ids, "mean"), rtol=1e-4, atol=1e-5)
+    assert engine.stats().step_faults == {"server_error": 4}  # of 6 texts, of 3, of 1 or 2, and alone
+
+
+def test_texts_that_memory_is_too_short_for_together_are_embedded_in_halves(tmp_path):
+    loaded = load(build_embedder(tmp_path))
+    engine = EmbeddingEngine(loaded, EngineConfig())
+    with raising(loaded, torch.OutOfMemoryError("no room"), lambda ids: ids.shape[0] > 2) as shapes:
+        events, _ = run(engine, [[2, n, 3] for n in range(5, 9)])
+
+    assert len(vectors(events)) == 4
+    assert [texts for texts, _ in shapes] == [4, 2, 2]
+    assert engine.stats().step_faults == {"out_of_memory": 1}
+
+
+def test_a_text_that_memory_never_suffices_for_fails_alone(tmp_path):
+    loaded = load(build_embedder(tmp_path))
+    with raising(loaded, torch.OutOfMemoryError("no room"), lambda ids: ids.shape[1] > 20):
+        events, _ = run(EmbeddingEngine(loaded, EngineConfig()))
+
+    assert [(e.index, e.code) for e in events if isinstance(e, FailedEvent)] == [(3, "out_of_memory")]
+    assert sorted(vectors(events)) == [0, 1, 2, 4]
+
+
+def test_steps_are_counted_as_a_generating_model_s(tmp_path):
+    engine = EmbeddingEngine(load(build_embedder(tmp_path)), EngineConfig(max_batch_size=3))
+    _, steps = run(engine)
+    stats = engine.stats()
+
+    assert (steps, stats.step_seconds.count) == (2, 2)
+    assert stats.step_sequences.total == len(TEXTS)
+    assert stats.step_tokens.total == sum(map(len, TEXTS))
+    assert stats.step_faults == {}
 
 
 def test_vectors_that_are_not_finite_fail_alone(tmp_path):

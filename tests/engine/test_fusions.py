@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from inference.engine import native
+from inference.engine.fused_layer import FusedLayer
 from inference.engine.fusions import FusionReport, fuse
 from inference.engine.linear_kinds import quantise
 from inference.engine.loader import ModelSpec, load_model
@@ -65,7 +68,9 @@ def test_gate(rows, size, dtype):
     both = torch.randn(rows, 2 * size, generator=torch.Generator().manual_seed(rows)).to(dtype) * 6
     gate, up = both[:, :size], both[:, size:]
     g, u = gate.double().numpy(), up.double().numpy()
-    close(torch.ops.millm_native.silu_mul(gate, up), g / (1 + np.exp(-g)) * u, dtype)
+    close(torch.ops.millm_native.gate_mul(gate, up, "silu"), g / (1 + np.exp(-g)) * u, dtype)
+    gelu = g / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (g + 0.044715 * g**3)))
+    close(torch.ops.millm_native.gate_mul(gate, up, "gelu_tanh"), gelu * u, dtype)
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -98,19 +103,70 @@ def test_an_int8_model_is_the_plain_one_with_rounded_weights(tmp_path, architect
     assert got.token_ids == expected[0, len(prompt) :].tolist()
 
 
-@pytest.mark.parametrize(
-    ("architecture", "report"),
-    [
-        ("llama", FusionReport(norms=9, attentions=4, mlps=4)),
-        ("qwen3", FusionReport(norms=17, attentions=4, mlps=4)),
-        ("gemma3", FusionReport(norms=25, attentions=4, mlps=0)),
-    ],
-)
-def test_what_is_fused(tmp_path, architecture, report):
-    for dtype in ("float32", "bfloat16", "float16"):
-        loaded = load_model(ModelSpec("tiny", build_model(tmp_path, architecture), dtype=dtype, device="cpu"))
+def fused_layers(module):
+    return [m for m in module.modules() if isinstance(vars(m).get("forward"), FusedLayer)]
+
+
+@pytest.mark.parametrize(("architecture", "norms"), [("llama", 9), ("qwen3", 17), ("gemma3", 25)])
+def test_what_is_fused(tmp_path, architecture, norms):
+    path = build_model(tmp_path, architecture)
+    has_kernel = {("float32", "int8"), ("bfloat16", "int8"), ("bfloat16", "native"), ("float16", "int8")}
+    for dtype, weights in itertools.product(("float32", "bfloat16", "float16"), ("native", "int8")):
+        loaded = load_model(ModelSpec("tiny", path, dtype=dtype, device="cpu", weights=weights))
+        layers = len(fused_layers(loaded.module))
+        # bfloat16 and int8 products are there on processors that have them.
+        expected = 4 if (dtype, weights) in has_kernel and native.active().has_bf16 and native.active().has_int8 else 0
+        assert layers == expected, (dtype, weights)
         fused = [m for m in loaded.module.modules() if "forward" in vars(m)]
-        assert len(fused) == report.norms + report.attentions + report.mlps
+        assert len(fused) == norms + 4 + 4 + layers
+
+
+@pytest.fixture(params=["bfloat16 native", "bfloat16 int8", "float32 int8"])
+def fused_model(request, tmp_path):
+    """Of each architecture, with all its layers fused."""
+
+    def load(architecture):
+        dtype, weights = request.param.split()
+        path = build_model(tmp_path, architecture, max_position_embeddings=256)
+        loaded = load_model(ModelSpec("tiny", path, dtype=dtype, device="cpu", weights=weights))
+        if not fused_layers(loaded.module):
+            pytest.skip("this processor lacks the products")
+        return loaded
+
+    return load
+
+
+def transcripts(loaded, lengths=(3, 20, 41)):
+    """Tokens and log-probabilities of sequences that decode together."""
+    harness = EngineHarness(loaded)
+    found = [harness.add(prompt=tuple(range(5, 5 + n)), max_tokens=30, logprobs=2) for n in lengths]
+    harness.run()
+    return [t.token_ids for t in found], [p.logprob for t in found for p in t.logprobs]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_fused_layer_is_the_layer(fused_model, architecture):
+    loaded = fused_model(architecture)
+    tokens, logprobs = transcripts(loaded)
+    for layer in fused_layers(loaded.module):
+        layer.forward = layer.forward.original
+    plain_tokens, plain_logprobs = transcripts(loaded)
+    assert tokens == plain_tokens
+    np.testing.assert_allclose(logprobs, plain_logprobs, atol=1e-5)
+
+
+@pytest.mark.parametrize("part", ["mlp", "self_attn.o_proj", "self_attn.q_proj"])
+def test_hooks_inside_a_fused_layer_run(fused_model, part):
+    loaded = fused_model("llama")
+    module = fused_layers(loaded.module)[1].get_submodule(part)
+    runs = []
+    before = transcripts(loaded)
+    handle = module.register_forward_hook(lambda module, args, output: runs.append(len(output)) or output * 2)
+    steered = transcripts(loaded)
+    handle.remove()
+    assert len(runs) >= 30  # each decode step
+    assert steered != before
+    assert transcripts(loaded) == before
 
 
 class OddRMSNorm(nn.Module):
@@ -138,7 +194,7 @@ class OddMLP(nn.Module):
 
 
 def test_what_only_looks_alike_stays():
-    assert fuse(nn.ModuleList([OddRMSNorm(), OddMLP()])) == FusionReport(0, 0, 0)
+    assert fuse(nn.ModuleList([OddRMSNorm(), OddMLP()])) == FusionReport(0, 0, 0, 0)
 
 
 def test_an_attention_that_rotates_otherwise_stays(tmp_path, monkeypatch):

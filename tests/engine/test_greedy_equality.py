@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from inference.engine import native
 from inference.engine.cache_plan import probe_layouts
-from inference.engine.loader import LoadedModel
+from inference.engine.linear_kinds import quantise
+from inference.engine.loader import LoadedModel, ModelSpec, load_model
+from tests.builders import ARCHITECTURES, build_model
 from tests.engine.harness import EngineHarness, Transcript, reference_tokens
 
 PROMPTS = [tuple(range(3 + 7 * i, 3 + 7 * i + length)) for i, length in enumerate((1, 4, 19, 33))]
@@ -38,7 +44,7 @@ def make(loaded, backend) -> Callable[..., EngineHarness]:
     return partial(EngineHarness, loaded, kv_cache_backend=backend)
 
 
-def check(loaded: LoadedModel, got: dict[tuple[int, ...], Transcript], num_tokens: int = NUM_TOKENS) -> None:
+def check(loaded: Any, got: dict[tuple[int, ...], Transcript], num_tokens: int = NUM_TOKENS) -> None:
     for prompt, transcript in got.items():
         assert transcript.token_ids == reference_tokens(loaded, prompt, num_tokens)
 
@@ -54,6 +60,33 @@ def test_without_native_kernels(loaded, make):
     got = {prompt: harness.add(prompt=prompt, max_tokens=NUM_TOKENS) for prompt in PROMPTS}
     harness.run()
     check(loaded, got)
+
+
+@pytest.fixture(scope="session", params=ARCHITECTURES)
+def int8(request, tmp_path_factory) -> tuple[LoadedModel, Any]:
+    """A model with int8 weights, and transformers' own with what those weights stand for."""
+    path = build_model(tmp_path_factory.mktemp("int8") / request.param, request.param)
+    plain = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for linear in [module for module in plain.modules() if isinstance(module, torch.nn.Linear)]:
+            rounded, scales = quantise(linear.weight)
+            linear.weight.copy_(rounded * scales.unsqueeze(1))
+    spec = ModelSpec("tiny", path, dtype="float32", device="cpu", weights="int8")
+    return load_model(spec), SimpleNamespace(module=plain)
+
+
+@pytest.mark.parametrize("has_kernels", [True, False])
+def test_int8_against_its_own_dequantised_weights(int8, backend, mode, has_kernels):
+    loaded, reference = int8
+    if not has_kernels:
+        native.deactivate()
+    try:
+        harness = EngineHarness(loaded, kv_cache_backend=backend, batching_mode=mode, max_prefill_tokens=7)
+        got = {prompt: harness.add(prompt=prompt, max_tokens=NUM_TOKENS) for prompt in PROMPTS}
+        harness.run()
+    finally:
+        native.activate()
+    check(reference, got)
 
 
 @pytest.mark.parametrize("max_prefill_tokens", [1, 3, 7, 256])

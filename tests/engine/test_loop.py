@@ -249,6 +249,17 @@ def test_a_dead_thread_fails_everyone_at_once_and_says_so(llama, mailbox, start)
         loop.submit([build_request()], "late")
 
 
+def test_a_model_gets_the_memory_for_keys_and_values_that_it_is_attached_with(llama, mailbox, start):
+    loop = start(kv_cache_backend="contiguous")
+    loop.attach(_renamed(llama, "small"), kv_bytes=2**16).result(10)
+    limits = {stats.name: stats.limits for stats in loop.stats().by_model}
+    assert limits["small"].kv_bytes == 2**16
+    assert limits["small"].kv_tokens * 512 == 2**16  # 2 * 4 layers * 2 heads * 8 dimensions * 4 bytes
+    assert limits["tiny"].kv_bytes > 2**16
+    loop.submit([build_request(tuple(range(3, 153)), model="small")], "too long")
+    assert mailbox.ended("too long").failed.code == "context_length_exceeded"
+
+
 def test_two_models_take_turns(loaded_models, mailbox, start):
     loop = start()
     other = loaded_models["qwen3"]

@@ -8,9 +8,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from inference.engine.cache_policy import PREFIX_BLOCK
+from inference.engine.config import EngineConfig
 from inference.engine.errors import LoadError
 from inference.engine.loader import ModelSpec, load_model
 from inference.engine.memory import estimate_memory
+from inference.engine.model_engine import ModelEngine
 from tests.builders import ARCHITECTURES, build_model
 
 
@@ -71,6 +74,35 @@ def test_keys_and_values_of_one_long_conversation(tmp_path):
 
     assert estimate(path, dtype="float32").kv == 2 * 4 * 2 * 8 * 4096 * 4
     assert estimate(path, dtype="bfloat16", max_seq_len=64).kv == 2 * 4 * 2 * 8 * 64 * 2
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_most_for_keys_and_values_is_what_the_cache_takes_at_most(tmp_path, architecture):
+    """Of a full batch of the longest sequences, as the engine reckons it from the loaded model."""
+    path = build_model(tmp_path, architecture)
+    spec = ModelSpec("m", path, dtype="float32", device="cpu")
+    most = estimate(path, dtype="float32").most_kv
+    loaded = load_model(spec)
+    contiguous, paged = (
+        ModelEngine(loaded, EngineConfig(kv_cache_bytes=2**40, kv_cache_backend=backend)).stats().limits
+        for backend in ("contiguous", "paged")
+    )
+
+    assert (contiguous.kv_cache_backend, contiguous.kv_bytes) == ("contiguous", most)
+    assert contiguous.kv_tokens == 16 * (256 + PREFIX_BLOCK)
+    assert paged.kv_cache_backend == "paged"
+    assert paged.kv_bytes <= most, "blocks of a window are fewer, and there is no slot to round up"
+    assert paged.kv_tokens >= 16 * 256
+    assert (paged.max_seq_len, paged.max_batch_size) == (256, 16)
+
+
+def test_what_is_set_for_keys_and_values_is_estimated(tmp_path):
+    spec = ModelSpec("m", build_model(tmp_path), device="cpu")
+    found = estimate_memory(spec, max_tokens=256, max_rows=16, kv_bytes=12_345)
+    much = estimate_memory(spec, max_tokens=256, max_rows=16, kv_bytes=2**40)
+
+    assert found.kv == 12_345
+    assert much.kv == much.most_kv
 
 
 def test_activations_grow_with_the_step(tmp_path):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -277,3 +277,27 @@ class TestStatic:
         assert sequences_of(policy.step()) == [b]
         policy.finish(b)
         assert sequences_of(policy.step()) == [late]
+
+
+class TestDrafts:
+    ON: ClassVar[dict[str, Any]] = {"speculative_method": "prompt_lookup", "min_speculative_gain": 0.0}
+
+    def test_a_draft_stands_behind_the_sequence_s_last_token(self, make):
+        policy = make(**self.ON)
+        (sequence,) = policy.add_all(build_sequence((9,) * 30))
+        assert policy.step() == [(sequence, 30)]
+        (chunk,) = policy.schedule()
+        assert (chunk.num_tokens, chunk.num_own, chunk.num_sampled, chunk.drafts) == (5, 1, 5, (9,) * 4)
+
+    def test_all_drafts_of_a_step_share_its_tokens(self, make):
+        policy = make(**self.ON, max_prefill_tokens=6)
+        policy.add_all(*(build_sequence((9,) * 3) for _ in range(2)))
+        policy.step()
+        assert sum(len(chunk.drafts) for chunk in policy.schedule()) == 6
+
+    def test_nobody_gives_way_for_a_draft(self, make):
+        policy = make(**self.ON, blocks=1)
+        (sequence,) = policy.add_all(build_sequence((9,) * (PREFIX_BLOCK - 2)))
+        policy.step()
+        assert policy.step() == [(sequence, 1)]
+        assert policy.num_preemptions == 0

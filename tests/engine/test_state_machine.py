@@ -42,6 +42,20 @@ KINDS: dict[str, dict[str, Any]] = {
     "contiguous": {"kv_cache_backend": "contiguous"},
     # Five blocks of 32 tokens for three sequences that grow over a block's end: some give way and are computed anew.
     "preempting": {"kv_cache_backend": "paged", "kv_cache_bytes": 64 * 1024},
+    # Guesses at nearly every step, most of them wrong.
+    "speculating": {
+        "speculative_method": "prompt_lookup",
+        "prompt_lookup_min": 1,
+        "min_speculative_gain": 0.0,
+        "kv_cache_backend": "contiguous",
+    },
+    "speculating and preempting": {
+        "speculative_method": "prompt_lookup",
+        "prompt_lookup_min": 1,
+        "min_speculative_gain": 0.0,
+        "kv_cache_backend": "paged",
+        "kv_cache_bytes": 64 * 1024,
+    },
     "static": {"batching_mode": "static", "batch_wait_timeout_s": 0.001},
 }
 

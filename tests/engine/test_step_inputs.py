@@ -21,7 +21,7 @@ ATTENTION = VarlenAttention(None, "here")
 
 def build(segments=SEGMENTS, rows=ROWS, tables=(TABLE, TABLE + 50), block_size=16) -> StepArrays:
     tokens = list(range(sum(s.num_tokens for s in segments)))
-    return build_step(segments, tokens, [0, 1], np.array(tokens) % 2, rows, tables, block_size)
+    return build_step(segments, tokens, [0, 1], np.array(tokens) % 2, np.array(rows), tables, block_size)
 
 
 def test_places_are_what_the_tables_say():
@@ -36,7 +36,28 @@ def test_places_are_what_the_tables_say():
     assert step.lengths.tolist() == [11, 71, 5, 33]
     assert step.single_ends.tolist() == [0, 1, 2]
     assert step.chunk_ends.tolist() == [0, 5, 8]
+    assert (step.chunk_starts.tolist(), step.chunk_counts.tolist()) == ([0, 30], [5, 3])
     assert step.starts == ()
+
+
+def test_single_tokens_may_follow_each_other_in_one_sequence():
+    step = build([Segment(14, 1), Segment(15, 1), Segment(16, 1), Segment(3, 1)], [2, 2, 2, 0])
+    (first, second), other = TABLE[2, :2].tolist(), int(TABLE[0, 0])
+    assert step.slots[0].tolist() == [first * 16 + 14, first * 16 + 15, second * 16, other * 16 + 3]
+    assert step.tables[0].tolist() == [[first, second]] * 3 + [TABLE[0, :2].tolist()]
+    assert step.lengths.tolist() == [15, 16, 17, 4]
+    assert step.slots[0].dtype == step.positions.dtype == np.int64
+    assert [len(part) for part in (step.chunk_starts, step.chunk_counts)] == [0, 0]
+
+
+def test_a_packed_batch_is_what_the_arrays_say():
+    tensors = step_tensors(build(), CPU)
+    batch = tensors.batch(SEGMENTS, None, None)
+    assert (batch.num_single, batch.lengths.tolist()) == (2, [11, 71])
+    assert (batch.starts.tolist(), batch.counts.tolist()) == ([0, 30], [5, 3])
+    assert {t.dtype for t in (batch.lengths, batch.starts, batch.counts)} == {torch.int32}
+    singles = step_tensors(build(SEGMENTS[:2], ROWS[:2]), CPU).batch(SEGMENTS[:2], None, None)
+    assert (singles.num_single, singles.lengths.tolist(), singles.starts.tolist()) == (2, [11, 71], [])
 
 
 def test_a_sequence_in_one_block_begins_where_the_block_does():

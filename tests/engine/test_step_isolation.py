@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from inference.engine.chunk_isolation import chunk_isolation
 from inference.engine.model_runner import StepOutput
 from inference.engine.request import RequestState, Sequence
 from inference.engine.sampler import Sampled
@@ -114,9 +115,9 @@ def test_random_numbers_drawn_by_a_failed_attempt_are_drawn_again():
             chunk.sequence.num_computed += chunk.num_tokens
         if len(chunks) > 1:
             raise RuntimeError("too many")
-        return StepOutput(Sampled([0], [None], [True], [True]), {})
+        return StepOutput(Sampled([0], [None], [True], [True]), {}, [])
 
-    result = StepIsolation(run).run([Chunk(s, 3) for s in sequences])
+    result = chunk_isolation(run).run([Chunk(s, 3) for s in sequences])
     assert drawn == {seed: float(torch.rand(1, generator=torch.Generator().manual_seed(seed))) for seed in (1, 2)}
     assert [s.num_computed for s in sequences] == [3, 3]
     assert not result.failures

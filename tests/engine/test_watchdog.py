@@ -197,12 +197,17 @@ def test_a_lost_device_is_not_tried_again(llama, mailbox, guarded):
 
 
 def test_a_thread_that_hangs_is_given_up_and_its_late_events_go_nowhere(llama, mailbox, guarded):
-    may_go_on = threading.Event()
+    may_go_on, hangs = threading.Event(), threading.Event()
     loop = guarded.loop
     loop.submit([build_request(max_tokens=200)], "running")
     streaming(mailbox, "running")
-    with hooked(llama.module, lambda *_: may_go_on.wait(20) and None):
-        wait_until(lambda: loop.stats().running == 1)
+
+    def hang(*_: object) -> None:
+        hangs.set()
+        may_go_on.wait(20)
+
+    with hooked(llama.module, hang):
+        assert hangs.wait(10)  # else the thread might still take the next message
         detached = loop.detach("tiny")
         began_at = time.monotonic()
         assert mailbox.ended("running").failed.code == "server_error"

@@ -40,5 +40,6 @@ def parts(tmp_path):
         located = Located(tmp_path)
         clock = Clock()
         busy: set[str] = set()
+        unwritten: dict[str, int] = {}
 
     return Parts()

@@ -33,6 +33,7 @@ class FakeLoop:
     submitted: list[tuple[tuple[GenerationRequest, ...], object]] = field(default_factory=list)
     cancelled: list[object] = field(default_factory=list)
     attached: dict[str, object] = field(default_factory=dict)
+    kv_bytes: dict[str, int] = field(default_factory=dict)  # given to each model that was ever attached
     refusal: Exception | None = None
     config: EngineConfig = field(default_factory=EngineConfig)
     started: bool = False
@@ -50,7 +51,8 @@ class FakeLoop:
     def cancel(self, sink: object) -> None:
         self.cancelled.append(sink)
 
-    def attach(self, loaded) -> Future[None]:
+    def attach(self, loaded, kv_bytes: int) -> Future[None]:
+        self.kv_bytes[loaded.name] = kv_bytes
         return self._settled(lambda: self.attached.update({loaded.name: loaded}))
 
     def detach(self, name: str) -> Future[None]:
@@ -87,11 +89,13 @@ class FakeLoaded:
 class FakeLoader:
     """Counts loads; waits for ``gate`` and raises ``failure`` if there is one.
 
-    ``sizes`` are the models' estimates in bytes; ``released`` the names of those whose memory was given back.
+    ``sizes`` are the models' estimates in bytes, ``caches`` their parts for keys and values, the least and the most;
+    ``released`` the names of those whose memory was given back.
     """
 
     def __init__(self) -> None:
         self.sizes: dict[str, int] = {}
+        self.caches: dict[str, tuple[int, int]] = {}
         self.released: list[str] = []
         self.specs: list[object] = []
         self.gate = threading.Event()
@@ -110,10 +114,15 @@ class FakeLoader:
     def parts(self) -> ModelLoading:
         return ModelLoading(
             load=self,
-            estimate=lambda spec: MemoryEstimate(self.sizes.get(spec.name, 10), 0, 0),
+            estimate=self._estimate,
             device_of=lambda spec: "cpu",
             release=lambda loaded: self.released.append(loaded.name),
+            free_unused=lambda: self.released.append("unused"),
         )
+
+    def _estimate(self, spec) -> MemoryEstimate:
+        least, most = self.caches.get(spec.name, (0, 0))
+        return MemoryEstimate(self.sizes.get(spec.name, 10) - least, least, 0, most)
 
 
 class FakeDevice:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 import shutil
 from concurrent.futures import Future
@@ -13,7 +14,7 @@ from django.urls import reverse
 from inference import services
 from inference.client import EngineDownError, LocalEngineClient, set_client
 from inference.engine.config import EngineConfig
-from inference.engine.stats import ModelStats
+from inference.engine.stats import EngineStats, ModelLimits, ModelStats
 from inference.groups import GROUPS, ensure_groups
 from inference.memory_budget import MemoryBudget
 from inference.models import LanguageModel
@@ -246,7 +247,9 @@ def test_a_model_s_page_shows_what_it_needs_and_what_is_free(admin_client, model
     page = detail_of(admin_client, models[0])
 
     assert re.search(
-        r"needs about \d\.\d\d MiB; 4\.00 GiB are free on cpu, where all models together may take 8\.00 GiB", page
+        r"needs about \d\.\d\d MiB: \d\.\d\d MiB for weights, \d\.\d\d MiB at least for keys and values, "
+        r"\d\.\d\d MiB for a step; 4\.00 GiB are free on cpu, where all models together may take 8\.00 GiB",
+        page,
     )
 
 
@@ -264,6 +267,20 @@ def test_a_model_s_page_shows_the_kernels_that_run_it(admin_client, models):
     set_client(LocalEngineClient(lambda publish: loop))
 
     assert "CPU: native" in detail_of(admin_client, models[0])
+
+
+def test_a_loaded_model_s_page_shows_its_cache_and_what_else_was_chosen_for_it(admin_client, models):
+    class Attached(FakeLoop):
+        def stats(self):
+            limits = ModelLimits("cpu", "float32", 2, 256, 16, "contiguous", 3 * 2**20, 3072)
+            return EngineStats("idle", by_model=(ModelStats(models[0].name, limits),))
+
+    set_client(LocalEngineClient(lambda publish: Attached()))
+    page = html.unescape(detail_of(admin_client, models[0])).replace("\xa0", " ")
+
+    for shown in ("kv_bytes = 3145728 (3.0 MB)", "kv_tokens = 3072", "max_seq_len = 256", "device = cpu"):
+        assert f"<code>{shown}</code>" in page
+    assert "Known while the model is loaded." in detail_of(admin_client, models[1])
 
 
 def test_outside_the_server_the_page_says_why_it_does_not_know(admin_client, models):

@@ -94,6 +94,26 @@ async def test_a_stream_goes_on_while_another_model_loads_serves_and_is_unloaded
     await asyncio.to_thread(registry.stop)
 
 
+async def test_two_models_share_a_budget_that_the_first_one_s_cache_could_fill(client, tmp_path):
+    """A full batch of the first one's longest sequences would take 34 MB of the 16."""
+    for name in ("first", "second"):
+        path = build_model(tmp_path / name, max_position_embeddings=4096)
+        await in_db(lambda n=name, p=path: services.register_model(name=n, source=str(p), dtype="float32", pinned=True))
+    registry = make_registry(client, budget=MemoryBudget(limit=16 * 2**20))
+    for name in ("first", "second"):
+        await registry.ready(name)
+        assert token_ids([event async for event in stream(client, name, 60)])
+    limits = {stats.name: stats.limits for stats in client.stats().by_model}
+
+    for name in ("first", "second"):  # 62 tokens are kept for who begins alike
+        assert limits[name].kv_bytes - 256 * 512 < client.kv_unwritten(name) < limits[name].kv_bytes
+    assert client.kv_unwritten("third") == 0
+    assert limits["first"].kv_bytes > limits["second"].kv_bytes >= 4096 * 512
+    assert sum(each.kv_bytes for each in limits.values()) < 16 * 2**20
+    assert limits["first"].kv_tokens == limits["first"].kv_bytes // 512
+    await asyncio.to_thread(registry.stop)
+
+
 async def test_a_load_that_cannot_fit_leaves_the_stream_and_the_engine_alone(client, tmp_path):
     small = build_model(tmp_path / "small")
     large = build_model(tmp_path / "large", hidden_size=512, intermediate_size=2048)

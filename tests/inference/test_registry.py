@@ -233,6 +233,27 @@ async def test_unloading_returns_at_once_while_another_model_loads(registry, par
     assert list(parts.engine.attached) == ["two"]
 
 
+async def test_unloads_and_loads_that_are_repeated_are_done_once(registry, parts):
+    """A client that repeats itself while a load takes its time must not fill the loader's queue."""
+    await amake("one")
+    await amake("two")
+    await registry.ready("one")
+    parts.loader.gate.clear()
+    parts.loader.began.clear()
+    registry.load("two")
+    await asyncio.to_thread(parts.loader.began.wait, 5)
+    unloads = {registry.unload("one") for _ in range(500)}
+    loads = {registry.load("two") for _ in range(500)}
+    assert (len(unloads), len(loads)) == (1, 1)
+    parts.loader.gate.set()
+    await asyncio.wrap_future(unloads.pop())
+    await asyncio.wrap_future(registry.unload("one"))  # it is gone already
+
+    assert list(parts.engine.attached) == ["two"]
+    assert [spec.name for spec in parts.loader.specs] == ["one", "two"]
+    assert (await row("one")).state == State.UNLOADED
+
+
 async def test_the_start_resets_rows_of_a_dead_process_and_loads_what_shall_be_loaded(registry, parts):
     await amake("was loaded", state=State.LOADED, memory_bytes=5)
     await amake("was loading", state=State.LOADING)

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from inference.client import EngineDownError
+from inference.client import EngineDownError, NotEnoughMemoryError
+from inference.engine.errors import LoadError
 from inference.memory_budget import MemoryBudget
 from inference.models import LanguageModel
 from inference.registry import ModelLoadFailedError, ModelNotReadyError, ModelRegistry
@@ -28,6 +29,7 @@ def registry(parts, device):
     registry = ModelRegistry(
         parts.engine,
         is_busy=parts.busy.__contains__,
+        kv_unwritten=lambda name: parts.unwritten.get(name, 0),
         locate=parts.located,
         loading=parts.loader.parts(),
         budget=MemoryBudget(30, device),
@@ -54,6 +56,43 @@ async def test_the_least_recently_used_model_makes_room(registry, parts):
     assert set(parts.engine.attached) == {"a", "c", "d"}
     assert parts.loader.released == ["b"]
     assert ((await row("b")).state, (await row("d")).state) == (State.UNLOADED, State.LOADED)
+
+
+async def test_the_first_model_leaves_room_for_the_second_although_its_cache_could_take_all(registry, parts):
+    """Of 30, 10 are its least: it gets 10 of the 20 that are spare, and the second one fits beside it."""
+    await amake("first", pinned=True)
+    await amake("second")
+    parts.loader.caches |= {"first": (4, 1000), "second": (4, 1000)}
+    await load(registry, parts, "first", "second")
+
+    assert set(parts.engine.attached) == {"first", "second"}
+    assert parts.engine.kv_bytes == {"first": 4 + 20 // 2, "second": 4}
+    assert parts.loader.released == []
+
+
+async def test_what_a_model_got_for_keys_and_values_is_in_the_account(registry, parts):
+    """Three are expected: the first gets 10 and a third of the 20 that are spare, the second 10 and half of the 4 that
+    are spare then. What is left is too little for the third, and the oldest goes.
+    """
+    for name in ("first", "second", "third"):
+        await amake(name)
+        parts.loader.caches[name] = (4, 1000)
+    await load(registry, parts, "first", "second")
+    assert parts.engine.kv_bytes == {"first": 4 + 20 // 3, "second": 4 + 4 // 2}
+    await load(registry, parts, "third")
+
+    assert set(parts.engine.attached) == {"second", "third"}
+    assert parts.loader.released == ["first"]
+
+
+async def test_a_set_size_is_what_each_model_gets(registry, parts, settings):
+    settings.MILLM_ENGINE = settings.MILLM_ENGINE | {"kv_cache_bytes": 6}
+    await amake("a")
+    await amake("b")
+    parts.loader.caches |= {"a": (6, 1000), "b": (6, 1000)}
+    await load(registry, parts, "a", "b")
+
+    assert parts.engine.kv_bytes == {"a": 6, "b": 6}
 
 
 async def test_pinned_and_busy_models_stay(registry, parts):
@@ -89,6 +128,17 @@ async def test_memory_that_others_took_counts(registry, parts, device):
 
     with pytest.raises(ModelLoadFailedError):
         await registry.ready("a")
+
+
+async def test_memory_that_a_cache_has_not_taken_yet_is_not_free(registry, parts, device):
+    """The device has 25 free, of which 20 are promised to the first model's keys and values."""
+    await amake("first", pinned=True)
+    await amake("second")
+    await load(registry, parts, "first")
+    device.free, parts.unwritten["first"] = 25, 20
+
+    with pytest.raises(ModelLoadFailedError):
+        await registry.ready("second")
 
 
 async def test_a_load_waits_for_a_busy_model_and_holds_up_no_other_load(registry, parts):
@@ -138,6 +188,24 @@ async def test_a_model_that_a_request_has_just_got_is_not_idle(registry, parts):
     assert (await waiting).record.name == "large"
 
 
+async def test_a_load_that_waits_for_room_is_given_up_when_its_model_is_unloaded(registry, parts):
+    await amake("busy")
+    await amake("large")
+    parts.loader.sizes["large"] = 25
+    await load(registry, parts, "busy")
+    parts.busy.add("busy")
+    waiting = asyncio.create_task(registry.ready("large"))
+    await until(lambda: registry.find("large").state == State.LOADING)
+    await asyncio.wrap_future(registry.unload("large"))
+
+    with pytest.raises(ModelNotReadyError, match="large was unloaded meanwhile"):
+        await waiting
+    parts.busy.clear()
+    parts.clock.now += 2
+    assert (await row("large")).state == State.UNLOADED
+    assert (await registry.ready("large")).record.name == "large", "the next request loads it again"
+
+
 async def test_stopping_releases_those_who_wait_for_room(registry, parts):
     await amake("busy")
     await amake("large")
@@ -182,6 +250,31 @@ async def test_so_is_that_of_a_model_that_the_engine_does_not_take(registry, par
         await registry.ready("a")
 
     assert parts.loader.released == ["a"]
+
+
+async def test_a_load_that_memory_runs_out_for_is_told_and_what_it_took_is_freed(registry, parts):
+    await amake("a")
+    await amake("large")
+    await registry.ready("a")
+    parts.loader.failure = NotEnoughMemoryError("large could not be loaded: memory ran out on the way.")
+    with pytest.raises(ModelLoadFailedError, match="memory ran out"):
+        await registry.ready("large")
+    assert ((await row("large")).state, parts.loader.released) == (State.FAILED, ["unused"])
+    assert registry.is_loaded("a")
+    parts.loader.failure = None
+    await asyncio.wrap_future(registry.load("large"))
+
+    assert set(parts.engine.attached) == {"a", "large"}
+
+
+async def test_other_faults_cost_no_collection(registry, parts):
+    """It would hold the engine thread up."""
+    await amake("broken")
+    parts.loader.failure = LoadError("broken could not be loaded: what a pity.")
+    with pytest.raises(ModelLoadFailedError):
+        await registry.ready("broken")
+
+    assert parts.loader.released == []
 
 
 async def test_the_server_s_keep_alive_is_for_models_without_their_own(registry, parts, settings):

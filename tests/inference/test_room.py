@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from inference.engine.memory import MemoryEstimate
 from inference.memory_budget import MemoryBudget
 from inference.residents import Resident
 from inference.room import AllBusyError, NoRoomError, Room, gibibytes
@@ -17,7 +20,8 @@ def resident(name, size):
 
 
 def room(needed, free, *unpinned):
-    return Room("new", "cpu", needed, free, 100, [resident(name, size) for name, size in unpinned])
+    estimate = MemoryEstimate(needed, 0, 0)
+    return Room("new", "cpu", estimate, free, 100, [resident(name, size) for name, size in unpinned])
 
 
 def names(chosen):
@@ -50,6 +54,31 @@ def test_busy_models_that_could_make_room_are_named():
         room(30, 10, ("a", 5), ("b", 20)).choose({"b"}.__contains__)
 
 
+def test_the_parts_of_what_a_model_needs_are_told():
+    needed = Room("new", "cpu", MemoryEstimate(2 * GIB, GIB, GIB // 2), 4 * GIB, 5 * GIB, [])
+    parts = "2.00 GiB for weights, 1.00 GiB at least for keys and values, 0.50 GiB for a step"
+
+    assert str(needed).startswith(f"needs about 3.50 GiB: {parts}; 4.00 GiB are free on cpu")
+    with pytest.raises(NoRoomError, match=parts):
+        replace(needed, free=GIB).choose(lambda name: False)
+
+
+@pytest.mark.parametrize(
+    ("free", "wanted", "num_expected", "expected"),
+    [
+        (180, 0, 1, 10 + 40),  # half of what is spare, also for the only model
+        (180, 0, 4, 10 + 20),  # an equal share with those that may come
+        (100, 0, 1, 10),  # nothing is spare: its least
+        (9_000, 0, 2, 300),  # no more than a full batch can fill
+        (9_000, 70, 1, 70),  # what is set is in the estimate
+    ],
+)
+def test_keys_and_values_share_the_account(free, wanted, num_expected, expected):
+    estimate = MemoryEstimate(weights=80, kv=wanted or 10, activations=10, most_kv=300)
+
+    assert Room("new", "cpu", estimate, free, 1000, []).kv_bytes(wanted, num_expected) == expected
+
+
 def test_sizes_are_readable():
     assert gibibytes(3 * GIB // 2) == "1.50 GiB"
     assert gibibytes(2**20) == "1.00 MiB"
@@ -70,6 +99,14 @@ def test_room_within_a_budget(limit, free, reserved, expected):
     device.free = free
 
     assert MemoryBudget(limit, device).room("cpu", reserved) == expected
+
+
+def test_memory_that_others_were_given_and_have_not_taken_yet_is_not_free():
+    device = FakeDevice(1000)
+    device.free = 500
+
+    assert MemoryBudget(0, device).room("cpu", reserved_bytes=300, unwritten_bytes=200) == 300
+    assert MemoryBudget(0, device).room("cpu", reserved_bytes=800, unwritten_bytes=200) == 100
 
 
 def test_the_size_of_a_budget():

@@ -61,6 +61,13 @@ async def test_delete_unloads(api: Api):
     assert api.registry.unloaded == ["tiny"]
 
 
+async def test_a_delete_that_is_repeated_has_the_same_answer(api: Api):
+    """Of a model that is unloaded, or about to be, there is nothing else to say; the registry does it once."""
+    answers = [await api.client.delete("/v1/models/cold:8b") for _ in range(3)]
+    assert {answer.status_code for answer in answers} == {200}
+    assert [answer.json() for answer in answers] == [{"id": "cold:8b", "object": "model", "deleted": True}] * 3
+
+
 @pytest.mark.parametrize(("may", "status"), [(True, 200), (False, 403)])
 async def test_unloading_needs_the_right(api: Api, may: bool, status: int):
     headers = api.keys.add("key", may_manage_models=may)

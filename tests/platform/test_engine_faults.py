@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -13,8 +14,10 @@ from typing import Any
 import psycopg
 import pytest
 
+from millm_site.embedded_postgres.cluster import EmbeddedPostgres
 from tests import live
 from tests.conftest import site_environment
+from tests.platform.conftest import postmaster_of
 from tests.platform.wire import Answer, answer, connected, get, head, read_all, read_until
 
 pytestmark = pytest.mark.live
@@ -35,9 +38,9 @@ def faulty(fault: str, home: Path, database_url: str, **variables: str) -> Itera
         yield server
 
 
-def chat(url: str) -> Answer:
+def chat(url: str, **fields: Any) -> Answer:
     with connected(url, timeout_s=60) as connection:
-        connection.sendall(request(url, **CHAT))
+        connection.sendall(request(url, **CHAT | fields))
         return answer(read_all(connection))
 
 
@@ -88,6 +91,66 @@ def test_clients_that_leave_free_the_queue_and_the_batch_at_once(tmp_path: Path,
     assert rows["queued"] == ("client_disconnected", 0)
     assert rows["running"][0] == "client_disconnected"
     assert 0 < rows["running"][1] < 400
+
+
+def test_a_full_queue_says_when_to_come_again_by_the_rate_at_which_requests_end(
+    tmp_path: Path, database_url: str
+) -> None:
+    """Steps take 50 ms, so 60 tokens take 3 s at least: two such ends and one before are no more than one in 2 s."""
+    with faulty("slow", tmp_path, database_url, MILLM_MAX_BATCH_SIZE="1", MILLM_MAX_WAITING_REQUESTS="1") as server:
+        assert chat(server.url).status == 200
+        for _ in range(2):
+            assert chat(server.url, max_tokens=60, ignore_eos=True).status == 200
+        long = CHAT | {"stream": True, "max_tokens": 400, "ignore_eos": True}
+        with connected(server.url) as running, connected(server.url) as queued:
+            running.sendall(request(server.url, **long))
+            read_until(running, b'"content":"')
+            queued.sendall(request(server.url, **long))
+            assert eventually(lambda: load(server.url) == (1, 1), 10)
+            refused = chat(server.url)
+            assert (refused.status, refused.error["code"]) == (503, "server_is_overloaded")
+            assert "2 requests run or wait already, 2 at most" in refused.error["message"]
+            assert 2 <= int(refused.headers["retry-after"]) <= 60
+        assert eventually(lambda: load(server.url) == (0, 0), 5)
+        assert chat(server.url).status == 200
+        assert server.stop() == 0
+
+
+def test_streams_outlive_the_database_and_every_request_is_logged_once_it_is_back(home: Path, tmp_path: Path) -> None:
+    """A database server of the test's own, named by URL: nothing of ours starts it again."""
+    database = EmbeddedPostgres(home / "postgres")
+    database.ensure_running()
+    url = f"postgresql://postgres@/postgres?host={database.socket_dir}"
+    with faulty("slow", tmp_path, url, MILLM_DATABASE_TIMEOUT="1") as server:
+        assert chat(server.url, user="before").status == 200
+        with connected(server.url, timeout_s=60) as streaming:
+            story = CHAT | {"stream": True, "max_tokens": 100, "ignore_eos": True, "user": "during"}
+            streaming.sendall(request(server.url, **story, stream_options={"include_usage": True}))
+            beginning = read_until(streaming, b'"content":"')
+            postmaster = postmaster_of(home)
+            assert postmaster is not None
+            postmaster.send_signal(signal.SIGQUIT)
+            assert live.ended(postmaster.pid)
+            assert chat(server.url, user="without").status == 200  # models and keys are known in the process
+            events = (beginning + read_all(streaming)).decode()
+        assert events.count("[DONE]") == 1
+        assert '"completion_tokens":100' in events
+        assert '"error"' not in events
+        assert load(server.url) == (0, 0)
+        assert get(server.url, "/health/ready").status == 503
+        database.ensure_running()
+        assert eventually(lambda: get(server.url, "/health/ready").status == 200, 15)
+        assert chat(server.url, user="after").status == 200
+        users = {"before", "during", "without", "after"}
+        assert eventually(lambda: users <= logged(url).keys(), 15), (logged(url), server.output)
+        assert server.stop() == 0
+    rows = logged(url)
+    assert {rows[user][0] for user in users} == {""}
+    assert rows["during"][1] == 100
+    with psycopg.connect(url) as connection:
+        query = 'SELECT count(*) FROM openai_api_requestlog WHERE "user" <> %s'
+        assert connection.execute(query, [""]).fetchone() == (4,), "each is written once"
+    assert database.stop_if_unused()
 
 
 def load(url: str) -> tuple[int, int]:

@@ -174,6 +174,14 @@ def test_engine_options_are_the_engine_s_own_and_have_its_defaults():
     assert set(ENGINE_OPTIONS) == {field.name for field in fields(EngineConfig)}
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("min_speculative_gain", "0.9"), ("prompt_lookup_max", "1"), ("speculative_method", "eagle")],
+)
+def test_speculation_that_means_nothing_is_refused(name, value):
+    assert name in problems(**{name: value}).lower()
+
+
 @pytest.mark.parametrize("value", ["0.5", "1", "-1", "nan"])
 def test_a_stall_factor_that_means_nothing_is_refused(value):
     assert "max_stall_factor" in problems(max_stall_factor=value).lower()

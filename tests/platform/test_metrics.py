@@ -54,6 +54,9 @@ class Engine:
             prefix_queries=100,
             prefix_hits=40,
             preemptions=1,
+            drafts=5,
+            draft_tokens=20,
+            accepted_draft_tokens=12,
             steering_rows=4,
             step_seconds=seconds.read(),
             step_faults={"out_of_memory": 2},
@@ -139,6 +142,9 @@ def test_the_engine_s_numbers():
     assert value("millm_prefix_cache_queries_total", model="tiny") == 100
     assert value("millm_prefix_cache_hits_total", model="tiny") == 40
     assert value("millm_num_preemptions_total", model="tiny") == 1
+    assert value("millm_spec_decode_num_drafts_total", model="tiny") == 5
+    assert value("millm_spec_decode_num_draft_tokens_total", model="tiny") == 20
+    assert value("millm_spec_decode_num_accepted_tokens_total", model="tiny") == 12
     assert value("millm_steering_rows", model="tiny") == 4
     assert value("millm_engine_step_faults_total", model="tiny", code="out_of_memory") == 2
     assert value("millm_engine_restarts_total") == 1

@@ -348,7 +348,7 @@ class TestSAE:
     @pytest.mark.parametrize(
         ("config", "message"),
         [
-            (sae_config("gated"), "architecture &#x27;gated&#x27; is not supported"),
+            (sae_config("temporal"), "architecture &#x27;temporal&#x27; is not supported"),
             (sae_config(metadata={"hook_name": "blocks.9.hook_resid_post"}), "The model has layers 0 to 2, not 9"),
             (sae_config(d_sae=41), "has the shape"),
         ],

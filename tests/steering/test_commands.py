@@ -58,8 +58,8 @@ class TestAddSAE:
         assert not SAE.objects.exists()
 
     def test_unsupported_architecture(self, model, tmp_path):
-        write_sae(tmp_path / "gated", sae_config("gated"))
-        with pytest.raises(CommandError, match="architecture 'gated' is not supported"):
+        write_sae(tmp_path / "gated", sae_config("temporal"))
+        with pytest.raises(CommandError, match="architecture 'temporal' is not supported"):
             call_command("add_sae", "new", str(tmp_path / "gated"), model="tiny")
 
     def test_name_that_is_taken(self, sae, tmp_path):

@@ -10,6 +10,7 @@ import pytest
 from inference.interventions import SITE_KINDS
 from steering.demo.install import install_demo
 from steering.errors import ProfileModelMismatchError, ProfileNotFoundError, SAEUnavailableError
+from steering.saes.formats.registry import FORMATS
 from steering.saes.registry import ARCHITECTURES
 from steering.spec.edit import OPERATIONS, PHASES, UNITS
 from steering.spec.units import MAX_PUSH, STRONG_PUSH
@@ -31,6 +32,13 @@ def test_examples_run(monkeypatch):
 @pytest.mark.parametrize("name", [*OPERATIONS, *UNITS, *PHASES, *SITE_KINDS, *ARCHITECTURES])
 def test_every_choice_is_described(name):
     assert f"`{name}`" in TEXT
+
+
+@pytest.mark.parametrize("known", FORMATS, ids=lambda known: known.name)
+def test_formats_are_listed_with_what_recognises_them(known):
+    (row,) = re.findall(rf"^\| `{known.name}` \|(.*)$", TEXT, re.MULTILINE)
+    for name in known.required_files:
+        assert f"`{name}`" in row or known.name == "llamascopium"  # “the same with …”
 
 
 @pytest.mark.parametrize("error", [ProfileNotFoundError, ProfileModelMismatchError, SAEUnavailableError])

@@ -185,9 +185,15 @@ class TestConfiguration:
             ({"d_sae": "40"}, "d_sae in the configuration must be an integer, not '40'"),
             ({"d_sae": True}, "must be an integer"),
             ({"d_in": 12.0}, "must be an integer"),
-            ({"architecture": "gated"}, "architecture 'gated' is not supported"),
+            ({"architecture": "temporal"}, "architecture 'temporal' is not supported"),
+            ({"architecture": "abstopk"}, "architecture 'abstopk' is not supported"),
             ({"architecture": "batchtopk"}, "saved as jumprelu for inference"),
-            ({"architecture": "transcoder"}, "architecture 'transcoder' is not supported"),
+            ({"architecture": "matching_pursuit"}, "architecture 'matching_pursuit' is not supported"),
+            ({"architecture": "transcoder"}, "apply_b_dec_to_input is not defined for transcoders"),
+            (
+                {"architecture": "transcoder", "apply_b_dec_to_input": False, "normalize_activations": "layer_norm"},
+                "transcoder with normalize_activations is not supported",
+            ),
             (
                 {"normalize_activations": "covariance_whitening"},
                 "normalisation 'covariance_whitening' is not supported",
@@ -202,7 +208,7 @@ class TestConfiguration:
             ({"metadata": {"hook_name": "blocks.1.attn.hook_z", "hook_head_index": 3}}, "single attention head"),
             (
                 {"metadata": {"hook_name": "blocks.1.hook_resid_pre", "hook_name_out": "blocks.1.hook_mlp_out"}},
-                "transcoders are not supported",
+                "writes to another hook (blocks.1.hook_mlp_out) than it reads, and is no transcoder",
             ),
             (
                 {"metadata": {"hook_name": "blocks.1.hook_resid_post", "hf_hook_name": "model.layers.2"}},
@@ -235,24 +241,9 @@ class TestConfiguration:
         assert "at most 1048576 are read" in refused(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("name", "label"),
-    [
-        ("params.npz", "Gemma Scope"),
-        ("params.safetensors", "Gemma Scope 2"),
-        ("sae.safetensors", "EleutherAI sparsify"),
-        ("hyperparams.json", "Llama Scope"),
-        ("ae.pt", "dictionary_learning"),
-    ],
-)
-def test_other_formats_are_refused_by_name(name, label, tmp_path):
-    (tmp_path / "cfg.json").write_text(json.dumps({"d_in": 12, "num_latents": 40, "k": 5, "transcode": False}))
-    (tmp_path / name).write_bytes(b"")
-    assert f"looks like {label} ({name})" in refused(tmp_path)
-
-
 def test_empty_folder_says_what_is_expected(tmp_path):
-    assert "expected is SAELens' layout, cfg.json beside sae_weights.safetensors" in refused(tmp_path)
+    assert "No SAE was recognised" in refused(tmp_path)
+    assert "Gemma Scope 2, Llama Scope" in refused(tmp_path)
 
 
 def test_preview_reads_no_weights(tmp_path):

@@ -26,6 +26,7 @@ __all__ = [
     "deactivate",
     "decode_attention",
     "in_huge_pages",
+    "prompt_attention",
     "write_kv",
 ]
 
@@ -38,11 +39,13 @@ SWITCH = "MILLM_KERNELS"  # "torch" turns the C++ ones off
 class ActiveKernels:
     """Which kernels run, and why: ``str()`` is for the start-up line.
 
-    ``has_bf16`` and ``has_int8`` say whether products of few rows are among them, which need AVX-512 extensions.
+    ``lanes`` float32 values are computed at once. ``has_bf16`` and ``has_int8`` say whether products of pairs and of
+    bytes are among the kernels, which need AVX-512 extensions.
     """
 
     is_native: bool
     reason: str
+    lanes: int = 1
     has_bf16: bool = False
     has_int8: bool = False
 
@@ -105,6 +108,32 @@ def decode_attention(
     return fallback.decode_attention(query, keys, values, block_table, lengths, scale, window, softcap)
 
 
+def prompt_attention(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    block_table: Tensor,
+    starts: Tensor,
+    counts: Tensor,
+    scale: float,
+    window: int,
+    softcap: float,
+) -> Tensor:
+    """Causal attention of chunks of prompts, each over all tokens of its sequence so far.
+
+    ``query`` ``[tokens, heads, head_dim]`` holds the chunks one after the other; chunk ``i`` has ``counts[i]`` tokens,
+    the first at position ``starts[i]`` of its sequence (both int32 ``[n]`` on the CPU). The rest, and what is returned,
+    is as in :func:`decode_attention`. Weights are rounded to the dtype before they meet the values, as in flash
+    attention.
+    """
+    if _active.is_native and _attends_prompts(query, keys, values):
+        out: Tensor = torch.ops.millm_native.prompt_attention(
+            query, keys, values, block_table, starts, counts, scale, window, softcap
+        )
+        return out
+    return fallback.prompt_attention(query, keys, values, block_table, starts, counts, scale, window, softcap)
+
+
 def write_kv(keys: Tensor, values: Tensor, key: Tensor, value: Tensor, slot_mapping: Tensor) -> None:
     """Store ``key`` and ``value`` ``[tokens, kv_heads, head_dim]`` at places ``block * block_size + offset``, int64."""
     if _active.is_native and keys.device.type == "cpu":
@@ -128,6 +157,12 @@ def advise_huge_pages(tensor: Tensor) -> None:
         torch.ops.millm_native.advise_huge_pages(tensor)
 
 
+def _attends_prompts(query: Tensor, keys: Tensor, values: Tensor) -> bool:
+    has_dtype = query.dtype is torch.float32 or (query.dtype is torch.bfloat16 and _active.has_bf16)
+    fits = keys.shape == values.shape and query.shape[-1] % _active.lanes == 0
+    return has_dtype and fits and query.device.type == "cpu"
+
+
 def _load(folder: Path) -> ActiveKernels:
     if os.environ.get(SWITCH) == "torch":
         return ActiveKernels(is_native=False, reason=f"{SWITCH}=torch")
@@ -138,4 +173,4 @@ def _load(folder: Path) -> ActiveKernels:
         return ActiveKernels(is_native=False, reason=str(error))
     dots = [name for name, has in (("bf16", has_bf16), ("int8", has_int8)) if has]
     reason = f"{vector_bytes * 8}-bit vectors" + (f", {' and '.join(dots)} dot products" if dots else "")
-    return ActiveKernels(is_native=True, reason=reason, has_bf16=has_bf16, has_int8=has_int8)
+    return ActiveKernels(is_native=True, reason=reason, lanes=vector_bytes // 4, has_bf16=has_bf16, has_int8=has_int8)

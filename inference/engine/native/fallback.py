@@ -34,6 +34,41 @@ def decode_attention(
     return out
 
 
+def prompt_attention(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    block_table: Tensor,
+    starts: Tensor,
+    counts: Tensor,
+    scale: float,
+    window: int,
+    softcap: float,
+) -> Tensor:
+    """See :func:`inference.engine.native.prompt_attention`."""
+    chunks, first = [], 0
+    for table, start, count in zip(block_table, starts.tolist(), counts.tolist(), strict=True):
+        offset = max(0, start - window + 1) if window else 0
+        k, v = (_gather(pool, table, offset, start + count) for pool in (keys, values))
+        grouped = query[first : first + count].reshape(count, k.shape[0], -1, query.shape[-1])
+        rows = grouped.permute(1, 2, 0, 3)  # [kv_heads, group, n, d]
+        mask = _causal(start, count, offset, window, query.device)
+        attended = (
+            _softcapped(rows, k.unsqueeze(1), v.unsqueeze(1), scale, softcap, mask)
+            if softcap
+            else functional.scaled_dot_product_attention(
+                rows,
+                k.unsqueeze(1).expand(-1, rows.shape[1], -1, -1),
+                v.unsqueeze(1).expand(-1, rows.shape[1], -1, -1),
+                attn_mask=mask,
+                scale=scale,
+            )
+        )
+        chunks.append(attended.flatten(0, 1).transpose(0, 1))
+        first += count
+    return chunks[0] if len(chunks) == 1 else torch.cat(chunks)
+
+
 def write_kv(keys: Tensor, values: Tensor, key: Tensor, value: Tensor, slot_mapping: Tensor) -> None:
     """See :func:`inference.engine.native.write_kv`."""
     slots = slot_mapping.to(keys.device)
@@ -55,7 +90,19 @@ def _gather(pool: Tensor, blocks: Tensor, first: int, length: int) -> Tensor:
     return tokens[skipped : skipped + length - first].transpose(0, 1)
 
 
-def _softcapped(query: Tensor, keys: Tensor, values: Tensor, scale: float, cap: float) -> Tensor:
+def _causal(start: int, count: int, offset: int, window: int, device: torch.device) -> Tensor:
+    """``[count, start + count - offset]``, True where a query from position ``start`` on may look."""
+    queries = torch.arange(start, start + count, device=device).unsqueeze(1)
+    seen = torch.arange(offset, start + count, device=device).unsqueeze(0)
+    mask = seen <= queries
+    return mask & (seen > queries - window) if window else mask
+
+
+def _softcapped(
+    query: Tensor, keys: Tensor, values: Tensor, scale: float, cap: float, mask: Tensor | None = None
+) -> Tensor:
     """Gemma 2's ``cap * tanh(scores / cap)``, in float32."""
     scores = torch.tanh(query.float() @ keys.float().transpose(-1, -2) * scale / cap) * cap
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
     return (scores.softmax(-1) @ values.float()).to(query.dtype)

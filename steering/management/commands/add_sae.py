@@ -15,6 +15,7 @@ from inference.sources import SourceError
 from steering import services
 from steering.errors import SteeringError
 from steering.health import judge
+from steering.hub import FoundSAE, find_saes
 from steering.labels import FeatureLabel, read_labels
 from steering.registration import SAECandidate, SAELocation, inspect_sae, prepare_sae, read_health
 from steering.saes.errors import InvalidSAEError
@@ -33,20 +34,26 @@ class Command(BaseCommand):
         parser.add_argument("name", help="how it is called here")
         parser.add_argument("source", help="a directory, or a Hub id such as org/saes")
         parser.add_argument("--model", required=True, help="the registered model that it reads")
-        parser.add_argument("--subfolder", default="", help="the SAE's folder inside the source")
+        parser.add_argument("--subfolder", default="", help="the SAE's folder, or its file, inside the source")
         parser.add_argument("--revision", default="", help="branch, tag or commit on the Hub")
         parser.add_argument("--layer", type=int, help="in place of what the SAE's configuration says")
         parser.add_argument("--site", choices=SITE_KINDS, help="in place of what the SAE's configuration says")
         parser.add_argument("--labels", type=Path, help="JSON: [{index, label, max_activation, density, top_tokens}]")
         parser.add_argument("--health", type=Path, help="JSON object with l0, fvu and mean_resid_norm")
         parser.add_argument("--preview", action="store_true", help="say what it is and whether it fits, and stop")
+        parser.add_argument(
+            "--list", action="store_true", help="list the source's SAEs by their files' names, and stop"
+        )
 
     def handle(self, **options: Any) -> None:
         model = LanguageModel.objects.filter(name=options["model"]).first()
         if model is None:
             raise CommandError(f"There is no model {options['model']}; register it with add_model first.")
         try:
-            self._add(model, options)
+            if options["list"]:
+                self._list(options["source"], options["revision"], options["subfolder"])
+            else:
+                self._add(model, options)
         except _REFUSALS as error:
             raise CommandError(str(error)) from error
         except SteeringError as error:
@@ -54,10 +61,18 @@ class Command(BaseCommand):
         except ValidationError as error:
             raise CommandError(" ".join(error.messages)) from error
 
+    def _list(self, source: str, revision: str, subfolder: str) -> None:
+        found = find_saes(source, revision=revision, subfolder=subfolder)
+        for sae in found:
+            self.stdout.write(found_line(sae))
+        self.stdout.write(self.style.SUCCESS(f"{len(found)} SAEs in {source}."))
+
     def _add(self, model: LanguageModel, options: dict[str, Any]) -> None:
         location = SAELocation(options["source"], options["revision"], options["subfolder"])
         candidate = inspect_sae(location, model, layer=options["layer"], site=options["site"])
         self.stdout.write(describe(candidate, model))
+        for doubt in candidate.doubts:
+            self.stdout.write(self.style.WARNING(doubt))
         if options["preview"]:
             return
         labels: tuple[FeatureLabel, ...] = ()
@@ -71,11 +86,19 @@ class Command(BaseCommand):
         self.stdout.write(self.style.SUCCESS(f"Registered {sae} with {sae.d_sae} features, {len(labels)} labelled."))
 
 
+def found_line(found: FoundSAE) -> str:
+    """One SAE of a listing. Two versions of a format can have files of the same names."""
+    return f"{found.subfolder or '(top)'}  {' or '.join(found.formats)}, {found.num_bytes / 1e6:.1f} MB"
+
+
 def describe(candidate: SAECandidate, model: LanguageModel) -> str:
     """The configuration in one paragraph."""
     config = candidate.config
+    math = config.math
     trained = f", trained on {config.model_name}" if config.model_name else ""
+    normalised = f" It normalises its input ({math.normalization})." if math.normalization != "none" else ""
+    reads = f" It reads {config.input_hook}; what it writes can be added." if config.input_hook else ""
     return (
-        f"{config.format}: {config.math.architecture} with {config.math.d_sae} features of width {config.math.d_in}"
-        f"{trained}. It fits {model} at {candidate.site}."
+        f"{config.format}: {math.architecture} with {math.d_sae} features of width {math.width_out}"
+        f"{trained}. It fits {model} at {candidate.site}.{normalised}{reads}"
     )

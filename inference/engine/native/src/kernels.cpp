@@ -12,6 +12,7 @@
 #include "attention.h"
 #include "layers.h"
 #include "linear.h"
+#include "prompt_attention.h"
 
 namespace millm {
 
@@ -34,6 +35,36 @@ at::Tensor decode_attention(const at::Tensor& query, const at::Tensor& keys, con
     case at::kBFloat16: attend<at::BFloat16>(query, keys, values, block_table, lengths, how, window, out); break;
     case at::kHalf: attend<at::Half>(query, keys, values, block_table, lengths, how, window, out); break;
     default: TORCH_CHECK(false, "decode_attention: no ", query.scalar_type());
+  }
+  return out;
+}
+
+at::Tensor prompt_attention(const at::Tensor& query, const at::Tensor& keys, const at::Tensor& values,
+                            const at::Tensor& block_table, const at::Tensor& starts, const at::Tensor& counts,
+                            double scale, int64_t window, double softcap) {
+  TORCH_CHECK(query.dim() == 3 && keys.dim() == 4 && values.sizes() == keys.sizes(), "prompt_attention: shapes");
+  TORCH_CHECK(query.size(2) == keys.size(3) && query.size(1) % keys.size(2) == 0, "prompt_attention: heads");
+  TORCH_CHECK(query.size(2) % kLanes == 0, "prompt_attention: head_dim must be whole vectors of ", kLanes);
+  TORCH_CHECK(keys.scalar_type() == query.scalar_type() && values.scalar_type() == query.scalar_type(),
+              "prompt_attention: dtypes differ");
+  TORCH_CHECK(query.stride(2) == 1 && keys.stride(3) == 1 && values.stride(3) == 1, "prompt_attention: strides");
+  for (const auto& row : {starts, counts})
+    TORCH_CHECK(row.scalar_type() == at::kInt && row.is_contiguous() && row.size(0) == block_table.size(0),
+                "prompt_attention: starts and counts are int32, one for each sequence");
+  TORCH_CHECK(block_table.scalar_type() == at::kInt && block_table.stride(1) == 1, "prompt_attention: block_table");
+  TORCH_CHECK(counts.sum().item<int64_t>() == query.size(0), "prompt_attention: counts do not add up to the queries");
+  at::Tensor out = at::empty(query.sizes(), query.options());
+  const Scoring how{static_cast<float>(scale), static_cast<float>(softcap)};
+  switch (query.scalar_type()) {
+    case at::kFloat:
+      attend_prompts<float>(query, keys, values, block_table, starts, counts, how, window, out);
+      break;
+#if MILLM_BF16_DOT
+    case at::kBFloat16:
+      attend_prompts<at::BFloat16>(query, keys, values, block_table, starts, counts, how, window, out);
+      break;
+#endif
+    default: TORCH_CHECK(false, "prompt_attention: no ", query.scalar_type());
   }
   return out;
 }
@@ -96,11 +127,16 @@ at::Tensor norm_rotary(const at::Tensor& x, const std::optional<at::Tensor>& wei
   return out;
 }
 
-at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up) {
+at::Tensor gate_mul(const at::Tensor& gate, const at::Tensor& up, c10::string_view activation) {
   TORCH_CHECK(gate.dim() == 2 && gate.sizes() == up.sizes() && gate.stride(1) == 1 && up.stride(1) == 1 &&
-                  gate.scalar_type() == up.scalar_type(), "silu_mul: two matrices of one shape");
+                  gate.scalar_type() == up.scalar_type(), "gate_mul: two matrices of one shape");
+  TORCH_CHECK(activation == "silu" || activation == "gelu_tanh", "gate_mul: no activation ", activation);
   at::Tensor out = at::empty(gate.sizes(), gate.options());
-  MILLM_BY_TYPE(gate, gate_rows<T>(gate, up, out));
+  if (activation == "silu") {
+    MILLM_BY_TYPE(gate, (gate_rows<T, Silu>(gate, up, out)));
+  } else {
+    MILLM_BY_TYPE(gate, (gate_rows<T, GeluTanh>(gate, up, out)));
+  }
   return out;
 }
 
@@ -134,6 +170,47 @@ at::Tensor linear_int8(const at::Tensor& x, const at::Tensor& weight, const at::
 #endif
 }
 
+// weight: the bfloat16 matrix alone, or int8 with its scales and sums.
+at::Tensor product(const at::Tensor& x, at::TensorList weight, const std::optional<at::Tensor>& bias) {
+  TORCH_CHECK(weight.size() == 1 || weight.size() == 3, "a weight is one tensor, or three with int8");
+  return weight.size() == 1 ? linear_bf16(x, weight[0], bias) : linear_int8(x, weight[0], weight[1], weight[2], bias);
+}
+
+// x + attention(norm(x)) for one new token of each of n sequences, with what comes between as in a decoder layer:
+// x [n, hidden]; out_norm is there where the result is normed before it is added.
+at::Tensor attention_step(const at::Tensor& x, const at::Tensor& in_norm, const std::optional<at::Tensor>& query_norm,
+                          const std::optional<at::Tensor>& key_norm, const std::optional<at::Tensor>& out_norm,
+                          double eps, double offset, at::TensorList qkv, const std::optional<at::Tensor>& qkv_bias,
+                          at::TensorList out_weight, const std::optional<at::Tensor>& out_bias, const at::Tensor& cos,
+                          const at::Tensor& sin, at::Tensor keys, at::Tensor values, const at::Tensor& slot_mapping,
+                          const at::Tensor& block_table, const at::Tensor& lengths, double scale, int64_t window,
+                          double softcap) {
+  const int64_t n = x.size(0), d = keys.size(3), of_keys = keys.size(2) * d;
+  const at::Tensor joined = product(rms_norm(x, in_norm, eps, offset), qkv, qkv_bias);
+  const int64_t of_queries = joined.size(1) - 2 * of_keys;
+  TORCH_CHECK(of_queries > 0 && of_queries % of_keys == 0, "attention_step: queries do not fit the keys");
+  const auto heads = [&](int64_t from, int64_t width) { return joined.narrow(1, from, width).view({n, width / d, d}); };
+  const at::Tensor query = norm_rotary(heads(0, of_queries), query_norm, eps, offset, cos, sin);
+  const at::Tensor key = norm_rotary(heads(of_queries, of_keys), key_norm, eps, offset, cos, sin);
+  write_kv(keys, values, key, heads(of_queries + of_keys, of_keys), slot_mapping);
+  const at::Tensor mixed = decode_attention(query, keys, values, block_table, lengths, scale, window, softcap);
+  at::Tensor out = product(mixed.view({n, of_queries}), out_weight, out_bias);
+  if (out_norm) out = rms_norm(out, *out_norm, eps, offset);
+  return out.add_(x);
+}
+
+// x + down(activation(gate(norm(x))) * up(norm(x))).
+at::Tensor mlp_step(const at::Tensor& x, const at::Tensor& in_norm, const std::optional<at::Tensor>& out_norm,
+                    double eps, double offset, at::TensorList gate_up, const std::optional<at::Tensor>& gate_up_bias,
+                    at::TensorList down, const std::optional<at::Tensor>& down_bias, c10::string_view activation) {
+  const at::Tensor joined = product(rms_norm(x, in_norm, eps, offset), gate_up, gate_up_bias);
+  const int64_t width = joined.size(1) / 2;
+  const at::Tensor mixed = gate_mul(joined.narrow(1, 0, width), joined.narrow(1, width, width), activation);
+  at::Tensor out = product(mixed, down, down_bias);
+  if (out_norm) out = rms_norm(out, *out_norm, eps, offset);
+  return out.add_(x);
+}
+
 // Ask for large pages under the tensor: fewer address translations when all of it is read each step.
 void advise_huge_pages(const at::Tensor& tensor) {
 #if defined(MADV_HUGEPAGE)
@@ -154,10 +231,18 @@ std::tuple<int64_t, bool, bool> features() {
 TORCH_LIBRARY(millm_native, m) {
   m.def("decode_attention(Tensor query, Tensor keys, Tensor values, Tensor block_table, Tensor lengths, float scale, "
         "int window, float softcap) -> Tensor");
+  m.def("prompt_attention(Tensor query, Tensor keys, Tensor values, Tensor block_table, Tensor starts, Tensor counts, "
+        "float scale, int window, float softcap) -> Tensor");
   m.def("write_kv(Tensor(a!) keys, Tensor(b!) values, Tensor key, Tensor value, Tensor slot_mapping) -> ()");
   m.def("rms_norm(Tensor x, Tensor weight, float eps, float offset) -> Tensor");
   m.def("norm_rotary(Tensor x, Tensor? weight, float eps, float offset, Tensor cos, Tensor sin) -> Tensor");
-  m.def("silu_mul(Tensor gate, Tensor up) -> Tensor");
+  m.def("gate_mul(Tensor gate, Tensor up, str activation) -> Tensor");
+  m.def("attention_step(Tensor x, Tensor in_norm, Tensor? query_norm, Tensor? key_norm, Tensor? out_norm, float eps, "
+        "float offset, Tensor[] qkv, Tensor? qkv_bias, Tensor[] out_weight, Tensor? out_bias, Tensor cos, Tensor sin, "
+        "Tensor(a!) keys, Tensor(b!) values, Tensor slot_mapping, Tensor block_table, Tensor lengths, float scale, "
+        "int window, float softcap) -> Tensor");
+  m.def("mlp_step(Tensor x, Tensor in_norm, Tensor? out_norm, float eps, float offset, Tensor[] gate_up, "
+        "Tensor? gate_up_bias, Tensor[] down, Tensor? down_bias, str activation) -> Tensor");
   m.def("linear_bf16(Tensor x, Tensor weight, Tensor? bias) -> Tensor");
   m.def("linear_int8(Tensor x, Tensor weight, Tensor scales, Tensor sums, Tensor? bias) -> Tensor");
   m.def("advise_huge_pages(Tensor tensor) -> ()", &millm::advise_huge_pages);
@@ -166,10 +251,13 @@ TORCH_LIBRARY(millm_native, m) {
 
 TORCH_LIBRARY_IMPL(millm_native, CPU, m) {
   m.impl("decode_attention", &millm::decode_attention);
+  m.impl("prompt_attention", &millm::prompt_attention);
   m.impl("write_kv", &millm::write_kv);
   m.impl("rms_norm", &millm::rms_norm);
   m.impl("norm_rotary", &millm::norm_rotary);
-  m.impl("silu_mul", &millm::silu_mul);
+  m.impl("gate_mul", &millm::gate_mul);
+  m.impl("attention_step", &millm::attention_step);
+  m.impl("mlp_step", &millm::mlp_step);
   m.impl("linear_bf16", &millm::linear_bf16);
   m.impl("linear_int8", &millm::linear_int8);
 }

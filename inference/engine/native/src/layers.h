@@ -66,8 +66,19 @@ void rotate_rows(const at::Tensor& x, const std::optional<at::Tensor>& weight, d
   });
 }
 
-// silu(gate) * up
-template <typename T>
+struct Silu {
+  static Vec of(const Vec& x) { return x / (Vec(1.f) + x.neg().exp()); }
+};
+
+struct GeluTanh {  // the approximation with tanh(sqrt(2 / pi) (x + 0.044715 x^3))
+  static Vec of(const Vec& x) {
+    const Vec inner = Vec(0.7978845608028654f) * (x + Vec(0.044715f) * x * x * x);
+    return Vec(0.5f) * x * (Vec(1.f) + inner.tanh());
+  }
+};
+
+// activation(gate) * up
+template <typename T, typename Activation>
 void gate_rows(const at::Tensor& gate, const at::Tensor& up, at::Tensor& out) {
   const int64_t rows = gate.size(0), d = gate.size(1);
   at::parallel_for(0, rows * d, kGrain, [&](int64_t begin, int64_t end) {
@@ -75,10 +86,8 @@ void gate_rows(const at::Tensor& gate, const at::Tensor& up, at::Tensor& out) {
       const int64_t r = at / d, from = at % d, to = std::min(d, from + end - at);
       const T *g = gate.const_data_ptr<T>() + r * gate.stride(0), *u = up.const_data_ptr<T>() + r * up.stride(0);
       T* o = out.mutable_data_ptr<T>() + r * d;
-      for (int64_t i = from; i < to; i += kLanes) {
-        const Vec x = load(g + i, to - i);
-        store(o + i, x / (Vec(1.f) + x.neg().exp()) * load(u + i, to - i), to - i);
-      }
+      for (int64_t i = from; i < to; i += kLanes)
+        store(o + i, Activation::of(load(g + i, to - i)) * load(u + i, to - i), to - i);
       at += to - from;
     }
   });

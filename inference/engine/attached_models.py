@@ -1,0 +1,142 @@
+"""The models that the engine thread steps."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from inference.engine.config import EngineConfig
+from inference.engine.errors import ModelNotAttachedError
+from inference.engine.inbox import Attach, Submit
+from inference.engine.load_faults import enough_memory
+from inference.engine.messages import FailedEvent, Request
+from inference.engine.model_engine import Delivery
+from inference.engine.rotation import Rotation
+from inference.engine.stats import ModelStats
+from inference.engine.stepped_model import SteppedModel, stepped_model
+
+logger = logging.getLogger(__name__)
+
+
+class AttachedModels:
+    """By name. Changed by the engine thread only; the dictionary is replaced, so that other threads may read."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._engines: dict[str, SteppedModel] = {}
+        self._attached: dict[str, Attach] = {}  # the same models, for a thread that takes over from a dead one
+        self._rotation = Rotation()
+
+    # Called from any thread
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._engines)
+
+    @property
+    def num_running(self) -> int:
+        return sum(engine.num_running for engine in self._engines.values())
+
+    @property
+    def num_waiting(self) -> int:
+        """In the models' own queues."""
+        return sum(engine.num_waiting for engine in self._engines.values())
+
+    @property
+    def num_free_slots(self) -> int:
+        return sum(engine.num_free_slots for engine in self._engines.values())
+
+    def stats(self) -> tuple[ModelStats, ...]:
+        return tuple(engine.stats() for engine in self._engines.values())
+
+    def require(self, requests: Iterable[Request]) -> None:
+        """ModelNotAttachedError unless all of their models are there."""
+        for name in {request.model for request in requests}:
+            if name not in self._engines:
+                raise ModelNotAttachedError(f"The model {name!r} is not loaded.")
+
+    def abandon(self) -> None:
+        """Leave them to a thread that hangs with them."""
+        self._engines = {}
+
+    # Called from the engine thread
+
+    def seconds_to_wait(self) -> float | None:
+        """Until a step of some model can do something; None while none has work."""
+        return min((e.seconds_to_wait() for e in self._engines.values() if e.has_work), default=None)
+
+    def attach(self, message: Attach) -> None:
+        """The name must be free."""
+        self._engines = {**self._engines, message.loaded.name: self._make(message)}
+        self._attached[message.loaded.name] = message
+
+    def detach(self, name: str) -> tuple[object, list[Delivery]]:
+        """What is left of a model, None if there is none of that name, and the ends of what it ran."""
+        engine = self._engines.get(name)
+        if engine is None:
+            return None, []
+        self._engines = {n: e for n, e in self._engines.items() if n != name}
+        del self._attached[name]
+        ends = engine.fail_all("model_unloaded", f"The model {name!r} was unloaded.")
+        engine.close()
+        return engine, ends
+
+    def take_over(self) -> None:
+        """Begin anew with the models of a thread that died."""
+        self._engines = {name: self._make(message) for name, message in self._attached.items()}
+
+    def forget(self) -> None:
+        """Nobody will take over."""
+        self._attached = {}
+
+    def add(self, message: Submit) -> list[Delivery]:
+        """Queue the requests with their models; those that cannot be fail in the returned events."""
+        return [delivery for request in message.requests for delivery in self._add(request, message)]
+
+    def cancel(self, sink: object) -> list[Delivery]:
+        return [delivery for engine in self._engines.values() for delivery in engine.cancel(sink)]
+
+    def step(self) -> list[Delivery] | None:
+        """One step of the model whose turn it is; None when no model has work."""
+        with_work = [name for name, engine in self._engines.items() if engine.has_work]
+        if not with_work:
+            return None
+        name = self._rotation.next(with_work)
+        began_at = time.perf_counter()
+        deliveries = self._engines[name].step()
+        self._rotation.note(name, time.perf_counter() - began_at)
+        return deliveries
+
+    def end_all(self, code: str, text: str, deliver: Callable[[Sequence[Delivery]], None]) -> None:
+        """Fail what they run and close them, whatever state a thread's death left them in."""
+        engines, self._engines = self._engines, {}
+        for name, engine in engines.items():
+            try:
+                deliver(engine.fail_all(code, text))
+                engine.close()
+            except Exception:
+                # After a thread's death a model's books may not be in order; the outbox keeps its own.
+                logger.exception("The model %s did not end in order.", name)
+
+    def check_integrity(self) -> None:
+        for engine in self._engines.values():
+            engine.check_integrity()
+
+    def _make(self, message: Attach) -> SteppedModel:
+        config = self._config
+        if message.kv_bytes:
+            config = dataclasses.replace(config, kv_cache_bytes=message.kv_bytes)
+        with enough_memory(message.loaded.name):
+            return stepped_model(message.loaded, config)
+
+    def _add(self, request: Request, message: Submit) -> list[Delivery]:
+        engine = self._engines.get(request.model)
+        if engine is None:
+            text = f"The model {request.model!r} was unloaded."
+            return [(message.sink, FailedEvent.before_start(request, "model_unloaded", text))]
+        if not isinstance(request, engine.takes):
+            text = f"The model {request.model!r} is not made for this kind of request."
+            return [(message.sink, FailedEvent.before_start(request, "wrong_model_kind", text))]
+        return engine.add(request, message.sink, message.submitted_at)

@@ -1,0 +1,118 @@
+"""The way from an attention module's projections to its queries and keys as one kernel each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from inference.engine import attention
+from inference.engine.fused_norm import FusedNorm, recognise_norm
+from inference.engine.fusion_probe import PROBE_ROWS, Forward, is_close, random_input
+
+PROBE = "millm_probe"
+
+
+@dataclass(frozen=True, slots=True)
+class FusedAttention:
+    """An attention module whose heads are normed (or not), rotated and handed on.
+
+    ``constants`` are the keyword arguments with which the module itself calls transformers' attention functions.
+    """
+
+    module: nn.Module
+    original: Forward
+    query_norm: FusedNorm | None
+    key_norm: FusedNorm | None
+    constants: dict[str, Any]
+
+    def __call__(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor],
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        name = self.module.config._attn_implementation  # type: ignore[union-attr]
+        if name not in {attention.NAME, PROBE} or past_key_values is not None or hidden_states.shape[0] != 1:
+            return self.original(  # type: ignore[no-any-return]
+                hidden_states=hidden_states,
+                position_embeddings=position_embeddings,
+                attention_mask=attention_mask,
+                past_key_values=past_key_values,
+                **kwargs,
+            )
+        m: Any = self.module
+        shape = (hidden_states.shape[1], -1, m.head_dim)
+        cos, sin = position_embeddings[0][0], position_embeddings[1][0]
+        query = _rotated(m.q_proj(hidden_states).view(shape), self.query_norm, cos, sin)
+        key = _rotated(m.k_proj(hidden_states).view(shape), self.key_norm, cos, sin)
+        value = m.v_proj(hidden_states).view(shape).transpose(0, 1).unsqueeze(0)
+        mixed, weights = ALL_ATTENTION_FUNCTIONS[name](m, query, key, value, attention_mask, **self.constants, **kwargs)
+        return m.o_proj(mixed.reshape(1, shape[0], -1)), weights
+
+
+def _rotated(x: Tensor, norm: FusedNorm | None, cos: Tensor, sin: Tensor) -> Tensor:
+    """``[tokens, heads, head_dim]`` -> ``[1, heads, tokens, head_dim]``."""
+    weight, eps, offset = (None, 0.0, 0.0) if norm is None else (norm.weight, norm.eps, norm.offset)
+    out: Tensor = torch.ops.millm_native.norm_rotary.default(x, weight, eps, offset, cos, sin)
+    return out.transpose(0, 1).unsqueeze(0)
+
+
+def attention_forward(child: nn.Module, dtype: torch.dtype) -> Forward | None:
+    projections = [getattr(child, name, None) for name in ("q_proj", "k_proj", "v_proj", "o_proj")]
+    if not all(isinstance(p, nn.Module) and hasattr(p, "in_features") for p in projections):
+        return None
+    if not isinstance(getattr(child, "head_dim", None), int):
+        return None
+    norms = [recognise_norm(getattr(child, name, None)) for name in ("q_norm", "k_norm")]
+    if [n is None for n in norms] != [getattr(child, name, None) is None for name in ("q_norm", "k_norm")]:
+        return None
+    return _probed_attention(child, norms[0], norms[1], dtype)
+
+
+def _probed_attention(
+    child: Any, query_norm: FusedNorm | None, key_norm: FusedNorm | None, dtype: torch.dtype
+) -> Forward | None:
+    angles = torch.randn(1, PROBE_ROWS, child.head_dim // 2).repeat(1, 1, 2)
+    inputs: dict[str, Any] = {
+        "hidden_states": random_input(1, PROBE_ROWS, child.q_proj.in_features, dtype=dtype),
+        "position_embeddings": (angles.cos().to(dtype), angles.sin().to(dtype)),
+        "attention_mask": None,
+    }
+    calls: list[dict[str, Any]] = []
+    before = child.config._attn_implementation
+    AttentionInterface.register(PROBE, partial(_probe, calls))
+    child.config._attn_implementation = PROBE
+    try:
+        original = child.forward
+        with torch.inference_mode():
+            expected = original(**inputs)[0]
+            fused = FusedAttention(child, original, query_norm, key_norm, calls[0])
+            return fused if is_close(fused(**inputs)[0], expected) else None
+    except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError):
+        return None  # another signature or other sizes: not the attention that this knows
+    finally:
+        child.config._attn_implementation = before
+
+
+def _probe(
+    calls: list[dict[str, Any]],
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **constants: Any,
+) -> tuple[Tensor, None]:
+    """No attention, but every query, key and value can be seen in what it returns."""
+    calls.append(constants)
+    group = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
+    return (query + 2 * key.roll(1, -1) + 4 * value).transpose(1, 2), None

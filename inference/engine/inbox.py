@@ -1,0 +1,75 @@
+"""What other threads ask of the engine thread, in the order in which they asked."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from inference.engine.loader import LoadedModel
+from inference.engine.messages import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    requests: tuple[Request, ...]
+    sink: object
+    submitted_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    sink: object
+
+
+@dataclass(frozen=True, slots=True)
+class Attach:
+    """``kv_bytes`` 0: as the engine's settings say."""
+
+    loaded: LoadedModel
+    kv_bytes: int = 0
+    done: Future[None] = field(default_factory=Future)
+
+
+@dataclass(frozen=True, slots=True)
+class Detach:
+    name: str
+    done: Future[object] = field(default_factory=Future)
+
+
+class Wake:
+    """Makes the thread look at its state."""
+
+
+Message = Submit | Cancel | Attach | Detach | Wake
+
+
+class Inbox:
+    """Unbounded, because :class:`inference.engine.outbox.Outbox` bounds the sequences that are submitted, each of
+    which is cancelled once by whoever reads it, and the registry's loader thread attaches and detaches one at a time.
+    """
+
+    def __init__(self) -> None:
+        self._messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
+
+    @property
+    def is_empty(self) -> bool:
+        return self._messages.empty()
+
+    def put(self, message: Message) -> None:
+        self._messages.put(message)
+
+    def take(self, wait_s: float) -> Iterator[Message]:
+        """All that is there; where nothing is, what comes within ``wait_s`` and all that came with it."""
+        if wait_s > 0:
+            try:
+                yield self._messages.get(timeout=wait_s)
+            except queue.Empty:
+                return
+        while True:
+            try:
+                message = self._messages.get_nowait()
+            except queue.Empty:
+                return
+            yield message

@@ -1,0 +1,314 @@
+// Causal attention of prompts' chunks over pooled keys and values, in blocks with an online softmax.
+//
+// A task is one key-value head of one sequence with as many of its query rows (token x query head) as fill the vector
+// lanes of a tile. Scores are computed transposed, keys down and query rows across: the softmax then runs down the
+// columns without ever summing across lanes, and keys are read as they lie. Products of bfloat16 go by pairs.
+#pragma once
+
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+
+#include <atomic>
+#include <cmath>
+#include <vector>
+
+#include "attention.h"
+#include "vectors.h"
+
+namespace millm {
+
+constexpr int kWide = kLanes == 16 ? 4 : 2;         // vectors across a tile
+constexpr int kDeep = 6;                            // rows down a tile
+constexpr int64_t kQueryRows = kWide * kLanes;      // of a task
+constexpr int64_t kKeyBlock = 16 * kDeep;           // keys whose scores are held at once
+constexpr float kLowest = -1e30f;                   // stands for a maximum over nothing, to be subtracted safely
+
+// How a product goes over the inner dimension: Unit holds kWidth values, which are multiplied in one go.
+template <typename T>
+struct Inner;
+
+template <>
+struct Inner<float> {
+  using Unit = float;
+  static constexpr int64_t kWidth = 1;
+  static Vec dot(const Vec& sum, const float* left, const float* right) {
+    return at::vec::fmadd(Vec(*left), Vec::loadu(right), sum);
+  }
+  static Vec exp(const Vec& x) { return x.exp(); }
+  // One key's weights over the query rows, and one value over its columns: as they are.
+  static void pack_weights(const float* first, const float*, float* to) { Vec::loadu(first).store(to); }
+  static void pack_values(const float* first, const float*, float* to) { Vec::loadu(first).store(to); }
+};
+
+#if MILLM_BF16_DOT
+template <>
+struct Inner<at::BFloat16> {
+  using Unit = uint32_t;
+  static constexpr int64_t kWidth = 2;
+  static Vec dot(const Vec& sum, const uint32_t* left, const uint32_t* right) {
+    return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(static_cast<int>(*left)),
+                            (__m512bh)_mm512_loadu_si512(right));
+  }
+  static Vec exp(const Vec& x) { return x.exp_u20(); }
+  static void join(__m256i first, __m256i second, uint32_t* to) {
+    _mm512_storeu_si512(to, _mm512_or_si512(_mm512_cvtepu16_epi32(first),
+                                            _mm512_slli_epi32(_mm512_cvtepu16_epi32(second), 16)));
+  }
+  static void pack_weights(const float* first, const float* second, uint32_t* to) {
+    const __m256i low = (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(first));
+    join(low, second ? (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(second)) : _mm256_setzero_si256(), to);
+  }
+  static void pack_values(const at::BFloat16* first, const at::BFloat16* second, uint32_t* to) {
+    const __m256i low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(first));
+    join(low, second ? _mm256_loadu_si256(reinterpret_cast<const __m256i*>(second)) : _mm256_setzero_si256(), to);
+  }
+};
+#endif
+
+// out[r][v] (+)= sum over i of left[r][i] * right[i][v], DEEP rows of V vectors; left(r, i) points to a unit.
+template <typename T, int DEEP, int V, bool ADD, typename Left>
+inline void tile(const Left& left, const typename Inner<T>::Unit* right, int64_t right_stride, int64_t units, float* out,
+                 int64_t out_stride) {
+  Vec acc[DEEP][V];
+  for (int r = 0; r < DEEP; ++r)
+    for (int v = 0; v < V; ++v) acc[r][v] = ADD ? Vec::loadu(out + r * out_stride + v * kLanes) : Vec(0.f);
+  for (int64_t i = 0; i < units; ++i)
+    for (int r = 0; r < DEEP; ++r) {
+      const auto* one = left(r, i);
+      for (int v = 0; v < V; ++v) acc[r][v] = Inner<T>::dot(acc[r][v], one, right + i * right_stride + v * kLanes);
+    }
+  for (int r = 0; r < DEEP; ++r)
+    for (int v = 0; v < V; ++v) acc[r][v].store(out + r * out_stride + v * kLanes);
+}
+
+// The same for `deep` <= kDeep rows and `wide` <= kWide vectors.
+template <typename T, bool ADD, int V, typename Left>
+inline void tile_rows(int deep, const Left& left, const typename Inner<T>::Unit* right, int64_t right_stride,
+                      int64_t units, float* out, int64_t out_stride) {
+  switch (deep) {
+    case 1: return tile<T, 1, V, ADD>(left, right, right_stride, units, out, out_stride);
+    case 2: return tile<T, 2, V, ADD>(left, right, right_stride, units, out, out_stride);
+    case 3: return tile<T, 3, V, ADD>(left, right, right_stride, units, out, out_stride);
+    case 4: return tile<T, 4, V, ADD>(left, right, right_stride, units, out, out_stride);
+    case 5: return tile<T, 5, V, ADD>(left, right, right_stride, units, out, out_stride);
+    default: return tile<T, kDeep, V, ADD>(left, right, right_stride, units, out, out_stride);
+  }
+}
+
+template <typename T, bool ADD, typename Left>
+inline void tile_any(int deep, int wide, const Left& left, const typename Inner<T>::Unit* right, int64_t right_stride,
+                     int64_t units, float* out, int64_t out_stride) {
+  switch (wide) {
+    case 1: return tile_rows<T, ADD, 1>(deep, left, right, right_stride, units, out, out_stride);
+    case 2: return tile_rows<T, ADD, 2>(deep, left, right, right_stride, units, out, out_stride);
+    case 3: return tile_rows<T, ADD, 3>(deep, left, right, right_stride, units, out, out_stride);
+    default: return tile_rows<T, ADD, kWide>(deep, left, right, right_stride, units, out, out_stride);
+  }
+}
+
+struct Prompt {  // a segment of the step: its queries are tokens start .. start + count of the sequence
+  int64_t first, start, count;
+  const int32_t* blocks;
+};
+
+struct PromptTask {
+  int64_t prompt, head, row, rows;  // rows of the prompt's [count * group], all of one key-value head
+};
+
+template <typename T>
+class PromptWorker {
+ public:
+  using Unit = typename Inner<T>::Unit;
+
+  PromptWorker(const Shape& shape, const Pool& key_pool, const Pool& value_pool, const T* keys, const T* values,
+               const Scoring& how, int64_t window)
+      : shape_(shape), key_pool_(key_pool), value_pool_(value_pool), keys_(keys), values_(values), how_(how),
+        window_(window), units_(shape.head_dim / kInner), queries_(units_ * kQueryRows),
+        scores_(kKeyBlock * kQueryRows), weights_((kKeyBlock / kInner + 1) * kQueryRows),
+        packed_((kKeyBlock / kInner + 1) * shape.head_dim), mixed_(kQueryRows * shape.head_dim) {}
+
+  // query and out point to the step's tokens, [tokens, heads, head_dim].
+  void run(const Prompt& prompt, const PromptTask& task, const T* query, int64_t token_stride, int64_t head_stride,
+           T* out) {
+    take_queries(prompt, task, query, token_stride, head_stride);
+    const int64_t oldest = prompt.start + task.row / shape_.group;
+    const int64_t newest = prompt.start + (task.row + task.rows - 1) / shape_.group;
+    const int64_t from = window_ > 0 ? std::max<int64_t>(0, oldest - window_ + 1) : 0;
+    for (int64_t at = from; at <= newest; at += kKeyBlock) {
+      const int64_t count = std::min(kKeyBlock, newest + 1 - at);
+      find_rows(prompt, task.head, at, count);
+      score(count);
+      const bool is_cut = at + count - 1 > oldest || (window_ > 0 && at <= newest - window_);
+      soften(task, at, count, is_cut);
+      mix(task, count);
+    }
+    write(prompt, task, out);
+  }
+
+ private:
+  static constexpr int64_t kInner = Inner<T>::kWidth;
+
+  void take_queries(const Prompt& prompt, const PromptTask& task, const T* query, int64_t token_stride,
+                    int64_t head_stride) {
+    wide_ = static_cast<int>((task.rows + kLanes - 1) / kLanes);
+    std::fill(queries_.begin(), queries_.end(), Unit(0));
+    for (int64_t m = 0; m < task.rows; ++m) {
+      const int64_t row = task.row + m, token = prompt.first + row / shape_.group;
+      const T* q = query + token * token_stride + (task.head * shape_.group + row % shape_.group) * head_stride;
+      for (int64_t i = 0; i < units_; ++i) std::memcpy(&queries_[i * kQueryRows + m], q + i * kInner, sizeof(Unit));
+      positions_[m] = static_cast<int32_t>(prompt.start + row / shape_.group);
+    }
+    std::fill(positions_ + task.rows, positions_ + kQueryRows, positions_[task.rows - 1]);
+    std::fill(maximum_, maximum_ + kQueryRows, kNone);
+    std::fill(total_, total_ + kQueryRows, 0.f);
+    std::fill(mixed_.begin(), mixed_.end(), 0.f);
+  }
+
+  void find_rows(const Prompt& prompt, int64_t head, int64_t at, int64_t count) {
+    for (int64_t t = 0; t < count; ++t) {
+      const int64_t token = at + t, block = prompt.blocks[token / shape_.block_size], offset = token % shape_.block_size;
+      key_rows_[t] = keys_ + block * key_pool_.block_stride + offset * key_pool_.token_stride + head * key_pool_.head_stride;
+      value_rows_[t] =
+          values_ + block * value_pool_.block_stride + offset * value_pool_.token_stride + head * value_pool_.head_stride;
+    }
+  }
+
+  void score(int64_t count) {
+    for (int64_t t = 0; t < count; t += kDeep) {
+      const auto key = [&](int r, int64_t i) { return reinterpret_cast<const Unit*>(key_rows_[t + r]) + i; };
+      tile_any<T, false>(static_cast<int>(std::min<int64_t>(kDeep, count - t)), wide_, key, queries_.data(), kQueryRows,
+                         units_, scores_.data() + t * kQueryRows, kQueryRows);
+    }
+  }
+
+  // Scores to weights, packed for the product with the values; what was mixed before fades as the maximum rises.
+  void soften(const PromptTask& task, int64_t at, int64_t count, bool is_cut) {
+    for (int v = 0; v < wide_; ++v) {
+      const int64_t lane = v * kLanes;
+      Vec top = Vec::loadu(maximum_ + lane);
+      for (int64_t t = 0; t < count; ++t) {
+        float* place = scores_.data() + t * kQueryRows + lane;
+        Vec s = Vec::loadu(place) * Vec(how_.scale);
+        if (how_.softcap > 0) s = (s / Vec(how_.softcap)).tanh() * Vec(how_.softcap);
+        s.store(place);
+        if (is_cut) {
+          hide(place, positions_ + lane, at + t);
+          s = Vec::loadu(place);
+        }
+        top = at::vec::maximum(top, s);
+      }
+      const Vec safe = at::vec::maximum(top, Vec(kLowest));
+      const Vec fade = (Vec::loadu(maximum_ + lane) - safe).exp();
+      Vec added(0.f);
+      for (int64_t t = 0; t < count; ++t) {
+        float* place = scores_.data() + t * kQueryRows + lane;
+        const Vec weight = Inner<T>::exp(Vec::loadu(place) - safe);
+        weight.store(place);
+        added = added + weight;
+      }
+      (Vec::loadu(total_ + lane) * fade + added).store(total_ + lane);
+      top.store(maximum_ + lane);
+      fade.store(fade_ + lane);
+      for (int64_t t = 0; t < count; t += kInner) {
+        const float* first = scores_.data() + t * kQueryRows + lane;
+        Inner<T>::pack_weights(first, t + 1 < count ? first + kQueryRows : nullptr,
+                               weights_.data() + t / kInner * kQueryRows + lane);
+      }
+    }
+    for (int64_t m = 0; m < task.rows; ++m)
+      if (fade_[m] != 1.f)
+        for (int64_t i = 0; i < shape_.head_dim; i += kLanes) {
+          float* place = mixed_.data() + m * shape_.head_dim + i;
+          (Vec::loadu(place) * Vec(fade_[m])).store(place);
+        }
+  }
+
+  // A key behind the query, or before its window, weighs nothing.
+  void hide(float* scores, const int32_t* positions, int64_t token) const {
+    for (int64_t lane = 0; lane < kLanes; ++lane)
+      if (token > positions[lane] || (window_ > 0 && token <= positions[lane] - window_)) scores[lane] = kNone;
+  }
+
+  void mix(const PromptTask& task, int64_t count) {
+    const int64_t d = shape_.head_dim, units = (count + kInner - 1) / kInner;
+    for (int64_t u = 0; u < units; ++u) {
+      const T *first = value_rows_[u * kInner], *second = u * kInner + 1 < count ? value_rows_[u * kInner + 1] : nullptr;
+      for (int64_t i = 0; i < d; i += kLanes)
+        Inner<T>::pack_values(first + i, second ? second + i : nullptr, packed_.data() + u * d + i);
+    }
+    for (int64_t from = 0; from < d; from += kQueryRows) {
+      const int wide = static_cast<int>(std::min<int64_t>(kWide, (d - from) / kLanes));
+      for (int64_t m = 0; m < task.rows; m += kDeep) {
+        const auto weight = [&](int r, int64_t i) { return weights_.data() + i * kQueryRows + m + r; };
+        tile_any<T, true>(static_cast<int>(std::min<int64_t>(kDeep, task.rows - m)), wide, weight, packed_.data() + from,
+                          d, units, mixed_.data() + m * d + from, d);
+      }
+    }
+  }
+
+  void write(const Prompt& prompt, const PromptTask& task, T* out) const {
+    const int64_t d = shape_.head_dim;
+    for (int64_t m = 0; m < task.rows; ++m) {
+      const int64_t row = task.row + m, token = prompt.first + row / shape_.group;
+      T* to = out + (token * shape_.heads + task.head * shape_.group + row % shape_.group) * d;
+      const Vec share(1.f / total_[m]);
+      for (int64_t i = 0; i < d; i += kLanes) millm::store(to + i, Vec::loadu(mixed_.data() + m * d + i) * share, kLanes);
+    }
+  }
+
+  const Shape& shape_;
+  const Pool &key_pool_, &value_pool_;
+  const T *keys_, *values_;
+  const Scoring& how_;
+  const int64_t window_, units_;
+  int wide_ = 0;
+  std::vector<Unit> queries_;   // [units, query rows]
+  std::vector<float> scores_;   // [keys, query rows]
+  std::vector<Unit> weights_;   // [keys / width, query rows]
+  std::vector<Unit> packed_;    // [keys / width, head_dim]
+  std::vector<float> mixed_;    // [query rows, head_dim]
+  int32_t positions_[kQueryRows];
+  float maximum_[kQueryRows], total_[kQueryRows], fade_[kQueryRows];
+  const T *key_rows_[kKeyBlock], *value_rows_[kKeyBlock];
+};
+
+// The longest first, so that the threads end together.
+inline std::vector<PromptTask> tasks_of(const std::vector<Prompt>& prompts, const Shape& shape) {
+  std::vector<PromptTask> tasks;
+  for (size_t p = 0; p < prompts.size(); ++p) {
+    const int64_t rows = prompts[p].count * shape.group;
+    for (int64_t row = 0; row < rows; row += kQueryRows)
+      for (int64_t head = 0; head < shape.kv_heads; ++head)
+        tasks.push_back({static_cast<int64_t>(p), head, row, std::min(kQueryRows, rows - row)});
+  }
+  const auto keys = [&](const PromptTask& t) { return prompts[t.prompt].start + (t.row + t.rows) / shape.group; };
+  std::stable_sort(tasks.begin(), tasks.end(), [&](const auto& a, const auto& b) { return keys(a) > keys(b); });
+  return tasks;
+}
+
+template <typename T>
+void attend_prompts(const at::Tensor& query, const at::Tensor& keys, const at::Tensor& values, const at::Tensor& table,
+                    const at::Tensor& starts, const at::Tensor& counts, const Scoring& how, int64_t window,
+                    at::Tensor& out) {
+  const int64_t d = query.size(2);
+  const Shape shape{query.size(1), keys.size(2), query.size(1) / keys.size(2), d, d, keys.size(1)};
+  const Pool key_pool = strides_of(keys), value_pool = strides_of(values);
+  std::vector<Prompt> prompts;
+  int64_t first = 0;
+  for (int64_t i = 0; i < counts.size(0); ++i) {
+    const int64_t start = starts.const_data_ptr<int32_t>()[i], count = counts.const_data_ptr<int32_t>()[i];
+    prompts.push_back({first, start, count, table.const_data_ptr<int32_t>() + i * table.stride(0)});
+    first += count;
+  }
+  const auto tasks = tasks_of(prompts, shape);
+  std::atomic<size_t> next{0};
+  const auto work = [&](int64_t, int64_t) {
+    PromptWorker<T> worker(shape, key_pool, value_pool, keys.const_data_ptr<T>(), values.const_data_ptr<T>(), how, window);
+    for (size_t i = next++; i < tasks.size(); i = next++)
+      worker.run(prompts[tasks[i].prompt], tasks[i], query.const_data_ptr<T>(), query.stride(0), query.stride(1),
+                 out.mutable_data_ptr<T>());
+  };
+  at::parallel_for(0, std::min<int64_t>(at::get_num_threads(), tasks.size()), 1, work);
+}
+
+}  // namespace millm

@@ -1,0 +1,1 @@
+"""One converter per format in which SAEs are published, from its files to the normal form."""

@@ -1,0 +1,166 @@
+"""dictionary_learning: ``ae.pt`` beside ``config.json``, whose ``trainer.dict_class`` says which class saved it.
+
+========================  =====================================================================================
+AutoEncoder               ``a = relu((x - bias) E + e)``
+AutoEncoderNew            ``a = relu(x E + e)``
+GatedAutoEncoder          gated; ``a`` times the decoder's norms
+JumpReluAutoEncoder       jumprelu, no bias subtracted; ``a`` times the decoder's norms
+AutoEncoderTopK           topk of ``(x - b_dec) E + e``
+BatchTopKSAE              jumprelu of ``(x - b_dec) E + e`` with one threshold for all features
+MatryoshkaBatchTopKSAE    the same
+========================  =====================================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from inference.interventions import Site, SiteKind
+from steering.saes.config import SAEConfig, SAEMath
+from steering.saes.errors import InvalidSAEError
+from steering.saes.fields import Config, read_choice, read_int, read_object, read_text
+from steering.saes.formats.format import Layout, SAEFormat
+from steering.saes.place import SAEPlace
+from steering.saes.tensors import Header, Shape
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from steering.saes.sae import SAEWeights
+
+_CONFIG_FILE = "config.json"
+_WEIGHTS_FILE = "ae.pt"
+_ARCHITECTURES = {
+    "AutoEncoder": "standard",
+    "AutoEncoderNew": "standard",
+    "GatedAutoEncoder": "gated",
+    "JumpReluAutoEncoder": "jumprelu",
+    "AutoEncoderTopK": "topk",
+    "BatchTopKSAE": "jumprelu",
+    "MatryoshkaBatchTopKSAE": "jumprelu",
+}
+_SUBTRACTS_NOTHING = frozenset({"AutoEncoderNew", "JumpReluAutoEncoder"})
+_BATCH_TOP_K = frozenset({"BatchTopKSAE", "MatryoshkaBatchTopKSAE"})
+_KINDS: dict[str, SiteKind] = {"resid_post": "resid_post", "resid": "resid_post", "mlp_out": "mlp_out"}
+_MATRICES = frozenset({"W_enc", "b_enc", "W_dec"})  # as Matryoshka and JumpReLU call them; others have linear layers
+_LAYOUT = "dictionary-learning:"
+
+
+class DictionaryLearning(SAEFormat):
+    """A pickle, of which only tensors are read."""
+
+    name = "dictionary-learning"
+    title = "dictionary_learning"
+    weights_pattern = r"ae\.pt"
+    config_files = (_CONFIG_FILE,)
+    required_files = (_CONFIG_FILE,)
+
+    def recognises(self, place: SAEPlace) -> bool:
+        return place.has(_WEIGHTS_FILE) and place.is_here(_CONFIG_FILE)
+
+    def weights_file(self, place: SAEPlace) -> str:
+        return _WEIGHTS_FILE
+
+    def preview(self, place: SAEPlace) -> SAEConfig:
+        trainer = read_object(place.json(_CONFIG_FILE), "trainer")
+        architecture = read_choice(trainer, "dict_class", _ARCHITECTURES)
+        kind = read_text(trainer, "dict_class")
+        return SAEConfig(
+            format=self.name,
+            math=SAEMath(
+                architecture=architecture,
+                d_in=read_int(trainer, "activation_dim"),
+                d_sae=read_int(trainer, "dict_size"),
+                k=read_int(trainer, "k") if architecture == "topk" else None,
+                apply_b_dec_to_input=kind not in _SUBTRACTS_NOTHING,
+                layout=_LAYOUT + kind,
+            ),
+            weights_file=_WEIGHTS_FILE,
+            hook_name=read_text(trainer, "submodule_name"),
+            site=_site(trainer),
+            model_name=read_text(trainer, "lm_name"),
+        )
+
+    def layout(self, config: SAEConfig, headers: Mapping[str, Header]) -> Layout:
+        d_in, d_sae = config.math.d_in, config.math.d_sae
+        if set(headers) >= _MATRICES:
+            shapes: dict[str, Shape] = {"W_enc": (d_in, d_sae), "b_enc": (d_sae,), "W_dec": (d_sae, d_in)}
+        else:
+            shapes = {"encoder.weight": (d_sae, d_in), "encoder.bias": (d_sae,), "decoder.weight": (d_in, d_sae)}
+        kind, integers = _kind(config), frozenset[str]()
+        match kind:
+            case "GatedAutoEncoder":
+                shapes = {**shapes, **dict.fromkeys(("r_mag", "gate_bias", "mag_bias"), (d_sae,))}
+                del shapes["encoder.bias"]
+            case "JumpReluAutoEncoder":
+                shapes["threshold"] = (d_sae,)
+            case "AutoEncoderTopK" | "BatchTopKSAE" | "MatryoshkaBatchTopKSAE":
+                integers = frozenset({"k", "group_sizes"} & set(headers))
+                shapes |= {name: headers[name].shape if name == "group_sizes" else () for name in integers}
+        if kind in _BATCH_TOP_K:
+            shapes["threshold"] = ()
+        shapes[_BIASES.get(kind, "b_dec")] = (d_in,)
+        return Layout(
+            shapes, integers=integers, ignored=frozenset({"threshold"}) if kind == "AutoEncoderTopK" else frozenset()
+        )
+
+    def convert(self, tensors: dict[str, Tensor], config: SAEConfig) -> SAEWeights:
+        from steering.saes.folding import by_decoder_norm
+        from steering.saes.gated import gated_weights
+        from steering.saes.sae import SAEWeights
+
+        kind = _kind(config)
+        linear = "encoder.weight" in tensors
+        encoder = tensors.pop("encoder.weight").contiguous() if linear else tensors.pop("W_enc").T.contiguous()
+        W_dec = tensors.pop("decoder.weight").T.contiguous() if linear else tensors.pop("W_dec").contiguous()
+        b_dec = tensors[_BIASES.get(kind, "b_dec")]
+        if kind == "GatedAutoEncoder":
+            b_gate, b_mag = tensors["gate_bias"], tensors["mag_bias"]
+            return by_decoder_norm(
+                gated_weights(
+                    encoder=encoder, b_gate=b_gate, b_mag=b_mag, r_mag=tensors["r_mag"], W_dec=W_dec, b_dec=b_dec
+                )
+            )
+        weights = SAEWeights(
+            encoder=encoder,
+            b_enc=tensors["encoder.bias" if linear else "b_enc"],
+            W_dec=W_dec,
+            b_dec=b_dec,
+            threshold=_threshold(tensors, config),
+        )
+        _check_k(tensors, config)
+        return by_decoder_norm(weights) if kind == "JumpReluAutoEncoder" else weights
+
+
+_BIASES = {"AutoEncoder": "bias", "AutoEncoderNew": "decoder.bias", "GatedAutoEncoder": "decoder_bias"}
+
+
+def _kind(config: SAEConfig) -> str:
+    return config.math.layout.removeprefix(_LAYOUT)
+
+
+def _site(trainer: Config) -> Site | None:
+    """``submodule_name`` is free text such as resid_post_layer_8; without one it is the layer's output."""
+    if not isinstance(trainer.get("layer"), int):
+        return None
+    layer = read_int(trainer, "layer")
+    module = read_text(trainer, "submodule_name") or f"resid_post_layer_{layer}"
+    kind = _KINDS.get(module.removesuffix(f"_layer_{layer}").removesuffix(f"_layer{layer}"))
+    return None if kind is None else Site(layer, kind)
+
+
+def _threshold(tensors: Mapping[str, Tensor], config: SAEConfig) -> Tensor | None:
+    """As long as training has not measured BatchTopK's threshold it is -1, and everything would fire."""
+    threshold = tensors.get("threshold")
+    if threshold is None or threshold.ndim == 1:
+        return threshold
+    if threshold < 0:
+        raise InvalidSAEError(f"threshold is {float(threshold)}: it was not measured when the SAE was trained.")
+    return threshold.expand(config.math.d_sae).clone()
+
+
+def _check_k(tensors: Mapping[str, Tensor], config: SAEConfig) -> None:
+    k = tensors.get("k")
+    if k is not None and config.math.k is not None and int(k) != config.math.k:
+        raise InvalidSAEError(f"k is {int(k)} in {_WEIGHTS_FILE} and {config.math.k} in {_CONFIG_FILE}.")

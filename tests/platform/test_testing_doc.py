@@ -1,0 +1,63 @@
+"""docs/testing.md names tests that exist, and all cases that it is about."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+
+import pytest
+
+from tests.live import PROJECT_DIR
+
+PAGE = (PROJECT_DIR / "docs" / "testing.md").read_text()
+NAMED = sorted(set(re.findall(r"`(tests/[\w/.]+\.py(?:::\w+)*)`", PAGE)))
+SCHEDULER_CASES = 10
+RUNNER_CASES = 7
+FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
+EXIT_CRITERIA = 12
+FAULTS = (5, 6, 7, 8, 9, 10, 13, 15, 17, 19, 20)
+
+
+@cache
+def definitions(file: str) -> frozenset[str]:
+    """``test_x``, ``TestX`` and ``TestX::test_y`` of a file."""
+    found: set[str] = set()
+    for node in ast.parse((PROJECT_DIR / file).read_text()).body:
+        if isinstance(node, ast.ClassDef):
+            found |= {node.name} | {f"{node.name}::{child.name}" for child in node.body if isinstance(child, FUNCTION)}
+        elif isinstance(node, FUNCTION):
+            found.add(node.name)
+    return frozenset(found)
+
+
+@pytest.mark.parametrize("named", NAMED)
+def test_a_named_test_exists(named: str) -> None:
+    file, _, name = named.partition("::")
+    assert (PROJECT_DIR / file).is_file()
+    assert not name or name in definitions(file)
+    assert any("test_" in each for each in definitions(file))
+
+
+def test_every_case_has_a_row() -> None:
+    cases = [row.split("|")[1].strip().partition(":")[0] for row in rows_under("testing plan")]
+    assert cases.count("Scheduler") == SCHEDULER_CASES
+    assert cases.count("Runner") == RUNNER_CASES
+    assert sorted(numbers_under("exit criteria")) == list(range(1, EXIT_CRITERIA + 1))
+    assert set(numbers_under("Faults")) >= set(FAULTS)
+
+
+def test_every_row_names_a_test() -> None:
+    rows = [row for title in ("testing plan", "exit criteria", "Greedy", "Faults") for row in rows_under(title)]
+    assert [row for row in rows if "`tests/" not in row and "every test there" not in row] == []
+
+
+def rows_under(title: str) -> list[str]:
+    """Of the table under the heading with these words, without its head."""
+    heading = next(line for line in PAGE.splitlines() if line.startswith("## ") and title in line)
+    text = PAGE.partition(heading)[2].partition("\n## ")[0]
+    return [line for line in text.splitlines() if line.startswith("| ")][1:]
+
+
+def numbers_under(title: str) -> list[int]:
+    return [int(number) for row in rows_under(title) for number in re.findall(r"\d+", row.split("|")[1])]
