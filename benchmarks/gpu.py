@@ -1,8 +1,8 @@
 """The GPU's rows, on a machine that has nothing but torch and transformers: ``make bench-gpu``.
 
 No web server and no database: the engine itself beside transformers' continuous batching, in turns, with and without
-captured decode steps and the flash kernel, and the cost of steering with 64 profiles that add or clamp. Prints which
-kernels were chosen, then the table, and saves the figures.
+captured decode steps and the flash kernel, and the cost of steering with 64 profiles that add, clamp or do both.
+Prints which kernels were chosen, then the table, and saves the figures.
 """
 
 from __future__ import annotations

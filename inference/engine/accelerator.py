@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
 
 from inference.engine.cache_plan import ModelCache, num_heads
 from inference.engine.config import EngineConfig
@@ -17,23 +15,6 @@ from inference.engine.loader import LoadedModel
 from inference.engine.varlen_attention import VarlenAttention, choose_attention
 
 logger = logging.getLogger(__name__)
-
-
-@runtime_checkable
-class GraphableSteering(Protocol):
-    """What a steering table must be able to do for its steps to be captured.
-
-    After ``begin_static`` the hooks apply rows that they read from that tensor when they run, with operations whose
-    shapes do not depend on its values and that ask the device for nothing. ``graph_key`` changes whenever a graph
-    captured before would do something else: other sites, other tensors. ``end`` counts a replayed step from the rows
-    that ``begin`` was given, for no hook's Python runs in it.
-    """
-
-    @property
-    def graph_key(self) -> Hashable: ...
-
-    def begin_static(self, row_of_token: Tensor) -> None:
-        """Plan a forward pass over tokens with these rows, ``[tokens]`` int64 on the device."""
 
 
 @dataclass(frozen=True, slots=True)

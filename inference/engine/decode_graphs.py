@@ -60,6 +60,7 @@ class DecodeGraphs:
         self._seen: Counter[Shape] = Counter()
         self._captured: dict[Shape, _Captured] = {}
         self._steering: Hashable | None = None  # the tables that graphs of steered steps read
+        self._refused: Hashable | None = None  # those that no step can be captured with
         self._logits = torch.empty(0)
         self._problem = ""
 
@@ -75,6 +76,8 @@ class DecodeGraphs:
         without a graph. ``steering`` names the tables that the hooks read: other tables are another graph.
         """
         if self._problem or not len(step.lengths) == len(step.wanted) == len(step.tokens) <= self._max_rows:
+            return None
+        if steering is not None and steering == self._refused:
             return None
         shape = self.shape_of(step, steering)
         captured = self._captured.get(shape) or self._capture_if_seen(shape, step)
@@ -101,7 +104,7 @@ class DecodeGraphs:
         try:
             self._captured[shape] = captured = self._captured_step(shape, step)
         except RuntimeError as error:  # also what CUDA says of an operation that cannot be captured
-            self._give_up(str(error).strip().partition("\n")[0])
+            self._give_up(shape.steering, str(error).strip().partition("\n")[0])
             return None
         return captured
 
@@ -134,10 +137,17 @@ class DecodeGraphs:
             del self._seen[shape]
             self._captured.pop(shape, None)
 
-    def _give_up(self, problem: str) -> None:
-        self._problem = problem
-        self.close()
-        logger.warning("CUDA graphs are off for this model: %s", problem)
+    def _give_up(self, steering: Hashable | None, problem: str) -> None:
+        """All graphs, or those with steering tables that may be to blame: an SAE may do what cannot be captured."""
+        if steering is None:
+            self._problem = problem
+            self.close()
+            logger.warning("CUDA graphs are off for this model: %s", problem)
+            return
+        self._refused = steering
+        for shape in [s for s in self._captured if s.steering == steering]:
+            del self._captured[shape]
+        logger.warning("Steered steps run without CUDA graphs until the profiles change: %s", problem)
 
 
 def padded_rows(count: int) -> int:

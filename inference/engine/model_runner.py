@@ -12,19 +12,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from inference.engine import native
-from inference.engine.accelerator import Accelerator, GraphableSteering
+from inference.engine.accelerator import Accelerator
 from inference.engine.attention import Segment
 from inference.engine.cache_plan import ModelCache
 from inference.engine.cache_policy import BlockCopy, CacheOrder
 from inference.engine.decode_graphs import DecodeGraphs
 from inference.engine.grammar import MaskComputer
-from inference.engine.hooks import SteeringTable
 from inference.engine.loader import LoadedModel
 from inference.engine.logprobs import prompt_logprobs
 from inference.engine.messages import TokenLogprob
 from inference.engine.request import Sequence
 from inference.engine.sampler import Sampled, Sampler
 from inference.engine.scheduler import Chunk
+from inference.engine.steering_step import SteeringStep
+from inference.engine.steering_table import SteeringTable
 from inference.engine.step_inputs import StepArrays, StepTensors, build_step, step_tensors
 from inference.engine.token_masks import TokenMasks
 from inference.engine.transfers import to_device
@@ -82,27 +83,28 @@ class ModelRunner:
         """One forward pass over all chunks' tokens; advances each sequence's ``num_computed``."""
         self._tend_pool()
         row_of_token = _rows(chunks)
-        self.steering.begin(row_of_token)
         wanted = _wanted_places(chunks)
         masks = self.masks.start([c.sequence.matcher for c in chunks for _ in range(c.num_sampled)])
         try:
-            logits = self._forward(chunks, wanted, row_of_token)
+            with self.steering.steering(row_of_token) as step:
+                logits = self._forward(chunks, wanted, row_of_token)
         finally:
             masks.wait()
-        draft_steering = self._note_steering(chunks, row_of_token)
+        draft_steering = _note_steering(chunks, step)
         output = _read_out(chunks, logits, self._sampler, masks.result())
         for chunk in chunks:
             chunk.sequence.num_computed += chunk.num_own
         return replace(output, draft_steering=draft_steering)
 
-    def _forward(self, chunks: list[Chunk], wanted: list[int], row_of_token: NDArray[np.int64]) -> Tensor:
+    def _forward(self, chunks: list[Chunk], wanted: list[int], row_of_token: list[int]) -> Tensor:
         """``[len(wanted), vocab]`` logits of those places in the packed step."""
         segments, slots = _segments(chunks)
+        tokens = [t for c in chunks for t in _chunk_tokens(c)]
         step = build_step(
             segments,
-            [t for c in chunks for t in _chunk_tokens(c)],
+            tokens,
             wanted or [0],
-            row_of_token,
+            np.array(row_of_token) if row_of_token else np.zeros(len(tokens), dtype=np.int64),
             slots,
             self._cache.policy.tables,
             self._cache.policy.block_size,
@@ -144,19 +146,22 @@ class ModelRunner:
 
     def _decode_logits(self, tensors: StepTensors, num_rows: int, max_keys: int) -> Tensor:
         """Of one token of each row, which sees up to ``max_keys``; reads nothing on the host, so it can be captured."""
-        if isinstance(self.steering, GraphableSteering):
-            self.steering.begin_static(tensors.steering_rows)
-        return self._logits(tensors, (Segment(max_keys - 1, 1),) * num_rows, 0, max_keys)
+        self.steering.begin_static(tensors.steering_rows)
+        try:
+            return self._logits(tensors, (Segment(max_keys - 1, 1),) * num_rows, 0, max_keys)
+        finally:
+            self.steering.end_static()
 
     def _replayed(self, step: StepArrays) -> Tensor | None:
-        """Steps with steering have a graph only where the tables can be read without the host."""
+        """The logits, where the step has a graph; the steering then counts as what its hooks did at capture."""
         if self.graphs is None:
             return None
         if not step.steering_rows.any():
             return self.graphs.run(step)
-        if not isinstance(self.steering, GraphableSteering):
-            return None
-        return self.graphs.run(step, self.steering.graph_key)
+        logits = self.graphs.run(step, self.steering.graph_key)
+        if logits is not None:
+            self.steering.replayed()
+        return logits
 
     def _tend_pool(self) -> None:
         """Copy and give back what the cache's policy decided on. What fails is still to be done at the next attempt."""
@@ -168,26 +173,6 @@ class ModelRunner:
             else:
                 self._cache.pool.discard(order.group, order.block, order.start, order.end)
             self._orders.popleft()
-
-    def _note_steering(
-        self, chunks: list[Chunk], row_of_token: NDArray[np.int64]
-    ) -> dict[Sequence, Iterator[tuple[int, int]]]:
-        """Book expected and actual applications of each steered sequence; returns those of its drafts, not booked."""
-        applied = self.steering.end(len(row_of_token))
-        of_drafts: dict[Sequence, Iterator[tuple[int, int]]] = {}
-        first = 0
-        for chunk in chunks:
-            rows = chunk.sequence.rows
-            if rows is not None:
-                mine = slice(first, first + chunk.num_tokens)
-                expected = [rows.sites_of(row) for row in row_of_token[mine].tolist()]
-                counts, own = applied[mine].tolist(), chunk.num_own
-                chunk.sequence.steering_expected += sum(expected[:own])
-                chunk.sequence.steering_applied += sum(counts[:own])
-                if chunk.drafts:
-                    of_drafts[chunk.sequence] = zip(expected[own:], counts[own:], strict=True)
-            first += chunk.num_tokens
-        return of_drafts
 
 
 def _chunk_tokens(chunk: Chunk) -> list[int]:
@@ -211,20 +196,35 @@ def _segments(chunks: list[Chunk]) -> tuple[tuple[Segment, ...], NDArray[np.int6
     return tuple(segments), np.array(slots)
 
 
-def _rows(chunks: list[Chunk]) -> NDArray[np.int64]:
-    """``[tokens]``: the steering row of each token of the step."""
+def _rows(chunks: list[Chunk]) -> list[int]:
+    """The steering row of each token of the step; empty where none is steered."""
+    if all(chunk.sequence.rows is None for chunk in chunks):
+        return []
     rows: list[int] = []
     for chunk in chunks:
         sequence = chunk.sequence
         if sequence.rows is None:
             rows.extend([0] * chunk.num_tokens)
-            continue
-        start, num_prompt = sequence.num_computed, sequence.num_prompt
-        rows.extend(
-            sequence.rows.of_token(token, is_prompt=start + i < num_prompt)
-            for i, token in enumerate(_chunk_tokens(chunk))
-        )
-    return np.asarray(rows, dtype=np.int64)
+        else:
+            rows.extend(sequence.rows.of_tokens(_chunk_tokens(chunk), sequence.num_computed, sequence.num_prompt))
+    return rows
+
+
+def _note_steering(chunks: list[Chunk], step: SteeringStep) -> dict[Sequence, Iterator[tuple[int, int]]]:
+    """Book expected and actual applications of each steered sequence; returns those of its drafts, not booked."""
+    of_drafts: dict[Sequence, Iterator[tuple[int, int]]] = {}
+    num_tokens = sum(chunk.num_tokens for chunk in chunks)
+    expected, applied = step.counts(num_tokens)
+    first = 0
+    for chunk in chunks:
+        sequence, own, last = chunk.sequence, first + chunk.num_own, first + chunk.num_tokens
+        if sequence.rows is not None:
+            sequence.steering_expected += sum(expected[first:own])
+            sequence.steering_applied += sum(applied[first:own])
+            if chunk.drafts:
+                of_drafts[sequence] = zip(expected[own:last], applied[own:last], strict=True)
+        first = last
+    return of_drafts
 
 
 def _wanted_places(chunks: list[Chunk]) -> list[int]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
-from inference.engine.accelerator import Accelerate, Accelerator, GraphableSteering, accelerate
+from inference.engine.accelerator import Accelerate, Accelerator, accelerate
 from inference.engine.cache_plan import probe_layouts
 from inference.engine.config import EngineConfig
 from inference.engine.loader import LoadedModel
@@ -19,9 +18,11 @@ from inference.engine.varlen_attention import (
     flash_attention,
     flash_attention_of_copies,
 )
-from inference.interventions import Intervention, Site, VectorEdit
+from inference.interventions import Edit, FeatureRule, Intervention, NormEdit, ReaderEdit, Site, VectorEdit
 from tests.engine.flash import flash_on_cpu
 from tests.engine.harness import EngineHarness, reference_tokens
+from tests.engine.test_steering import reader, vector
+from tests.engine.test_steering_tables import AskedReader
 
 PROMPTS = [tuple(range(3 + 7 * i, 3 + 7 * i + length)) for i, length in enumerate((1, 4, 19, 33))]
 NUM_TOKENS = 24
@@ -99,19 +100,69 @@ def test_preempted(loaded):
         assert transcript.token_ids == reference_tokens(loaded, prompt, 60)
 
 
-def test_steered_requests_are_as_on_the_ordinary_way(llama):
-    intervention = Intervention("both", (VectorEdit(Site(1), torch.full((32,), 0.4)),))
+def profiles() -> list[Intervention | None]:
+    sae, clamps = reader(), (FeatureRule(3, gain=0.0, offset=6.0), FeatureRule(6, lower=4.0))
+    asked = AskedReader("asked", sae.w_enc, sae.w_dec, sae.bias)
+    edits: list[tuple[Edit, ...]] = [
+        (VectorEdit(Site(1), vector(32)),),
+        (VectorEdit(Site(2, "mlp_out"), vector(32, 2), phase="generation"),),
+        (ReaderEdit(Site(1), sae, clamps),),
+        (ReaderEdit(Site(2), asked, clamps), NormEdit(Site(2))),
+    ]
+    return [None, *(Intervention(f"profile {i}", edit) for i, edit in enumerate(edits))]
+
+
+@pytest.mark.parametrize("num_speculative_tokens", [0, 3])
+def test_steered_requests_are_as_on_the_ordinary_way(llama, num_speculative_tokens):
+    """Together, then one by one after each other, when some sites and SAEs are out of use again."""
+    method = "prompt_lookup" if num_speculative_tokens else "none"
+    config: dict[str, Any] = {"speculative_method": method, "num_speculative_tokens": num_speculative_tokens or 1}
     tokens = []
     for way in (accelerate, accelerated()):
-        harness = EngineHarness(llama, accelerate=way)
-        steered = harness.add(prompt=PROMPTS[2], max_tokens=NUM_TOKENS, intervention=intervention)
-        plain = harness.add(prompt=PROMPTS[3], max_tokens=NUM_TOKENS)
+        harness = EngineHarness(llama, accelerate=way, prompt_lookup_min=1, min_speculative_gain=0.0, **config)
+        got = [harness.add(prompt=PROMPTS[2], max_tokens=NUM_TOKENS, intervention=p) for p in profiles()]
         harness.run()
-        receipt = steered.finished.receipt
-        assert receipt.applied == receipt.expected > 0
-        tokens.append((steered.token_ids, plain.token_ids))
+        got += [harness.generate(prompt=PROMPTS[3], max_tokens=NUM_TOKENS, intervention=p) for p in profiles()]
+        receipts = [t.finished.receipt for t in got if t.finished.receipt]
+        assert len(receipts) == 8
+        assert all(receipt.applied == receipt.expected > 0 for receipt in receipts)
+        tokens.append([t.token_ids for t in got])
     assert tokens[0] == tokens[1]
-    assert tokens[0][0] != reference_tokens(llama, PROMPTS[2], NUM_TOKENS), "the profile changes something"
+    assert len({tuple(t) for t in tokens[0]}) == 10, "each profile changes something"
+    assert harness.engine.graphs.num_captured > 1
+
+
+def test_a_steered_step_that_cannot_be_captured_is_run_without(llama, caplog):
+    """Its SAE does what the device refuses then; steps without it keep their graphs."""
+    sae, is_capturing = reader(), []
+
+    class Unruly(AskedReader):
+        def activations(self, h, features):
+            if is_capturing:
+                raise RuntimeError("operation not permitted when stream is capturing")
+            return super().activations(h, features)
+
+    def capture(act: Callable[[], None]) -> Callable[[], object]:
+        is_capturing.append(True)
+        try:
+            return again(act)
+        finally:
+            is_capturing.clear()
+
+    edits = (ReaderEdit(Site(1), Unruly("asked", sae.w_enc, sae.w_dec, sae.bias), (FeatureRule(3, offset=6.0),)),)
+    request: dict[str, Any] = {"prompt": PROMPTS[2], "max_tokens": NUM_TOKENS}
+    way: Accelerate = lambda *_: Accelerator(VarlenAttention(None, "on the CPU"), capture)  # noqa: E731
+    harness = EngineHarness(llama, accelerate=way)
+    steered = harness.generate(**request, intervention=Intervention("unruly", edits))
+    assert (
+        steered.token_ids
+        == EngineHarness(llama).generate(**request, intervention=Intervention("unruly", edits)).token_ids
+    )
+    assert steered.finished.receipt.applied == steered.finished.receipt.expected > 0
+    assert "Steered steps run without CUDA graphs" in caplog.text
+    assert harness.engine.graphs.num_captured == 0
+    assert harness.generate(**request).token_ids == reference_tokens(llama, PROMPTS[2], NUM_TOKENS)
+    assert harness.engine.graphs.num_captured == 1
 
 
 WAYS = {"torch": None, "flash": flash_attention, "copies": flash_attention_of_copies}
@@ -152,7 +203,7 @@ def test_a_step_with_drafts_is_captured_where_it_has_no_more_rows_than_a_batch(l
 
     request = {"prompt": PROMPTS[2], "max_tokens": 90, "allowed_token_ids": tuple(range(20, 26))}
     plain = EngineHarness(llama).generate(**request).token_ids
-    assert num_captured(1) <= 1, "of single rows only"
+    assert num_captured(1) <= 1, "steps of one row"
     assert num_captured(8) > 1
 
 
@@ -179,14 +230,3 @@ def test_the_switches_are_checked():
     for name in ("attention_kernel", "cuda_graphs"):
         with pytest.raises(ValueError, match=name):
             EngineConfig(**{name: "maybe"})
-
-
-class _Tables:
-    graph_key = ("layer 3", 1)
-
-    def begin_static(self, row_of_token: torch.Tensor) -> None: ...
-
-
-def test_what_steering_needs_for_graphs_can_be_asked():
-    assert isinstance(_Tables(), GraphableSteering)
-    assert not isinstance(partial(int), GraphableSteering)

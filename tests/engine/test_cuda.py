@@ -24,7 +24,16 @@ from inference.engine.varlen_attention import (
     flash_attention_of_copies,
     torch_attention,
 )
-from inference.interventions import FeatureRule, Intervention, ReaderEdit, Site, VectorEdit
+from inference.interventions import (
+    Edit,
+    FeatureColumns,
+    FeatureRule,
+    Intervention,
+    NormEdit,
+    ReaderEdit,
+    Site,
+    VectorEdit,
+)
 from tests.builders import ARCHITECTURES, build_model
 from tests.engine.harness import EngineHarness, Transcript, reference_tokens
 from tests.engine.test_steering import reader, vector
@@ -169,31 +178,28 @@ def test_pages_are_large_where_the_kernel_reads_them(rough):
 
 def interventions() -> list[Intervention | None]:
     rules = (FeatureRule(3, gain=0.0, offset=6.0), FeatureRule(6, lower=4.0))
-    edits: list[tuple[VectorEdit | ReaderEdit, ...]] = [
+    edits: list[tuple[Edit, ...]] = [
         (VectorEdit(Site(1), vector(32)),),
         (VectorEdit(Site(2, "mlp_out"), vector(32, 2), phase="generation"),),
-        (ReaderEdit(Site(1), OnDevice(reader()), rules),),
+        (ReaderEdit(Site(1), reader(), rules),),
+        (ReaderEdit(Site(2), Asked(reader()), rules), NormEdit(Site(2))),
     ]
     return [None, *(Intervention(f"profile {i}", edit) for i, edit in enumerate(edits))]
 
 
-class OnDevice:
-    """A reader whose weights follow the hidden states."""
+class Asked:
+    """A reader that is asked in each step, as a TopK SAE is; its weights follow the hidden states."""
 
     def __init__(self, inner: Any) -> None:
-        self._inner, self.key, self.d_in, self.d_sae = inner, inner.key, inner.d_in, inner.d_sae
+        self._inner, self.key, self.d_in, self.d_sae = inner, "asked", inner.d_in, inner.d_sae
+
+    def columns(self, features):
+        return FeatureColumns(self._inner.w_dec[features])
 
     def activations(self, h, features):
-        self._follow(h.device)
-        return self._inner.activations(h, features)
-
-    def delta(self, change, features, h):
-        self._follow(h.device)
-        return self._inner.delta(change, features, h)
-
-    def _follow(self, device: torch.device) -> None:
         for name in ("w_enc", "w_dec", "bias"):
-            setattr(self._inner, name, getattr(self._inner, name).to(device))
+            setattr(self._inner, name, getattr(self._inner, name).to(h.device))
+        return self._inner.activations(h, features)
 
 
 @pytest.mark.parametrize("cuda_graphs", ["auto", "off"])
@@ -208,7 +214,10 @@ def test_steered_as_on_the_cpu(folders, architecture, exact, cuda_graphs):
         assert all(r is not None and r.applied == r.expected > 0 for r in receipts)
         tokens.append([t.token_ids for t in mixed])
     assert tokens[0] == tokens[1]
-    assert len({tuple(t) for t in tokens[0]}) == 4
+    assert len({tuple(t) for t in tokens[0]}) == 5
+    graphs = harness.engine.graphs
+    assert graphs is None or "off" not in str(graphs)
+    assert graphs is None or graphs.num_captured > 0
 
 
 # int8

@@ -143,6 +143,26 @@ def test_new_tables_take_the_place_of_old_ones(graphs, capture):
     assert (capture.captured, graphs.num_captured) == (3, 2)
 
 
+def test_steering_that_cannot_be_captured_turns_only_its_own_graphs_off(capture, caplog):
+    def picky(tensors: StepTensors, num_rows: int, max_keys: int) -> Tensor:
+        if tensors.steering_rows.any() and is_broken:
+            raise RuntimeError("an SAE asks the device")
+        return forward(tensors, num_rows, max_keys)
+
+    is_broken, graphs, step = True, made(capture, picky), step_of(5, 6, steered=True)
+    for _ in range(SEEN_BEFORE + 2):
+        assert graphs.run(step, "bad") is None
+    assert "an SAE asks the device" in caplog.text
+    plain = step_of(5, 6)
+    warm(graphs, plain)
+    assert graphs.run(plain) is not None
+    is_broken = False
+    assert graphs.run(step, "bad") is None, "it is not tried again"
+    warm(graphs, step, "other")
+    assert graphs.run(step, "other") is not None
+    assert str(graphs) == "2 captured"
+
+
 def test_what_cannot_be_captured_turns_graphs_off_and_says_why(caplog):
     def refuse(act):
         raise RuntimeError("operation not permitted when stream is capturing\nand so on")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from transformers import (
     MinPLogitsWarper,
@@ -53,10 +53,18 @@ def by_numpy(logits: np.ndarray, *, top_k: int, top_p: float, min_p: float) -> n
     return found / found.sum()
 
 
+def is_decided(probs: np.ndarray) -> bool:
+    """Whether float32 can tell which tokens are the more typical ones: two of nearly one half each are equally so."""
+    surprisal = -np.log(probs[probs > 0])
+    distances = np.sort(np.abs(surprisal - probs[probs > 0] @ surprisal))
+    return bool((np.diff(distances) > 1e-5).all())
+
+
 @given(parameters=st.fixed_dictionaries(PARAMETERS), seed=st.integers(0, 100))
 @settings(max_examples=80, deadline=None)
 def test_all_together_equal_transformers(parameters, seed):
     logits = random_logits(1, seed)
+    assume(is_decided(by_transformers(logits, **{**parameters, "typical_p": 1.0})[0].numpy()))
     ours = distribution(logits, sequence(**parameters))
     torch.testing.assert_close(ours, by_transformers(logits, **parameters), atol=1e-5, rtol=1e-4)
 
