@@ -71,6 +71,11 @@ class DecodeGraphs:
     def num_captured(self) -> int:
         return len(self._captured)
 
+    @property
+    def widest(self) -> int:
+        """Rows of the largest step that is captured."""
+        return max((shape.rows for shape in self._captured), default=0)
+
     def run(self, step: StepArrays, steering: Hashable | None = None) -> Tensor | None:
         """``[rows, vocab]`` logits of a step of single tokens, valid until the next one; None where it must be run
         without a graph. ``steering`` names the tables that the hooks read: other tables are another graph.
