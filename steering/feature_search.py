@@ -9,7 +9,6 @@ from operator import and_, or_
 from typing import TYPE_CHECKING
 
 from django.contrib.postgres.search import (
-    CombinedSearchQuery,
     CombinedSearchVector,
     SearchQuery,
     SearchQueryCombinable,
@@ -57,8 +56,8 @@ class FeatureQuerySet(models.QuerySet["Feature"]):
             matches |= Q(index=number)
         found = self.annotate(words=LABEL_WORDS).filter(matches)
         rank = SearchRank("words", query, normalization=_BY_LENGTH)
-        is_number = Case(When(index=-1 if number is None else number, then=Value(1)), default=Value(0))
-        return found.annotate(rank=rank).order_by(is_number.desc(), "-rank", "sae", "index")
+        by_number = [] if number is None else [Case(When(index=number, then=Value(0)), default=Value(1))]
+        return found.annotate(rank=rank).order_by(*by_number, "-rank", "sae", "index")
 
 
 def parse_query(text: str) -> Query | None:
@@ -75,24 +74,25 @@ def _alternatives(text: str) -> Iterator[list[Query]]:
         if word.lower() == "or" and not minus and terms and place < len(found) - 1:
             yield terms
             terms = []
-        elif (query := _phrase(phrase) if phrase else _words(word)) is not None:
-            terms.append(~query if minus else query)
+            continue
+        words = _WORD.findall(phrase or word)[:_MAX_WORDS]
+        if words:
+            terms.append(_phrase(words, is_not=bool(minus)) if phrase else _words(words, is_not=bool(minus)))
     yield terms
 
 
-def _phrase(text: str) -> Query | None:
-    words = " ".join(_WORD.findall(text)[:_MAX_WORDS])
-    return SearchQuery(words, config="simple", search_type="phrase") if words else None
+def _phrase(words: list[str], *, is_not: bool) -> Query:
+    return SearchQuery(" ".join(words), config="simple", search_type="phrase", invert=is_not)
 
 
-def _words(text: str) -> Query | None:
-    queries = [_beginning_or_form(word) for word in _WORD.findall(text)[:_MAX_WORDS]]
-    return reduce(and_, queries) if queries else None
-
-
-def _beginning_or_form(word: str) -> CombinedSearchQuery:
-    beginning = SearchQuery(f"'{word}':*", config="simple", search_type="raw")
-    return beginning | SearchQuery(word, config="english", search_type="plain")
+def _words(words: list[str], *, is_not: bool) -> Query:
+    """All of the words, or not all of them; each as a beginning or in another form."""
+    queries: list[Query] = []
+    for word in words:
+        beginning = SearchQuery(f"'{word}':*", config="simple", search_type="raw", invert=is_not)
+        form = SearchQuery(word, config="english", search_type="plain", invert=is_not)
+        queries.append(beginning & form if is_not else beginning | form)
+    return reduce(or_ if is_not else and_, queries)
 
 
 def _number(text: str) -> int | None:

@@ -119,7 +119,7 @@ def _json(lines: _Lines) -> Iterator[Record]:
 def _jsonl(lines: _Lines) -> Iterator[Record]:
     for line in lines:
         if line.strip():
-            yield f"line {lines.number}", _parse(line, lines)
+            yield f"line {lines.number}", _parse(line.strip(), lines)
 
 
 def _csv(lines: _Lines) -> Iterator[Record]:
