@@ -9,7 +9,6 @@ from operator import and_, or_
 from typing import TYPE_CHECKING
 
 from django.contrib.postgres.search import (
-    CombinedSearchVector,
     SearchQuery,
     SearchQueryCombinable,
     SearchRank,
@@ -30,7 +29,7 @@ _MAX_INDEX = 2**31 - 1
 _BY_LENGTH = 1  # divides ranks by 1 + log of the text's length
 
 # Each text twice: as it is, for beginnings of words, and stemmed, so that “kittens” finds “kitten”.
-LABEL_WORDS: CombinedSearchVector = (
+LABEL_WORDS = (
     SearchVector("label", config="simple", weight="A")
     + SearchVector("label", config="english", weight="A")
     + SearchVector("description", config="simple", weight="C")
