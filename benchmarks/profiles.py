@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from inference.engine.loader import LoadedModel
-from inference.interventions import FeatureRule, Intervention, ReaderEdit, Site, VectorEdit
+from inference.interventions import (
+    FeatureColumns,
+    FeatureRule,
+    Intervention,
+    NormEdit,
+    ReaderEdit,
+    Site,
+    VectorEdit,
+    Window,
+)
 
 D_SAE = 16384
 RULES = 3  # features that a clamping profile edits
@@ -34,8 +43,9 @@ class RandomReader:
     def activations(self, h: Tensor, features: Tensor) -> Tensor:
         return torch.relu(h @ self.w_enc[:, features])
 
-    def delta(self, change: Tensor, features: Tensor, h: Tensor) -> Tensor:
-        return change @ self.w_dec[features]
+    def columns(self, features: Tensor) -> FeatureColumns:
+        read = self.w_enc[:, features].t()
+        return FeatureColumns(self.w_dec[features], read, threshold=torch.zeros(len(features)))
 
 
 def adding(loaded: LoadedModel, count: int) -> list[Intervention]:
@@ -50,12 +60,27 @@ def clamping(loaded: LoadedModel, count: int) -> list[Intervention]:
     return [_clamp(loaded, reader, seed) for seed in range(count)]
 
 
-KINDS: dict[str, Callable[[LoadedModel, int], list[Intervention]]] = {"add": adding, "clamp": clamping}
+def mixing(loaded: LoadedModel, count: int) -> list[Intervention]:
+    """Profiles that add, clamp, and do both at two layers under a window, in turn."""
+    added, clamped = adding(loaded, count), clamping(loaded, count)
+    return [
+        (one, other, _both(loaded, one, other))[i % 3]
+        for i, (one, other) in enumerate(zip(added, clamped, strict=True))
+    ]
+
+
+KINDS: dict[str, Callable[[LoadedModel, int], list[Intervention]]] = {"add": adding, "clamp": clamping, "mixed": mixing}
 
 
 def _add(loaded: LoadedModel, seed: int) -> Intervention:
     vector = torch.randn(loaded.hidden_size, generator=torch.Generator().manual_seed(seed)) * 0.1
     return Intervention(f"add-{seed}", (VectorEdit(_site(loaded), vector),))
+
+
+def _both(loaded: LoadedModel, one: Intervention, other: Intervention) -> Intervention:
+    (added,) = one.edits
+    late = replace(added, site=Site(loaded.num_layers - 1), phase="generation", window=Window(after=4))
+    return Intervention(f"{one.fingerprint}-{other.fingerprint}", (late, *other.edits, NormEdit(_site(loaded))))
 
 
 def _clamp(loaded: LoadedModel, reader: RandomReader, seed: int) -> Intervention:

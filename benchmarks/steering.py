@@ -1,4 +1,4 @@
-"""The cost of steering: W3, and 16 streams with K distinct profiles resident, for add and for clamp.
+"""The cost of steering: W3, and 16 streams with K distinct profiles resident, for add, for clamp and for both mixed.
 
 ``python -m benchmarks.steering``. In the table of K, up to 256 profiles take turns over waves of 16 streams, as many
 waves for every K, so that tables of any size are compared at the same work.

@@ -1,15 +1,17 @@
 """The hook protocol between steering and the engine.
 
-Steering compiles a published profile into an :class:`Intervention`; the engine turns it into rows of per-layer
-tables and applies them to the tokens that the phase selects. Neither knows the other. No Django here.
+Steering compiles a published profile into an :class:`Intervention`; the engine turns it into rows of per-site tables
+and applies them to the tokens that the edits select. Neither knows the other. No Django here.
 
 Per site and token with residual ``h`` (shape ``[d]``)::
 
-    h' = h + sum(vector entries) + sum over reader entries of reader.delta(target(a) - a)
+    h' = h + sum of vectors + sum over feature rules of change * scale * write
+    change = clip((gain - 1) * a + offset, lower - a, upper - a)      0 where a gate is shut
 
-where ``a = reader.activations(h)`` of the edited features and ``target(a) = clip(gain * a + offset, lower, upper)``.
-So add is (gain 1, offset c), scale is (gain g, offset 0), clamp to t is (gain 0, offset t), ablate is clamp to 0,
-at_least and at_most set ``lower`` and ``upper``. Additive edits of un-normalised SAEs are folded into the vector.
+where ``a`` is the feature's activation of ``h``. So add is (gain 1, offset c), scale is (gain g, offset 0), clamp to t
+is (gain 0, offset t), ablate is clamp to 0, at_least and at_most set ``lower`` and ``upper``. A plain direction is the
+one feature of a reader that activates by ``h v`` and writes ``v``. All edits of a site read the same ``h``. Last, a
+norm edit scales ``h'`` back to the norm of ``h``.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ if TYPE_CHECKING:
 
 SiteKind = Literal["resid_pre", "resid_post", "mlp_out", "attn_out"]
 Phase = Literal["prompt", "generation", "both"]
+Normalization = Literal["none", "constant_norm_rescale", "layer_norm"]
 SITE_KINDS: tuple[SiteKind, ...] = ("resid_pre", "resid_post", "mlp_out", "attn_out")
+MAX_GATES = 2
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -40,8 +44,24 @@ class Site:
         return f"layers.{self.layer}.{self.kind}"
 
 
+@dataclass(frozen=True, slots=True)
+class FeatureColumns:
+    """Some features of an SAE in linear form, float32: ``m`` rows each.
+
+    With ``x`` the normalised residual and ``s`` the token's scale, ``pre = x read + bias``, ``a = pre`` where
+    ``pre > threshold`` and else 0, and a change of ``a`` by 1 moves the residual by ``s write``. ``read`` is None
+    where an activation depends on other features too: then :meth:`FeatureReader.activations` must be asked.
+    """
+
+    write: Tensor  # [m, d_in]
+    read: Tensor | None = None  # [m, d_in]
+    bias: Tensor | None = None  # [m]; None for zeros
+    threshold: Tensor | None = None  # [m]; None for no threshold at all, so that a = pre
+    normalization: Normalization = "none"
+
+
 class FeatureReader(Protocol):
-    """What the engine needs of an SAE: exact activations of some features, and their effect on the residual."""
+    """What the engine needs of an SAE: exact activations of some features, and what they write."""
 
     @property
     def key(self) -> str:
@@ -53,25 +73,70 @@ class FeatureReader(Protocol):
     @property
     def d_sae(self) -> int: ...
 
-    def activations(self, h: Tensor, features: Tensor) -> Tensor:
-        """``[tokens, d_in]`` float32 and ``[m]`` int64 feature indices -> ``[tokens, m]`` float32."""
+    def columns(self, features: Tensor) -> FeatureColumns:
+        """Of ``[m]`` int64 feature indices. Called when a profile comes in, not per step."""
 
-    def delta(self, change: Tensor, features: Tensor, h: Tensor) -> Tensor:
-        """Changes of activations ``[tokens, m]`` -> change of the residual ``[tokens, d_in]``, float32."""
+    def activations(self, h: Tensor, features: Tensor) -> Tensor:
+        """``[tokens, d_in]`` float32 and ``[m]`` int64 feature indices -> ``[tokens, m]`` float32.
+
+        Called in a step only where the columns have no ``read``.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The tokens with ``after <= index < first``; each phase counts its own tokens from 0."""
+
+    after: int = 0
+    first: int | None = None
+
+    def __contains__(self, index: int) -> bool:
+        return self.after <= index and (self.first is None or index < self.first)
+
+    def overlaps(self, other: Window) -> bool:
+        ends = [window.first for window in (self, other) if window.first is not None]
+        return not ends or max(self.after, other.after) < min(ends)
+
+
+ALL_TOKENS = Window()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scope:
+    """On which tokens an edit acts. Special tokens are those of :attr:`Intervention.skip_token_ids`."""
+
+    phase: Phase = "both"
+    window: Window = ALL_TOKENS
+    special_tokens: bool = False
+
+    def acts(self, phase: Phase, index: int, *, is_special: bool) -> bool:
+        """On the token with this index in its phase."""
+        return self.phase in {phase, "both"} and index in self.window and (self.special_tokens or not is_special)
 
 
 @dataclass(frozen=True)
-class VectorEdit:
-    """Adds ``vector`` (``[d]``, float32, on the CPU)."""
+class VectorEdit(Scope):
+    """Adds ``vector`` (``[d]``, float32 or float64, on the CPU). A row's vectors are summed in float64."""
 
     site: Site
     vector: Tensor
-    phase: Phase = "both"
+
+
+@dataclass(frozen=True)
+class Gate:
+    """Open on tokens where the feature's activation at the edit's site is above ``above``."""
+
+    reader: FeatureReader
+    feature: int
+    above: float
 
 
 @dataclass(frozen=True)
 class FeatureRule:
-    """Moves one feature's activation ``a`` to ``clip(gain * a + offset, lower, upper)``."""
+    """Moves one feature's activation ``a`` to ``clip(gain * a + offset, lower, upper)`` where all gates are open.
+
+    ``only_if_active`` is a gate on ``a > 0``; with it there are at most MAX_GATES.
+    """
 
     feature: int
     gain: float = 1.0
@@ -79,27 +144,42 @@ class FeatureRule:
     lower: float = float("-inf")
     upper: float = float("inf")
     only_if_active: bool = False
+    gates: tuple[Gate, ...] = ()
 
 
 @dataclass(frozen=True)
-class ReaderEdit:
+class ReaderEdit(Scope):
     """Feature rules that read the residual through one SAE."""
 
     site: Site
     reader: FeatureReader
     rules: tuple[FeatureRule, ...]
-    phase: Phase = "both"
+
+    @property
+    def readers(self) -> tuple[FeatureReader, ...]:
+        """Its own, and those of its gates."""
+        return (self.reader, *(gate.reader for rule in self.rules for gate in rule.gates))
+
+
+@dataclass(frozen=True)
+class NormEdit(Scope):
+    """Gives the residual its former norm back, after all other edits of the site."""
+
+    site: Site
+
+
+Edit = VectorEdit | ReaderEdit | NormEdit
 
 
 @dataclass(frozen=True)
 class Intervention:
     """A compiled profile version. ``fingerprint`` identifies its whole effect, weights included.
 
-    Tokens whose id is in ``skip_token_ids`` (the model's special tokens) are left alone.
+    Tokens whose id is in ``skip_token_ids`` (the model's special tokens) are touched only by edits that ask for them.
     """
 
     fingerprint: str
-    edits: tuple[VectorEdit | ReaderEdit, ...]
+    edits: tuple[Edit, ...]
     skip_token_ids: frozenset[int] = frozenset()
 
     @property
@@ -107,8 +187,12 @@ class Intervention:
         return tuple(sorted({edit.site for edit in self.edits}))
 
     def program(self, phase: Phase) -> str:
-        """Identity of what acts on the tokens of a phase; empty where nothing does."""
+        """Identity of what acts on the tokens of a phase; empty where nothing does.
+
+        The same for both phases only where a token's place does not matter, so that what one request generated can be
+        another one's prompt.
+        """
         if not any(edit.phase in {phase, "both"} for edit in self.edits):
             return ""
-        everywhere = all(edit.phase == "both" for edit in self.edits)
+        everywhere = all(edit.phase == "both" and edit.window == ALL_TOKENS for edit in self.edits)
         return self.fingerprint if everywhere else f"{self.fingerprint}:{phase}"

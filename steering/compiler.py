@@ -1,23 +1,36 @@
 """Compiles a profile's edits into an intervention of the hook protocol.
 
-Additions through SAEs that do not normalise their input, and plain vectors, fold into one vector per site and phase.
-Everything else becomes rules that read the residual through the SAE. The result does not depend on the order of the
-edits, bit by bit: they are sorted by effect, summed in float64 and rounded once.
+Additions without a gate, of plain vectors and through SAEs that do not normalise their input, fold into one vector per
+site and set of tokens. Everything else becomes rules that read the residual through the SAE or along the direction. The
+result does not depend on the order of the edits, bit by bit: they are sorted by effect, and summed in float64.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
-from inference.interventions import FeatureRule, Intervention, Phase, ReaderEdit, Site, VectorEdit
+from inference.interventions import (
+    Edit,
+    FeatureReader,
+    FeatureRule,
+    Gate,
+    Intervention,
+    NormEdit,
+    Phase,
+    ReaderEdit,
+    Site,
+    VectorEdit,
+    Window,
+)
+from steering.directions import Direction
 from steering.saes.sae import SparseAutoencoder
 from steering.spec.conflicts import check_conflicts
-from steering.spec.edit import EditSpec, FeatureTarget
+from steering.spec.edit import EditSpec, FeatureTarget, SiteTarget, VectorTarget
 from steering.spec.errors import InvalidSpecError, Problem
 from steering.spec.rendering import effect_key, fingerprint
 
@@ -27,7 +40,25 @@ if TYPE_CHECKING:
 SAEs = Mapping[str, SparseAutoencoder]
 """Loaded SAEs by checksum."""
 
-_RulesByReader = dict[tuple[Site, str], dict[int, FeatureRule]]
+
+@dataclass(frozen=True, slots=True, order=True)
+class _Tokens:
+    """A site, and the tokens on which edits act together there."""
+
+    site: Site
+    phase: Phase
+    after: int
+    first: float  # infinite where the window is open
+    special_tokens: bool
+
+    @classmethod
+    def of(cls, edit: EditSpec) -> _Tokens:
+        first = float("inf") if edit.window.first is None else edit.window.first
+        return cls(edit.target.site, edit.phase, edit.window.after, first, edit.special_tokens)
+
+    @property
+    def window(self) -> Window:
+        return Window(self.after, None if self.first == float("inf") else int(self.first))
 
 
 def compile_edits(edits: Sequence[EditSpec], saes: SAEs, skip_token_ids: frozenset[int] = frozenset()) -> Intervention:
@@ -40,7 +71,11 @@ def compile_edits(edits: Sequence[EditSpec], saes: SAEs, skip_token_ids: frozens
     _check_features(edits, saes)
     _check_reading(edits, saes)
     active = sorted((edit for edit in edits if not edit.is_no_op), key=effect_key)
-    compiled: tuple[VectorEdit | ReaderEdit, ...] = (*_compile_vectors(active, saes), *_compile_rules(active, saes))
+    compiled: tuple[Edit, ...] = (
+        *_compile_vectors([edit for edit in active if _is_foldable(edit, saes)], saes),
+        *_compile_rules([edit for edit in active if not _is_foldable(edit, saes)], saes),
+        *_compile_norms(active),
+    )
     return Intervention(fingerprint=fingerprint(edits), edits=compiled, skip_token_ids=skip_token_ids)
 
 
@@ -50,111 +85,138 @@ _READING = frozenset({"scale", "clamp", "ablate", "at_least", "at_most"})  # the
 def _check_reading(edits: Sequence[EditSpec], saes: SAEs) -> None:
     """What a transcoder writes can be used; what it reads is not at its site."""
     problems = [
-        Problem(f"edits[{number}].operation", _unreadable(edit.target.sae.name, edit.operation))
+        Problem(f"edits[{number}].{field}", _unreadable(target.sae.name, what))
         for number, edit in enumerate(edits)
-        if isinstance(edit.target, FeatureTarget)
-        and edit.operation in _READING
-        and not saes[edit.target.sae.checksum].reads_its_site
+        for field, what, target in _read_by(edit)
+        if not _sae(target, saes).reads_its_site
     ]
     if problems:
         raise InvalidSpecError(problems)
 
 
-def _unreadable(name: str, operation: str) -> str:
-    return f"{name} is a transcoder: it reads the MLP's input, so {operation} is not possible at its output; use add."
+def _read_by(edit: EditSpec) -> Iterator[tuple[str, str, FeatureTarget]]:
+    """Field, its content, and the feature whose activation it needs."""
+    if isinstance(edit.target, FeatureTarget):
+        if edit.operation in _READING:
+            yield "operation", edit.operation, edit.target
+        if edit.only_if_active:
+            yield "only_if_active", "only_if_active", edit.target
+    if edit.gate is not None:
+        yield "gate.feature", "a gate", edit.gate.feature
+
+
+def _unreadable(name: str, what: str) -> str:
+    return f"{name} is a transcoder: it reads the MLP's input, so {what} is not possible at its output; use add."
 
 
 def _check_features(edits: Sequence[EditSpec], saes: SAEs) -> None:
     problems = []
     for number, edit in enumerate(edits):
-        if not isinstance(edit.target, FeatureTarget):
-            continue
-        sae = saes[edit.target.sae.checksum]
-        if not 0 <= edit.target.index < sae.d_sae:
-            message = f"{edit.target.sae.name} has features 0 to {sae.d_sae - 1}, not {edit.target.index}."
-            problems.append(Problem(f"edits[{number}].feature.index", message, "invalid_feature"))
+        targets = ((edit.target, "feature"), (edit.gate.feature if edit.gate else None, "gate.feature"))
+        for target, field in targets:
+            if isinstance(target, FeatureTarget) and not 0 <= target.index < _sae(target, saes).d_sae:
+                last = _sae(target, saes).d_sae - 1
+                message = f"{target.sae.name} has features 0 to {last}, not {target.index}."
+                problems.append(Problem(f"edits[{number}].{field}.index", message, "invalid_feature"))
     if problems:
         raise InvalidSpecError(problems)
 
 
-def _compile_vectors(edits: Sequence[EditSpec], saes: SAEs) -> tuple[VectorEdit, ...]:
-    prompt = _sum_vectors((edit for edit in edits if edit.phase != "generation"), saes)
-    generation = _sum_vectors((edit for edit in edits if edit.phase != "prompt"), saes)
-    compiled: list[VectorEdit] = []
-    for site in sorted(prompt.keys() | generation.keys()):
-        before, after = prompt.get(site), generation.get(site)
-        if before is not None and after is not None and torch.equal(before, after):
-            compiled.append(VectorEdit(site, before, "both"))
-            continue
-        phases: tuple[tuple[Phase, Tensor | None], ...] = (("prompt", before), ("generation", after))
-        compiled += [VectorEdit(site, vector, phase) for phase, vector in phases if vector is not None]
-    return tuple(compiled)
-
-
-def _sum_vectors(edits: Iterable[EditSpec], saes: SAEs) -> dict[Site, Tensor]:
-    """Float32 sums per site; sites where they cancel out are left out."""
-    sums: dict[Site, Tensor] = {}
-    for edit in edits:
-        if _is_foldable(edit, saes):
-            step = edit.raw * _direction(edit, saes)
-            site = edit.target.site
-            sums[site] = sums[site] + step if site in sums else step
-    return {site: total.to(torch.float32) for site, total in sums.items() if bool(total.any())}
+# Vectors
 
 
 def _is_foldable(edit: EditSpec, saes: SAEs) -> bool:
-    if edit.operation != "add":
+    if edit.operation != "add" or edit.is_gated:
         return False
-    return not (isinstance(edit.target, FeatureTarget) and saes[edit.target.sae.checksum].is_normalized)
+    return not (isinstance(edit.target, FeatureTarget) and _sae(edit.target, saes).is_normalized)
+
+
+def _compile_vectors(edits: Sequence[EditSpec], saes: SAEs) -> list[VectorEdit]:
+    """One float64 sum per site and tokens; those that cancel out are left out."""
+    sums: dict[_Tokens, Tensor] = {}
+    for edit in edits:
+        step = edit.raw * _direction(edit, saes)
+        tokens = _Tokens.of(edit)
+        sums[tokens] = sums[tokens] + step if tokens in sums else step
+    return [
+        VectorEdit(t.site, total, phase=t.phase, window=t.window, special_tokens=t.special_tokens)
+        for t, total in sorted(sums.items(), key=lambda item: item[0])
+        if bool(total.float().any())
+    ]
 
 
 def _direction(edit: EditSpec, saes: SAEs) -> Tensor:
     """``[d]`` float64."""
     if isinstance(edit.target, FeatureTarget):
-        return saes[edit.target.sae.checksum].decoder_row(edit.target.index).double()
+        return _sae(edit.target, saes).decoder_row(edit.target.index).double()
+    assert isinstance(edit.target, VectorTarget)
     return torch.tensor(edit.target.values, dtype=torch.float64)
 
 
-def _compile_rules(edits: Sequence[EditSpec], saes: SAEs) -> tuple[ReaderEdit, ...]:
-    prompt = _merge_rules((edit for edit in edits if edit.phase != "generation"), saes)
-    generation = _merge_rules((edit for edit in edits if edit.phase != "prompt"), saes)
-    compiled: list[ReaderEdit] = []
-    for site, checksum in sorted(prompt.keys() | generation.keys()):
-        before = frozenset(prompt.get((site, checksum), {}).values())
-        after = frozenset(generation.get((site, checksum), {}).values())
-        phases: tuple[tuple[Phase, frozenset[FeatureRule]], ...] = (
-            ("both", before & after),
-            ("prompt", before - after),
-            ("generation", after - before),
-        )
-        for phase, rules in phases:
-            if rules:
-                ordered = tuple(sorted(rules, key=lambda rule: rule.feature))
-                compiled.append(ReaderEdit(site, saes[checksum], ordered, phase))
-    return tuple(compiled)
+# Rules
 
 
-def _merge_rules(edits: Iterable[EditSpec], saes: SAEs) -> _RulesByReader:
-    """One rule per feature: the edits that may share one (add and scale, at_least and at_most) set different parts."""
-    merged: _RulesByReader = defaultdict(dict)
+def _compile_rules(edits: Sequence[EditSpec], saes: SAEs) -> list[ReaderEdit]:
+    """One edit per site, tokens and reader; its rules are in the order of their effects."""
+    rules: dict[tuple[_Tokens, str], list[FeatureRule]] = defaultdict(list)
+    readers: dict[str, FeatureReader] = {}
     for edit in edits:
-        if isinstance(edit.target, FeatureTarget) and not _is_foldable(edit, saes):
-            rules = merged[edit.target.site, edit.target.sae.checksum]
-            index = edit.target.index
-            rules[index] = _with_edit(rules.get(index, FeatureRule(index)), edit)
-    return merged
+        if isinstance(edit.target, SiteTarget):
+            continue
+        reader, rule = _rule(edit, saes)
+        readers[reader.key] = reader
+        rules[_Tokens.of(edit), reader.key].append(rule)
+    return [
+        ReaderEdit(t.site, readers[key], tuple(mine), phase=t.phase, window=t.window, special_tokens=t.special_tokens)
+        for (t, key), mine in sorted(rules.items(), key=lambda item: item[0])
+    ]
 
 
-def _with_edit(rule: FeatureRule, edit: EditSpec) -> FeatureRule:
-    raw = edit.raw
-    match edit.operation:
-        case "add":
-            return replace(rule, offset=rule.offset + raw)
-        case "scale":
-            return replace(rule, gain=raw)
-        case "clamp" | "ablate":
-            return replace(rule, gain=0.0, offset=raw)
-        case "at_least":
-            return replace(rule, lower=raw)
-        case "at_most":
-            return replace(rule, upper=raw)
+def _rule(edit: EditSpec, saes: SAEs) -> tuple[FeatureReader, FeatureRule]:
+    gates = _gates(edit, saes)
+    if edit.operation in ("orthogonal", "projection_cap") or isinstance(edit.target, VectorTarget):
+        return _direction_rule(edit, saes, gates)
+    assert isinstance(edit.target, FeatureTarget)
+    raw, sae = edit.raw, _sae(edit.target, saes)
+    rule = {
+        "add": {"offset": raw},
+        "scale": {"gain": raw},
+        "clamp": {"gain": 0.0, "offset": raw},
+        "ablate": {"gain": 0.0},
+        "at_least": {"lower": raw},
+        "at_most": {"upper": raw},
+    }[edit.operation]
+    return sae, FeatureRule(edit.target.index, **rule, only_if_active=edit.only_if_active, gates=gates)
+
+
+def _direction_rule(edit: EditSpec, saes: SAEs, gates: tuple[Gate, ...]) -> tuple[FeatureReader, FeatureRule]:
+    """Along the direction of length 1; a gated vector is added as it is."""
+    if edit.only_if_active:
+        assert isinstance(edit.target, FeatureTarget)
+        gates = (*gates, Gate(_sae(edit.target, saes), edit.target.index, 0.0))
+    vector, raw = _direction(edit, saes), edit.raw
+    if edit.operation == "add":
+        return Direction(vector), FeatureRule(0, offset=raw, gates=gates)
+    unit = Direction(vector / vector.norm())
+    if edit.operation == "orthogonal":
+        return unit, FeatureRule(0, gain=raw, gates=gates)
+    lower = float("-inf") if edit.raw_lower is None else edit.raw_lower
+    return unit, FeatureRule(0, lower=lower, upper=raw, gates=gates)
+
+
+def _gates(edit: EditSpec, saes: SAEs) -> tuple[Gate, ...]:
+    if edit.gate is None:
+        return ()
+    return (Gate(_sae(edit.gate.feature, saes), edit.gate.feature.index, edit.gate.raw),)
+
+
+# Norms
+
+
+def _compile_norms(edits: Sequence[EditSpec]) -> list[NormEdit]:
+    tokens = sorted({_Tokens.of(edit) for edit in edits if isinstance(edit.target, SiteTarget)})
+    return [NormEdit(t.site, phase=t.phase, window=t.window, special_tokens=t.special_tokens) for t in tokens]
+
+
+def _sae(target: FeatureTarget, saes: SAEs) -> SparseAutoencoder:
+    return saes[target.sae.checksum]

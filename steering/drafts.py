@@ -8,16 +8,16 @@ from typing import Any, cast
 
 from inference.interventions import SITE_KINDS, Site, SiteKind
 from steering.models import SAE, Feature, FeatureEdit, SteeringProfile
-from steering.spec.edit import EditSpec, FeatureTarget, Operation, SAEIdentity, VectorTarget
+from steering.spec.edit import EditSpec, FeatureTarget, GateSpec, SAEIdentity, SiteTarget, VectorTarget
 from steering.spec.errors import InvalidSpecError, Problem
 from steering.spec.parsing import parse_edits
 from steering.spec.rendering import edit_to_json
-from steering.spec.units import Scales, Unit
+from steering.spec.units import Scales
 
 
 def draft_edits(profile: SteeringProfile) -> tuple[EditSpec, ...]:
     """The draft's edits, checked as if they had come from outside; InvalidSpecError names what is wrong."""
-    rows = profile.edits.select_related("feature__sae")
+    rows = profile.edits.select_related("feature__sae", "gate_feature__sae")
     norms = _mean_norms(profile.model_id)
     return parse_edits([_row_to_json(row, norms) for row in rows])
 
@@ -44,11 +44,29 @@ def rows_of(profile: SteeringProfile, edits: Iterable[EditSpec]) -> list[Feature
 
 
 def _row_to_json(row: FeatureEdit, norms: Mapping[Site, float]) -> dict[str, Any]:
-    values = {"operation": row.operation, "strength": row.strength, "unit": row.unit, "phase": row.phase}
-    if row.feature is None:
-        return {"vector": _vector_to_json(row.vector, norms), **values}
-    edit = EditSpec(feature_target(row.feature), cast("Operation", row.operation), row.strength, cast("Unit", row.unit))
-    return {**edit_to_json(edit), **values}
+    values = {
+        "operation": row.operation,
+        "strength": row.strength,
+        "unit": row.unit,
+        "phase": row.phase,
+        "lower": row.lower,
+        "window": {"after": row.after, "first": row.first},
+        "only_if_active": row.only_if_active,
+        "gate": _gate_to_json(row),
+        "special_tokens": row.special_tokens,
+    }
+    if row.feature is not None:
+        return {"feature": edit_to_json(EditSpec(feature_target(row.feature)))["feature"], **values}
+    if row.operation == FeatureEdit.Operation.NORM_PRESERVING:
+        return {"site": row.vector, **values}
+    return {"vector": _vector_to_json(row.vector, norms), **values}
+
+
+def _gate_to_json(row: FeatureEdit) -> dict[str, Any] | None:
+    if row.gate_feature is None:
+        return None
+    feature = edit_to_json(EditSpec(feature_target(row.gate_feature)))["feature"]
+    return {"feature": feature, "above": row.gate_above, "unit": row.gate_unit}
 
 
 def _vector_to_json(vector: object, norms: Mapping[Site, float]) -> object:
@@ -69,13 +87,35 @@ def _mean_norms(model_id: int) -> dict[Site, float]:
 
 def _row_of(profile: SteeringProfile, edit: EditSpec, path: str) -> FeatureEdit:
     row = FeatureEdit(
-        profile=profile, operation=edit.operation, strength=edit.strength, unit=edit.unit, phase=edit.phase
+        profile=profile,
+        operation=edit.operation,
+        strength=edit.strength,
+        unit=edit.unit,
+        phase=edit.phase,
+        lower=edit.lower,
+        after=edit.window.after or None,
+        first=edit.window.first,
+        only_if_active=edit.only_if_active,
+        special_tokens=edit.special_tokens,
     )
-    if isinstance(edit.target, VectorTarget):
-        row.vector = edit_to_json(edit)["vector"]
-        return row
-    row.feature = _find_feature(profile, edit.target, path)
-    return _keep_effect(row, edit)
+    if edit.gate is not None:
+        _set_gate(row, edit.gate, _find_feature(profile, edit.gate.feature, f"{path}.gate"))
+    match edit.target:
+        case VectorTarget():
+            row.vector = edit_to_json(edit)["vector"]
+        case SiteTarget():
+            row.vector = edit_to_json(edit)["site"]
+        case FeatureTarget():
+            row.feature = _find_feature(profile, edit.target, path)
+            _keep_effect(row, edit)
+    return row
+
+
+def _set_gate(row: FeatureEdit, gate: GateSpec, feature: Feature) -> None:
+    """With the threshold as a raw number where the maximal activation behind it has changed since."""
+    row.gate_feature, row.gate_above, row.gate_unit = feature, gate.above, gate.unit
+    if replace(gate, feature=feature_target(feature)).raw != gate.raw:
+        row.gate_above, row.gate_unit = gate.raw, FeatureEdit.GateUnit.RAW
 
 
 def _find_feature(profile: SteeringProfile, target: FeatureTarget, path: str) -> Feature:
@@ -91,9 +131,9 @@ def _find_feature(profile: SteeringProfile, target: FeatureTarget, path: str) ->
     return feature
 
 
-def _keep_effect(row: FeatureEdit, edit: EditSpec) -> FeatureEdit:
+def _keep_effect(row: FeatureEdit, edit: EditSpec) -> None:
     """Gives the strength as a raw number where the numbers behind its unit have changed since."""
     assert row.feature is not None
-    if replace(edit, target=feature_target(row.feature)).raw != edit.raw:
-        row.strength, row.unit = edit.raw, FeatureEdit.Unit.RAW
-    return row
+    now = replace(edit, target=feature_target(row.feature))
+    if (now.raw, now.raw_lower) != (edit.raw, edit.raw_lower):
+        row.strength, row.lower, row.unit = edit.raw, edit.raw_lower, FeatureEdit.Unit.RAW

@@ -16,6 +16,7 @@ from steering.labels import LabelSet
 from steering.models import SAE, FeatureEdit, SteeringProfile
 from steering.registration import PreparedSAE, SAELocation, inspect_sae, prepare_sae
 from steering.saes.errors import InvalidSAEError
+from steering.spec.edit import OPERATIONS, VECTOR_OPERATIONS
 from steering.spec.errors import InvalidSpecError
 from steering.spec.parsing import parse_edits
 from steering.spec.units import MAX_STRENGTH
@@ -30,7 +31,11 @@ class FeatureSelect(AutocompleteSelect):
         return f"{super().get_url()}?language_model={self.language_model or 0}"
 
 
+CONDITIONS = ("after", "first", "only_if_active", "gate_feature", "gate_above", "gate_unit", "special_tokens")
+
+
 class FeatureEditForm(forms.ModelForm[FeatureEdit]):
+    operations: tuple[str, ...] = tuple(name for name in OPERATIONS if name != "norm_preserving")
     strength = forms.FloatField(
         initial=1.0,
         min_value=-MAX_STRENGTH,
@@ -40,25 +45,52 @@ class FeatureEditForm(forms.ModelForm[FeatureEdit]):
 
     class Meta:
         model = FeatureEdit
-        fields = ("feature", "operation", "strength", "unit", "phase")
+        fields = ("feature", "operation", "strength", "lower", "unit", "phase", *CONDITIONS)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if "operation" in self.fields:  # absent for users who may only look
+            labels = dict(FeatureEdit.Operation.choices)
+            choices = [(name, labels[name]) for name in OPERATIONS if name in self.operations]
+            self.fields["operation"].widget.choices = choices
+        if "gate_unit" in self.fields:
+            self.fields["gate_unit"].required = False
+
+    def clean_gate_unit(self) -> str:
+        return self.cleaned_data["gate_unit"] or FeatureEdit.GateUnit.MAX_ACT
 
 
 class VectorEditForm(FeatureEditForm):
-    """A plain vector can only be added, and its field must hold a vector."""
+    """For vectors, and for whole sites: then the field holds a layer and a site only."""
+
+    operations = (*VECTOR_OPERATIONS, "norm_preserving")
 
     class Meta:
         model = FeatureEdit
-        fields = ("vector", "strength", "unit", "phase")
+        fields = ("vector", "operation", "strength", "lower", "unit", "phase", "after", "first", "special_tokens")
         widgets = {"vector": forms.Textarea(attrs={"rows": 3, "cols": 50})}
 
-    def clean_vector(self) -> object:
-        """Everything about it but its fit to the model, which is checked when a request uses it."""
-        value = self.cleaned_data["vector"]
-        try:
-            parse_edits([{"vector": value, "unit": "raw"}])
-        except InvalidSpecError as error:
-            raise ValidationError([str(problem).removeprefix("edits[0].") for problem in error.problems]) from error
-        return value
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if "operation" in self.fields:
+            self.fields["operation"].required = False
+
+    def clean_operation(self) -> str:
+        return self.cleaned_data["operation"] or FeatureEdit.Operation.ADD
+
+    def clean(self) -> dict[str, Any]:
+        """Everything about the vector but its fit to the model, which is checked when a request uses it."""
+        cleaned = super().clean() or self.cleaned_data
+        value = cleaned.get("vector")
+        if value is not None and "operation" in cleaned:
+            is_site = cleaned["operation"] == FeatureEdit.Operation.NORM_PRESERVING
+            edit = {"site" if is_site else "vector": value, "operation": cleaned["operation"], "unit": "raw"}
+            try:
+                parse_edits([edit])
+            except InvalidSpecError as error:
+                texts = [str(problem).removeprefix("edits[0].") for problem in error.problems]
+                raise ValidationError({"vector": texts}) from error
+        return cleaned
 
 
 class PublishForm(forms.Form):

@@ -49,27 +49,28 @@ class FeatureEditInline(_EditInline):
     form = FeatureEditForm
     verbose_name = "feature edit"
     verbose_name_plural = "feature edits"
-    fields = ("feature", "operation", "strength", "unit", "phase", "coefficient", "push")
-    autocomplete_fields = ("feature",)
+    fields = (*FeatureEditForm.Meta.fields, "coefficient", "push")
+    autocomplete_fields = ("feature", "gate_feature")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[FeatureEdit]:
         rows = super().get_queryset(request).filter(feature__isnull=False)
-        return rows.select_related("profile", "feature__sae")
+        return rows.select_related("profile", "feature__sae", "gate_feature__sae")
 
     def get_extra(self, request: HttpRequest, obj: SteeringProfile | None = None, **kwargs: Any) -> int:
         return 0 if obj is None or obj.edits.exists() else 1
 
     def get_formset(self, request: HttpRequest, obj: SteeringProfile | None = None, **kwargs: Any) -> Any:
         formset = super().get_formset(request, obj, **kwargs)
-        field = formset.form.base_fields.get("feature")  # absent for users who may only look
-        if isinstance(field, ModelChoiceField) and obj is not None:
-            field.required = True
-            field.queryset = Feature.objects.filter(sae__model_id=obj.model_id)
-            select = FeatureSelect(FeatureEdit._meta.get_field("feature"), self.admin_site)
-            select.language_model = obj.model_id
-            select.choices = field.widget.choices
-            field.widget.widget = select
-            field.widget.can_change_related = False
+        for name in ("feature", "gate_feature"):
+            field = formset.form.base_fields.get(name)  # absent for users who may only look
+            if isinstance(field, ModelChoiceField) and obj is not None:
+                field.required = name == "feature"
+                field.queryset = Feature.objects.filter(sae__model_id=obj.model_id)
+                select = FeatureSelect(FeatureEdit._meta.get_field(name), self.admin_site)
+                select.language_model = obj.model_id
+                select.choices = field.widget.choices
+                field.widget.widget = select
+                field.widget.can_change_related = False
         return formset
 
 
@@ -77,7 +78,7 @@ class VectorEditInline(_EditInline):
     form = VectorEditForm
     verbose_name = "vector edit"
     verbose_name_plural = "vector edits (plain directions, for example from contrasted prompts)"
-    fields = ("vector", "strength", "unit", "phase", "coefficient", "push")
+    fields = (*VectorEditForm.Meta.fields, "coefficient", "push")
     classes = ("collapse",)
 
     def get_formset(self, request: HttpRequest, obj: SteeringProfile | None = None, **kwargs: Any) -> Any:
@@ -92,8 +93,12 @@ class VectorEditInline(_EditInline):
 
 def coefficient_text(edit: EditSpec) -> str:
     match edit.operation:
-        case "scale":
+        case "norm_preserving":
+            return "–"
+        case "scale" | "orthogonal":
             return f"factor {edit.raw:.4g}"
+        case "projection_cap":
+            return f"{'' if edit.raw_lower is None else f'{edit.raw_lower:.4g} to '}{edit.raw:.4g}"
         case "add":
             return f"{edit.raw:+.4g}"
         case _:

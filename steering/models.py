@@ -120,7 +120,10 @@ class SteeringProfile(models.Model):
 
 
 class FeatureEdit(models.Model):
-    """One edit of a profile's draft: a feature of an SAE, or a plain vector, moved in one way."""
+    """One edit of a profile's draft: a feature of an SAE, or a plain vector, moved in one way.
+
+    For “keep the norm”, ``vector`` has a layer and a site only.
+    """
 
     class Operation(models.TextChoices):
         ADD = "add", "add"
@@ -129,11 +132,18 @@ class FeatureEdit(models.Model):
         ABLATE = "ablate", "ablate (clamp to 0)"
         AT_LEAST = "at_least", "at least"
         AT_MOST = "at_most", "at most"
+        ORTHOGONAL = "orthogonal", "scale the direction by"
+        PROJECTION_CAP = "projection_cap", "cap the projection at"
+        NORM_PRESERVING = "norm_preserving", "keep the norm"
 
     class Unit(models.TextChoices):
         MAX_ACT = "max_act", "× max activation"
         RAW = "raw", "raw"
         RESID_NORM = "resid_norm", "× residual norm"
+
+    class GateUnit(models.TextChoices):
+        MAX_ACT = "max_act", "× max activation"
+        RAW = "raw", "raw"
 
     class Phase(models.TextChoices):
         BOTH = "both", "everywhere"
@@ -147,6 +157,23 @@ class FeatureEdit(models.Model):
     strength = models.FloatField(default=1.0, help_text="A factor for “scale by”; unused for “ablate”.")
     unit = models.CharField(max_length=20, choices=Unit, default=Unit.MAX_ACT)
     phase = models.CharField(max_length=20, choices=Phase, default=Phase.BOTH)
+    lower = models.FloatField(
+        null=True, blank=True, help_text="Lower end for “cap the projection at”; the strength is the upper one."
+    )
+    after = models.PositiveIntegerField(null=True, blank=True, help_text="Leaves the phase's first tokens alone.")
+    first = models.PositiveIntegerField(null=True, blank=True, help_text="Acts on the phase's first tokens only.")
+    only_if_active = models.BooleanField(default=False, help_text="Only on tokens where the feature is active.")
+    gate_feature = models.ForeignKey(
+        Feature,
+        null=True,
+        blank=True,
+        on_delete=models.PROTECT,
+        related_name="gated_edits",
+        help_text="Acts only where this feature is above the threshold.",
+    )
+    gate_above = models.FloatField("gate threshold", null=True, blank=True, help_text="Empty: 0.")
+    gate_unit = models.CharField(max_length=20, choices=GateUnit, default=GateUnit.MAX_ACT)
+    special_tokens = models.BooleanField(default=False, help_text="On special tokens too.")
 
     class Meta:
         ordering = ("pk",)
@@ -162,8 +189,10 @@ class FeatureEdit(models.Model):
         return f"{self.operation} {self.feature or 'vector'} {self.strength:g} {self.unit}"
 
     def clean(self) -> None:
-        if self.feature is not None and self.profile_id and self.feature.sae.model_id != self.profile.model_id:
-            raise ValidationError({"feature": f"{self.feature} belongs to the model {self.feature.sae.model}."})
+        for name in ("feature", "gate_feature"):
+            feature: Feature | None = getattr(self, name)
+            if feature is not None and self.profile_id and feature.sae.model_id != self.profile.model_id:
+                raise ValidationError({name: f"{feature} belongs to the model {feature.sae.model}."})
 
 
 class ProfileVersionQuerySet(models.QuerySet["ProfileVersion"]):

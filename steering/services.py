@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from django.contrib.auth.models import User
 from django.db import transaction
+from django.db.models import Q
 
 from inference.interventions import SiteKind
 from inference.models import LanguageModel
@@ -19,7 +20,7 @@ from steering.published import published_profiles
 from steering.registration import PreparedSAE, SAEHealth, SAELocation, inspect_sae, prepare_sae
 from steering.sae_source import installed_place
 from steering.saes.errors import InvalidSAEError
-from steering.spec.edit import EditSpec, FeatureTarget, SAEIdentity
+from steering.spec.edit import EditSpec, SAEIdentity
 from steering.spec.errors import InvalidSpecError, Problem
 from steering.spec.parsing import parse_edits
 from steering.spec.rendering import edits_to_json, fingerprint
@@ -76,7 +77,8 @@ def check_sae_is_unused(*, sae: SAE) -> None:
     """InUseError names the version or draft that needs the SAE."""
     if version := ProfileVersion.objects.filter(saes=sae).select_related("profile").first():
         raise InUseError(f"The SAE {sae} is needed by the published profile {version}, so it cannot be deleted.")
-    if edit := FeatureEdit.objects.filter(feature__sae=sae).select_related("profile").first():
+    uses = Q(feature__sae=sae) | Q(gate_feature__sae=sae)
+    if edit := FeatureEdit.objects.filter(uses).select_related("profile").first():
         raise InUseError(f"The SAE {sae} is used by the draft of {edit.profile}; remove those edits first.")
 
 
@@ -175,12 +177,19 @@ def _check_reading(profile: SteeringProfile) -> None:
     """InvalidProfileError for an edit that has to read a transcoder's features where they are only written."""
     operation = FeatureEdit.Operation
     reading = (operation.SCALE, operation.CLAMP, operation.ABLATE, operation.AT_LEAST, operation.AT_MOST)
-    edits = profile.edits.filter(feature__sae__architecture__endswith="transcoder", operation__in=reading)
+    gated = profile.edits.filter(gate_feature__sae__architecture__endswith="transcoder")
+    if (edit := gated.select_related("gate_feature__sae").first()) is not None:
+        raise InvalidProfileError(
+            f"{edit.gate_feature} is a transcoder's: it is read at the MLP's input, so a gate at its output cannot."
+        )
+    uses = Q(operation__in=reading) | Q(only_if_active=True)
+    edits = profile.edits.filter(uses, feature__sae__architecture__endswith="transcoder")
     edit = edits.select_related("feature__sae").first()
     if edit is not None and edit.feature is not None:
+        what = edit.operation if edit.operation in reading else "only_if_active"
         raise InvalidProfileError(
-            f"{edit.feature} is a transcoder's: it is read at the MLP's input, so {edit.operation} is not possible at"
-            " its output; use add."
+            f"{edit.feature} is a transcoder's: it is read at the MLP's input, so {what} is not possible at its output;"
+            " use add."
         )
 
 
@@ -194,7 +203,7 @@ def _check_push(edit: EditSpec, path: str) -> Problem | None:
 
 def _needed_saes(profile: SteeringProfile, edits: Sequence[EditSpec]) -> list[SAE]:
     """The SAEs of the edits, each of the profile's model and with its files in place."""
-    targets = {edit.target.sae for edit in edits if isinstance(edit.target, FeatureTarget)}
+    targets = {sae for edit in edits for sae in edit.saes}
     return [_usable_sae(profile, target) for target in sorted(targets, key=lambda target: (target.site, target.name))]
 
 

@@ -15,13 +15,14 @@ from inference.engine.attention import GroupPlaces, PackedBatch, Segment
 from inference.engine.cache_plan import ModelCache
 from inference.engine.cache_policy import BlockCopy, CacheOrder
 from inference.engine.grammar import MaskComputer
-from inference.engine.hooks import SteeringTable
 from inference.engine.loader import LoadedModel
 from inference.engine.logprobs import prompt_logprobs
 from inference.engine.messages import TokenLogprob
 from inference.engine.request import Sequence
 from inference.engine.sampler import Sampled, Sampler
 from inference.engine.scheduler import Chunk
+from inference.engine.steering_step import SteeringStep
+from inference.engine.steering_table import SteeringTable
 from inference.engine.token_masks import TokenMasks
 from inference.engine.verification import sample_and_verify
 
@@ -60,15 +61,14 @@ class ModelRunner:
     def run(self, chunks: list[Chunk]) -> StepOutput:
         """One forward pass over all chunks' tokens; advances each sequence's ``num_computed``."""
         self._tend_pool()
-        row_of_token = _rows(chunks)
-        self.steering.begin(row_of_token)
         wanted = _wanted_places(chunks)
         masks = self.masks.start([c.sequence.matcher for c in chunks for _ in range(c.num_sampled)])
         try:
-            logits = self._forward(chunks, wanted) if wanted else self._forward(chunks, [0])[:0]
+            with self.steering.steering(_rows(chunks)) as step:
+                logits = self._forward(chunks, wanted) if wanted else self._forward(chunks, [0])[:0]
         finally:
             masks.wait()
-        draft_steering = self._note_steering(chunks, row_of_token)
+        draft_steering = _note_steering(chunks, step)
         output = _read_out(chunks, logits, self._sampler, masks.result())
         for chunk in chunks:
             chunk.sequence.num_computed += chunk.num_own
@@ -128,26 +128,6 @@ class ModelRunner:
                 self._cache.pool.discard(order.group, order.block, order.start, order.end)
             self._orders.popleft()
 
-    def _note_steering(
-        self, chunks: list[Chunk], row_of_token: NDArray[np.int64]
-    ) -> dict[Sequence, Iterator[tuple[int, int]]]:
-        """Book expected and actual applications of each steered sequence; returns those of its drafts, not booked."""
-        applied = self.steering.end(len(row_of_token))
-        of_drafts: dict[Sequence, Iterator[tuple[int, int]]] = {}
-        first = 0
-        for chunk in chunks:
-            rows = chunk.sequence.rows
-            if rows is not None:
-                mine = slice(first, first + chunk.num_tokens)
-                expected = [rows.sites_of(row) for row in row_of_token[mine].tolist()]
-                counts, own = applied[mine].tolist(), chunk.num_own
-                chunk.sequence.steering_expected += sum(expected[:own])
-                chunk.sequence.steering_applied += sum(counts[:own])
-                if chunk.drafts:
-                    of_drafts[chunk.sequence] = zip(expected[own:], counts[own:], strict=True)
-            first += chunk.num_tokens
-        return of_drafts
-
 
 def _chunk_tokens(chunk: Chunk) -> list[int]:
     start = chunk.sequence.num_computed
@@ -162,20 +142,35 @@ def _segments(chunk: Chunk) -> list[Segment]:
     return [Segment(start, chunk.num_tokens)]
 
 
-def _rows(chunks: list[Chunk]) -> NDArray[np.int64]:
-    """``[tokens]``: the steering row of each token of the step."""
+def _rows(chunks: list[Chunk]) -> list[int]:
+    """The steering row of each token of the step; empty where none is steered."""
+    if all(chunk.sequence.rows is None for chunk in chunks):
+        return []
     rows: list[int] = []
     for chunk in chunks:
         sequence = chunk.sequence
         if sequence.rows is None:
             rows.extend([0] * chunk.num_tokens)
-            continue
-        start, num_prompt = sequence.num_computed, sequence.num_prompt
-        rows.extend(
-            sequence.rows.of_token(token, is_prompt=start + i < num_prompt)
-            for i, token in enumerate(_chunk_tokens(chunk))
-        )
-    return np.asarray(rows, dtype=np.int64)
+        else:
+            rows.extend(sequence.rows.of_tokens(_chunk_tokens(chunk), sequence.num_computed, sequence.num_prompt))
+    return rows
+
+
+def _note_steering(chunks: list[Chunk], step: SteeringStep) -> dict[Sequence, Iterator[tuple[int, int]]]:
+    """Book expected and actual applications of each steered sequence; returns those of its drafts, not booked."""
+    of_drafts: dict[Sequence, Iterator[tuple[int, int]]] = {}
+    num_tokens = sum(chunk.num_tokens for chunk in chunks)
+    expected, applied = step.counts(num_tokens)
+    first = 0
+    for chunk in chunks:
+        sequence, own, last = chunk.sequence, first + chunk.num_own, first + chunk.num_tokens
+        if sequence.rows is not None:
+            sequence.steering_expected += sum(expected[first:own])
+            sequence.steering_applied += sum(applied[first:own])
+            if chunk.drafts:
+                of_drafts[sequence] = zip(expected[own:last], applied[own:last], strict=True)
+        first = last
+    return of_drafts
 
 
 def _wanted_places(chunks: list[Chunk]) -> list[int]:

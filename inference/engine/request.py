@@ -12,9 +12,9 @@ import torch
 from inference.engine.cache_policy import PREFIX_BLOCK
 from inference.engine.detokenizer import Detokenizer
 from inference.engine.grammar import GrammarMatcher
-from inference.engine.hooks import SteeringRows
 from inference.engine.messages import GenerationRequest, SteeringReceipt, Timings, Usage
 from inference.engine.prefix_keys import PrefixKeys, Programs
+from inference.engine.steering_rows import SteeringRows
 from inference.engine.token_history import TokenHistory
 
 if TYPE_CHECKING:

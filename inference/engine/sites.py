@@ -1,20 +1,28 @@
 """Where the sites of an intervention are in a transformers module.
 
-The common decoder layout: a list ``layers`` of decoder layers with ``mlp`` and ``self_attn.o_proj``. Where a layer
-normalises the MLP's output before it joins the residual (Gemma 2 and 3), ``mlp_out`` is after that norm, as in
-TransformerLens' hook_mlp_out.
+The common decoder layout: a list of decoder layers, each with an MLP and an attention that ends in an output
+projection, under the names that transformers' architectures give them. Where a layer normalises the MLP's output before
+it joins the residual (Gemma 2 and 3, OLMo 2, GLM 4), ``mlp_out`` is after that norm, as in TransformerLens'
+hook_mlp_out.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
 
-from inference.interventions import SITE_KINDS, Site
+from inference.interventions import SITE_KINDS, Site, SiteKind
 
 Edit = Callable[[Tensor], Tensor | None]
+
+LAYERS = ("layers", "h")
+ATTENTIONS = ("self_attn", "attention", "self_attention", "attn")
+PROJECTIONS = ("o_proj", "dense", "out_proj", "c_proj")
+MLPS = ("mlp", "block_sparse_moe")
+MLP_NORMS = ("post_feedforward_layernorm", "post_mlp_layernorm")
 
 
 class SiteError(ValueError):
@@ -24,7 +32,7 @@ class SiteError(ValueError):
 def decoder_layers(module: nn.Module) -> nn.ModuleList:
     """The list of decoder layers; SiteError where the architecture has no such list."""
     decoder = module.get_decoder() if hasattr(module, "get_decoder") else module  # type: ignore[operator]
-    layers = getattr(decoder, "layers", None)
+    layers = _child(decoder, LAYERS)
     if not isinstance(layers, nn.ModuleList):
         raise SiteError(f"{type(module).__name__} has no list of decoder layers to steer.")
     return layers
@@ -32,44 +40,63 @@ def decoder_layers(module: nn.Module) -> nn.ModuleList:
 
 def site_width(module: nn.Module, site: Site) -> int:
     """Number of values at the site; SiteError where the site does not exist."""
-    layers = decoder_layers(module)
-    if not 0 <= site.layer < len(layers):
-        raise SiteError(f"There is no {site}: the model has layers 0 to {len(layers) - 1}.")
+    target = _target(module, site)
     if site.kind == "attn_out":
-        return int(_output_projection(layers[site.layer], site).in_features)  # type: ignore[arg-type]
-    _target(layers[site.layer], site)
+        return _input_width(target)
     return int(module.config.get_text_config().hidden_size)  # type: ignore[union-attr, operator]
 
 
 def attach(module: nn.Module, site: Site, edit: Edit) -> Callable[[], None]:
     """Run ``edit`` on the site's tensor in each forward pass; returns what takes the hook off again."""
-    target = _target(decoder_layers(module)[site.layer], site)
+    target = _target(module, site)
     if site.kind in {"resid_pre", "attn_out"}:
         return target.register_forward_pre_hook(_input_hook(edit), with_kwargs=True).remove
     return target.register_forward_hook(_output_hook(edit)).remove
 
 
-def _target(layer: nn.Module, site: Site) -> nn.Module:
-    if site.kind in {"resid_pre", "resid_post"}:
-        return layer
-    if site.kind == "attn_out":
-        return _output_projection(layer, site)
-    target = getattr(layer, "post_feedforward_layernorm", None) or getattr(layer, "mlp", None)
-    if not isinstance(target, nn.Module):
-        raise _missing(layer, site)
+def _target(module: nn.Module, site: Site) -> nn.Module:
+    """The module whose input or output the site is; SiteError names the sites that exist."""
+    layers = decoder_layers(module)
+    if not 0 <= site.layer < len(layers):
+        raise SiteError(f"There is no {site}: the model has layers 0 to {len(layers) - 1}.")
+    layer = layers[site.layer]
+    target = _targets(layer).get(site.kind)
+    if target is None:
+        known = ", ".join(kind for kind in SITE_KINDS if _targets(layer).get(kind) is not None)
+        raise SiteError(f"There is no {site} in a {type(layer).__name__}; its sites are {known}.")
     return target
 
 
-def _output_projection(layer: nn.Module, site: Site) -> nn.Module:
-    """``nn.Linear`` or what the loader put in its place, which has its sizes."""
-    projection = getattr(getattr(layer, "self_attn", None), "o_proj", None)
-    if not isinstance(projection, nn.Module) or not hasattr(projection, "in_features"):
-        raise _missing(layer, site)
-    return projection
+def _targets(layer: nn.Module) -> dict[SiteKind, nn.Module | None]:
+    return {
+        "resid_pre": layer,
+        "resid_post": layer,
+        "mlp_out": _child(layer, MLP_NORMS) or _mlp(layer),
+        "attn_out": _output_projection(layer),
+    }
 
 
-def _missing(layer: nn.Module, site: Site) -> SiteError:
-    return SiteError(f"There is no {site} in a {type(layer).__name__}; sites are {', '.join(SITE_KINDS)}.")
+def _mlp(layer: nn.Module) -> nn.Module | None:
+    """None where the MLP adds the residual itself (Bloom), so that its output is not its own."""
+    mlp = _child(layer, MLPS)
+    return None if mlp is None or "residual" in inspect.signature(mlp.forward).parameters else mlp
+
+
+def _output_projection(layer: nn.Module) -> nn.Module | None:
+    """``nn.Linear``, or what has its sizes: GPT-2's Conv1D, and what the loader puts in a linear's place."""
+    attention = _child(layer, ATTENTIONS)
+    projection = None if attention is None else _child(attention, PROJECTIONS)
+    return projection if hasattr(projection, "in_features") or hasattr(projection, "nx") else None
+
+
+def _input_width(projection: nn.Module) -> int:
+    return int(projection.in_features if hasattr(projection, "in_features") else projection.nx)  # type: ignore[arg-type]
+
+
+def _child(module: nn.Module, names: tuple[str, ...]) -> nn.Module | None:
+    """The first that is there."""
+    found = (getattr(module, name, None) for name in names)
+    return next((child for child in found if isinstance(child, nn.Module)), None)
 
 
 def _input_hook(edit: Edit) -> Callable[..., Any]:

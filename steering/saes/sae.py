@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch.nn.functional import linear
 
+from inference.interventions import FeatureColumns
 from steering.saes.config import SAEMath
 from steering.saes.normalization import NORMALIZERS, Normalized
 
@@ -100,6 +101,11 @@ class SparseAutoencoder(ABC):
         """Changes of activations ``[tokens, m]`` -> change of the residual ``[tokens, d_in]``."""
         step: Tensor = change.float() @ self._on(h.device).W_dec[features]
         return self._normalize(h.float()).restore_step(step) if self.is_normalized else step
+
+    def columns(self, features: Tensor) -> FeatureColumns:
+        """Of ``[m]`` indices, on the CPU, where an activation depends on other features too."""
+        write = self._on(torch.device("cpu")).W_dec[features.cpu()]
+        return FeatureColumns(write, normalization=self.math.normalization)
 
     def decoder_row(self, feature: int) -> Tensor:
         """``[d_in]`` on the CPU."""

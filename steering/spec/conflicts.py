@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 
-from inference.interventions import Phase, Site
-from steering.spec.edit import EditSpec, FeatureTarget, Operation
+from inference.interventions import Phase
+from steering.spec.edit import EditSpec, FeatureTarget, Operation, SiteTarget, VectorTarget
 from steering.spec.errors import InvalidSpecError, MissingScaleError, Problem
 
 # Every other pair on one feature in one phase is contradictory: which of the two should win?
@@ -25,36 +25,57 @@ def check_conflicts(edits: Sequence[EditSpec]) -> None:
 
 
 def find_conflicts(edits: Sequence[EditSpec]) -> list[Problem]:
-    """Duplicate and contradictory edits of the same feature in overlapping phases."""
-    by_feature: dict[tuple[str, Site, int], list[_Numbered]] = defaultdict(list)
+    """Duplicate and contradictory edits of the same feature, direction or site on the same tokens."""
+    groups: dict[object, list[_Numbered]] = defaultdict(list)
     for number, edit in enumerate(edits):
-        if isinstance(edit.target, FeatureTarget):
-            by_feature[edit.target.sae.checksum, edit.target.site, edit.target.index].append((number, edit))
-    return [problem for group in by_feature.values() for problem in _conflicts_of_feature(group)]
+        if (subject := _subject(edit)) is not None:
+            groups[subject].append((number, edit))
+    return [problem for group in groups.values() for problem in _conflicts_of(group)]
+
+
+def _subject(edit: EditSpec) -> object:
+    """What no two edits may be at odds about; None where any number may act, as with added vectors."""
+    match edit.target:
+        case FeatureTarget():
+            return edit.target.sae.checksum, edit.target.site, edit.target.index
+        case VectorTarget():
+            return None if edit.operation == "add" else (edit.target.site, edit.target.values)
+        case SiteTarget():
+            return edit.target.site
 
 
 def overlap(one: Phase, other: Phase) -> bool:
     return one == other or "both" in (one, other)
 
 
-def _conflicts_of_feature(group: Sequence[_Numbered]) -> Iterator[Problem]:
+def _conflicts_of(group: Sequence[_Numbered]) -> Iterator[Problem]:
     for (first_number, first), (number, edit) in combinations(group, 2):
-        if overlap(first.phase, edit.phase) and (reason := _conflict(first, edit)):
-            assert isinstance(edit.target, FeatureTarget)
-            message = f"Feature {edit.target.index} of {edit.target.sae.name}: {reason} (see edits[{first_number}])."
+        shares_tokens = overlap(first.phase, edit.phase) and first.window.overlaps(edit.window)
+        if shares_tokens and (reason := _conflict(first, edit)):
+            message = f"{_name(edit)}: {reason} (see edits[{first_number}])."
             yield Problem(f"edits[{number}]", message, "contradictory_edits")
+
+
+def _name(edit: EditSpec) -> str:
+    if isinstance(edit.target, FeatureTarget):
+        return f"Feature {edit.target.index} of {edit.target.sae.name}"
+    return f"{'The vector' if isinstance(edit.target, VectorTarget) else 'The residual'} at {edit.target.site}"
 
 
 def _conflict(first: EditSpec, second: EditSpec) -> str:
     if first.operation == second.operation:
         if first == second:
             return f"the same {first.operation} is listed twice"
-        if first.operation == "add" and first.phase != second.phase:
-            return ""  # one for both phases and a further one for one of them add up
+        if first.operation == "add" and _condition(first) != _condition(second):
+            return ""  # one for all tokens and a further one for some of them add up
         return f"two {first.operation} edits act in the same phase"
     if frozenset({first.operation, second.operation}) not in _COMPATIBLE:
         return f"{first.operation} and {second.operation} contradict each other in the same phase"
     return _empty_band(first, second) if first.operation in ("at_least", "at_most") else ""
+
+
+def _condition(edit: EditSpec) -> tuple[object, ...]:
+    return edit.phase, edit.window, edit.only_if_active, edit.gate, edit.special_tokens
 
 
 def _empty_band(first: EditSpec, second: EditSpec) -> str:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
-from inference.interventions import Phase, Site
+from inference.interventions import ALL_TOKENS, Phase, Site, Window
 from steering.spec.units import UNKNOWN, Scales, Unit, coefficient, push
 
-Operation = Literal["add", "clamp", "scale", "ablate", "at_least", "at_most"]
-OPERATIONS: tuple[Operation, ...] = ("add", "clamp", "scale", "ablate", "at_least", "at_most")
+Operation = Literal[
+    "add", "clamp", "scale", "ablate", "at_least", "at_most", "orthogonal", "projection_cap", "norm_preserving"
+]
+OPERATIONS: tuple[Operation, ...] = get_args(Operation)
+VECTOR_OPERATIONS: tuple[Operation, ...] = ("add", "orthogonal", "projection_cap")
 UNITS: tuple[Unit, ...] = ("raw", "max_act", "resid_norm")
+GATE_UNITS: tuple[Unit, ...] = ("raw", "max_act")
 PHASES: tuple[Phase, ...] = ("prompt", "generation", "both")
 
 
@@ -49,17 +53,47 @@ class VectorTarget:
 
 
 @dataclass(frozen=True, slots=True)
+class SiteTarget:
+    """A site as a whole, for operations that concern no direction."""
+
+    site: Site
+    scales: Scales = UNKNOWN
+
+
+@dataclass(frozen=True, slots=True)
+class GateSpec:
+    """Open on tokens where the feature's activation is above ``above`` (raw, or in maximal activations)."""
+
+    feature: FeatureTarget
+    above: float = 0.0
+    unit: Unit = "max_act"
+
+    @property
+    def raw(self) -> float:
+        """MissingScaleError when the feature's maximal activation is needed and not known. 0 is 0 in every unit."""
+        return coefficient(self.above, self.unit, self.feature.scales) if self.above else 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class EditSpec:
     """One edit.
 
-    ``strength`` is in ``unit`` for add, clamp, at_least and at_most; a plain factor for scale; unused for ablate.
+    ``strength`` is in ``unit`` for add, clamp, at_least, at_most and projection_cap (whose upper end it is, and
+    ``lower`` the other); a plain factor for scale and orthogonal; unused for ablate and norm_preserving. It acts on the
+    tokens that ``phase`` and ``window`` select, special ones only with ``special_tokens``, and only where ``gate`` is
+    open and, with ``only_if_active``, the feature itself is above 0.
     """
 
-    target: FeatureTarget | VectorTarget
+    target: FeatureTarget | VectorTarget | SiteTarget
     operation: Operation = "add"
     strength: float = 1.0
     unit: Unit = "max_act"
     phase: Phase = "both"
+    lower: float | None = None
+    window: Window = ALL_TOKENS
+    only_if_active: bool = False
+    gate: GateSpec | None = None
+    special_tokens: bool = False
 
     @property
     def raw(self) -> float:
@@ -68,12 +102,29 @@ class EditSpec:
         MissingScaleError when the unit refers to a number that is not known.
         """
         match self.operation:
-            case "ablate":
+            case "ablate" | "norm_preserving":
                 return 0.0
-            case "scale":
+            case "scale" | "orthogonal":
                 return self.strength + 0.0
+            case "projection_cap":
+                return self._projection(self.strength)
             case _:
                 return coefficient(self.strength, self.unit, self.target.scales)
+
+    @property
+    def raw_lower(self) -> float | None:
+        """The lower end of a projection_cap, None where it has none."""
+        return None if self.lower is None else self._projection(self.lower)
+
+    @property
+    def saes(self) -> tuple[SAEIdentity, ...]:
+        """What it reads through, gates included."""
+        targets = (self.target, self.gate.feature if self.gate else None)
+        return tuple(target.sae for target in targets if isinstance(target, FeatureTarget))
+
+    @property
+    def is_gated(self) -> bool:
+        return self.only_if_active or self.gate is not None
 
     @property
     def push(self) -> float | None:
@@ -87,11 +138,19 @@ class EditSpec:
     @property
     def is_no_op(self) -> bool:
         """Whether the edit changes nothing whatever the residual is."""
-        return (self.operation == "add" and self.raw == 0) or (self.operation == "scale" and self.raw == 1)
+        return (self.operation == "add" and self.raw == 0) or (
+            self.operation in ("scale", "orthogonal") and self.raw == 1
+        )
+
+    def _projection(self, value: float) -> float:
+        """On a direction of length 1, so that resid_norm is the fraction of the residual's mean norm."""
+        return coefficient(value, self.unit, replace(self.target.scales, max_activation=None, direction_norm=1.0))
 
     def _largest_change(self) -> float | None:
         raw, maximum = self.raw, self.target.scales.max_activation
         match self.operation:
+            case "orthogonal" | "projection_cap" | "norm_preserving":
+                return None
             case "add":
                 return abs(raw)
             case "at_least":

@@ -30,7 +30,8 @@ class Fields:
             self.report("", f"Expected an object, found {describe(value)}.")
 
     def __contains__(self, name: str) -> bool:
-        return self._values.get(name) is not None
+        """Whether it is given; from then on the field is a known one."""
+        return self._take(name) is not None
 
     def report(self, name: str, message: str, code: str = "invalid_value") -> None:
         self._problems.append(Problem(f"{self.path}.{name}" if name else self.path, message, code))
@@ -76,10 +77,25 @@ class Fields:
             return minimum
         return value
 
+    def count(self, name: str, *, minimum: int, maximum: int) -> int | None:
+        """An integer, or None where absent."""
+        return self.integer(name, minimum=minimum, maximum=maximum) if name in self else None
+
+    def flag(self, name: str) -> bool:
+        """False where absent."""
+        value = self._take(name)
+        if value is not None and not isinstance(value, bool):
+            self.report(name, f"Expected true or false, found {describe(value)}.")
+        return value is True
+
     def number(self, name: str, *, limit: float, default: float) -> float:
         """A finite number whose absolute value is at most ``limit``."""
         value = self._take(name)
         return default if value is None else self._finite(name, value, limit)
+
+    def number_or_none(self, name: str, *, limit: float) -> float | None:
+        value = self._take(name)
+        return None if value is None else self._finite(name, value, limit)
 
     def positive(self, name: str) -> float | None:
         """A finite number above 0, or None where absent."""

@@ -4,17 +4,30 @@ from __future__ import annotations
 
 import math
 
-from inference.interventions import SITE_KINDS, Site
+from inference.interventions import ALL_TOKENS, SITE_KINDS, Site, Window
+from steering.spec.checks import check_edit, check_windows
 from steering.spec.conflicts import find_conflicts
-from steering.spec.edit import OPERATIONS, PHASES, UNITS, EditSpec, FeatureTarget, SAEIdentity, VectorTarget
-from steering.spec.errors import InvalidSpecError, MissingScaleError, Problem
+from steering.spec.edit import (
+    GATE_UNITS,
+    OPERATIONS,
+    PHASES,
+    UNITS,
+    EditSpec,
+    FeatureTarget,
+    GateSpec,
+    SAEIdentity,
+    SiteTarget,
+    VectorTarget,
+)
+from steering.spec.errors import InvalidSpecError, Problem
 from steering.spec.fields import Fields, describe
 from steering.spec.units import MAX_STRENGTH, Scales
 
 MAX_EDITS = 256
 MAX_WIDTH = 1 << 17
-_MAX_LAYER = 10_000
-_MAX_D_SAE = 1 << 24
+MAX_LAYER = 10_000
+MAX_D_SAE = 1 << 24
+MAX_TOKENS = 1 << 24
 
 
 def parse_edits(value: object) -> tuple[EditSpec, ...]:
@@ -26,7 +39,7 @@ def parse_edits(value: object) -> tuple[EditSpec, ...]:
     problems: list[Problem] = []
     edits = [_parse_edit(item, f"edits[{number}]", problems) for number, item in enumerate(value)]
     if not problems:
-        problems += find_conflicts(edits)
+        problems += [*check_windows(edits), *find_conflicts(edits)]
     if problems:
         raise InvalidSpecError(problems)
     return tuple(edits)
@@ -34,32 +47,59 @@ def parse_edits(value: object) -> tuple[EditSpec, ...]:
 
 def _parse_edit(value: object, path: str, problems: list[Problem]) -> EditSpec:
     fields = Fields(value, path, problems)
-    if ("feature" in fields) == ("vector" in fields):
-        fields.report("", "Expected either a feature or a vector.")
-    target = _parse_vector(fields.child("vector")) if "vector" in fields else _parse_feature(fields.child("feature"))
     edit = EditSpec(
-        target=target,
+        target=_parse_target(fields),
         operation=fields.choice("operation", OPERATIONS, "add"),
         strength=fields.number("strength", limit=MAX_STRENGTH, default=1.0),
         unit=fields.choice("unit", UNITS, "max_act"),
         phase=fields.choice("phase", PHASES, "both"),
+        lower=fields.number_or_none("lower", limit=MAX_STRENGTH),
+        window=_parse_window(fields.child("window")) if "window" in fields else ALL_TOKENS,
+        only_if_active=fields.flag("only_if_active"),
+        gate=_parse_gate(fields.child("gate")) if "gate" in fields else None,
+        special_tokens=fields.flag("special_tokens"),
     )
     fields.refuse_others()
     problems += check_edit(edit, path)
     return edit
 
 
-def check_edit(edit: EditSpec, path: str) -> list[Problem]:
-    """What is wrong with an edit whose fields are each well-formed."""
-    if isinstance(edit.target, VectorTarget) and edit.operation != "add":
-        return [Problem(f"{path}.operation", f"A plain vector can only be added, not {edit.operation}.")]
-    try:
-        raw = edit.raw
-    except MissingScaleError as error:
-        return [Problem(f"{path}.unit", str(error))]
-    if abs(raw) > MAX_STRENGTH:
-        return [Problem(f"{path}.strength", f"The raw coefficient is {raw:g}; at most {MAX_STRENGTH:g} is allowed.")]
-    return []
+def _parse_target(fields: Fields) -> FeatureTarget | VectorTarget | SiteTarget:
+    given = [name for name in ("feature", "vector", "site") if name in fields]
+    if len(given) != 1:
+        fields.report("", "Expected either a feature, a vector or a site.")
+    match given[:1]:
+        case ["vector"]:
+            return _parse_vector(fields.child("vector"))
+        case ["site"]:
+            return _parse_place(fields.child("site"))
+        case _:
+            return _parse_feature(fields.child("feature"))
+
+
+def _parse_place(fields: Fields) -> SiteTarget:
+    target = SiteTarget(_parse_site(fields))
+    fields.refuse_others()
+    return target
+
+
+def _parse_window(fields: Fields) -> Window:
+    after = fields.count("after", minimum=0, maximum=MAX_TOKENS)
+    window = Window(after or 0, fields.count("first", minimum=1, maximum=MAX_TOKENS))
+    if window.first is not None and window.first <= window.after:
+        fields.report("first", f"Expected more than after, which is {window.after}; no token lies in between.")
+    fields.refuse_others()
+    return window
+
+
+def _parse_gate(fields: Fields) -> GateSpec:
+    gate = GateSpec(
+        feature=_parse_feature(fields.child("feature")),
+        above=fields.number("above", limit=MAX_STRENGTH, default=0.0),
+        unit=fields.choice("unit", GATE_UNITS, "max_act"),
+    )
+    fields.refuse_others()
+    return gate
 
 
 def _parse_feature(fields: Fields) -> FeatureTarget:
@@ -80,7 +120,7 @@ def _parse_sae(fields: Fields) -> SAEIdentity:
         checksum=fields.text("checksum"),
         site=_parse_site(fields),
         d_in=fields.integer("d_in", minimum=1, maximum=MAX_WIDTH),
-        d_sae=fields.integer("d_sae", minimum=1, maximum=_MAX_D_SAE),
+        d_sae=fields.integer("d_sae", minimum=1, maximum=MAX_D_SAE),
     )
     fields.refuse_others()
     return identity
@@ -95,7 +135,7 @@ def _parse_vector(fields: Fields) -> VectorTarget:
 
 
 def _parse_site(fields: Fields) -> Site:
-    return Site(fields.integer("layer", minimum=0, maximum=_MAX_LAYER), fields.choice("site", SITE_KINDS, "resid_post"))
+    return Site(fields.integer("layer", minimum=0, maximum=MAX_LAYER), fields.choice("site", SITE_KINDS, "resid_post"))
 
 
 def _parse_scales(fields: Fields) -> Scales:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from inference.interventions import Site
-from steering.spec.edit import EditSpec, FeatureTarget, VectorTarget
+from steering.spec.edit import EditSpec, FeatureTarget, GateSpec, SiteTarget, VectorTarget
 from steering.spec.units import Scales
 
 _FORMAT = 1
@@ -20,22 +20,21 @@ def edits_to_json(edits: Iterable[EditSpec]) -> list[dict[str, Any]]:
 
 
 def edit_to_json(edit: EditSpec) -> dict[str, Any]:
-    target = (
-        {"feature": _feature_to_json(edit.target)}
-        if isinstance(edit.target, FeatureTarget)
-        else {"vector": _vector_to_json(edit.target)}
-    )
+    """Fields that most edits do not use are left out where they say nothing."""
     return {
-        **target,
+        **_target_to_json(edit),
         "operation": edit.operation,
         "strength": edit.strength,
         "unit": edit.unit,
         "phase": edit.phase,
+        **({} if edit.lower is None else {"lower": edit.lower}),
+        **_conditions_to_json(edit),
+        **({} if edit.gate is None else {"gate": _gate_to_json(edit.gate)}),
     }
 
 
 def fingerprint(edits: Iterable[EditSpec]) -> str:
-    """SHA-256 of the effect: sites, SAE checksums, features, operations, raw values and phases.
+    """SHA-256 of the effect: sites, SAE checksums, features, operations, raw values, gates and tokens.
 
     Neither order, names, labels nor the unit in which a strength was given matter. MissingScaleError as for
     :attr:`EditSpec.raw`.
@@ -45,26 +44,64 @@ def fingerprint(edits: Iterable[EditSpec]) -> str:
 
 def effect_key(edit: EditSpec) -> str:
     """Canonical JSON of one edit's effect; also the order in which edits are compiled."""
-    target: dict[str, object] = (
-        {"sae": edit.target.sae.checksum, "feature": edit.target.index}
-        if isinstance(edit.target, FeatureTarget)
-        else {"vector": [value + 0.0 for value in edit.target.values]}
-    )
     site = edit.target.site
     return _canonical(
         {
-            **target,
+            **_target_effect(edit.target),
             "layer": site.layer,
             "site": site.kind,
             "operation": edit.operation,
             "value": float(edit.raw),
             "phase": edit.phase,
+            **({} if edit.raw_lower is None else {"lower": float(edit.raw_lower)}),
+            **_conditions_to_json(edit),
+            **({} if edit.gate is None else {"gate": _gate_effect(edit.gate)}),
         }
     )
 
 
+def _target_effect(target: FeatureTarget | VectorTarget | SiteTarget) -> dict[str, object]:
+    match target:
+        case FeatureTarget():
+            return {"sae": target.sae.checksum, "feature": target.index}
+        case VectorTarget():
+            return {"vector": [value + 0.0 for value in target.values]}
+        case SiteTarget():
+            return {}
+
+
+def _gate_effect(gate: GateSpec) -> dict[str, object]:
+    return {**_target_effect(gate.feature), "above": float(gate.raw)}
+
+
+def _conditions_to_json(edit: EditSpec) -> dict[str, Any]:
+    """On which tokens it acts, beyond the phase."""
+    window = {"after": edit.window.after} if edit.window.after else {}
+    if edit.window.first is not None:
+        window["first"] = edit.window.first
+    return {
+        **({"window": window} if window else {}),
+        **({"only_if_active": True} if edit.only_if_active else {}),
+        **({"special_tokens": True} if edit.special_tokens else {}),
+    }
+
+
 def _canonical(value: object) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def _target_to_json(edit: EditSpec) -> dict[str, Any]:
+    match edit.target:
+        case FeatureTarget():
+            return {"feature": _feature_to_json(edit.target)}
+        case VectorTarget():
+            return {"vector": _vector_to_json(edit.target)}
+        case SiteTarget():
+            return {"site": _site_to_json(edit.target.site)}
+
+
+def _gate_to_json(gate: GateSpec) -> dict[str, Any]:
+    return {"feature": _feature_to_json(gate.feature), "above": gate.above, "unit": gate.unit}
 
 
 def _feature_to_json(target: FeatureTarget) -> dict[str, Any]:

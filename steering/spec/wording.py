@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from steering.spec.edit import EditSpec, FeatureTarget, Operation
+from steering.spec.edit import EditSpec, FeatureTarget, Operation, VectorTarget
 from steering.spec.rendering import effect_key
 from steering.spec.units import Unit
 
@@ -17,6 +17,9 @@ _VERBS: dict[Operation, str] = {
     "ablate": "ablate",
     "at_least": "keep at least",
     "at_most": "keep at most",
+    "orthogonal": "scale the direction by",
+    "projection_cap": "cap the projection at",
+    "norm_preserving": "keep the norm",
 }
 _UNITS: dict[Unit, str] = {"raw": " raw", "max_act": " × max activation", "resid_norm": " × residual norm"}
 _PHASES = {"prompt": ", prompt only", "generation": ", generation only", "both": ""}
@@ -37,8 +40,8 @@ def describe_edit(edit: EditSpec) -> str:
 
 def describe_target(edit: EditSpec) -> str:
     if isinstance(edit.target, FeatureTarget):
-        return f"{edit.target.sae.name} #{edit.target.index} {edit.target.label}".rstrip()
-    return f"vector at {edit.target.site}"
+        return _feature(edit.target)
+    return f"{'vector' if isinstance(edit.target, VectorTarget) else 'residual'} at {edit.target.site}"
 
 
 def changes(old: Sequence[EditSpec], new: Sequence[EditSpec]) -> list[Change]:
@@ -66,9 +69,34 @@ def _is_same_place(one: EditSpec, other: EditSpec) -> bool:
 
 
 def _describe_action(edit: EditSpec) -> str:
-    amount = ""
-    if edit.operation == "scale":
-        amount = f" {edit.strength:g}"
-    elif edit.operation != "ablate":
-        amount = f" {edit.strength:g}{_UNITS[edit.unit]}"
-    return f"{_VERBS[edit.operation]}{amount}{_PHASES[edit.phase]}"
+    return f"{_VERBS[edit.operation]}{_amount(edit)}{''.join(_conditions(edit))}"
+
+
+def _amount(edit: EditSpec) -> str:
+    match edit.operation:
+        case "ablate" | "norm_preserving":
+            return ""
+        case "scale" | "orthogonal":
+            return f" {edit.strength:g}"
+        case _:
+            lower = "" if edit.lower is None else f" {edit.lower:g} to"
+            return f"{lower} {edit.strength:g}{_UNITS[edit.unit]}"
+
+
+def _conditions(edit: EditSpec) -> Iterator[str]:
+    yield _PHASES[edit.phase]
+    if edit.window.after:
+        yield f", after {edit.window.after} tokens"
+    if edit.window.first is not None:
+        yield f", first {edit.window.first} tokens"
+    if edit.only_if_active:
+        yield ", only where active"
+    if edit.gate is not None:
+        unit = _UNITS[edit.gate.unit] if edit.gate.above else ""
+        yield f", only where {_feature(edit.gate.feature)} is above {edit.gate.above:g}{unit}"
+    if edit.special_tokens:
+        yield ", special tokens too"
+
+
+def _feature(target: FeatureTarget) -> str:
+    return f"{target.sae.name} #{target.index} {target.label}".rstrip()

@@ -70,9 +70,9 @@ def test_steering(options: Options):
     record = steering.record(options, distinct=(0, 2))
     check_saved(record, options.results)
     resident = {row.subject for row in record.rows if row.workload == "resident"}
-    assert resident == {"add K=0", "add K=2", "clamp K=0", "clamp K=2"}
+    assert resident == {f"{kind} K={k}" for kind in ("add", "clamp", "mixed") for k in (0, 2)}
     w3 = {row.subject for row in record.rows if row.workload == "W3"}
-    assert w3 == {f"W3 {kind} K={k}" for kind in ("add", "clamp") for k in (0, 1, 4, 16)}
+    assert w3 == {f"W3 {kind} K={k}" for kind in ("add", "clamp", "mixed") for k in (0, 1, 4, 16)}
 
 
 def test_curve(options: Options):

@@ -204,8 +204,8 @@ def test_unloading_takes_the_steering_hooks_away(llama, mailbox, start):
     hooks = llama.module.model.layers[1]._forward_hooks
     before = len(hooks)
     edit = VectorEdit(Site(1), torch.ones(32))
-    loop.submit([build_request(intervention=Intervention("f", (edit,)))], "a")
-    mailbox.ended("a")
+    loop.submit([build_request(intervention=Intervention("f", (edit,)), **LONG)], "a")
+    streaming(mailbox, "a")
     assert len(hooks) == before + 1
     loop.detach("tiny").result(10)
     assert len(hooks) == before

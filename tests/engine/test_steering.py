@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from inference.engine.sites import SiteError, attach, decoder_layers, site_width
-from inference.interventions import FeatureRule, Intervention, Phase, ReaderEdit, Site, VectorEdit
+from inference.interventions import FeatureColumns, FeatureRule, Intervention, Phase, ReaderEdit, Site, VectorEdit
 from tests.engine.harness import EngineHarness, reference_tokens
 
 PROMPTS = [tuple(range(3 + 9 * i, 3 + 9 * i + length)) for i, length in enumerate((5, 12, 3, 20, 8, 2, 9, 14))]
@@ -36,8 +36,9 @@ class ReluReader:
     def activations(self, h, features):
         return torch.relu(h @ self.w_enc[:, features] + self.bias[features])
 
-    def delta(self, change, features, h):
-        return change @ self.w_dec[features]
+    def columns(self, features):
+        threshold = torch.zeros(len(features))
+        return FeatureColumns(self.w_dec[features], self.w_enc[:, features].T, self.bias[features], threshold)
 
 
 def reader(width: int = 32, key: str = "sae") -> ReluReader:
@@ -51,7 +52,8 @@ def vector(width: int, seed: int = 1, scale: float = 2.0) -> torch.Tensor:
 
 
 def add(site: Site, width: int, *, seed: int = 1, phase: Phase = "both", name: str = "add", scale: float = 2.0):
-    return Intervention(f"{name}-{site}-{seed}-{phase}-{scale}", (VectorEdit(site, vector(width, seed, scale), phase),))
+    edit = VectorEdit(site, vector(width, seed, scale), phase=phase)
+    return Intervention(f"{name}-{site}-{seed}-{phase}-{scale}", (edit,))
 
 
 def hooked_reference(loaded, site: Site, edit, prompt) -> list[int]:
@@ -200,10 +202,10 @@ def test_steering_that_drives_the_output_out_of_range_fails_that_sequence_only(l
 @pytest.mark.parametrize("max_prefill_tokens", [3, 256])
 def test_the_receipt_counts_sites_times_tokens(llama, max_prefill_tokens):
     edits = (
-        VectorEdit(Site(0), vector(32), "both"),
-        VectorEdit(Site(0), vector(32), "both"),
-        VectorEdit(Site(2), vector(32), "generation"),
-        VectorEdit(Site(3), vector(32), "prompt"),
+        VectorEdit(Site(0), vector(32), phase="both"),
+        VectorEdit(Site(0), vector(32), phase="both"),
+        VectorEdit(Site(2), vector(32), phase="generation"),
+        VectorEdit(Site(3), vector(32), phase="prompt"),
     )
     got = EngineHarness(llama, max_prefill_tokens=max_prefill_tokens).generate(
         prompt=PROMPTS[1], max_tokens=5, intervention=Intervention("f", edits)
@@ -249,7 +251,7 @@ def test_rows_are_shared_reused_and_freed(llama):
         harness.run()
         assert all(t.finished for t in pair)
         assert table.num_residents == 0
-    assert table._num_rows <= 5
+    assert table._num_rows == 3
 
 
 def test_tuple_outputs_and_positional_inputs_are_understood():
@@ -268,7 +270,7 @@ def test_tuple_outputs_and_positional_inputs_are_understood():
     assert model.layers[0](torch.zeros(2))[0].tolist() == [0.0, 0.0]
     with pytest.raises(SiteError, match="no list of decoder layers"):
         decoder_layers(layer)
-    with pytest.raises(SiteError, match="sites are resid_pre"):
+    with pytest.raises(SiteError, match=r"its sites are resid_pre, resid_post\."):
         attach(model, Site(0, "mlp_out"), lambda h: h)
 
 

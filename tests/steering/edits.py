@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from inference.interventions import Site
-from steering.spec.edit import EditSpec, FeatureTarget, SAEIdentity, VectorTarget
+from steering.spec.edit import EditSpec, FeatureTarget, GateSpec, SAEIdentity, SiteTarget, VectorTarget
 from steering.spec.units import Scales
 
 SITE = Site(1)
@@ -25,6 +25,15 @@ def edit(operation: Any = "add", strength: float = 1.0, *, index: int = 3, **fie
         fields.pop("sae", identity()), index, fields.pop("scales", SCALES), fields.pop("label", "rain")
     )
     return replace(EditSpec(target, operation, strength, "raw"), **fields)
+
+
+def gate(index: int = 7, above: float = 0.5, unit: Any = "raw", sae: SAEIdentity | None = None) -> GateSpec:
+    """Another feature of the same SAE unless given."""
+    return GateSpec(FeatureTarget(sae or identity(), index, SCALES), above, unit)
+
+
+def keep_norm(site: Site = SITE, **fields: Any) -> EditSpec:
+    return EditSpec(SiteTarget(site), "norm_preserving", unit="raw", **fields)
 
 
 def vector_edit(values: Sequence[float], strength: float = 1.0, *, site: Site = SITE, **fields: Any) -> EditSpec:

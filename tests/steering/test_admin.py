@@ -13,7 +13,9 @@ from django.urls import reverse
 
 from inference.snapshots import forget_snapshots
 from steering import services
+from steering.drafts import draft_edits
 from steering.models import SAE, Feature, FeatureEdit, ProfileVersion, SteeringProfile
+from steering.spec.wording import describe_edit
 from tests.steering.edits import vector_edit
 from tests.steering.sae_files import sae_config, write_sae
 
@@ -120,6 +122,32 @@ class TestDraft:
         data["edits-2-0-vector"] = '{"layer": 1, "values": ["x"]}'
         response = admin.post(reverse(CHANGE, args=[profile.pk]), data)
         assert "vector.values[0]: Expected a number" in response.content.decode()
+
+    def test_every_condition_can_be_set(self, admin, profile, sae):
+        mine, other = sae.features.get(index=0), sae.features.get(index=1)
+        form = row(
+            mine, operation="projection_cap", strength="2", lower="-1", unit="raw", after="2", first="9",
+            only_if_active="on", gate_feature=other.pk, gate_above="0.5", gate_unit="raw", special_tokens="on",
+            id=profile.edits.get().pk,
+        )  # fmt: skip
+        site = {"vector": '{"layer": 1, "site": "mlp_out"}', "operation": "norm_preserving", "strength": "1"}
+        data = {"name": "gloomy", "description": "", **rows([form], 1)}
+        data |= {"edits-2-TOTAL_FORMS": 1, **{f"edits-2-0-{name}": value for name, value in site.items()}}
+        data |= {"edits-2-0-unit": "raw", "edits-2-0-phase": "generation"}
+        assert admin.post(reverse(CHANGE, args=[profile.pk]), data).status_code == 302
+        assert [describe_edit(edit) for edit in draft_edits(profile)] == [
+            f"tiny-sae #0 {mine.label}: cap the projection at -1 to 2 raw, after 2 tokens, first 9 tokens, only where"
+            f" active, only where tiny-sae #1 {other.label} is above 0.5 raw, special tokens too",
+            "residual at layers.1.mlp_out: keep the norm, generation only",
+        ]
+        html = page(admin, CHANGE, profile.pk)
+        assert "-1 to 2" in html
+
+    def test_a_gate_of_another_model_is_refused(self, admin, profile, feature, other_sae):
+        data = {"name": "gloomy", "description": ""}
+        data |= rows([row(feature, gate_feature=other_sae.features.get(index=0).pk, id=profile.edits.get().pk)], 1)
+        response = admin.post(reverse(CHANGE, args=[profile.pk]), data)
+        assert "Select a valid choice" in response.content.decode()
 
     def test_published_name_and_model_stay(self, admin, profile, other_model):
         services.publish_profile(profile=profile)

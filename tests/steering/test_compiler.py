@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from inference.interventions import Intervention, ReaderEdit, Site, VectorEdit
+from inference.interventions import ALL_TOKENS, Intervention, ReaderEdit, Site, VectorEdit, Window
 from steering.compiler import compile_edits
 from steering.saes.loader import load_sae
 from steering.saes.sae import SparseAutoencoder
 from steering.spec.conflicts import find_conflicts
 from steering.spec.edit import EditSpec
 from steering.spec.errors import InvalidSpecError
-from tests.steering.edits import edit, identity, vector_edit
+from tests.steering.edits import edit, gate, identity, vector_edit
 from tests.steering.sae_files import NumpySAE, as_tensor, random_weights, residuals, sae_config, write_sae
 
 ARCHITECTURES = ("standard", "jumprelu", "topk")
@@ -34,7 +34,7 @@ def apply(intervention: Intervention, h: Tensor, phase: str = "generation") -> T
             continue
         if isinstance(one, VectorEdit):
             total += one.vector
-        else:
+        elif isinstance(one, ReaderEdit):
             total += reader_delta(one, h)
     return h + total
 
@@ -45,6 +45,7 @@ def reader_delta(one: ReaderEdit, h: Tensor) -> Tensor:
     gain, offset, lower, upper = (
         torch.tensor([getattr(rule, name) for rule in one.rules]) for name in ("gain", "offset", "lower", "upper")
     )
+    assert isinstance(one.reader, SparseAutoencoder)
     return one.reader.delta(torch.clamp(gain * a + offset, lower, upper) - a, features, h)
 
 
@@ -147,7 +148,7 @@ class TestFolding:
         assert isinstance(compiled, ReaderEdit)
         assert (compiled.rules[0].gain, compiled.rules[0].offset) == (1.0, 2.0)
 
-    def test_phases_never_overlap_for_one_feature(self, tmp_path):
+    def test_rules_of_the_same_tokens_share_an_edit(self, tmp_path):
         sae = load(tmp_path, sae_config(normalize_activations="layer_norm"))
         edits = [
             edit_of(sae, "add", 1.0, phase="both"),
@@ -156,17 +157,22 @@ class TestFolding:
         ]
         compiled = compile_edits(edits, {sae.key: sae})
         assert [(one.phase, [(r.feature, r.offset) for r in one.rules]) for one in reader_edits(compiled)] == [
-            ("both", [(7, 5.0)]),
-            ("prompt", [(3, 1.0)]),
-            ("generation", [(3, 3.0)]),
+            ("both", [(3, 1.0), (7, 5.0)]),
+            ("generation", [(3, 2.0)]),
         ]
 
-    def test_vectors_of_different_phases_are_summed_per_phase(self):
-        edits = [vector_edit([1.0, 0.0], phase="both"), vector_edit([0.0, 1.0], phase="prompt")]
+    def test_vectors_are_summed_per_set_of_tokens(self):
+        edits = [
+            vector_edit([1.0, 0.0], phase="both"),
+            vector_edit([0.5, 0.0], phase="both"),
+            vector_edit([0.0, 1.0], phase="prompt"),
+            vector_edit([0.0, 2.0], window=Window(after=3)),
+        ]
         compiled = compile_edits(edits, {})
-        assert [(one.phase, one.vector.tolist()) for one in compiled.edits if isinstance(one, VectorEdit)] == [
-            ("prompt", [1.0, 1.0]),
-            ("generation", [1.0, 0.0]),
+        assert [(one.phase, one.window, one.vector.tolist()) for one in vector_edits(compiled)] == [
+            ("both", ALL_TOKENS, [1.5, 0.0]),
+            ("both", Window(after=3), [0.0, 2.0]),
+            ("prompt", ALL_TOKENS, [0.0, 1.0]),
         ]
 
     def test_each_site_and_sae_has_its_own_edit(self, tmp_path):
@@ -182,6 +188,10 @@ class TestFolding:
         assert sorted((str(one.site), len(one.rules)) for one in reader_edits(compiled)) == [
             ("layers.0.mlp_out", 1), ("layers.1.resid_post", 1), ("layers.1.resid_post", 2),
         ]  # fmt: skip
+
+
+def vector_edits(compiled: Intervention) -> list[VectorEdit]:
+    return [one for one in compiled.edits if isinstance(one, VectorEdit)]
 
 
 def reader_edits(compiled: Intervention) -> list[ReaderEdit]:
@@ -218,11 +228,17 @@ class TestOrder:
     @given(data=st.data())
     def test_does_not_matter_bit_by_bit(self, sae, data):
         specs = st.builds(
-            lambda operation, strength, index, phase: edit_of(sae, operation, strength, index=index, phase=phase),
-            st.sampled_from(["add", "add", "add", "clamp", "scale"]),
+            lambda operation, strength, index, phase, **fields: edit_of(
+                sae, operation, strength, index=index, phase=phase, **fields
+            ),
+            st.sampled_from(["add", "add", "add", "clamp", "scale", "orthogonal", "projection_cap"]),
             st.floats(-50, 50),
             st.integers(0, 39),
             st.sampled_from(["prompt", "generation", "both"]),
+            only_if_active=st.booleans(),
+            gate=st.none() | st.builds(gate, st.integers(0, 39), st.floats(0, 5), sae=st.just(identity(sae.key))),
+            window=st.sampled_from([ALL_TOKENS, Window(first=4), Window(4)]),
+            special_tokens=st.booleans(),
         )
         edits = data.draw(st.lists(specs, max_size=10).filter(lambda edits: not find_conflicts(edits)))
         shuffled = data.draw(st.permutations(edits))
@@ -233,6 +249,10 @@ class TestOrder:
             if isinstance(left, VectorEdit) and isinstance(right, VectorEdit):
                 assert (left.site, left.phase) == (right.site, right.phase)
                 assert torch.equal(left.vector, right.vector)
+            elif isinstance(left, ReaderEdit) and isinstance(right, ReaderEdit):
+                scope = (left.site, left.phase, left.window, left.special_tokens)
+                assert scope == (right.site, right.phase, right.window, right.special_tokens)
+                assert (left.reader.key, left.rules) == (right.reader.key, right.rules)
             else:
                 assert left == right
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from steering.models import SAE, FeatureEdit
 from steering.registration import SAELocation, inspect_sae
 from steering.saes.loader import load_sae
 from steering.saes.preview import as_place
-from steering.spec.edit import EditSpec
+from steering.spec.edit import EditSpec, GateSpec
 from steering.spec.errors import InvalidSpecError
 from tests.steering.conftest import write_model_config
 from tests.steering.format_files import CASES, circuit_tracer, gemma_scope, goodfire, saelens_transcoder
@@ -131,6 +132,20 @@ class TestTranscoder:
         FeatureEdit.objects.create(profile=profile, feature=feature, operation=operation, strength=2, unit="raw")
         with pytest.raises(InvalidProfileError, match=f"tc #3 is a transcoder's: .* so {operation} is not possible"):
             services.publish_profile(profile=profile)
+
+    def test_conditions_that_have_to_be_read_are_refused(self, sae, model):
+        weights = load_sae(Path(sae.source) / sae.subfolder)
+        add, other = self.edit(sae, "add"), feature_target(sae.features.get(index=4))
+        conditions = {
+            "only_if_active": replace(add, only_if_active=True),
+            "gate.feature": replace(add, gate=GateSpec(other, 0.5, "raw")),
+        }
+        for field, edit in conditions.items():
+            with pytest.raises(InvalidSpecError, match=rf"edits\[0\].{field}: tc is a transcoder"):
+                compile_edits([edit], {sae.checksum: weights})
+            profile = services.create_profile(name=field.replace(".", "-"), model=model, edits=[edit])
+            with pytest.raises(InvalidProfileError, match="is a transcoder's"):
+                services.publish_profile(profile=profile)
 
     def test_add_is_published(self, sae, model):
         profile = services.create_profile(name="p", model=model, edits=[self.edit(sae, "add")])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,14 +12,15 @@ from django.core.exceptions import ValidationError
 from django.db import DatabaseError, connection, transaction
 from django.db.models import ProtectedError
 
-from inference.interventions import Site
+from inference.interventions import Site, Window
 from steering import services
-from steering.drafts import draft_edits, edit_of
-from steering.errors import InvalidProfileError, SAEUnavailableError
+from steering.drafts import draft_edits, edit_of, feature_target
+from steering.errors import InUseError, InvalidProfileError, SAEUnavailableError
 from steering.models import Feature, FeatureEdit, ProfileVersion, SteeringProfile, VersionSAE
-from steering.spec.edit import FeatureTarget, VectorTarget
+from steering.spec.edit import EditSpec, FeatureTarget, GateSpec, VectorTarget
 from steering.spec.parsing import parse_edits
-from tests.steering.edits import vector_edit
+from steering.spec.rendering import edits_to_json
+from tests.steering.edits import keep_norm, vector_edit
 from tests.steering.sae_files import random_weights, write_sae
 
 
@@ -193,6 +195,36 @@ class TestNewDraft:
         services.new_draft_from(version=version)
         edit = profile.edits.get()
         assert (edit.strength, edit.unit) == (2.0, "raw")
+
+    def test_every_condition_survives(self, profile, sae):
+        one, other = (feature_target(sae.features.get(index=index)) for index in (0, 1))
+        gate = GateSpec(other, 0.5, "raw")
+        edits = [
+            EditSpec(one, "clamp", 2.0, "raw", window=Window(2, 9), gate=gate, only_if_active=True),
+            EditSpec(other, "projection_cap", 2.0, "raw", lower=-1.0, special_tokens=True, window=Window(4)),
+            vector_edit([1.0] * 12, operation="orthogonal", window=Window(first=3)),
+            keep_norm(phase="generation"),
+        ]
+        services.replace_draft(profile=profile, edits=edits)
+        version = services.publish_profile(profile=profile)
+        assert version.edits == edits_to_json(edits)
+        services.new_draft_from(version=version)
+        assert draft_edits(profile) == tuple(edits)
+        assert {link.sae for link in version.sae_links.all()} == {sae}
+
+    def test_a_gate_keeps_its_threshold_when_statistics_have_changed(self, profile, sae):
+        one, other = (feature_target(sae.features.get(index=index)) for index in (0, 1))
+        gate = GateSpec(replace(other, scales=replace(other.scales, max_activation=16.0)), 0.5, "max_act")
+        services.replace_draft(profile=profile, edits=[EditSpec(one, "clamp", 2.0, "raw", gate=gate)])
+        (edit,) = draft_edits(profile)
+        assert edit.gate is not None
+        assert (edit.gate.raw, edit.gate.unit) == (8.0, "raw")
+
+    def test_the_sae_of_a_gate_cannot_be_deleted(self, profile, sae):
+        profile.edits.update(feature=None, vector={"layer": 1, "values": [1.0] * 12}, unit="raw")
+        profile.edits.update(gate_feature=sae.features.get(index=1), gate_unit="raw")
+        with pytest.raises(InUseError, match="used by the draft of gloomy"):
+            services.delete_sae(sae=sae)
 
     def test_vectors_survive(self, model):
         profile = services.create_profile(name="v", model=model, edits=[vector_edit([1.0] * 12)])

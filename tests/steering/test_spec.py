@@ -9,14 +9,19 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jsonschema import Draft202012Validator, ValidationError, validate
 
-from inference.interventions import Site
+from inference.interventions import Site, Window
+from steering.spec.checks import MAX_WINDOWS
 from steering.spec.conflicts import find_conflicts
+from steering.spec.edit import FeatureTarget, GateSpec
 from steering.spec.errors import InvalidSpecError, MissingScaleError
 from steering.spec.parsing import MAX_EDITS, parse_edits
 from steering.spec.rendering import edits_to_json, fingerprint
+from steering.spec.schema import edits_schema
 from steering.spec.units import Scales, coefficient, push
-from tests.steering.edits import SCALES, edit, identity, vector_edit
+from steering.spec.wording import describe_edit
+from tests.steering.edits import SCALES, edit, gate, identity, keep_norm, vector_edit
 
 
 class TestUnits:
@@ -72,7 +77,29 @@ class TestRawAndPush:
     def test_push_of_scale_is_unknown_without_maximal_activation(self):
         assert edit("scale", 3.0, scales=replace(SCALES, max_activation=None)).push is None
 
+    def test_orthogonal_is_a_factor_whatever_the_unit(self):
+        assert edit("orthogonal", -1.0, unit="max_act").raw == -1.0
+
+    def test_projections_are_on_a_direction_of_length_1(self):
+        one = edit("projection_cap", 0.5, unit="resid_norm", lower=-0.25)
+        assert (one.raw, one.raw_lower) == (20.0, -10.0)
+
+    def test_a_gate_counts_maximal_activations(self):
+        assert gate(above=0.25, unit="max_act").raw == 2.0
+        unknown = GateSpec(FeatureTarget(identity(), 7), 0.0, "max_act")
+        assert unknown.raw == 0.0
+        with pytest.raises(MissingScaleError):
+            _ = replace(unknown, above=0.1).raw
+
+    @pytest.mark.parametrize("operation", ["orthogonal", "projection_cap"])
+    def test_push_along_a_direction_is_unknown(self, operation):
+        assert edit(operation, 0.5).push is None
+        assert keep_norm().push is None
+
     def test_no_ops(self):
+        assert edit("orthogonal", 1.0).is_no_op
+        assert not edit("projection_cap", 1.0).is_no_op
+        assert not keep_norm().is_no_op
         assert edit("add", 0.0).is_no_op
         assert edit("scale", 1.0).is_no_op
         assert not edit("clamp", 0.0).is_no_op
@@ -85,6 +112,11 @@ class TestParsing:
             edit("clamp", 0.5, unit="max_act", phase="prompt"),
             edit("add", -2.0, index=4),
             vector_edit([1.0, -0.5, 0.25], 3.0, unit="resid_norm", site=Site(0, "mlp_out")),
+            edit("at_least", 2.0, index=5, only_if_active=True, window=Window(first=9), special_tokens=True),
+            edit("add", 2.0, index=6, gate=gate(), window=Window(3)),
+            edit("projection_cap", 2.0, index=7, lower=-1.0, gate=gate(unit="max_act"), window=Window(3, 8)),
+            vector_edit([1.0, 0.0], 0.0, operation="orthogonal"),
+            keep_norm(window=Window(1), phase="generation"),
         )
         assert parse_edits(json.loads(json.dumps(edits_to_json(edits)))) == edits
 
@@ -115,7 +147,8 @@ class TestParsing:
 
     def test_all_wrong_fields_are_named(self):
         assert self.problems({"operation": "multiply"}, {"unit": "volts", "phase": "late"}) == [
-            "edits[0].operation: Expected one of add, clamp, scale, ablate, at_least, at_most, found 'multiply'.",
+            "edits[0].operation: Expected one of add, clamp, scale, ablate, at_least, at_most, orthogonal,"
+            " projection_cap, norm_preserving, found 'multiply'.",
             "edits[1].unit: Expected one of raw, max_act, resid_norm, found 'volts'.",
             "edits[1].phase: Expected one of prompt, generation, both, found 'late'.",
         ]
@@ -124,11 +157,11 @@ class TestParsing:
         assert self.problems({"strenght": 2}) == ["edits[0].strenght: This field is not known."]
 
     def test_neither_feature_nor_vector(self):
-        assert "Expected either a feature or a vector." in self.problems(whole=[{"operation": "add"}])[0]
+        assert "Expected either a feature, a vector or a site." in self.problems(whole=[{"operation": "add"}])[0]
 
     def test_both_feature_and_vector(self):
         both = edits_to_json([edit()])[0] | {"vector": edits_to_json([vector_edit([1.0])])[0]["vector"]}
-        assert "Expected either a feature or a vector." in self.problems(whole=[both])[0]
+        assert "Expected either a feature, a vector or a site." in self.problems(whole=[both])[0]
 
     @pytest.mark.parametrize("whole", [{}, "x", 3, [1], [[]], [None]])
     def test_not_a_list_of_objects(self, whole):
@@ -147,9 +180,84 @@ class TestParsing:
         vector = edits_to_json([vector_edit([1.0])])[0]["vector"] | {"values": values}
         assert any("values" in problem for problem in self.problems(whole=[{"vector": vector, "unit": "raw"}]))
 
-    def test_vector_can_only_be_added(self):
+    def test_vector_has_no_activation_to_clamp(self):
         whole = [edits_to_json([vector_edit([1.0])])[0] | {"operation": "clamp"}]
-        assert self.problems(whole=whole) == ["edits[0].operation: A plain vector can only be added, not clamp."]
+        assert self.problems(whole=whole) == [
+            "edits[0].operation: A plain vector takes add, orthogonal, projection_cap, not clamp."
+        ]
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"window": {"first": 0}}, "window.first: Expected an integer from 1 to"),
+            ({"window": {"after": -1}}, "window.after: Expected an integer from 0 to"),
+            ({"window": {"after": 5, "first": 5}}, "window.first: Expected more than after, which is 5"),
+            ({"window": {"last": 5}}, "window.last: This field is not known."),
+            ({"window": 5}, "window: Expected an object, found 5."),
+            ({"only_if_active": 1}, "only_if_active: Expected true or false, found 1."),
+            ({"special_tokens": "yes"}, "special_tokens: Expected true or false, found 'yes'."),
+            ({"lower": 1.0}, "lower: Only projection_cap has a lower end, add does not."),
+            ({"lower": float("nan")}, "lower: Expected a finite number"),
+            ({"operation": "projection_cap", "lower": 2.0}, "lower: The lower end 2 lies above the upper one, 1."),
+            ({"operation": "projection_cap", "unit": "max_act"}, "unit: projection_cap takes raw or resid_norm"),
+            ({"operation": "norm_preserving"}, "operation: norm_preserving takes a site and nothing else does"),
+            ({"gate": {}}, "gate.feature: Expected an object, found nothing."),
+        ],
+        ids=str,
+    )
+    def test_conditions(self, change, message):
+        assert any(problem.startswith(f"edits[0].{message}") for problem in self.problems(change))
+
+    def test_null_is_as_good_as_absent(self):
+        nothing = dict.fromkeys(("vector", "site", "window", "gate", "lower", "only_if_active", "special_tokens"))
+        assert parse_edits([edits_to_json([edit()])[0] | nothing]) == (edit(),)
+
+    def test_gate_of_another_site(self):
+        elsewhere = gate(sae=identity(site=Site(2)))
+        (problem,) = self.problems(whole=edits_to_json([edit(gate=elsewhere)]))
+        assert problem == (
+            "edits[0].gate.feature: The gate must read where the edit acts, at layers.1.resid_post, not at"
+            " layers.2.resid_post."
+        )
+
+    def test_gate_whose_unit_has_no_number(self):
+        unknown = GateSpec(FeatureTarget(identity(), 7), 0.5, "max_act")
+        (problem,) = self.problems(whole=edits_to_json([edit(gate=unknown)]))
+        assert problem.startswith("edits[0].gate.unit: The unit max_act needs")
+
+    def test_gate_feature_that_the_sae_has_not(self):
+        whole = edits_to_json([edit(gate=gate())])
+        whole[0]["gate"]["feature"]["index"] = 40
+        assert self.problems(whole=whole) == [
+            "edits[0].gate.feature.index: Expected an integer from 0 to 39, found 40."
+        ]
+
+    def test_norms_take_no_conditions_on_features(self):
+        problems = self.problems(whole=edits_to_json([keep_norm(gate=gate(), only_if_active=True)]))
+        assert problems == [
+            "edits[0].only_if_active: Only a feature can be active, a site cannot.",
+            "edits[0].gate: norm_preserving takes no gate.",
+        ]
+
+    def test_a_site_takes_nothing_but_its_norm(self):
+        (problem,) = self.problems(whole=[{"site": {"layer": 1, "site": "resid_post"}, "unit": "raw"}])
+        assert "found add of a site" in problem
+
+    def test_a_site_that_does_not_exist_names_the_valid_ones(self):
+        (problem,) = self.problems(
+            whole=[edits_to_json([keep_norm()])[0] | {"site": {"layer": 1, "site": "resid_mid"}}]
+        )
+        assert problem == (
+            "edits[0].site.site: Expected one of resid_pre, resid_post, mlp_out, attn_out, found 'resid_mid'."
+        )
+
+    def test_a_vector_of_zeros_has_no_direction(self):
+        (problem,) = self.problems(whole=edits_to_json([vector_edit([0.0, 0.0], operation="orthogonal")]))
+        assert problem == "edits[0].vector.values: A vector of zeros has no direction."
+
+    def test_too_many_windows(self):
+        edits = [edit(index=i, window=Window(first=i + 1)) for i in range(MAX_WINDOWS + 1)]
+        assert self.problems(whole=edits_to_json(edits)) == ["edits: Expected at most 16 different windows, found 17."]
 
     def test_vector_has_no_maximal_activation(self):
         whole = [edits_to_json([vector_edit([1.0])])[0] | {"unit": "max_act"}]
@@ -188,6 +296,29 @@ class TestConflicts:
         assert not self.conflicts(edit("clamp"), edit("clamp", index=4))
         assert not self.conflicts(edit("clamp"), edit("clamp", sae=identity("d" * 64)))
 
+    def test_windows_that_do_not_meet_may_differ(self):
+        assert not self.conflicts(edit("clamp", window=Window(first=5)), edit("ablate", window=Window(5)))
+        assert not self.conflicts(edit("clamp", window=Window(2, 5)), edit("ablate", window=Window(5, 9)))
+        assert self.conflicts(edit("clamp", window=Window(first=6)), edit("ablate", window=Window(5)))
+        assert self.conflicts(edit("clamp"), edit("ablate", window=Window(100)))
+
+    def test_a_gate_does_not_settle_a_contradiction(self):
+        assert self.conflicts(edit("clamp", gate=gate(7)), edit("ablate", gate=gate(8)))
+
+    def test_additions_under_different_conditions_add_up(self):
+        assert not self.conflicts(edit("add"), edit("add", gate=gate()), edit("add", only_if_active=True))
+        assert self.conflicts(edit("add", gate=gate()), edit("add", 2.0, gate=gate()))
+
+    def test_directions_and_norms(self):
+        turned = vector_edit([1.0, 2.0], operation="orthogonal")
+        assert not self.conflicts(turned, vector_edit([1.0, 2.0]), vector_edit([1.0, 2.0], 3.0))
+        assert self.conflicts(turned, replace(turned, operation="projection_cap")) == [
+            "edits[1]: The vector at layers.1.resid_post: orthogonal and projection_cap contradict each other in the"
+            " same phase (see edits[0])."
+        ]
+        assert not self.conflicts(keep_norm(), keep_norm(Site(2)), keep_norm(Site(1, "mlp_out")))
+        assert "the same norm_preserving is listed twice" in self.conflicts(keep_norm(), keep_norm())[0]
+
     def test_both_overlaps_with_each_phase(self):
         assert self.conflicts(edit("clamp", phase="both"), edit("ablate", phase="prompt"))
 
@@ -195,7 +326,13 @@ class TestConflicts:
 edits_strategy = st.lists(
     st.builds(
         edit,
-        operation=st.sampled_from(["add", "clamp", "scale", "ablate", "at_least", "at_most"]),
+        operation=st.sampled_from(["add", "clamp", "scale", "ablate", "at_least", "at_most", "orthogonal"]),
+        only_if_active=st.booleans(),
+        special_tokens=st.booleans(),
+        window=st.builds(
+            lambda after, n: Window(after, n and after + n), st.integers(0, 3), st.none() | st.integers(1, 9)
+        ),
+        gate=st.none() | st.builds(gate, index=st.integers(0, 39), above=st.floats(-5, 5)),
         strength=st.floats(-100, 100),
         index=st.integers(0, 39),
         unit=st.sampled_from(["raw", "max_act", "resid_norm"]),
@@ -203,6 +340,34 @@ edits_strategy = st.lists(
     ),
     max_size=8,
 )
+
+
+class TestSchema:
+    """The parser and the schema agree on what is well-formed."""
+
+    @given(edits=edits_strategy)
+    def test_takes_what_the_parser_reads(self, edits):
+        whole = [*edits_to_json(edits), *edits_to_json([keep_norm(), vector_edit([1.0, 2.0], operation="orthogonal")])]
+        validate(whole, edits_schema())
+
+    def test_is_a_schema(self):
+        Draft202012Validator.check_schema(edits_schema())
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"operation": "multiply"}, {"strength": "2"}, {"strength": 1e30}, {"unit": "volts"}, {"phase": "late"},
+            {"window": {"first": 0}}, {"window": {"last": 3}}, {"only_if_active": 1}, {"gate": {}}, {"strenght": 2},
+            {"vector": {"layer": 1, "values": [1.0]}}, {"lower": "x"}, {"site": {"layer": 1, "site": "resid_mid"}},
+        ],
+        ids=str,
+    )  # fmt: skip
+    def test_refuses_what_the_parser_refuses(self, change):
+        whole = [edits_to_json([edit()])[0] | change]
+        with pytest.raises(InvalidSpecError):
+            parse_edits(whole)
+        with pytest.raises(ValidationError):
+            validate(whole, edits_schema())
 
 
 class TestFingerprint:
@@ -231,6 +396,14 @@ class TestFingerprint:
             edit(sae=identity(site=Site(2))),
             edit(sae=identity(site=Site(1, "resid_pre"))),
             vector_edit([1.0]),
+            edit(window=Window(1)),
+            edit(window=Window(first=1)),
+            edit(only_if_active=True),
+            edit(special_tokens=True),
+            edit(gate=gate()),
+            edit(gate=gate(8)),
+            edit(gate=gate(above=0.6)),
+            keep_norm(),
         ],
     )
     def test_everything_that_has_an_effect_matters(self, other):
@@ -243,3 +416,29 @@ class TestFingerprint:
             fingerprint([edit("clamp", 2.5, phase="prompt"), vector_edit([0.5, -1.0])])
             == "1597292964149b2176d64038f4b08a2d8d52a5d4b170aa530cb226391f72dc02"
         )
+
+
+@pytest.mark.parametrize(
+    ("one", "text"),
+    [
+        (edit("add", 0.5, unit="max_act", phase="prompt"), "tiny-sae #3 rain: add 0.5 × max activation, prompt only"),
+        (edit("orthogonal", 0.0), "tiny-sae #3 rain: scale the direction by 0"),
+        (edit("projection_cap", 2.0, lower=-1.0), "tiny-sae #3 rain: cap the projection at -1 to 2 raw"),
+        (edit("projection_cap", 2.0), "tiny-sae #3 rain: cap the projection at 2 raw"),
+        (edit("ablate", window=Window(2, 9)), "tiny-sae #3 rain: ablate, after 2 tokens, first 9 tokens"),
+        (
+            edit("clamp", 2.0, gate=gate(above=0.5), only_if_active=True, special_tokens=True),
+            "tiny-sae #3 rain: clamp to 2 raw, only where active, only where tiny-sae #7 is above 0.5 raw,"
+            " special tokens too",
+        ),
+        (edit("clamp", 2.0, gate=gate(above=0)), "tiny-sae #3 rain: clamp to 2 raw, only where tiny-sae #7 is above 0"),
+        (keep_norm(), "residual at layers.1.resid_post: keep the norm"),
+        (
+            vector_edit([1.0, 0.0], 0.0, operation="orthogonal"),
+            "vector at layers.1.resid_post: scale the direction by 0",
+        ),
+    ],
+    ids=str,
+)
+def test_words(one, text):
+    assert describe_edit(one) == text

@@ -17,9 +17,11 @@ from torch import Tensor
 
 from inference.engine.native import fallback
 from inference.engine.native.build import BuildError, build, default_folder
+from inference.engine.native.steering_tensors import SteeringTensors
 
 __all__ = [
     "ActiveKernels",
+    "SteeringTensors",
     "activate",
     "active",
     "advise_huge_pages",
@@ -27,6 +29,7 @@ __all__ = [
     "decode_attention",
     "in_huge_pages",
     "prompt_attention",
+    "steer",
     "write_kv",
 ]
 
@@ -52,6 +55,8 @@ class ActiveKernels:
     def __str__(self) -> str:
         return f"{'native' if self.is_native else 'torch'}: {self.reason}"
 
+
+_STEERED = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
 _lock = threading.Lock()
 _active = ActiveKernels(is_native=False, reason="not built yet")
@@ -140,6 +145,18 @@ def write_kv(keys: Tensor, values: Tensor, key: Tensor, value: Tensor, slot_mapp
         torch.ops.millm_native.write_kv(keys, values, key, value, slot_mapping)
     else:
         fallback.write_kv(keys, values, key, value, slot_mapping)
+
+
+def steer(hidden: Tensor, rows: Tensor, tables: SteeringTensors, given: Tensor | None = None) -> Tensor:
+    """``hidden`` ``[tokens, d]`` after the edits of each token's row (``rows`` int64 ``[tokens]``), as a new tensor.
+
+    Tokens whose row does not act keep their bits. Changes are computed in float32 and cast once. ``given``
+    ``[tokens, entries]`` holds the activations of entries that are marked as given.
+    """
+    if _active.is_native and hidden.device.type == "cpu" and hidden.dtype in _STEERED and hidden.stride(-1) == 1:
+        out: Tensor = torch.ops.millm_native.steer.default(hidden, rows, *tables.all(), given)
+        return out
+    return fallback.steer(hidden, rows, tables, given)
 
 
 def in_huge_pages(tensor: Tensor) -> Tensor:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from inference.engine.native.steering_tensors import ACTS, KEEPS_NORM, NORMALIZATIONS, Code, Number, SteeringTensors
+
+LAYER_NORM_EPS = 1e-5  # as SAELens adds it to the deviation
 
 
 def decode_attention(
@@ -75,6 +81,63 @@ def write_kv(keys: Tensor, values: Tensor, key: Tensor, value: Tensor, slot_mapp
     block, offset = slots // keys.shape[1], slots % keys.shape[1]
     keys[block, offset] = key
     values[block, offset] = value
+
+
+def steer(hidden: Tensor, rows: Tensor, tables: SteeringTensors, given: Tensor | None = None) -> Tensor:
+    """See :func:`inference.engine.native.steer`. All shapes are known beforehand: nothing waits for the device."""
+    h = hidden.float()
+    delta = tables.vectors[rows]
+    if len(tables.read):
+        delta = delta + _entries_delta(h, rows, tables, given)
+    flags = tables.flags[rows].unsqueeze(1)
+    steered = h + delta
+    norm = steered.norm(dim=-1, keepdim=True)
+    keeps = (flags & KEEPS_NORM).bool() & (norm > 0)
+    steered = torch.where(keeps, steered * (h.norm(dim=-1, keepdim=True) / norm), steered)
+    return torch.where((flags & ACTS).bool(), steered.to(hidden.dtype), hidden)
+
+
+def _entries_delta(h: Tensor, rows: Tensor, tables: SteeringTensors, given: Tensor | None) -> Tensor:
+    """``[tokens, d]``: what the entries of each token's row add."""
+    numbers, codes = tables.numbers.unbind(1), tables.codes.unbind(1)
+    views = [_view(h, kind) for kind in tables.normalizations]
+    a = _activations(views, tables, given)
+    wanted = numbers[Number.GAIN_LESS_ONE] * a + numbers[Number.OFFSET]
+    change = torch.minimum(torch.maximum(wanted, numbers[Number.LOWER] - a), numbers[Number.UPPER] - a)
+    gate = codes[Code.GATE].long()
+    is_open = a[:, gate] > numbers[Number.FLOOR]
+    is_open = is_open & is_open[:, gate] & (codes[Code.ROW] == rows.unsqueeze(1))
+    change = torch.where(is_open, change, 0.0)
+    parts = [
+        (change if len(views) == 1 else change * (codes[Code.NORMALIZATION] == NORMALIZATIONS.index(kind)))
+        @ tables.write
+        * scale
+        for kind, (_, scale) in zip(tables.normalizations, views, strict=True)
+    ]
+    return torch.stack(parts).sum(0)
+
+
+def _activations(views: list[tuple[Tensor, Tensor]], tables: SteeringTensors, given: Tensor | None) -> Tensor:
+    """``[tokens, entries]``, of whatever row."""
+    bias, threshold = tables.numbers[:, Number.BIAS], tables.numbers[:, Number.THRESHOLD]
+    pre = functional.linear(views[0][0], tables.read, bias)
+    for kind, (x, _) in zip(tables.normalizations[1:], views[1:], strict=True):
+        is_kind = tables.codes[:, Code.NORMALIZATION] == NORMALIZATIONS.index(kind)
+        pre = torch.where(is_kind, functional.linear(x, tables.read, bias), pre)
+    a = torch.where(pre > threshold, pre, 0.0)
+    return a if given is None else torch.where(tables.codes[:, Code.IS_GIVEN].bool(), given, a)
+
+
+def _view(h: Tensor, kind: str) -> tuple[Tensor, Tensor]:
+    """How an SAE sees the residual, and what a step there is worth in it: ``[tokens, d]``, ``[tokens, 1]``."""
+    if kind == "none":
+        return h, h.new_ones(1, 1)
+    if kind == "constant_norm_rescale":
+        scale = h.norm(dim=-1, keepdim=True) / math.sqrt(h.shape[-1])
+        return h / torch.where(scale > 0, scale, 1.0), scale
+    centred = h - h.mean(dim=-1, keepdim=True)
+    scale = centred.std(dim=-1, keepdim=True)
+    return centred / (scale + LAYER_NORM_EPS), scale
 
 
 def _gather(pool: Tensor, blocks: Tensor, first: int, length: int) -> Tensor:

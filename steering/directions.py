@@ -1,0 +1,33 @@
+"""Plain directions in the form in which the engine reads features."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+from inference.interventions import FeatureColumns
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Direction:
+    """The one feature of a direction ``v`` (``[d]``): it activates by ``h v``, and writes ``v``.
+
+    Satisfies :class:`inference.interventions.FeatureReader`.
+    """
+
+    d_sae = 1
+
+    def __init__(self, vector: Tensor) -> None:
+        self._vector = vector.float()
+        self.d_in = len(vector)
+        self.key = "direction " + hashlib.sha256(self._vector.numpy().tobytes()).hexdigest()
+
+    def columns(self, features: Tensor) -> FeatureColumns:
+        rows = self._vector.expand(len(features), -1)
+        return FeatureColumns(write=rows, read=rows)
+
+    def activations(self, h: Tensor, features: Tensor) -> Tensor:
+        projection: Tensor = h @ self._vector.to(h.device)
+        return projection.unsqueeze(1).expand(-1, len(features))

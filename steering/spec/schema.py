@@ -1,0 +1,105 @@
+"""The JSON schema of a list of edits: what :func:`steering.spec.parsing.parse_edits` reads, for documentation.
+
+The parser decides, and knows more than a schema can say (which operation goes with what, contradictions).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from inference.interventions import SITE_KINDS
+from steering.spec.edit import GATE_UNITS, OPERATIONS, PHASES, UNITS
+from steering.spec.parsing import MAX_D_SAE, MAX_EDITS, MAX_LAYER, MAX_TOKENS, MAX_WIDTH
+from steering.spec.units import MAX_STRENGTH
+
+Schema = dict[str, Any]
+
+
+def edits_schema() -> Schema:
+    """JSON Schema 2020-12, as OpenAPI 3.1 has it; without references."""
+    return {
+        "type": "array",
+        "maxItems": MAX_EDITS,
+        "items": {
+            **_object(
+                {
+                    "feature": _feature(),
+                    "vector": _vector(),
+                    "site": _object(_place(), required=("layer",)),
+                    "operation": _choice(OPERATIONS, "add"),
+                    "strength": {**_number(), "default": 1.0},
+                    "unit": _choice(UNITS, "max_act"),
+                    "phase": _choice(PHASES, "both"),
+                    "lower": _number("The lower end of a projection_cap."),
+                    "window": _window(),
+                    "only_if_active": {"type": "boolean", "default": False},
+                    "gate": _gate(),
+                    "special_tokens": {"type": "boolean", "default": False},
+                }
+            ),
+            "oneOf": [{"required": [name]} for name in ("feature", "vector", "site")],
+        },
+    }
+
+
+def _feature() -> Schema:
+    sae = _object(
+        {
+            "name": {"type": "string"},
+            "checksum": {"type": "string"},
+            **_place(),
+            "d_in": _integer(1, MAX_WIDTH),
+            "d_sae": _integer(1, MAX_D_SAE),
+        },
+        required=("name", "checksum", "layer", "d_in", "d_sae"),
+    )
+    scales = {name: _scale() for name in ("max_activation", "direction_norm", "reference_norm")}
+    properties = {"sae": sae, "index": _integer(0, MAX_D_SAE - 1), "label": {"type": ["string", "null"]}, **scales}
+    return _object(properties, required=("sae", "index"))
+
+
+def _vector() -> Schema:
+    values = {"type": "array", "minItems": 1, "maxItems": MAX_WIDTH, "items": _number()}
+    return _object({**_place(), "values": values, "reference_norm": _scale()}, required=("layer", "values"))
+
+
+def _gate() -> Schema:
+    properties = {"feature": _feature(), "above": {**_number(), "default": 0.0}, "unit": _choice(GATE_UNITS, "max_act")}
+    return _object(properties, required=("feature",), text="Acts only where this feature is above the threshold.")
+
+
+def _window() -> Schema:
+    properties = {"after": _integer(0, MAX_TOKENS), "first": _integer(1, MAX_TOKENS)}
+    return _object(properties, text="Leaves the phase's tokens before “after” alone, and those from “first” on.")
+
+
+def _place() -> Schema:
+    return {"layer": _integer(0, MAX_LAYER), "site": _choice(SITE_KINDS, "resid_post")}
+
+
+def _object(properties: Schema, required: tuple[str, ...] = (), text: str = "") -> Schema:
+    described = {"description": text} if text else {}
+    return {
+        "type": "object",
+        **described,
+        "properties": properties,
+        "required": list(required),
+        "additionalProperties": False,
+    }
+
+
+def _choice(choices: tuple[str, ...], default: str) -> Schema:
+    return {"type": "string", "enum": list(choices), "default": default}
+
+
+def _integer(minimum: int, maximum: int) -> Schema:
+    return {"type": "integer", "minimum": minimum, "maximum": maximum}
+
+
+def _number(text: str = "") -> Schema:
+    described = {"description": text} if text else {}
+    return {"type": "number", "minimum": -MAX_STRENGTH, "maximum": MAX_STRENGTH, **described}
+
+
+def _scale() -> Schema:
+    return {"type": ["number", "null"], "minimum": 0}
