@@ -6,7 +6,7 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-    dependencies = [("steering", "0002_immutable_versions")]
+    dependencies = [("steering", "0003_every_operation")]
 
     operations = [
         migrations.AddField(
