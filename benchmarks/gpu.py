@@ -1,13 +1,16 @@
 """The GPU's rows, on a machine that has nothing but torch and transformers: ``make bench-gpu``.
 
-No web server and no database: the engine itself beside transformers' continuous batching, in turns, and the cost of
-steering with 64 profiles. Prints the table and saves the figures.
+No web server and no database: the engine itself beside transformers' continuous batching, in turns, with and without
+captured decode steps and the flash kernel, and the cost of steering with 64 profiles that add, clamp or do both.
+Prints which kernels were chosen, then the table, and saves the figures.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 
 import torch
 
@@ -15,45 +18,95 @@ from benchmarks.engine import ENGINE, load_shape, running
 from benchmarks.limits import limits
 from benchmarks.machine import this_machine
 from benchmarks.options import Options, options_of, options_parser
-from benchmarks.profiles import adding
+from benchmarks.profiles import KINDS
 from benchmarks.record import Record
 from benchmarks.shapes import shape_folder
 from benchmarks.steering import Steered
-from benchmarks.subject import Plan, Row, measure, ratios, say
+from benchmarks.subject import Plan, Row, Subject, measure, ratios, say
 from benchmarks.transformers_peers import GenerateBatch, load_module
 from benchmarks.workloads import MAKERS, streams
 from inference.engine.config import EngineConfig
+from inference.engine.device_memory import device_memory
+from inference.interventions import Intervention
 
 PEER = "transformers generate_batch"
+NO_GRAPHS, NO_FLASH, PLAIN = "graphs off", "flash off", "graphs and flash off"
 STEERED = 64
+MAX_SEQ_LEN = 2048  # longer than every sequence here, so that all caches fit beside each other
+CACHE_SHARE = 1 / 8  # of the free memory, for each of the engines
+ENGINES: dict[str, EngineConfig] = {
+    ENGINE: EngineConfig(),
+    NO_GRAPHS: EngineConfig(cuda_graphs="off"),
+    NO_FLASH: EngineConfig(attention_kernel="torch"),
+    PLAIN: EngineConfig(cuda_graphs="off", attention_kernel="torch"),
+}
 
 
 def record(options: Options) -> Record:
-    """W1, W2 and 64 streams with and without 64 profiles, wherever torch runs; the GPU where there is one."""
+    """W1 and W2, and 64 streams with and without 64 profiles, wherever torch runs; the GPU where there is one."""
     found, plan = limits(options.shape), Plan(options.scale, options.rounds)
     loaded = load_shape(options.shape, options)
     module = load_module(options.shape, shape_folder(options.shape, options.folder))
-    config = EngineConfig(max_batch_size=STEERED)
+    profiles: list[Intervention] = [p for make in KINDS.values() for p in make(loaded, STEERED)]
+    share = int(device_memory(torch.device(loaded.device)).free * CACHE_SHARE)
     with ExitStack() as stack:
-        engine = stack.enter_context(running(loaded, config, adding(loaded, STEERED)))
+        engines = {
+            name: stack.enter_context(running(loaded, _sized(config, share), profiles, name))
+            for name, config in ENGINES.items()
+        }
         peer = stack.enter_context(closing(GenerateBatch(module)))
-        rows = measure([engine, peer], [MAKERS["W1"], MAKERS["W2"]], plan)
-        pair = [Steered(engine, f"add K={k}", k) for k in (0, STEERED)]
-        rows += measure(pair, [streams(STEERED)], plan)
+        peers = [peer] if _runs(peer, plan) else []
+        rows = measure([*engines.values(), *peers], [MAKERS["W1"], MAKERS["W2"]], plan)
+        steered = [
+            Steered(engines[name], _steered_name(name, kind, k), k, number * STEERED)
+            for name in (ENGINE, NO_GRAPHS)
+            for number, kind in enumerate(KINDS)
+            for k in (0, STEERED)
+        ]
+        rows += measure(steered, [streams(STEERED)], plan)
     return Record("gpu", options.label, tuple(rows), values={**found, **derived(rows, found)})
 
 
+def _runs(peer: Subject, plan: Plan) -> bool:
+    """A peer that does not work with what is installed must not cost the other figures."""
+    try:
+        peer.run(MAKERS["W1"](replace(plan.scale, share=plan.scale.share / 16), -2))
+    except Exception as error:  # noqa: BLE001 - whatever another project's code raises
+        say(f"{peer.name} is left out: {type(error).__name__}: {error}")
+        return False
+    return True
+
+
 def derived(rows: Sequence[Row], found: Mapping[str, float]) -> dict[str, float]:
-    """What the goals ask, of this one run."""
+    """What the goals ask, of this one run, and what each way of running gains."""
     of = {workload: {row.subject: row for row in rows if row.workload == workload} for workload in ("W1", "W2")}
     steered = {row.subject: row for row in rows if row.workload == f"streams {STEERED}"}
     speed = of["W1"][ENGINE].median.decode_tok_s
+
+    def cost(name: str, kind: str) -> float | None:
+        return ratios(steered, "output_tok_s", _steered_name(name, kind, STEERED), _steered_name(name, kind, 0))
+
     values = {
         "w1_share_of_memory_limit": None if speed is None else speed / found["decode_tok_s"],
-        "w2_over_generate_batch": ratios(of["W2"], "output_tok_s", ENGINE, PEER),
-        "steered_over_unsteered": ratios(steered, "output_tok_s", f"add K={STEERED}", "add K=0"),
+        "w2_over_generate_batch": ratios(of["W2"], "output_tok_s", ENGINE, PEER) if PEER in of["W2"] else None,
+        "w1_over_graphs_off": ratios(of["W1"], "decode_tok_s", ENGINE, NO_GRAPHS),
+        "w1_over_flash_off": ratios(of["W1"], "decode_tok_s", ENGINE, NO_FLASH),
+        "w2_over_graphs_off": ratios(of["W2"], "output_tok_s", ENGINE, NO_GRAPHS),
+        "w2_over_flash_off": ratios(of["W2"], "output_tok_s", ENGINE, NO_FLASH),
+        "steered_over_unsteered": cost(ENGINE, "add"),
+        "clamped_over_unsteered": cost(ENGINE, "clamp"),
+        "steered_over_unsteered_graphs_off": cost(NO_GRAPHS, "add"),
+        "clamped_over_unsteered_graphs_off": cost(NO_GRAPHS, "clamp"),
     }
     return {name: value for name, value in values.items() if value is not None}
+
+
+def _sized(config: EngineConfig, kv_cache_bytes: int) -> EngineConfig:
+    return replace(config, max_batch_size=STEERED, max_seq_len=MAX_SEQ_LEN, kv_cache_bytes=kv_cache_bytes)
+
+
+def _steered_name(engine: str, kind: str, distinct: int) -> str:
+    return f"{kind} K={distinct}" if engine == ENGINE else f"{kind} K={distinct}, {engine}"
 
 
 def table(done: Record) -> list[str]:
@@ -75,6 +128,7 @@ def _ms(seconds: float | None) -> float | None:
 
 def main() -> None:
     options = options_of(options_parser(__doc__, shape="qwen3-0.6b").parse_args())
+    logging.basicConfig(level=logging.INFO, format="%(message)s")  # which kernels are taken, and why not others
     machine = this_machine()
     if not torch.cuda.is_available():
         say("No GPU here: these are the CPU's figures.")

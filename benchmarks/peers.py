@@ -24,8 +24,11 @@ from inference.engine.config import EngineConfig
 WORKLOADS = ("W1", "W2")
 
 
-def record(options: Options, urls: Sequence[tuple[str, str]] = ()) -> Record:
-    """``urls`` are names and addresses of servers that run already and call the model as the shape is called."""
+def record(options: Options, urls: Sequence[tuple[str, str]] = (), without: Sequence[str] = ()) -> Record:
+    """``urls`` are names and addresses of servers that run already and call the model as the shape is called.
+
+    Subjects named in ``without`` are left out, and the record says so: ``generate_batch`` takes many minutes on a CPU.
+    """
     found = limits(options.shape)
     with ExitStack() as stack:
         module = load_module(options.shape, shape_folder(options.shape, options.folder))
@@ -35,14 +38,16 @@ def record(options: Options, urls: Sequence[tuple[str, str]] = ()) -> Record:
             Generate(module),
             stack.enter_context(closing(GenerateBatch(module))),
         ]
+        subjects = [subject for subject in subjects if subject.name not in without]
         subjects += [HttpSubject(url, options.shape.name, name=name) for name, url in urls]
-        own = peers(options.shape, options.folder)
+        own = [peer for peer in peers(options.shape, options.folder) if peer.name not in without]
         for peer in own:
             say(f"{peer.name} starts ...")
             log = options.folder / f"{peer.name.replace(' ', '-')}.log"
             subjects.append(stack.enter_context(started(peer, log)))
         rows = _measure(subjects, options)
-    return Record("peers", options.label, rows, values=found, notes=_missing([s.name for s in subjects]))
+    notes = (*(f"{name} was left out." for name in without), *_missing([s.name for s in subjects], without))
+    return Record("peers", options.label, rows, values=found, notes=notes)
 
 
 def _measure(subjects: Sequence[Subject], options: Options) -> tuple[Row, ...]:
@@ -50,9 +55,9 @@ def _measure(subjects: Sequence[Subject], options: Options) -> tuple[Row, ...]:
     return tuple(measure(subjects, makers, Plan(options.scale, options.rounds)))
 
 
-def _missing(names: Sequence[str]) -> tuple[str, ...]:
+def _missing(names: Sequence[str], without: Sequence[str]) -> tuple[str, ...]:
     """Says which peers were not there to be measured."""
-    notes = []
+    notes, names = [], [*names, *without]
     if not any(name.startswith("vLLM") for name in names):
         notes.append(f"vLLM was not measured: {VLLM} does not name its program.")
     if not any(name.startswith("llama.cpp") for name in names):
@@ -68,6 +73,7 @@ def _named_url(text: str) -> tuple[str, str]:
 if __name__ == "__main__":
     parser = options_parser(__doc__)
     parser.add_argument("--peer", type=_named_url, action="append", default=[], metavar="NAME=URL")
+    parser.add_argument("--without", action="append", default=[], metavar="NAME", help="a subject to leave out")
     parsed = parser.parse_args()
     chosen = options_of(parsed)
-    record(chosen, parsed.peer).save(chosen.results)
+    record(chosen, parsed.peer, parsed.without).save(chosen.results)

@@ -56,6 +56,7 @@ def adding(loaded: LoadedModel, count: int) -> list[Intervention]:
 def clamping(loaded: LoadedModel, count: int) -> list[Intervention]:
     """``count`` profiles that each clamp RULES features of their own, all of one SAE."""
     weights = torch.randn(loaded.hidden_size, D_SAE, generator=torch.Generator().manual_seed(0))
+    weights = weights.to(loaded.device)
     reader = RandomReader("sae", weights * 0.02, weights.t().contiguous())
     return [_clamp(loaded, reader, seed) for seed in range(count)]
 

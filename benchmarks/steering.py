@@ -24,12 +24,13 @@ W3_DISTINCT = (0, 1, 4, 16)
 
 
 class Steered:
-    """An engine subject whose jobs are steered by the first K of its profiles, in turn."""
+    """An engine subject whose jobs are steered by K of its profiles, in turn, from the ``first`` on."""
 
-    def __init__(self, engine: EngineSubject, name: str, distinct: int) -> None:
+    def __init__(self, engine: EngineSubject, name: str, distinct: int, first: int = 0) -> None:
         self.name = name
         self._engine = engine
         self._distinct = distinct
+        self._first = first
 
     def run(self, workload: Workload) -> list[Trace]:
         return self._engine.run(replace(workload, jobs=self._steered(workload.jobs)))
@@ -39,7 +40,7 @@ class Steered:
 
     def _steered(self, jobs: Sequence[Job]) -> tuple[Job, ...]:
         k = self._distinct
-        return tuple(replace(job, profile=i % k if k else None) for i, job in enumerate(jobs))
+        return tuple(replace(job, profile=self._first + i % k if k else None) for i, job in enumerate(jobs))
 
 
 def record(options: Options, distinct: Sequence[int] = DISTINCT) -> Record:

@@ -23,6 +23,7 @@ LIVE_FIELDS = (
     "memory",
     "memory_estimate",
     "limits",
+    "kernels",
     "engine_settings",
     "loaded_at",
     "created_at",
@@ -62,6 +63,14 @@ class LanguageModelAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it take
     def limits(self, model: LanguageModel) -> str:
         """From the machine, the settings and the model; known once it is loaded."""
         return _definitions(lambda: services.describe_limits(model=model)) or "Known while the model is loaded."
+
+    @admin.display(description="kernels")
+    def kernels(self, model: LanguageModel) -> str:
+        try:
+            stats = get_client().stats()
+        except EngineError as error:
+            return str(error)
+        return next((m.kernels for m in stats.by_model if m.name == model.name and m.kernels), "–")
 
     @admin.display(description="engine settings")
     def engine_settings(self, model: LanguageModel) -> str:

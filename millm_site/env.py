@@ -20,8 +20,10 @@ Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 
 
 ENGINE_OPTIONS = (
+    "attention_kernel",
     "batch_wait_timeout_s",
     "batching_mode",
+    "cuda_graphs",
     "kv_cache_backend",
     "kv_cache_bytes",
     "max_batch_size",
@@ -173,7 +175,8 @@ class Environment(BaseSettings):
     )
     kv_cache_backend: Literal["auto", "contiguous", "paged"] = Field(
         "auto",
-        description="How keys and values are kept. `auto`: paged, but contiguous on a CPU without C++ kernels.",
+        description="How keys and values are kept. `auto`: paged, but contiguous on a CPU without C++ kernels, and on "
+        "a GPU whose kernel reads no pages if there is memory for it.",
     )
     kv_cache_bytes: ByteSize = Field(
         ByteSize(0),
@@ -184,6 +187,13 @@ class Environment(BaseSettings):
     )
     prefix_cache: bool = Field(
         default=True, description="Keep what prompts and answers computed for requests that begin alike."
+    )
+    attention_kernel: Literal["auto", "torch"] = Field(
+        "auto",
+        description="On a GPU. `auto`: torch's flash kernel where it works; `torch`: plain operations.",
+    )
+    cuda_graphs: Literal["auto", "off"] = Field(
+        "auto", description="On a GPU. `auto`: decode steps of a size that repeats are captured and replayed."
     )
     speculative_method: Literal["none", "prompt_lookup"] = Field(
         "none",

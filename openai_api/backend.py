@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Protocol
 
 from inference.client import EngineClient, get_client
 from inference.registry import ModelRecord, ReadyModel, get_registry
 from openai_api.keys import KeySource, snapshot
+from steering.feature_reader import FeatureDetail, FeatureQuery, FeatureReader, FeatureRecord, SAERecord
+from steering.logit_lens import LogitLens
 from steering.profiles import ResolvedProfile, SteeringWish, steer
 
 
@@ -32,6 +35,24 @@ class Steering(Protocol):
     ) -> ResolvedProfile | None: ...
 
 
+class Features(Protocol):
+    """See :class:`steering.feature_reader.FeatureReader`."""
+
+    async def search(self, query: FeatureQuery) -> tuple[FeatureRecord, ...]: ...
+
+    async def sae(self, name: str) -> SAERecord: ...
+
+    async def detail(self, sae: SAERecord, index: int) -> FeatureDetail: ...
+
+    async def lens(self, sae: SAERecord, index: int) -> LogitLens: ...
+
+
+@cache
+def feature_reader() -> FeatureReader:
+    """This process' reader."""
+    return FeatureReader()
+
+
 @dataclass(frozen=True)
 class Backend:
     """``ping_s``: silence after which a stream gets a comment. ``first_event_s``: how long a stream waits before its
@@ -42,6 +63,7 @@ class Backend:
     registry: Callable[[], Registry] = get_registry
     steer: Steering = steer
     keys: KeySource = snapshot.aget
+    features: Callable[[], Features] = feature_reader
     ping_s: float = 10.0
     first_event_s: float = 1.0
 

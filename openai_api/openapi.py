@@ -20,17 +20,20 @@ from openai_api.schemas.bodies import (
 from openai_api.schemas.chat import ChatRequest
 from openai_api.schemas.completions import CompletionRequest
 from openai_api.schemas.embeddings import EmbeddingsRequest
+from openai_api.schemas.features import FeatureDetailBody, FeatureListBody, FeatureSearchRequest
 
 Schema = dict[str, Any]
 REF = "#/components/schemas/{model}"
 VERSION = "0.1.0"
 
-REQUESTS = (ChatRequest, CompletionRequest, EmbeddingsRequest)
+REQUESTS = (ChatRequest, CompletionRequest, EmbeddingsRequest, FeatureSearchRequest)
 ANSWERS = (
     ChatCompletionBody,
     ChatChunkBody,
     CompletionBody,
     EmbeddingsBody,
+    FeatureListBody,
+    FeatureDetailBody,
     ModelBody,
     ModelListBody,
     ModelDeletedBody,
@@ -40,7 +43,7 @@ ERRORS = {
     "400": "The request is not valid; `param` names the field.",
     "401": "The API key is missing or wrong.",
     "403": "The key lacks the right.",
-    "404": "There is no such model, profile or URL, or the profile is archived.",
+    "404": "There is no such model, profile, SAE, feature or URL, or the profile is archived.",
     "409": "The profile's SAE is missing or does not fit the model.",
     "413": "The body is too large.",
     "415": "The body is not JSON, or compressed.",
@@ -77,6 +80,8 @@ def _paths() -> Schema:
             "post": _generation("createCompletion", "Continue a text", CompletionRequest, "CompletionBody")
         },
         "/v1/embeddings": {"post": _embedding()},
+        "/v1/features/search": {"post": _feature_search()},
+        "/v1/features/{sae}/{index}": _feature(),
         "/v1/models": {"get": _reading("listModels", "List the models", "ModelListBody")},
         "/v1/models/{model}": {
             "parameters": [name],
@@ -122,11 +127,46 @@ def _embedding() -> Schema:
     }
 
 
-def _reading(operation: str, summary: str, answer: str) -> Schema:
+def _feature_search() -> Schema:
+    return {
+        "operationId": "searchFeatures",
+        "summary": "Find features by their labels",
+        "tags": ["Features"],
+        "requestBody": {"required": True, "content": {"application/json": {"schema": _ref("FeatureSearchRequest")}}},
+        "responses": {
+            "200": {
+                "description": "The best first.",
+                "content": {"application/json": {"schema": _ref("FeatureListBody")}},
+            },
+            **{status: _error(status) for status in ERRORS if status not in {"409", "504"}},
+        },
+    }
+
+
+def _feature() -> Schema:
+    reading = _reading("retrieveFeature", "Look at a feature", "FeatureDetailBody", tag="Features")
+    for status in ("400", "504"):
+        reading["responses"][status] = _error(status)
+    lens = {
+        "name": "logit_lens",
+        "in": "query",
+        "description": "Whether to compute the tokens that it promotes and suppresses.",
+        "schema": {"type": "boolean", "default": True},
+    }
+    return {
+        "parameters": [
+            {"name": "sae", "in": "path", "required": True, "schema": {"type": "string"}},
+            {"name": "index", "in": "path", "required": True, "schema": {"type": "integer", "minimum": 0}},
+        ],
+        "get": {**reading, "parameters": [lens]},
+    }
+
+
+def _reading(operation: str, summary: str, answer: str, *, tag: str = "Models") -> Schema:
     return {
         "operationId": operation,
         "summary": summary,
-        "tags": ["Models"],
+        "tags": [tag],
         "responses": {
             "200": {"description": "The answer.", "content": {"application/json": {"schema": _ref(answer)}}},
             **{status: _error(status) for status in GET_ERRORS},

@@ -20,6 +20,7 @@ from steering.forms import AddSAEForm
 from steering.governance_pages import GovernancePages
 from steering.health import judge, summary
 from steering.inlines import FeatureEditInline, VectorEditInline
+from steering.label_pages import LabelPages
 from steering.models import SAE, Feature, ProfileVersion, SteeringProfile
 from steering.policy_admin import AuditEventAdmin, GovernedModelAdmin, SteeringPolicyAdmin
 from steering.profile_pages import ProfilePages
@@ -27,9 +28,11 @@ from steering.version_pages import changes_since_previous, edits_table, requests
 
 __all__ = ["AuditEventAdmin", "GovernedModelAdmin", "SteeringPolicyAdmin"]  # registered there
 
+_FEATURE_FACTS = ("max_activation_text", "density_text", "norm_text", "tokens", "texts")
+
 
 @admin.register(SAE)
-class SAEAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
+class SAEAdmin(LabelPages, admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
     """Everything but the name is what the files say, or was measured."""
 
     list_display = ("name", "model", "place", "architecture", "d_sae", "l0_text", "fvu_text", "state")
@@ -123,7 +126,7 @@ class SAEAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at 
 
 @admin.register(Feature)
 class FeatureAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
-    """Searched by the beginnings of words of the label; the autocomplete of profiles comes here too."""
+    """Searched by the words of label and description; the autocomplete of profiles comes here too."""
 
     list_display = ("index", "label", "sae", "max_activation_text", "density_text", "tokens")
     list_display_links = ("index", "label")
@@ -131,10 +134,10 @@ class FeatureAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none
     list_select_related = ("sae",)
     list_per_page = 50
     search_fields = ("label",)
-    search_help_text = "Beginnings of words in the label, or the feature's number."
+    search_help_text = "Words or their beginnings, “a phrase”, or, -not; or the feature's number. The best come first."
     show_full_result_count = False
-    fields = ("sae", "index", "label", "max_activation_text", "density_text", "norm_text", "tokens")
-    readonly_fields = ("sae", "index", "max_activation_text", "density_text", "norm_text", "tokens")
+    fields = ("sae", "index", "label", "description", "label_source", *_FEATURE_FACTS)
+    readonly_fields = ("sae", "index", "label_source", *_FEATURE_FACTS)
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
@@ -152,7 +155,13 @@ class FeatureAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none
         model = request.GET.get("language_model", "")
         if model.isdecimal():
             queryset = queryset.filter(sae__model_id=int(model))
-        return queryset.search(search_term), False
+        found = queryset.search(search_term)
+        return found.order_by(*queryset.query.order_by) if "o" in request.GET else found, False
+
+    def save_model(self, request: HttpRequest, obj: Feature, form: Any, change: bool) -> None:  # noqa: FBT001 - Django's
+        if "label" in form.changed_data:
+            obj.label_source = f"{request.user.get_username()}, in the admin"
+        super().save_model(request, obj, form, change)
 
     @admin.display(description="max activation", ordering="max_activation")
     def max_activation_text(self, feature: Feature) -> str:
@@ -170,6 +179,11 @@ class FeatureAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none
     def tokens(self, feature: Feature) -> SafeString | str:
         rows = ((str(token),) for token in feature.top_tokens)
         return format_html_join(" ", '<code class="steering-token">{}</code>', rows) or "–"
+
+    @admin.display(description="examples")
+    def texts(self, feature: Feature) -> SafeString | str:
+        rows = (("".join(example["tokens"]), max(example["values"])) for example in feature.examples)
+        return format_html_join("", "<div>{} ({:.3g})</div>", rows) or "–"
 
 
 @admin.register(SteeringProfile)

@@ -1,33 +1,99 @@
-"""Finds features by words of their label, or by index."""
+"""Finds features by the words of their labels, in the syntax of web searches, or by index."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from functools import reduce
+from operator import and_, or_
 from typing import TYPE_CHECKING
 
-from django.contrib.postgres.search import SearchQuery, SearchVector
+from django.contrib.postgres.search import (
+    SearchQuery,
+    SearchQueryCombinable,
+    SearchRank,
+    SearchVector,
+)
 from django.db import models
+from django.db.models import Case, Q, Value, When
 
 if TYPE_CHECKING:
     from steering.models import Feature  # noqa: F401 - the query set's model, in its annotation
 
+_TERM = re.compile(r'(-?)(?:"([^"]*)"?|([^\s"]+))')
 _WORD = re.compile(r"\w+")
-_MAX_WORDS = 10
+_MAX_TERMS = 10
+_MAX_WORDS = 10  # of a term
+_MAX_CHARS = 500
 _MAX_INDEX = 2**31 - 1
+_BY_LENGTH = 1  # divides ranks by 1 + log of the text's length
+
+# Each text twice: as it is, for beginnings of words, and stemmed, so that “kittens” finds “kitten”.
+LABEL_WORDS = (
+    SearchVector("label", config="simple", weight="A")
+    + SearchVector("label", config="english", weight="A")
+    + SearchVector("description", config="simple", weight="C")
+    + SearchVector("description", config="english", weight="C")
+)
+
+Query = SearchQueryCombinable
 
 
 class FeatureQuerySet(models.QuerySet["Feature"]):
     def search(self, text: str) -> FeatureQuerySet:
-        """Features whose label has, for each word of ``text``, a word that begins with it; or whose index it is.
+        """Labelled features that match ``text``, the best first; a number finds the features of that index too.
 
-        Needs no extension of PostgreSQL, and uses the index ``feature_label_words``.
+        ``rain sea`` wants both, each as a word, its beginning or another form of it; ``"sad rain"`` in this order;
+        ``rain or sea`` one of both; ``-rain`` excludes. An empty text finds all, unordered. Needs no extension of
+        PostgreSQL, and uses the index ``feature_label_words``.
         """
-        words = _WORD.findall(text)[:_MAX_WORDS]
-        if not words:
+        query, number = parse_query(text), _number(text)
+        if query is None:
             return self.none() if text.strip() else self
-        query = SearchQuery(" & ".join(f"'{word}':*" for word in words), config="simple", search_type="raw")
-        matches = models.Q(words=query)
-        number = text.strip().lstrip("#")
-        if number.isdecimal() and int(number) <= _MAX_INDEX:
-            matches |= models.Q(index=int(number))
-        return self.annotate(words=SearchVector("label", config="simple")).filter(matches)
+        matches = Q(words=query) & ~Q(label="")
+        if number is not None:
+            matches |= Q(index=number)
+        found = self.annotate(words=LABEL_WORDS).filter(matches)
+        rank = SearchRank("words", query, normalization=_BY_LENGTH)
+        by_number = [] if number is None else [Case(When(index=number, then=Value(0)), default=Value(1))]
+        return found.annotate(rank=rank).order_by(*by_number, "-rank", "sae", "index")
+
+
+def parse_query(text: str) -> Query | None:
+    """The query that the text means; None where it has no words."""
+    alternatives = [reduce(and_, terms) for terms in _alternatives(text[:_MAX_CHARS]) if terms]
+    return reduce(or_, alternatives) if alternatives else None
+
+
+def _alternatives(text: str) -> Iterator[list[Query]]:
+    """What stands between “or”; at the beginning and at the end that is a word like others."""
+    terms: list[Query] = []
+    found = _TERM.findall(text)[:_MAX_TERMS]
+    for place, (minus, phrase, word) in enumerate(found):
+        if word.lower() == "or" and not minus and terms and place < len(found) - 1:
+            yield terms
+            terms = []
+            continue
+        words = _WORD.findall(phrase or word)[:_MAX_WORDS]
+        if words:
+            terms.append(_phrase(words, is_not=bool(minus)) if phrase else _words(words, is_not=bool(minus)))
+    yield terms
+
+
+def _phrase(words: list[str], *, is_not: bool) -> Query:
+    return SearchQuery(" ".join(words), config="simple", search_type="phrase", invert=is_not)
+
+
+def _words(words: list[str], *, is_not: bool) -> Query:
+    """All of the words, or not all of them; each as a beginning or in another form."""
+    queries: list[Query] = []
+    for word in words:
+        beginning = SearchQuery(f"'{word}':*", config="simple", search_type="raw", invert=is_not)
+        form = SearchQuery(word, config="english", search_type="plain", invert=is_not)
+        queries.append(beginning & form if is_not else beginning | form)
+    return reduce(or_ if is_not else and_, queries)
+
+
+def _number(text: str) -> int | None:
+    digits = text.strip().lstrip("#")
+    return int(digits) if digits.isdecimal() and len(digits) < 11 and int(digits) <= _MAX_INDEX else None

@@ -12,6 +12,8 @@ from inference.models import LanguageModel
 from inference.sources import SourceError
 from steering.errors import SteeringError
 from steering.governance import check_can_be_policy
+from steering.label_files import parse_label_file
+from steering.labels import LabelSet
 from steering.models import SAE, FeatureEdit, ProfileVersion, SteeringPolicy, SteeringProfile
 from steering.registration import PreparedSAE, SAELocation, inspect_sae, prepare_sae
 from steering.saes.errors import InvalidSAEError
@@ -130,6 +132,28 @@ class DuplicateForm(forms.Form):
         if SteeringProfile.objects.filter(model_id=self._profile.model_id, name=name).exists():
             raise ValidationError(f"The model {self._profile.model} has a profile {name} already.")
         return name
+
+
+class LabelsForm(forms.Form):
+    """Reads the file while it validates, so that what is wrong with it is said beside the field."""
+
+    file = forms.FileField(
+        max_length=200,
+        help_text="JSON, JSONL or CSV, also with .gz: miLLM's own fields, or an export of Neuronpedia.",
+    )
+    found: LabelSet
+
+    def __init__(self, sae: SAE, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._sae = sae
+
+    def clean_file(self) -> object:
+        file = self.cleaned_data["file"]
+        try:
+            self.found = parse_label_file(file, file.name, self._sae.d_sae)
+        except InvalidSpecError as error:
+            raise ValidationError([str(problem) for problem in error.problems]) from error
+        return file
 
 
 class AddSAEForm(forms.ModelForm[SAE]):

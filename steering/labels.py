@@ -1,72 +1,144 @@
-"""Labels and statistics of features, from a JSON file."""
+"""What is known about features, and how what several records say of one feature is put together."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 
-from steering.spec.errors import InvalidSpecError, Problem
-from steering.spec.fields import Fields, describe
+from steering.spec.errors import Problem
 
 MAX_LABEL = 500
+MAX_DESCRIPTION = 4000
 MAX_TOP_TOKENS = 20
-_MAX_FILE_BYTES = 256 << 20
+MAX_EXAMPLES = 5
+MAX_EXAMPLE_TOKENS = 48
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureExample:
+    """A piece of text, one activation per token, with the largest one inside."""
+
+    tokens: tuple[str, ...]
+    values: tuple[float, ...]
+
+    @property
+    def max_value(self) -> float:
+        return max(self.values)
+
+    @property
+    def top_token(self) -> str:
+        return self.tokens[self.values.index(self.max_value)]
+
+    def around_maximum(self) -> FeatureExample:
+        """At most ``MAX_EXAMPLE_TOKENS`` tokens, three quarters of them before the largest activation."""
+        place = self.values.index(self.max_value)
+        start = max(0, min(place - MAX_EXAMPLE_TOKENS * 3 // 4, len(self.tokens) - MAX_EXAMPLE_TOKENS))
+        kept = slice(start, start + MAX_EXAMPLE_TOKENS)
+        return FeatureExample(self.tokens[kept], self.values[kept])
 
 
 @dataclass(frozen=True, slots=True)
 class FeatureLabel:
-    """What is known about one feature; None where nothing is."""
+    """What is known about one feature; None or empty where nothing is. ``source`` says who gave the label."""
 
     index: int
     label: str = ""
     max_activation: float | None = None
     density: float | None = None
     top_tokens: tuple[str, ...] = ()
+    description: str = ""
+    source: str = ""
+    examples: tuple[FeatureExample, ...] = ()
 
 
-def read_labels(path: Path, d_sae: int) -> tuple[FeatureLabel, ...]:
-    """A JSON list of objects with index, label, max_activation, density, top_tokens; all but the index optional.
+@dataclass(frozen=True, slots=True)
+class LabelRecord:
+    """One record of a file. ``is_whole`` tells that no other record may speak of the same feature.
 
-    InvalidSpecError names what is wrong.
+    ``origin`` is the SAE that the record names, as model/SAE; ``path`` is where it stands in the file.
     """
-    if path.stat().st_size > _MAX_FILE_BYTES:
-        raise InvalidSpecError([Problem("labels", f"{path} is larger than {_MAX_FILE_BYTES >> 20} MiB.")])
-    try:
-        value = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise InvalidSpecError([Problem("labels", f"{path} is not valid JSON.")]) from error
-    return parse_labels(value, d_sae)
+
+    path: str
+    label: FeatureLabel
+    is_whole: bool = True
+    origin: str = ""
 
 
-def parse_labels(value: object, d_sae: int) -> tuple[FeatureLabel, ...]:
-    if not isinstance(value, list):
-        raise InvalidSpecError([Problem("labels", f"Expected a list of features, found {describe(value)}.")])
-    problems: list[Problem] = []
-    labels = tuple(_parse_label(item, f"labels[{number}]", d_sae, problems) for number, item in enumerate(value))
-    problems += _duplicates(labels)
-    if problems:
-        raise InvalidSpecError(problems[:20])
-    return labels
+@dataclass(frozen=True, slots=True)
+class LabelSet:
+    """The labels of a file, one per feature. ``num_left_out`` counts explanations for which there was no room."""
+
+    labels: tuple[FeatureLabel, ...]
+    origin: str = ""
+    num_left_out: int = 0
 
 
-def _parse_label(value: object, path: str, d_sae: int, problems: list[Problem]) -> FeatureLabel:
-    fields = Fields(value, path, problems)
-    label = FeatureLabel(
-        index=fields.integer("index", minimum=0, maximum=d_sae - 1, code="invalid_feature"),
-        label=fields.text("label", required=False)[:MAX_LABEL],
-        max_activation=fields.positive("max_activation"),
-        density=fields.positive("density"),
-        top_tokens=fields.texts("top_tokens", max_length=MAX_TOP_TOKENS),
-    )
-    fields.refuse_others()
-    return label
+@dataclass(slots=True)
+class LabelCollector:
+    """Takes a file's records one by one and keeps one label per feature."""
+
+    problems: list[Problem]
+    num_left_out: int = 0
+    _origin: str = ""
+    _labels: dict[int, FeatureLabel] = field(default_factory=dict)
+    _whole: set[int] = field(default_factory=set)
+
+    def add(self, record: LabelRecord) -> None:
+        index = record.label.index
+        self._check_origin(record)
+        if index not in self._labels:
+            self._labels[index] = replace(record.label, examples=_strongest(record.label.examples))
+        elif record.is_whole or index in self._whole:
+            self.problems.append(
+                Problem(f"{record.path}.index", f"Feature {index} is listed twice.", "invalid_feature")
+            )
+        else:
+            self._labels[index] = self._join(self._labels[index], record.label)
+        if record.is_whole:
+            self._whole.add(index)
+
+    def result(self) -> LabelSet:
+        return LabelSet(tuple(self._labels[index] for index in sorted(self._labels)), self._origin, self.num_left_out)
+
+    def _check_origin(self, record: LabelRecord) -> None:
+        self._origin = self._origin or record.origin
+        if record.origin and record.origin != self._origin:
+            message = f"This is of {record.origin}, the records before are of {self._origin}; import them one by one."
+            self.problems.append(Problem(f"{record.path}.layer", message))
+
+    def _join(self, one: FeatureLabel, other: FeatureLabel) -> FeatureLabel:
+        """The first explanation is the label, further ones go into the description."""
+        label, description, source = one.label, one.description, one.source
+        if not label:
+            label, description, source = other.label, other.description, other.source
+        elif other.label:
+            description = self._append(description, other)
+        examples = _strongest((*one.examples, *other.examples))
+        return FeatureLabel(
+            index=one.index,
+            label=label,
+            max_activation=other.max_activation if one.max_activation is None else one.max_activation,
+            density=other.density if one.density is None else one.density,
+            top_tokens=one.top_tokens or other.top_tokens,
+            description=description,
+            source=source,
+            examples=examples,
+        )
+
+    def _append(self, description: str, other: FeatureLabel) -> str:
+        line = f"{other.description or other.label} ({other.source})"
+        joined = f"{description}\n{line}".strip()
+        if len(joined) <= MAX_DESCRIPTION:
+            return joined
+        self.num_left_out += 1
+        return description
 
 
-def _duplicates(labels: tuple[FeatureLabel, ...]) -> Iterator[Problem]:
-    seen: set[int] = set()
-    for number, label in enumerate(labels):
-        if label.index in seen:
-            yield Problem(f"labels[{number}].index", f"Feature {label.index} is listed twice.", "invalid_feature")
-        seen.add(label.index)
+def top_tokens(examples: tuple[FeatureExample, ...]) -> tuple[str, ...]:
+    """The tokens on which the examples are strongest, each once."""
+    return tuple(dict.fromkeys(example.top_token for example in examples))[:MAX_TOP_TOKENS]
+
+
+def _strongest(examples: tuple[FeatureExample, ...]) -> tuple[FeatureExample, ...]:
+    """Those with the largest activations, each text once (exports hold the same one for several quantiles)."""
+    distinct = dict.fromkeys(examples)
+    return tuple(sorted(distinct, key=lambda example: -example.max_value)[:MAX_EXAMPLES])

@@ -6,13 +6,12 @@ from typing import Any, NoReturn
 
 from django.conf import settings
 from django.contrib.postgres.indexes import GinIndex
-from django.contrib.postgres.search import SearchVector
 from django.core.exceptions import ValidationError
 from django.db import models
 from django.db.models.functions import Now
 
 from inference.models import LanguageModel
-from steering.feature_search import FeatureQuerySet
+from steering.feature_search import LABEL_WORDS, FeatureQuerySet
 
 VERSION_IS_IMMUTABLE = "A published version is never changed; publish a new one."
 EVENT_IS_IMMUTABLE = "The audit trail is only added to."
@@ -78,17 +77,20 @@ class Feature(models.Model):
     sae = models.ForeignKey(SAE, on_delete=models.CASCADE, related_name="features")
     index = models.PositiveIntegerField()
     label = models.CharField(max_length=500, blank=True)
+    label_source = models.CharField(max_length=300, blank=True, help_text="Who or what gave the label.")
+    description = models.TextField(max_length=4000, blank=True, help_text="More words, or other explanations.")
     max_activation = models.FloatField(null=True, blank=True, help_text="Largest activation on a corpus.")
     density = models.FloatField(null=True, blank=True, help_text="Share of tokens on which it fires.")
     decoder_norm = models.FloatField(null=True, blank=True, help_text="L2 norm of its decoder row.")
     top_tokens = models.JSONField(default=list, blank=True, help_text="Tokens on which it fires most.")
+    examples = models.JSONField(default=list, blank=True, help_text="Texts on which it fires most: tokens, values.")
 
     objects = FeatureQuerySet.as_manager()
 
     class Meta:
         ordering = ("sae", "index")
         constraints = (models.UniqueConstraint(fields=("sae", "index"), name="feature_index_unique"),)
-        indexes = (GinIndex(SearchVector("label", config="simple"), name="feature_label_words"),)
+        indexes = (GinIndex(LABEL_WORDS, name="feature_label_words"),)
 
     def __str__(self) -> str:
         label = f" {self.label}" if self.label else ""

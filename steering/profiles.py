@@ -141,6 +141,10 @@ class ProfileResolver:
             wish.intensity if own else 1.0,
         )
 
+    def sae(self, source: SAESource) -> SparseAutoencoder:
+        """The SAE, shared with the profiles that use it; InvalidSAEError or SourceError. Slow at first."""
+        return self._saes.get(source.checksum, partial(self._load, source))
+
     def newest(self, model: str) -> list[tuple[str, int]]:
         """Name and newest number of the model's published profiles."""
         return published_profiles.get().newest(self._find_model(model))

@@ -11,6 +11,7 @@ from inference.interventions import Site, SiteKind
 from inference.models import LanguageModel
 from inference.services import absolute_source
 from steering.errors import IncompatibleSAEError
+from steering.label_import import fill_feature
 from steering.labels import FeatureLabel
 from steering.model_shape import read_model_shape
 from steering.models import SAE, Feature
@@ -75,16 +76,8 @@ class PreparedSAE:
         """Unsaved rows for all features; the SAE has to be saved before."""
         by_index: Mapping[int, FeatureLabel] = {label.index: label for label in self.labels}
         for index, norm in enumerate(self.decoder_norms):
-            label = by_index.get(index, FeatureLabel(index))
-            yield Feature(
-                sae=self.sae,
-                index=index,
-                label=label.label,
-                max_activation=label.max_activation,
-                density=label.density,
-                decoder_norm=norm,
-                top_tokens=list(label.top_tokens),
-            )
+            feature = Feature(sae=self.sae, index=index, decoder_norm=norm)
+            yield fill_feature(feature, by_index.get(index, FeatureLabel(index)))
 
 
 def inspect_sae(

@@ -17,6 +17,7 @@ from transformers import AttentionInterface
 from inference.engine import native
 from inference.engine.kv_layout import LayerLayout
 from inference.engine.kv_pool import KVPool
+from inference.engine.varlen_attention import Look, VarlenStep
 
 NAME = "millm"
 UNSUPPORTED = ("s_aux", "position_bias")  # attention sinks (gpt-oss) and learned biases, by transformers' names
@@ -56,6 +57,7 @@ class PackedBatch:
     counts: Tensor  # int32, of the other segments: how many tokens each has
     places: tuple[GroupPlaces, ...]  # by layer group
     pool: KVPool
+    varlen: VarlenStep | None = None  # on an accelerator: attends in the place of what is here
 
 
 class LayoutProbe:
@@ -93,24 +95,18 @@ def packed_attention(
         )
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    look = _Look(scale, sliding_window or 0, softcap or 0.0)
+    look = Look(scale, sliding_window or 0, softcap or 0.0)
     return _attend_all(layer, query[0], key[0], value[0], packed_batch, look).unsqueeze(0), None
 
 
-@dataclass(frozen=True, slots=True)
-class _Look:
-    """How a layer attends."""
-
-    scale: float
-    window: int
-    softcap: float
-
-
-def _attend_all(layer: int, query: Tensor, key: Tensor, value: Tensor, batch: PackedBatch, look: _Look) -> Tensor:
+def _attend_all(layer: int, query: Tensor, key: Tensor, value: Tensor, batch: PackedBatch, look: Look) -> Tensor:
     """Write the step's keys and values, then attend: ``[heads, tokens, d]`` -> ``[tokens, heads, d]``."""
     keys, values = batch.pool.keys[layer], batch.pool.values[layer]
-    places = batch.places[batch.pool.group_of_layer[layer]]
+    group = batch.pool.group_of_layer[layer]
+    places = batch.places[group]
     native.write_kv(keys, values, key.transpose(0, 1), value.transpose(0, 1), places.slot_mapping)
+    if batch.varlen is not None:
+        return batch.varlen.attend(query.transpose(0, 1), keys, values, group, look)
     single, packed, how = batch.num_single, query.transpose(0, 1), (look.scale, look.window, look.softcap)
     outputs = []
     if single:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from torch import nn
 
 from inference.engine import native
 from inference.engine.attention import LayoutProbe
@@ -18,6 +19,7 @@ from inference.engine.kv_layout import LayerGroup, LayerLayout, group_layers
 from inference.engine.kv_pool import KVPool
 from inference.engine.loader import LoadedModel
 from inference.engine.paged_cache import PagedCache
+from inference.engine.varlen_attention import PAGE_TOKENS, can_read_pages
 
 FREE_SHARE = 0.5  # of the free memory, when no size is set
 
@@ -61,10 +63,6 @@ def make_cache(loaded: LoadedModel, config: EngineConfig, max_seq_len: int) -> M
     device = torch.device(loaded.device)
     layouts = probe_layouts(loaded)
     groups = group_layers(layouts)
-    backend = config.kv_cache_backend
-    if backend == "auto":
-        # torch's own attention reads one block a sequence much faster than many
-        backend = "paged" if native.active().is_native or device.type != "cpu" else "contiguous"
     per_token = sum(group.bytes_per_token for group in groups)
     # A full batch of the longest sequences; paged blocks round up, and windows overlap with a chunk.
     most = config.max_batch_size * per_token * (max_seq_len + PREFIX_BLOCK)
@@ -72,7 +70,32 @@ def make_cache(loaded: LoadedModel, config: EngineConfig, max_seq_len: int) -> M
     if num_bytes < 2 * PREFIX_BLOCK * per_token:
         raise MemoryError(f"{num_bytes} bytes are too few for keys and values of {per_token} bytes a token.")
     measures = _Measures(layouts, groups, max_seq_len, num_bytes, device)
-    return _contiguous(measures, config) if backend == "contiguous" else _paged(measures, config)
+    reads_pages = device.type != "cpu" and config.attention_kernel == "auto" and _reads_pages(loaded, layouts)
+    if _backend(measures, config, reads_pages=reads_pages) == "contiguous":
+        return _contiguous(measures, config)
+    return _paged(measures, config, PAGE_TOKENS if reads_pages else PREFIX_BLOCK)
+
+
+def num_heads(module: nn.Module) -> int:
+    """Of queries; 0 where the configuration does not say one number."""
+    found = getattr(module.config.get_text_config(), "num_attention_heads", 0)  # type: ignore[union-attr, operator]
+    return found if isinstance(found, int) else 0
+
+
+def _reads_pages(loaded: LoadedModel, layouts: list[LayerLayout]) -> bool:
+    return can_read_pages(layouts, num_heads(loaded.module), torch.device(loaded.device))
+
+
+def _backend(measures: _Measures, config: EngineConfig, *, reads_pages: bool) -> str:
+    """On a GPU whose kernel reads no pages, long blocks where there is memory for all of them: it reads these. On the
+    CPU torch's own attention reads one block a sequence much faster than many, ours reads both alike.
+    """
+    if config.kv_cache_backend != "auto":
+        return config.kv_cache_backend
+    if measures.device.type == "cpu":
+        return "paged" if native.active().is_native else "contiguous"
+    full = config.max_batch_size * measures.max_seq_len * sum(group.bytes_per_token for group in measures.groups)
+    return "contiguous" if not reads_pages and full <= measures.num_bytes else "paged"
 
 
 @torch.inference_mode()
@@ -96,15 +119,15 @@ def _contiguous(measures: _Measures, config: EngineConfig) -> ModelCache:
     return ModelCache(policy, pool, "contiguous", measures.num_bytes, measures.num_tokens)
 
 
-def _paged(measures: _Measures, config: EngineConfig) -> ModelCache:
+def _paged(measures: _Measures, config: EngineConfig, page: int) -> ModelCache:
     """Groups get blocks in proportion to what a sequence keeps in them."""
     rows, length = config.max_batch_size, measures.max_seq_len
     kept = [min(length, w + config.max_prefill_tokens) if w else length for w in measures.windows]
     full = rows * sum(group.bytes_per_token * tokens for group, tokens in zip(measures.groups, kept, strict=True))
     share = min(1.0, measures.num_bytes / full)
-    num_blocks = tuple(max(2, int(share * rows * tokens) // PREFIX_BLOCK + 1) for tokens in kept)
-    policy = PagedCache(rows, length, measures.windows, num_blocks, prefixes=config.prefix_cache)
-    pool = measures.pool(num_blocks, PREFIX_BLOCK)
-    num_bytes = sum(n * PREFIX_BLOCK * g.bytes_per_token for n, g in zip(num_blocks, measures.groups, strict=True))
-    num_tokens = min(n for n, kept_by in zip(num_blocks, kept, strict=True) if kept_by == max(kept)) * PREFIX_BLOCK
+    num_blocks = tuple(max(2, int(share * rows * tokens) // page + 1) for tokens in kept)
+    policy = PagedCache(rows, length, measures.windows, num_blocks, prefixes=config.prefix_cache, block_size=page)
+    pool = measures.pool(num_blocks, page)
+    num_bytes = sum(n * page * g.bytes_per_token for n, g in zip(num_blocks, measures.groups, strict=True))
+    num_tokens = min(n for n, kept_by in zip(num_blocks, kept, strict=True) if kept_by == max(kept)) * page
     return ModelCache(policy, pool, "paged", num_bytes, num_tokens)

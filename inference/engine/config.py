@@ -8,6 +8,8 @@ from typing import Literal
 BATCHING_MODES = ("continuous", "static")
 SCHEDULER_POLICIES = ("fcfs", "priority")
 KV_CACHE_BACKENDS = ("auto", "contiguous", "paged")
+ATTENTION_KERNELS = ("auto", "torch")
+CUDA_GRAPHS = ("auto", "off")
 SPECULATIVE_METHODS = ("none", "prompt_lookup")
 
 
@@ -24,10 +26,14 @@ class EngineConfig:
     shrinks); each further prompt that waits adds as much.
     ``max_seq_len`` caps prompt plus completion of a sequence; 0 takes the model's own context length.
 
-    ``kv_cache_backend`` ``auto`` is ``paged``, save on a CPU without the C++ kernels. ``kv_cache_bytes`` is the memory
-    for keys and values of one model, of which no more is taken than ``max_batch_size`` sequences can fill. With 0 who
-    attaches a model says how much (the registry, by its budget); who says nothing gets half of what is free then.
-    ``prefix_cache`` keeps what ended sequences computed for those that begin alike.
+    ``kv_cache_backend`` ``auto`` is ``paged``, save on a CPU without the C++ kernels, and on a GPU whose kernel reads
+    no pages if there is memory for all rows. ``kv_cache_bytes`` is the memory for keys and values of one model, of
+    which no more is taken than ``max_batch_size`` sequences can fill. With 0 who attaches a model says how much (the
+    registry, by its budget); who says nothing gets half of what is free then. ``prefix_cache`` keeps what ended
+    sequences computed for those that begin alike.
+
+    ``attention_kernel`` ``auto`` takes torch's flash kernel on a GPU where it works, ``torch`` the plain operations.
+    ``cuda_graphs`` ``auto`` captures decode steps on a GPU.
 
     ``speculative_method`` ``prompt_lookup`` drafts up to ``num_speculative_tokens`` further tokens of a sequence from
     what followed its last ``prompt_lookup_max`` (at least ``prompt_lookup_min``) tokens before, and checks them in the
@@ -46,6 +52,8 @@ class EngineConfig:
     kv_cache_backend: Literal["auto", "contiguous", "paged"] = "auto"
     kv_cache_bytes: int = 0
     prefix_cache: bool = True
+    attention_kernel: Literal["auto", "torch"] = "auto"
+    cuda_graphs: Literal["auto", "off"] = "auto"
     speculative_method: Literal["none", "prompt_lookup"] = "none"
     num_speculative_tokens: int = 4
     prompt_lookup_min: int = 2
@@ -57,6 +65,8 @@ class EngineConfig:
         _one_of("batching_mode", self.batching_mode, BATCHING_MODES)
         _one_of("scheduler_policy", self.scheduler_policy, SCHEDULER_POLICIES)
         _one_of("kv_cache_backend", self.kv_cache_backend, KV_CACHE_BACKENDS)
+        _one_of("attention_kernel", self.attention_kernel, ATTENTION_KERNELS)
+        _one_of("cuda_graphs", self.cuda_graphs, CUDA_GRAPHS)
         _one_of("speculative_method", self.speculative_method, SPECULATIVE_METHODS)
         for name in (
             "max_batch_size",

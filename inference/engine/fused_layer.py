@@ -74,7 +74,8 @@ class FusedLayer:
         return self._mlp(self._attend(hidden_states[0], cos[0], sin[0], batch)).unsqueeze(0)
 
     def _serves(self, batch: PackedBatch) -> bool:
-        return batch.num_single == len(batch.segments) <= self.most_rows and not any(self.hooks)
+        is_plain = batch.varlen is None and not any(self.hooks)
+        return is_plain and batch.num_single == len(batch.segments) <= self.most_rows
 
     def _attend(self, x: Tensor, cos: Tensor, sin: Tensor, batch: PackedBatch) -> Tensor:
         norms, qkv, out = self.norms, self.products.qkv, self.products.out

@@ -1,7 +1,8 @@
-"""Runs the small operations of decoder layers as one kernel each, on the CPU, without a class of our own per model.
+"""Runs the small operations of decoder layers as one kernel each, without a class of our own per model.
 
 A transformers module is recognised by its parts, and its ``forward`` is replaced on the instance only after both have
-been run on the same random input and agree. What is not recognised, or does not agree, stays as it is.
+been run on the same random input and agree. What is not recognised, or does not agree, stays as it is. On a GPU that
+is the norms, by torch's own kernel; on the CPU all, by ours.
 """
 
 from __future__ import annotations
@@ -32,10 +33,12 @@ class FusionReport:
 
 
 def fuse(module: nn.Module) -> FusionReport:
-    """Fuse what can be, from the parts to the whole; nothing without the C++ kernels."""
-    children, dtype = list(module.modules()), next(p.dtype for p in module.parameters())
-    if dtype not in TOLERANCES or not native.active().is_native:
+    """Fuse what can be, from the parts to the whole; on the CPU nothing without the C++ kernels."""
+    children, (dtype, device) = list(module.modules()), next((p.dtype, p.device) for p in module.parameters())
+    if dtype not in TOLERANCES or (device.type == "cpu" and not native.active().is_native):
         return FusionReport(0, 0, 0, 0)
+    if device.type != "cpu":
+        return FusionReport(sum(_replace(child, norm_forward(child)) for child in children), 0, 0, 0)
     # The attentions first: they look at the plain norms inside.
     attentions = sum(_replace(child, attention_forward(child, dtype)) for child in children)
     norms = sum(_replace(child, norm_forward(child)) for child in children)

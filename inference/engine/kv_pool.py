@@ -30,7 +30,7 @@ class KVPool:
     ) -> None:
         self.block_size = block_size
         self.group_of_layer = {layer: g for g, group in enumerate(groups) for layer in group.layers}
-        self._layouts = layouts
+        self.layouts = layouts
         self._groups = groups
         self._virtual: dict[tuple[int, int], VirtualTensor] = {}  # by layer and 0 for keys, 1 for values
         self.keys = [self._tensor(i, 0, num_blocks, device) for i in range(len(layouts))]
@@ -49,7 +49,7 @@ class KVPool:
         )
 
     def _tensor(self, layer: int, kind: int, num_blocks: Sequence[int], device: torch.device) -> Tensor:
-        layout = self._layouts[layer]
+        layout = self.layouts[layer]
         blocks = num_blocks[self.group_of_layer[layer]]
         dim = layout.value_dim if kind else layout.key_dim
         if device.type != "cpu":

@@ -1,4 +1,4 @@
-"""Linears for the CPU that compute ``x W^T + b`` faster than ``nn.Linear``, each from the weight ``[out, in]``."""
+"""Linears that compute ``x W^T + b`` faster or smaller than ``nn.Linear``, each from the weight ``[out, in]``."""
 
 from __future__ import annotations
 
@@ -95,6 +95,19 @@ class RowsLinear(FastLinear):
         return Operands([self.weight], self.bias, FEW_ROWS)
 
 
+class PlainLinear(FastLinear):
+    """The weight as it is, without being a parameter: for products of several linears on a GPU."""
+
+    weight: Tensor
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__(weight, bias)
+        self.register_buffer("weight", weight.detach(), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.linear(x, self.weight, self.bias)
+
+
 class Int8Linear(FastLinear):
     """int8 weights with a scale a row; activations keep their dtype (16-bit integers inside the C++ kernel)."""
 
@@ -145,6 +158,23 @@ class Int8Linear(FastLinear):
             )
         ]
         out = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+        return out if self.bias is None else out + self.bias
+
+
+class GpuInt8Linear(Int8Linear):
+    """The same on a GPU: up to ``few_rows`` by torch's kernel, which some versions let return float32."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, few_rows: int) -> None:
+        super().__init__(weight, bias)
+        self.few_rows = few_rows
+
+    def operands(self) -> Operands | None:
+        return None
+
+    def _product(self, rows: Tensor) -> Tensor:
+        if len(rows) > self.few_rows:
+            return self._whole_product(rows)
+        out: Tensor = torch.ops.aten._weight_int8pack_mm(rows.contiguous(), self.weight, self.scales).to(rows.dtype)
         return out if self.bias is None else out + self.bias
 
 

@@ -1,8 +1,8 @@
-"""Puts faster linears in the place of a loaded module's ``nn.Linear``, for the CPU.
+"""Puts faster linears in the place of a loaded module's ``nn.Linear``.
 
 Projections of one input (query, key and value; gate and up) become one product. bfloat16 weights stay as they lie where
 a kernel of ours reads them; else, and in float32, oneDNN lays them out, a head's a second time where it is shared with
-the embeddings.
+the embeddings. On a GPU products are only joined, or made of int8 weights.
 """
 
 from __future__ import annotations
@@ -13,8 +13,18 @@ import torch
 from torch import Tensor, nn
 
 from inference.engine import native
+from inference.engine.int8_trial import few_packed_rows
 from inference.engine.linear_groups import GroupMember, LinearGroup
-from inference.engine.linear_kinds import FastLinear, Int8Linear, PackedLinear, RowsLinear, Weights, can_pack
+from inference.engine.linear_kinds import (
+    FastLinear,
+    GpuInt8Linear,
+    Int8Linear,
+    PackedLinear,
+    PlainLinear,
+    RowsLinear,
+    Weights,
+    can_pack,
+)
 
 GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
@@ -38,7 +48,7 @@ class LinearsReport:
 
 
 def prepare_linears(module: nn.Module, *, weights: Weights, quantise_head: bool) -> LinearsReport:
-    """Replace the linears of a module on the CPU; each one's own weight is freed as it goes.
+    """Replace the linears of a module; each one's own weight is freed as it goes.
 
     Subclasses of ``nn.Linear`` stay, and so do dtypes that gain nothing (float16, unless ``int8``). With ``int8``,
     ``quantise_head`` takes in the output embeddings, which otherwise keep their dtype; input embeddings always do.
@@ -68,13 +78,16 @@ def bytes_of(module: nn.Module) -> int:
 
 
 def _is_replaceable(child: nn.Module | None, weights: Weights) -> bool:
-    if type(child) is not nn.Linear or child.weight.device.type != "cpu":
+    if type(child) is not nn.Linear or (child.weight.device.type != "cpu" and weights == "native"):
         return False
     dtype = child.weight.dtype
     return weights == "int8" or _can_read_rows(dtype) or can_pack(dtype)
 
 
 def _fast_linear(weight: Tensor, bias: Tensor | None, weights: Weights) -> FastLinear:
+    if weight.device.type != "cpu":
+        few_rows = few_packed_rows(weight.device, weight.dtype) if weights == "int8" else 0
+        return GpuInt8Linear(weight, bias, few_rows) if weights == "int8" else PlainLinear(weight, bias)
     if weights == "int8":
         return Int8Linear(weight, bias)
     if _can_read_rows(weight.dtype):
@@ -85,10 +98,14 @@ def _fast_linear(weight: Tensor, bias: Tensor | None, weights: Weights) -> FastL
 def _can_join(parent: nn.Module, names: tuple[str, ...], weights: Weights) -> bool:
     """All there, of one input size and dtype, and with or without a bias together."""
     members = [getattr(parent, name, None) for name in names]
-    if not all(_is_replaceable(m, weights) for m in members):
+    if not all(_is_replaceable(m, weights) or _is_on_gpu(m) for m in members):
         return False
     kinds = {(m.in_features, m.weight.dtype, m.bias is None) for m in members}  # type: ignore[union-attr]
     return len(kinds) == 1
+
+
+def _is_on_gpu(member: nn.Module | None) -> bool:
+    return type(member) is nn.Linear and member.weight.device.type != "cpu"
 
 
 def _join(parent: nn.Module, names: tuple[str, ...], weights: Weights) -> None:

@@ -15,6 +15,7 @@ from transformers.utils import logging as hf_logging
 from inference.engine import attention, native
 from inference.engine.errors import LoadError
 from inference.engine.fusions import fuse
+from inference.engine.int8_trial import int8_problem
 from inference.engine.linear_kinds import Weights
 from inference.engine.linears import bytes_of, prepare_linears
 from inference.engine.load_faults import enough_memory, readable_files
@@ -33,7 +34,7 @@ DTYPES = {"auto": "auto", "bfloat16": torch.bfloat16, "float16": torch.float16, 
 class ModelSpec:
     """What to load and how. ``max_seq_len`` 0 takes the model's own context length.
 
-    ``weights`` ``int8`` makes the linears int8 on the CPU, the output embeddings included.
+    ``weights`` ``int8`` makes the linears int8, the output embeddings included.
     ``kind`` is what it shall be used for: generation, or embedding (see embedding_loader).
     """
 
@@ -76,15 +77,14 @@ def load_model(spec: ModelSpec) -> LoadedModel:
 def _load(spec: ModelSpec) -> LoadedModel:
     device = resolve_device(spec.device)
     check_dtype(spec.dtype)
-    if spec.weights == "int8" and device.type != "cpu":
-        raise LoadError(f"int8 weights are for the CPU, and {spec.name} is to run on {device}.")
     with readable_files(spec.name, spec.path):
         module, tokenizer = from_pretrained(spec, device, AutoModelForCausalLM, attn_implementation=attention.NAME)
         num_layers = len(decoder_layers(module))
     if not tokenizer.is_fast:
         raise LoadError(f"{spec.name} has no fast tokenizer (tokenizer.json), which streaming needs.")
-    if device.type == "cpu":
-        _make_fast(spec, module)
+    if spec.weights == "int8" and device.type != "cpu" and (problem := int8_problem(device, module.dtype)):
+        raise LoadError(f"{spec.name} cannot have int8 weights on {device}: {problem}.")
+    _make_fast(spec, module, device)
     return _describe(spec, module, tokenizer, device, num_layers)
 
 
@@ -125,9 +125,10 @@ def from_pretrained(
     return module.to(device).eval().requires_grad_(requires_grad=False), tokenizer
 
 
-def _make_fast(spec: ModelSpec, module: nn.Module) -> None:
+def _make_fast(spec: ModelSpec, module: nn.Module, device: torch.device) -> None:
     """Kernels and layouts of ours; what they cannot do stays as transformers has it."""
-    native.activate()
+    if device.type == "cpu":
+        native.activate()
     linears = prepare_linears(module, weights=spec.weights, quantise_head=True)
     logger.info("%s: %s; %s.", spec.name, linears, fuse(module))
 

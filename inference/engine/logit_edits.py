@@ -16,6 +16,7 @@ from inference.engine.messages import SamplingParams
 from inference.engine.request import Sequence
 from inference.engine.token_history import TokenHistory
 from inference.engine.token_masks import TokenMasks
+from inference.engine.transfers import to_device
 from inference.engine.truncation import Rows
 
 
@@ -80,9 +81,9 @@ def build_edits(sequences: list[Sequence], masked: list[int], device: torch.devi
     places = _places(sequences)
     bad_words = [(row, BadWords(p.bad_words)) for row, p in enumerate(params) if p.bad_words]
     return Edits(
-        masked=torch.tensor(masked, device=device) if masked else None,
+        masked=to_device(masked, device) if masked else None,
         allowed=tuple(
-            (row, torch.tensor(p.allowed_token_ids, dtype=torch.int64, device=device))
+            (row, to_device(p.allowed_token_ids, device, torch.int64))
             for row, p in enumerate(params)
             if p.allowed_token_ids is not None
         ),
@@ -119,9 +120,9 @@ def _additions(
         return None
     rows, ids, values = zip(*added, strict=True)
     return Additions(
-        torch.tensor(rows, device=device),
-        torch.tensor(ids, device=device),
-        torch.tensor(values, dtype=torch.float32, device=device),
+        to_device(rows, device),
+        to_device(ids, device),
+        to_device(values, device, torch.float32),
     )
 
 
@@ -139,9 +140,7 @@ def _penalties(places: list[Place], device: torch.device) -> Penalties | None:
         return None
     params = [places[row].sequence.request.sampling for row in rows]
     values = [[p.repetition_penalty, p.frequency_penalty, p.presence_penalty] for p in params]
-    return Penalties(
-        tuple(places[row] for row in rows), tuple(rows), torch.tensor(values, dtype=torch.float32, device=device)
-    )
+    return Penalties(tuple(places[row] for row in rows), tuple(rows), to_device(values, device, torch.float32))
 
 
 def _ban(logits: Tensor, edits: Edits) -> None:
@@ -159,7 +158,7 @@ def _ban(logits: Tensor, edits: Edits) -> None:
         for token in words.banned_after([*place.sequence.token_ids[-words.longest :], *place.drafts])
     ]
     if banned:
-        places = torch.tensor(banned).to(logits.device, non_blocking=True)
+        places = to_device(banned, logits.device)
         logits[places[:, 0], places[:, 1]] = -torch.inf
 
 
@@ -175,8 +174,8 @@ def _penalise(logits: Tensor, penalties: Penalties) -> None:
         ]
     )
     device = logits.device
-    rows, owners, ids = torch.from_numpy(index).to(device, non_blocking=True)
-    counts = torch.from_numpy(np.concatenate([counts for _, counts in histories])).to(device, non_blocking=True)
+    rows, owners, ids = to_device(index, device)
+    counts = to_device(np.concatenate([counts for _, counts in histories]), device)
     repetition, frequency, presence = penalties.values[owners].unbind(1)
     values = logits[rows, ids]
     values = torch.where(values > 0, values / repetition, values * repetition)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from inference.engine.messages import TokenLogprob
+from inference.engine.transfers import to_device
 
 PLACES_AT_ONCE = 64  # of a prompt: bounds the float32 copy
 
@@ -48,7 +49,7 @@ def prompt_logprobs(logits: Tensor, token_ids: Sequence[int], num_top: int) -> l
     if not token_ids:
         return []
     num_top = min(num_top, logits.shape[1])
-    wanted = torch.tensor(token_ids, device=logits.device)
+    wanted = to_device(token_ids, logits.device)
     parts = [
         measure_logprobs(logits[first:end], wanted[first:end], num_top)
         for first in range(0, len(token_ids), PLACES_AT_ONCE)

@@ -92,12 +92,13 @@ def _without_copies(headers: list[WeightHeader], config: Any) -> list[WeightHead
 
 
 def _head_copy_bytes(spec: ModelSpec, config: Any, dtype: torch.dtype) -> int:
-    """On the CPU a tied head in float32 or int8 is laid out a second time, for its products."""
-    is_tied = bool(getattr(config, "tie_word_embeddings", False))
-    if not is_tied or resolve_device(spec.device).type != "cpu":
+    """A tied head in int8, and on the CPU in float32, is laid out a second time, for its products."""
+    if not getattr(config, "tie_word_embeddings", False):
         return 0
     if spec.weights == "int8":
         return int(config.vocab_size) * (int(config.hidden_size) + INT8_SCALE_BYTES)
+    if resolve_device(spec.device).type != "cpu":
+        return 0
     return int(config.vocab_size) * int(config.hidden_size) * dtype.itemsize if dtype == torch.float32 else 0
 
 

@@ -8,11 +8,13 @@ from collections import Counter
 
 import torch
 
+from inference.engine.accelerator import Accelerate, accelerate
 from inference.engine.admission import Admission, ContinuousAdmission, StaticAdmission
 from inference.engine.cache_plan import make_cache
 from inference.engine.cache_policy import CacheCounts
 from inference.engine.chunk_isolation import chunk_isolation
 from inference.engine.config import EngineConfig
+from inference.engine.decode_graphs import DecodeGraphs
 from inference.engine.detokenizer import Detokenizer, Piece, TokenDecoder
 from inference.engine.grammar import GrammarMatcher
 from inference.engine.loader import LoadedModel
@@ -45,7 +47,7 @@ class ModelEngine:
 
     takes = GenerationRequest
 
-    def __init__(self, loaded: LoadedModel, config: EngineConfig) -> None:
+    def __init__(self, loaded: LoadedModel, config: EngineConfig, accelerate: Accelerate = accelerate) -> None:
         self._loaded = loaded
         cache = make_cache(loaded, config, min(config.max_seq_len or loaded.max_model_len, loaded.max_model_len))
         self._cache = cache.policy
@@ -60,7 +62,7 @@ class ModelEngine:
             cache.num_bytes,
             cache.num_tokens,
         )
-        self._runner = ModelRunner(loaded, cache)
+        self._runner = ModelRunner(loaded, cache, accelerate(loaded, cache, config))
         self._steps = chunk_isolation(self._runner.run)
         self._scheduler = Scheduler(config, self._cache, _admission(config))
         self._seeds = torch.Generator()
@@ -87,6 +89,11 @@ class ModelEngine:
     def num_preemptions(self) -> int:
         """Since the start: sequences that gave way when memory was short."""
         return self._scheduler.num_preemptions
+
+    @property
+    def graphs(self) -> DecodeGraphs | None:
+        """Of decode steps, on a GPU."""
+        return self._runner.graphs
 
     @property
     def cache_counts(self) -> CacheCounts:
@@ -126,6 +133,7 @@ class ModelEngine:
             step_sequences=counters.sequences.read(),
             step_tokens=counters.tokens.read(),
             step_faults=dict(counters.faults),
+            kernels=self._runner.kernels,
         )
 
     def _kv_unwritten_bytes(self) -> int:
@@ -184,8 +192,7 @@ class ModelEngine:
         assert self._prompt_logprobs.keys() <= set(self._scheduler.sequences()), "prompt log-probabilities leaked"
 
     def close(self) -> None:
-        self._runner.steering.close()
-        self._runner.masks.close()
+        self._runner.close()
 
     # Requests
 

@@ -11,9 +11,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from inference.engine.attention import GroupPlaces, PackedBatch, Segment
+from inference.engine import native
+from inference.engine.accelerator import Accelerator
+from inference.engine.attention import Segment
 from inference.engine.cache_plan import ModelCache
 from inference.engine.cache_policy import BlockCopy, CacheOrder
+from inference.engine.decode_graphs import DecodeGraphs
 from inference.engine.grammar import MaskComputer
 from inference.engine.loader import LoadedModel
 from inference.engine.logprobs import prompt_logprobs
@@ -23,7 +26,9 @@ from inference.engine.sampler import Sampled, Sampler
 from inference.engine.scheduler import Chunk
 from inference.engine.steering_step import SteeringStep
 from inference.engine.steering_table import SteeringTable
+from inference.engine.step_inputs import StepArrays, StepTensors, build_step, step_tensors
 from inference.engine.token_masks import TokenMasks
+from inference.engine.transfers import to_device
 from inference.engine.verification import sample_and_verify
 
 
@@ -42,9 +47,9 @@ class StepOutput:
 
 
 class ModelRunner:
-    """One model on its device, with its cache and its steering tables."""
+    """One model on its device, with its cache and its steering tables; ``accelerator`` says how it runs off the CPU."""
 
-    def __init__(self, loaded: LoadedModel, cache: ModelCache) -> None:
+    def __init__(self, loaded: LoadedModel, cache: ModelCache, accelerator: Accelerator | None = None) -> None:
         self.loaded = loaded
         self._cache = cache
         self._orders: deque[CacheOrder] = deque()
@@ -52,6 +57,22 @@ class ModelRunner:
         self.steering = SteeringTable(loaded.module, self.device)
         self.masks = MaskComputer(loaded.grammars.vocab_size if loaded.grammars else loaded.vocab_size)
         self._sampler = Sampler()
+        self._attention = accelerator and accelerator.attention
+        self.graphs = self._decode_graphs(accelerator)
+
+    @property
+    def kernels(self) -> str:
+        """Which are in use, in a line."""
+        if self._attention is None:
+            return f"CPU: {native.active()}"
+        return f"attention by {self._attention}; CUDA graphs {self.graphs or 'off'}"
+
+    def close(self) -> None:
+        self.steering.close()
+        self.masks.close()
+        if self.graphs is not None:
+            self.graphs.close()
+            self.graphs = None  # it refers back here: nothing must keep the model's memory
 
     def forget_batch(self) -> None:
         """A sequence left, so that the next batch is another one."""
@@ -61,11 +82,12 @@ class ModelRunner:
     def run(self, chunks: list[Chunk]) -> StepOutput:
         """One forward pass over all chunks' tokens; advances each sequence's ``num_computed``."""
         self._tend_pool()
+        row_of_token = _rows(chunks)
         wanted = _wanted_places(chunks)
         masks = self.masks.start([c.sequence.matcher for c in chunks for _ in range(c.num_sampled)])
         try:
-            with self.steering.steering(_rows(chunks)) as step:
-                logits = self._forward(chunks, wanted) if wanted else self._forward(chunks, [0])[:0]
+            with self.steering.steering(row_of_token) as step:
+                logits = self._forward(chunks, wanted, row_of_token)
         finally:
             masks.wait()
         draft_steering = _note_steering(chunks, step)
@@ -74,48 +96,72 @@ class ModelRunner:
             chunk.sequence.num_computed += chunk.num_own
         return replace(output, draft_steering=draft_steering)
 
-    def _forward(self, chunks: list[Chunk], wanted: list[int]) -> Tensor:
+    def _forward(self, chunks: list[Chunk], wanted: list[int], row_of_token: list[int]) -> Tensor:
         """``[len(wanted), vocab]`` logits of those places in the packed step."""
+        segments, slots = _segments(chunks)
         tokens = [t for c in chunks for t in _chunk_tokens(c)]
-        positions = [p for c in chunks for p in range(c.sequence.num_computed, c.sequence.num_computed + c.num_tokens)]
+        step = build_step(
+            segments,
+            tokens,
+            wanted or [0],
+            np.array(row_of_token) if row_of_token else np.zeros(len(tokens), dtype=np.int64),
+            slots,
+            self._cache.policy.tables,
+            self._cache.policy.block_size,
+        )
+        logits = self._replayed(step)
+        if logits is None:
+            tensors = step_tensors(step, self.device)
+            logits = self._logits(tensors, segments, tensors.wanted)
+        return logits if wanted else logits[:0]
+
+    def _logits(
+        self, tensors: StepTensors, segments: tuple[Segment, ...], wanted: Tensor | int, max_keys: int = 0
+    ) -> Tensor:
+        """``wanted`` 0 is all places; see :meth:`StepTensors.varlen` for ``max_keys``."""
+        varlen = tensors.varlen(self._attention, segments, max_keys) if self._attention else None
         output = self.loaded.module(
-            input_ids=torch.tensor([tokens], device=self.device),
-            position_ids=torch.tensor([positions], device=self.device),
+            input_ids=tensors.tokens.unsqueeze(0),
+            position_ids=tensors.positions.unsqueeze(0),
             use_cache=False,
-            logits_to_keep=torch.tensor(wanted, device=self.device),
-            packed_batch=self._packed_batch(chunks),
+            logits_to_keep=wanted,
+            packed_batch=tensors.batch(segments, self._cache.pool, varlen),
         )
         return output.logits[0]  # type: ignore[no-any-return]
 
-    def _packed_batch(self, chunks: list[Chunk]) -> PackedBatch:
-        segments = tuple(segment for c in chunks for segment in _segments(c))
-        slots = np.array([c.sequence.slot for c in chunks for _ in _segments(c)])
-        num_single = next((i for i, s in enumerate(segments) if s.num_tokens > 1), len(segments))
-        singles, prompts = segments[:num_single], segments[num_single:]
-        return PackedBatch(
-            segments=segments,
-            num_single=num_single,
-            lengths=self._int32([s.end for s in singles]),
-            starts=self._int32([s.start for s in prompts]),
-            counts=self._int32([s.num_tokens for s in prompts]),
-            places=tuple(self._places(slots, segments, table) for table in self._cache.policy.tables),
-            pool=self._cache.pool,
+    # Graphs
+
+    def _decode_graphs(self, accelerator: Accelerator | None) -> DecodeGraphs | None:
+        if accelerator is None or accelerator.capture is None:
+            return None
+        tables, size = self._cache.policy.tables, self._cache.policy.block_size
+        return DecodeGraphs(
+            self._decode_logits,
+            accelerator.capture,
+            self.device,
+            max_rows=len(tables[0]),
+            block_size=size,
+            max_keys=tables[0].shape[1] * size,
         )
 
-    def _int32(self, values: list[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int32, device=self.device)
+    def _decode_logits(self, tensors: StepTensors, num_rows: int, max_keys: int) -> Tensor:
+        """Of one token of each row, which sees up to ``max_keys``; reads nothing on the host, so it can be captured."""
+        self.steering.begin_static(tensors.steering_rows)
+        try:
+            return self._logits(tensors, (Segment(max_keys - 1, 1),) * num_rows, 0, max_keys)
+        finally:
+            self.steering.end_static()
 
-    def _places(self, rows: NDArray[np.int64], segments: tuple[Segment, ...], table: NDArray[np.int32]) -> GroupPlaces:
-        """Where the step's tokens are in one layer group; ``rows`` are the segments' in its table."""
-        size = self._cache.policy.block_size
-        lengths = np.array([s.num_tokens for s in segments])
-        positions = np.concatenate([np.arange(s.start, s.end) for s in segments])
-        blocks = table[np.repeat(rows, lengths), positions // size].astype(np.int64)
-        width = -(-max(s.end for s in segments) // size)
-        return GroupPlaces(
-            slot_mapping=torch.from_numpy(blocks * size + positions % size).to(self.device),
-            block_table=torch.from_numpy(table[rows, :width]).to(self.device),
-        )
+    def _replayed(self, step: StepArrays) -> Tensor | None:
+        """The logits, where the step has a graph; the steering then counts as what its hooks did at capture."""
+        if self.graphs is None:
+            return None
+        if not step.steering_rows.any():
+            return self.graphs.run(step)
+        logits = self.graphs.run(step, self.steering.graph_key)
+        if logits is not None:
+            self.steering.replayed()
+        return logits
 
     def _tend_pool(self) -> None:
         """Copy and give back what the cache's policy decided on. What fails is still to be done at the next attempt."""
@@ -134,12 +180,20 @@ def _chunk_tokens(chunk: Chunk) -> list[int]:
     return [*chunk.sequence.token_ids[start : start + chunk.num_own], *chunk.drafts]
 
 
-def _segments(chunk: Chunk) -> list[Segment]:
-    """A chunk with drafts attends token by token, which is what the kernel for single tokens is fast at."""
-    start = chunk.sequence.num_computed
-    if chunk.drafts:
-        return [Segment(start + i, 1) for i in range(chunk.num_tokens)]
-    return [Segment(start, chunk.num_tokens)]
+def _segments(chunks: list[Chunk]) -> tuple[tuple[Segment, ...], NDArray[np.int64]]:
+    """The step's segments, and the row of the cache's tables of each.
+
+    A chunk with drafts attends token by token, which is what the kernels for single tokens are fast at.
+    """
+    segments: list[Segment] = []
+    slots: list[int] = []
+    for chunk in chunks:
+        start, num_singles = chunk.sequence.num_computed, chunk.num_tokens if chunk.drafts else 0
+        segments.extend(Segment(start + i, 1) for i in range(num_singles))
+        if not num_singles:
+            segments.append(Segment(start, chunk.num_tokens))
+        slots.extend([chunk.sequence.slot] * (num_singles or 1))
+    return tuple(segments), np.array(slots)
 
 
 def _rows(chunks: list[Chunk]) -> list[int]:
@@ -200,8 +254,12 @@ def _read_out(chunks: list[Chunk], logits: Tensor, sampler: Sampler, masks: Toke
             prompts[sequence] = _prompt_logprobs(sequence, chunk.num_tokens, logits[first : first + count])
         sampled_rows.extend(range(first + count - chunk.num_sampled, first + count))
         first += count
-    sequences, sampled = sample_and_verify(sampler, chunks, logits[sampled_rows], masks)
+    sequences, sampled = sample_and_verify(sampler, chunks, _chosen(logits, sampled_rows), masks)
     return StepOutput(sampled, prompts, sequences)
+
+
+def _chosen(logits: Tensor, rows: list[int]) -> Tensor:
+    return logits if len(rows) == len(logits) else logits[to_device(rows, logits.device, torch.int64)]
 
 
 def _prompt_logprobs(sequence: Sequence, num_tokens: int, logits: Tensor) -> tuple[TokenLogprob | None, ...]:

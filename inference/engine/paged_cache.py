@@ -33,13 +33,21 @@ class _Holding:
 
 
 class PagedCache:
-    """Blocks of ``PREFIX_BLOCK`` tokens; ``num_blocks[g]`` of them for the layers with ``windows[g]``."""
-
-    block_size = PREFIX_BLOCK
+    """Blocks of ``block_size`` tokens; ``num_blocks[g]`` of them for the layers with ``windows[g]``."""
 
     def __init__(
-        self, num_rows: int, max_seq_len: int, windows: tuple[int, ...], num_blocks: tuple[int, ...], *, prefixes: bool
+        self,
+        num_rows: int,
+        max_seq_len: int,
+        windows: tuple[int, ...],
+        num_blocks: tuple[int, ...],
+        *,
+        prefixes: bool,
+        block_size: int = PREFIX_BLOCK,
     ) -> None:
+        if block_size % PREFIX_BLOCK:
+            raise ValueError(f"Blocks of {block_size} tokens are no multiple of {PREFIX_BLOCK}.")
+        self.block_size = block_size
         self._windows = windows
         self._managers = tuple(BlockManager(count, self.block_size) for count in num_blocks)
         self._max_seq_len = min(
@@ -124,7 +132,7 @@ class PagedCache:
         if not self._shares_prefixes or sequence.needs_whole_prompt:
             return 0
         limit = (sequence.num_tokens - 1) // self.block_size
-        keys = sequence.prefix_keys.upto(sequence.token_ids, limit)
+        keys = self._keys(sequence, limit)
         known = limit
         for manager, window in zip(self._managers, self._windows, strict=True):
             if not window:
@@ -143,10 +151,14 @@ class PagedCache:
     def _kept(self, window: int, known: int) -> int:
         return self._first_needed(window, known * self.block_size)
 
-    @staticmethod
-    def _shared(manager: BlockManager, sequence: Sequence, first: int, known: int) -> list[int]:
+    def _keys(self, sequence: Sequence, num_blocks: int) -> list[bytes | None]:
+        """Of the first blocks: a block's key is that of the last PREFIX_BLOCK in it, chained to all before."""
+        each = self.block_size // PREFIX_BLOCK
+        return sequence.prefix_keys.upto(sequence.token_ids, num_blocks * each)[each - 1 :: each]
+
+    def _shared(self, manager: BlockManager, sequence: Sequence, first: int, known: int) -> list[int]:
         """The blocks that hold the sequence's blocks ``first .. known`` already."""
-        keys = sequence.prefix_keys.upto(sequence.token_ids, known)[first:]
+        keys = self._keys(sequence, known)[first:]
         blocks = [None if key is None else manager.find(key) for key in keys]
         return [block for block in blocks if block is not None]
 
@@ -169,7 +181,7 @@ class PagedCache:
     def _name(self, sequence: Sequence, holding: _Holding, manager: BlockManager, num_full: int) -> None:
         if not self._shares_prefixes or num_full <= holding.num_named:
             return
-        keys = sequence.prefix_keys.upto(sequence.token_ids, num_full)
+        keys = self._keys(sequence, num_full)
         for index in range(max(holding.num_named, holding.first), num_full):
             key = keys[index]
             if key is not None:

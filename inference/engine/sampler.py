@@ -20,9 +20,11 @@ from inference.engine.peaks import peaks
 from inference.engine.request import Sequence
 from inference.engine.sampling_table import LogprobRows, RandomRows, SamplingTable, build_table
 from inference.engine.token_masks import TokenMasks
-from inference.engine.truncation import truncated_weights
+from inference.engine.transfers import to_device
+from inference.engine.truncation import SECOND_WIDTH, Search, truncated_weights
 
 NUMBERS_AT_ONCE = 64  # drawn from a sequence's generator
+NO_NUMBERS = torch.empty(0, dtype=torch.float64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +41,14 @@ class Sampled:
 
 
 class Sampler:
-    """Chooses tokens, and keeps the batch's parameters on the device for as long as the batch stays the same."""
+    """Chooses tokens, and keeps the batch's parameters on the device for as long as the batch stays the same.
 
-    def __init__(self) -> None:
+    ``reach`` is that of a first :class:`Search`; None looks as far as needed on the CPU, where nobody waits for that.
+    """
+
+    def __init__(self, reach: int | None = None) -> None:
         self._table: SamplingTable | None = None
+        self._reach = reach
 
     def sample(self, logits: Tensor, sequences: list[Sequence], masks: TokenMasks | None = None) -> Sampled:
         """``logits`` is ``[rows, vocab]`` in any type and is left as it is. A sequence may stand in several rows
@@ -53,13 +59,11 @@ class Sampler:
         if not sequences:
             return Sampled([], [], [], [])
         table = self._table_for(logits, sequences, masks.rows if masks else ())
-        best, tokens = peaks(logits)
-        is_possible = torch.ones_like(tokens, dtype=torch.bool)
-        if table.worked is not None:
-            tokens[table.worked], is_possible[table.worked] = _choose(
-                logits[table.worked], best[table.worked], tokens[table.worked], table, masks
-            )
-        return _to_host(logits, tokens, torch.isfinite(best), is_possible, table.logprobs)
+        uniforms = _uniforms(table.random, logits.device) if table.random else NO_NUMBERS
+        first = (0 if logits.device.type == "cpu" else SECOND_WIDTH) if self._reach is None else self._reach
+        sampled = _sample(logits, table, masks, uniforms, Search(first))
+        # Rare, and only now known: a distribution so flat that the first look did not suffice.
+        return sampled or _sample(logits, table, masks, uniforms, Search())  # type: ignore[return-value]
 
     def forget(self) -> None:
         """Let go of the last batch's sequences."""
@@ -89,8 +93,27 @@ def draw_ahead(sequence: Sequence, count: int) -> None:
         sequence.uniforms[:0] = numbers  # the last is the next
 
 
+def _sample(
+    logits: Tensor, table: SamplingTable, masks: TokenMasks | None, uniforms: Tensor, search: Search
+) -> Sampled | None:
+    """None where the search turned out too short."""
+    best, tokens = peaks(logits)
+    is_possible = torch.ones_like(tokens, dtype=torch.bool)
+    if table.worked is not None:
+        tokens[table.worked], is_possible[table.worked] = _choose(
+            logits[table.worked], best[table.worked], tokens[table.worked], table, masks, uniforms, search
+        )
+    return _to_host(logits, tokens, torch.isfinite(best), is_possible, table.logprobs, search.too_short)
+
+
 def _choose(
-    logits: Tensor, best: Tensor, tokens: Tensor, table: SamplingTable, masks: TokenMasks | None
+    logits: Tensor,
+    best: Tensor,
+    tokens: Tensor,
+    table: SamplingTable,
+    masks: TokenMasks | None,
+    uniforms: Tensor,
+    search: Search,
 ) -> tuple[Tensor, Tensor]:
     """Tokens of the worked rows and whether they have one; ``best`` and ``tokens`` are those of the bare logits."""
     if not table.edits.are_none:
@@ -99,16 +122,19 @@ def _choose(
         best, tokens = peaks(logits)
     if table.random is not None:
         tokens = tokens.clone()
-        tokens[table.random.rows] = _draw(logits, best, table.random)
+        tokens[table.random.rows] = _draw(logits, best, table.random, uniforms, search)
     return tokens, best != -torch.inf
 
 
-def _draw(logits: Tensor, best: Tensor, random: RandomRows) -> Tensor:
+def _draw(logits: Tensor, best: Tensor, random: RandomRows, uniforms: Tensor, search: Search) -> Tensor:
     scaled = logits[random.rows].float() / random.temperature
     scaled_best = best[random.rows].float() / random.temperature.squeeze(1)
-    numbers = torch.tensor([_uniform(s) for s in random.sequences], dtype=torch.float64)
-    weights = truncated_weights(scaled, scaled_best, random.limits)
-    return draw(weights, numbers.to(logits.device, non_blocking=True))
+    return draw(truncated_weights(scaled, scaled_best, random.limits, search), uniforms)
+
+
+def _uniforms(random: RandomRows, device: torch.device) -> Tensor:
+    """``[rows]``, in their order: further rows of a sequence take its further numbers."""
+    return to_device([_uniform(sequence) for sequence in random.sequences], device, torch.float64)
 
 
 def _uniform(sequence: Sequence) -> float:
@@ -118,14 +144,24 @@ def _uniform(sequence: Sequence) -> float:
 
 
 def _to_host(
-    logits: Tensor, tokens: Tensor, finite: Tensor, is_possible: Tensor, wanted: LogprobRows | None
-) -> Sampled:
-    """All that the step has to say in one copy."""
+    logits: Tensor,
+    tokens: Tensor,
+    finite: Tensor,
+    is_possible: Tensor,
+    wanted: LogprobRows | None,
+    too_short: list[Tensor],
+) -> Sampled | None:
+    """All that the step has to say in one copy; None where one of the flags ``too_short`` is set."""
     rows = len(tokens)
     told = [tokens.int(), finite.int(), is_possible.int()]
     if wanted is not None:
         told.append(measure_logprobs(logits[wanted.rows], tokens[wanted.rows], max(wanted.num_tops)).flatten())
+    told.extend(flag.int().view(1) for flag in too_short)
     host = torch.cat(told).cpu().numpy()
+    if too_short:
+        if host[-len(too_short) :].any():
+            return None
+        host = host[: -len(too_short)]
     token_ids: list[int] = host[:rows].tolist()
     logprobs: list[TokenLogprob | None] = [None] * rows
     if wanted is not None:

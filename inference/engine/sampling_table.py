@@ -11,6 +11,7 @@ from torch import Tensor
 from inference.engine.logit_edits import Edits, build_edits, is_edited
 from inference.engine.messages import SamplingParams
 from inference.engine.request import Sequence
+from inference.engine.transfers import to_device
 from inference.engine.truncation import Limit, Limits, Rows
 
 EVERY_ROW = slice(None)
@@ -77,7 +78,7 @@ def _random_rows(sequences: list[Sequence], vocab_size: int, device: torch.devic
     if not rows:
         return None
     params = [sequences[i].request.sampling for i in rows]
-    temperature = torch.tensor([[p.temperature] for p in params], dtype=torch.float32, device=device)
+    temperature = to_device([[p.temperature] for p in params], device, torch.float32)
     return RandomRows(
         sequences=tuple(sequences[i] for i in rows),
         rows=_rows(rows, len(sequences), device),
@@ -94,7 +95,7 @@ def _limits(params: list[SamplingParams], vocab_size: int, device: torch.device)
         rows = [i for i, p in enumerate(params) if is_on(p)]
         if not rows:
             return None
-        values = torch.tensor([[value(params[i])] for i in rows], device=device)
+        values = to_device([[value(params[i])] for i in rows], device)
         return Limit(_rows(rows, len(params), device), values)
 
     cut = [p for p in params if p.top_p < 1.0]
@@ -105,7 +106,7 @@ def _limits(params: list[SamplingParams], vocab_size: int, device: torch.device)
         min_p=limit(lambda p: p.min_p, lambda p: p.min_p > 0.0),
         typical_p=limit(lambda p: p.typical_p, lambda p: p.typical_p < 1.0),
         width=max((p.top_k for p in params if has_top_k(p)), default=0),
-        unbounded=torch.tensor(is_unbounded, device=device) if any(is_unbounded) else None,
+        unbounded=to_device(is_unbounded, device) if any(is_unbounded) else None,
     )
 
 
@@ -120,4 +121,4 @@ def _logprob_rows(sequences: list[Sequence], vocab_size: int, device: torch.devi
 
 def _rows(rows: list[int], num_rows: int, device: torch.device) -> Rows:
     """Indexing with all rows is a view, with some a copy."""
-    return EVERY_ROW if len(rows) == num_rows else torch.tensor(rows, device=device)
+    return EVERY_ROW if len(rows) == num_rows else to_device(rows, device)

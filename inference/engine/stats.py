@@ -39,7 +39,7 @@ class ModelStats:
     ``prefix_queries`` and ``prefix_hits`` count prompt tokens looked up in the prefix cache and found there;
     ``drafts`` were checked, they had ``draft_tokens`` of which ``accepted_draft_tokens`` were right; ``steering_rows``
     the rows of the steering tables in use; ``step_faults`` attempts at a step that raised, by code. Distributions are
-    of seconds, sequences and tokens of a step.
+    of seconds, sequences and tokens of a step. ``kernels`` says which are used.
     """
 
     name: str
@@ -59,6 +59,7 @@ class ModelStats:
     step_sequences: Distribution = NOTHING
     step_tokens: Distribution = NOTHING
     step_faults: Mapping[str, int] = field(default_factory=dict)
+    kernels: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,11 +134,16 @@ class SteeringTable:
     def begin_static(self, row_of_token: Tensor) -> None:
         """Let the hooks read their rows from that tensor, with operations that ask the device for nothing.
 
-        ``[tokens]`` int64 on the device. For the rest of the step, and nothing where no token of it is steered.
+        ``[tokens]`` int64 on the device. Until :meth:`end_static`, and nothing where no token of the step is steered.
         """
         assert self._step is not None, "a step is running"
-        self._step.static_rows = None if self._step.plan is None else row_of_token
-        self._ran_static = []
+        if self._step.plan is not None:
+            self._step.static_rows, self._ran_static = row_of_token, []
+
+    def end_static(self) -> None:
+        """The rest of the step is run as its own rows say."""
+        assert self._step is not None, "a step is running"
+        self._step.static_rows = None
 
     def replayed(self) -> None:
         """A captured step ran in the place of this one: the hooks acted where they did when it was captured."""

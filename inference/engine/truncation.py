@@ -6,7 +6,7 @@ that a row's distribution does not depend on the order of the vocabulary nor on 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -37,20 +37,33 @@ class Limits:
     unbounded: Tensor | None = None
 
 
-def truncated_weights(scaled: Tensor, best: Tensor, limits: Limits) -> Tensor:
+@dataclass(slots=True)
+class Search:
+    """How many of the best tokens are looked at where only a mass is asked for.
+
+    ``reach`` 0: as many as are needed, and the host waits to see that. Else so many at once, and ``too_short`` gets
+    flags that say whether they did not suffice.
+    """
+
+    reach: int = 0
+    too_short: list[Tensor] = field(default_factory=list)
+
+
+def truncated_weights(scaled: Tensor, best: Tensor, limits: Limits, search: Search | None = None) -> Tensor:
     """``[rows, vocab]`` probabilities up to a factor a row; the best token has weight 1, forbidden ones 0.
 
     ``scaled`` are logits ``[rows, vocab]`` over temperature in float32, ``best`` ``[rows]`` their greatest.
     """
+    search = search or Search()
     weights = (scaled - best.unsqueeze(1)).exp_()
     if limits.top_k is not None:
         _cut_top_k(weights, scaled, limits.top_k, limits.width)
     if limits.top_p is not None:
-        _cut_top_p(weights, scaled, limits.top_p, limits)
+        _cut_top_p(weights, scaled, limits.top_p, limits, search)
     if limits.min_p is not None:
         _keep(weights, limits.min_p, weights[limits.min_p.rows], limits.min_p.values)
     if limits.typical_p is not None:
-        _cut_typical(weights, limits.typical_p)
+        _cut_typical(weights, limits.typical_p, search)
     return weights
 
 
@@ -61,21 +74,21 @@ def _cut_top_k(weights: Tensor, scaled: Tensor, limit: Limit, width: int) -> Non
     _keep(weights, limit, some, floor)
 
 
-def _cut_top_p(weights: Tensor, scaled: Tensor, limit: Limit, limits: Limits) -> None:
+def _cut_top_p(weights: Tensor, scaled: Tensor, limit: Limit, limits: Limits, search: Search) -> None:
     some, mass = scaled[limit.rows], weights[limit.rows]
     width = limits.width if limits.unbounded is None else max(limits.width, FIRST_WIDTH)
-    floor = _floor_of_mass(some, mass, limit.values, width, limits.unbounded)
+    floor = _floor_of_mass(some, mass, limit.values, width, limits.unbounded, search)
     _keep(weights, limit, some, floor)
 
 
-def _cut_typical(weights: Tensor, limit: Limit) -> None:
+def _cut_typical(weights: Tensor, limit: Limit, search: Search) -> None:
     """Meister et al. 2022, arXiv 2202.00666: the tokens whose surprise is nearest to the entropy."""
     some = weights[limit.rows]
     surprise = -(some / some.sum(-1, keepdim=True)).log()  # infinite where forbidden
     entropy = torch.where(some > 0, surprise * (-surprise).exp(), 0.0).sum(-1, keepdim=True)
     nearness = -(surprise - entropy).abs()
     everywhere = torch.ones(len(some), dtype=torch.bool, device=some.device)
-    floor = _floor_of_mass(nearness, some, limit.values, FIRST_WIDTH, everywhere)
+    floor = _floor_of_mass(nearness, some, limit.values, FIRST_WIDTH, everywhere, search)
     _keep(weights, limit, nearness, floor)
 
 
@@ -91,14 +104,16 @@ def _keep(weights: Tensor, limit: Limit, key: Tensor, floor: Tensor) -> None:
         weights[limit.rows] = weights[limit.rows] * is_kept
 
 
-def _floor_of_mass(key: Tensor, weights: Tensor, share: Tensor, width: int, unbounded: Tensor | None) -> Tensor:
+def _floor_of_mass(
+    key: Tensor, weights: Tensor, share: Tensor, width: int, unbounded: Tensor | None, search: Search
+) -> Tensor:
     """``[rows, 1]``: the key of the last token needed so that the greatest keys' weights reach ``share`` of all.
 
     Rows for which the best ``width`` tokens do not suffice are looked at again with more. Only those marked in
     ``unbounded`` can be such: a top-k that is no wider leaves the others no further tokens but ties.
     """
     vocab = key.shape[1]
-    width = min(width, vocab)
+    width = min(width if unbounded is None else max(width, search.reach), vocab)
     greatest = key.topk(width)
     reached = weights.gather(1, greatest.indices).double().cumsum(-1)
     num_before = (reached < share * weights.sum(-1, keepdim=True)).sum(-1, keepdim=True)
@@ -106,8 +121,10 @@ def _floor_of_mass(key: Tensor, weights: Tensor, share: Tensor, width: int, unbo
     if unbounded is None or width == vocab:
         return floor
     short = (num_before.squeeze(1) == width) & unbounded
-    if bool(short.any()):
+    if search.reach:
+        search.too_short.append(short.any())
+    elif bool(short.any()):
         rows = short.nonzero().squeeze(1)
         wider = SECOND_WIDTH if width < SECOND_WIDTH else vocab
-        floor[rows] = _floor_of_mass(key[rows], weights[rows], share[rows], wider, unbounded[rows])
+        floor[rows] = _floor_of_mass(key[rows], weights[rows], share[rows], wider, unbounded[rows], search)
     return floor

@@ -14,7 +14,7 @@ from inference.models import LanguageModel
 from inference.services import absolute_source, register_model, save_model
 from steering import services
 from steering.drafts import draft_edits, feature_target
-from steering.labels import read_labels
+from steering.label_files import read_labels
 from steering.models import SAE, SteeringProfile
 from steering.registration import SAELocation, inspect_sae, prepare_sae, read_health
 from steering.sae_source import locate_sae, place_checksum

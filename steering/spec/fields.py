@@ -39,12 +39,22 @@ class Fields:
     def child(self, name: str) -> Fields:
         return Fields(self._take(name), f"{self.path}.{name}", self._problems)
 
-    def text(self, name: str, *, required: bool = True) -> str:
+    def children(self, name: str, *, max_length: int) -> list[Fields]:
+        """The objects of a list; none where it is absent."""
+        value = self._take(name)
+        if value is None:
+            return []
+        if not isinstance(value, list) or len(value) > max_length:
+            self.report(name, f"Expected a list of at most {max_length} objects, found {describe(value)}.")
+            return []
+        return [Fields(item, f"{self.path}.{name}[{number}]", self._problems) for number, item in enumerate(value)]
+
+    def text(self, name: str, *, required: bool = True, max_length: int = _MAX_TEXT) -> str:
         value = self._take(name)
         if value is None and not required:
             return ""
-        if not isinstance(value, str) or len(value) > _MAX_TEXT:
-            self.report(name, f"Expected a string of at most {_MAX_TEXT} characters, found {describe(value)}.")
+        if not isinstance(value, str) or len(value) > max_length:
+            self.report(name, f"Expected a string of at most {max_length} characters, found {describe(value)}.")
             return ""
         return value
 

@@ -12,10 +12,11 @@ import pytest
 
 from benchmarks import check, curve, engine, gpu, limits, speculation, steering
 from benchmarks.engine import ENGINE, running
-from benchmarks.figures import Figures
+from benchmarks.figures import Figures, Trace
 from benchmarks.options import Options, parse_options
 from benchmarks.record import Record, read_records
-from benchmarks.workloads import MAKERS, Scale
+from benchmarks.subject import Plan
+from benchmarks.workloads import MAKERS, Scale, Workload
 from inference.engine.config import EngineConfig
 from inference.engine.loader import LoadedModel
 from tests.benchmarks.conftest import SHAPE
@@ -102,15 +103,56 @@ def test_limits():
 def test_gpu_rows_on_whatever_there_is(options: Options):
     record = gpu.record(options)
     check_saved(record, options.results)
-    derived = {"w1_share_of_memory_limit", "w2_over_generate_batch", "steered_over_unsteered"}
-    assert derived <= record.values.keys()
+    costs = {f"{k}_over_unsteered{ending}" for k in ("steered", "clamped") for ending in ("", "_graphs_off")}
+    gains = {f"{w}_over_{what}_off" for w in ("w1", "w2") for what in ("graphs", "flash")}
+    assert {"w1_share_of_memory_limit", "w2_over_generate_batch", *costs, *gains} <= record.values.keys()
+    assert {row.subject for row in record.rows if row.workload == "W2"} == {*gpu.ENGINES, gpu.PEER}
+    assert {row.subject for row in record.rows if row.workload == "streams 64"} == {
+        f"{kind} K={k}{ending}" for kind in ("add", "clamp") for k in (0, 64) for ending in ("", ", graphs off")
+    }
     assert len(gpu.table(record)) > len(record.rows)
 
 
-def test_the_gpus_program_needs_torch_and_transformers_only():
-    blocked = ("django", "psutil", "psycopg", "pydantic", "matplotlib", "channels", "daphne", "rest_framework")
-    script = f"import sys\nfor name in {blocked}: sys.modules[name] = None\nimport benchmarks.gpu"
+def test_a_peer_that_does_not_work_is_left_out_of_the_gpus_rows(capsys: pytest.CaptureFixture[str]):
+    class Broken:
+        name = gpu.PEER
+
+        def run(self, workload: Workload) -> list[Trace]:
+            raise MemoryError("more than available memory")
+
+        def peak_memory_mb(self) -> float | None: ...
+
+    assert not gpu._runs(Broken(), Plan(Scale(1024)))
+    assert "left out: MemoryError" in capsys.readouterr().out
+
+
+NOT_ON_A_BARE_MACHINE = (
+    "channels",
+    "daphne",
+    "django",
+    "llguidance",
+    "matplotlib",
+    "procrastinate",
+    "prometheus_client",
+    "psutil",
+    "psycopg",
+    "pydantic",
+    "rest_framework",
+)
+
+
+def test_the_gpus_program_needs_torch_and_transformers_only(models: Path, tmp_path: Path):
+    """The whole of it is run, for much is imported late."""
+    arguments = ["--shape", "tiny", "--share", "0.02", "--rounds", "1"]
+    arguments += ["--folder", str(models), "--results", str(tmp_path)]
+    script = f"""
+import runpy, sys
+for name in {NOT_ON_A_BARE_MACHINE}: sys.modules[name] = None
+sys.argv = ["gpu", *{arguments}]
+runpy.run_module("benchmarks.gpu", run_name="__main__")
+"""
     run(sys.executable, "-c", script)
+    assert [record.program for record in read_records(tmp_path)] == ["gpu"]
 
 
 def test_check_passes_against_its_own_baseline_and_fails_against_a_better_one(models: Path, tmp_path: Path):

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from inference.engine.accelerator import Accelerate, accelerate
 from inference.engine.config import EngineConfig
 from inference.engine.loader import LoadedModel
 from inference.engine.messages import (
@@ -64,8 +65,8 @@ class Transcript:
 class EngineHarness:
     """Steps a :class:`ModelEngine` in the test's thread and checks its integrity after each step."""
 
-    def __init__(self, loaded: LoadedModel, **config: Any) -> None:
-        self.engine = ModelEngine(loaded, EngineConfig(**config))
+    def __init__(self, loaded: LoadedModel, *, accelerate: Accelerate = accelerate, **config: Any) -> None:
+        self.engine = ModelEngine(loaded, EngineConfig(**config), accelerate)
         self.transcripts: dict[object, Transcript] = {}
         self._next_sink = 0
 
@@ -112,7 +113,11 @@ def reference_tokens(loaded: Any, prompt: tuple[int, ...], num_tokens: int) -> l
     module.set_attn_implementation("eager")
     try:
         output = module.generate(
-            torch.tensor([prompt]), max_new_tokens=num_tokens, do_sample=False, eos_token_id=None, pad_token_id=0
+            torch.tensor([prompt], device=module.device),
+            max_new_tokens=num_tokens,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
         )
     finally:
         module.set_attn_implementation(ours)

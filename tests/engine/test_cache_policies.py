@@ -23,6 +23,12 @@ def paged(blocks: int = 24, windows: tuple[int, ...] = (0,), *, prefixes: bool =
     return PagedCache(ROWS, LENGTH, windows, tuple(blocks for _ in windows), prefixes=prefixes)
 
 
+def large_paged(blocks: int = 24, windows: tuple[int, ...] = (0,), *, prefixes: bool = True) -> PagedCache:
+    """Blocks of two keys each, as a GPU's have eight."""
+    counts = tuple(-(-blocks // 2) for _ in windows)
+    return PagedCache(ROWS, LENGTH, windows, counts, prefixes=prefixes, block_size=2 * PREFIX_BLOCK)
+
+
 def contiguous(blocks: int = 24, windows: tuple[int, ...] = (0,), *, prefixes: bool = True) -> ContiguousCache:
     size = blocks * PREFIX_BLOCK * len(windows)
     return ContiguousCache(ROWS, LENGTH, windows, (1,) * len(windows), size, prefixes=prefixes)
@@ -139,6 +145,19 @@ def test_without_prefix_cache_nothing_is_found(make):
     assert cache.used_ratio == 0
 
 
+def test_large_blocks_are_shared_as_a_whole():
+    cache = large_paged()
+    pool = Pool(cache, (0,))
+    cache.end(ran(cache, pool, build_sequence(PROMPT)))
+    ran(cache, pool, build_sequence((*PROMPT, 7)))
+    assert cache.counts.found == 2 * PREFIX_BLOCK
+
+
+def test_a_block_holds_whole_keys():
+    with pytest.raises(ValueError, match="no multiple"):
+        PagedCache(ROWS, LENGTH, (0,), (24,), prefixes=True, block_size=PREFIX_BLOCK + 1)
+
+
 def test_rows_are_limited(make):
     cache = make()
     sequences = [ran(cache, Pool(cache, (0,)), build_sequence(4)) for _ in range(ROWS)]
@@ -210,7 +229,11 @@ def test_a_prefix_without_its_window_is_not_known():
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
-@given(data=st.data(), kind=st.sampled_from([paged, contiguous]), windows=st.sampled_from([(0,), WINDOWS, (48,)]))
+@given(
+    data=st.data(),
+    kind=st.sampled_from([paged, large_paged, contiguous]),
+    windows=st.sampled_from([(0,), WINDOWS, (48,)]),
+)
 def test_every_token_sees_what_its_own_sequence_would_have_written(data, kind, windows):
     """Random sequences of few beginnings and programs come, grow, are sent away and come back."""
     cache = kind(blocks=data.draw(st.integers(9, 30)), windows=windows)

@@ -167,3 +167,18 @@ def test_a_seed_draws_the_distribution():
     drawn = [sample(probs.log().unsqueeze(0), [made]).token_ids[0] for _ in range(64)]
     numbers = torch.rand(64, dtype=torch.float64, generator=torch.Generator().manual_seed(3)).flip(0)
     assert drawn == torch.searchsorted(probs.double().cumsum(0), numbers, right=True).tolist()
+
+
+@pytest.mark.parametrize("reach", [1, 3, 20, 49, 50])
+def test_a_search_that_is_too_short_is_made_again(reach):
+    """As on an accelerator, where whether it suffices is told with the tokens themselves."""
+    for seed in range(30):
+        rows = [
+            [sequence(seed=seed, temperature=t, **cut) for t, cut in ((3.0, {"top_p": 0.8}), (0.3, {"typical_p": 0.9}))]
+            + [sequence(seed=seed, temperature=2.0, top_p=0.9, top_k=2), sequence(logprobs=2)]
+            for _ in range(2)
+        ]
+        logits = random_logits(4, seed)
+        ours, theirs = Sampler(reach).sample(logits, rows[0]), Sampler().sample(logits, rows[1])
+        assert ours == theirs
+        assert [s.uniforms for s in rows[0]] == [s.uniforms for s in rows[1]], "no number is drawn twice"

@@ -11,7 +11,7 @@ from inference.engine.sampler import Sampler, note_token
 from inference.engine.token_masks import TokenMasks
 from tests.engine.sampling import random_logits, sequence
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
 
 PARAMETERS: list[dict[str, Any]] = [
     {},
@@ -53,9 +53,15 @@ def test_an_accelerator_chooses_the_same_tokens():
                 assert [value for _, value in one.top] == pytest.approx([value for _, value in other.top], abs=1e-4)
 
 
-def test_a_greedy_batch_makes_one_copy_to_the_host():
-    rows = [sequence(), sequence(logprobs=2), sequence(temperature=1.0, top_k=20, top_p=0.9)]
-    logits = random_logits(3, vocab=32_000).to("cuda", torch.bfloat16)
+def test_a_batch_makes_one_copy_to_the_host():
+    rows = [
+        sequence(),
+        sequence(logprobs=2),
+        sequence(temperature=1.0, top_k=20, top_p=0.9),
+        sequence(temperature=1.0, top_p=0.9),
+        sequence(temperature=0.7, typical_p=0.9, frequency_penalty=0.5, min_tokens=3),
+    ]
+    logits = random_logits(len(rows), vocab=32_000).to("cuda", torch.bfloat16)
     sampler = Sampler()
     sampler.sample(logits, rows)  # builds the table
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:

@@ -228,6 +228,29 @@ def test_a_captured_step_holds_until_tensors_are_replaced(table):
     assert table.graph_key != key, "another site"
 
 
+def test_what_a_captured_step_did_outlives_the_capture_of_an_unsteered_one(table):
+    row, rows, h = row_of(table, add(SITE, 32)), torch.ones(1, dtype=torch.int64), residuals(1)[None]
+    with torch.inference_mode():
+        for chosen in ([row], []):
+            with table.steering(chosen):
+                table.begin_static(rows)
+                table._apply(SITE, h)
+                table.end_static()
+        with table.steering([row]) as step:
+            table.replayed()
+    assert step.counts(1) == ([1], [1])
+
+
+def test_after_a_capture_that_failed_the_step_s_own_rows_hold(table):
+    row, h = row_of(table, add(SITE, 32)), residuals(3)
+    with torch.inference_mode(), table.steering([0, row, 0]) as step:
+        table.begin_static(torch.full((8,), row))
+        table.end_static()
+        steered = table._apply(SITE, h[None])[0]
+    torch.testing.assert_close(steered, steer(table, h, [0, row, 0]))
+    assert step.counts(3) == ([0, 1, 0], [0, 1, 0])
+
+
 def test_an_unsteered_step_that_is_captured_holds_no_table(table):
     table.acquire(add(SITE, 32))
     with table.steering([]):

@@ -67,3 +67,19 @@ def test_each_token_uses_one_number_and_in_order(lengths, first):
         logits = row.expand(1 + num_drafts, -1)
         _, sampled = sample_and_verify(Sampler(), [Chunk(guessed, 1 + num_drafts, drafts)], logits, None)
         assert sampled.token_ids == expected
+
+
+@pytest.mark.parametrize("reach", [1, 3, 20])
+def test_a_search_that_is_made_again_takes_each_place_s_own_number_again(reach):
+    for seed in range(20):
+        owners = [decoding(temperature=3.0, top_p=0.8, seed=seed) for _ in range(2)]
+        logits = random_logits(4, seed)
+        tokens = sample(logits, [decoding(temperature=3.0, top_p=0.8, seed=seed)] * 4).token_ids
+        drafts = (*tokens[:2], (tokens[2] + 1) % VOCAB)
+        found = [
+            sample_and_verify(sampler, [Chunk(owner, 4, drafts)], logits, None)[1]
+            for sampler, owner in zip((Sampler(reach), Sampler()), owners, strict=True)
+        ]
+        assert found[0] == found[1]
+        assert found[0].token_ids == tokens[:3]
+        assert owners[0].uniforms == owners[1].uniforms

@@ -20,6 +20,7 @@ from inference.client import (
 from inference.engine.config import EngineConfig
 from inference.engine.device_memory import DeviceMemory
 from inference.engine.memory import MemoryEstimate
+from inference.engine.stats import ModelStats
 from inference.model_loading import ModelLoading
 from tests.inference.tokenizers import qwen_tokenizer
 
@@ -37,6 +38,7 @@ class FakeLoop:
     config: EngineConfig = field(default_factory=EngineConfig)
     started: bool = False
     drained: float | None = None
+    by_model: tuple[ModelStats, ...] = ()
 
     def start(self) -> None:
         self.started = True
@@ -57,7 +59,7 @@ class FakeLoop:
         return self._settled(lambda: self.attached.pop(name, None))
 
     def stats(self) -> EngineStats:
-        return EngineStats("idle", models=tuple(self.attached))
+        return EngineStats("idle", models=tuple(self.attached), by_model=self.by_model)
 
     def stop(self, drain_s: float) -> None:
         self.drained = drain_s

@@ -262,6 +262,13 @@ def test_a_model_s_page_shows_the_engine_s_settings(admin_client, models):
     assert "<code>kv_cache_backend = " in page
 
 
+def test_a_model_s_page_shows_the_kernels_that_run_it(admin_client, models):
+    loop = FakeLoop(by_model=(ModelStats("b", kernels="of b"), ModelStats("org/a", kernels="CPU: native")))
+    set_client(LocalEngineClient(lambda publish: loop))
+
+    assert "CPU: native" in detail_of(admin_client, models[0])
+
+
 def test_a_loaded_model_s_page_shows_its_cache_and_what_else_was_chosen_for_it(admin_client, models):
     class Attached(FakeLoop):
         def stats(self):

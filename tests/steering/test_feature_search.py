@@ -25,15 +25,59 @@ def found(sae, text: str) -> list[int]:
         ("17", [17]),
         ("#17", [17]),
         ("nothing", []),
+        ("kitten", [1]),
+        ("weathers", [0]),
+        ('"sad rainy"', [0]),
+        ('"rainy sad"', []),
+        ("sad or sea", [0, 2]),
+        ("or", []),
+        ("-sea", [0, 1]),
+        ("the -cat", [2]),
+        ("sad weather or cats -kittens", [0]),
     ],
 )
 def test_search(text, indices, sae):
     assert found(sae, text) == indices
 
 
+def test_the_best_come_first(sae):
+    sae.features.filter(index=5).update(label="a long label that has the word rain somewhere in it, and more")
+    sae.features.filter(index=6).update(label="rain")
+    sae.features.filter(index=7).update(label="clouds", description="rain")
+    found = [feature.index for feature in sae.features.search("rain")]
+    assert found[0] == 6
+    assert sorted(found) == [0, 5, 6, 7]
+
+
+def test_a_number_comes_before_labels_that_have_it(sae):
+    sae.features.filter(index=5).update(label="17")
+    assert [feature.index for feature in sae.features.search("17")] == [17, 5]
+
+
 @pytest.mark.parametrize(
     "text",
-    ["'", "a & | !", ":*", "\\", "rain:*' ", "(((", "<script>", "9" * 400, "²", "%", "_", "\N{BELL}", "é" * 5000],
+    [
+        "'",
+        '"',
+        "-",
+        '-"',
+        "or or or",
+        "-or",
+        "a" * 5000,
+        "- - a",
+        "a & | !",
+        ":*",
+        "\\",
+        "rain:*' ",
+        "(((",
+        "<script>",
+        "9" * 400,
+        "²",
+        "%",
+        "_",
+        "\N{BELL}",
+        "é" * 5000,
+    ],
 )
 def test_no_text_breaks_the_query(text, sae):
     list(sae.features.search(text))

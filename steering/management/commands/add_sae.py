@@ -16,7 +16,8 @@ from steering import services
 from steering.errors import SteeringError
 from steering.health import judge
 from steering.hub import FoundSAE, find_saes
-from steering.labels import FeatureLabel, read_labels
+from steering.label_files import read_labels
+from steering.labels import FeatureLabel
 from steering.registration import SAECandidate, SAELocation, inspect_sae, prepare_sae, read_health
 from steering.saes.errors import InvalidSAEError
 from steering.spec.errors import InvalidSpecError
@@ -38,7 +39,7 @@ class Command(BaseCommand):
         parser.add_argument("--revision", default="", help="branch, tag or commit on the Hub")
         parser.add_argument("--layer", type=int, help="in place of what the SAE's configuration says")
         parser.add_argument("--site", choices=SITE_KINDS, help="in place of what the SAE's configuration says")
-        parser.add_argument("--labels", type=Path, help="JSON: [{index, label, max_activation, density, top_tokens}]")
+        parser.add_argument("--labels", type=Path, help="JSON, JSONL or CSV, as import_labels takes it")
         parser.add_argument("--health", type=Path, help="JSON object with l0, fvu and mean_resid_norm")
         parser.add_argument("--preview", action="store_true", help="say what it is and whether it fits, and stop")
         parser.add_argument(

@@ -9,7 +9,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('steering', '0003_every_operation'),
+        ('steering', '0004_feature_labels'),
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
 

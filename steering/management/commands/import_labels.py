@@ -1,0 +1,40 @@
+"""``manage.py import_labels SAE FILE``: labels, statistics and examples of an SAE's features."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from pathlib import Path
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+
+from steering.label_files import read_label_file
+from steering.label_import import import_labels
+from steering.models import SAE
+from steering.spec.errors import InvalidSpecError
+
+
+class Command(BaseCommand):
+    help = (
+        "Import labels of an SAE's features: JSON, JSONL or CSV, also gzipped, with miLLM's own fields or as"
+        " Neuronpedia exports them. Everything in the file is imported, or nothing."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("sae", help="how the SAE is called here")
+        parser.add_argument("file", type=Path, help="for example explanations/batch-0.jsonl.gz")
+
+    def handle(self, **options: Any) -> None:
+        sae = SAE.objects.filter(name=options["sae"]).first()
+        if sae is None:
+            raise CommandError(f"There is no SAE {options['sae']}; register it with add_sae first.")
+        try:
+            found = read_label_file(options["file"], sae.d_sae)
+        except InvalidSpecError as error:
+            raise CommandError("\n".join(map(str, error.problems))) from error
+        except OSError as error:
+            raise CommandError(str(error)) from error
+        report = import_labels(sae=sae, found=found)
+        for doubt in report.doubts:
+            self.stdout.write(self.style.WARNING(doubt))
+        self.stdout.write(self.style.SUCCESS(f"Imported {report}"))

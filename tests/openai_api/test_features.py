@@ -1,0 +1,216 @@
+"""POST /v1/features/search and GET /v1/features/{sae}/{index}: over fakes, then over the database."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from inference.sources import ModelSource
+from openai_api.backend import get_backend, set_backend
+from steering.feature_reader import (
+    FeatureDetail,
+    FeatureNotFoundError,
+    FeatureQuery,
+    FeatureReader,
+    FeatureRecord,
+    SAENotFoundError,
+    SAERecord,
+)
+from steering.labels import FeatureExample
+from steering.logit_lens import LensBusyError, LensToken, LensUnavailableError, LogitLens
+from steering.models import SAE, Feature
+from steering.published import SAESource
+from tests.openai_api.conftest import Api
+from tests.openai_api.test_openapi import validator
+
+RAIN = FeatureRecord("org/sae", "tiny", 3, "rain", "More.", "rita", 4.0, 0.02, (" rain",))
+LENS = LogitLens((LensToken(5, " wet", 2.5),), (LensToken(6, " dry", -2.5),))
+
+
+class FakeFeatures:
+    def __init__(self) -> None:
+        self.queries: list[FeatureQuery] = []
+        self.found: tuple[FeatureRecord, ...] = (RAIN,)
+        self.looks: list[int] = []
+        self.lens_failure: Exception | None = None
+
+    async def search(self, query: FeatureQuery) -> tuple[FeatureRecord, ...]:
+        self.queries.append(query)
+        return self.found[: query.limit]
+
+    async def sae(self, name: str) -> SAERecord:
+        models = {"org/sae": "tiny", "steered-sae": "org/steered"}
+        if name not in models:
+            raise SAENotFoundError(f"There is no SAE “{name}” on this server.")
+        files = SAESource(name, "c", "/sae", "", "")
+        return SAERecord(1, name, models[name], 2, "resid_post", 40, files, ModelSource("/model"))
+
+    async def detail(self, sae: SAERecord, index: int) -> FeatureDetail:
+        if index >= sae.d_sae:
+            raise FeatureNotFoundError(f"The SAE has features 0 to {sae.d_sae - 1}.")
+        return FeatureDetail(RAIN, 1.5, (FeatureExample((" the", " rain"), (0.0, 4.0)),))
+
+    async def lens(self, sae: SAERecord, index: int) -> LogitLens:
+        self.looks.append(index)
+        if self.lens_failure is not None:
+            raise self.lens_failure
+        return LENS
+
+
+@pytest.fixture
+def features(api: Api) -> FakeFeatures:
+    fake = FakeFeatures()
+    set_backend(replace(get_backend(), features=lambda: fake))
+    return fake
+
+
+async def search(api: Api, headers: dict[str, str] | None = None, /, **fields: Any) -> Any:
+    return await api.post("/v1/features/search", {"query": "rain", **fields}, **(headers or {}))
+
+
+async def test_search(api: Api, features: FakeFeatures):
+    body = (await search(api)).json()
+
+    validator("FeatureListBody").validate(body)
+    assert (body["data"][0]["label"], body["data"][0]["density"], body["has_more"]) == ("rain", 0.02, False)
+    assert features.queries == [
+        FeatureQuery("rain", frozenset({"tiny", "org/steered", "cold:8b", "vectors"}), None, 21, 0)
+    ]
+
+
+async def test_pages(api: Api, features: FakeFeatures):
+    features.found = (RAIN,) * 3
+    body = (await search(api, limit=2, offset=4, sae="org/sae", model="small")).json()
+
+    assert (len(body["data"]), body["has_more"]) == (2, True)
+    assert features.queries == [FeatureQuery("rain", frozenset({"tiny"}), "org/sae", 3, 4)]
+    assert api.log.only.model == "tiny"
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "param", "code"),
+    [
+        ({"query": None}, 400, "query", "invalid_type"),
+        ({"query": ""}, 400, "query", "invalid_value"),
+        ({"query": "x" * 501}, 400, "query", "invalid_value"),
+        ({"query": "a\0b"}, 400, "query", "invalid_value"),
+        ({"query": 7}, 400, "query", "invalid_type"),
+        ({"limit": 0}, 400, "limit", "invalid_value"),
+        ({"limit": 101}, 400, "limit", "invalid_value"),
+        ({"limit": 10**30}, 400, "limit", "invalid_value"),
+        ({"offset": -1}, 400, "offset", "invalid_value"),
+        ({"model": "none"}, 404, "model", "model_not_found"),
+        ({"sae": "none"}, 404, "sae", "sae_not_found"),
+    ],
+)
+async def test_bad_searches_are_named(api: Api, features: FakeFeatures, fields, status, param, code):
+    response = await search(api, **fields)
+    error = response.json()["error"]
+
+    assert (response.status_code, error["param"], error["code"]) == (status, param, code)
+    assert features.queries == []
+
+
+async def test_a_body_over_the_limit_is_refused(api: Api, features: FakeFeatures, settings: Any):
+    settings.MILLM_MAX_BODY_BYTES = 100
+    assert (await search(api, user="x" * 200)).status_code == 413
+
+
+async def test_a_key_finds_features_of_its_models_alone(api: Api, features: FakeFeatures):
+    key = api.keys.add("sk-1", allowed_models=frozenset({"org/steered"}))
+
+    assert (await search(api, key)).status_code == 200
+    assert features.queries[0].models == {"org/steered"}
+    for fields in ({"model": "tiny"}, {"sae": "org/sae"}):
+        response = await search(api, key, **fields)
+        assert (response.status_code, response.json()["error"]["code"]) == (403, "model_not_allowed")
+    response = await api.client.get("/v1/features/org/sae/3", headers=key)
+    assert response.status_code == 403
+    assert features.looks == []
+
+
+async def test_a_wrong_key_reads_nothing(api: Api, features: FakeFeatures):
+    for path in ("/v1/features/org/sae/3", "/v1/features/none/3"):
+        response = await api.client.get(path, headers={"Authorization": "Bearer wrong"})
+        assert response.status_code == 401
+
+
+@pytest.mark.parametrize("path", ["/v1/features/org/sae/3", "/v1/features/org/sae/3/"])
+async def test_look_up(api: Api, features: FakeFeatures, path: str):
+    body = (await api.client.get(path)).json()
+
+    validator("FeatureDetailBody").validate(body)
+    assert (body["index"], body["layer"], body["site"], body["decoder_norm"]) == (3, 2, "resid_post", 1.5)
+    assert body["examples"] == [{"tokens": [" the", " rain"], "values": [0.0, 4.0], "max_value": 4.0}]
+    assert body["logit_lens"]["promoted"] == [{"id": 5, "token": " wet", "logit": 2.5}]
+    assert body["logit_lens"]["suppressed"] == [{"id": 6, "token": " dry", "logit": -2.5}]
+    assert body["logit_lens_error"] is None
+
+
+async def test_without_the_lens(api: Api, features: FakeFeatures):
+    body = (await api.client.get("/v1/features/org/sae/3?logit_lens=false")).json()
+
+    assert (body["logit_lens"], body["logit_lens_error"], features.looks) == (None, None, [])
+
+
+async def test_a_lens_that_cannot_be_says_why(api: Api, features: FakeFeatures):
+    features.lens_failure = LensUnavailableError("There is no directory.")
+    body = (await api.client.get("/v1/features/org/sae/3")).json()
+
+    assert (body["logit_lens"], body["logit_lens_error"]) == (None, "There is no directory.")
+
+
+async def test_too_many_looks_are_503(api: Api, features: FakeFeatures):
+    features.lens_failure = LensBusyError()
+    response = await api.client.get("/v1/features/org/sae/3")
+
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "server_is_overloaded")
+    assert response.headers["Retry-After"]
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "param", "code"),
+    [
+        ("/v1/features/none/3", 404, "sae", "sae_not_found"),
+        ("/v1/features/org/sae/40", 404, "index", "feature_not_found"),
+        ("/v1/features/org/sae/-1", 404, "index", "feature_not_found"),
+        ("/v1/features/org/sae/x", 404, "index", "feature_not_found"),
+        ("/v1/features/org/sae/" + "9" * 400, 404, "index", "feature_not_found"),
+        ("/v1/features/org/sae/3?logit_lens=maybe", 400, "logit_lens", "invalid_value"),
+    ],
+)
+async def test_bad_look_ups_are_named(api: Api, features: FakeFeatures, path, status, param, code):
+    response = await api.client.get(path)
+    error = response.json()["error"]
+
+    assert (response.status_code, error["param"], error["code"]) == (status, param, code)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_reader_reads_the_database(django_user_model: Any):
+    from asgiref.sync import async_to_sync
+
+    from inference.models import LanguageModel
+
+    model = LanguageModel.objects.create(name="tiny", source="/model")
+    sae = SAE.objects.create(name="s", model=model, source="/sae", layer=1, d_in=4, d_sae=2, checksum="c")
+    Feature.objects.create(sae=sae, index=0, label="rain", examples=[{"tokens": ["a"], "values": [1.0]}])
+    Feature.objects.create(sae=sae, index=1, label="sun")
+
+    async def read() -> None:
+        reader = FeatureReader()
+        (found,) = await reader.search(FeatureQuery("rainy or rain", frozenset({"tiny"}), None, 5))
+        assert (found.sae, found.model, found.index) == ("s", "tiny", 0)
+        assert await reader.search(FeatureQuery("rain", frozenset({"other"}), None, 5)) == ()
+        assert await reader.search(FeatureQuery("rain", frozenset({"tiny"}), "other", 5)) == ()
+        record = await reader.sae("s")
+        assert (await reader.detail(record, 0)).examples == (FeatureExample(("a",), (1.0,)),)
+        with pytest.raises(FeatureNotFoundError, match="features 0 to 1, not 7"):
+            await reader.detail(record, 7)
+        for name in ("none", "a\0"):
+            with pytest.raises(SAENotFoundError):
+                await reader.sae(name)
+
+    async_to_sync(read)()

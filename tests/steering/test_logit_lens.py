@@ -1,0 +1,119 @@
+"""The logit lens equals what the model itself would say of a direction, and disturbs nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM
+
+from inference.sources import ModelSource
+from steering import unembedding
+from steering.logit_lens import (
+    MAX_WAITING,
+    LensBusyError,
+    LensSubject,
+    LensUnavailableError,
+    LensWorker,
+    LogitLens,
+    compute_lens,
+    read_lens,
+)
+from steering.published import SAESource
+from steering.unembedding import UnembeddingError, open_unembedding
+from tests.builders import ARCHITECTURES, build_model
+
+NOTHING = LogitLens((), ())
+
+
+def subject(index: int = 0, *, is_in_residual: bool = True) -> LensSubject:
+    return LensSubject(ModelSource("/no/such/model"), SAESource("s", "c", "/no", "", ""), index, is_in_residual)
+
+
+def expected(path: Path, direction: torch.Tensor) -> torch.Tensor:
+    """Plain torch: the model's own norm and head, applied to the direction."""
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    with torch.no_grad():
+        return model.get_output_embeddings()(model.model.norm(direction[None]))[0]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("tied", [False, True])
+def test_equals_the_models_own_end(architecture, tied, tmp_path, monkeypatch):
+    path = build_model(tmp_path, architecture, tie_word_embeddings=tied)
+    direction = torch.randn(32, generator=torch.Generator().manual_seed(3))
+    monkeypatch.setattr(unembedding, "_PIECE_BYTES", 1000)  # several pieces, the last one shorter
+    logits = open_unembedding(path).logits(direction.numpy())
+    torch.testing.assert_close(torch.from_numpy(logits), expected(path, direction), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_reads_half_precision(dtype, tmp_path):
+    path = build_model(tmp_path)
+    AutoModelForCausalLM.from_pretrained(path, dtype=dtype).save_pretrained(path)
+    direction = torch.randn(32, generator=torch.Generator().manual_seed(3))
+    logits = open_unembedding(path).logits(direction.numpy())
+    torch.testing.assert_close(torch.from_numpy(logits), expected(path, direction), atol=1e-4, rtol=1e-4)
+
+
+def test_promoted_and_suppressed_tokens(tmp_path):
+    tokenizer = Tokenizer.from_file(str(build_model(tmp_path) / "tokenizer.json"))
+    logits = np.zeros(tokenizer.get_vocab_size() + 8, np.float32)
+    cat = tokenizer.encode(" the").ids[0]
+    logits[cat], logits[5], logits[-1] = 3.0, -2.0, 9.0  # the last stands for no token
+    lens = read_lens(logits, tokenizer)
+    assert (lens.promoted[0].id, lens.promoted[0].text, lens.promoted[0].logit) == (cat, " the", 3.0)
+    assert (lens.suppressed[0].id, lens.suppressed[0].logit) == (5, -2.0)
+
+
+def test_damaged_files_are_named(tmp_path):
+    path = build_model(tmp_path)
+    stored = open_unembedding(path).embeddings
+    stored.file.write_bytes(stored.file.read_bytes()[: stored.start + 10])
+    with pytest.raises(UnembeddingError, match="ends before its tensors do"):
+        stored.whole()
+
+
+@pytest.mark.parametrize("looked_at", [subject(), subject(is_in_residual=False)])
+def test_says_why_there_is_none(looked_at):
+    with pytest.raises(LensUnavailableError, match=r"no directory|attention"):
+        compute_lens(looked_at)
+
+
+async def test_one_after_the_other_and_only_once():
+    running: list[int] = []
+
+    def compute(wanted: LensSubject) -> LogitLens:
+        running.append(wanted.index)
+        return NOTHING
+
+    worker = LensWorker(compute)
+    await asyncio.gather(*(worker.look(subject(index)) for index in range(4)))
+    await worker.look(subject(2))
+    assert running == [0, 1, 2, 3]
+
+
+async def test_too_many_are_refused_and_it_goes_on_after_a_failure():
+    gate = threading.Event()
+
+    def compute(wanted: LensSubject) -> LogitLens:
+        gate.wait()
+        if wanted.index == 0:
+            raise LensUnavailableError("broken")
+        return NOTHING
+
+    worker = LensWorker(compute)
+    looks = [asyncio.create_task(worker.look(subject(index))) for index in range(MAX_WAITING + 1)]
+    await asyncio.sleep(0)
+    with pytest.raises(LensBusyError):
+        await worker.look(subject(99))
+    gate.set()
+    first, *others = await asyncio.gather(*looks, return_exceptions=True)
+    assert isinstance(first, LensUnavailableError)
+    assert others == [NOTHING] * MAX_WAITING
+    assert await worker.look(subject(99)) == NOTHING
