@@ -199,6 +199,7 @@ def test_a_step_with_drafts_is_captured_where_it_has_no_more_rows_than_a_batch(l
         got = harness.generate(prompt=PROMPTS[2], max_tokens=90, allowed_token_ids=tuple(range(20, 26)))
         assert harness.engine.stats().accepted_draft_tokens > 20
         assert got.token_ids == plain
+        assert harness.engine.graphs is not None
         return harness.engine.graphs.widest
 
     request = {"prompt": PROMPTS[2], "max_tokens": 90, "allowed_token_ids": tuple(range(20, 26))}

@@ -11,7 +11,7 @@ from django.core.exceptions import ValidationError
 from inference.sources import SourceError
 from steering import services
 from steering.errors import IncompatibleSAEError, InUseError
-from steering.labels import read_labels
+from steering.label_files import read_labels
 from steering.models import SAE, Feature, FeatureEdit
 from steering.registration import SAEHealth, SAELocation, inspect_sae, read_health
 from steering.saes.errors import InvalidSAEError
@@ -149,7 +149,7 @@ class TestLabels:
         ("value", "message"),
         [
             ("{", "is not valid JSON"),
-            ({}, "Expected a list of features"),
+            ({}, r"labels\[0\].index: Expected an integer, found nothing"),
             ([{"index": 40}], r"labels\[0\].index: Expected an integer from 0 to 39, found 40"),
             ([{"label": "x"}], r"labels\[0\].index: Expected an integer, found nothing"),
             ([{"index": 1}, {"index": 1}], r"labels\[1\].index: Feature 1 is listed twice"),
