@@ -81,7 +81,7 @@ class TestFormats:
         header, cells = ",".join(self.OWN), '3,storms,At sea.,rita,7.25,0.5,"["" storm"", ""\\n""]"'
         texts = {".json": json.dumps([self.OWN]), ".jsonl": lines(self.OWN), ".csv": f"{header}\n{cells}\n"}
         data = texts[suffix].encode()
-        found = parse(gzip.compress(data) if packed else data, f"x{suffix}.gz" if packed else f"x{suffix}")
+        found = parse(gzip.compress(data, mtime=0) if packed else data, f"x{suffix}.gz" if packed else f"x{suffix}")
         (label,) = found.labels
         assert (label.index, label.label, label.description, label.source) == (3, "storms", "At sea.", "rita")
         assert (label.max_activation, label.density, label.top_tokens) == (7.25, 0.5, (" storm", "\n"))
@@ -181,8 +181,8 @@ class TestBadInput:
             (b"index\n1e3\n", "x.csv", "line 2.index: Expected an integer, found '1e3'."),
             (b"", "x.txt", "labels: x.txt must end with .json, .jsonl, .ndjson, .csv"),
             (b'{"index": 1}', "x.jsonl.gz", "labels: x.jsonl.gz is not gzipped"),
-            (gzip.compress(b'{"index": 1}'), "x.jsonl", "labels: x.jsonl is gzipped"),
-            (gzip.compress(b'{"index": 1}' * 99)[:-9], "x.jsonl.gz", "labels: x.jsonl.gz is damaged"),
+            (gzip.compress(b'{"index": 1}', mtime=0), "x.jsonl", "labels: x.jsonl is gzipped"),
+            (gzip.compress(b'{"index": 1}' * 99, mtime=0)[:-9], "x.jsonl.gz", "labels: x.jsonl.gz is damaged"),
         ],
     )
     def test_files_that_are_something_else(self, data, name, message):
@@ -195,7 +195,7 @@ class TestBadInput:
         ("limit", "data", "name"),
         [
             ("MAX_FILE_BYTES", lines({"index": 1}, {"index": 2}), "x.jsonl"),
-            ("MAX_TEXT_BYTES", gzip.compress(lines({"index": 1}, {"index": 2}).encode()), "x.jsonl.gz"),
+            ("MAX_TEXT_BYTES", gzip.compress(lines({"index": 1}, {"index": 2}).encode(), mtime=0), "x.jsonl.gz"),
             ("MAX_LINE_BYTES", lines({"index": 1}, {"index": 2}), "x.jsonl"),
             ("MAX_JSON_BYTES", json.dumps([{"index": 1}]), "x.json"),
         ],
@@ -235,7 +235,7 @@ class TestImport:
 
     def test_command(self, sae, tmp_path: Path, capsys):
         path = tmp_path / "batch-0.jsonl.gz"
-        path.write_bytes(gzip.compress(lines(EXPLANATION).encode()))
+        path.write_bytes(gzip.compress(lines(EXPLANATION).encode(), mtime=0))
         call_command("import_labels", "tiny-sae", str(path))
         assert "Imported 1 features: 1 labels, 0 examples." in capsys.readouterr().out
         assert sae.features.get(index=3).label == "storms at sea"
