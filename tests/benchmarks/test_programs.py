@@ -108,7 +108,10 @@ def test_gpu_rows_on_whatever_there_is(options: Options):
     assert {"w1_share_of_memory_limit", "w2_over_generate_batch", *costs, *gains} <= record.values.keys()
     assert {row.subject for row in record.rows if row.workload == "W2"} == {*gpu.ENGINES, gpu.PEER}
     assert {row.subject for row in record.rows if row.workload == "streams 64"} == {
-        f"{kind} K={k}{ending}" for kind in ("add", "clamp") for k in (0, 64) for ending in ("", ", graphs off")
+        f"{kind} K={k}{ending}"
+        for kind in ("add", "clamp", "mixed")
+        for k in (0, 64)
+        for ending in ("", ", graphs off")
     }
     assert len(gpu.table(record)) > len(record.rows)
 

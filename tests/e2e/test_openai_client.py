@@ -112,7 +112,7 @@ BAD_REQUESTS = [
     ({"messages": [{"role": "user", "content": "word " * 5000}]}, 400, "context_length_exceeded", "messages"),
     ({"temperature": 9}, 400, None, "temperature"),
     ({"model": "other"}, 404, "model_not_found", "model"),
-    ({"extra_body": {"steering": {"features": []}}}, 400, "unsupported_parameter", "steering"),
+    ({"extra_body": {"steering": {"features": []}}}, 400, None, "steering.features"),
 ]
 
 
