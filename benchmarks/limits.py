@@ -1,4 +1,4 @@
-"""What the machine can do at most: bytes read per second and bf16 multiplications. ``python -m benchmarks.limits``.
+"""``python -m benchmarks.limits``: what the machine can do at most, in bytes read and in multiplications per second.
 
 Each is the best of several ways and repetitions: a limit is what nothing here has exceeded.
 """
@@ -31,18 +31,24 @@ def record(options: Options) -> Record:
 def limits(
     shape: Shape, device: str = "", *, read_bytes: int = READ_BYTES, repeat_s: float = REPEAT_S
 ) -> dict[str, float]:
-    """GB/s read, bf16 GFLOP/s at GEMM_ROWS rows, and what they allow the shape: tokens/s at batch 1, and of prefill."""
+    """GB/s read, GFLOP/s at GEMM_ROWS rows, and what they allow the shape: tokens/s at batch 1, and of prefill.
+
+    Prefill is bounded by the faster type: weights in bfloat16 may be widened on the way, where a processor has no
+    instructions for them.
+    """
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     read = read_bandwidth(place, read_bytes, repeat_s)
-    gemm = gemm_rate(place, shape.hidden, shape.intermediate, repeat_s)
+    narrow = gemm_rate(place, shape.hidden, shape.intermediate, repeat_s, torch.bfloat16)
+    wide = gemm_rate(place, shape.hidden, shape.intermediate, repeat_s, torch.float32)
     flops_per_token = 2 * shape.bytes_per_step / getattr(torch, shape.dtype).itemsize
-    say(f"limits: {read / 1e9:.1f} GB/s read, {gemm / 1e9:.0f} GFLOP/s bf16")
+    say(f"limits: {read / 1e9:.1f} GB/s read, {narrow / 1e9:.0f} GFLOP/s bfloat16, {wide / 1e9:.0f} float32")
     return {
         "read_gb_s": read / 1e9,
-        "bf16_gflop_s": gemm / 1e9,
+        "bf16_gflop_s": narrow / 1e9,
+        "float32_gflop_s": wide / 1e9,
         "weights_gb": shape.bytes_per_step / 1e9,
         "decode_tok_s": read / shape.bytes_per_step,
-        "prefill_tok_s": gemm / flops_per_token,
+        "prefill_tok_s": max(narrow, wide) / flops_per_token,
     }
 
 
@@ -61,15 +67,15 @@ def read_bandwidth(device: torch.device, num_bytes: int, repeat_s: float) -> flo
     return max(size / _best_s(act, device, repeat_s / len(ways)) for act, size in ways)
 
 
-def gemm_rate(device: torch.device, hidden: int, wide: int, repeat_s: float) -> float:
-    """bf16 multiply-adds count as two, per second, of GEMM_ROWS rows through a linear of the shape or a square one."""
-    ways = [_linear(device, hidden, wide), _linear(device, 2048, 2048)]
+def gemm_rate(device: torch.device, hidden: int, wide: int, repeat_s: float, dtype: torch.dtype) -> float:
+    """Multiply-adds count as two, per second, of GEMM_ROWS rows through a linear of the shape or a square one."""
+    ways = [_linear(device, hidden, wide, dtype), _linear(device, 2048, 2048, dtype)]
     return max(flops / _best_s(act, device, repeat_s / len(ways)) for act, flops in ways)
 
 
-def _linear(device: torch.device, width: int, height: int) -> tuple[Callable[[], Tensor], int]:
-    rows = torch.randn(GEMM_ROWS, width, device=device).bfloat16()
-    weight = torch.randn(height, width, device=device).bfloat16()
+def _linear(device: torch.device, width: int, height: int, dtype: torch.dtype) -> tuple[Callable[[], Tensor], int]:
+    rows = torch.randn(GEMM_ROWS, width, device=device).to(dtype)
+    weight = torch.randn(height, width, device=device).to(dtype)
     return lambda: functional.linear(rows, weight), 2 * GEMM_ROWS * width * height
 
 

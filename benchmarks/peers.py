@@ -6,13 +6,14 @@ names them (see benchmarks/process_peers.py); any other server by ``--peer NAME=
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 
 from benchmarks.engine import load_shape, running
 from benchmarks.limits import limits
 from benchmarks.options import Options, options_of, options_parser
-from benchmarks.process_peers import CACHE_GIB, LLAMA_SERVER, VLLM, peers, started
+from benchmarks.process_peers import CACHE_GIB, LLAMA_SERVER, VLLM, VLLM_DTYPE, peers, started
 from benchmarks.record import Record
 from benchmarks.serve import HttpSubject, serving_shape
 from benchmarks.shapes import shape_folder
@@ -48,7 +49,7 @@ def record(options: Options, urls: Sequence[tuple[str, str]] = (), without: Sequ
     notes = (
         *options.notes,
         *(f"{name} was left out." for name in without),
-        *_missing([s.name for s in subjects], without),
+        *_peer_notes([s.name for s in subjects], without),
     )
     return Record("peers", options.label, rows, values=found, notes=notes)
 
@@ -69,9 +70,11 @@ def _measure(subjects: Sequence[Subject], options: Options) -> tuple[Row, ...]:
     return tuple(measure(subjects, makers, Plan(options.scale, options.rounds)))
 
 
-def _missing(names: Sequence[str], without: Sequence[str]) -> tuple[str, ...]:
-    """Says which peers were not there to be measured."""
+def _peer_notes(names: Sequence[str], without: Sequence[str]) -> tuple[str, ...]:
+    """What must be known of the peers: which were not there to be measured, and what vLLM computed in."""
     notes, names = [], [*names, *without]
+    if os.environ.get(VLLM_DTYPE) and "vLLM" in names:
+        notes.append(f"vLLM computed in {os.environ[VLLM_DTYPE]}, its fastest way on this machine.")
     if not any(name.startswith("vLLM") for name in names):
         notes.append(f"vLLM was not measured: {VLLM} does not name its program.")
     if not any(name.startswith("llama.cpp") for name in names):

@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.engine import running
 from benchmarks.gguf_file import gguf_name, write_gguf
-from benchmarks.process_peers import LLAMA_SERVER, VLLM, Peer, free_port, peers, started, vllm
+from benchmarks.process_peers import LLAMA_SERVER, VLLM, VLLM_DTYPE, Peer, free_port, peers, started, vllm
 from benchmarks.shapes import SHAPES, shape_folder
 from benchmarks.transformers_peers import Generate, GenerateBatch, load_module
 from benchmarks.workloads import MAKERS, Scale, Workload, stall
@@ -131,9 +131,15 @@ def test_peers_are_those_that_the_environment_names(models: Path):
 
 
 def test_vllm_gets_the_dtype_and_no_prefix_cache():
-    command = vllm("vllm", SHAPES["qwen3-0.6b"], Path("/models/x")).command
+    command = vllm("vllm", SHAPES["qwen3-0.6b"], Path("/models/x"), "bfloat16").command
     assert command[command.index("--dtype") + 1] == "bfloat16"
     assert "--no-enable-prefix-caching" in command
+
+
+@pytest.mark.parametrize(("named", "dtype"), [("", SHAPE.dtype), ("float16", "float16")])
+def test_vllm_computes_in_the_models_dtype_or_the_one_that_is_named(models: Path, named: str, dtype: str):
+    (peer,) = peers(SHAPE, models, {VLLM: "vllm", VLLM_DTYPE: named})
+    assert peer.command[peer.command.index("--dtype") + 1] == dtype
 
 
 def test_every_tensor_has_a_name_in_llama_cpp(module: Any):
