@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from django.test import AsyncClient
 
+from jobs.running_jobs import RunningJobs
 from openai_api.backend import Backend, get_backend, set_backend
 from openai_api.keys import KeyRecord, digest_of
 from openai_api.limits import Limits, set_limits
@@ -72,6 +73,7 @@ class Api:
     keys: Keys
     steering: FakeSteering
     client: AsyncClient = field(default_factory=AsyncClient)
+    running: RunningJobs = field(default_factory=RunningJobs)
 
     async def post(self, path: str, body: Any, **headers: str) -> Any:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()

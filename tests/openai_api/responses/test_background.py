@@ -21,11 +21,12 @@ from openai_api.responses.background import begin_response, tell_events
 from openai_api.responses.models import StoredResponse
 from tests.openai_api.conftest import Api, events_of
 from tests.openai_api.fakes import failing, finished, tokens_of
+from tests.openai_api.responses.conftest import end_jobs
 from tests.openai_api.responses.test_create import create, strict_event
 from tests.openai_api.responses.test_state import new_owner
 
 
-def run_all(running: RunningJobs | None = None) -> None:
+def run_all(running: RunningJobs) -> None:
     """What a worker would do, in this thread."""
     try:
         for pk in Job.objects.queued().values_list("pk", flat=True):
@@ -34,8 +35,9 @@ def run_all(running: RunningJobs | None = None) -> None:
         connection.close()
 
 
-async def work(running: RunningJobs | None = None) -> None:
-    await asyncio.to_thread(run_all, running)
+async def work(api: Api) -> None:
+    """They end with the test, whatever they wait for."""
+    await asyncio.to_thread(run_all, api.running)
 
 
 async def order(api: Api, **fields: Any) -> dict[str, Any]:
@@ -65,7 +67,7 @@ async def test_a_background_response_is_queued_and_polled(client: AsyncOpenAI, s
     assert (queued.status, queued.output, queued.background) == ("queued", [], True)
     assert stored.engine.requests == []
     assert (await client.responses.retrieve(queued.id)).status == "queued"
-    await work()
+    await work(stored)
     done = await client.responses.retrieve(queued.id)
     assert (done.status, done.output_text) == ("completed", "Hello sea")
     assert done.usage is not None
@@ -76,7 +78,7 @@ async def test_a_background_response_is_queued_and_polled(client: AsyncOpenAI, s
 
 async def test_the_generation_has_a_row_of_its_own(stored: Api):
     made = await order(stored, profile="gloomy", user="me")
-    await work()
+    await work(stored)
     asked, generated = stored.log.entries
     assert (asked.endpoint, asked.status, asked.completion_tokens) == ("/v1/responses", 200, 0)
     assert (generated.endpoint, generated.status) == ("/v1/responses (background)", 200)
@@ -86,7 +88,7 @@ async def test_the_generation_has_a_row_of_its_own(stored: Api):
 
 async def test_its_events_can_be_streamed_from_any_of_them_on(stored: Api):
     response_id = await ordered_stream(stored)
-    await work()
+    await work(stored)
     whole = await replayed(stored, response_id)
     types = [event["type"] for event in whole]
     assert types[:3] == ["response.created", "response.queued", "response.in_progress"]
@@ -104,7 +106,7 @@ async def test_its_events_can_be_streamed_from_any_of_them_on(stored: Api):
 async def test_a_stream_follows_the_job(stored: Api):
     """The client's own helper reads the events while they are written."""
     response = await create(stored, background=True, stream=True)
-    worker = asyncio.create_task(work())
+    worker = asyncio.create_task(work(stored))
     found = [json.loads(event.split("data: ")[1]) for event in await events_of(response) if "data: " in event]
     await worker
     assert found[-1]["type"] == "response.completed"
@@ -112,7 +114,7 @@ async def test_a_stream_follows_the_job(stored: Api):
 
 async def test_the_client_s_helper_takes_up_a_stream(client: AsyncOpenAI, stored: Api):
     response_id = await ordered_stream(stored)
-    await work()
+    await work(stored)
     async with client.responses.stream(response_id=response_id, starting_after=4) as stream:
         numbers = [event.sequence_number async for event in stream]
         final = await stream.get_final_response()
@@ -130,7 +132,7 @@ async def test_a_queued_response_is_cancelled(client: AsyncOpenAI, stored: Api):
     queued = await client.responses.create(model="tiny", input="hi", background=True)
     assert (await client.responses.cancel(queued.id)).status == "cancelled"
     assert (await client.responses.cancel(queued.id)).status == "cancelled"
-    await work()
+    await work(stored)
     assert stored.engine.requests == []
     assert (await Job.objects.aget()).state == "cancelled"
 
@@ -139,7 +141,7 @@ async def test_a_running_response_is_cancelled(stored: Api):
     """The engine's sequence is closed, what was said is kept as events, and the stream ends."""
     stored.engine.script = lambda request: tokens_of(request, "He")
     response_id = await ordered_stream(stored)
-    worker = asyncio.create_task(work())
+    worker = asyncio.create_task(work(stored))
     await until(partial(has_streams, stored))
     cancelled = await stored.post(f"/v1/responses/{response_id}/cancel", {})
     assert cancelled.json()["status"] == "cancelled"
@@ -162,7 +164,7 @@ async def test_only_background_responses_can_be_cancelled(client: AsyncOpenAI):
 async def test_a_deleted_response_is_not_generated(client: AsyncOpenAI, stored: Api):
     queued = await client.responses.create(model="tiny", input="hi", background=True)
     await client.responses.delete(queued.id)
-    await work()
+    await work(stored)
     assert stored.engine.requests == []
     assert not await StoredResponse.objects.aexists()
 
@@ -170,7 +172,7 @@ async def test_a_deleted_response_is_not_generated(client: AsyncOpenAI, stored: 
 async def test_a_failure_is_told(stored: Api):
     stored.engine.script = failing("steering_unstable", after="He")
     response_id = await ordered_stream(stored)
-    await work()
+    await work(stored)
     last = (await replayed(stored, response_id))[-1]
     assert last["type"] == "response.failed"
     assert last["response"]["error"]["millm_code"] == "steering_unstable"
@@ -187,7 +189,7 @@ async def test_a_key_that_is_revoked_meanwhile_generates_nothing(stored: Api):
     ann = await new_owner(stored, "ann")
     made = (await stored.post("/v1/responses", {"model": "tiny", "input": "A", "background": True}, **ann)).json()
     records, stored.keys.records = stored.keys.records, {}
-    await work()
+    await work(stored)
     stored.keys.records = records
     failed = (await stored.client.get(f"/v1/responses/{made['id']}", headers=ann)).json()
     assert (failed["status"], failed["error"]["millm_code"]) == ("failed", "invalid_api_key")
@@ -197,7 +199,7 @@ async def test_a_key_that_is_revoked_meanwhile_generates_nothing(stored: Api):
 async def test_it_waits_while_the_engine_is_full(stored: Api):
     made = await order(stored)
     stored.engine.failure = QueueFullError("It is full.", 0.01)
-    worker = asyncio.create_task(work())
+    worker = asyncio.create_task(work(stored))
     await until(StoredResponse.objects.filter(status="in_progress").aexists)
     stored.engine.failure = None
     await worker
@@ -216,7 +218,7 @@ async def test_it_joins_its_conversation_and_can_be_continued(client: AsyncOpenA
     with pytest.raises(openai.BadRequestError) as early:
         await client.responses.create(model="tiny", input="B", previous_response_id=made.id)
     assert early.value.code == "response_not_ended"
-    await work()
+    await work(stored)
     listed = await client.conversations.items.list(talk.id)
     assert len(listed.data) == 2
     assert (await client.responses.create(model="tiny", input="B", previous_response_id=made.id)).status == "completed"
@@ -227,7 +229,7 @@ async def test_a_response_that_was_cut_off_begins_anew(stored: Api):
     made = await order(stored)
     await asyncio.to_thread(interrupted_run)
     assert (await stored.client.get(f"/v1/responses/{made['id']}")).json()["status"] == "in_progress"
-    await work()
+    await work(stored)
     done = (await stored.client.get(f"/v1/responses/{made['id']}")).json()
     assert (done["status"], len(done["output"])) == ("completed", 1)
 
@@ -236,7 +238,7 @@ async def test_a_stream_that_was_cut_off_before_any_output_goes_on(stored: Api):
     response_id = await ordered_stream(stored)
     begun = {"type": "response.in_progress", "sequence_number": 2, "response": {}}
     assert await asyncio.to_thread(lambda: begin_response(response_id=response_id, events=[begun]))
-    await work()
+    await work(stored)
     whole = await replayed(stored, response_id)
     assert [event["sequence_number"] for event in whole] == list(range(len(whole)))
     assert [event["type"] for event in whole].count("response.in_progress") == 1
@@ -247,7 +249,7 @@ async def test_a_stream_that_was_cut_off_in_its_output_fails_clearly(stored: Api
     response_id = await ordered_stream(stored)
     said = {"type": "response.output_text.delta", "sequence_number": 3, "delta": "He"}
     assert await asyncio.to_thread(lambda: tell_events(response_id=response_id, events=[said]))
-    await work()
+    await work(stored)
     last = (await replayed(stored, response_id))[-1]
     assert (last["type"], last["sequence_number"]) == ("response.failed", 4)
     assert last["response"]["error"]["millm_code"] == "response_interrupted"
@@ -268,7 +270,7 @@ async def test_a_limit_of_the_key_is_waited_for(stored: Api):
     first = await stored.post("/v1/responses", {**body, "background": True}, **ann)
     for _ in range(6):
         await stored.post("/v1/responses", body, **ann)
-    worker = asyncio.create_task(work())
+    worker = asyncio.create_task(work(stored))
     await asyncio.sleep(0)
     stored.clock.now += 60
     await worker
@@ -292,6 +294,18 @@ def interrupted_run() -> None:
         run_all(running)
     finally:
         engine.script = script
+
+
+async def test_jobs_that_still_wait_end_with_their_test(stored: Api):
+    """Else a test that fails early would leave a worker that nobody can end."""
+    stored.engine.script = lambda request: tokens_of(request, "He")
+    made = await order(stored)
+    worker = asyncio.create_task(work(stored))
+    await until(partial(has_streams, stored))
+    await end_jobs(stored)
+    await worker
+    assert (await Job.objects.aget()).state == "queued"
+    assert (await stored.client.get(f"/v1/responses/{made['id']}")).json()["status"] == "in_progress"
 
 
 async def has_streams(api: Api) -> bool:

@@ -147,7 +147,7 @@ async def test_calls_of_a_background_response(caller: Api):
     from tests.openai_api.responses.test_background import order, work
 
     made = await order(caller, tools=TOOLS)
-    await work()
+    await work(caller)
     done = (await caller.client.get(f"/v1/responses/{made['id']}")).json()
     assert [item["type"] for item in done["output"]] == ["reasoning", "message", "function_call", "function_call"]
     assert json.loads(done["output"][2]["arguments"]) == {"city": "Rome"}
