@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from inference.dialects.call_shape import CallShape
+from inference.dialects.literals import Literals
+from inference.dialects.offered_tool import OfferedTool
+from inference.dialects.tagged_grammar import tagged_arguments
 from inference.dialects.thinking import ThinkingMarks
 from inference.grammars import Grammar
 
@@ -15,14 +18,6 @@ MAX_CALLS = 32  # in one answer; without a bound weak models never stop calling
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 Thinking = Literal["none", "possible", "begun"]
-
-
-@dataclass(frozen=True, slots=True)
-class OfferedTool:
-    """``parameters`` is the JSON schema that the arguments follow."""
-
-    name: str
-    parameters: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,32 +30,6 @@ class CallWish:
     max_calls: int = MAX_CALLS
 
 
-@dataclass(frozen=True, slots=True)
-class Literals:
-    """Texts as terminals. ``special_tokens``: marks that the tokenizer has as special tokens, which are no text."""
-
-    special_tokens: Mapping[str, int]
-
-    def terminal(self, text: str) -> str:
-        parts, rest = [], text
-        while rest:
-            places = [(rest.find(mark), mark) for mark in self.special_tokens if mark in rest]
-            place, mark = min(places, default=(len(rest), ""))
-            if place:
-                parts.append(json.dumps(rest[:place], ensure_ascii=False))
-            if mark:
-                parts.append(f"<[{self.special_tokens[mark]}]>")
-            rest = rest[place + len(mark) :]
-        return " ".join(parts)
-
-    def text_before(self, rule: str, mark: str) -> Iterator[str]:
-        """A rule for any text up to ``mark``, and for the mark."""
-        if mark in self.special_tokens:
-            yield f"{rule}: TEXT {self.terminal(mark)}"
-        else:
-            yield f"{rule}[lazy]: TEXT {json.dumps(mark, ensure_ascii=False)}"
-
-
 def answer_grammar(
     *,
     literals: Literals,
@@ -68,8 +37,12 @@ def answer_grammar(
     thinking: Thinking = "none",
     calls: CallWish | None = None,
     body: Grammar | None = None,
+    content_opening: str = "",
 ) -> Grammar:
-    """Reasoning, and then calls or ``body``; with neither, and calls only allowed, any text is an answer too."""
+    """Reasoning, and then calls or ``body``; with neither, and calls only allowed, any text is an answer too.
+
+    ``content_opening`` stands before content.
+    """
     lines = ["TEXT: /(.|\\n)*/", *_thought(literals, marks, thinking)]
     parts: dict[str, Grammar] = {}
     answers: list[str] = []
@@ -78,7 +51,7 @@ def answer_grammar(
         answers.append("calls" if calls.must_call or body is not None else "called_text")
     if body is not None and not (calls is not None and calls.must_call):
         parts["body"] = body
-        answers.append("@body")
+        answers.append(f"{literals.terminal(content_opening)} @body".strip())
     elif calls is not None and not calls.must_call:
         lines += _free_text(literals, calls)
         answers.append("free_text")
@@ -100,7 +73,8 @@ def _thought(literals: Literals, marks: ThinkingMarks | None, thinking: Thinking
 def _calls(literals: Literals, wish: CallWish, parts: dict[str, Grammar]) -> Iterator[str]:
     """The rules ``calls``, and ``more``: all after a first call."""
     shape, separator = wish.shape, literals.terminal(wish.shape.separator)
-    further = f"({separator} call){{0,{wish.max_calls - 1}}}" if wish.max_calls > 1 else ""
+    has_more = wish.max_calls > 1 and not shape.ends_answer
+    further = f"({separator} call){{0,{wish.max_calls - 1}}}" if has_more else ""
     yield f"calls: {literals.terminal(shape.opening)} call more"
     yield f"more: {further} {literals.terminal(shape.closing)}".rstrip() if further or shape.closing else 'more: ""'
     yield f"call: {' | '.join(f'call{number}' for number in range(len(wish.tools)))}"
@@ -115,6 +89,8 @@ def _arguments(
 ) -> Iterator[str]:
     if shape.arguments == "python":
         yield from _keywords(number, tool, parts)
+    elif shape.tags is not None:
+        yield from tagged_arguments(literals, number, tool, shape.tags, parts)
     elif shape.arguments == "gemma":
         yield f"arguments{number}: gemma_object"
         if number == 0:
@@ -162,6 +138,10 @@ def _gemma_values(literals: Literals, quote: str) -> Iterator[str]:
 def _free_text(literals: Literals, wish: CallWish) -> Iterator[str]:
     """Content, and calls after content; a notation without a mark is told from content by its first character."""
     shape = wish.shape
+    if shape.content_opening:  # content has a mark of its own, and a call is the whole answer
+        yield f"free_text: {literals.terminal(shape.content_opening)} TEXT"
+        yield "called_text: calls"
+        return
     if not shape.mark:
         yield f'free_text: /[^\\{shape.first[:1]}](.|\\n)*/ | ""'
         yield "called_text: calls"

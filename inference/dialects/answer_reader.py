@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 
+from inference.dialects.argument_form import ArgumentForms
 from inference.dialects.calls import Calls, NewId
 from inference.dialects.events import AnswerEvent, ContentDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
 from inference.dialects.source import Reading, Source
@@ -41,6 +42,7 @@ class AnswerReader:
         is_thinking: bool = False,
         tools: ToolFormat | None = None,
         tool_names: frozenset[str] = frozenset(),
+        argument_forms: Mapping[str, ArgumentForms] | None = None,
         max_calls: int | None = None,
         new_id: NewId | None = None,
     ) -> None:
@@ -49,7 +51,7 @@ class AnswerReader:
         self.num_calls = 0
         self._thinking = thinking
         self._tools = tools
-        self._calls = Calls(new_id or NEW_IDS[tools.ids if tools else "call"], tool_names)
+        self._calls = Calls(new_id or NEW_IDS[tools.ids if tools else "call"], tool_names, argument_forms)
         self._max_calls = max_calls
         self._source = Source()
         self._reading = self._read()

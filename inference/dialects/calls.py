@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+from inference.dialects.argument_form import ArgumentForms
 from inference.dialects.events import ToolCallArguments, ToolCallEnd, ToolCallStart
 
 NewId = Callable[[], str]
@@ -12,11 +13,18 @@ NewId = Callable[[], str]
 class Calls:
     """Makes the events of one answer's calls. At most one call is open at a time.
 
-    ``names`` are those of the tools on offer, for notations that only a name tells from content.
+    ``names`` are those of the tools on offer, for notations that only a name tells from content; ``forms`` tells of
+    their arguments, for those that write strings without quotes.
     """
 
-    def __init__(self, new_id: NewId, names: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self,
+        new_id: NewId,
+        names: frozenset[str] = frozenset(),
+        forms: Mapping[str, ArgumentForms] | None = None,
+    ) -> None:
         self.names = names
+        self.forms: Mapping[str, ArgumentForms] = forms or {}
         self._new_id = new_id
         self._count = 0
         self.is_open = False

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from inference.dialects import harmony
 from inference.dialects.events import ReasoningDelta
 from inference.dialects.source import Reading, Source, Waiting, mapped, stripped
 
 
 @dataclass(frozen=True, slots=True)
 class ThinkingMarks:
+    """``sign``: the text that tells a template which knows them; most only take earlier reasoning out, and so name the
+    end alone.
+    """
+
     start: str
     end: str
+    sign: str = ""
 
 
 KNOWN_MARKS = (
@@ -22,12 +28,16 @@ KNOWN_MARKS = (
     ThinkingMarks("◁think▷", "◁/think▷"),  # Kimi
     ThinkingMarks("<|channel>thought", "<channel|>"),  # Gemma 4
     ThinkingMarks("<thought>", "</thought>"),  # EXAONE Deep
+    ThinkingMarks(
+        f"{harmony.CHANNEL}{harmony.ANALYSIS}{harmony.MESSAGE}",
+        f"{harmony.END}{harmony.ASSISTANT}",
+        f"{harmony.CHANNEL}{harmony.ANALYSIS}",
+    ),  # gpt-oss
 )
 
 
 def marks_in(template: str) -> ThinkingMarks | None:
-    """The marks that a chat template knows; many only take earlier reasoning out, and so name the end alone."""
-    return next((marks for marks in KNOWN_MARKS if marks.end in template), None)
+    return next((marks for marks in KNOWN_MARKS if (marks.sign or marks.end) in template), None)
 
 
 def is_left_open(marks: ThinkingMarks, prompt_end: str) -> bool:

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from inference.dialects import deepseek, gemma_call, gemma_code, hermes, llama_json, mistral, pythonic
+from inference.dialects import (
+    deepseek,
+    gemma_call,
+    gemma_code,
+    harmony,
+    hermes,
+    llama_json,
+    mistral,
+    pythonic,
+    tagged_call,
+)
 from inference.dialects.call_shape import CallShape
 from inference.dialects.tool_format import ToolFormat
 
-OTHER_MARKUP = "<function="  # calls as XML inside Hermes' marks, which are not read
+OTHER_MARKUP = "<function="  # other calls than Hermes' between the same marks
 
 HERMES = ToolFormat(
     "hermes",
@@ -125,8 +135,64 @@ def _gemma(name: str, marks: gemma_call.GemmaMarks) -> ToolFormat:
 FUNCTION_GEMMA = _gemma("function_gemma", gemma_call.FUNCTION_GEMMA)
 GEMMA_4 = _gemma("gemma4", gemma_call.GEMMA_4)
 
+QWEN_CODER = ToolFormat(
+    "qwen3_coder",
+    tagged_call.reader_of(tagged_call.QWEN_CODER),
+    CallShape(
+        mark=tagged_call.QWEN_CODER.start,
+        before=f"{tagged_call.QWEN_CODER.start}\n{tagged_call.QWEN_CODER.function}",
+        between=f"{tagged_call.QWEN_CODER.name_end}\n",
+        after=f"{tagged_call.QWEN_CODER.function_end}\n{tagged_call.QWEN_CODER.end}",
+        separator="\n",
+        arguments="tagged",
+        tags=tagged_call.QWEN_CODER,
+    ),
+    (tagged_call.QWEN_CODER.start, tagged_call.QWEN_CODER.end),
+    ((tagged_call.QWEN_CODER.function, tagged_call.QWEN_CODER.key),),
+)
+
+
+def _glm(name: str, tags: tagged_call.Tags, *signs: str) -> ToolFormat:
+    return ToolFormat(
+        name,
+        tagged_call.reader_of(tags),
+        CallShape(
+            mark=tags.start,
+            before=tags.start,
+            between=tags.gap,
+            after=tags.end,
+            separator=tags.gap,
+            arguments="tagged",
+            tags=tags,
+        ),
+        (tags.start, tags.end, tags.key, tags.key_end, tags.value, tags.value_end),
+        (signs,),
+    )
+
+
+GLM_47 = _glm("glm47", tagged_call.GLM_47, tagged_call.GLM.start, f"}}{tagged_call.GLM.key}")
+GLM_45 = _glm("glm45", tagged_call.GLM, tagged_call.GLM.start, tagged_call.GLM.key)
+HARMONY = ToolFormat(
+    "harmony",
+    harmony.read_harmony,
+    CallShape(
+        mark=f"{harmony.CHANNEL}commentary to={harmony.FUNCTIONS}",
+        before=f"{harmony.CHANNEL}commentary to={harmony.FUNCTIONS}",
+        between=f" {harmony.CONSTRAIN}json{harmony.MESSAGE}",
+        after="",
+        content_opening=f"{harmony.CHANNEL}final{harmony.MESSAGE}",
+        ends_answer=True,
+    ),
+    (harmony.START, harmony.CHANNEL, harmony.MESSAGE, harmony.CONSTRAIN, harmony.END),
+    ((f"{harmony.CHANNEL}commentary", harmony.CALL),),
+)
+
 # Those with more signs come before those whose signs they share.
 _ALL = (
+    HARMONY,
+    QWEN_CODER,
+    GLM_47,
+    GLM_45,
     DEEPSEEK,
     DEEPSEEK_31,
     MISTRAL_ARGS,

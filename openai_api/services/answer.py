@@ -10,13 +10,15 @@ from inference.dialects.answer_grammar import (
     ANY_OBJECT,
     MAX_CALLS,
     CallWish,
-    Literals,
-    OfferedTool,
     Thinking,
     answer_grammar,
 )
 from inference.dialects.answer_reader import AnswerReader
+from inference.dialects.argument_form import argument_forms
 from inference.dialects.dialect import Dialect
+from inference.dialects.literals import Literals
+from inference.dialects.offered_tool import OfferedTool
+from inference.dialects.tool_format import ToolFormat
 from inference.grammars import Grammar, GrammarError
 from inference.text import ModelText
 from openai_api.errors import unsupported_parameter
@@ -44,10 +46,17 @@ class AnswerPlan:
         return AnswerReader(
             thinking=None if self.thinking == "none" else self.dialect.thinking,
             is_thinking=self.thinking == "begun",
-            tools=self.dialect.tools if use else None,
+            tools=self._notation,
             tool_names=frozenset(tool.name for tool in use.callable) if use else frozenset(),
-            max_calls=1 if use and not use.is_parallel else None,
+            argument_forms={tool.name: argument_forms(tool.parameters or {}) for tool in use.callable} if use else None,
+            max_calls=None if use and use.is_parallel else 1 if use else 0,
         )
+
+    @property
+    def _notation(self) -> ToolFormat | None:
+        """What the text is read by: where content is framed too, also without tools."""
+        notation = self.dialect.tools
+        return notation if notation is not None and (self.tools or notation.shape.content_opening) else None
 
     def finish_reason(self, reason: str, num_calls: int) -> FinishReason:
         """OpenAI's: a call of a function that the request named ends like any answer."""
@@ -63,7 +72,8 @@ class AnswerPlan:
     def grammar_wish(self, text: ModelText, body: GrammarWish | None) -> GrammarWish | None:
         """The grammar of the whole answer; ``body`` is that of its content."""
         use = self.tools if self.tools is not None and (self.tools.is_constrained or body is not None) else None
-        if use is None and (body is None or self.thinking == "none"):
+        opening = self._notation.shape.content_opening if self._notation else ""
+        if use is None and (body is None or (self.thinking == "none" and not opening)):
             return body
         grammar = answer_grammar(
             literals=Literals(text.special_tokens_in(self._marks())),
@@ -71,6 +81,7 @@ class AnswerPlan:
             thinking=self.thinking,
             calls=self._call_wish(use) if use else None,
             body=body.grammar if body else None,
+            content_opening=opening,
         )
         return GrammarWish(grammar, body.param if body and not (use and use.must_call) else "tools")
 
@@ -83,7 +94,7 @@ class AnswerPlan:
         thinking = self.dialect.thinking if self.thinking != "none" else None
         return (
             *((thinking.start, thinking.end) if thinking else ()),
-            *(self.dialect.tools.marks if self.tools and self.dialect.tools else ()),
+            *(self._notation.marks if self._notation else ()),
         )
 
 

@@ -8,9 +8,11 @@ import random
 import numpy as np
 import pytest
 
-from inference.dialects.answer_grammar import CallWish, Literals, OfferedTool, answer_grammar, closed
+from inference.dialects.answer_grammar import CallWish, answer_grammar, closed
+from inference.dialects.literals import Literals
+from inference.dialects.offered_tool import OfferedTool
 from inference.dialects.thinking import KNOWN_MARKS
-from inference.dialects.tool_formats import HERMES, LLAMA_JSON, TOOL_FORMATS
+from inference.dialects.tool_formats import GLM_45, HARMONY, HERMES, LLAMA_JSON, QWEN_CODER, TOOL_FORMATS
 from inference.grammar_compiler import GrammarCompiler
 from inference.grammars import Grammar, GrammarError
 from tests.builders import build_tokenizer
@@ -190,3 +192,79 @@ def test_only_named_arguments_are_allowed_unless_the_schema_says_otherwise():
     assert closed({"properties": {"a": {}}})["additionalProperties"] is False
     assert closed({"properties": {"a": {}}, "additionalProperties": True})["additionalProperties"] is True
     assert closed({"type": "object"}) == {"type": "object"}
+
+
+SAY = OfferedTool(
+    "say",
+    {
+        "type": "object",
+        "properties": {"text": {"type": "string"}, "how": {"enum": ["loud", "“low”"]}, "to": {"$ref": "#/$defs/names"}},
+        "required": ["text"],
+        "$defs": {"names": {"type": "array", "items": {"enum": ["Mia"]}}},
+    },
+)
+QWEN_SAY = "<tool_call>\n<function=say>\n<parameter=text>\na <b>\n\n</parameter>\n{}</function>\n</tool_call>"
+GLM_SAY = "<tool_call>say\n<arg_key>text</arg_key>\n<arg_value>a <b></arg_value>\n{}</tool_call>"
+
+
+@pytest.mark.parametrize(
+    ("shape", "text", "is_right"),
+    [
+        (QWEN_CODER.shape, QWEN_SAY.format(""), True),
+        (QWEN_CODER.shape, QWEN_SAY.format("<parameter=how>\nloud\n</parameter>\n"), True),
+        (QWEN_CODER.shape, QWEN_SAY.format('<parameter=to>\n["Mia"]\n</parameter>\n'), True),
+        (QWEN_CODER.shape, QWEN_SAY.format('<parameter=to>\n["Tom"]\n</parameter>\n'), False),
+        (QWEN_CODER.shape, QWEN_SAY.format("<parameter=how>\nsoft\n</parameter>\n"), False),
+        (QWEN_CODER.shape, QWEN_SAY.format("<parameter=who>\nx\n</parameter>\n"), False),
+        (QWEN_CODER.shape, "<tool_call>\n<function=say>\n</function>\n</tool_call>", False),
+        (QWEN_CODER.shape, "<tool_call>\n<function=now>\n</function>\n</tool_call>", True),
+        (GLM_45.shape, GLM_SAY.format(""), True),
+        (GLM_45.shape, GLM_SAY.format("<arg_key>how</arg_key>\n<arg_value>“low”</arg_value>\n"), True),
+        (GLM_45.shape, GLM_SAY.format("<arg_key>to</arg_key>\n<arg_value>Mia</arg_value>\n"), False),
+    ],
+)
+def test_arguments_between_tags_follow_the_schema(compiler, tokenizer, shape, text: str, is_right: bool):
+    grammar = answer_grammar(literals=PLAIN, calls=CallWish(shape, (SAY, NOW), must_call=True))
+    assert passes(compiler, tokenizer, grammar, text) is is_right
+
+
+def test_a_tool_that_names_no_arguments_takes_any_between_tags(compiler, tokenizer):
+    wish = CallWish(QWEN_CODER.shape, (OfferedTool("any", {"type": "object"}),), must_call=True)
+    text = "<tool_call>\n<function=any>\n<parameter=x>\n1\n</parameter>\n</function>\n</tool_call>"
+    assert passes(compiler, tokenizer, answer_grammar(literals=PLAIN, calls=wish), text)
+    assert read_answer([text], tools=QWEN_CODER).named == [("any", '{"x": 1}')]
+
+
+HARMONY_CALL = "<|channel|>commentary to=functions.now <|constrain|>json<|message|>{}"
+
+
+@pytest.mark.parametrize(
+    ("must_call", "text", "is_right"),
+    [
+        (True, HARMONY_CALL, True),
+        (True, f"<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant{HARMONY_CALL}", True),
+        (True, HARMONY_CALL * 2, False),
+        (True, "<|channel|>final<|message|>Hello", False),
+        (False, "<|channel|>final<|message|>Hello", True),
+        (False, HARMONY_CALL, True),
+        (False, HARMONY_CALL.replace("now", "sub"), False),
+    ],
+)
+def test_calls_in_harmony(compiler, tokenizer, must_call: bool, text: str, is_right: bool):
+    """A call ends the answer, so there is one."""
+    marks = next(one for one in KNOWN_MARKS if "analysis" in one.start)
+    wish = CallWish(HARMONY.shape, (NOW,), must_call=must_call)
+    opening = HARMONY.shape.content_opening
+    grammar = answer_grammar(literals=PLAIN, marks=marks, thinking="possible", calls=wish, content_opening=opening)
+    assert passes(compiler, tokenizer, grammar, text) is is_right
+
+
+def test_a_format_in_harmony_stands_in_the_final_channel(compiler, tokenizer):
+    grammar = answer_grammar(literals=PLAIN, body=BODY, content_opening=HARMONY.shape.content_opening)
+    assert passes(compiler, tokenizer, grammar, '<|channel|>final<|message|>{"x": 1}')
+    assert not passes(compiler, tokenizer, grammar, '{"x": 1}')
+
+
+def test_marks_of_several_special_tokens():
+    literals = Literals({"<|end|>": 7, "<|start|>": 8})
+    assert list(literals.text_before("r", "<|end|><|start|>assistant")) == ['r: TEXT <[7]> <[8]> "assistant"']

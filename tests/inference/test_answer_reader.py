@@ -148,7 +148,7 @@ def test_marks_later_in_the_text_are_content():
 
 @pytest.mark.parametrize("marks", KNOWN_MARKS)
 def test_known_marks_are_recognised_in_templates(marks: ThinkingMarks):
-    assert marks_in(f"{{{{ content.split('{marks.end}')[-1] }}}}") == marks
+    assert marks_in(f"{{{{ content.split('{marks.sign or marks.end}')[-1] }}}}") == marks
     assert is_left_open(marks, f"assistant\n{marks.start}\n")
     assert not is_left_open(marks, f"assistant\n{marks.start}\n\n{marks.end}\n\n")
     answer = read_answer(list(f"{marks.start}why{marks.end}because"), thinking=marks)

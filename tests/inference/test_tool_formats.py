@@ -18,6 +18,9 @@ SAY = ("say", {"text": "it's “ü”", "loud": True})
 DS = {"cs": "<｜tool▁calls▁begin｜>", "ce": "<｜tool▁calls▁end｜>"}
 DS |= {"b": "<｜tool▁call▁begin｜>", "e": "<｜tool▁call▁end｜>", "s": "<｜tool▁sep｜>"}
 
+CH, MSG, END, ASSISTANT, JSON = "<|channel|>", "<|message|>", "<|end|>", "<|start|>assistant", "<|constrain|>json"
+FORMS = {"say": {"text": "text", "loud": "scalar"}, "add": {"a": "scalar", "b": "structure"}}
+
 # format, text, content, calls
 GOOD = [
     ("hermes", '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": [2.5, "x"]}}\n</tool_call>', "", [ADD]),
@@ -75,7 +78,79 @@ GOOD = [
         [("say", {"a": {"b": [], "c": '{}"\\\n'}, "d": None})],
     ),
 ]
+GOOD += [
+    (
+        "qwen3_coder",
+        "Hm.\n\n<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n<parameter=b>\n"
+        '[2.5, "x"]\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=say>\n</function>\n</tool_call>',
+        "Hm.",
+        [ADD, ("say", {})],
+    ),
+    (
+        "qwen3_coder",
+        "<tool_call>\n<function=say>\n<parameter=text>\nit's “ü”\n</parameter>\n<parameter=loud>\nTrue\n</parameter>\n"
+        "</function>\n</tool_call>",
+        "",
+        [SAY],
+    ),
+    (
+        "qwen3_coder",
+        "<tool_call><function=say><parameter=text>\n\n5\n  </x>\n\n\n</parameter></function></tool_call>",
+        "",
+        [("say", {"text": "\n5\n  </x>\n\n"})],
+    ),
+    (
+        "glm45",
+        "Hm.\n<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n<arg_key>b</arg_key>\n"
+        '<arg_value>[2.5, "x"]</arg_value>\n</tool_call>\n<tool_call>say\n</tool_call>',
+        "Hm.",
+        [ADD, ("say", {})],
+    ),
+    (
+        "glm47",
+        "<tool_call>say<arg_key>text</arg_key><arg_value>it's “ü”</arg_value><arg_key>loud</arg_key>"
+        "<arg_value>true</arg_value></tool_call><tool_call>say</tool_call>",
+        "",
+        [SAY, ("say", {})],
+    ),
+    (
+        "glm45",
+        "<tool_call>say\n<arg_key>text</arg_key>\n<arg_value>null</arg_value>\n<arg_key>c</arg_key>\n<arg_value>Rome"
+        "</arg_value>\n<arg_key>d</arg_key>\n<arg_value>NaN</arg_value>\n</tool_call>",
+        "",
+        [("say", {"text": "null", "c": "Rome", "d": "NaN"})],
+    ),
+    (
+        "harmony",
+        f"{CH}commentary{MSG}Let me add.{END}{ASSISTANT}{CH}commentary to=functions.add {JSON}{MSG}"
+        '{"a": 1, "b": [2.5, "x"]}<|call|>',
+        "Let me add.",
+        [ADD],
+    ),
+    ("harmony", f"{CH}final{MSG}Hello\nsea.<|return|>", "Hello\nsea.", []),
+    ("harmony", f" to=functions.say{CH}commentary json{MSG}{{}}", "", [("say", {})]),
+    ("harmony", f"to=say{CH}commentary code{MSG}{{}}{END}", "", [("say", {})]),
+    ("harmony", "Hello <b>you", "Hello <b>you", []),
+]
 BAD = [
+    ("qwen3_coder", "<tool_call>\nadd\n</tool_call>", [], "<tool_call>\nadd\n</tool_call>"),
+    (
+        "qwen3_coder",
+        "<tool_call><function=add><parameter=a>\n1",
+        [("add", '{"a": 1')],
+        "",
+    ),
+    (
+        "qwen3_coder",
+        "<tool_call><function=say><parameter=text>\nhel",
+        [("say", '{"text": "hel"')],
+        "",
+    ),
+    ("qwen3_coder", "<tool_call><function=add>oops</function></tool_call>", [("add", "oops</function>")], ""),
+    ("glm45", "<tool_call>\n</tool_call>", [], "<tool_call>\n</tool_call>"),
+    ("glm45", "<tool_call>add\n<arg_key>a</arg_key>1</tool_call>", [("add", "1")], ""),
+    ("harmony", f"{CH}commentary to=functions.add{MSG}oops<|call|>", [("add", "oops")], ""),
+    ("harmony", f"{CH}commentary to=functions.add", [], ""),
     ("llama3_json", '{"name": "add", "parameters": {"a": 1', [("add", '{"a": 1')], ""),
     ("llama3_json", '{"name": "add", "parameters": {"a": [1}}', [("add", '{"a": [1}}')], ""),
     ("pythonic", "[add(a=1, b=[2", [("add", '{"a": 1b=[2')], ""),
@@ -109,11 +184,15 @@ TEMPLATES = {
     "gemma_tool_code": "```tool_code",
     "function_gemma": "<start_function_call>call:",
     "gemma4": "<|tool_call>call:",
+    "qwen3_coder": "<tool_call>\n<function=x>\n<parameter=y>\nz\n</parameter>",
+    "glm45": "<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>\n",
+    "glm47": "<tool_call>{function-name}<arg_key>{arg-key-1}</arg_key><arg_value>",
+    "harmony": f"to=functions.x{CH}commentary json{MSG}<|call|>",
 }
 
 
 def read(name: str, pieces: list[str]) -> Answer:
-    return read_answer(pieces, tools=TOOL_FORMATS[name], tool_names=NAMES)
+    return read_answer(pieces, tools=TOOL_FORMATS[name], tool_names=NAMES, argument_forms=FORMS)
 
 
 @pytest.mark.parametrize(("name", "text", "content", "calls"), GOOD)
@@ -162,7 +241,7 @@ def test_all_formats_have_a_template_here():
     assert TEMPLATES.keys() == TOOL_FORMATS.keys()
 
 
-@pytest.mark.parametrize("template", ["{{ messages }}", "<tool_call>\n<function=x>\n<parameter=y>"])
+@pytest.mark.parametrize("template", ["{{ messages }}", "<tool_call>\n<function=x>{}</function>"])
 def test_what_is_not_known_is_no_format(template: str):
     assert format_in(template) is None
 
