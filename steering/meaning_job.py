@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import transaction
 
+from inference.client import BACKGROUND_PRIORITY
 from inference.models import LanguageModel
 from steering.models import SAE, Feature, LabelEmbedding
 from steering.text_embedder import TextEmbedder, find_embedder
@@ -48,7 +49,7 @@ def _missing(sae: SAE, model: LanguageModel) -> Iterable[Feature]:
 
 def _keep(runner: asyncio.Runner, embedder: TextEmbedder, model: LanguageModel, rows: Sequence[Feature]) -> None:
     texts = [row.label_text for row in rows]
-    vectors = runner.run(embedder.embed(texts))
+    vectors = runner.run(embedder.embed(texts, priority=BACKGROUND_PRIORITY))
     LabelEmbedding.objects.bulk_create(
         (
             LabelEmbedding(feature=row, model=model, text=text, vector=vector.tolist())

@@ -35,12 +35,14 @@ class TextEmbedder:
 
     model: ReadyModel
 
-    async def embed(self, texts: Sequence[str]) -> list[NDArray[np.float32]]:
+    async def embed(self, texts: Sequence[str], *, priority: int = 0) -> list[NDArray[np.float32]]:
         """EngineError."""
         encoded = [self._encode(text) for text in texts]
         name = self.model.record.name
         batch = uuid4().hex
-        requests = [EmbeddingRequest(f"embed-{batch}/{i}", name, ids, i) for i, ids in enumerate(encoded)]
+        requests = [
+            EmbeddingRequest(f"embed-{batch}/{i}", name, ids, i, priority=priority) for i, ids in enumerate(encoded)
+        ]
         return await _collect(await submit_when_there_is_room(lambda: get_client().embed(requests)), len(texts))
 
     def _encode(self, text: str) -> tuple[int, ...]:

@@ -70,17 +70,20 @@ class Embedder:
             raise StorageError(f"The model “{record.name}” is made for {model.kind}.", code="wrong_model_kind")
         return model
 
-    async def embed(self, model: ReadyModel, texts: Sequence[str]) -> list[list[float]]:
+    async def embed(self, model: ReadyModel, texts: Sequence[str], *, priority: int = 0) -> list[list[float]]:
         """The texts' vectors in their order; raises EmbeddingFailedError, EngineError."""
         vectors: list[list[float]] = []
         for start in range(0, len(texts), AT_ONCE):
             group = [model.text.encode(text) for text in texts[start : start + AT_ONCE]]
-            vectors += await self._embed(model, group)
+            vectors += await self._embed(model, group, priority)
         return vectors
 
-    async def _embed(self, model: ReadyModel, group: Sequence[list[int]]) -> list[list[float]]:
+    async def _embed(self, model: ReadyModel, group: Sequence[list[int]], priority: int) -> list[list[float]]:
         name, found = new_id("embed_"), {}
-        requests = [EmbeddingRequest(f"{name}/{i}", model.record.name, tuple(ids), i) for i, ids in enumerate(group)]
+        requests = [
+            EmbeddingRequest(f"{name}/{i}", model.record.name, tuple(ids), i, priority=priority)
+            for i, ids in enumerate(group)
+        ]
         while True:
             try:
                 events = self._client().embed(requests)

@@ -14,7 +14,7 @@ from typing import Any
 
 from django.db import transaction
 
-from inference.client import EngineError
+from inference.client import BACKGROUND_PRIORITY, EngineError
 from inference.readiness import ModelNotReadyError, ReadyModel
 from jobs.errors import JobCancelled
 from jobs.running_job import RunningJob
@@ -86,12 +86,16 @@ class FileReading:
             done = self.row.chunks.count()
             for start, group in groups(pieces, done):
                 self.job.check_cancelled()
-                self._keep(start, group, runner.run(get_embedder().embed(model, group)))
+                self._keep(start, group, runner.run(self._vectors(model, group)))
         self._complete(pieces)
 
     async def _model(self) -> ReadyModel:
         embedder = get_embedder()
         return await embedder.ready(embedder.resolve(self.row.store))
+
+    async def _vectors(self, model: ReadyModel, texts: Sequence[str]) -> list[list[float]]:
+        """Behind everything that somebody waits for."""
+        return await get_embedder().embed(model, texts, priority=BACKGROUND_PRIORITY)
 
     def _pieces(self, model: ReadyModel) -> list[str]:
         file = self.row.file

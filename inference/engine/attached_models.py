@@ -18,6 +18,7 @@ from inference.engine.stats import ModelStats
 from inference.engine.stepped_model import SteppedModel, stepped_model
 
 logger = logging.getLogger(__name__)
+BACKGROUND_WEIGHT = 4.0  # a step that nobody waits for counts as so many, beside models that somebody waits for
 
 
 class AttachedModels:
@@ -104,9 +105,10 @@ class AttachedModels:
         if not with_work:
             return None
         name = self._rotation.next(with_work)
+        weight = BACKGROUND_WEIGHT if self._engines[name].is_in_background else 1.0
         began_at = time.perf_counter()
         deliveries = self._engines[name].step()
-        self._rotation.note(name, time.perf_counter() - began_at)
+        self._rotation.note(name, weight * (time.perf_counter() - began_at))
         return deliveries
 
     def end_all(self, code: str, text: str, deliver: Callable[[Sequence[Delivery]], None]) -> None:

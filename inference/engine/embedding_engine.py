@@ -13,7 +13,15 @@ from torch import Tensor
 from inference.engine.config import EngineConfig
 from inference.engine.embedding_messages import EmbeddingEvent, EmbeddingRequest
 from inference.engine.encoder import LoadedEncoder
-from inference.engine.messages import Event, FailedEvent, FinishedEvent, FinishReason, Timings, Usage
+from inference.engine.messages import (
+    BACKGROUND_PRIORITY,
+    Event,
+    FailedEvent,
+    FinishedEvent,
+    FinishReason,
+    Timings,
+    Usage,
+)
 from inference.engine.stats import ModelLimits, ModelStats
 from inference.engine.step_isolation import StepIsolation
 
@@ -33,7 +41,8 @@ class _Text:
 
 
 class EmbeddingEngine:
-    """Used by the engine thread only. First come, first served, some texts a step.
+    """Used by the engine thread only. First come, first served, some texts a step; those in the background when no
+    other waits.
 
     A step's padded batch has ``max_prefill_tokens`` tokens at most, so that other models wait no longer than for a
     chunk of a prompt. A longer text goes alone: an encoder cannot be fed in chunks.
@@ -47,6 +56,7 @@ class EmbeddingEngine:
         self._max_texts = config.max_batch_size
         self._max_length = min(config.max_seq_len or loaded.max_model_len, loaded.max_model_len)
         self._waiting: deque[_Text] = deque()
+        self._behind: deque[_Text] = deque()  # in the background
         self._limits = ModelLimits(
             loaded.device, loaded.dtype, torch.get_num_threads(), self._max_length, self._max_texts
         )
@@ -54,7 +64,11 @@ class EmbeddingEngine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._waiting)
+        return bool(self._waiting or self._behind)
+
+    @property
+    def is_in_background(self) -> bool:
+        return not self._waiting
 
     @property
     def num_running(self) -> int:
@@ -67,7 +81,7 @@ class EmbeddingEngine:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting) + len(self._behind)
 
     def seconds_to_wait(self) -> float:
         return 0.0
@@ -90,16 +104,19 @@ class EmbeddingEngine:
         problem = self._problem(request.prompt_token_ids)
         if problem is not None:
             return [(sink, FailedEvent.before_start(request, *problem))]
-        self._waiting.append(_Text(request, sink, submitted_at))
+        queue = self._behind if request.priority <= BACKGROUND_PRIORITY else self._waiting
+        queue.append(_Text(request, sink, submitted_at))
         return []
 
     def cancel(self, sink: object) -> list[tuple[object, Event]]:
-        mine = [text for text in self._waiting if text.sink is sink]
+        mine = [text for text in (*self._waiting, *self._behind) if text.sink is sink]
         self._waiting = deque(text for text in self._waiting if text.sink is not sink)
+        self._behind = deque(text for text in self._behind if text.sink is not sink)
         return [(sink, _finished(text, "cancelled")) for text in mine]
 
     def fail_all(self, code: str, text: str) -> list[tuple[object, Event]]:
-        waiting, self._waiting = self._waiting, deque()
+        waiting = [*self._waiting, *self._behind]
+        self._waiting, self._behind = deque(), deque()
         return _failed(waiting, code, text)
 
     def step(self) -> list[tuple[object, Event]]:
@@ -126,13 +143,14 @@ class EmbeddingEngine:
 
     def _take(self) -> list[_Text]:
         """The texts that waited longest, as many as fit one step once they are padded to the same length."""
-        taken = [self._waiting.popleft()]
+        queue = self._waiting or self._behind
+        taken = [queue.popleft()]
         longest = taken[0].num_tokens
-        while self._waiting and len(taken) < self._max_texts:
-            longest = max(longest, self._waiting[0].num_tokens)
+        while queue and len(taken) < self._max_texts:
+            longest = max(longest, queue[0].num_tokens)
             if longest * (len(taken) + 1) > self._max_tokens:
                 break
-            taken.append(self._waiting.popleft())
+            taken.append(queue.popleft())
         return taken
 
     @torch.inference_mode()
@@ -161,7 +179,7 @@ def _finished(text: _Text, reason: FinishReason) -> FinishedEvent:
     return FinishedEvent(text.request.index, reason, text.usage(), _timings(text))
 
 
-def _failed(texts: Sequence[_Text] | deque[_Text], code: str, message: str) -> list[tuple[object, Event]]:
+def _failed(texts: Sequence[_Text], code: str, message: str) -> list[tuple[object, Event]]:
     return [(text.sink, FailedEvent(text.request.index, code, message, text.usage(), _timings(text))) for text in texts]
 
 

@@ -10,6 +10,7 @@ class EmbeddingRequest:
     """One text to embed or to classify. ``index`` is its place in the request; several share a stream.
 
     ``token_type_ids`` tells the two texts of a pair apart where the model asks for it; empty: all of one text.
+    ``priority``: texts with BACKGROUND_PRIORITY and less are behind all others.
     """
 
     request_id: str
@@ -17,6 +18,7 @@ class EmbeddingRequest:
     prompt_token_ids: tuple[int, ...]
     index: int = 0
     token_type_ids: tuple[int, ...] = ()
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from inference.engine.decode_graphs import DecodeGraphs
 from inference.engine.detokenizer import Piece
 from inference.engine.loader import LoadedModel
 from inference.engine.messages import (
+    BACKGROUND_PRIORITY,
     Event,
     FailedEvent,
     FinishedEvent,
@@ -77,6 +78,10 @@ class ModelEngine:
     @property
     def has_work(self) -> bool:
         return bool(self._scheduler.num_running or self._scheduler.num_waiting)
+
+    @property
+    def is_in_background(self) -> bool:
+        return all(s.request.priority <= BACKGROUND_PRIORITY for s in self._scheduler.sequences())
 
     def seconds_to_wait(self) -> float:
         """Until a step can do something: 0 unless the policy waits for company."""

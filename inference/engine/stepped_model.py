@@ -22,6 +22,10 @@ class SteppedModel(Protocol):
     def has_work(self) -> bool: ...
 
     @property
+    def is_in_background(self) -> bool:
+        """Whether nobody waits for what it would do."""
+
+    @property
     def num_running(self) -> int: ...
 
     @property

@@ -40,7 +40,10 @@ async def create_embeddings(call: Call) -> HttpResponseBase:
 
 async def embed(call: Call, model: ReadyModel, texts: list[list[int]]) -> list[bytes]:
     """The texts' vectors in their order; raises ApiError."""
-    requests = [EmbeddingRequest(f"{call.id}/{i}", model.record.name, tuple(ids), i) for i, ids in enumerate(texts)]
+    requests = [
+        EmbeddingRequest(f"{call.id}/{i}", model.record.name, tuple(ids), i, priority=call.priority)
+        for i, ids in enumerate(texts)
+    ]
     return await vectors_of(call, requests)
 
 

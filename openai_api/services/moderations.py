@@ -29,7 +29,10 @@ async def create_moderations(call: Call) -> HttpResponseBase:
     texts = await encode_prompts(model, list(wanted.input), param="input")
     check_lengths(texts, model)
     call.reserve_tokens(sum(map(len, texts)))
-    requests = [EmbeddingRequest(f"{call.id}/{i}", model.record.name, tuple(ids), i) for i, ids in enumerate(texts)]
+    requests = [
+        EmbeddingRequest(f"{call.id}/{i}", model.record.name, tuple(ids), i, priority=call.priority)
+        for i, ids in enumerate(texts)
+    ]
     body: ModerationsBody = {
         "id": new_id("modr-"),
         "model": model.record.name,

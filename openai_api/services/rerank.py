@@ -80,7 +80,7 @@ async def score_pairs(call: Call, model: ReadyModel, pairs: Sequence[tuple[str, 
         raise invalid("A pair of texts has no tokens. Send some text.", param=param, code="invalid_prompt")
     call.reserve_tokens(sum(len(pair.ids) for pair in encoded))
     requests = [
-        EmbeddingRequest(f"{call.id}/{i}", model.record.name, tuple(pair.ids), i, tuple(pair.type_ids))
+        EmbeddingRequest(f"{call.id}/{i}", model.record.name, tuple(pair.ids), i, tuple(pair.type_ids), call.priority)
         for i, pair in enumerate(encoded)
     ]
     return [float(np.frombuffer(values, "<f4")[0]) for values in await vectors_of(call, requests)]

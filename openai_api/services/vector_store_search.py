@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Protocol
 
 from django.conf import settings
 from django.http.response import HttpResponseBase
@@ -14,7 +15,7 @@ from openai_api.endpoint import json_response
 from openai_api.errors import invalid, timed_out, unavailable
 from openai_api.schemas.attributes import ComparisonSchema, CompoundSchema, MembershipSchema
 from openai_api.schemas.vector_store_bodies import SearchBody, SearchHitBody
-from openai_api.schemas.vector_stores import SearchRequest
+from openai_api.schemas.vector_stores import RankingOptions, SearchRequest
 from openai_api.services.target import find_model, ready_model
 from openai_api.services.vector_stores import choose_embedder, embedder
 from storage.attribute_filter import Comparison, Compound, Filter
@@ -57,7 +58,7 @@ async def vectors_of(call: Call, name: str, texts: list[str]) -> list[list[float
         call.reserve_tokens(sum(counts))
         call.entry.prompt_tokens = sum(counts)
         async with asyncio.timeout_at(call.deadline):
-            return await embedder().embed(model, texts)
+            return await embedder().embed(model, texts, priority=call.priority)
     except PromptTooLongError as error:
         raise invalid(str(error), param="query", code=error.code) from None
     except EmbeddingFailedError as error:
@@ -66,7 +67,20 @@ async def vectors_of(call: Call, name: str, texts: list[str]) -> list[list[float
         raise timed_out(settings.MILLM_REQUEST_TIMEOUT) from None
 
 
-def best_hits(store: VectorStore, vectors: list[list[float]], wanted: SearchRequest) -> list[Hit]:
+class Wish(Protocol):
+    """Which hits, and how many; see :class:`SearchRequest`."""
+
+    @property
+    def filters(self) -> ComparisonSchema | MembershipSchema | CompoundSchema | None: ...
+
+    @property
+    def max_num_results(self) -> int | None: ...
+
+    @property
+    def ranking_options(self) -> RankingOptions | None: ...
+
+
+def best_hits(store: VectorStore, vectors: list[list[float]], wanted: Wish) -> list[Hit]:
     """Each chunk once, with its best score."""
     limit = wanted.max_num_results or DEFAULT_RESULTS
     threshold = (wanted.ranking_options.score_threshold if wanted.ranking_options else None) or 0.0

@@ -17,7 +17,7 @@ from inference.engine.errors import LoadError
 from inference.engine.loader import ModelSpec
 from inference.engine.loop import EngineLoop
 from inference.engine.memory import estimate_memory
-from inference.engine.messages import FailedEvent, FinishedEvent
+from inference.engine.messages import BACKGROUND_PRIORITY, FailedEvent, FinishedEvent
 from inference.engine.pooling import Pooling, read_pooling
 from tests.builders import build_request
 from tests.embedding_builders import build_embedder, reference_vector, write_pipeline
@@ -280,3 +280,23 @@ def test_a_pipeline_that_is_not_supported_is_a_readable_error(tmp_path, damage, 
     damage(build_embedder(tmp_path))
     with pytest.raises(LoadError, match=told):
         load(tmp_path)
+
+
+def test_texts_in_the_background_wait_for_all_others(tmp_path):
+    engine = EmbeddingEngine(load(build_embedder(tmp_path)), EngineConfig(max_batch_size=2))
+    for index, priority in enumerate([BACKGROUND_PRIORITY, 0, BACKGROUND_PRIORITY, 0, 0]):
+        engine.add(EmbeddingRequest("r", "m", (2, 3), index, priority=priority), f"sink{index}", 0.0)
+    assert engine.num_waiting == 5
+    order = []
+    while engine.has_work:
+        order.append((engine.is_in_background, sorted(vectors([event for _, event in engine.step()]))))
+    assert order == [(False, [1, 3]), (False, [4]), (True, [0, 2])]
+
+
+def test_texts_in_the_background_are_cancelled_and_failed_like_others(tmp_path):
+    engine = EmbeddingEngine(load(build_embedder(tmp_path)), EngineConfig())
+    for index, sink in enumerate(["a", "b"]):
+        engine.add(EmbeddingRequest("r", "m", (2, 3), index, priority=BACKGROUND_PRIORITY), sink, 0.0)
+    assert [event.index for _, event in engine.cancel("a")] == [0]
+    assert [event.index for _, event in engine.fail_all("model_unloaded", "It is gone.")] == [1]
+    assert not engine.has_work
