@@ -21,7 +21,7 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-PACKAGES := jobs inference steering storage openai_api millm_site
+PACKAGES := audit jobs inference steering storage openai_api millm_site
 
 .PHONY: run test check bench bench-full bench-gpu bench-check soak setup oracles pins clean chromium
 .DELETE_ON_ERROR:

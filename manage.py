@@ -11,10 +11,12 @@ def main() -> None:
         from django.core.management import execute_from_command_line
     except ImportError:
         sys.exit("Django is not installed for this Python. Run `make setup`, then use .venv/bin/python manage.py.")
+    from audit.origin import acting, command_origin
     from millm_site.embedded_postgres.errors import EmbeddedPostgresError
 
     try:
-        execute_from_command_line(sys.argv)
+        with acting(command_origin(sys.argv)):
+            execute_from_command_line(sys.argv)
     except EmbeddedPostgresError as error:
         sys.exit(str(error))
     except KeyboardInterrupt:

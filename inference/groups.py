@@ -12,6 +12,8 @@ from typing import Any
 from django.apps import AppConfig, apps
 from django.db import DEFAULT_DB_ALIAS, transaction
 
+from audit.origin import as_the_program
+
 RESEARCHERS = (
     "inference.view_languagemodel",
     *(
@@ -32,7 +34,7 @@ RESEARCHERS = (
 AUDITORS = (
     "openai_api.view_requestlog",
     "openai_api.view_apikey",
-    "steering.view_auditevent",
+    "audit.view_auditevent",
     "steering.view_watchrule",
     "steering.view_watchevent",
 )
@@ -52,9 +54,10 @@ def ensure_groups() -> None:
         f"{permission.content_type.app_label}.{permission.codename}": permission
         for permission in Permission.objects.select_related("content_type")
     }
-    for name, wanted in GROUPS.items():
-        group, _ = Group.objects.get_or_create(name=name)
-        group.permissions.add(*(permissions[key] for key in (wanted or permissions) if key in permissions))
+    with as_the_program():
+        for name, wanted in GROUPS.items():
+            group, _ = Group.objects.get_or_create(name=name)
+            group.permissions.add(*(permissions[key] for key in (wanted or permissions) if key in permissions))
 
 
 def grant_after_migrate(sender: AppConfig, *, using: str, **_: Any) -> None:

@@ -9,6 +9,9 @@ from typing import Any
 from django.core.exceptions import ValidationError
 from django.db import transaction
 
+from audit.changes import stored_fields
+from audit.models import AuditEvent
+from audit.trail import record, record_deleted, record_saved
 from inference.client import EngineError, get_client
 from inference.models import LanguageModel
 from inference.records import model_table
@@ -25,6 +28,7 @@ from inference.sources import (
 )
 
 LIVE_FIELDS = frozenset({"state", "error", "memory_bytes", "loaded_at", "created_at"})
+NOT_AUDITED = LIVE_FIELDS | {"own_context_length", "kind"}  # what the server finds out is nobody's change
 
 
 @transaction.atomic
@@ -103,35 +107,57 @@ def save_model(row: LanguageModel) -> LanguageModel:
     directory = local_directory(row.source)
     row.own_context_length = own_context_length(directory) if directory else 0
     row.kind = kind_of_directory(directory) if directory else row.kind  # a Hub model's is known once it was loaded
+    before = stored_fields(row)
     if row.is_default:
         LanguageModel.objects.filter(is_default=True).exclude(pk=row.pk).update(is_default=False)
     row.save(update_fields=None if row.pk is None else edited_fields())
+    record_saved(row, before=before, model=row.name, leave_out=NOT_AUDITED)
     models_changed()
     return row
 
 
 @transaction.atomic
 def set_default_model(*, model: LanguageModel) -> None:
+    before = LanguageModel.objects.filter(is_default=True).exclude(pk=model.pk).first()
     LanguageModel.objects.filter(is_default=True).exclude(pk=model.pk).update(is_default=False)
     LanguageModel.objects.filter(pk=model.pk).update(is_default=True)
+    detail = f"the default model; before: {before or 'none'}"
+    record(AuditEvent.Action.DEFAULT, model, model=model.name, detail=detail)
     models_changed()
 
 
 @transaction.atomic
 def remove_models(*, models: Iterable[LanguageModel]) -> None:
     """Delete rows; the registry unloads what has no row within a second. ProtectedError while profiles use one."""
-    LanguageModel.objects.filter(pk__in=[model.pk for model in models]).delete()
+    rows = list(models)
+    for row in rows:
+        record_deleted(row, model=row.name, detail=f"from {row.source}")
+    LanguageModel.objects.filter(pk__in=[row.pk for row in rows]).delete()
     models_changed()
 
 
+@transaction.atomic
 def load_model(*, model: LanguageModel) -> None:
     """Begin to load in this process; EngineDownError outside serving processes."""
+    record(AuditEvent.Action.LOAD, model, model=model.name)
     get_registry().load(model.name)
 
 
+@transaction.atomic
 def unload_model(*, model: LanguageModel) -> None:
     """Begin to unload in this process; EngineDownError outside serving processes."""
+    record(AuditEvent.Action.UNLOAD, model, model=model.name)
     get_registry().unload(model.name)
+
+
+@transaction.atomic
+def pin_model(*, model: LanguageModel, is_pinned: bool) -> None:
+    """A pinned model is never unloaded to make room, or for being idle."""
+    before = stored_fields(model)
+    model.pinned = is_pinned
+    model.save(update_fields=["pinned"])
+    record_saved(model, before=before, model=model.name, leave_out=NOT_AUDITED)
+    models_changed()
 
 
 def describe_memory(*, model: LanguageModel) -> str:

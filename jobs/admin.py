@@ -17,6 +17,7 @@ from procrastinate.contrib.django.models import ProcrastinateJob
 
 from jobs import services
 from jobs.errors import JobStateError
+from jobs.job_filters import KindFilter
 from jobs.job_pages import error_text, pretty_json, progress_bar, recent_lines, state_label, took_text
 from jobs.models import Job
 
@@ -28,7 +29,9 @@ class JobAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at 
     """Read-only but for cancel and retry. Without “manage all jobs”, everybody sees their own."""
 
     list_display = ("title", "kind_text", "state_text", "progress", "owner", "created_at", "took")
-    list_filter = ("state", "kind", "created_at")
+    list_filter = ("state", KindFilter, "created_at")
+    list_per_page = 50
+    show_full_result_count = False
     list_select_related = ("owner",)
     search_fields = ("title", "id__startswith", "owner__username")
     ordering = ("-created_at",)

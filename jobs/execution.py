@@ -12,6 +12,7 @@ from django.db import transaction
 from django.db.models import F
 from django.db.models.functions import Coalesce, Now
 
+from audit.origin import Origin, acting
 from jobs.deliveries import deliver
 from jobs.errors import JobCancelled, JobError, JobInterrupted, JobLost
 from jobs.kinds import find_kind
@@ -57,7 +58,8 @@ def claim_job(job_id: uuid.UUID, claim: uuid.UUID) -> Job | None:
 
 def _run(kind: str, job: RunningJob) -> None:
     try:
-        result = find_kind(kind).run(job)
+        with acting(job_origin(kind, job)):
+            result = find_kind(kind).run(job)
         _end(job, Job.State.SUCCEEDED, result=check_storable(result or {}, "result"), message="", done=F("total"))
     except JobCancelled:
         _end(job, Job.State.CANCELLED)
@@ -67,6 +69,16 @@ def _run(kind: str, job: RunningJob) -> None:
         logger.warning("The job %s ended here: another process has it, or it was deleted.", job.id)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a run raises is its job's end, not its thread's
         _fail(job, error)
+
+
+def job_origin(kind: str, job: RunningJob) -> Origin:
+    """What a run changes was changed by the job's owner."""
+    return Origin(username=lambda: _owner(job), command=f"job {kind}", request_id=str(job.id))
+
+
+def _owner(job: RunningJob) -> str:
+    row = Job.objects.select_related("owner").filter(pk=job.id).first()
+    return "" if row is None or row.owner is None else row.owner.get_username()
 
 
 def _fail(job: RunningJob, error: BaseException) -> None:

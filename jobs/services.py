@@ -8,6 +8,8 @@ from django.contrib.auth.models import User
 from django.db import transaction
 from django.db.models.functions import Now
 
+from audit.models import AuditEvent
+from audit.trail import record
 from jobs.deliveries import deliver
 from jobs.errors import JobStateError
 from jobs.kinds import find_kind
@@ -46,6 +48,7 @@ def cancel_job(*, job: Job) -> Job:
         row.finished_at = Now()
     row.cancel_requested = True
     row.save(update_fields=["state", "finished_at", "cancel_requested"])
+    record(AuditEvent.Action.CANCEL, row)
     return row
 
 
@@ -62,4 +65,5 @@ def retry_job(*, job: Job) -> Job:
     row.finished_at = row.heartbeat_at = None
     row.save()
     deliver(row)
+    record(AuditEvent.Action.RETRY, row)
     return row

@@ -9,7 +9,9 @@ from typing import Protocol
 
 from inference.client import EngineClient, get_client
 from inference.registry import ModelRecord, ReadyModel, get_registry
+from openai_api.call import Call
 from openai_api.keys import KeySource, snapshot
+from openai_api.unloading import unload
 from steering.feature_reader import FeatureDetail, FeatureQuery, FeatureReader, FeatureRecord, SAERecord
 from steering.logit_lens import LogitLens
 from steering.profiles import ResolvedProfile, SteeringWish, steer
@@ -28,7 +30,9 @@ class Registry(Protocol):
 
     async def ready(self, name: str) -> ReadyModel: ...
 
-    def unload(self, name: str) -> object: ...
+
+class Unloading(Protocol):
+    async def __call__(self, call: Call, record: ModelRecord) -> None: ...
 
 
 class Steering(Protocol):
@@ -75,6 +79,7 @@ class Backend:
     keys: KeySource = snapshot.aget
     features: Callable[[], Features] = feature_reader
     watch: Watching = watch
+    unload: Unloading = unload
     ping_s: float = 10.0
     first_event_s: float = 1.0
 

@@ -11,6 +11,8 @@ from django.db.models import Count, Max, QuerySet
 from django.http import HttpRequest
 from django.utils.safestring import SafeString
 
+from steering import services
+from steering.draft_trail import draft_words, record_draft
 from steering.evaluation_admin import EvaluationAdmin
 from steering.evaluation_pages import EvaluationPages
 from steering.exchange_pages import ExchangePages
@@ -18,7 +20,7 @@ from steering.feature_admin import FeatureAdmin
 from steering.governance_pages import GovernancePages
 from steering.inlines import FeatureEditInline, VectorEditInline
 from steering.models import ProfileVersion, SteeringProfile
-from steering.policy_admin import AuditEventAdmin, GovernedModelAdmin, SteeringPolicyAdmin
+from steering.policy_admin import GovernedModelAdmin, SteeringPolicyAdmin
 from steering.profile_pages import ProfilePages
 from steering.review_pages import ReviewPages
 from steering.sae_admin import SAEAdmin
@@ -27,7 +29,6 @@ from steering.version_pages import changes_since_previous, edits_table, requests
 from steering.watch_admin import WatchEventAdmin, WatchRuleAdmin
 
 __all__ = [
-    "AuditEventAdmin",
     "EvaluationAdmin",
     "FeatureAdmin",
     "GovernedModelAdmin",
@@ -73,7 +74,20 @@ class SteeringProfileAdmin(ProfilePages, GovernancePages, ExchangePages, ReviewP
     def save_model(self, request: HttpRequest, obj: SteeringProfile, form: Any, change: bool) -> None:  # noqa: FBT001 - Django's
         if not change:
             obj.owner = request.user  # type: ignore[assignment]
-        super().save_model(request, obj, form, change)
+        services.save_profile(profile=obj, user=request.user)  # type: ignore[arg-type]  # staff
+
+    def save_related(self, request: HttpRequest, form: Any, formsets: Any, change: bool) -> None:  # noqa: FBT001 - Django's
+        profile = form.instance
+        before = draft_words(profile)
+        super().save_related(request, form, formsets, change)
+        record_draft(profile=profile, before=before, user=request.user)  # type: ignore[arg-type]  # staff
+
+    def delete_model(self, request: HttpRequest, obj: SteeringProfile) -> None:
+        services.delete_profile(profile=obj, user=request.user)  # type: ignore[arg-type]  # staff
+
+    def delete_queryset(self, request: HttpRequest, queryset: QuerySet[SteeringProfile]) -> None:
+        for profile in queryset.select_related("model"):
+            services.delete_profile(profile=profile, user=request.user)  # type: ignore[arg-type]  # staff
 
     @admin.display(description="published", ordering="newest", empty_value="not yet")
     def published(self, profile: SteeringProfile) -> str | None:

@@ -14,6 +14,7 @@ from django.utils.safestring import SafeString
 
 from steering.feature_pages import FeaturePages
 from steering.feature_search import FeatureQuerySet
+from steering.feature_services import label_feature
 from steering.filters import DensityFilter, LabelledFilter
 from steering.models import Feature
 
@@ -71,7 +72,7 @@ class FeatureAdmin(FeaturePages, admin.ModelAdmin):  # type: ignore[type-arg]  #
     def save_model(self, request: HttpRequest, obj: Feature, form: Any, change: bool) -> None:  # noqa: FBT001 - Django's
         if "label" in form.changed_data:
             obj.label_source = f"{request.user.get_username()}, in the admin"
-        super().save_model(request, obj, form, change)
+        label_feature(feature=obj, user=request.user)  # type: ignore[arg-type]  # staff
 
     @admin.display(description="label", ordering="label")
     def label_text(self, feature: Feature) -> str:

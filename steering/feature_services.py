@@ -5,6 +5,9 @@ from __future__ import annotations
 from django.contrib.auth.models import User
 from django.db import transaction
 
+from audit.changes import stored_fields
+from audit.trail import record_saved
+from steering.draft_trail import draft_words, record_draft
 from steering.drafts import draft_edits, feature_target, rows_of
 from steering.errors import InvalidProfileError
 from steering.models import Feature, SteeringProfile
@@ -34,6 +37,7 @@ def steer_with_feature(
         profile = create_profile(name=new_name, model=feature.sae.model, owner=owner)
     elif profile.model_id != feature.sae.model_id:
         raise InvalidProfileError(f"{feature} belongs to the model {feature.sae.model}, not to {profile.model}.")
+    before = draft_words(profile)
     unit: Unit = "max_act" if feature.max_activation else "raw"
     try:
         edit = EditSpec(feature_target(feature), operation, strength=strength, unit=unit)
@@ -43,4 +47,14 @@ def steer_with_feature(
     except InvalidSpecError as error:
         raise InvalidProfileError.from_spec(error) from error
     profile.save(update_fields=["updated_at"])
+    record_draft(profile=profile, before=before, user=owner)
     return profile
+
+
+@transaction.atomic
+def label_feature(*, feature: Feature, user: User | None = None) -> Feature:
+    """Writes the row's label and description."""
+    before = stored_fields(feature)
+    feature.save(update_fields=["label", "description", "label_source"])
+    record_saved(feature, before=before, user=user, model=feature.sae.model.name)
+    return feature

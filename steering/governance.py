@@ -7,11 +7,12 @@ from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.utils import timezone
 
+from audit.models import AuditEvent
+from audit.trail import record
 from inference.models import LanguageModel
 from inference.services import save_model
-from steering.audit import record
 from steering.errors import InUseError, InvalidProfileError, NothingToPublishError
-from steering.models import AuditEvent, ProfileVersion, SteeringPolicy, SteeringProfile, VersionSAE, VersionVector
+from steering.models import ProfileVersion, SteeringPolicy, SteeringProfile, VersionSAE, VersionVector
 from steering.published import published_profiles
 from steering.services import check_sae_files
 

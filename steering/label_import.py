@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from django.db import transaction
 
+from audit.models import AuditEvent
+from audit.trail import record
 from steering.labels import FeatureExample, FeatureLabel, LabelSet, top_tokens
 from steering.models import SAE, Feature
 
@@ -38,12 +40,14 @@ def import_labels(*, sae: SAE, found: LabelSet) -> ImportReport:
         Feature.objects.bulk_create(
             rows, update_conflicts=True, unique_fields=["sae", "index"], update_fields=fields, batch_size=_BATCH
         )
-    return ImportReport(
+    report = ImportReport(
         num_features=sum(bool(given_fields(label)) for label in found.labels),
         num_labels=sum(bool(label.label) for label in found.labels),
         num_examples=sum(len(label.examples) for label in found.labels),
         doubts=tuple(_doubts(sae, found)),
     )
+    record(AuditEvent.Action.IMPORT, sae, model=sae.model.name, detail=f"labels of {report}")
+    return report
 
 
 def fill_feature(feature: Feature, label: FeatureLabel) -> Feature:

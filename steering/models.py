@@ -30,7 +30,6 @@ __all__ = [
 __all__ = ["Evaluation"]  # a model of this app, in a file of its own
 
 VERSION_IS_IMMUTABLE = "A published version is never changed; publish a new one."
-EVENT_IS_IMMUTABLE = "The audit trail is only added to."
 
 
 class SAE(models.Model):
@@ -341,53 +340,3 @@ class SteeringPolicy(models.Model):
 
     def __str__(self) -> str:
         return f"{self.version} for all of {self.version.profile.model}"
-
-
-class AuditEventQuerySet(models.QuerySet["AuditEvent"]):
-    """Events are only ever added and read."""
-
-    def update(self, **values: Any) -> NoReturn:
-        raise ValidationError(EVENT_IS_IMMUTABLE)
-
-    def delete(self) -> NoReturn:
-        raise ValidationError(EVENT_IS_IMMUTABLE)
-
-
-class AuditEvent(models.Model):
-    """Who changed what steers requests, and when. Names, not foreign keys: events outlive what they name."""
-
-    class Action(models.TextChoices):
-        PUBLISH = "publish", "published"
-        ROLL_BACK = "roll_back", "rolled back"
-        ARCHIVE = "archive", "archived"
-        UNARCHIVE = "unarchive", "taken back from the archive"
-        DEFAULT = "default", "default changed"
-        POLICY = "policy", "policy changed"
-        REVIEW = "review", "review"
-        IMPORT = "import", "imported"
-        VECTORS = "vectors", "vectors changed"
-        WATCH = "watch", "watch rule changed"
-        KEY = "key", "rights of a key changed"
-
-    at = models.DateTimeField(db_default=Now(), db_index=True)
-    user = models.CharField(max_length=150, blank=True, help_text="Empty: a command on the server.")
-    action = models.CharField(max_length=20, choices=Action)
-    model = models.CharField(max_length=200, blank=True)
-    subject = models.CharField(max_length=300, help_text="The profile, version, policy or key.")
-    detail = models.TextField(blank=True)
-
-    objects = AuditEventQuerySet.as_manager()
-
-    class Meta:
-        ordering = ("-at", "-pk")
-
-    def __str__(self) -> str:
-        return f"{self.subject}: {self.get_action_display()}"
-
-    def save(self, *args: Any, **kwargs: Any) -> None:
-        if not self._state.adding:
-            raise ValidationError(EVENT_IS_IMMUTABLE)
-        super().save(*args, **kwargs)
-
-    def delete(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise ValidationError(EVENT_IS_IMMUTABLE)

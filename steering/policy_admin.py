@@ -14,7 +14,7 @@ from inference.admin import LanguageModelAdmin
 from inference.models import LanguageModel
 from steering import governance
 from steering.forms import PolicyForm
-from steering.models import AuditEvent, SteeringPolicy
+from steering.models import SteeringPolicy
 
 
 @admin.register(SteeringPolicy)
@@ -39,26 +39,6 @@ class SteeringPolicyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it tak
     def delete_queryset(self, request: HttpRequest, queryset: QuerySet[SteeringPolicy]) -> None:
         for policy in queryset:
             governance.remove_policy(policy=policy, user=_user(request))
-
-
-@admin.register(AuditEvent)
-class AuditEventAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
-    """Read-only, whoever looks."""
-
-    list_display = ("at", "user", "action", "subject", "model", "detail")
-    list_filter = ("action", "model", "user")
-    search_fields = ("subject", "detail")
-    date_hierarchy = "at"
-    actions = None
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: AuditEvent | None = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: AuditEvent | None = None) -> bool:
-        return False
 
 
 class GovernedModelForm(forms.ModelForm[LanguageModel]):

@@ -12,10 +12,11 @@ from django.contrib.auth.models import User
 from django.db import transaction
 from django.utils import timezone
 
-from steering.audit import record
+from audit.models import AuditEvent
+from audit.trail import record
 from steering.drafts import draft_edits
 from steering.errors import ReviewError
-from steering.models import AuditEvent, ProfileReview, SteeringProfile
+from steering.models import ProfileReview, SteeringProfile
 from steering.spec.edit import EditSpec
 from steering.spec.errors import InvalidSpecError
 from steering.spec.rendering import fingerprint

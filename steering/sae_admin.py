@@ -59,6 +59,9 @@ class SAEAdmin(AddPages, SAEPages, LabelPages, admin.ModelAdmin):  # type: ignor
         needed = set() if self.has_delete_permission(request) else {self.opts.verbose_name}
         return lines, counts, needed, protected
 
+    def save_model(self, request: HttpRequest, obj: SAE, form: Any, change: bool) -> None:  # noqa: FBT001 - Django's
+        services.rename_sae(sae=obj)
+
     def delete_model(self, request: HttpRequest, obj: SAE) -> None:
         services.delete_sae(sae=obj)
 

@@ -8,12 +8,15 @@ from django.contrib.auth.models import User
 from django.db import transaction
 from django.db.models import Q
 
+from audit.changes import stored_fields
+from audit.models import AuditEvent
+from audit.trail import record, record_deleted, record_saved
 from inference.interventions import SiteKind
 from inference.models import LanguageModel
 from inference.services import absolute_source
 from inference.sources import SourceError
 from steering import reviews
-from steering.audit import record
+from steering.draft_trail import draft_words, record_draft
 from steering.drafts import draft_edits, rows_of
 from steering.errors import (
     InUseError,
@@ -26,7 +29,6 @@ from steering.labels import FeatureLabel
 from steering.model_shape import ModelShape, read_model_shape
 from steering.models import (
     SAE,
-    AuditEvent,
     Feature,
     FeatureEdit,
     PlainVector,
@@ -71,18 +73,31 @@ def register_sae(
 @transaction.atomic
 def save_sae(*, prepared: PreparedSAE) -> SAE:
     """Adds what :func:`steering.registration.prepare_sae` has read and checked."""
-    prepared.sae.save()
+    sae = prepared.sae
+    sae.save()
     Feature.objects.bulk_create(prepared.features(), batch_size=_BATCH)
-    return prepared.sae
+    record_saved(sae, before=None, model=sae.model.name)
+    return sae
+
+
+@transaction.atomic
+def rename_sae(*, sae: SAE) -> SAE:
+    """Writes the row's new name; everything else of it is what its files say."""
+    before = stored_fields(sae)
+    sae.save(update_fields=["name"])
+    record_saved(sae, before=before, model=sae.model.name)
+    return sae
 
 
 @transaction.atomic
 def move_sae(*, sae: SAE, location: SAELocation) -> SAE:
     """Says where the same files lie now; InvalidSAEError when they are not the same."""
+    before = stored_fields(sae)
     sae.source = absolute_source(location.source)
     sae.revision, sae.subfolder = location.revision, location.subfolder
     installed_place(sae)
     sae.save(update_fields=["source", "revision", "subfolder"])
+    record_saved(sae, before=before, model=sae.model.name)
     published_profiles.invalidate()
     return sae
 
@@ -91,6 +106,7 @@ def move_sae(*, sae: SAE, location: SAELocation) -> SAE:
 def delete_sae(*, sae: SAE) -> None:
     """InUseError when a version or a draft needs the SAE."""
     check_sae_is_unused(sae=sae)
+    record_deleted(sae, model=sae.model.name, detail=f"from {sae.source} {sae.subfolder}".strip())
     sae.delete()
 
 
@@ -118,13 +134,37 @@ def create_profile(
     profile = SteeringProfile(name=name, model=model, description=description, owner=owner)
     profile.full_clean(exclude=["owner"])
     profile.save()
-    replace_draft(profile=profile, edits=edits)
+    _write_draft(profile, edits)
+    record_saved(profile, before=None, user=owner, model=model.name)
+    record_draft(profile=profile, before=(), user=owner)
     return profile
+
+
+@transaction.atomic
+def save_profile(*, profile: SteeringProfile, user: User | None = None) -> SteeringProfile:
+    """Writes a new row, or the name and description of one; its edits are written apart from it."""
+    before = stored_fields(profile)
+    profile.save()
+    record_saved(profile, before=before, user=user, model=profile.model.name, leave_out={"updated_at"})
+    return profile
+
+
+@transaction.atomic
+def delete_profile(*, profile: SteeringProfile, user: User | None = None) -> None:
+    """ProtectedError where it has versions."""
+    record_deleted(profile, user=user, model=profile.model.name)
+    profile.delete()
 
 
 @transaction.atomic
 def replace_draft(*, profile: SteeringProfile, edits: Sequence[EditSpec]) -> None:
     """The draft becomes these edits; InvalidProfileError when the model has not their features."""
+    before = draft_words(profile)
+    _write_draft(profile, edits)
+    record_draft(profile=profile, before=before)
+
+
+def _write_draft(profile: SteeringProfile, edits: Sequence[EditSpec]) -> None:
     try:
         rows = rows_of(profile, edits)
     except InvalidSpecError as error:
@@ -144,6 +184,7 @@ def duplicate_profile(*, profile: SteeringProfile, name: str, user: User | None 
     for edit in edits:
         edit.pk, edit.profile = None, copy
     FeatureEdit.objects.bulk_create(edits)
+    record_saved(copy, before=None, user=user, model=copy.model.name, detail=f"a copy of {profile}")
     return copy
 
 

@@ -22,7 +22,14 @@ from steering.extraction_pages import ExtractionPages
 from steering.saes.errors import InvalidSAEError
 from steering.saes.files import file_sha256
 from steering.vector_models import PlainVector, VectorSet
-from steering.vectors import FoundVector, check_vectors, check_vectors_are_unused, delete_vectors, read_vector_file
+from steering.vectors import (
+    FoundVector,
+    check_vectors,
+    check_vectors_are_unused,
+    delete_vectors,
+    describe_vectors,
+    read_vector_file,
+)
 from steering.vectors import save_vectors as save
 
 _ENDINGS = (".safetensors", ".npz", ".gguf")
@@ -94,7 +101,7 @@ class VectorSetAdmin(ExtractionPages, admin.ModelAdmin):  # type: ignore[type-ar
 
     def save_model(self, request: HttpRequest, obj: VectorSet, form: Any, change: bool) -> None:  # noqa: FBT001 - Django's
         if change:
-            obj.save(update_fields=["description"])
+            describe_vectors(vector_set=obj, user=request.user)  # type: ignore[arg-type]  # staff
             return
         saved = save(
             name=obj.name, model=obj.model, description=obj.description, vectors=form.found,

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING
 from django.contrib.auth.models import User
 from django.db import transaction
 
+from audit.changes import stored_fields
+from audit.models import AuditEvent
+from audit.trail import record, record_saved
 from inference.interventions import Site
 from inference.models import LanguageModel
-from steering.audit import record
 from steering.errors import IncompatibleSAEError, InUseError
 from steering.model_shape import read_model_shape
-from steering.models import AuditEvent, FeatureEdit
+from steering.models import FeatureEdit
 from steering.spec.units import MAX_STRENGTH
 from steering.vector_models import PlainVector, VectorSet, VersionVector
 
@@ -89,6 +91,14 @@ def save_vectors(
     detail = f"added: {len(vectors)} from {origin}"
     record(AuditEvent.Action.VECTORS, rows, user=user, model=model.name, detail=detail)
     return rows
+
+
+@transaction.atomic
+def describe_vectors(*, vector_set: VectorSet, user: User | None = None) -> None:
+    """Writes the set's description."""
+    before = stored_fields(vector_set)
+    vector_set.save(update_fields=["description"])
+    record_saved(vector_set, before=before, user=user, model=vector_set.model.name)
 
 
 @transaction.atomic

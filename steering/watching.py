@@ -9,11 +9,12 @@ from typing import cast
 from django.contrib.auth.models import User
 from django.db import transaction
 
-from steering.audit import record
+from audit.models import AuditEvent
+from audit.trail import record
 from steering.drafts import feature_target
 from steering.errors import InvalidProfileError
 from steering.governance import FREE_NORMALIZATIONS
-from steering.models import AuditEvent, Feature, WatchEvent, WatchRule
+from steering.models import Feature, WatchEvent, WatchRule
 from steering.published import published_profiles
 from steering.spec.edit import EditSpec
 from steering.spec.errors import MissingScaleError

@@ -11,10 +11,10 @@ from django.db import transaction
 from django.db.models import QuerySet
 from django.utils import timezone
 
+from audit.models import AuditEvent
+from audit.trail import record
 from openai_api.keys import PREFIX_LENGTH, digest_of, new_key, snapshot
 from openai_api.models import ApiKey
-from steering.audit import record
-from steering.models import AuditEvent
 
 STEERING_RIGHTS = ("default_profile", "allowed_profiles", "may_steer_inline", "min_intensity", "max_intensity")
 

@@ -36,7 +36,7 @@ async def delete_model(call: Call, name: str) -> HttpResponseBase:
             "This key may not unload models. Its owner needs the permission to change language models.",
             code="permission_denied",
         )
-    get_backend().registry().unload(record.name)
+    await get_backend().unload(call, record)
     body: ModelDeletedBody = {"id": record.name, "object": "model", "deleted": True}
     return json_response(body)
 

@@ -9,16 +9,17 @@ from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.utils.text import slugify
 
+from audit.models import AuditEvent
+from audit.trail import record
 from inference.models import LanguageModel
 from inference.sources import SourceError
 from steering import services
-from steering.audit import record
 from steering.drafts import rows_of
 from steering.exchange.documents import read_document
 from steering.exchange.formats import format_of
 from steering.exchange.plan import ImportedEdit, ImportedProfile, ImportPlan, Reading
 from steering.exchange.sae_choice import SAEChoice
-from steering.models import SAE, AuditEvent, SteeringProfile
+from steering.models import SAE, SteeringProfile
 from steering.saes.errors import InvalidSAEError
 from steering.spec.errors import InvalidSpecError, Problem
 from steering.spec.parsing import parse_edits

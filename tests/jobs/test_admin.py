@@ -7,9 +7,12 @@ import uuid
 import pytest
 from django.contrib.auth.models import Permission, User
 from django.core.management import CommandError, call_command
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
+from audit.models import AuditEvent
 from jobs.models import Job, JobLine
 from jobs.services import enqueue_job
 from tests.jobs.conftest import AddKind
@@ -183,3 +186,36 @@ def test_commands_list_cancel_and_retry(kind: str, capsys: pytest.CaptureFixture
         call_command("retry_job", str(uuid.uuid4()))
     with pytest.raises(CommandError, match="invalid UUID"):
         call_command("cancel_job", "nonsense")
+
+
+def test_jobs_are_filtered_by_their_kind_in_words(admin: Client, kind: str, add_kind: AddKind) -> None:
+    other = add_kind(lambda job: None)
+    enqueue_job(kind=kind, params={}, title="the first")
+    enqueue_job(kind=other, params={}, title="the second")
+    text = admin.get(f"{LIST}?kind={other}").content.decode()
+    assert "the second" in text
+    assert "the first" not in text
+    assert admin.get(f"{LIST}?kind={EVIL}").status_code == 200
+
+
+def test_the_list_takes_the_same_queries_for_few_jobs_and_for_many(admin: Client, kind: str) -> None:
+    owner = User.objects.create_user("rita")
+    counts = []
+    for more in (2, 30):
+        for _ in range(more):
+            enqueue_job(kind=kind, params={}, owner=owner)
+        with CaptureQueriesContext(connection) as queries:
+            assert admin.get(LIST).status_code == 200
+        counts.append(len(queries))
+    assert counts[0] == counts[1]
+
+
+def test_who_cancelled_and_who_ran_it_again_is_in_the_trail(admin: Client, kind: str) -> None:
+    job = enqueue_job(kind=kind, params={}, title="Sweep")
+    admin.post(page(job, "cancel"))
+    admin.post(page(job, "retry"))
+    events = AuditEvent.objects.filter(kind="jobs.job").order_by("pk")
+    assert [(event.action, event.subject, event.user) for event in events] == [
+        ("cancel", "Sweep", "root"),
+        ("retry", "Sweep", "root"),
+    ]

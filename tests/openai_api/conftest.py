@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from django.test import AsyncClient
 
+from inference.registry import ModelRecord
 from jobs.running_jobs import RunningJobs
 from openai_api.backend import Backend, get_backend, set_backend
+from openai_api.call import Call
 from openai_api.keys import KeyRecord, digest_of
 from openai_api.limits import Limits, set_limits
 from openai_api.log_entry import LogEntry
@@ -106,9 +108,22 @@ def api(settings: Any) -> Iterator[Api]:
         record("cold:8b", state="unloaded"),
         record("vectors", kind="embedding"),
     )
+
+    async def unload(call: Call, record: ModelRecord) -> None:
+        registry.unload(record.name)
+
     before = get_backend()
     set_backend(
-        Backend(lambda: engine, lambda: registry, steering, keys, watch=unwatched, ping_s=0.05, first_event_s=0.01)
+        Backend(
+            lambda: engine,
+            lambda: registry,
+            steering,
+            keys,
+            watch=unwatched,
+            unload=unload,
+            ping_s=0.05,
+            first_event_s=0.01,
+        )
     )
     set_limits(Limits(clock))
     set_log_writer(log)

@@ -14,6 +14,7 @@ from django.core.management import CommandError, call_command
 from hypothesis import given
 from hypothesis import strategies as st
 
+from audit.models import AuditEvent
 from inference.interventions import ReaderEdit, VectorEdit
 from inference.models import LanguageModel
 from steering import services
@@ -24,7 +25,7 @@ from steering.exchange.exports import draft_document, version_document
 from steering.exchange.formats import FORMATS, format_of
 from steering.exchange.imports import ImportWish, import_profiles, plan_import
 from steering.exchange.plan import ImportPlan
-from steering.models import SAE, AuditEvent, FeatureEdit, SteeringProfile
+from steering.models import SAE, FeatureEdit, SteeringProfile
 from steering.registration import SAELocation
 from steering.saes.loader import load_sae
 from steering.spec.edit import EditSpec, FeatureTarget
@@ -416,7 +417,7 @@ class TestCommands:
         assert "tiny-sae #3: add 2 raw, special tokens too" in out
         assert "The SAE “1-res-jb” at layer 1 is taken for tiny-sae" in out
         assert SteeringProfile.objects.get().edits.get().strength == 2.0
-        event = AuditEvent.objects.get()
+        event = AuditEvent.objects.get(action="import")
         assert (event.action, event.subject, event.detail) == ("import", "wave", "from a file of Neuronpedia")
 
     def test_twice_needs_a_word(self, file, model):

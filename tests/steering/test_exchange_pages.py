@@ -9,9 +9,10 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
 from django.urls import reverse
 
+from audit.models import AuditEvent
 from steering import services
 from steering.drafts import draft_edits
-from steering.models import SAE, AuditEvent, SteeringProfile
+from steering.models import SAE, SteeringProfile
 from steering.spec.rendering import fingerprint
 from tests.steering.pages import page, said, staff
 from tests.steering.test_exchange import CLUSTER, NEURONPEDIA, changed
@@ -43,7 +44,7 @@ class TestImport:
         assert "wave is imported as a draft" in said(done)
         profile = SteeringProfile.objects.get()
         assert (profile.owner.username, len(draft_edits(profile))) == ("admin", 1)
-        assert AuditEvent.objects.get().user == "admin"
+        assert AuditEvent.objects.get(action="import").user == "admin"
 
     def test_everything_wrong_is_said_beside_the_file(self, admin, sae, model):
         document = changed(NEURONPEDIA, features=[{"layer": "1-x", "index": 99, "strength": "x"}])

@@ -14,6 +14,7 @@ from django.db.models import ProtectedError
 from django.test import Client
 from django.urls import reverse
 
+from audit.models import AuditEvent
 from inference.interventions import ReaderEdit
 from inference.models import LanguageModel
 from inference.records import model_table
@@ -26,7 +27,7 @@ from steering.errors import (
     ProfileArchivedError,
     SAEUnavailableError,
 )
-from steering.models import AuditEvent, FeatureEdit, ProfileVersion, SteeringPolicy, SteeringProfile
+from steering.models import FeatureEdit, ProfileVersion, SteeringPolicy, SteeringProfile
 from steering.profiles import ProfileResolver, ResolvedProfile, SteeringWish
 
 pytestmark = pytest.mark.django_db(transaction=True)  # requests read in threads of their own
@@ -59,7 +60,9 @@ def steered(wish: SteeringWish) -> ResolvedProfile:
 
 
 def trail() -> list[tuple[str, str, str]]:
-    return list(AuditEvent.objects.order_by("pk").values_list("action", "subject", "user"))
+    """But for what became of drafts, models and users on the way."""
+    found = AuditEvent.objects.exclude(action__in=["add", "change"])
+    return list(found.order_by("pk").values_list("action", "subject", "user"))
 
 
 class TestRollback:
@@ -249,7 +252,7 @@ class TestTrail:
         event = AuditEvent.objects.first()
         assert event is not None
         for change in (event.save, event.delete, AuditEvent.objects.all().delete):
-            with pytest.raises(ValidationError, match="only added to"):
+            with pytest.raises(ValidationError, match="never changed"):
                 change()
 
 
@@ -295,10 +298,8 @@ class TestAdmin:
 
     def test_trail_is_read_only(self, admin, versions):
         event = AuditEvent.objects.latest("pk")
-        assert admin.get(reverse("admin:steering_auditevent_changelist")).status_code == 200
-        assert (
-            admin.post(reverse("admin:steering_auditevent_delete", args=[event.pk]), {"post": "yes"}).status_code == 403
-        )
+        assert admin.get(reverse("admin:audit_auditevent_changelist")).status_code == 200
+        assert admin.post(reverse("admin:audit_auditevent_delete", args=[event.pk]), {"post": "yes"}).status_code == 403
 
 
 def test_crowd_under_a_policy_gets_the_same(versions, cap):

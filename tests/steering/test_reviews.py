@@ -10,10 +10,11 @@ from django.core.management import CommandError, call_command
 from django.db import IntegrityError
 from django.urls import reverse
 
+from audit.models import AuditEvent
 from steering import governance, reviews, services
 from steering.demo.install import install_demo
 from steering.errors import InvalidProfileError, NothingToPublishError, ReviewError
-from steering.models import AuditEvent, ProfileReview, ProfileVersion, SteeringProfile
+from steering.models import ProfileReview, ProfileVersion, SteeringProfile
 from tests.steering.pages import login, page, said, staff
 
 REVIEW = "admin:steering_steeringprofile_review"
@@ -49,7 +50,9 @@ class TestPublishing:
             services.publish_profile(profile=profile, user=researcher)
         approve(asked, reviewer)
         assert str(services.publish_profile(profile=profile, user=researcher)) == "gloomy@1"
-        assert [event.get_action_display() for event in AuditEvent.objects.all()] == ["published", "review", "review"]
+        assert [
+            event.get_action_display() for event in AuditEvent.objects.filter(action__in=["publish", "review"])
+        ] == ["published", "review", "review"]
 
     def test_without_having_asked(self, profile):
         with pytest.raises(ReviewError, match="no review was asked for"):

@@ -14,13 +14,14 @@ from django.db import IntegrityError, transaction
 from django.test import Client
 from django.urls import reverse
 
+from audit.models import AuditEvent
 from inference.interventions import Site
 from steering import governance, services
 from steering.drafts import draft_edits
 from steering.errors import IncompatibleSAEError, InUseError, InvalidProfileError
 from steering.exchange.exports import draft_document
 from steering.exchange.imports import ImportWish, import_profiles, plan_import
-from steering.models import AuditEvent, FeatureEdit, PlainVector, SteeringProfile, VectorSet, VersionVector
+from steering.models import FeatureEdit, PlainVector, SteeringProfile, VectorSet, VersionVector
 from steering.spec.wording import describe_edit
 from steering.vectors import FoundVector, delete_vectors, save_vectors
 from tests.steering.edits import keep_norm, vector_edit
@@ -69,7 +70,7 @@ class TestFiles:
         assert "layers.0.resid_post" in html
         assert f"{saved.vectors.get(layer=2).norm:.4g}" in html
         page(admin, "admin:steering_vectorset_changelist")
-        assert AuditEvent.objects.get().detail == "added: 2 from calm.gguf"
+        assert AuditEvent.objects.get(action="vectors").detail == "added: 2 from calm.gguf"
 
     def test_push_is_known_where_the_residual_was_measured(self, admin, calm, sae):
         norm = calm.vectors.get(layer=2).norm

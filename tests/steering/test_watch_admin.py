@@ -7,8 +7,9 @@ from django.contrib.auth.models import Group, User
 from django.core.management import call_command
 from django.utils import timezone
 
+from audit.models import AuditEvent
 from inference.groups import ensure_groups
-from steering.models import SAE, AuditEvent, Feature, WatchEvent, WatchRule
+from steering.models import SAE, Feature, WatchEvent, WatchRule
 from steering.watched import ActiveRule, Finding
 from steering.watching import record_findings
 

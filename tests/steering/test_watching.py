@@ -12,11 +12,12 @@ from django.contrib.auth.models import User
 from django.core.management import call_command
 from django.utils import timezone
 
+from audit.models import AuditEvent
 from inference.models import LanguageModel
 from inference.readings import FeatureValues, Reading
 from steering import watching
 from steering.errors import InvalidProfileError
-from steering.models import SAE, AuditEvent, Feature, WatchEvent, WatchRule
+from steering.models import SAE, Feature, WatchEvent, WatchRule
 from steering.profiles import get_resolver
 from steering.published import published_profiles
 from steering.watched import ActiveRule, Finding, Sightings, Watch, Watcher, watched_models
