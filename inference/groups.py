@@ -1,4 +1,4 @@
-"""Groups with permissions for the admin: Researchers, Auditors, Admins.
+"""Groups with permissions for the console and /api: Researchers, Auditors, Admins. docs/roles.md says what each may do.
 
 They are written after every ``migrate`` (a permission taken from one of them by hand comes back then; make a group of
 your own for other combinations). Permissions are named by strings, because those of the layers above are granted too;
@@ -25,18 +25,39 @@ RESEARCHERS = (
     "steering.view_plainvector",
     "steering.view_evaluation",
     "steering.publish_steeringprofile",
+    "steering.archive_steeringprofile",
     "steering.review_steeringprofile",
     "jobs.view_job",
     "jobs.change_job",
     "steering.view_watchrule",
     "steering.view_watchevent",
+    "openai_api.view_apikey",
 )
 AUDITORS = (
+    "inference.view_languagemodel",
     "openai_api.view_requestlog",
     "openai_api.view_apikey",
     "audit.view_auditevent",
-    "steering.view_watchrule",
-    "steering.view_watchevent",
+    "openai_api.view_keyday",
+    "openai_api.see_all_apikeys",
+    *(
+        f"steering.view_{model}"
+        for model in (
+            "evaluation",
+            "feature",
+            "featureedit",
+            "plainvector",
+            "profileversion",
+            "sae",
+            "steeringpolicy",
+            "steeringprofile",
+            "vectorset",
+            "watchevent",
+            "watchrule",
+        )
+    ),
+    "steering.see_all_steeringprofiles",
+    "steering.see_all_vectorsets",
 )
 GROUPS: dict[str, tuple[str, ...] | None] = {
     "Researchers": RESEARCHERS,

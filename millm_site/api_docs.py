@@ -6,7 +6,7 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_safe
 
-from openai_api.openapi import document
+from management_api.openapi import document
 
 
 @require_safe

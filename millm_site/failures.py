@@ -40,7 +40,7 @@ def is_database_unavailable(exception: BaseException | None) -> bool:
 
 
 def is_api(path: str) -> bool:
-    return path == "/v1" or path.startswith("/v1/")
+    return path in {"/v1", "/api"} or path.startswith(("/v1/", "/api/"))
 
 
 def _answer(request: HttpRequest, error: ApiError, text: str) -> HttpResponse:

@@ -87,6 +87,7 @@ INSTALLED_APPS = [
     "openai_api",
     "openai_api.stored_chats",
     "openai_api.responses",
+    "management_api",
 ]
 MIDDLEWARE = [
     *cors.cors_middleware(MILLM_CORS_ORIGINS),
@@ -166,9 +167,14 @@ PROCRASTINATE_AUTODISCOVER_MODULE_NAME = ""  # jobs/deliveries.py makes its own 
 REST_FRAMEWORK = {
     "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAdminUser"],
     "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
+    "EXCEPTION_HANDLER": "management_api.errors.answer_error",
+    "UNAUTHENTICATED_USER": "django.contrib.auth.models.AnonymousUser",
 }
 SPECTACULAR_SETTINGS = {
     "TITLE": "miLLM",
+    "OAS_VERSION": "3.1.0",
+    "ENUM_GENERATE_CHOICE_DESCRIPTION": False,
+    "POSTPROCESSING_HOOKS": [],  # choices stay with their fields: names made up for them would change
     "SWAGGER_UI_DIST": "SIDECAR",
     "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
 }

@@ -17,6 +17,7 @@ urlpatterns = [
     path("admin/", admin.site.urls),
     path("v1/", include("openai_api.urls")),
     path("", include("openai_api.root_urls")),
+    path("api/", include("management_api.urls")),
     path("health", health.ready, name="health"),
     path("health/live", health.live, name="health-live"),
     path("health/ready", health.ready, name="health-ready"),

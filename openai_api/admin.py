@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import admin, messages
+from django.contrib.auth.models import User
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
@@ -15,6 +16,7 @@ from django.utils.safestring import SafeString
 from django.utils.timezone import localtime
 from django.views.decorators.cache import never_cache
 
+from openai_api.key_visibility import SEE_ALL_KEYS, visible_days, visible_keys
 from openai_api.log_filters import EndpointFilter, ModelFilter, OutcomeFilter, ProfileFilter
 from openai_api.log_pages import conversation, pretty_json, profile_link, tokens_text
 from openai_api.log_paginator import LogPaginator
@@ -28,7 +30,7 @@ class ApiKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none 
     """The plain key is on the page that answers its creation, and nowhere afterwards."""
 
     list_display = ("name", "prefix", "owner", "default_profile", "state", "last_used_at", "created_at")
-    list_filter = ("revoked_at", "expires_at", "owner")
+    list_filter = ("revoked_at", "expires_at", ("owner", admin.RelatedOnlyFieldListFilter))
     list_select_related = ("owner",)
     search_fields = ("name", "prefix", "owner__username")
     autocomplete_fields = ("owner",)
@@ -40,6 +42,7 @@ class ApiKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none 
             "What requests may use",
             {
                 "fields": (
+                    "scopes",
                     "default_profile",
                     "allowed_models",
                     "allowed_profiles",
@@ -66,9 +69,17 @@ class ApiKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none 
         ("History", {"fields": ("prefix", "created_at", "last_used_at", "used_today", "revoked_at")}),
     )
 
+    def get_queryset(self, request: HttpRequest) -> QuerySet[ApiKey]:
+        return visible_keys(request.user, super().get_queryset(request))
+
     def get_fieldsets(self, request: HttpRequest, obj: ApiKey | None = None) -> Any:
         """A new key has no history yet."""
         return self.fieldsets[:-1] if obj is None else self.fieldsets
+
+    def formfield_for_foreignkey(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
+        if db_field.name == "owner" and not request.user.has_perm(SEE_ALL_KEYS):
+            kwargs["queryset"] = User.objects.filter(username=request.user.get_username())
+        return super().formfield_for_foreignkey(db_field, request, **kwargs)
 
     @admin.display(description="used today")
     def used_today(self, key: ApiKey) -> str:
@@ -139,9 +150,12 @@ class KeyDayAdmin(ReadOnlyAdmin):
     """What keys used, day by day."""
 
     list_display = ("day", "api_key", "requests", "tokens")
-    list_filter = (("api_key", admin.RelatedFieldListFilter),)
+    list_filter = (("api_key", admin.RelatedOnlyFieldListFilter),)
     list_select_related = ("api_key",)
     date_hierarchy = "day"
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[KeyDay]:
+        return visible_days(request.user, super().get_queryset(request))
 
 
 @admin.register(RequestLog)

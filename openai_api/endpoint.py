@@ -18,6 +18,7 @@ from openai_api.backend import get_backend
 from openai_api.call import Call
 from openai_api.errors import ApiError, method_not_allowed, server_error, unavailable
 from openai_api.keys import KeyRecord, authenticate
+from openai_api.scopes import check_scope
 from storage.errors import StorageError
 
 logger = logging.getLogger(__name__)
@@ -63,6 +64,7 @@ async def _answer(
     async def work() -> HttpResponseBase:
         call.enter()
         call.admit(await authenticate(call.request, get_backend().keys))
+        check_scope(call.key, call.entry.endpoint)
         return await _handler_for(call.request.method or "", handlers)(call, **values)
 
     return await _guarded(call, work, error_body)
@@ -74,6 +76,7 @@ async def answer_as(call: Call, key: KeyRecord | None, handler: Handler) -> Http
     async def work() -> HttpResponseBase:
         call.enter()
         call.admit(key)
+        check_scope(key, call.entry.endpoint)
         return await handler(call)
 
     try:

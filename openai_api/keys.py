@@ -58,7 +58,13 @@ class KeyRecord:
     priority: int = 0
     expires_at: datetime | None = None
     may_manage_models: bool = False
+    scopes: frozenset[str] = frozenset()  # none: all of /v1
     used: DayUse | None = None  # when this record was read
+
+    @property
+    def may_manage(self) -> bool:
+        """Through /api, with what its owner may."""
+        return "manage" in self.scopes
 
 
 KeySource = Callable[[], Awaitable[Mapping[str, KeyRecord]]]  # usable keys by digest

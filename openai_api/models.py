@@ -10,6 +10,7 @@ from django.db.models.functions import Now
 from django.utils import timezone
 
 from openai_api.keys import MAX_INTENSITY, DayUse, KeyRecord
+from openai_api.scopes import Scope
 
 ANY_HELP = "Separated by commas. Empty: all."
 
@@ -21,6 +22,12 @@ class ApiKey(models.Model):
     prefix = models.CharField(max_length=16, help_text="The key's first characters, to recognise it.")
     digest = models.CharField(max_length=64, unique=True, editable=False)
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="api_keys")
+    scopes = ArrayField(
+        models.CharField(max_length=20, choices=Scope.choices),
+        default=list,
+        blank=True,
+        help_text="What it may be used for. Nothing chosen: all of /v1, and nothing of /api.",
+    )
     default_profile = models.CharField(max_length=200, blank=True, help_text="name or name@version")
     allowed_models = ArrayField(models.CharField(max_length=200), default=list, blank=True, help_text=ANY_HELP)
     allowed_profiles = ArrayField(models.CharField(max_length=200), default=list, blank=True, help_text=ANY_HELP)
@@ -60,6 +67,7 @@ class ApiKey(models.Model):
     class Meta:
         ordering = ("name",)
         verbose_name = "API key"
+        permissions = (("see_all_apikeys", "Can see everybody's API keys"),)
         constraints = (
             models.CheckConstraint(  # requests that say nothing run at 1
                 condition=models.Q(min_intensity__gte=0, min_intensity__lte=1)
@@ -98,6 +106,7 @@ class ApiKey(models.Model):
             priority=self.priority,
             expires_at=self.expires_at,
             may_manage_models=self.owner.has_perm("inference.change_languagemodel"),
+            scopes=frozenset(self.scopes),
             used=used,
         )
 

@@ -24,8 +24,10 @@ from steering.policy_admin import GovernedModelAdmin, SteeringPolicyAdmin
 from steering.profile_pages import ProfilePages
 from steering.review_pages import ReviewPages
 from steering.sae_admin import SAEAdmin
+from steering.sharing_admin import SharingAdmin
 from steering.vector_admin import PlainVectorAdmin, VectorSetAdmin
 from steering.version_pages import changes_since_previous, edits_table, requests_link, restore
+from steering.visibility import SEE_ALL_PROFILES, visible_profiles, visible_versions
 from steering.watch_admin import WatchEventAdmin, WatchRuleAdmin
 
 __all__ = [
@@ -42,24 +44,27 @@ __all__ = [
 
 
 @admin.register(SteeringProfile)
-class SteeringProfileAdmin(ProfilePages, GovernancePages, ExchangePages, ReviewPages, admin.ModelAdmin):  # type: ignore[type-arg]
+class SteeringProfileAdmin(SharingAdmin, ProfilePages, GovernancePages, ExchangePages, ReviewPages, admin.ModelAdmin):  # type: ignore[type-arg]
     """The draft with its edits; publishing and duplicating are pages of :class:`ProfilePages`."""
 
+    owner_field = "owner"
+    see_all = SEE_ALL_PROFILES
+
     list_display = ("name", "model", "published", "num_edits", "owner", "is_in_use", "updated_at")
-    list_filter = ("model", "owner", ("archived_at", admin.EmptyFieldListFilter))
+    list_filter = ("model", ("owner", admin.RelatedOnlyFieldListFilter), ("archived_at", admin.EmptyFieldListFilter))
     list_select_related = ("model", "owner")
     search_fields = ("name", "description")
     autocomplete_fields = ("model",)
     inlines = (FeatureEditInline, VectorEditInline)
     actions = ("publish_selected", "duplicate_selected")
-    fields = ("name", "model", "description")
+    fields = ("name", "model", "description", "shared_with")
     formfield_overrides = {models.TextField: {"widget": AdminTextareaWidget(attrs={"rows": 2})}}
 
     class Media:
         css = {"all": ("steering/admin.css",)}
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[SteeringProfile]:
-        rows: QuerySet[SteeringProfile] = super().get_queryset(request)
+        rows: QuerySet[SteeringProfile] = visible_profiles(request.user, super().get_queryset(request))
         return rows.annotate(newest=Max("versions__number"), edit_count=Count("edits", distinct=True))
 
     def get_inlines(self, request: HttpRequest, obj: SteeringProfile | None) -> Any:
@@ -69,7 +74,8 @@ class SteeringProfileAdmin(ProfilePages, GovernancePages, ExchangePages, ReviewP
         """Clients and logs refer to a published name; edits refer to features of the model."""
         if obj is None:
             return ()
-        return ("name", "model") if obj.versions.exists() else ("model",)
+        fixed = ("name", "model") if obj.versions.exists() else ("model",)
+        return fixed if self.may_share(request, obj) else (*fixed, "shared_with")
 
     def save_model(self, request: HttpRequest, obj: SteeringProfile, form: Any, change: bool) -> None:  # noqa: FBT001 - Django's
         if not change:
@@ -108,7 +114,11 @@ class ProfileVersionAdmin(EvaluationPages, admin.ModelAdmin):  # type: ignore[ty
     """Read-only, whoever looks."""
 
     list_display = ("__str__", "of_model", "note", "published_by", "published_at", "short_fingerprint")
-    list_filter = ("profile__model", "profile", "published_by")
+    list_filter = (
+        "profile__model",
+        ("profile", admin.RelatedOnlyFieldListFilter),
+        ("published_by", admin.RelatedOnlyFieldListFilter),
+    )
     list_select_related = ("profile__model", "published_by")
     search_fields = ("profile__name", "note", "fingerprint__startswith")
     date_hierarchy = "published_at"
@@ -128,6 +138,9 @@ class ProfileVersionAdmin(EvaluationPages, admin.ModelAdmin):  # type: ignore[ty
 
     class Media:
         css = {"all": ("steering/admin.css",)}
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[ProfileVersion]:
+        return visible_versions(request.user, super().get_queryset(request))
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False

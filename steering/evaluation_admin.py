@@ -8,6 +8,7 @@ from typing import Any
 from django.contrib import admin, messages
 from django.contrib.admin.utils import unquote
 from django.core.exceptions import PermissionDenied
+from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
 from django.urls import path, reverse
 from django.utils.html import format_html, format_html_join
@@ -18,6 +19,7 @@ from steering.evaluation.errors import EvaluationError
 from steering.evaluation.report import report_csv, report_html, report_json, report_page
 from steering.evaluation.services import use_calibration
 from steering.models import Evaluation
+from steering.visibility import visible_evaluations
 
 FILES: dict[str, tuple[str, Callable[[Evaluation], str]]] = {
     "html": ("text/html", report_page),
@@ -31,7 +33,7 @@ class EvaluationAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes n
     """Read-only; made by jobs."""
 
     list_display = ("__str__", "kind", "of_model", "created_by", "created_at")
-    list_filter = ("kind", "version__profile__model", "created_by")
+    list_filter = ("kind", "version__profile__model", ("created_by", admin.RelatedOnlyFieldListFilter))
     list_select_related = ("version__profile__model", "other__profile", "created_by")
     search_fields = ("version__profile__name",)
     fieldsets = (
@@ -49,6 +51,9 @@ class EvaluationAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes n
             path("<path:object_id>/use/", view(self.use_view), name="steering_evaluation_use"),
         ]
         return [*own, *super().get_urls()]
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Evaluation]:
+        return visible_evaluations(request.user, super().get_queryset(request))
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False

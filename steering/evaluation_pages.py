@@ -18,6 +18,7 @@ from steering.evaluation.errors import EvaluationError
 from steering.evaluation.forms import CalibrationForm, ComparisonForm, EvaluationForm, SweepForm
 from steering.evaluation.services import start_evaluation
 from steering.models import ProfileVersion
+from steering.visibility import visible_evaluations, visible_versions
 
 FORMS: dict[str, type[EvaluationForm]] = {
     "sweep": SweepForm,
@@ -49,7 +50,8 @@ class EvaluationPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes n
         context = {"can_evaluate": self.has_evaluate_permission(request)}
         version = self.get_object(request, unquote(object_id))
         if version is not None:
-            context |= {"evaluations": version.evaluations.select_related("other", "version__profile")[:50]}
+            evaluations = visible_evaluations(request.user, version.evaluations.all())
+            context |= {"evaluations": evaluations.select_related("other", "version__profile")[:50]}
         return super().change_view(request, object_id, form_url, {**(extra_context or {}), **context})
 
     def evaluate_view(self, request: HttpRequest, object_id: str, name: str) -> HttpResponse:
@@ -60,7 +62,7 @@ class EvaluationPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes n
         if not self.has_evaluate_permission(request):
             raise PermissionDenied
         assert isinstance(version, ProfileVersion)
-        form = FORMS[name](version, request.POST or None)
+        form = FORMS[name](version, visible_versions(request.user), request.POST or None)
         if request.method == "POST" and form.is_valid() and (page := self._start(request, form)):
             return HttpResponseRedirect(page)
         context = {

@@ -1,4 +1,4 @@
-"""What is done with a feature: it is put into a draft."""
+"""What is done with a feature: it is labelled, and put into a draft."""
 
 from __future__ import annotations
 

@@ -74,12 +74,12 @@ def _edit(item: Any, path: str, model_name: str, saes: Mapping[str, SAE]) -> Any
     if not rest.keys().isdisjoint({"feature", "vector", "site", "gate"}):
         message = "A request's own edits are of features, by “sae” and “index”; publish a profile for anything else."
         raise InvalidSpecError([Problem(path, message)])
-    sae = _sae(item.get("sae"), f"{path}.sae", model_name, saes)
-    target = _target(sae, item.get("index"), f"{path}.index")
+    sae = named_sae(item.get("sae"), f"{path}.sae", model_name, saes)
+    target = feature_at(sae, item.get("index"), f"{path}.index")
     return {**rest, "feature": edit_to_json(EditSpec(target, "add", 0.0, "raw"))["feature"]}
 
 
-def _sae(name: object, path: str, model_name: str, saes: Mapping[str, SAE]) -> SAE:
+def named_sae(name: object, path: str, model_name: str, saes: Mapping[str, SAE]) -> SAE:
     """The named one, or the model's only one."""
     if name is None and len(saes) == 1:
         return next(iter(saes.values()))
@@ -90,7 +90,7 @@ def _sae(name: object, path: str, model_name: str, saes: Mapping[str, SAE]) -> S
     raise InvalidSpecError([Problem(path, f"The model {model_name} has {found}. It has: {known}.", "sae_not_found")])
 
 
-def _target(sae: SAE, index: object, path: str) -> FeatureTarget:
+def feature_at(sae: SAE, index: object, path: str) -> FeatureTarget:
     if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < sae.d_sae:
         message = f"{sae.name} has features 0 to {sae.d_sae - 1}; expected is one of these numbers."
         raise InvalidSpecError([Problem(path, message, "invalid_feature")])

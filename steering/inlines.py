@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import admin
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 from django.forms import ModelChoiceField
 from django.http import HttpRequest
 from django.utils.html import format_html
@@ -18,6 +18,7 @@ from steering.spec.edit import EditSpec
 from steering.spec.errors import InvalidSpecError
 from steering.spec.units import STRONG_PUSH
 from steering.spec.wording import describe_edit
+from steering.visibility import visible_vectors
 
 
 class _EditInline(admin.StackedInline):  # type: ignore[type-arg]  # it takes none at run time
@@ -132,6 +133,8 @@ class VectorEditInline(_EditInline):
         field = fields.get("plain_vector")
         if isinstance(field, ModelChoiceField) and obj is not None:
             rows = PlainVector.objects.filter(vector_set__model_id=obj.model_id).select_related("vector_set")
+            used = Q(pk__in=obj.edits.values("plain_vector"))  # in a draft that is shared
+            rows = rows.filter(used | Q(pk__in=visible_vectors(request.user).order_by().values("pk")))
             self._choose_among(field, "plain_vector", rows.defer("data"), obj.model_id)
         return formset
 

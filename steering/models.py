@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 from django.conf import settings
+from django.contrib.auth.models import Group
 from django.contrib.postgres.indexes import GinIndex
 from django.core.exceptions import ValidationError
 from django.db import models
@@ -164,6 +165,7 @@ class SteeringProfile(models.Model):
     created_at = models.DateTimeField(db_default=Now(), editable=False)
     updated_at = models.DateTimeField(auto_now=True)
     archived_at = models.DateTimeField(null=True, blank=True, editable=False, help_text="Requests cannot use it since.")
+    shared_with = models.ManyToManyField(Group, blank=True, related_name="+")
 
     class Meta:
         ordering = ("model", "name")
@@ -172,6 +174,7 @@ class SteeringProfile(models.Model):
             ("publish_steeringprofile", "Can publish steering profile"),
             ("archive_steeringprofile", "Can archive steering profile"),
             ("review_steeringprofile", "Can review steering profile"),
+            ("see_all_steeringprofiles", "Can see everybody's steering profiles"),
         )
 
     def __str__(self) -> str:

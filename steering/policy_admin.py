@@ -15,6 +15,7 @@ from inference.models import LanguageModel
 from steering import governance
 from steering.forms import PolicyForm
 from steering.models import SteeringPolicy
+from steering.visibility import visible_policies, visible_versions
 
 
 @admin.register(SteeringPolicy)
@@ -25,6 +26,14 @@ class SteeringPolicyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it tak
     list_filter = ("is_active", "version__profile__model")
     autocomplete_fields = ("version",)
     readonly_fields = ("created_by", "created_at")
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[SteeringPolicy]:
+        return visible_policies(request.user, super().get_queryset(request))
+
+    def formfield_for_foreignkey(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
+        if db_field.name == "version":
+            kwargs["queryset"] = visible_versions(request.user)
+        return super().formfield_for_foreignkey(db_field, request, **kwargs)
 
     @admin.display(description="model")
     def of_model(self, policy: SteeringPolicy) -> str:

@@ -12,13 +12,13 @@ from django.template.response import TemplateResponse
 from django.urls import reverse
 
 from inference.sources import SourceError
-from jobs.services import enqueue_job
 from steering import services
 from steering.candidate_wording import describe, estimated_bytes
 from steering.errors import SteeringError
 from steering.hub import find_saes
 from steering.models import SAE
 from steering.sae_forms import AddSAEForm, SourceForm
+from steering.sae_jobs import request_sae
 from steering.saes.errors import InvalidSAEError
 
 _MAX_LISTED = 500
@@ -88,13 +88,10 @@ class AddPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at 
 
     def _enqueue(self, request: HttpRequest, form: AddSAEForm) -> HttpResponse:
         data = form.cleaned_data
-        params = {name: data[name] for name in ("name", "source", "revision", "subfolder", "layer", "site")}
-        job = enqueue_job(
-            kind="steering.add_sae",
-            params={**params, "model": data["model"].pk},
-            owner=request.user,  # type: ignore[arg-type]
-            title=f"Download {data['source']} {data['subfolder']}".strip(),
-        )
+        job = request_sae(
+            name=data["name"], model=data["model"], location=form.location, layer=data["layer"], site=data["site"],
+            owner=request.user,  # type: ignore[arg-type]  # staff
+        )  # fmt: skip
         return HttpResponseRedirect(reverse("admin:jobs_job_change", args=[job.pk]))
 
     def _form_page(self, request: HttpRequest, form: SourceForm, **context: Any) -> HttpResponse:

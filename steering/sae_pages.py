@@ -18,6 +18,7 @@ from steering.models import SAE
 from steering.profiles import get_resolver
 from steering.published import source_of
 from steering.sae_forms import CheckForm, EmbedForm
+from steering.sae_jobs import request_measurement
 from steering.saes.errors import InvalidSAEError
 
 
@@ -72,13 +73,7 @@ class SAEPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at 
             for errors in form.errors.values():
                 self.message_user(request, " ".join(str(error) for error in errors), messages.ERROR)
             return _url(sae)
-        params = {"sae": sae.pk, **form.cleaned_data}
-        job = enqueue_job(
-            kind="steering.health",
-            params=params,
-            owner=request.user,  # type: ignore[arg-type]
-            title=f"Measure {sae}",
-        )
+        job = request_measurement(sae=sae, owner=request.user, **form.cleaned_data)  # type: ignore[arg-type]  # staff
         self.log_change(request, sae, "Began to measure it.")
         return reverse("admin:jobs_job_change", args=[job.pk])
 

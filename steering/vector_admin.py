@@ -21,6 +21,7 @@ from steering.errors import SteeringError
 from steering.extraction_pages import ExtractionPages
 from steering.saes.errors import InvalidSAEError
 from steering.saes.files import file_sha256
+from steering.sharing_admin import SharingAdmin
 from steering.vector_models import PlainVector, VectorSet
 from steering.vectors import (
     FoundVector,
@@ -31,6 +32,7 @@ from steering.vectors import (
     read_vector_file,
 )
 from steering.vectors import save_vectors as save
+from steering.visibility import SEE_ALL_VECTORS, visible_vector_sets, visible_vectors
 
 _ENDINGS = (".safetensors", ".npz", ".gguf")
 
@@ -72,20 +74,23 @@ class AddVectorsForm(forms.ModelForm[VectorSet]):
 
 
 @admin.register(VectorSet)
-class VectorSetAdmin(ExtractionPages, admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
-    """Only the description can be changed: versions refer to the rest."""
+class VectorSetAdmin(SharingAdmin, ExtractionPages, admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
+    """Only the description and the sharing can be changed: versions refer to the rest."""
+
+    owner_field = "created_by"
+    see_all = SEE_ALL_VECTORS
 
     list_display = ("name", "model", "num_vectors", "origin", "created_by", "created_at")
     list_filter = ("model",)
     list_select_related = ("model", "created_by")
     search_fields = ("name", "description")
-    fields = ("name", "model", "description", "origin", "layers", "checksum", "created_by", "created_at")
+    fields = ("name", "model", "description", "shared_with", "origin", "layers", "checksum", "created_by", "created_at")
 
     class Media:
         css = {"all": ("steering/admin.css",)}
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[VectorSet]:
-        rows: QuerySet[VectorSet] = super().get_queryset(request)
+        rows: QuerySet[VectorSet] = visible_vector_sets(request.user, super().get_queryset(request))
         return rows.annotate(vector_count=Count("vectors"))
 
     def get_fields(self, request: HttpRequest, obj: VectorSet | None = None) -> Any:
@@ -97,7 +102,10 @@ class VectorSetAdmin(ExtractionPages, admin.ModelAdmin):  # type: ignore[type-ar
         return super().get_form(request, obj, change, **kwargs)
 
     def get_readonly_fields(self, request: HttpRequest, obj: VectorSet | None = None) -> tuple[str, ...]:
-        return ("name", "model", "origin", "layers", "checksum", "created_by", "created_at") if obj else ()
+        if obj is None:
+            return ()
+        fixed = ("name", "model", "origin", "layers", "checksum", "created_by", "created_at")
+        return fixed if self.may_share(request, obj) else (*fixed, "shared_with")
 
     def save_model(self, request: HttpRequest, obj: VectorSet, form: Any, change: bool) -> None:  # noqa: FBT001 - Django's
         if change:
@@ -167,7 +175,7 @@ class PlainVectorAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes 
         return False
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[PlainVector]:
-        rows: QuerySet[PlainVector] = super().get_queryset(request)
+        rows: QuerySet[PlainVector] = visible_vectors(request.user, super().get_queryset(request))
         return rows.select_related("vector_set").defer("data")
 
     def get_search_results(

@@ -6,6 +6,7 @@ import struct
 from typing import TYPE_CHECKING, cast
 
 from django.conf import settings
+from django.contrib.auth.models import Group
 from django.db import models
 from django.db.models.functions import Now
 
@@ -33,10 +34,12 @@ class VectorSet(models.Model):
     checksum = models.CharField(max_length=64, editable=False, help_text="SHA-256 of the file's content.")
     created_by = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, editable=False, on_delete=models.SET_NULL)
     created_at = models.DateTimeField(db_default=Now(), editable=False)
+    shared_with = models.ManyToManyField(Group, blank=True, related_name="+")
 
     class Meta:
         ordering = ("name",)
         verbose_name = "vector set"
+        permissions = (("see_all_vectorsets", "Can see everybody's vector sets"),)
 
     def __str__(self) -> str:
         return self.name

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django import forms
+from django.db.models import QuerySet
 
 from steering.evaluation.errors import EvaluationError
 from steering.evaluation.prompts import NEUTRAL_PROMPTS
@@ -38,8 +39,9 @@ class EvaluationForm(forms.Form):
 
     wish: Wish
 
-    def __init__(self, version: ProfileVersion, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, version: ProfileVersion, others: QuerySet[ProfileVersion], data: Any = None) -> None:
+        """``others`` are the versions that may be chosen beside it."""
+        super().__init__(data)
         self.version = version
 
     def clean(self) -> dict[str, Any]:
@@ -97,12 +99,12 @@ class ComparisonForm(EvaluationForm):
     )
     field_order = ("other", "prompts")
 
-    def __init__(self, version: ProfileVersion, *args: Any, **kwargs: Any) -> None:
-        super().__init__(version, *args, **kwargs)
-        others = ProfileVersion.objects.select_related("profile").filter(profile__model_id=version.profile.model_id)
+    def __init__(self, version: ProfileVersion, others: QuerySet[ProfileVersion], data: Any = None) -> None:
+        super().__init__(version, others, data)
+        of_model = others.select_related("profile").filter(profile__model_id=version.profile.model_id)
         field = self.fields["other"]
         assert isinstance(field, forms.ModelChoiceField)
-        field.queryset = others.exclude(pk=version.pk)
+        field.queryset = of_model.exclude(pk=version.pk)
 
     def make_wish(self, values: dict[str, Any]) -> ComparisonWish:
         other = values["other"]

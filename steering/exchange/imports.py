@@ -24,6 +24,7 @@ from steering.saes.errors import InvalidSAEError
 from steering.spec.errors import InvalidSpecError, Problem
 from steering.spec.parsing import parse_edits
 from steering.spec.rendering import edits_to_json
+from steering.visibility import visible_profiles
 
 MAX_NAME = 100
 
@@ -75,7 +76,8 @@ def _make(planned: ImportedProfile, wish: ImportWish, user: User | None) -> Stee
         return services.create_profile(
             name=planned.name, model=wish.model, description=planned.description, owner=user, edits=planned.specs
         )
-    if not wish.replaces:  # made by somebody since the plan
+    is_hidden = user is not None and not visible_profiles(user).filter(pk=old.pk).exists()
+    if is_hidden or not wish.replaces:  # somebody else's, or made since the plan
         raise ValidationError(f"The model {wish.model} has a profile {planned.name} already.")
     services.replace_draft(profile=old, edits=planned.specs)
     return old

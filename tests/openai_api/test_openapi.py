@@ -11,7 +11,7 @@ import pytest
 from django.core.management import call_command
 from jsonschema import Draft202012Validator
 
-from openai_api.openapi import document
+from management_api.openapi import document
 from openai_api.urls import urlpatterns
 from tests.openai_api.conftest import Api, chunks_of
 

@@ -11,6 +11,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.utils import timezone
 
 from openai_api.keys import MAX_INTENSITY
+from openai_api.scopes import Scope
 from openai_api.services import create_api_key
 
 LIMITS = (
@@ -21,7 +22,7 @@ LIMITS = (
     "tokens_per_day",
 )
 INTENSITIES = {"min_intensity": 0.0, "max_intensity": MAX_INTENSITY}
-RIGHTS = ("default_profile", "allowed_models", "allowed_profiles", "may_steer_inline", *INTENSITIES)
+RIGHTS = ("scopes", "default_profile", "allowed_models", "allowed_profiles", "may_steer_inline", *INTENSITIES)
 FIELDS = (*LIMITS, "priority", *RIGHTS)
 
 
@@ -31,6 +32,14 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("name", help="What the key is for.")
         parser.add_argument("--user", required=True, help="Name of the user who owns the key.")
+        parser.add_argument(
+            "--scope",
+            action="append",
+            default=[],
+            dest="scopes",
+            choices=Scope.values,
+            help="Can be given several times; none: all of /v1.",
+        )
         parser.add_argument("--default-profile", default="", help="For requests that name no profile.")
         parser.add_argument("--allow-model", action="append", default=[], dest="allowed_models", metavar="MODEL")
         parser.add_argument("--allow-profile", action="append", default=[], dest="allowed_profiles", metavar="PROFILE")

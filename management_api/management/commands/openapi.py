@@ -7,11 +7,11 @@ from typing import Any
 
 from django.core.management.base import BaseCommand
 
-from openai_api.openapi import document
+from management_api.openapi import document
 
 
 class Command(BaseCommand):
-    help = "Print the OpenAPI 3.1 document of /v1 as JSON."
+    help = "Print the OpenAPI 3.1 document of /v1 and /api as JSON."
     requires_system_checks: list[str] = []
 
     def handle(self, *args: Any, **options: Any) -> None:

@@ -1,0 +1,61 @@
+"""Who asks: whoever is signed in to the console, or a key with the scope to manage, which acts as its owner."""
+
+from __future__ import annotations
+
+from django.contrib.auth.models import User
+from drf_spectacular.extensions import OpenApiAuthenticationExtension
+from rest_framework.authentication import BaseAuthentication
+from rest_framework.authentication import SessionAuthentication as DjangoSessionAuthentication
+from rest_framework.exceptions import PermissionDenied
+from rest_framework.request import Request
+
+from openai_api.errors import forbidden, wrong_key
+from openai_api.keys import find_key, presented_key, snapshot
+
+
+class CsrfFailed(PermissionDenied):
+    default_code = "csrf_failed"
+
+
+class KeyAuthentication(BaseAuthentication):
+    """A header with a key decides, also beside a session: a wrong key is never made good by a cookie."""
+
+    def authenticate(self, request: Request) -> tuple[User, object] | None:
+        plain = presented_key(request)
+        if plain is None:
+            return None
+        record = find_key(plain, snapshot.get())
+        if record is None:
+            raise wrong_key()
+        if not record.may_manage:
+            message = f"The key {record.name} may not manage this server. Give it the scope, or use another one."
+            raise forbidden(message, code="scope_required")
+        assert record.owner_id is not None  # only requests without a key have none
+        return User.objects.get(pk=record.owner_id), record
+
+    def authenticate_header(self, request: Request) -> str:
+        return "Bearer"
+
+
+class SessionAuthentication(DjangoSessionAuthentication):
+    def enforce_csrf(self, request: Request) -> None:
+        try:
+            super().enforce_csrf(request)
+        except PermissionDenied as error:
+            raise CsrfFailed(f"{error.detail}. Send the page's token as X-CSRFToken.") from None
+
+
+class KeyScheme(OpenApiAuthenticationExtension):  # type: ignore[misc]  # drf-spectacular has no types
+    target_class = "management_api.authentication.KeyAuthentication"
+    name = "bearer"
+
+    def get_security_definition(self, auto_schema: object) -> dict[str, str]:
+        return {"type": "http", "scheme": "bearer"}
+
+
+class SessionScheme(OpenApiAuthenticationExtension):  # type: ignore[misc]  # drf-spectacular has no types
+    target_class = "management_api.authentication.SessionAuthentication"
+    name = "session"
+
+    def get_security_definition(self, auto_schema: object) -> dict[str, str]:
+        return {"type": "apiKey", "in": "cookie", "name": "millm_session"}

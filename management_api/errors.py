@@ -1,0 +1,130 @@
+"""Every refusal in the contract's form, as of /v1: ``{"error": {message, type, param, code}}``."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+from django.core.exceptions import PermissionDenied as DjangoPermissionDenied
+from django.core.exceptions import ValidationError as ModelError
+from django.db.models import ProtectedError
+from django.http import Http404
+from rest_framework import exceptions
+from rest_framework.response import Response
+from rest_framework.views import set_rollback
+
+from inference.client import EngineError
+from inference.sources import SourceError
+from jobs.errors import JobError, JobStateError
+from openai_api.errors import MAX_PROBLEMS, ApiError, conflict, forbidden, invalid, quote, unavailable, wrong_key
+from openai_api.errors import method_not_allowed as method_refused
+from steering.corpus import CorpusError
+from steering.errors import SteeringError
+from steering.evaluation.errors import EvaluationError
+from steering.saes.errors import InvalidSAEError
+from steering.spec.errors import InvalidSpecError
+
+logger = logging.getLogger(__name__)
+_CODES = {
+    "required": "missing_required_parameter",
+    "invalid_type": "invalid_type",
+    "unknown_parameter": "unknown_parameter",
+}
+_GENERAL = "non_field_errors"
+
+
+def answer_error(error: Exception, context: dict[str, Any]) -> Response | None:
+    """DRF's exception handler; None leaves it to the site's last resort, which logs the cause."""
+    refusal = refusal_of(error, context)
+    if refusal is None:
+        return None
+    set_rollback()
+    return Response(refusal.body(), status=refusal.status, headers=refusal.all_headers())
+
+
+def refusal_of(error: Exception, context: dict[str, Any]) -> ApiError | None:
+    """What the client is told; None of a fault of ours."""
+    if isinstance(error, ApiError):
+        return error
+    return _http_refusal(error, context) or _domain_refusal(error)
+
+
+def _http_refusal(error: Exception, context: dict[str, Any]) -> ApiError | None:
+    match error:
+        case exceptions.ValidationError():
+            return _invalid(list(_problems(error.detail)))
+        case exceptions.NotAuthenticated() | exceptions.AuthenticationFailed():
+            return wrong_key()
+        case exceptions.PermissionDenied() | DjangoPermissionDenied():
+            code = getattr(error, "default_code", "permission_denied")
+            return forbidden(str(error), code=code if isinstance(code, str) else "permission_denied")
+        case Http404() | exceptions.NotFound():
+            return not_found()
+        case exceptions.MethodNotAllowed():
+            return method_refused(context["request"].method, sorted(context["view"].allowed_methods))
+        case exceptions.UnsupportedMediaType():
+            return ApiError(415, "Send “Content-Type: application/json”.", code="unsupported_media_type")
+        case exceptions.NotAcceptable():
+            return ApiError(406, "Answers are application/json.", code="not_acceptable")
+    return None
+
+
+def _domain_refusal(error: Exception) -> ApiError | None:
+    match error:
+        case SteeringError():
+            return ApiError(error.status, error.message, code=error.code, param=error.param)
+        case InvalidSpecError():
+            return invalid(str(error), param=error.problems[0].path, code=error.problems[0].code)
+        case EvaluationError() | CorpusError():
+            return invalid(str(error))
+        case SourceError() | InvalidSAEError():
+            return invalid(str(error), param="source", code="invalid_source")
+        case JobStateError():
+            return conflict(str(error), code="job_state")
+        case JobError():
+            return invalid(str(error))
+        case EngineError():
+            return unavailable(str(error), code=error.code)
+        case ModelError():
+            return _invalid(list(_model_problems(error)))
+        case ProtectedError():
+            names = ", ".join(str(row) for row in list(error.protected_objects)[:3])
+            return conflict(f"It is needed by {names}, so it cannot be deleted.", code="in_use")
+    return None
+
+
+def not_found() -> ApiError:
+    """The same for what does not exist and for what the caller may not see."""
+    return ApiError(404, "There is no such object, or you may not see it.", code="not_found")
+
+
+def _invalid(problems: list[tuple[str, str, str]]) -> ApiError:
+    """One 400 for all problems; ``param`` and ``code`` are those of the first."""
+    lines = [f"{path}: {text}" if path else text for path, text, _ in problems[:MAX_PROBLEMS]]
+    path, _, code = problems[0]
+    return invalid(" ".join(lines), param=quote(path) or None, code=_CODES.get(code, "invalid_value"))
+
+
+def _problems(detail: Any, path: str = "") -> Iterator[tuple[str, str, str]]:
+    """Path, sentence and code of each, as DRF nests them."""
+    if isinstance(detail, dict):
+        for name, inner in detail.items():
+            part = "" if name == _GENERAL else f"[{name}]" if isinstance(name, int) else str(name)
+            yield from _problems(
+                inner, f"{path}.{part}" if path and part and not isinstance(name, int) else path + part
+            )
+    elif isinstance(detail, list):
+        for number, inner in enumerate(detail):
+            yield from _problems(inner, path if isinstance(inner, str) else f"{path}[{number}]" if inner else path)
+    else:
+        text = str(detail)
+        yield path, text if not path else text[:1].lower() + text[1:], getattr(detail, "code", "invalid")
+
+
+def _model_problems(error: ModelError) -> Iterator[tuple[str, str, str]]:
+    if hasattr(error, "error_dict"):
+        for name, messages in error.message_dict.items():
+            yield from (("" if name == "__all__" else name, message, "invalid") for message in messages)
+    else:
+        yield from (("", message, "invalid") for message in error.messages)

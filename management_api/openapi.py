@@ -1,0 +1,67 @@
+"""One OpenAPI document for /v1 and /api."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from drf_spectacular.generators import SchemaGenerator
+
+from openai_api.openapi import document as v1_document
+
+Schema = dict[str, Any]
+_REF = "#/components/schemas/"
+_PREFIX = "Api"  # of /api's schemas: /v1 has a Model and a File of its own
+_CODES = {
+    "400": "What was sent is refused, by name.",
+    "401": "No session, or a wrong key.",
+    "403": "One may not do this.",
+    "404": "There is no such object, or one may not see it.",
+    "409": "Something else stands against it.",
+}
+
+
+@cache
+def _api_document() -> Schema:
+    found: Schema = SchemaGenerator(patterns=_patterns()).get_schema(request=None, public=True)
+    return found
+
+
+def document() -> Schema:
+    """/v1's document with the paths, schemas and security schemes of /api beside its own."""
+    whole, api = v1_document(), _renamed(_api_document())
+    components = whole["components"]
+    components["schemas"] |= api["components"]["schemas"]
+    components["securitySchemes"] |= api["components"]["securitySchemes"]
+    whole["paths"] |= {path: _with_errors(item) for path, item in api["paths"].items()}
+    return whole
+
+
+def _patterns() -> list[Any]:
+    from django.urls import include, path  # the routes import views, which import everything
+
+    return [path("api/", include("management_api.urls"))]
+
+
+def _renamed(value: Any) -> Any:
+    """A copy with the prefix before the names of all schemas."""
+    if isinstance(value, dict):
+        copy = {name: _renamed(inner) for name, inner in value.items()}
+        if isinstance(copy.get("$ref"), str) and copy["$ref"].startswith(_REF):
+            copy["$ref"] = copy["$ref"].replace(_REF, _REF + _PREFIX, 1)
+        if isinstance(copy.get("securitySchemes"), dict) and isinstance(copy.get("schemas"), dict):
+            copy["schemas"] = {_PREFIX + name: schema for name, schema in copy["schemas"].items()}
+        return copy
+    return [_renamed(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _with_errors(item: Schema) -> Schema:
+    for operation in item.values():
+        if isinstance(operation, dict) and "responses" in operation:
+            operation["responses"] |= {code: _error(text) for code, text in _CODES.items()}
+    return item
+
+
+def _error(text: str) -> Schema:
+    content = {"application/json": {"schema": {"$ref": f"{_REF}ErrorBody"}}}
+    return {"description": text, "content": content}

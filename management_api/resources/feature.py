@@ -1,0 +1,96 @@
+"""Features: found by their labels, looked at, labelled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from django.contrib.auth.models import User
+from django.db.models import QuerySet
+from rest_framework import serializers
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from management_api.described import described
+from management_api.paging import read_limit
+from management_api.strict import Shown, StrictInput, Text
+from management_api.viewset import Filters, Resource
+from steering.feature_services import label_feature
+from steering.models import Feature
+
+
+class FeatureShown(Shown):
+    class Meta:
+        model = Feature
+        fields: tuple[str, ...] = (
+            *("id", "sae", "index", "label", "label_source", "description", "max_activation"),
+            *("max_activation_source", "density", "decoder_norm", "top_tokens"),
+        )
+
+
+class FeatureDetail(FeatureShown):
+    """``examples`` of the corpus; those of traffic are texts of requests, so they are in the console only."""
+
+    class Meta(FeatureShown.Meta):
+        fields: tuple[str, ...] = (*FeatureShown.Meta.fields, "examples", "examples_source", "histogram")
+
+
+class FeatureFilters(Filters):
+    sae = serializers.IntegerField(min_value=0, max_value=2**62, required=False)
+    index = serializers.IntegerField(min_value=0, max_value=2**31 - 1, required=False)
+    search = serializers.CharField(max_length=500, required=False, help_text="Words of labels, the best first.")
+    labelled = serializers.BooleanField(required=False, allow_null=True, default=None)
+
+
+class LabelInput(StrictInput):
+    label = Text(max_length=500, allow_blank=True, required=False)  # type: ignore[assignment]  # as of a field
+    description = Text(max_length=4000, allow_blank=True, required=False)
+
+
+@described(tags=["Features"])
+class Features(Resource):
+    queryset = Feature.objects.none()
+    serializer_class = FeatureShown
+    filters = FeatureFilters
+    ordering = ("pk",)
+    permissions = {
+        "list": "steering.view_feature",
+        "retrieve": "steering.view_feature",
+        "partial_update": "steering.change_feature",
+    }
+
+    def rows(self, user: User) -> QuerySet[Feature]:
+        return Feature.objects.select_related("sae__model").defer("traffic_examples")
+
+    def narrowed(self, rows: QuerySet[Any], query: Mapping[str, Any]) -> QuerySet[Any]:
+        rows = rows.filter(**{name: query[name] for name in ("sae", "index") if name in query})
+        match query["labelled"]:
+            case True:
+                return rows.exclude(label="")
+            case False:
+                return rows.filter(label="")
+        return rows
+
+    @described(parameters=[FeatureFilters])
+    def list(self, request: Request) -> Response:
+        """A search has one page: its best ``limit`` results."""
+        query = self.query()
+        if "search" not in query:
+            return super().list(request)
+        rows = self.narrowed(Feature.objects.search(query["search"]), query)[: read_limit(request)]
+        data = self.get_serializer(rows, many=True).data
+        return Response({"object": "list", "data": data, "next": None})
+
+    @described(responses=FeatureDetail)
+    def retrieve(self, request: Request, pk: str) -> Response:
+        return Response(FeatureDetail(self.get_object()).data)
+
+    @described(request=LabelInput)
+    def partial_update(self, request: Request, pk: str) -> Response:
+        feature, data = self.get_object(), self.read(LabelInput)
+        if data.get("label", feature.label) != feature.label:
+            feature.label_source = f"{self.user.get_username()}, through /api"
+        for name, value in data.items():
+            setattr(feature, name, value)
+        feature.full_clean(exclude=["sae"], validate_unique=False, validate_constraints=False)
+        return self.answer(label_feature(feature=feature, user=self.user))

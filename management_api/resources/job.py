@@ -1,0 +1,97 @@
+"""Jobs: one's own, or everybody's with the permission for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib.auth.models import User
+from django.db.models import QuerySet
+from rest_framework import serializers
+from rest_framework.decorators import action
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from jobs.models import Job
+from jobs.services import cancel_job, retry_job
+from management_api.described import described
+from management_api.strict import Shown
+from management_api.viewset import Filters, Resource
+
+SEE_ALL = "jobs.manage_all_jobs"
+MAX_LINES = 500
+
+
+class JobShown(Shown):
+    owner = serializers.CharField(source="owner.username", default=None, allow_null=True)
+
+    class Meta:
+        model = Job
+        fields: tuple[str, ...] = (
+            *("id", "kind", "title", "owner", "state", "done", "total", "message", "error", "cancel_requested"),
+            *("priority", "attempts", "crashes", "created_at", "started_at", "finished_at"),
+        )
+
+
+class JobDetail(JobShown):
+    lines = serializers.SerializerMethodField()
+
+    class Meta(JobShown.Meta):
+        fields: tuple[str, ...] = (*JobShown.Meta.fields, "params", "result", "lines")
+
+    def get_lines(self, job: Job) -> list[str]:
+        """The newest, in the order in which they came."""
+        return [line.text for line in job.lines.order_by("-pk")[:MAX_LINES]][::-1]
+
+
+class JobFilters(Filters):
+    state = serializers.ChoiceField(choices=Job.State.choices, required=False)
+    kind = serializers.CharField(max_length=100, required=False)
+
+
+@described(tags=["Jobs"])
+class Jobs(Resource):
+    queryset = Job.objects.none()
+    serializer_class = JobShown
+    filters = JobFilters
+    ordering = ("-created_at", "-pk")
+    lookup_value_regex = "[0-9a-f-]+"
+    permissions = {
+        "list": "jobs.view_job",
+        "retrieve": "jobs.view_job",
+        "cancel": "jobs.change_job",
+        "retry": "jobs.change_job",
+    }
+
+    def rows(self, user: User) -> QuerySet[Job]:
+        jobs = Job.objects.select_related("owner")
+        return jobs if user.has_perm(SEE_ALL) else jobs.filter(owner=user)
+
+    @described(parameters=[JobFilters])
+    def list(self, request: Request) -> Response:
+        return super().list(request)
+
+    @described(responses=JobDetail)
+    def retrieve(self, request: Request, pk: str) -> Response:
+        return Response(JobDetail(self.get_object()).data)
+
+    @described(request=None)
+    @action(detail=True, methods=["post"])
+    def cancel(self, request: Request, pk: str) -> Response:
+        """A queued job ends at once, a running one at its next progress."""
+        return self._again(cancel_job(job=self.get_object()))
+
+    @described(request=None)
+    @action(detail=True, methods=["post"])
+    def retry(self, request: Request, pk: str) -> Response:
+        """A failed or cancelled job goes on from its checkpoint."""
+        return self._again(retry_job(job=self.get_object()))
+
+    def _again(self, job: Job) -> Response:
+        """As the database has it: what wrote it left the times to the database's clock."""
+        return self.answer(self.get_queryset().get(pk=job.pk))
+
+
+def job_started(job: Job) -> Response:
+    """202, with the job to look at."""
+    data: dict[str, Any] = dict(JobShown(job).data)
+    return Response(data, status=202)

@@ -1,0 +1,151 @@
+"""API keys: made, changed, rotated, revoked. The key itself is in the answer that makes it, and nowhere else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib.auth.models import User
+from django.db.models import QuerySet
+from rest_framework import serializers
+from rest_framework.decorators import action
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from management_api.described import described
+from management_api.strict import Shown, StrictModelInput, Text
+from management_api.viewset import Filters, Resource
+from openai_api.errors import ApiError, forbidden
+from openai_api.key_visibility import SEE_ALL_KEYS, visible_keys
+from openai_api.models import ApiKey
+from openai_api.services.api_keys import (
+    change_api_key,
+    delete_api_keys,
+    revoke_api_keys,
+    rotate_api_key,
+    save_new_api_key,
+)
+
+CHANGE = "openai_api.change_apikey"
+SETTABLE = (
+    *("name", "default_profile", "allowed_models", "allowed_profiles", "may_steer_inline", "scopes"),
+    *("shares_examples", "min_intensity", "max_intensity", "max_concurrent_requests", "requests_per_minute"),
+    *("tokens_per_minute", "requests_per_day", "tokens_per_day", "priority", "expires_at"),
+)
+
+
+class KeyShown(Shown):
+    owner = serializers.CharField(source="owner.username")
+
+    class Meta:
+        model = ApiKey
+        fields: tuple[str, ...] = ("id", "prefix", "owner", *SETTABLE, "revoked_at", "last_used_at", "created_at")
+
+
+class NewKeyShown(KeyShown):
+    key = serializers.CharField(help_text="Shown once.")
+
+    class Meta(KeyShown.Meta):
+        fields: tuple[str, ...] = (*KeyShown.Meta.fields, "key")
+
+
+class KeyChange(StrictModelInput):
+    class Meta:
+        model = ApiKey
+        fields: tuple[str, ...] = SETTABLE
+
+
+class KeyInput(KeyChange):
+    owner = Text(max_length=150, required=False, help_text="A user's name; by default whoever asks.")
+
+    class Meta(KeyChange.Meta):
+        fields: tuple[str, ...] = (*SETTABLE, "owner")
+
+
+class KeyFilters(Filters):
+    name = serializers.CharField(max_length=100, required=False)
+    owner = serializers.CharField(max_length=150, required=False)
+    revoked = serializers.BooleanField(required=False, allow_null=True, default=None)
+
+
+@described(tags=["Keys"])
+class Keys(Resource):
+    queryset = ApiKey.objects.none()
+    serializer_class = KeyShown
+    filters = KeyFilters
+    ordering = ("name", "pk")
+    permissions = {
+        "list": "openai_api.view_apikey",
+        "retrieve": "openai_api.view_apikey",
+        "create": "openai_api.add_apikey",
+        "partial_update": CHANGE,
+        "rotate": CHANGE,
+        "revoke": CHANGE,
+        "destroy": "openai_api.delete_apikey",
+    }
+
+    def rows(self, user: User) -> QuerySet[ApiKey]:
+        return visible_keys(user).select_related("owner")
+
+    def narrowed(self, rows: QuerySet[Any], query: Any) -> QuerySet[Any]:
+        if query["revoked"] is not None:
+            rows = rows.filter(revoked_at__isnull=not query["revoked"])
+        if "owner" in query:
+            rows = rows.filter(owner__username=query["owner"])
+        return rows.filter(name=query["name"]) if "name" in query else rows
+
+    @described(parameters=[KeyFilters])
+    def list(self, request: Request) -> Response:
+        return super().list(request)
+
+    @described(request=KeyInput, responses={201: NewKeyShown})
+    def create(self, request: Request) -> Response:
+        data = self.read(KeyInput)
+        owner = self._owner(data.pop("owner", self.user.get_username()))
+        created = save_new_api_key(api_key=ApiKey(owner=owner, **data), user=self.user)
+        return _once(created.api_key, created.plain, status=201)
+
+    @described(request=KeyChange)
+    def partial_update(self, request: Request, pk: str) -> Response:
+        key = self.get_object()
+        for name, value in self.read(KeyChange, instance=key, partial=True).items():
+            setattr(key, name, value)
+        key.full_clean()
+        change_api_key(api_key=key, user=self.user)
+        return self.answer(key)
+
+    @described(request=None, responses=NewKeyShown)
+    @action(detail=True, methods=["post"])
+    def rotate(self, request: Request, pk: str) -> Response:
+        """A new secret with the same rights."""
+        created = rotate_api_key(api_key=self.get_object(), user=self.user)
+        return _once(created.api_key, created.plain)
+
+    @described(request=None)
+    @action(detail=True, methods=["post"])
+    def revoke(self, request: Request, pk: str) -> Response:
+        """Requests with it are refused from now on, for good."""
+        key = self.get_object()
+        revoke_api_keys(keys=ApiKey.objects.filter(pk=key.pk))
+        return self.answer(self.get_queryset().get(pk=key.pk))
+
+    @described(responses={204: None})
+    def destroy(self, request: Request, pk: str) -> Response:
+        """Its log rows stay, without the key."""
+        delete_api_keys(keys=ApiKey.objects.filter(pk=self.get_object().pk))
+        return Response(status=204)
+
+    def _owner(self, name: str) -> User:
+        if name == self.user.get_username():
+            return self.user
+        if not self.user.has_perm(SEE_ALL_KEYS):
+            raise forbidden("You may make keys of your own only.", code="permission_denied", param="owner")
+        owner = User.objects.filter(username=name).first()
+        if owner is None:
+            raise ApiError(404, f"There is no user {name[:100]!r}.", code="not_found", param="owner")
+        return owner
+
+
+def _once(api_key: ApiKey, plain: str, status: int = 200) -> Response:
+    """Nobody on the way keeps a copy."""
+    data = {**KeyShown(api_key).data, "key": plain}
+    return Response(data, status=status, headers={"Cache-Control": "no-store"})

@@ -1,0 +1,141 @@
+"""Models: registered, changed, loaded, pinned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib.auth.models import User
+from django.db.models import QuerySet
+from rest_framework import serializers
+from rest_framework.decorators import action
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from inference import services
+from inference.models import LanguageModel
+from management_api.described import described
+from management_api.strict import Flag, Shown, StrictInput, StrictModelInput, Text
+from management_api.viewset import Filters, Resource
+from steering.governance import set_default_profile
+
+CHANGE = "inference.change_languagemodel"
+SETTABLE = (
+    *("name", "aliases", "source", "revision", "dtype", "device", "quantization", "trust_remote_code", "allow_pickle"),
+    *("context_length", "chat_template", "tool_format", "default_sampling", "is_default", "autoload", "pinned"),
+    "keep_alive_s",
+)
+
+
+class ModelShown(Shown):
+    class Meta:
+        model = LanguageModel
+        fields: tuple[str, ...] = (
+            *("id", *SETTABLE, "default_profile", "kind", "state", "error", "memory_bytes"),
+            *("own_context_length", "loaded_at", "created_at"),
+        )
+
+
+class ModelInput(StrictModelInput):
+    class Meta:
+        model = LanguageModel
+        fields: tuple[str, ...] = SETTABLE
+        extra_kwargs: dict[str, Any] = {
+            "is_default": {"validators": []}
+        }  # it takes the place of the default that there is
+
+
+class ModelFilters(Filters):
+    name = serializers.CharField(max_length=200, required=False)
+    state = serializers.ChoiceField(choices=LanguageModel.State.choices, required=False)
+    kind = serializers.ChoiceField(choices=LanguageModel.Kind.choices, required=False)
+
+
+class PinInput(StrictInput):
+    pinned = Flag(default=True)
+
+
+class DefaultProfileInput(StrictInput):
+    profile = Text(max_length=200, allow_blank=True, help_text="name or name@version; empty for none")
+
+
+@described(tags=["Models"])
+class Models(Resource):
+    queryset = LanguageModel.objects.none()
+    serializer_class = ModelShown
+    filters = ModelFilters
+    ordering = ("name",)
+    permissions = {
+        "list": "inference.view_languagemodel",
+        "retrieve": "inference.view_languagemodel",
+        "create": "inference.add_languagemodel",
+        "partial_update": CHANGE,
+        "destroy": "inference.delete_languagemodel",
+        "load": CHANGE,
+        "unload": CHANGE,
+        "pin": CHANGE,
+        "default_profile": CHANGE,
+        "memory": "inference.view_languagemodel",
+    }
+
+    def rows(self, user: User) -> QuerySet[LanguageModel]:
+        return LanguageModel.objects.all()
+
+    @described(parameters=[ModelFilters])
+    def list(self, request: Request) -> Response:
+        return super().list(request)
+
+    @described(request=ModelInput, responses={201: ModelShown})
+    def create(self, request: Request) -> Response:
+        """A model of the Hub is downloaded when it is first loaded."""
+        return self.answer(services.register_model(**self.read(ModelInput)), status=201)
+
+    @described(request=ModelInput)
+    def partial_update(self, request: Request, pk: str) -> Response:
+        """What concerns loading takes effect when the model is loaded next."""
+        model = self.get_object()
+        for name, value in self.read(ModelInput, instance=model, partial=True).items():
+            setattr(model, name, value)
+        return self.answer(services.save_model(model))
+
+    @described(responses={204: None})
+    def destroy(self, request: Request, pk: str) -> Response:
+        """Refused while SAEs, vectors or profiles need it."""
+        services.remove_models(models=[self.get_object()])
+        return Response(status=204)
+
+    @described(request=None, responses={202: ModelShown})
+    @action(detail=True, methods=["post"])
+    def load(self, request: Request, pk: str) -> Response:
+        """Begins to load; ``state`` tells when it is done, and ``error`` why it could not."""
+        model = self.get_object()
+        services.load_model(model=model)
+        return self.answer(model, status=202)
+
+    @described(request=None, responses={202: ModelShown})
+    @action(detail=True, methods=["post"])
+    def unload(self, request: Request, pk: str) -> Response:
+        """Running sequences fail; the next request loads it again."""
+        model = self.get_object()
+        services.unload_model(model=model)
+        return self.answer(model, status=202)
+
+    @described(request=PinInput)
+    @action(detail=True, methods=["post"])
+    def pin(self, request: Request, pk: str) -> Response:
+        """A pinned model is never unloaded to make room, or for being idle."""
+        model = self.get_object()
+        services.pin_model(model=model, is_pinned=self.read(PinInput)["pinned"])
+        return self.answer(model)
+
+    @described(request=DefaultProfileInput)
+    @action(detail=True, methods=["post"])
+    def default_profile(self, request: Request, pk: str) -> Response:
+        """The profile of requests that name none."""
+        reference = self.read(DefaultProfileInput)["profile"]
+        return self.answer(set_default_profile(model=self.get_object(), reference=reference, user=self.user))
+
+    @described(responses={200: {"type": "object", "properties": {"text": {"type": "string"}}}})
+    @action(detail=True, methods=["get"])
+    def memory(self, request: Request, pk: str) -> Response:
+        """What it needs and what there is, in a sentence."""
+        return Response({"text": services.describe_memory(model=self.get_object())})

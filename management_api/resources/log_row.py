@@ -1,0 +1,83 @@
+"""The request log: who asked what of which model, and how it went. Texts only for those who may read them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib.auth.models import User
+from django.db.models import Q, QuerySet
+from rest_framework import serializers
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from management_api.described import described
+from management_api.strict import Shown
+from management_api.viewset import Filters, Resource
+from openai_api.models import RequestLog
+
+VIEW = "openai_api.view_requestlog"
+SEE_TEXT = "openai_api.view_prompt_text"
+TEXTS = ("prompt", "completion")
+
+
+class LogShown(Shown):
+    class Meta:
+        model = RequestLog
+        fields: tuple[str, ...] = (
+            *("id", "created_at", "api_key", "endpoint", "model", "profile", "fingerprint", "policies"),
+            *("steering_expected", "steering_applied", "stream", "status", "error_code", "finish_reason"),
+            *("prompt_tokens", "cached_tokens", "completion_tokens", "queue_ms", "ttft_ms", "total_ms"),
+            *("client_address", "user"),
+        )
+
+
+class LogText(LogShown):
+    """Parameters hold texts too, such as tools and stop strings."""
+
+    class Meta(LogShown.Meta):
+        fields: tuple[str, ...] = (*LogShown.Meta.fields, "error_message", "parameters", *TEXTS)
+
+
+class LogFilters(Filters):
+    model = serializers.CharField(max_length=200, required=False)
+    profile = serializers.CharField(max_length=200, required=False, help_text="name, or name@version")
+    api_key = serializers.IntegerField(min_value=0, max_value=2**62, required=False)
+    user = serializers.CharField(max_length=200, required=False)
+    status = serializers.IntegerField(min_value=0, max_value=999, required=False)
+    error_code = serializers.CharField(max_length=100, required=False)
+    since = serializers.DateTimeField(required=False)
+    until = serializers.DateTimeField(required=False)
+    min_total_ms = serializers.FloatField(min_value=0, required=False)
+
+
+@described(tags=["Log"])
+class Logs(Resource):
+    queryset = RequestLog.objects.none()
+    serializer_class = LogShown
+    filters = LogFilters
+    ordering = ("-created_at", "-id")
+    lookup_value_regex = "[^/]+"
+    permissions = {"list": VIEW, "retrieve": VIEW}
+
+    def rows(self, user: User) -> QuerySet[RequestLog]:
+        rows = RequestLog.objects.all()
+        return rows if self.action == "retrieve" and user.has_perm(SEE_TEXT) else rows.defer(*TEXTS, "parameters")
+
+    def narrowed(self, rows: QuerySet[Any], query: Any) -> QuerySet[Any]:
+        ranges = {"since": "created_at__gte", "until": "created_at__lt", "min_total_ms": "total_ms__gte"}
+        wanted = {ranges.get(name, name): value for name, value in query.items() if name != "profile"}
+        rows = rows.filter(**wanted)
+        if (profile := query.get("profile")) is None:
+            return rows
+        return rows.filter(Q(profile=profile) if "@" in profile else Q(profile__startswith=f"{profile}@"))
+
+    @described(parameters=[LogFilters])
+    def list(self, request: Request) -> Response:
+        """Never with texts."""
+        return super().list(request)
+
+    @described(responses=LogText)
+    def retrieve(self, request: Request, pk: str) -> Response:
+        """With texts and parameters for those who may read prompts; for others without these fields."""
+        kind = LogText if self.user.has_perm(SEE_TEXT) else LogShown
+        return Response(kind(self.get_object()).data)

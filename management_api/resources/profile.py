@@ -1,0 +1,337 @@
+"""Profiles: drafts, publishing, reviews, rolling back, archiving, files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib.auth.models import Group, User
+from django.core.exceptions import PermissionDenied
+from django.db import transaction
+from django.db.models import Max, QuerySet
+from rest_framework import serializers
+from rest_framework.decorators import action
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from inference.models import LanguageModel
+from inference.ownership import groups_to_share_with, may_share
+from management_api.described import OBJECT, described, number_in_query
+from management_api.errors import not_found
+from management_api.resources.version import VersionShown, differences
+from management_api.rows import Row
+from management_api.strict import Flag, Integer, Shown, StrictInput, StrictModelInput, Text
+from management_api.viewset import Filters, Resource
+from openai_api.errors import conflict, forbidden, invalid
+from steering import governance, reviews, services
+from steering.drafts import draft_edits
+from steering.exchange.exports import draft_document, version_document
+from steering.exchange.imports import ImportWish, import_profiles, plan_import
+from steering.models import SAE, ProfileReview, ProfileVersion, SteeringProfile
+from steering.sharing import share_with_groups
+from steering.short_edits import read_short_edits
+from steering.spec.rendering import edits_to_json
+from steering.visibility import SEE_ALL_PROFILES, visible_profiles
+
+VIEW = "steering.view_steeringprofile"
+CHANGE = "steering.change_steeringprofile"
+PUBLISH = "steering.publish_steeringprofile"
+ARCHIVE = "steering.archive_steeringprofile"
+MAX_FILE = 4 << 20
+
+
+class ProfileShown(Shown):
+    owner = serializers.CharField(source="owner.username", default=None, allow_null=True)
+    newest = serializers.IntegerField(allow_null=True, help_text="The newest version's number.")
+    shared_with: Any = serializers.SlugRelatedField(slug_field="name", many=True, read_only=True)
+
+    class Meta:
+        model = SteeringProfile
+        fields: tuple[str, ...] = (
+            *("id", "name", "model", "description", "owner", "shared_with", "newest"),
+            *("archived_at", "created_at", "updated_at"),
+        )
+
+
+class ReviewShown(Shown):
+    requested_by = serializers.CharField(source="requested_by.username", default=None, allow_null=True)
+    decided_by = serializers.CharField(source="decided_by.username", default=None, allow_null=True)
+
+    class Meta:
+        model = ProfileReview
+        fields: tuple[str, ...] = (
+            *("id", "state", "fingerprint", "note", "requested_by", "requested_at"),
+            *("decision_note", "decided_by", "decided_at"),
+        )
+
+
+class ProfileFilters(Filters):
+    model = serializers.IntegerField(min_value=0, max_value=2**62, required=False)
+    name = serializers.CharField(max_length=100, required=False)
+    archived = serializers.BooleanField(required=False, allow_null=True, default=None)
+
+
+class ProfileInput(StrictInput):
+    name = Text(max_length=100)
+    model = Row(find=lambda user: LanguageModel.objects.all())
+    description = Text(default="", allow_blank=True)
+    edits = serializers.ListField(child=serializers.JSONField(), default=list)
+
+
+class ProfileChange(StrictModelInput):
+    class Meta:
+        model = SteeringProfile
+        fields: tuple[str, ...] = ("name", "description")
+        validators: list[Any] = []  # the model's own say it
+
+
+class DraftInput(StrictInput):
+    edits = serializers.ListField(child=serializers.JSONField())
+
+
+class NoteInput(StrictInput):
+    note = Text(default="", allow_blank=True)
+
+
+class DecisionInput(StrictInput):
+    approve = Flag()
+    note = Text(default="", allow_blank=True)
+
+
+class RollBackInput(StrictInput):
+    number = Integer(min_value=1, max_value=2**31 - 1)
+    note = Text(default="", allow_blank=True)
+
+
+class NameInput(StrictInput):
+    name = Text(max_length=100)
+
+
+class SharingInput(StrictInput):
+    groups = serializers.ListField(child=Text(max_length=150), max_length=100)
+
+
+class ImportInput(StrictInput):
+    model = Row(find=lambda user: LanguageModel.objects.all())
+    sae = Row(find=lambda user: SAE.objects.select_related("model"), required=False)
+    file_name = Text(max_length=200, help_text="Its ending, .json or .csv, says what the text is.")
+    text = Text(max_length=MAX_FILE, trim_whitespace=False)
+    name = Text(max_length=100, default="", allow_blank=True)
+    replaces = Flag(default=False)
+
+
+_BETWEEN = [number_in_query(name) for name in ("before", "after")]
+
+
+@described(tags=["Profiles"])
+class Profiles(Resource):
+    queryset = SteeringProfile.objects.none()
+    serializer_class = ProfileShown
+    filters = ProfileFilters
+    ordering = ("name", "pk")
+    permissions = {
+        **dict.fromkeys(("list", "retrieve", "diff", "export", "reviews"), VIEW),
+        **dict.fromkeys(("create", "duplicate", "import_file"), "steering.add_steeringprofile"),
+        **dict.fromkeys(("partial_update", "change_draft", "request_review", "share", "restore"), CHANGE),
+        "draft": VIEW,
+        "destroy": "steering.delete_steeringprofile",
+        "publish": PUBLISH,
+        "roll_back": PUBLISH,
+        "decide_review": reviews.PERMISSION,
+        "archive": ARCHIVE,
+        "unarchive": ARCHIVE,
+    }
+
+    def rows(self, user: User) -> QuerySet[SteeringProfile]:
+        profiles = visible_profiles(user).select_related("model", "owner").prefetch_related("shared_with")
+        return profiles.annotate(newest=Max("versions__number"))
+
+    def narrowed(self, rows: QuerySet[Any], query: Any) -> QuerySet[Any]:
+        archived = query.pop("archived")
+        rows = rows if archived is None else rows.filter(archived_at__isnull=not archived)
+        return rows.filter(**query)
+
+    @described(parameters=[ProfileFilters])
+    def list(self, request: Request) -> Response:
+        return super().list(request)
+
+    @described(request=ProfileInput, responses={201: ProfileShown})
+    def create(self, request: Request) -> Response:
+        """A draft; edits name a feature by ``sae`` and ``index``, or are in a version's own form."""
+        data = self.read(ProfileInput)
+        edits = read_short_edits(data["model"], data.pop("edits"))
+        return self._again(services.create_profile(**data, edits=edits, owner=self.user), status=201)
+
+    @described(request=ProfileChange)
+    def partial_update(self, request: Request, pk: str) -> Response:
+        """Clients and logs refer to a published name, so that stays."""
+        profile = self.get_object()
+        data = self.read(ProfileChange, instance=profile, partial=True)
+        if data.get("name", profile.name) != profile.name and profile.versions.exists():
+            raise conflict(f"{profile} is published, so its name stays.", code="in_use", param="name")
+        for name, value in data.items():
+            setattr(profile, name, value)
+        profile.full_clean(exclude=["owner"])
+        return self._again(services.save_profile(profile=profile, user=self.user))
+
+    @described(responses={204: None})
+    def destroy(self, request: Request, pk: str) -> Response:
+        """A draft alone: what was published is archived."""
+        services.delete_profile(profile=self.get_object(), user=self.user)
+        return Response(status=204)
+
+    @described(responses=OBJECT)
+    @action(detail=True, methods=["get"])
+    def draft(self, request: Request, pk: str) -> Response:
+        return Response({"edits": edits_to_json(draft_edits(self.get_object()))})
+
+    @described(request=DraftInput, responses=OBJECT)
+    @draft.mapping.put
+    def change_draft(self, request: Request, pk: str) -> Response:
+        """The draft becomes these edits."""
+        profile = self.get_object()
+        services.replace_draft(profile=profile, edits=read_short_edits(profile.model, self.read(DraftInput)["edits"]))
+        return Response({"edits": edits_to_json(draft_edits(profile))})
+
+    @described(request=NoteInput, responses={201: VersionShown})
+    @action(detail=True, methods=["post"])
+    def publish(self, request: Request, pk: str) -> Response:
+        """Requests that name the profile use it from then on."""
+        profile = self.get_object()
+        version = services.publish_profile(profile=profile, user=self.user, note=self.read(NoteInput)["note"])
+        return _shown(version, status=201)
+
+    @described(request=NoteInput, responses={201: ReviewShown})
+    @action(detail=True, methods=["post"])
+    def request_review(self, request: Request, pk: str) -> Response:
+        profile = self.get_object()
+        review = reviews.request_review(profile=profile, user=self.user, note=self.read(NoteInput)["note"])
+        return Response(ReviewShown(review).data, status=201)
+
+    @described(request=DecisionInput, responses=ReviewShown)
+    @action(detail=True, methods=["post"])
+    def decide_review(self, request: Request, pk: str) -> Response:
+        """Of the open review, by somebody else than who asked for it."""
+        review = self.get_object().reviews.filter(state=ProfileReview.State.OPEN).first()
+        if review is None:
+            raise conflict("No review of this profile is open.", code="review_required")
+        data = self.read(DecisionInput)
+        decided = reviews.decide_review(review=review, user=self.user, is_approved=data["approve"], note=data["note"])
+        return Response(ReviewShown(decided).data)
+
+    @described(responses=ReviewShown(many=True))
+    @action(detail=True, methods=["get"], pagination_class=None)
+    def reviews(self, request: Request, pk: str) -> Response:
+        """The newest fifty."""
+        found = self.get_object().reviews.select_related("requested_by", "decided_by")[:50]
+        return Response({"object": "list", "data": ReviewShown(found, many=True).data, "next": None})
+
+    @described(request=RollBackInput, responses={201: VersionShown})
+    @action(detail=True, methods=["post"])
+    def roll_back(self, request: Request, pk: str) -> Response:
+        """Publishes what a version was, once more."""
+        data = self.read(RollBackInput)
+        version = _version(self.get_object(), data["number"])
+        return _shown(governance.roll_back(version=version, user=self.user, note=data["note"]), status=201)
+
+    @described(request=RollBackInput)
+    @action(detail=True, methods=["post"])
+    def restore(self, request: Request, pk: str) -> Response:
+        """The draft becomes what a version was."""
+        version = _version(self.get_object(), self.read(RollBackInput)["number"])
+        return self._again(services.new_draft_from(version=version))
+
+    @described(request=None)
+    @action(detail=True, methods=["post"])
+    def archive(self, request: Request, pk: str) -> Response:
+        profile = self.get_object()
+        governance.archive_profile(profile=profile, user=self.user)
+        return self._again(profile)
+
+    @described(request=None)
+    @action(detail=True, methods=["post"])
+    def unarchive(self, request: Request, pk: str) -> Response:
+        profile = self.get_object()
+        governance.unarchive_profile(profile=profile, user=self.user)
+        return self._again(profile)
+
+    @described(request=NameInput, responses={201: ProfileShown})
+    @action(detail=True, methods=["post"])
+    def duplicate(self, request: Request, pk: str) -> Response:
+        name = self.read(NameInput)["name"]
+        copy = services.duplicate_profile(profile=self.get_object(), name=name, user=self.user)
+        return self._again(copy, status=201)
+
+    @described(request=SharingInput)
+    @action(detail=True, methods=["post"])
+    def share(self, request: Request, pk: str) -> Response:
+        """With these groups and no others. Its owner's, or of those who see everybody's."""
+        profile, names = self.get_object(), self.read(SharingInput)["groups"]
+        share_with_groups(subject=profile, groups=groups_named(self.user, profile, names), user=self.user)
+        return self._again(profile)
+
+    @described(parameters=_BETWEEN, responses=OBJECT)
+    @action(detail=True, methods=["get"])
+    def diff(self, request: Request, pk: str) -> Response:
+        """What differs between two versions; without ``after``, between ``before`` and the draft."""
+        profile = self.get_object()
+        before = _version(profile, _number(request, "before"))
+        after = _version(profile, _number(request, "after")) if "after" in request.query_params else None
+        return Response({"changes": differences(before, after)})
+
+    @described(parameters=[number_in_query("version")], responses=OBJECT)
+    @action(detail=True, methods=["get"])
+    def export(self, request: Request, pk: str) -> Response:
+        """A version as a file of our own format; without ``version`` the draft."""
+        profile = self.get_object()
+        if "version" not in request.query_params:
+            return Response(draft_document(profile))
+        return Response(version_document(_version(profile, _number(request, "version"))))
+
+    @described(request=ImportInput, responses={201: ProfileShown(many=True)})
+    @action(detail=False, methods=["post"], url_path="import", pagination_class=None)
+    def import_file(self, request: Request) -> Response:
+        """Everything in the file becomes drafts, or nothing; see docs/steering.md for the formats."""
+        data = self.read(ImportInput)
+        if data["replaces"] and not self.user.has_perm(CHANGE):
+            raise PermissionDenied("You may not replace drafts.")
+        wish = ImportWish(data["model"], data.get("sae"), data["name"], data["replaces"])
+        if wish.sae is not None and wish.sae.model_id != wish.model.pk:
+            raise invalid(f"{wish.sae} is an SAE of the model {wish.sae.model}, not of {wish.model}.", param="sae")
+        with transaction.atomic():
+            plan = plan_import(data["text"].encode(), data["file_name"], wish)
+            made = import_profiles(plan=plan, wish=wish, user=self.user)
+        found = self.get_queryset().filter(pk__in=[profile.pk for profile in made])
+        shown = self.get_serializer(found, many=True).data
+        return Response({"object": "list", "data": shown, "doubts": plan.doubts, "next": None}, status=201)
+
+    def _again(self, profile: SteeringProfile, status: int = 200) -> Response:
+        """As it is now."""
+        return self.answer(self.rows(self.user).get(pk=profile.pk), status)
+
+
+def groups_named(user: User, profile: SteeringProfile, names: list[str]) -> list[Group]:
+    """Those that the user may choose; ApiError names one that is not among them."""
+    if not may_share(user, profile.owner, see_all=SEE_ALL_PROFILES):
+        raise forbidden("Only its owner says with whom a profile is shared.", code="permission_denied")
+    found = {group.name: group for group in groups_to_share_with(user, see_all=SEE_ALL_PROFILES)}
+    if missing := [name for name in names if name not in found]:
+        raise invalid(f"groups: you are in no group {missing[0][:100]!r}.", param="groups")
+    return [found[name] for name in names]
+
+
+def _version(profile: SteeringProfile, number: int) -> ProfileVersion:
+    version = profile.versions.select_related("profile__model").filter(number=number).first()
+    if version is None:
+        raise not_found()
+    return version
+
+
+def _number(request: Request, name: str) -> int:
+    text = request.query_params.get(name, "")
+    if not (text.isascii() and text.isdecimal() and len(text) < 10):
+        raise invalid(f"{name}: expected the number of a version, not “{text[:40]}”.", param=name)
+    return int(text)
+
+
+def _shown(version: ProfileVersion, status: int) -> Response:
+    return Response(VersionShown(version).data, status=status)

@@ -1,0 +1,133 @@
+"""SAEs: added by a job, measured by a job, loaded and unloaded."""
+
+from __future__ import annotations
+
+from django.contrib.auth.models import User
+from django.db.models import QuerySet
+from rest_framework import serializers
+from rest_framework.decorators import action
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from inference.models import LanguageModel
+from management_api.described import described
+from management_api.resources.job import JobShown, job_started
+from management_api.rows import Row
+from management_api.strict import Choice, Flag, Integer, Shown, StrictInput, Text
+from management_api.viewset import Filters, Resource
+from steering import services
+from steering.corpus import DEFAULT_NAME, DEFAULT_TOKENS, MAX_TOKENS
+from steering.corpus_shelf import open_corpus
+from steering.health import judge
+from steering.models import SAE
+from steering.profiles import get_resolver
+from steering.published import source_of
+from steering.registration import SAELocation, inspect_sae
+from steering.sae_jobs import request_measurement, request_sae
+
+CHANGE = "steering.change_sae"
+MAX_LAYER = 10_000
+
+
+class SAEShown(Shown):
+    health = serializers.SerializerMethodField(help_text="What the figures mean, in sentences.")
+    is_loaded = serializers.SerializerMethodField()
+
+    class Meta:
+        model = SAE
+        fields: tuple[str, ...] = (
+            *("id", "name", "model", "layer", "site", "d_in", "d_sae", "architecture", "normalization", "format"),
+            *("source", "revision", "subfolder", "checksum", "l0", "fvu", "dead_share", "mean_resid_norm"),
+            *("measured_at", "measured_tokens", "corpus", "health", "is_loaded", "created_at"),
+        )
+
+    def get_health(self, sae: SAE) -> list[str]:
+        return [verdict.text for verdict in judge(sae)]
+
+    def get_is_loaded(self, sae: SAE) -> bool:
+        """In this process."""
+        return get_resolver().loaded_bytes(sae.checksum) is not None
+
+
+class SAEFilters(Filters):
+    model = serializers.IntegerField(min_value=0, max_value=2**62, required=False)
+    name = serializers.CharField(max_length=200, required=False)
+
+
+class SAEInput(StrictInput):
+    name = Text(max_length=200)
+    model = Row(find=lambda user: LanguageModel.objects.all())
+    source = Text(max_length=500)  # type: ignore[assignment]  # the stubs see the field's own attribute
+    revision = Text(max_length=100, default="", allow_blank=True)
+    subfolder = Text(max_length=300, default="", allow_blank=True)
+    layer = Integer(min_value=0, max_value=MAX_LAYER, default=None, allow_null=True)
+    site = Choice(choices=SAE.Site.choices, default="", allow_blank=True)
+
+
+class MeasureInput(StrictInput):
+    corpus = Text(max_length=200, default=DEFAULT_NAME)
+    tokens = Integer(min_value=1, max_value=MAX_TOKENS, default=DEFAULT_TOKENS)
+    replaces_imports = Flag(default=False)
+
+
+@described(tags=["SAEs"])
+class SAEs(Resource):
+    queryset = SAE.objects.none()
+    serializer_class = SAEShown
+    filters = SAEFilters
+    ordering = ("name",)
+    permissions = {
+        "list": "steering.view_sae",
+        "retrieve": "steering.view_sae",
+        "create": "steering.add_sae",
+        "destroy": "steering.delete_sae",
+        "measure": CHANGE,
+        "load": CHANGE,
+        "unload": CHANGE,
+    }
+
+    def rows(self, user: User) -> QuerySet[SAE]:
+        return SAE.objects.select_related("model")
+
+    @described(parameters=[SAEFilters])
+    def list(self, request: Request) -> Response:
+        return super().list(request)
+
+    @described(request=SAEInput, responses={202: JobShown})
+    def create(self, request: Request) -> Response:
+        """Its configuration is compared with the model's at once; a job fetches and reads the weights."""
+        data = self.read(SAEInput)
+        if SAE.objects.filter(name=data["name"]).exists():
+            raise serializers.ValidationError({"name": f"There is an SAE {data['name']} already."})
+        location = SAELocation(data["source"], data["revision"], data["subfolder"])
+        inspect_sae(location, data["model"], layer=data["layer"], site=data["site"] or None)
+        place = {name: data[name] for name in ("name", "model", "layer", "site")}
+        return job_started(request_sae(location=location, owner=self.user, **place))
+
+    @described(responses={204: None})
+    def destroy(self, request: Request, pk: str) -> Response:
+        """Refused while a version, a draft or a watch rule needs it."""
+        services.delete_sae(sae=self.get_object())
+        return Response(status=204)
+
+    @described(request=MeasureInput, responses={202: JobShown})
+    @action(detail=True, methods=["post"])
+    def measure(self, request: Request, pk: str) -> Response:
+        """Reads texts of a corpus through the model; ``health`` tells what came out."""
+        sae, data = self.get_object(), self.read(MeasureInput)
+        open_corpus(data["corpus"])
+        return job_started(request_measurement(sae=sae, owner=self.user, **data))
+
+    @described(request=None)
+    @action(detail=True, methods=["post"])
+    def load(self, request: Request, pk: str) -> Response:
+        sae = self.get_object()
+        get_resolver().sae(source_of(sae))
+        return self.answer(sae)
+
+    @described(request=None)
+    @action(detail=True, methods=["post"])
+    def unload(self, request: Request, pk: str) -> Response:
+        sae = self.get_object()
+        get_resolver().unload_sae(sae.checksum)
+        return self.answer(sae)

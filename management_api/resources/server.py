@@ -1,0 +1,65 @@
+"""The server now, and who one is on it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db.models import Count
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from inference.client import EngineDownError, EngineStats, get_client
+from inference.models import LanguageModel
+from jobs.models import Job
+from management_api.described import OBJECT, described
+from management_api.resources.job import SEE_ALL as SEE_ALL_JOBS
+from management_api.viewset import Resource
+
+
+@described(tags=["Server"], responses=OBJECT)
+class Stats(Resource):
+    queryset = Job.objects.none()
+    permissions = {"show": "inference.view_languagemodel"}
+
+    def show(self, request: Request) -> Response:
+        """The engine of this process, models and jobs by state; jobs are those that one may see."""
+        jobs = Job.objects.all() if self.user.has_perm(SEE_ALL_JOBS) else Job.objects.filter(owner=self.user)
+        models = LanguageModel.objects.all()
+        return Response({"engine": _engine(), "models": _by_state(models), "jobs": _by_state(jobs)})
+
+
+@described(tags=["Server"], responses=OBJECT)
+class Me(Resource):
+    queryset = Job.objects.none()
+    permissions = {"show": None}
+
+    def show(self, request: Request) -> Response:
+        """Whose rights a request has, and which these are."""
+        groups = sorted(self.user.groups.values_list("name", flat=True))
+        permissions = sorted(self.user.get_all_permissions())
+        key = getattr(request.auth, "name", None)
+        return Response({"user": self.user.get_username(), "key": key, "groups": groups, "permissions": permissions})
+
+
+def _by_state(rows: Any) -> dict[str, int]:
+    return dict(rows.order_by().values_list("state").annotate(count=Count("pk")))
+
+
+def _engine() -> dict[str, Any]:
+    try:
+        stats = get_client().stats()
+    except EngineDownError as error:
+        stats = EngineStats("stopped", error=str(error))
+    models = [
+        {
+            "name": each.name,
+            "running": each.running,
+            "waiting": each.waiting,
+            "kv_used_ratio": each.kv_used_ratio,
+            "max_batch_size": each.limits.max_batch_size,
+            "kv_tokens": each.limits.kv_tokens,
+        }
+        for each in stats.by_model
+    ]
+    own = {name: getattr(stats, name) for name in ("state", "running", "waiting", "free_slots", "steps", "restarts")}
+    return {**own, "error": stats.error, "models": models}

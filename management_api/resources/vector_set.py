@@ -1,0 +1,66 @@
+"""Sets of plain vectors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib.auth.models import User
+from django.db.models import QuerySet
+from rest_framework import serializers
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from management_api.described import described
+from management_api.strict import Shown
+from management_api.viewset import Filters, Resource
+from steering.vector_models import PlainVector, VectorSet
+from steering.vectors import delete_vectors
+from steering.visibility import visible_vector_sets
+
+VIEW = "steering.view_vectorset"
+
+
+class VectorShown(Shown):
+    class Meta:
+        model = PlainVector
+        fields: tuple[str, ...] = ("layer", "site", "norm", "reference_norm")
+
+
+class VectorSetShown(Shown):
+    created_by = serializers.CharField(source="created_by.username", default=None, allow_null=True)
+    shared_with: Any = serializers.SlugRelatedField(slug_field="name", many=True, read_only=True)
+    vectors = VectorShown(many=True)
+
+    class Meta:
+        model = VectorSet
+        fields: tuple[str, ...] = (
+            *("id", "name", "model", "description", "origin", "checksum", "vectors"),
+            *("shared_with", "created_by", "created_at"),
+        )
+
+
+class VectorFilters(Filters):
+    model = serializers.IntegerField(min_value=0, max_value=2**62, required=False)
+    name = serializers.CharField(max_length=100, required=False)
+
+
+@described(tags=["Vectors"])
+class VectorSets(Resource):
+    queryset = VectorSet.objects.none()
+    serializer_class = VectorSetShown
+    filters = VectorFilters
+    ordering = ("name",)
+    permissions = {"list": VIEW, "retrieve": VIEW, "destroy": "steering.delete_vectorset"}
+
+    def rows(self, user: User) -> QuerySet[VectorSet]:
+        return visible_vector_sets(user).select_related("created_by").prefetch_related("vectors", "shared_with")
+
+    @described(parameters=[VectorFilters])
+    def list(self, request: Request) -> Response:
+        return super().list(request)
+
+    @described(responses={204: None})
+    def destroy(self, request: Request, pk: str) -> Response:
+        """Refused while a version or a draft needs one of them."""
+        delete_vectors(vector_set=self.get_object(), user=self.user)
+        return Response(status=204)

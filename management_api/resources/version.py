@@ -1,0 +1,129 @@
+"""Published versions: looked at, and evaluated by jobs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib.auth.models import User
+from django.db.models import QuerySet
+from rest_framework import serializers
+from rest_framework.decorators import action
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from management_api.described import described
+from management_api.resources.job import JobShown, job_started
+from management_api.rows import Row
+from management_api.strict import Integer, Number, Shown, StrictInput, Text
+from management_api.viewset import Filters, Resource
+from steering.drafts import draft_edits
+from steering.evaluation.prompts import NEUTRAL_PROMPTS
+from steering.evaluation.services import start_evaluation
+from steering.evaluation.wishes import FACTORS, TARGETS, CalibrationWish, ComparisonWish, SweepWish, Texts, Wish
+from steering.models import ProfileVersion
+from steering.spec.parsing import parse_edits
+from steering.spec.units import STRONG_PUSH
+from steering.spec.wording import changes
+from steering.visibility import visible_versions
+
+VIEW = "steering.view_profileversion"
+EVALUATE = "steering.change_steeringprofile"
+DEFAULTS = Texts()
+
+
+class VersionShown(Shown):
+    name = serializers.CharField(source="__str__", help_text="name@number")
+    published_by = serializers.CharField(source="published_by.username", default=None, allow_null=True)
+
+    class Meta:
+        model = ProfileVersion
+        fields: tuple[str, ...] = (
+            "id",
+            "profile",
+            "number",
+            "name",
+            "note",
+            "fingerprint",
+            "published_by",
+            "published_at",
+            "edits",
+        )
+
+
+class VersionFilters(Filters):
+    profile = serializers.IntegerField(min_value=0, max_value=2**62, required=False)
+    fingerprint = serializers.CharField(max_length=64, required=False)
+
+
+class TextsInput(StrictInput):
+    prompts = serializers.ListField(child=Text(max_length=8_000), default=lambda: list(NEUTRAL_PROMPTS), max_length=64)
+    max_tokens = Integer(default=DEFAULTS.max_tokens)
+    temperature = Number(default=DEFAULTS.temperature)
+    seed = Integer(default=DEFAULTS.seed)
+
+
+class SweepInput(TextsInput):
+    strengths = serializers.ListField(child=Number(), default=lambda: list(FACTORS), max_length=100)
+    words = serializers.ListField(child=Text(max_length=100), default=list, max_length=200)
+
+
+class CalibrationInput(TextsInput):
+    target = Number(default=TARGETS["medium"], help_text="KL to the unsteered model, nats per token.")
+    push_cap = Number(default=STRONG_PUSH)
+
+
+class ComparisonInput(TextsInput):
+    other = Row(find=visible_versions, default=None, allow_null=True)
+
+
+@described(tags=["Profiles"])
+class Versions(Resource):
+    queryset = ProfileVersion.objects.none()
+    serializer_class = VersionShown
+    filters = VersionFilters
+    permissions = {
+        **dict.fromkeys(("list", "retrieve"), VIEW),
+        **dict.fromkeys(("sweep", "calibrate", "compare"), EVALUATE),
+    }
+
+    def rows(self, user: User) -> QuerySet[ProfileVersion]:
+        return visible_versions(user).select_related("profile", "published_by")
+
+    @described(parameters=[VersionFilters])
+    def list(self, request: Request) -> Response:
+        return super().list(request)
+
+    @described(request=SweepInput, responses={202: JobShown})
+    @action(detail=True, methods=["post"])
+    def sweep(self, request: Request, pk: str) -> Response:
+        """Measures multiples of its strength."""
+        version, data = self.get_object(), self.read(SweepInput)
+        return self._start(SweepWish(version.pk, _texts(data), tuple(data["strengths"]), tuple(data["words"])))
+
+    @described(request=CalibrationInput, responses={202: JobShown})
+    @action(detail=True, methods=["post"])
+    def calibrate(self, request: Request, pk: str) -> Response:
+        """Looks for the strength that comes to ``target``."""
+        version, data = self.get_object(), self.read(CalibrationInput)
+        return self._start(CalibrationWish(version.pk, _texts(data), data["target"], data["push_cap"]))
+
+    @described(request=ComparisonInput, responses={202: JobShown})
+    @action(detail=True, methods=["post"])
+    def compare(self, request: Request, pk: str) -> Response:
+        """Answers of two versions to the same prompts; without ``other``, of one and of the unsteered model."""
+        version, data = self.get_object(), self.read(ComparisonInput)
+        other = data["other"]
+        return self._start(ComparisonWish(version.pk, None if other is None else other.pk, _texts(data)))
+
+    def _start(self, wish: Wish) -> Response:
+        return job_started(start_evaluation(wish=wish, owner=self.user))
+
+
+def differences(before: ProfileVersion, after: ProfileVersion | None) -> list[dict[str, str]]:
+    """Each change in words; ``after`` None is the draft."""
+    later = draft_edits(before.profile) if after is None else parse_edits(after.edits)
+    return [{"kind": change.kind, "text": change.text} for change in changes(parse_edits(before.edits), later)]
+
+
+def _texts(data: dict[str, Any]) -> Texts:
+    return Texts(tuple(data["prompts"]), data["max_tokens"], data["temperature"], data["seed"])

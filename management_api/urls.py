@@ -1,0 +1,52 @@
+"""Routes under /api."""
+
+from __future__ import annotations
+
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.urls import path, re_path
+from django.views.decorators.csrf import csrf_exempt
+from rest_framework.routers import SimpleRouter
+
+from management_api.resources.evaluation import Evaluations
+from management_api.resources.feature import Features
+from management_api.resources.job import Jobs
+from management_api.resources.key import Keys
+from management_api.resources.language_model import Models
+from management_api.resources.log_row import Logs
+from management_api.resources.policy import Policies
+from management_api.resources.profile import Profiles
+from management_api.resources.sae import SAEs
+from management_api.resources.server import Me, Stats
+from management_api.resources.vector_set import VectorSets
+from management_api.resources.version import Versions
+from openai_api.errors import unknown_url
+from openai_api.request_id import new_id
+
+app_name = "management_api"
+
+
+@csrf_exempt
+def unknown(request: HttpRequest) -> HttpResponse:
+    error = unknown_url(request.method or "", request.path)
+    return JsonResponse(error.body(), status=error.status, headers={"x-request-id": new_id("req_")})
+
+
+router = SimpleRouter(trailing_slash=False)
+router.register("models", Models, "models")
+router.register("saes", SAEs, "saes")
+router.register("features", Features, "features")
+router.register("profiles", Profiles, "profiles")
+router.register("versions", Versions, "versions")
+router.register("vectors", VectorSets, "vectors")
+router.register("policies", Policies, "policies")
+router.register("evaluations", Evaluations, "evaluations")
+router.register("keys", Keys, "keys")
+router.register("logs", Logs, "logs")
+router.register("jobs", Jobs, "jobs")
+
+urlpatterns = [
+    path("stats", Stats.as_view({"get": "show"}), name="stats"),
+    path("me", Me.as_view({"get": "show"}), name="me"),
+    *router.urls,
+    re_path(r"", unknown, name="unknown"),
+]

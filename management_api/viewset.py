@@ -1,0 +1,105 @@
+"""What every resource of /api shares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any, ClassVar, TypeVar
+
+from django.contrib.auth.models import User
+from django.db.models import Model, QuerySet
+from rest_framework import serializers
+from rest_framework.renderers import JSONRenderer
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.viewsets import GenericViewSet
+
+from audit.origin import acting, current_origin
+from management_api.authentication import KeyAuthentication, SessionAuthentication
+from management_api.paging import CursorPages
+from management_api.parsing import StrictJSONParser
+from management_api.permissions import ActPermission
+from management_api.strict import StrictInput
+from openai_api.keys import KeyRecord
+from openai_api.request_id import new_id
+
+M = TypeVar("M", bound=Model)
+PAGING = frozenset({"limit", "cursor"})
+
+
+class Filters(StrictInput):
+    """The query of a list. Values come as text, so they are converted here and nowhere else."""
+
+
+class Resource(GenericViewSet[Any]):
+    """``permissions`` names one for each action, ``filters`` what a list can be narrowed by, ``ordering`` its order.
+
+    ``rows`` are those that the caller may see: nothing else is found, counted or chosen.
+    """
+
+    authentication_classes = (KeyAuthentication, SessionAuthentication)
+    permission_classes = (ActPermission,)
+    parser_classes = (StrictJSONParser,)
+    renderer_classes = (JSONRenderer,)
+    pagination_class = CursorPages
+    lookup_value_regex = "[0-9]+"
+    permissions: ClassVar[Mapping[str, str | None]]
+    filters: ClassVar[type[Filters]] = Filters
+    ordering: ClassVar[tuple[str, ...]] = ("-pk",)
+
+    def rows(self, user: User) -> QuerySet[Any]:
+        raise NotImplementedError
+
+    def narrowed(self, rows: QuerySet[Any], query: Mapping[str, Any]) -> QuerySet[Any]:
+        """The filters of the list; by default each is a field's value."""
+        return rows.filter(**query)
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._frame = ExitStack()  # one instance answers one request
+
+    def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        """Once it is known who asks, the audit trail is told by which key."""
+        super().initial(request, *args, **kwargs)
+        if isinstance(request.auth, KeyRecord):
+            self._frame.enter_context(acting(replace(current_origin(), key=request.auth.name)))
+
+    def finalize_response(self, request: Request, response: Response, *args: Any, **kwargs: Any) -> Response:
+        self._frame.close()
+        response.headers["x-request-id"] = current_origin().request_id or new_id("req_")
+        return super().finalize_response(request, response, *args, **kwargs)
+
+    @property
+    def user(self) -> User:
+        assert isinstance(self.request.user, User)  # staff: ActPermission has seen to it
+        return self.request.user
+
+    def get_queryset(self) -> QuerySet[Any]:
+        return self.rows(self.user)
+
+    def list(self, request: Request) -> Response:
+        rows = self.narrowed(self.get_queryset(), self.query())
+        page = self.paginate_queryset(rows)
+        return self.get_paginated_response(self.get_serializer(page, many=True).data)
+
+    def retrieve(self, request: Request, pk: str) -> Response:
+        return Response(self.get_serializer(self.get_object()).data)
+
+    def query(self) -> dict[str, Any]:
+        """The list's filters, checked."""
+        values = {name: value for name, value in self.request.query_params.items() if name not in PAGING}
+        return self._checked(self.filters(data=values))
+
+    def read(self, kind: type[serializers.Serializer[Any]], **options: Any) -> dict[str, Any]:
+        """The request's body, checked; every row that it names is one that the caller may see."""
+        return self._checked(kind(data=self.request.data, context=self.get_serializer_context(), **options))
+
+    def answer(self, row: Any, status: int = 200) -> Response:
+        return Response(self.get_serializer(row).data, status=status)
+
+    @staticmethod
+    def _checked(serializer: serializers.BaseSerializer[Any]) -> dict[str, Any]:
+        serializer.is_valid(raise_exception=True)
+        values: dict[str, Any] = serializer.validated_data
+        return values

@@ -1,0 +1,51 @@
+"""Jobs on SAEs, as pages, the API and commands ask for them."""
+
+from __future__ import annotations
+
+from django.contrib.auth.models import User
+
+from inference.models import LanguageModel
+from jobs.models import Job
+from jobs.services import enqueue_job
+from steering.corpus import DEFAULT_NAME, DEFAULT_TOKENS
+from steering.models import SAE
+from steering.registration import SAELocation
+
+
+def request_sae(
+    *,
+    name: str,
+    model: LanguageModel,
+    location: SAELocation,
+    layer: int | None = None,
+    site: str = "",
+    owner: User | None = None,
+) -> Job:
+    """Downloads it if need be, checks it against the model and registers it."""
+    return enqueue_job(
+        kind="steering.add_sae",
+        params={
+            "name": name,
+            "model": model.pk,
+            "source": location.source,
+            "revision": location.revision,
+            "subfolder": location.subfolder,
+            "layer": layer,
+            "site": site,
+        },
+        owner=owner,
+        title=f"Download {location.source} {location.subfolder}".strip(),
+    )
+
+
+def request_measurement(
+    *,
+    sae: SAE,
+    corpus: str = DEFAULT_NAME,
+    tokens: int = DEFAULT_TOKENS,
+    replaces_imports: bool = False,
+    owner: User | None = None,
+) -> Job:
+    """On a corpus of :mod:`steering.corpus_shelf`, at most so many tokens of it."""
+    params = {"sae": sae.pk, "corpus": corpus, "tokens": tokens, "replaces_imports": replaces_imports}
+    return enqueue_job(kind="steering.health", params=params, owner=owner, title=f"Measure {sae}")

@@ -1,0 +1,383 @@
+"""What /api does: each resource from its beginning to its end."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from audit.models import AuditEvent
+from inference.client import LocalEngineClient, set_client
+from inference.models import LanguageModel
+from inference.registry import ModelRegistry, set_registry
+from jobs.models import Job, JobLine
+from openai_api.keys import find_key, load_keys
+from openai_api.models import ApiKey, RequestLog
+from steering import services
+from steering.models import SAE, Evaluation, Feature, ProfileVersion, SteeringProfile
+from tests.inference.fakes import FakeLoop
+from tests.management_api.conftest import Api, api_of, make_user, refusal
+from tests.steering.sae_files import write_sae
+
+
+@pytest.fixture
+def version(profile: SteeringProfile) -> ProfileVersion:
+    return services.publish_profile(profile=profile)
+
+
+class TestProfiles:
+    def test_from_a_draft_to_its_second_version_and_back(self, researcher_api: Api, model: LanguageModel, sae: SAE):
+        edits = [{"sae": sae.name, "index": 1, "strength": 0.5}, {"index": 2, "gate": {"index": 0, "above": 0.1}}]
+        made = researcher_api.post("profiles", {"name": "cats", "model": model.pk, "edits": edits}).json()
+        assert (made["owner"], made["newest"], made["shared_with"]) == ("rita", None, [])
+        path = f"profiles/{made['id']}"
+
+        first = researcher_api.post(f"{path}/publish", {"note": "Cats."})
+        assert first.status_code == 201
+        assert (first.json()["name"], first.json()["published_by"]) == ("cats@1", "rita")
+
+        draft = researcher_api.get(f"{path}/draft").json()["edits"]
+        assert [edit["feature"]["index"] for edit in draft] == [1, 2]
+        assert draft[1]["gate"]["feature"]["index"] == 0
+        stronger = [{**draft[0], "strength": 0.75}]
+        assert researcher_api("PUT", f"{path}/draft", {"edits": stronger}).status_code == 200
+        changes = researcher_api.get(f"{path}/diff", before=1).json()["changes"]
+        assert sorted(change["kind"] for change in changes) == ["changed", "removed"]
+
+        assert researcher_api.post(f"{path}/publish").json()["number"] == 2
+        assert researcher_api.get(f"{path}/diff", before=1, after=2).json()["changes"] == changes
+        back = researcher_api.post(f"{path}/roll_back", {"number": 1, "note": "Too much."}).json()
+        assert (back["number"], back["fingerprint"]) == (3, first.json()["fingerprint"])
+        assert researcher_api.post(f"{path}/restore", {"number": 1}).json()["newest"] == 3
+        assert [row["number"] for row in researcher_api.found("versions", profile=made["id"])] == [3, 2, 1]
+        assert [event.user for event in AuditEvent.objects.filter(action__in=("publish", "roll_back"))] == ["rita"] * 3
+
+    def test_archive(self, researcher_api: Api, version: ProfileVersion):
+        path = f"profiles/{version.profile_id}"
+        assert researcher_api.post(f"{path}/archive").json()["archived_at"] is not None
+        assert researcher_api.found("profiles", archived="true")
+        assert researcher_api.found("profiles", archived="false") == []
+        assert researcher_api.post(f"{path}/unarchive").json()["archived_at"] is None
+
+    def test_files(self, researcher_api: Api, version: ProfileVersion, model: LanguageModel):
+        document = researcher_api.get(f"profiles/{version.profile_id}/export", version=1).json()
+        assert document["profiles"][0]["fingerprint"] == version.fingerprint
+        body = {"model": model.pk, "file_name": "x.json", "text": json.dumps(document), "name": "again"}
+        response = researcher_api.post("profiles/import", body)
+        assert response.status_code == 201
+        assert [row["name"] for row in response.json()["data"]] == ["again"]
+        assert researcher_api.get(f"profiles/{version.profile_id}/export").json()["profiles"][0]["version"] is None
+
+    def test_an_import_that_replaces_needs_the_right_to_change(self, db: None, model: LanguageModel):
+        from django.contrib.auth.models import Permission
+
+        api = api_of(make_user("adder"))
+        api.user.user_permissions.set(Permission.objects.filter(codename="add_steeringprofile"))
+        body = {"model": model.pk, "file_name": "x.json", "text": "{}", "replaces": True}
+        assert refusal(api.post("profiles/import", body))[:2] == (403, "permission_denied")
+
+    def test_reviews(self, researcher_api: Api, admin_api: Api, profile: SteeringProfile, settings: Any):
+        settings.MILLM_PROFILE_REVIEW = True
+        path = f"profiles/{profile.pk}"
+        assert refusal(researcher_api.post(f"{path}/publish"))[1] == "review_required"
+        assert researcher_api.post(f"{path}/request_review", {"note": "Look."}).status_code == 201
+        assert refusal(researcher_api.post(f"{path}/decide_review", {"approve": True}))[1] == "review_required"
+        decided = admin_api.post(f"{path}/decide_review", {"approve": True, "note": "Fine."}).json()
+        assert (decided["state"], decided["decided_by"]) == ("approved", "ada")
+        assert researcher_api.post(f"{path}/publish").status_code == 201
+        assert [row["state"] for row in researcher_api.found(f"{path}/reviews")] == ["published"]
+
+    def test_change_duplicate_delete(self, researcher_api: Api, profile: SteeringProfile):
+        path = f"profiles/{profile.pk}"
+        changed = researcher_api("PATCH", path, {"description": "Rain."}).json()
+        assert (changed["name"], changed["description"]) == ("gloomy", "Rain.")
+        copy = researcher_api.post(f"{path}/duplicate", {"name": "copy"}).json()
+        assert copy["owner"] == "rita"
+        assert researcher_api("DELETE", f"profiles/{copy['id']}").status_code == 204
+        assert not SteeringProfile.objects.filter(name="copy").exists()
+
+    def test_a_list_asks_the_same_number_of_queries_however_long_it_is(self, admin_api: Api, model: LanguageModel):
+        def queries() -> int:
+            with CaptureQueriesContext(connection) as found:
+                admin_api.found("profiles")
+            return len(found)
+
+        services.create_profile(name="first", model=model)
+        admin_api.found("profiles")  # the snapshot of keys
+        few = queries()
+        for number in range(20):
+            services.create_profile(name=f"p{number}", model=model)
+        assert queries() == few
+
+
+class TestModels:
+    def test_registered_changed_pinned_removed(self, admin_api: Api, model: LanguageModel):
+        body = {"name": "second", "source": model.source, "aliases": ["two"], "is_default": True}
+        made = admin_api.post("models", body)
+        assert made.status_code == 201, made.content
+        path = f"models/{made.json()['id']}"
+        assert admin_api.post(f"{path}/pin").json()["pinned"]
+        assert not admin_api.post(f"{path}/pin", {"pinned": False}).json()["pinned"]
+        assert admin_api("PATCH", path, {"keep_alive_s": 60}).json()["keep_alive_s"] == 60
+        assert [row["name"] for row in admin_api.found("models")] == ["second", "tiny"]
+        assert [row["name"] for row in admin_api.found("models", name="second", state="unloaded")] == ["second"]
+        assert admin_api("PATCH", f"models/{model.pk}", {"is_default": True}).json()["is_default"]
+        assert not admin_api.get(path).json()["is_default"]
+        assert admin_api("DELETE", path).status_code == 204
+
+    def test_loaded_and_unloaded_in_this_process(self, admin_api: Api, model: LanguageModel):
+        asked: list[str] = []
+
+        class Registry(ModelRegistry):
+            def load(self, name: str) -> Any:
+                asked.append(f"load {name}")
+
+            def unload(self, name: str) -> Any:
+                asked.append(f"unload {name}")
+
+        loop: Any = FakeLoop()
+        set_registry(Registry(loop))
+        try:
+            assert admin_api.post(f"models/{model.pk}/load").status_code == 202
+            assert admin_api.post(f"models/{model.pk}/unload").status_code == 202
+        finally:
+            set_registry(None)
+        assert asked == ["load tiny", "unload tiny"]
+
+    def test_its_default_profile(self, admin_api: Api, version: ProfileVersion, model: LanguageModel):
+        path = f"models/{model.pk}/default_profile"
+        assert admin_api.post(path, {"profile": "gloomy@1"}).json()["default_profile"] == "gloomy@1"
+        assert refusal(admin_api.post(path, {"profile": "gloomy@2"}))[0] == 400
+        assert admin_api.post(path, {"profile": ""}).json()["default_profile"] == ""
+
+    def test_memory_in_words(self, admin_api: Api, model: LanguageModel):
+        assert "Only the server" in admin_api.get(f"models/{model.pk}/memory").json()["text"]
+
+    def test_stats(self, admin_api: Api, model: LanguageModel):
+        stopped = admin_api.get("stats").json()
+        assert stopped["engine"]["state"] == "stopped"
+        assert stopped["models"] == {"unloaded": 1}
+        loop: Any = FakeLoop()
+        set_client(LocalEngineClient(lambda publish: loop))
+        try:
+            assert admin_api.get("stats").json()["engine"]["state"] == "idle"
+        finally:
+            set_client(None)
+
+
+class TestSAEs:
+    def test_added_by_a_job(self, researcher_api: Api, model: LanguageModel, tmp_path: Any):
+        body = {"name": "new", "model": model.pk, "source": str(write_sae(tmp_path / "new"))}
+        response = researcher_api.post("saes", body)
+        assert response.status_code == 202, response.content
+        job = Job.objects.get()
+        assert (str(job.pk), job.kind, job.owner) == (response.json()["id"], "steering.add_sae", researcher_api.user)
+        assert job.params["name"] == "new"
+
+    def test_one_that_is_not_there(self, researcher_api: Api, model: LanguageModel):
+        body = {"name": "new", "model": model.pk, "source": "/nowhere"}
+        assert refusal(researcher_api.post("saes", body)) == (400, "invalid_source", "source")
+        assert not Job.objects.exists()
+
+    def test_a_name_that_is_taken(self, researcher_api: Api, sae: SAE):
+        body = {"name": sae.name, "model": sae.model_id, "source": sae.source}
+        assert refusal(researcher_api.post("saes", body)) == (400, "invalid_value", "name")
+
+    def test_health_weights_and_measuring(self, researcher_api: Api, sae: SAE):
+        shown = researcher_api.get(f"saes/{sae.pk}").json()
+        assert "20% of the residual" in shown["health"][0]
+        assert not shown["is_loaded"]
+        assert researcher_api.post(f"saes/{sae.pk}/load").json()["is_loaded"]
+        assert not researcher_api.post(f"saes/{sae.pk}/unload").json()["is_loaded"]
+        assert researcher_api.post(f"saes/{sae.pk}/measure", {"tokens": 100}).status_code == 202
+        assert Job.objects.get().params == {
+            "sae": sae.pk,
+            "corpus": "default",
+            "tokens": 100,
+            "replaces_imports": False,
+        }
+        assert refusal(researcher_api.post(f"saes/{sae.pk}/measure", {"corpus": "../secret"}))[0] == 400
+
+    def test_deleted(self, researcher_api: Api, sae: SAE):
+        assert researcher_api("DELETE", f"saes/{sae.pk}").status_code == 204
+        assert not SAE.objects.exists()
+
+
+class TestFeatures:
+    def test_found_by_words_and_labelled(self, researcher_api: Api, sae: SAE):
+        (found,) = researcher_api.found("features", search="kitten")
+        assert (found["index"], found["label"]) == (1, "cats and kittens")
+        changed = researcher_api("PATCH", f"features/{found['id']}", {"label": "cats"}).json()
+        assert (changed["label"], changed["label_source"]) == ("cats", "rita, through /api")
+        assert researcher_api.found("features", sae=sae.pk, index=1)[0]["label"] == "cats"
+
+    def test_labelled_or_not(self, researcher_api: Api, sae: SAE):
+        assert len(researcher_api.found("features", labelled="true")) == 3
+        assert len(researcher_api.found("features", labelled="false", limit=200)) == sae.d_sae - 3
+
+    def test_examples_of_traffic_are_not_shown(self, researcher_api: Api, feature: Feature):
+        feature.traffic_examples = [{"tokens": ["secret"], "values": [1.0]}]
+        feature.save()
+        assert "secret" not in researcher_api.get(f"features/{feature.pk}").content.decode()
+
+    def test_page_by_page(self, researcher_api: Api, sae: SAE):
+        seen: list[int] = []
+        cursor: str | None = ""
+        while cursor is not None:
+            query = {"cursor": cursor} if cursor else {}
+            page = researcher_api.get("features", sae=sae.pk, limit=7, **query).json()
+            seen += [row["index"] for row in page["data"]]
+            cursor = page["next"]
+        assert seen == list(range(sae.d_sae))
+
+
+class TestKeys:
+    def test_its_whole_life(self, admin_api: Api):
+        response = admin_api.post("keys", {"name": "laptop", "requests_per_minute": 5, "allowed_models": ["tiny"]})
+        assert response.status_code == 201
+        assert response.headers["Cache-Control"] == "no-store"
+        made = response.json()
+        assert find_key(made["key"], load_keys()) is not None
+        path = f"keys/{made['id']}"
+        assert "key" not in admin_api.get(path).json()
+        assert "digest" not in admin_api.get(path).json()
+        assert admin_api("PATCH", path, {"requests_per_minute": None}).json()["requests_per_minute"] is None
+
+        rotated = admin_api.post(f"{path}/rotate").json()
+        assert rotated["key"] != made["key"]
+        assert rotated["id"] == made["id"]
+        assert find_key(rotated["key"], load_keys()) is not None
+
+        assert admin_api.post(f"{path}/revoke").json()["revoked_at"] is not None
+        assert find_key(rotated["key"], load_keys()) is None
+        assert refusal(admin_api.post(f"{path}/rotate"))[0] == 400
+        assert [row["name"] for row in admin_api.found("keys", revoked="true")] == ["laptop"]
+        assert admin_api("DELETE", path).status_code == 204
+
+    def test_for_somebody_else(self, admin_api: Api, researcher_api: Api):
+        assert admin_api.post("keys", {"name": "k", "owner": "rita"}).json()["owner"] == "rita"
+        assert refusal(admin_api.post("keys", {"name": "k", "owner": "gone"})) == (404, "not_found", "owner")
+        assert ApiKey.objects.filter(name="k").count() == 1
+
+    def test_no_key_is_in_the_audit_trail(self, admin_api: Api):
+        plain = admin_api.post("keys", {"name": "laptop", "scopes": ["manage"]}).json()["key"]
+        assert not [event for event in AuditEvent.objects.all() if plain in f"{event.subject} {event.detail}"]
+
+
+class TestLogs:
+    @pytest.fixture
+    def rows(self, db: None) -> None:
+        now = timezone.now()
+        RequestLog.objects.bulk_create(
+            RequestLog(
+                id=f"req_{number:03}",
+                created_at=now - timedelta(minutes=number // 3),  # three of a time
+                endpoint="/v1/chat/completions",
+                model="tiny" if number % 2 else "other",
+                profile="gloomy@1" if number % 5 == 0 else "",
+                status=200 if number % 7 else 500,
+                total_ms=float(number),
+                prompt="the secret prompt",
+                completion="the secret answer",
+                parameters={"stop": ["the secret stop"]},
+            )
+            for number in range(60)
+        )
+
+    @pytest.mark.usefixtures("rows")
+    def test_every_row_once_page_by_page(self, auditor_api: Api):
+        seen: list[str] = []
+        page = auditor_api.get("logs", limit=7).json()
+        while page["next"]:
+            seen += [row["id"] for row in page["data"]]
+            page = auditor_api.get("logs", limit=7, cursor=page["next"]).json()
+        seen += [row["id"] for row in page["data"]]
+        assert len(seen) == 60
+        assert len(set(seen)) == 60
+
+    @pytest.mark.usefixtures("rows")
+    def test_nothing_is_counted_and_no_text_is_read(self, auditor_api: Api):
+        auditor_api.found("logs")
+        with CaptureQueriesContext(connection) as queries:
+            auditor_api.found("logs")
+        texts = [query["sql"] for query in queries if "openai_api_requestlog" in query["sql"]]
+        assert len(texts) == 1
+        assert "COUNT" not in texts[0]
+        assert "OFFSET" not in texts[0]
+        assert '"prompt"' not in texts[0]
+
+    @pytest.mark.usefixtures("rows")
+    def test_filters(self, auditor_api: Api):
+        assert len(auditor_api.found("logs", model="tiny")) == 30
+        assert len(auditor_api.found("logs", profile="gloomy")) == 12
+        assert len(auditor_api.found("logs", profile="gloomy@1")) == 12
+        assert auditor_api.found("logs", profile="gloomy@2") == []
+        assert len(auditor_api.found("logs", status=500)) == 9
+        assert len(auditor_api.found("logs", min_total_ms=50)) == 10
+        early = (timezone.now() - timedelta(minutes=9, seconds=30)).isoformat()
+        assert len(auditor_api.found("logs", since=early)) + len(auditor_api.found("logs", until=early)) == 60
+
+    @pytest.mark.usefixtures("rows")
+    def test_texts_only_for_those_who_may_read_them(self, auditor_api: Api, db: None):
+        boss = api_of(make_user("boss", is_superuser=True))
+        assert boss.get("logs/req_001").json()["prompt"] == "the secret prompt"
+        assert "secret" not in boss.get("logs").content.decode(), "a list never has texts"
+        if not auditor_api.user.has_perm("openai_api.view_prompt_text"):
+            assert "secret" not in auditor_api.get("logs/req_001").content.decode()
+
+
+class TestJobs:
+    def test_cancelled_and_retried(self, researcher_api: Api):
+        job = Job.objects.create(kind="example.none", title="Long", owner=researcher_api.user)
+        JobLine.objects.create(job=job, text="Began.")
+        detail = researcher_api.get(f"jobs/{job.pk}").json()
+        assert (detail["lines"], detail["owner"]) == (["Began."], "rita")
+        assert researcher_api.post(f"jobs/{job.pk}/cancel").json()["state"] == "cancelled"
+        assert refusal(researcher_api.post(f"jobs/{job.pk}/cancel"))[:2] == (409, "job_state")
+        assert researcher_api.post(f"jobs/{job.pk}/retry").json()["state"] == "queued"
+        assert researcher_api.found("jobs", state="queued", kind="example.none")
+
+    def test_admins_see_all(self, researcher_api: Api, admin_api: Api):
+        Job.objects.create(kind="example.none", title="Long", owner=researcher_api.user)
+        assert len(admin_api.found("jobs")) == 1
+
+
+class TestEvaluations:
+    @pytest.mark.parametrize("act", ["sweep", "calibrate", "compare"])
+    def test_begun(self, act: str, researcher_api: Api, version: ProfileVersion):
+        response = researcher_api.post(f"versions/{version.pk}/{act}", {"prompts": ["Hello."], "max_tokens": 4})
+        assert response.status_code == 202, response.content
+        job = Job.objects.get()
+        assert job.kind == f"steering.{act}"
+        assert (job.params["version"], job.params["texts"]["prompts"]) == (version.pk, ["Hello."])
+        assert job.owner == researcher_api.user
+
+    def test_reports(self, researcher_api: Api, version: ProfileVersion):
+        report = Evaluation.objects.create(kind="sweep", version=version, result={"rows": [1, 2]})
+        assert "result" not in researcher_api.found("evaluations", version=version.pk)[0]
+        assert researcher_api.get(f"evaluations/{report.pk}").json()["result"] == {"rows": [1, 2]}
+        assert refusal(researcher_api.post(f"evaluations/{report.pk}/use"))[0] == 400
+
+    def test_a_proposal_is_used(self, researcher_api: Api, version: ProfileVersion):
+        result = {"proposal": {"factor": 0.5, "kl": 0.3}}
+        report = Evaluation.objects.create(kind="calibration", version=version, result=result)
+        edits = researcher_api.post(f"evaluations/{report.pk}/use").json()["edits"]
+        assert edits[0]["strength"] == pytest.approx(0.25)
+
+
+class TestPolicies:
+    def test_made_changed_removed(self, admin_api: Api, version: ProfileVersion):
+        made = admin_api.post("policies", {"version": version.pk, "reason": "Calm."})
+        assert made.status_code == 201, made.content
+        path = f"policies/{made.json()['id']}"
+        assert (made.json()["name"], made.json()["created_by"]) == ("gloomy@1", "ada")
+        changed = admin_api("PATCH", path, {"is_active": False}).json()
+        assert (changed["is_active"], changed["reason"], changed["position"]) == (False, "Calm.", 0)
+        assert refusal(admin_api.post("policies", {"version": version.pk, "reason": "Again."}))[0] == 400
+        assert admin_api("DELETE", path).status_code == 204
+        assert AuditEvent.objects.filter(action="policy", user="ada").count() == 3
