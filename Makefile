@@ -21,7 +21,7 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-PACKAGES := audit jobs inference steering storage openai_api millm_site
+PACKAGES := audit jobs inference steering storage openai_api management_api millm_site
 
 .PHONY: run test check bench bench-full bench-gpu bench-check soak setup oracles pins clean chromium
 .DELETE_ON_ERROR:
@@ -41,6 +41,7 @@ check: $(VENV)/.dev
 	$(BIN)/python manage.py makemigrations --check --dry-run
 	MILLM_DEBUG= MILLM_TLS=true $(BIN)/python manage.py check --deploy --fail-level WARNING
 	$(BIN)/python manage.py settings_doc --check
+	$(BIN)/python manage.py commands_doc --check
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks $(ARGS)

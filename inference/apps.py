@@ -29,7 +29,9 @@ class InferenceConfig(AppConfig):
 
     def ready(self) -> None:
         from inference.groups import grant_after_migrate
+        from inference.job_kinds import register_kinds
 
+        register_kinds()
         post_migrate.connect(grant_after_migrate, dispatch_uid="inference.groups")
 
 

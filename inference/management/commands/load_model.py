@@ -1,0 +1,13 @@
+"""``manage.py load_model NAME``: the running server loads a model."""
+
+from __future__ import annotations
+
+from inference.job_kinds import LOAD
+from inference.model_command import ModelCommand
+
+
+class Command(ModelCommand):
+    help = "Have the running server load a model, and wait until it is loaded."
+    kind = LOAD
+    verb = "Load"
+    done = "is loaded."

@@ -1,0 +1,17 @@
+"""``manage.py sync_roles``: the groups and their permissions, as after every ``migrate``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.management.base import BaseCommand
+
+from inference.groups import GROUPS, ensure_groups
+
+
+class Command(BaseCommand):
+    help = "Make the groups Researchers, Auditors and Admins, and give them the permissions that they lack."
+
+    def handle(self, **options: Any) -> None:
+        ensure_groups()
+        self.stdout.write(self.style.SUCCESS(f"{', '.join(GROUPS)} have the permissions of docs/roles.md."))

@@ -1,0 +1,44 @@
+"""A command that has a serving process do something with a model."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser
+from typing import Any, ClassVar
+
+from django.core.management.base import BaseCommand, CommandError
+
+from inference.models import LanguageModel
+from jobs.models import Job
+from jobs.services import enqueue_job
+from jobs.waiting import wait_for_end
+
+
+class ModelCommand(BaseCommand):
+    """``kind`` is the job's, ``verb`` and ``done`` what people read."""
+
+    kind: ClassVar[str]
+    verb: ClassVar[str]
+    done: ClassVar[str]
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("name", help="the model")
+        parser.add_argument("--no-wait", action="store_true", help="only enqueue the job")
+        parser.add_argument("--json", action="store_true", help="print the job as JSON, and nothing else")
+
+    def handle(self, *, name: str, no_wait: bool, **options: Any) -> None:
+        if not LanguageModel.objects.filter(name=name).exists():
+            raise CommandError(f"There is no model {name}; register it with add_model first.")
+        job = enqueue_job(kind=self.kind, params={"model": name}, title=f"{self.verb} {name}")
+        if not no_wait:
+            job = wait_for_end(job, lambda line: None if options["json"] else self.stdout.write(line))
+        self._report(job, name, as_json=options["json"])
+
+    def _report(self, job: Job, name: str, *, as_json: bool) -> None:
+        if as_json:
+            self.stdout.write(json.dumps({"job": str(job.pk), "state": job.state, "model": name, "error": job.error}))
+        if job.has_ended and job.state != Job.State.SUCCEEDED:
+            raise CommandError(f"The job {job.state}. {job.error}".strip())
+        if not as_json:
+            queued = f"The job {job.pk} is queued; the running server takes it."
+            self.stdout.write(self.style.SUCCESS(f"{name} {self.done}" if job.has_ended else queued))
