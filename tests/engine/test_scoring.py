@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inference.engine.arrivals import Arrivals
+from inference.engine.cache_plan import probe_layouts
 from inference.engine.comparisons import divergences
 from inference.engine.messages import DivergenceEvent, ScoresEvent, Scoring
 from inference.engine.sites import decoder_layers
@@ -158,6 +159,43 @@ def test_a_pair_beside_traffic_gets_the_same(llama):
 
     assert all(np.allclose(divergence(pair), alone, atol=1e-5) for pair in pairs)
     assert all(other.finished.usage.completion_tokens == 20 for other in others)
+
+
+@pytest.mark.parametrize("backend", ["contiguous", "paged"])
+@pytest.mark.parametrize("prefix_cache", [True, False])
+def test_a_pair_that_gives_way_half_scored_gets_the_same(llama, backend, prefix_cache):
+    """Memory runs short as streams grow: each side is computed anew, and no place is scored or compared twice."""
+    prompt, continuation = tuple(range(3, 23)), tuple(50 + (7 * n) % 300 for n in range(80))
+    harness = PairHarness(
+        llama,
+        kv_cache_backend=backend,
+        kv_cache_bytes=240 * sum(layout.bytes_per_token for layout in probe_layouts(llama)),
+        max_seq_len=160,
+        prefix_cache=prefix_cache,
+        max_prefill_tokens=2,
+        max_stall_factor=0.0,
+    )
+    streams = [harness.add(prompt=(60 + n, 61), max_tokens=150) for n in range(2)]
+    for _ in range(30):
+        harness.step()
+    pairs = [harness.add_pair(steering(), prompt=prompt, continuation=continuation) for _ in range(2)]
+    gave_way_at: set[int] = set()
+    while harness.engine.has_work:
+        before = {s: (s.num_preemptions, len(s.scoring.logprobs)) for s in scoring_sequences(harness)}
+        harness.step()
+        gave_way_at |= {before[s][1] for s in scoring_sequences(harness) if s.num_preemptions > before[s][0]}
+
+    assert gave_way_at & set(range(1, len(continuation))), "one gave way in the midst of its continuation"
+    ours, theirs = (reference(llama, scale, "both", prompt, continuation) for scale in (2.0, 0.0))
+    for pair in pairs:
+        assert np.allclose(divergence(pair), kl(ours, theirs), rtol=1e-3, atol=1e-5)
+        receipt = next(event.receipt for event in pair.events if getattr(event, "receipt", None))
+        assert receipt.applied == receipt.expected > 0
+    assert all(stream.finished.usage.completion_tokens == 150 for stream in streams)
+
+
+def scoring_sequences(harness: PairHarness) -> list[Any]:
+    return [s for s in harness.engine._scheduler.sequences() if s.scoring is not None]
 
 
 def test_a_shared_prompt_is_taken_from_the_cache(llama):
