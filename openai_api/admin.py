@@ -16,6 +16,7 @@ from django.utils.safestring import SafeString
 from django.utils.timezone import localtime
 from django.views.decorators.cache import never_cache
 
+from openai_api.key_forms import ApiKeyForm
 from openai_api.key_visibility import SEE_ALL_KEYS, visible_days, visible_keys
 from openai_api.log_filters import EndpointFilter, ModelFilter, OutcomeFilter, ProfileFilter
 from openai_api.log_pages import conversation, pretty_json, profile_link, tokens_text
@@ -29,6 +30,7 @@ from openai_api.services.api_keys import change_api_key, delete_api_keys, revoke
 class ApiKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
     """The plain key is on the page that answers its creation, and nowhere afterwards."""
 
+    form = ApiKeyForm
     list_display = ("name", "prefix", "owner", "default_profile", "state", "last_used_at", "created_at")
     list_filter = ("revoked_at", "expires_at", ("owner", admin.RelatedOnlyFieldListFilter))
     list_select_related = ("owner",)

@@ -1,4 +1,4 @@
-"""What is done with a feature: it is labelled, and put into a draft."""
+"""What is done with features: they are labelled, put into drafts, and their examples from requests are forgotten."""
 
 from __future__ import annotations
 
@@ -58,3 +58,9 @@ def label_feature(*, feature: Feature, user: User | None = None) -> Feature:
     feature.save(update_fields=["label", "description", "label_source"])
     record_saved(feature, before=before, user=user, model=feature.sae.model.name)
     return feature
+
+
+@transaction.atomic
+def forget_traffic_examples() -> int:
+    """Removes the examples that came from requests, of all features; returns how many features had some."""
+    return Feature.objects.exclude(traffic_examples=[]).update(traffic_examples=[])

@@ -17,6 +17,7 @@ from audit.trail import record
 from openai_api.keys import PREFIX_LENGTH, digest_of, new_key, snapshot
 from openai_api.models import ApiKey
 from openai_api.scopes import Scope
+from steering.feature_services import forget_traffic_examples
 
 RIGHTS = (
     "default_profile",
@@ -59,11 +60,16 @@ def save_new_api_key(*, api_key: ApiKey, user: User | None = None) -> CreatedKey
 
 @transaction.atomic
 def change_api_key(*, api_key: ApiKey, user: User | None = None) -> None:
-    """``user`` is who does it, for the audit trail."""
+    """``user`` is who does it, for the audit trail.
+
+    A key that shares its texts as examples no more takes all such examples with it: nobody knows whose each one was.
+    """
     check_may_give(api_key=api_key, user=user)
-    before = ApiKey.objects.values(*RIGHTS).get(pk=api_key.pk)
+    before = ApiKey.objects.values("shares_examples", *RIGHTS).get(pk=api_key.pk)
     api_key.save()
     _record(api_key, before, user)
+    if before["shares_examples"] and not api_key.shares_examples:
+        forget_traffic_examples()
     snapshot.invalidate()
 
 
@@ -93,7 +99,9 @@ def revoke_api_keys(*, keys: QuerySet[ApiKey]) -> int:
 
 @transaction.atomic
 def delete_api_keys(*, keys: QuerySet[ApiKey]) -> None:
-    """Their log rows stay, without the key."""
+    """Their log rows stay, without the key; examples of features do not stay if one of them shared its texts."""
+    if keys.filter(shares_examples=True).exists():
+        forget_traffic_examples()
     keys.delete()
     snapshot.invalidate()
 

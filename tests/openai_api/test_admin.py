@@ -61,7 +61,7 @@ def fields_of(user: Any, **more: Any) -> dict[str, Any]:
 
 
 def test_a_new_key_is_shown_once(admin_client: Client, admin_user: Any):
-    response = admin_client.post(KEYS + "add/", fields_of(admin_user, default_profile="gloomy"))
+    response = admin_client.post(KEYS + "add/", fields_of(admin_user))
     assert response.status_code == 200
     page = response.content.decode()
     start = page.index(KEY_START)

@@ -8,10 +8,13 @@ import pytest
 from django.contrib.auth.models import User
 from django.utils import timezone
 
+from inference.models import LanguageModel
 from openai_api.models import ApiKey, RequestLog
+from openai_api.services.api_keys import change_api_key, delete_api_keys
 from openai_api.traffic_corpus import traffic_corpus
 from steering.corpus import CorpusError
 from steering.corpus_shelf import corpus_names, open_corpus
+from steering.models import SAE, Feature
 
 pytestmark = pytest.mark.django_db
 
@@ -44,6 +47,40 @@ def test_only_keys_that_allow_it(keys):
     corpus = traffic_corpus()
     assert corpus.is_private
     assert [d.messages for d in corpus.documents] == [(*CHAT, {"role": "assistant", "content": "Yes."})]
+
+
+def features(model: LanguageModel) -> list[Feature]:
+    sae = SAE.objects.create(
+        name="s", model=model, source="x", format="f", architecture="a", layer=0, d_in=4, d_sae=3, checksum="c"
+    )
+    example = [{"tokens": ["secret"], "values": [1.0]}]
+    rows = [Feature(sae=sae, index=n, examples=example, traffic_examples=example if n else []) for n in range(3)]
+    return Feature.objects.bulk_create(rows)
+
+
+def num_with_traffic() -> int:
+    assert not Feature.objects.filter(examples=[]).exists(), "those of a corpus stay"
+    return Feature.objects.exclude(traffic_examples=[]).count()
+
+
+def test_examples_go_with_the_key_that_shared_them(keys):
+    """Withdrawn or deleted; anything else that happens to a key leaves them alone."""
+    shared, private = keys
+    features(LanguageModel.objects.create(name="tiny", source="x"))
+    private.name = shared.name = "renamed"
+    change_api_key(api_key=private)
+    change_api_key(api_key=shared)
+    delete_api_keys(keys=ApiKey.objects.filter(pk=private.pk))
+    assert num_with_traffic() == 2
+    shared.shares_examples = False
+    change_api_key(api_key=shared)
+    assert num_with_traffic() == 0
+
+
+def test_examples_go_with_a_deleted_key(keys):
+    features(LanguageModel.objects.create(name="tiny", source="x"))
+    delete_api_keys(keys=ApiKey.objects.all())
+    assert num_with_traffic() == 0
 
 
 def test_completions_and_what_is_no_text(keys):
