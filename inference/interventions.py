@@ -19,6 +19,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from inference.parts import ALL_PARTS, Part
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -101,21 +103,47 @@ class Window:
 ALL_TOKENS = Window()
 
 
+@dataclass(frozen=True, slots=True)
+class TokenPlace:
+    """``index`` counts the tokens of the phase from 0, ``part_index`` those of the part that the token belongs to.
+
+    A prompt has no parts.
+    """
+
+    phase: Phase
+    index: int
+    part: Part | None = None
+    part_index: int = 0
+
+
 @dataclass(frozen=True, kw_only=True)
-class Scope:
-    """On which tokens an edit acts. Special tokens are those of :attr:`Intervention.skip_token_ids`."""
+class ChosenTokens:
+    """On which tokens an edit acts. Special tokens are those of :attr:`Intervention.skip_token_ids`.
+
+    ``parts`` and ``part_window`` choose among the tokens that are generated, and say nothing about a prompt's.
+    """
 
     phase: Phase = "both"
     window: Window = ALL_TOKENS
+    parts: frozenset[Part] = ALL_PARTS
+    part_window: Window = ALL_TOKENS
     special_tokens: bool = False
 
-    def acts(self, phase: Phase, index: int, *, is_special: bool) -> bool:
-        """On the token with this index in its phase."""
-        return self.phase in {phase, "both"} and index in self.window and (self.special_tokens or not is_special)
+    def acts(self, place: TokenPlace, *, is_special: bool) -> bool:
+        if self.phase not in {place.phase, "both"} or place.index not in self.window:
+            return False
+        if place.part is not None and (place.part not in self.parts or place.part_index not in self.part_window):
+            return False
+        return self.special_tokens or not is_special
+
+    @property
+    def tells_parts(self) -> bool:
+        """Whether it makes a difference to which part a token belongs."""
+        return self.parts != ALL_PARTS or self.part_window != ALL_TOKENS
 
 
 @dataclass(frozen=True)
-class VectorEdit(Scope):
+class VectorEdit(ChosenTokens):
     """Adds ``vector`` (``[d]``, float32 or float64, on the CPU). A row's vectors are summed in float64."""
 
     site: Site
@@ -148,7 +176,7 @@ class FeatureRule:
 
 
 @dataclass(frozen=True)
-class ReaderEdit(Scope):
+class ReaderEdit(ChosenTokens):
     """Feature rules that read the residual through one SAE."""
 
     site: Site
@@ -162,7 +190,7 @@ class ReaderEdit(Scope):
 
 
 @dataclass(frozen=True)
-class NormEdit(Scope):
+class NormEdit(ChosenTokens):
     """Gives the residual its former norm back, after all other edits of the site."""
 
     site: Site
@@ -176,11 +204,13 @@ class Intervention:
     """A compiled profile version. ``fingerprint`` identifies its whole effect, weights included.
 
     Tokens whose id is in ``skip_token_ids`` (the model's special tokens) are touched only by edits that ask for them.
+    ``needed_parts`` are those that some edit is meant for alone, so that it could never act on a model without them.
     """
 
     fingerprint: str
     edits: tuple[Edit, ...]
     skip_token_ids: frozenset[int] = frozenset()
+    needed_parts: frozenset[Part] = frozenset()
 
     @property
     def sites(self) -> tuple[Site, ...]:
@@ -195,4 +225,9 @@ class Intervention:
         if not any(edit.phase in {phase, "both"} for edit in self.edits):
             return ""
         everywhere = all(edit.phase == "both" and edit.window == ALL_TOKENS for edit in self.edits)
-        return self.fingerprint if everywhere else f"{self.fingerprint}:{phase}"
+        return self.fingerprint if everywhere and not self.tells_parts else f"{self.fingerprint}:{phase}"
+
+    @property
+    def tells_parts(self) -> bool:
+        """Whether the parts of what is generated must be told apart."""
+        return any(edit.tells_parts for edit in self.edits)

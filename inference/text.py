@@ -8,7 +8,7 @@ from typing import Any
 from inference.chat_template import ChatTemplate, ChatTemplateError
 from inference.dialects.dialect import dialect_of
 from inference.prompt_encoder import Pair, PromptEncoder
-from inference.token_bytes import token_bytes_reader
+from inference.token_bytes import TokenBytes
 from inference.tokenizer_facts import describe_tokenizer
 
 __all__ = ["ChatTemplateError", "ModelText", "PromptTooLongError"]
@@ -48,7 +48,7 @@ class ModelText:
             "\0".join(template.source for template in self._templates.values()), tool_format=tool_format
         )
         self._added = {i: token.content for i, token in self._backend.get_added_tokens_decoder().items()}
-        self._bytes_of = token_bytes_reader(self._backend)
+        self._token_bytes = TokenBytes(self._backend)
         longest = max((len(token) for token in self._backend.get_vocab()), default=1)
         self.max_chars = max_model_len * min(longest, MAX_CHARS_PER_TOKEN)
         self.special_token_ids = self._encoder.special_token_ids
@@ -120,11 +120,7 @@ class ModelText:
 
     def token_bytes(self, token_id: int) -> bytes:
         """The token's UTF-8 bytes, which may be part of a character; empty for ids that the tokenizer lacks."""
-        added = self._added.get(token_id)
-        if added is not None:
-            return str(added).encode()
-        token = self._backend.id_to_token(token_id)
-        return b"" if token is None else self._bytes_of(token)
+        return self._token_bytes(token_id)
 
     def token_text(self, token_id: int) -> str:
         """The token as text; parts of a character are written as OpenAI does: ``bytes:\\xe2\\x80``."""

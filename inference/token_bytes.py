@@ -22,6 +22,22 @@ def token_bytes_reader(backend: Any) -> Callable[[str], bytes]:
     return str.encode
 
 
+class TokenBytes:
+    """The bytes of a ``tokenizers.Tokenizer``'s tokens by id; each is looked up once."""
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+        self._bytes_of = token_bytes_reader(backend)
+        self._known = {i: str(token.content).encode() for i, token in backend.get_added_tokens_decoder().items()}
+
+    def __call__(self, token_id: int) -> bytes:
+        """UTF-8, which may be part of a character; empty for ids that the tokenizer lacks."""
+        if token_id not in self._known:
+            token = self._backend.id_to_token(token_id)
+            self._known[token_id] = b"" if token is None else self._bytes_of(token)
+        return self._known[token_id]
+
+
 def _byte_alphabet() -> dict[str, int]:
     """GPT-2's alphabet: printable Latin-1 characters stand for themselves, the other bytes for 256, 257, ..."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]

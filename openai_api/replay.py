@@ -20,12 +20,14 @@ from openai_api.services.chat import plan_chat
 from openai_api.services.completions import encode_prompts, params_for
 from openai_api.services.generation import Plan
 from openai_api.services.grammar import constrained
+from openai_api.services.raw_parts import raw_parts
 from openai_api.services.replays import AS_LOGGED, CHAT, NO_PROFILE, ReplayError, check_replayable
 from openai_api.services.sampling import of_choice
 from openai_api.services.target import Target, ready_model
 from steering.errors import SteeringError
 from steering.inline import INLINE
 from steering.profiles import ResolvedProfile, SteeringWish
+from steering.scopes import check_scopes
 
 if TYPE_CHECKING:
     from jobs.running_job import RunningJob
@@ -76,6 +78,8 @@ async def _run(replay: Replay) -> dict[str, Any]:
     record = get_backend().registry().find(replay.row.model)
     model = await ready_model(record, "generation")
     profile = await get_backend().steer(record.name, replay.wish, special_token_ids=model.text.special_token_ids)
+    if profile is not None:
+        check_scopes(profile.intervention, model.text.dialect)
     plan = await _plan(replay, Target(model, profile))
     answers = await _answers(plan, model, profile)
     original = _texts(replay.row.completion)
@@ -99,7 +103,8 @@ async def _plan(replay: Replay, target: Target) -> Plan:
     wanted = CompletionRequest.parse(replay.body)
     prompts = await encode_prompts(target.model, wanted.prompt)
     params = [params_for(wanted, target.model, len(ids)) for ids in prompts]
-    return Plan(prompts, await constrained(wanted.grammar_wish, target.model, params), wanted.num_candidates)
+    params = await constrained(wanted.grammar_wish, target.model, params)
+    return Plan(prompts, params, wanted.num_candidates, parts=raw_parts(target, prompts))
 
 
 async def _answers(plan: Plan, model: ReadyModel, profile: ResolvedProfile | None) -> list[tuple[str, str]]:
@@ -111,6 +116,7 @@ async def _answers(plan: Plan, model: ReadyModel, profile: ResolvedProfile | Non
             of_choice(plan.params[prompt], number % plan.per_prompt),
             profile.intervention if profile else None,
             number,
+            parts=plan.parts_of(prompt),
         )
         for number, prompt in enumerate(plan.prompt_of_sequence)
     ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 import torch
 
@@ -27,18 +27,30 @@ from inference.interventions import (
     VectorEdit,
     Window,
 )
+from inference.parts import Part
 from steering.directions import Direction
 from steering.saes.sae import SparseAutoencoder
 from steering.spec.conflicts import check_conflicts
 from steering.spec.edit import EditSpec, FeatureTarget, SiteTarget, VectorTarget
 from steering.spec.errors import InvalidSpecError, Problem
 from steering.spec.rendering import effect_key, fingerprint
+from steering.spec.scope import Scope, parts_of, windows_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 SAEs = Mapping[str, SparseAutoencoder]
 """Loaded SAEs by checksum."""
+
+
+class TokenChoice(TypedDict):
+    """The fields of :class:`~inference.interventions.ChosenTokens`."""
+
+    phase: Phase
+    window: Window
+    parts: frozenset[Part]
+    part_window: Window
+    special_tokens: bool
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -50,15 +62,25 @@ class _Tokens:
     after: int
     first: float  # infinite where the window is open
     special_tokens: bool
+    scope: Scope
 
     @classmethod
     def of(cls, edit: EditSpec) -> _Tokens:
         first = float("inf") if edit.window.first is None else edit.window.first
-        return cls(edit.target.site, edit.phase, edit.window.after, first, edit.special_tokens)
+        return cls(edit.target.site, edit.phase, edit.window.after, first, edit.special_tokens, edit.scope)
 
     @property
-    def window(self) -> Window:
-        return Window(self.after, None if self.first == float("inf") else int(self.first))
+    def choice(self) -> TokenChoice:
+        window, part_window = windows_of(
+            self.scope, Window(self.after, None if self.first == float("inf") else int(self.first))
+        )
+        return {
+            "phase": self.phase,
+            "window": window,
+            "parts": parts_of(self.scope),
+            "part_window": part_window,
+            "special_tokens": self.special_tokens,
+        }
 
 
 def compile_edits(edits: Sequence[EditSpec], saes: SAEs, skip_token_ids: frozenset[int] = frozenset()) -> Intervention:
@@ -76,7 +98,8 @@ def compile_edits(edits: Sequence[EditSpec], saes: SAEs, skip_token_ids: frozens
         *_compile_rules([edit for edit in active if not _is_foldable(edit, saes)], saes),
         *_compile_norms(active),
     )
-    return Intervention(fingerprint=fingerprint(edits), edits=compiled, skip_token_ids=skip_token_ids)
+    needed = frozenset(part for edit in active if edit.scope == "thinking" for part in parts_of(edit.scope))
+    return Intervention(fingerprint(edits), compiled, skip_token_ids, needed)
 
 
 _READING = frozenset({"scale", "clamp", "ablate", "at_least", "at_most"})  # they depend on the feature's activation
@@ -139,7 +162,7 @@ def _compile_vectors(edits: Sequence[EditSpec], saes: SAEs) -> list[VectorEdit]:
         tokens = _Tokens.of(edit)
         sums[tokens] = sums[tokens] + step if tokens in sums else step
     return [
-        VectorEdit(t.site, total, phase=t.phase, window=t.window, special_tokens=t.special_tokens)
+        VectorEdit(t.site, total, **t.choice)
         for t, total in sorted(sums.items(), key=lambda item: item[0])
         if bool(total.float().any())
     ]
@@ -167,7 +190,7 @@ def _compile_rules(edits: Sequence[EditSpec], saes: SAEs) -> list[ReaderEdit]:
         readers[reader.key] = reader
         rules[_Tokens.of(edit), reader.key].append(rule)
     return [
-        ReaderEdit(t.site, readers[key], tuple(mine), phase=t.phase, window=t.window, special_tokens=t.special_tokens)
+        ReaderEdit(t.site, readers[key], tuple(mine), **t.choice)
         for (t, key), mine in sorted(rules.items(), key=lambda item: item[0])
     ]
 
@@ -215,7 +238,7 @@ def _gates(edit: EditSpec, saes: SAEs) -> tuple[Gate, ...]:
 
 def _compile_norms(edits: Sequence[EditSpec]) -> list[NormEdit]:
     tokens = sorted({_Tokens.of(edit) for edit in edits if isinstance(edit.target, SiteTarget)})
-    return [NormEdit(t.site, phase=t.phase, window=t.window, special_tokens=t.special_tokens) for t in tokens]
+    return [NormEdit(t.site, **t.choice) for t in tokens]
 
 
 def _sae(target: FeatureTarget, saes: SAEs) -> SparseAutoencoder:

@@ -21,11 +21,12 @@ from inference.interventions import (
     Gate,
     Intervention,
     NormEdit,
-    Phase,
     ReaderEdit,
+    TokenPlace,
     VectorEdit,
     Window,
 )
+from inference.parts import ALL_PARTS
 from steering.errors import PolicyConflictError
 
 if TYPE_CHECKING:
@@ -48,7 +49,8 @@ def followed_by(first: Intervention, then: Intervention) -> Intervention:
     _check_norms(first, then)
     after = [part for edit in then.edits for part in _after(edit, first.edits)]
     identity = _identity("then", first.fingerprint, then.fingerprint)
-    return replace(first, fingerprint=identity, edits=(*first.edits, *after))
+    needed = first.needed_parts | then.needed_parts
+    return replace(first, fingerprint=identity, edits=(*first.edits, *after), needed_parts=needed)
 
 
 def _identity(*parts: object) -> str:
@@ -227,22 +229,41 @@ def _after(edit: Edit, earlier: Sequence[Edit]) -> list[Edit]:
     if not isinstance(edit, ReaderEdit):
         return [edit]
     here = [other for other in earlier if other.site == edit.site]
-    phases: tuple[Phase, ...] = ("prompt", "generation") if edit.phase == "both" else (edit.phase,)
-    pieces = [(phase, window, acting) for phase in phases for window, acting in _pieces(edit, here, phase)]
-    if all(acting == pieces[0][2] for _, _, acting in pieces):
-        return [_reading_after(edit, [here[n] for n in pieces[0][2]])]
-    return [
-        _reading_after(replace(edit, phase=phase, window=window), [here[n] for n in acting])
-        for phase, window, acting in pieces
-    ]
+    pieces = [(piece, _acting(piece, here)) for piece in _pieces(edit, here)]
+    if all(acting == pieces[0][1] for _, acting in pieces):
+        return [_reading_after(edit, [here[n] for n in pieces[0][1]])]
+    return [_reading_after(piece, [here[n] for n in acting]) for piece, acting in pieces]
 
 
-def _pieces(edit: ReaderEdit, here: Sequence[Edit], phase: Phase) -> Iterator[tuple[Window, tuple[int, ...]]]:
-    """The edit's window cut where others begin or end, each part with the places of those that act in it."""
-    cuts = {end for other in here for end in (other.window.after, other.window.first) if end is not None}
-    starts = sorted({edit.window.after} | {cut for cut in cuts if cut in edit.window})
-    for start, end in zip(starts, [*starts[1:], edit.window.first], strict=True):
-        yield Window(start, end), tuple(n for n, other in enumerate(here) if other.acts(phase, start, is_special=False))
+def _pieces(edit: ReaderEdit, here: Sequence[Edit]) -> Iterator[ReaderEdit]:
+    """The edit cut into pieces on whose tokens the same others act: by phase, by part, and where windows end."""
+    tells_parts = any(each.tells_parts for each in (edit, *here))
+    for phase in ("prompt", "generation") if edit.phase == "both" else (edit.phase,):
+        piece = replace(edit, phase=phase)
+        if not tells_parts or phase == "prompt":
+            yield from (replace(piece, window=window) for window in _cut(edit.window, [e.window for e in here]))
+            continue
+        for part in sorted(edit.parts):
+            others = [other for other in here if part in other.parts]
+            for window in _cut(edit.window, [other.window for other in others]):
+                for part_window in _cut(edit.part_window, [other.part_window for other in others]):
+                    yield replace(piece, parts=frozenset({part}), window=window, part_window=part_window)
+
+
+def _cut(window: Window, others: Sequence[Window]) -> Iterator[Window]:
+    """The window in pieces, none of which another window begins or ends within."""
+    cuts = {end for other in others for end in (other.after, other.first) if end is not None}
+    starts = sorted({window.after} | {cut for cut in cuts if cut in window})
+    for start, end in zip(starts, [*starts[1:], window.first], strict=True):
+        yield Window(start, end)
+
+
+def _acting(piece: ReaderEdit, here: Sequence[Edit]) -> tuple[int, ...]:
+    """The places of those that act on a piece's tokens."""
+    assert piece.phase != "both", "pieces are of one phase"
+    part = None if piece.phase == "prompt" or piece.parts == ALL_PARTS else next(iter(piece.parts))
+    place = TokenPlace(piece.phase, piece.window.after, part, piece.part_window.after)
+    return tuple(n for n, other in enumerate(here) if other.acts(place, is_special=False))
 
 
 def _reading_after(edit: ReaderEdit, earlier: Sequence[Edit]) -> ReaderEdit:

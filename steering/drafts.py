@@ -51,6 +51,7 @@ def _row_to_json(row: FeatureEdit, norms: Mapping[Site, float]) -> dict[str, Any
         "phase": row.phase,
         "lower": row.lower,
         "window": {"after": row.after, "first": row.first},
+        "scope": row.scope,
         "only_if_active": row.only_if_active,
         "gate": _gate_to_json(row),
         "special_tokens": row.special_tokens,
@@ -107,6 +108,7 @@ def _row_of(profile: SteeringProfile, edit: EditSpec, path: str) -> FeatureEdit:
         lower=edit.lower,
         after=edit.window.after or None,
         first=edit.window.first,
+        scope=edit.scope,
         only_if_active=edit.only_if_active,
         special_tokens=edit.special_tokens,
     )

@@ -18,7 +18,7 @@ from steering.spec.parsing import MAX_LAYER, parse_edits
 from steering.spec.units import MAX_STRENGTH
 
 KEEP_NORM = FeatureEdit.Operation.NORM_PRESERVING
-CONDITIONS = ("after", "first", "only_if_active", "gate_feature", "gate_above", "gate_unit", "special_tokens")
+CONDITIONS = ("scope", "after", "first", "only_if_active", "gate_feature", "gate_above", "gate_unit", "special_tokens")
 
 
 class ModelsOwnSelect(AutocompleteSelect):
@@ -53,11 +53,14 @@ class FeatureEditForm(forms.ModelForm[FeatureEdit]):
             labels = dict(FeatureEdit.Operation.choices)
             choices = [(name, labels[name]) for name in OPERATIONS if name in self.operations]
             self.fields["operation"].widget.choices = choices
-        if "gate_unit" in self.fields:
-            self.fields["gate_unit"].required = False
+        for name in {"gate_unit", "scope"} & self.fields.keys():
+            self.fields[name].required = False
         for name, texts in _EXPLAINED.items():
             if name in self.fields:
                 self.fields[name].widget.attrs["data-explain"] = json.dumps(texts)
+
+    def clean_scope(self) -> str:
+        return self.cleaned_data["scope"] or FeatureEdit.Scope.EVERYTHING
 
     def clean_gate_unit(self) -> str:
         return self.cleaned_data["gate_unit"] or FeatureEdit.GateUnit.MAX_ACT
@@ -74,8 +77,8 @@ class VectorEditForm(FeatureEditForm):
 
     class Meta:
         model = FeatureEdit
-        fields = ("plain_vector", "vector", "operation", "strength", "lower", "unit", "phase", "after", "first",
-                  "special_tokens")  # fmt: skip
+        fields = ("plain_vector", "vector", "operation", "strength", "lower", "unit", "phase", "scope", "after",
+                  "first", "special_tokens")  # fmt: skip
         widgets = {"vector": forms.Textarea(attrs={"rows": 2, "cols": 50})}
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -126,4 +129,9 @@ def _check_edit(edit: dict[str, Any]) -> None:
         raise ValidationError({"vector": texts}) from error
 
 
-_EXPLAINED = {"operation": edit_texts.OPERATIONS, "phase": edit_texts.PHASES, "unit": edit_texts.UNITS}
+_EXPLAINED = {
+    "operation": edit_texts.OPERATIONS,
+    "phase": edit_texts.PHASES,
+    "scope": edit_texts.SCOPES,
+    "unit": edit_texts.UNITS,
+}

@@ -18,6 +18,13 @@ PHASES = {
     "prompt": "Only on the tokens of the prompt, as the model reads them.",
     "generation": "Only on the tokens that the model writes.",
 }
+SCOPES = {
+    "everything": "On all tokens of the phase.",
+    "thinking": "Only where the model reasons before it answers; windows count that part's tokens. Phase: generation.",
+    "answer": "Only on the answer itself, not on the thinking before it nor on tool calls; windows count its tokens."
+    " Phase: generation.",
+    "outside_calls": "Everywhere but inside tool calls, so that their arguments stay what the model means.",
+}
 UNITS = {
     "max_act": "In multiples of the feature's largest activation: 1 is as strong as it ever gets by itself.",
     "raw": "The number itself.",

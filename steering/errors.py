@@ -107,6 +107,13 @@ class PolicyConflictError(SteeringError):
     code = "policy_conflict"
 
 
+class ScopeNotSupportedError(SteeringError):
+    """An edit is for a part of the answer that the model never writes."""
+
+    status = 409
+    code = "scope_not_supported"
+
+
 class InlineSteeringError(SteeringError):
     """Edits in a request that cannot be used; ``field`` is that of the first problem."""
 

@@ -86,6 +86,7 @@ class FeatureEditInline(_EditInline):
             {
                 "classes": ("collapse",),
                 "fields": (
+                    "scope",
                     ("after", "first"),
                     ("only_if_active", "special_tokens"),
                     ("gate_feature", "gate_above", "gate_unit"),
@@ -120,7 +121,7 @@ class VectorEditInline(_EditInline):
         (None, {"fields": ("plain_vector", *_AMOUNT, ("norm_layer", "norm_site"), *_OUTCOME)}),
         (
             "Conditions, and numbers of one's own",
-            {"classes": ("collapse",), "fields": (("after", "first"), "special_tokens", "vector")},
+            {"classes": ("collapse",), "fields": ("scope", ("after", "first"), "special_tokens", "vector")},
         ),
     )
     autocomplete_fields = ("plain_vector",)

@@ -217,6 +217,12 @@ class FeatureEdit(models.Model):
         PROMPT = "prompt", "prompt only"
         GENERATION = "generation", "generation only"
 
+    class Scope(models.TextChoices):
+        EVERYTHING = "everything", "everything"
+        THINKING = "thinking", "the thinking"
+        ANSWER = "answer", "the answer itself"
+        OUTSIDE_CALLS = "outside_calls", "outside of tool calls"
+
     profile = models.ForeignKey(SteeringProfile, on_delete=models.CASCADE, related_name="edits")
     feature = models.ForeignKey(Feature, null=True, blank=True, on_delete=models.PROTECT, related_name="edits")
     plain_vector = models.ForeignKey(
@@ -234,6 +240,9 @@ class FeatureEdit(models.Model):
     )
     after = models.PositiveIntegerField(null=True, blank=True, help_text="Leaves the phase's first tokens alone.")
     first = models.PositiveIntegerField(null=True, blank=True, help_text="Acts on the phase's first tokens only.")
+    scope = models.CharField(
+        max_length=20, choices=Scope, default=Scope.EVERYTHING, help_text="The part of what the model writes."
+    )
     only_if_active = models.BooleanField(default=False, help_text="Only on tokens where the feature is active.")
     gate_feature = models.ForeignKey(
         Feature,

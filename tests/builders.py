@@ -96,7 +96,8 @@ def build_config(architecture: str, vocab_size: int, **overrides: Any) -> Any:
 
 def build_request(prompt: tuple[int, ...] = (5, 6, 7), *, model: str = "tiny", **overrides: Any) -> GenerationRequest:
     """A greedy request of 8 tokens that does not stop early. Sampling fields and request fields may be given."""
-    own = {k: overrides.pop(k) for k in ("request_id", "intervention", "index", "reads", "scoring") if k in overrides}
+    names = ("request_id", "intervention", "index", "reads", "scoring", "parts")
+    own = {name: overrides.pop(name) for name in names if name in overrides}
     sampling = SamplingParams(**{"max_tokens": 8, "temperature": 0.0, "ignore_eos": True, **overrides})
     return GenerationRequest(
         request_id=own.pop("request_id", "r"), model=model, prompt_token_ids=prompt, sampling=sampling, **own

@@ -15,6 +15,18 @@ IdForm = Literal["call", "short"]  # short: nine letters and digits, which Mistr
 
 
 @dataclass(frozen=True, slots=True)
+class CallSpan:
+    """Between which texts calls stand, told without reading them. Without ``ends`` all the rest is calls.
+
+    ``openers`` begin calls only at the very beginning of an answer.
+    """
+
+    starts: tuple[str, ...] = ()
+    ends: tuple[str, ...] = ()
+    openers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ToolFormat:
     """``marks`` are the texts that calls are recognised by; a tokenizer may have them as special tokens.
 
@@ -26,6 +38,7 @@ class ToolFormat:
     shape: CallShape
     marks: tuple[str, ...]
     signs: tuple[tuple[str, ...], ...]
+    span: CallSpan
     ids: IdForm = "call"
 
     def is_taught_by(self, template: str) -> bool:

@@ -14,7 +14,7 @@ from inference.dialects import (
     tagged_call,
 )
 from inference.dialects.call_shape import CallShape
-from inference.dialects.tool_format import ToolFormat
+from inference.dialects.tool_format import CallSpan, ToolFormat
 
 OTHER_MARKUP = "<function="  # other calls than Hermes' between the same marks
 
@@ -30,6 +30,7 @@ HERMES = ToolFormat(
     ),
     (hermes.START, hermes.END),
     ((hermes.START,),),
+    CallSpan((hermes.START,), (hermes.END,)),
 )
 LLAMA_JSON = ToolFormat(
     "llama3_json",
@@ -37,6 +38,7 @@ LLAMA_JSON = ToolFormat(
     CallShape(before='{"name": "', between='", "parameters": ', after="}", separator="; "),
     (llama_json.PYTHON_TAG,),
     ((llama_json.PYTHON_TAG,), ("Environment: ipython",), ('"parameters": ', "<|start_header_id|>")),
+    CallSpan(openers=(llama_json.PYTHON_TAG, "{")),
 )
 PYTHONIC = ToolFormat(
     "pythonic",
@@ -44,6 +46,7 @@ PYTHONIC = ToolFormat(
     CallShape(opening="[", before="", between="(", after=")", separator=", ", closing="]", arguments="python"),
     (pythonic.PYTHON_START, pythonic.PYTHON_END),
     ((pythonic.PYTHON_START,), ("[func_name1(params_name1=",)),
+    CallSpan(ends=(pythonic.PYTHON_END,), openers=(pythonic.PYTHON_START, "[")),
 )
 MISTRAL = ToolFormat(
     "mistral",
@@ -59,6 +62,7 @@ MISTRAL = ToolFormat(
     ),
     (mistral.MARK,),
     ((mistral.MARK,),),
+    CallSpan((mistral.MARK,)),
     ids="short",
 )
 MISTRAL_ARGS = ToolFormat(
@@ -67,6 +71,7 @@ MISTRAL_ARGS = ToolFormat(
     CallShape(mark=mistral.MARK, before=mistral.MARK, between=mistral.ARGS, after=""),
     (mistral.MARK, mistral.ARGS, mistral.CALL_ID),
     ((mistral.MARK, mistral.ARGS),),
+    CallSpan((mistral.MARK,)),
     ids="short",
 )
 DEEPSEEK = ToolFormat(
@@ -83,6 +88,7 @@ DEEPSEEK = ToolFormat(
     ),
     (deepseek.CALLS_BEGIN, deepseek.CALLS_END, deepseek.CALL_BEGIN, deepseek.CALL_END, deepseek.SEPARATOR),
     ((deepseek.CALLS_BEGIN, deepseek.FENCE),),
+    CallSpan((deepseek.CALLS_BEGIN, deepseek.CALL_BEGIN), (deepseek.CALLS_END,)),
 )
 DEEPSEEK_31 = ToolFormat(
     "deepseek_v31",
@@ -97,6 +103,7 @@ DEEPSEEK_31 = ToolFormat(
     ),
     DEEPSEEK.marks,
     ((deepseek.CALLS_BEGIN,),),
+    DEEPSEEK.span,
 )
 GEMMA_CODE = ToolFormat(
     "gemma_tool_code",
@@ -112,6 +119,7 @@ GEMMA_CODE = ToolFormat(
     ),
     (),
     (("tool_code",),),
+    CallSpan((gemma_code.FENCE,), (gemma_code.END,)),
 )
 
 
@@ -129,6 +137,7 @@ def _gemma(name: str, marks: gemma_call.GemmaMarks) -> ToolFormat:
         ),
         (marks.start, marks.end, marks.quote),
         ((marks.start,),),
+        CallSpan((marks.start,), (marks.end,)),
     )
 
 

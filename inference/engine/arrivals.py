@@ -9,8 +9,10 @@ from inference.engine.grammar import GrammarMatcher, Matcher
 from inference.engine.loader import LoadedModel
 from inference.engine.messages import GenerationRequest, SamplingParams, Scoring
 from inference.engine.request import Sequence
+from inference.engine.sequence_parts import SequenceParts
 from inference.engine.thinking_matcher import ThinkingMatcher
 from inference.readings import MAX_VALUES, num_values
+from inference.token_bytes import TokenBytes
 
 MAX_COMPARED_BYTES = 256 << 20  # distributions that one side of a pair may have to keep
 
@@ -30,6 +32,7 @@ class Arrivals:
         self._max_seq_len = max_seq_len
         self._width = int(loaded.module.config.get_text_config().hidden_size)  # type: ignore[union-attr, operator]
         self._decode_tokenizer = loaded.tokenizer.backend_tokenizer
+        self._token_bytes = TokenBytes(self._decode_tokenizer)
         self._seeds = torch.Generator()
         if seed is None:
             self._seeds.seed()
@@ -89,7 +92,13 @@ class Arrivals:
             generator=self._generator(request),
             stop_ids=eos | frozenset(params.stop_token_ids),
             matcher=self._matcher(params),
+            parts=self._parts(request),
         )
+
+    def _parts(self, request: GenerationRequest) -> SequenceParts | None:
+        if request.intervention is None or not request.intervention.tells_parts:
+            return None
+        return SequenceParts(request.parts, self._token_bytes)
 
     def _hidden_ids(self, params: SamplingParams) -> frozenset[int]:
         """Where some special tokens have text, the others do not."""

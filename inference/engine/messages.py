@@ -12,6 +12,7 @@ from typing import Literal
 from inference.engine.embedding_messages import EmbeddingEvent, EmbeddingRequest
 from inference.grammars import Grammar
 from inference.interventions import Intervention
+from inference.parts import PLAIN, PartRules
 from inference.readings import Read, Reading
 
 GREEDY_BELOW = 1e-5  # a temperature this small leaves the best token alone, and smaller ones overflow float32
@@ -96,7 +97,8 @@ class GenerationRequest:
     """One sequence to generate. ``index`` is the choice's index within its :class:`EventStream`.
 
     ``priority``: under the ``priority`` scheduler policy higher ones run first. BACKGROUND_PRIORITY and less is behind
-    all others under every policy. ReadingEvents answer ``reads``.
+    all others under every policy. ReadingEvents answer ``reads``. ``parts`` says how edits of a part of what is
+    generated find it.
     """
 
     request_id: str
@@ -108,6 +110,7 @@ class GenerationRequest:
     priority: int = 0
     reads: tuple[Read, ...] = ()
     scoring: Scoring | None = None  # with sampling.max_tokens 0
+    parts: PartRules = PLAIN
 
     @property
     def continuation(self) -> tuple[int, ...]:

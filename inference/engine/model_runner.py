@@ -218,7 +218,8 @@ def _rows(chunks: list[Chunk]) -> list[int]:
         if sequence.rows is None:
             rows.extend([0] * chunk.num_tokens)
         else:
-            rows.extend(sequence.rows.of_tokens(_chunk_tokens(chunk), sequence.num_computed, sequence.num_prompt))
+            tokens, parts = _chunk_tokens(chunk), sequence.known_parts()
+            rows.extend(sequence.rows.of_tokens(tokens, sequence.num_computed, sequence.num_prompt, parts))
     return rows
 
 

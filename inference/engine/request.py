@@ -14,6 +14,7 @@ from inference.engine.detokenizer import Detokenizer
 from inference.engine.grammar import Matcher
 from inference.engine.messages import GenerationRequest, SteeringReceipt, Timings, Usage
 from inference.engine.prefix_keys import PrefixKeys, Programs
+from inference.engine.sequence_parts import SequenceParts
 from inference.engine.sequence_reading import SequenceReading
 from inference.engine.sequence_scoring import SequenceScoring
 from inference.engine.steering_rows import SteeringRows
@@ -52,6 +53,7 @@ class Sequence:
     num_preemptions: int = 0
     slot: int = -1  # the row in the cache's tables while it runs
     rows: SteeringRows | None = None
+    parts: SequenceParts | None = None  # kept only where steering tells them apart
     reading: SequenceReading | None = None
     scoring: SequenceScoring | None = None
     steering_expected: int = 0
@@ -104,6 +106,12 @@ class Sequence:
             last = min(last, self.scoring.next_place)
         return last if self.reading is None else self.reading.next_place(last)
 
+    def known_parts(self) -> SequenceParts | None:
+        """With all the sequence's own tokens."""
+        if self.parts is not None:
+            self.parts.take(self.token_ids[self.num_prompt + self.parts.num_known :])
+        return self.parts
+
     def scored_places(self, num_tokens: int) -> range:
         """Those that the next so many tokens tell about."""
         return range(0) if self.scoring is None else self.scoring.places(self.num_computed, num_tokens)
@@ -139,6 +147,10 @@ class Sequence:
 
 
 def _programs(request: GenerationRequest) -> Programs:
-    if request.intervention is None:
+    intervention = request.intervention
+    if intervention is None:
         return Programs()
-    return Programs(request.intervention.program("prompt"), request.intervention.program("generation"))
+    generation = intervention.program("generation")
+    if generation and intervention.tells_parts:
+        generation += f":{request.parts}"  # the same tokens may be of another part by other rules
+    return Programs(intervention.program("prompt"), generation)

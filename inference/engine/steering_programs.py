@@ -2,32 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from inference.interventions import Edit, Intervention, Phase, Site
+from inference.interventions import Edit, Intervention, Phase, Site, TokenPlace, Window
+from inference.parts import Part
 
 Program = tuple[Edit, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class PhasePrograms:
-    """Programs by the token's index in its phase: ``programs[i]`` from ``starts[i]`` on. Empty where nothing acts."""
+class PlacePrograms:
+    """The programs of a phase's tokens, or of those of one part of it.
+
+    ``programs[i][k]`` from the phase's ``starts[i]``-th and the part's ``part_starts[k]``-th token on. Empty where
+    nothing acts.
+    """
 
     starts: tuple[int, ...]
-    programs: tuple[Program, ...]
-    special_programs: tuple[Program, ...]  # of special tokens
+    part_starts: tuple[int, ...]
+    programs: tuple[tuple[Program, ...], ...]
+    special_programs: tuple[tuple[Program, ...], ...]  # of special tokens
 
 
-def phase_programs(intervention: Intervention, phase: Phase) -> PhasePrograms:
-    """``phase`` is prompt or generation."""
-    edits = [edit for edit in intervention.edits if edit.phase in {phase, "both"}]
-    ends = {end for edit in edits for end in (edit.window.after, edit.window.first) if end is not None}
-    starts = tuple(sorted({0} | ends))
-    return PhasePrograms(
+def place_programs(intervention: Intervention, phase: Phase, part: Part | None = None) -> PlacePrograms:
+    """``phase`` is prompt, or generation with a ``part``."""
+    edits = [e for e in intervention.edits if e.phase in {phase, "both"} and (part is None or part in e.parts)]
+    starts = _starts(edit.window for edit in edits)
+    part_starts = _starts(edit.part_window for edit in edits) if part is not None else (0,)
+    places = [[TokenPlace(phase, start, part, part_start) for part_start in part_starts] for start in starts]
+    return PlacePrograms(
         starts,
-        tuple(_acting(edits, phase, start, is_special=False) for start in starts),
-        tuple(_acting(edits, phase, start, is_special=True) for start in starts),
+        part_starts,
+        tuple(tuple(_acting(edits, place, is_special=False) for place in row) for row in places),
+        tuple(tuple(_acting(edits, place, is_special=True) for place in row) for row in places),
     )
 
 
@@ -37,5 +45,11 @@ def by_site(program: Program) -> dict[Site, Program]:
     return {site: tuple(edit for edit in program if edit.site == site) for site in sites}
 
 
-def _acting(edits: Sequence[Edit], phase: Phase, index: int, *, is_special: bool) -> Program:
-    return tuple(edit for edit in edits if edit.acts(phase, index, is_special=is_special))
+def _starts(windows: Iterable[Window]) -> tuple[int, ...]:
+    """Where something begins or ends."""
+    ends = {end for window in windows for end in (window.after, window.first) if end is not None}
+    return tuple(sorted({0} | ends))
+
+
+def _acting(edits: Sequence[Edit], place: TokenPlace, *, is_special: bool) -> Program:
+    return tuple(edit for edit in edits if edit.acts(place, is_special=is_special))

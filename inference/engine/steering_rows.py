@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+from inference.engine.sequence_parts import SequenceParts
+from inference.parts import Part
+
+Rows = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class PhaseRows:
-    """Rows of one phase's tokens by their index in it: ``rows[i]`` from ``starts[i]`` on, 0 where nothing acts."""
+class PlaceRows:
+    """Rows of a phase's tokens, or of those of one part of it, by their index in both.
+
+    ``rows[i][k]`` from the phase's ``starts[i]``-th and the part's ``part_starts[k]``-th token on, 0 for none.
+    """
 
     starts: tuple[int, ...]  # the first is 0
-    rows: tuple[int, ...]
-    special_rows: tuple[int, ...]  # of special tokens
+    part_starts: tuple[int, ...]  # likewise
+    rows: Rows
+    special_rows: Rows  # of special tokens
 
-    def of(self, index: int, *, is_special: bool) -> int:
-        place = bisect_right(self.starts, index) - 1
-        return self.special_rows[place] if is_special else self.rows[place]
+    def of(self, index: int, part_index: int, *, is_special: bool) -> int:
+        rows = self.special_rows if is_special else self.rows
+        return rows[bisect_right(self.starts, index) - 1][bisect_right(self.part_starts, part_index) - 1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,17 +34,29 @@ class SteeringRows:
     """Which rows an intervention's tokens have; ``rows`` are all of its own."""
 
     fingerprint: str
-    prompt: PhaseRows
-    generation: PhaseRows
+    prompt: PlaceRows
+    generation: Mapping[Part, PlaceRows]
     rows: frozenset[int]
     skip_token_ids: frozenset[int]
 
-    def of_tokens(self, token_ids: Sequence[int], start: int, num_prompt: int) -> list[int]:
-        """The rows of a sequence's tokens from place ``start`` on; 0 where one is left alone."""
-        return [self._of(token, start + i, num_prompt) for i, token in enumerate(token_ids)]
+    def of_tokens(
+        self, token_ids: Sequence[int], start: int, num_prompt: int, parts: SequenceParts | None = None
+    ) -> list[int]:
+        """The rows of a sequence's tokens from place ``start`` on; 0 where one is left alone.
 
-    def _of(self, token: int, place: int, num_prompt: int) -> int:
-        is_special = token in self.skip_token_ids
-        if place < num_prompt:
-            return self.prompt.of(place, is_special=is_special)
-        return self.generation.of(place - num_prompt, is_special=is_special)
+        ``parts`` knows all generated tokens before them; without it they are all of the answer.
+        """
+        num_own = min(max(num_prompt - start, 0), len(token_ids))
+        rows = [self._row(self.prompt, token, start + i, 0) for i, token in enumerate(token_ids[:num_own])]
+        first, rest = start + num_own - num_prompt, token_ids[num_own:]
+        if parts is None:
+            answer = self.generation["answer"]
+            return rows + [self._row(answer, token, first + i, first + i) for i, token in enumerate(rest)]
+        places = parts.places(rest, first)
+        return rows + [
+            self._row(self.generation[part], token, first + i, part_index)
+            for i, (token, (part, part_index)) in enumerate(zip(rest, places, strict=True))
+        ]
+
+    def _row(self, rows: PlaceRows, token: int, index: int, part_index: int) -> int:
+        return rows.of(index, part_index, is_special=token in self.skip_token_ids)

@@ -20,11 +20,12 @@ from torch import Tensor, nn
 
 from inference.engine.site_hooks import SiteHooks, Turn
 from inference.engine.sites import SiteError, site_width
-from inference.engine.steering_programs import PhasePrograms, Program, by_site, phase_programs
-from inference.engine.steering_rows import PhaseRows, SteeringRows
+from inference.engine.steering_programs import PlacePrograms, Program, by_site, place_programs
+from inference.engine.steering_rows import PlaceRows, SteeringRows
 from inference.engine.steering_site import SiteTable
 from inference.engine.steering_step import SteeringPlan, SteeringStep
 from inference.interventions import Edit, Intervention, NormEdit, Site, VectorEdit
+from inference.parts import PARTS
 
 MIN_ROWS = 8
 MAX_IDLE_ROWS = 512
@@ -191,8 +192,9 @@ class SteeringTable:
         self._plan = None
         laid: dict[tuple[int, ...], int] = {}
         try:
-            prompt = self._lay_phase(phase_programs(intervention, "prompt"), laid)
-            generation = self._lay_phase(phase_programs(intervention, "generation"), laid)
+            prompt = self._lay_places(place_programs(intervention, "prompt"), laid)
+            parts = {part: place_programs(intervention, "generation", part) for part in PARTS}
+            generation = {part: self._lay_places(programs, laid) for part, programs in parts.items()}
         except BaseException:
             self._clear(laid.values())
             raise
@@ -204,10 +206,12 @@ class SteeringTable:
             is_asked=any(table.is_asked(row) for table in tables for row in rows),
         )
 
-    def _lay_phase(self, phase: PhasePrograms, laid: dict[tuple[int, ...], int]) -> PhaseRows:
-        rows = tuple(self._lay(program, laid) for program in phase.programs)
-        special_rows = tuple(self._lay(program, laid) for program in phase.special_programs)
-        return PhaseRows(phase.starts, rows, special_rows)
+    def _lay_places(self, places: PlacePrograms, laid: dict[tuple[int, ...], int]) -> PlaceRows:
+        rows, special_rows = (
+            tuple(tuple(self._lay(program, laid) for program in row) for row in programs)
+            for programs in (places.programs, places.special_programs)
+        )
+        return PlaceRows(places.starts, places.part_starts, rows, special_rows)
 
     def _lay(self, program: Program, laid: dict[tuple[int, ...], int]) -> int:
         """The program's row: 0 for none at all, and one for the same edits."""

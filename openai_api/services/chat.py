@@ -6,6 +6,8 @@ import dataclasses
 
 from django.http.response import HttpResponseBase
 
+from inference.dialects.answer_parts import answer_parts
+from inference.thinking_state import thinking_state
 from openai_api.call import Call
 from openai_api.schemas.chat import ChatRequest
 from openai_api.services.activations import ActivationLog, plan_reading
@@ -14,7 +16,7 @@ from openai_api.services.chat_chunks import ChatChunks
 from openai_api.services.chat_fold import ChatFold
 from openai_api.services.generation import Generation, Plan
 from openai_api.services.grammar import constrained
-from openai_api.services.reasoning import is_effort_without_effect, thinking_budget, thinking_state
+from openai_api.services.reasoning import is_effort_without_effect, thinking_budget
 from openai_api.services.response import respond
 from openai_api.services.sampling import completion_budget, sampling_params
 from openai_api.services.target import Target, resolve_target
@@ -68,4 +70,5 @@ async def plan_chat(wanted: ChatRequest, target: Target) -> tuple[Plan, AnswerPl
         thinking=thinking_budget(text, wanted, thinking),
     )
     wish = answers.grammar_wish(text, wanted.grammar_wish)
-    return Plan([ids], await constrained(wish, target.model, [params]), wanted.n or 1), answers
+    parts = answer_parts(text.dialect, thinking, "offered" if wanted.tool_use else "none")
+    return Plan([ids], await constrained(wish, target.model, [params]), wanted.n or 1, parts=[parts]), answers

@@ -18,6 +18,7 @@ from openai_api.services.completion_chunks import CompletionChunks
 from openai_api.services.completion_fold import CompletionFold
 from openai_api.services.generation import Generation, Plan
 from openai_api.services.grammar import constrained
+from openai_api.services.raw_parts import raw_parts
 from openai_api.services.response import respond
 from openai_api.services.sampling import check_token_ids, completion_budget, sampling_params
 from openai_api.services.target import resolve_target
@@ -30,7 +31,7 @@ async def create_completion(call: Call) -> HttpResponseBase:
     prompts = await encode_prompts(target.model, wanted.prompt)
     params = [params_for(wanted, target.model, len(ids)) for ids in prompts]
     params = await constrained(wanted.grammar_wish, target.model, params)
-    plan, reading = Plan(prompts, params, wanted.num_candidates), None
+    plan, reading = Plan(prompts, params, wanted.num_candidates, parts=raw_parts(target, prompts)), None
     if wanted.return_activations is not None:
         plan = (await plan_reading(target, plan, wanted.return_activations, param="return_activations")).plan
         reading = ActivationLog(target.model.text, plan)

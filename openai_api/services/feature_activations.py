@@ -21,6 +21,7 @@ from openai_api.schemas.bodies import TokenActivationsBody
 from openai_api.services.activations import ActivationLog, plan_reading
 from openai_api.services.completions import encode_prompts
 from openai_api.services.generation import Generation, Plan
+from openai_api.services.raw_parts import raw_parts
 from openai_api.services.reply import collect
 from openai_api.services.sampling import completion_budget
 from openai_api.services.tally import usage_body
@@ -61,7 +62,8 @@ async def plan_texts(wanted: FeatureActivationsRequest, target: Target) -> Plan:
         prompts = [await prompt_ids(target.model.text, wanted.chat())]
     param = "input" if wanted.input is not None else "messages"
     budgets = [completion_budget(wanted.max_tokens or 0, len(ids), target.model, param=param) for ids in prompts]
-    return Plan(prompts, [SamplingParams(max_tokens=budget, temperature=0.0) for budget in budgets], 1)
+    params = [SamplingParams(max_tokens=budget, temperature=0.0) for budget in budgets]
+    return Plan(prompts, params, 1, parts=raw_parts(target, prompts))
 
 
 class Found:

@@ -18,6 +18,7 @@ from inference.client import (
     SamplingParams,
     SteeringReceipt,
 )
+from inference.parts import PLAIN, PartRules
 from inference.readings import Read
 from openai_api.backend import get_backend
 from openai_api.call import Call
@@ -40,6 +41,7 @@ class Plan:
     params: Sequence[SamplingParams]  # one for each prompt
     per_prompt: int
     reads: Sequence[tuple[Read, ...]] = ()  # one for each sequence, or none at all
+    parts: Sequence[PartRules] = ()  # likewise for each prompt
 
     @property
     def prompt_of_sequence(self) -> list[int]:
@@ -56,6 +58,7 @@ class Plan:
                 index=number,
                 priority=call.priority,
                 reads=(*self.reads_of(number), *target.watch.reads),
+                parts=self.parts_of(prompt),
             )
             for number, prompt in enumerate(self.prompt_of_sequence)
         ]
@@ -63,6 +66,9 @@ class Plan:
     def reads_of(self, number: int) -> tuple[Read, ...]:
         """The request's own reads of a sequence; those of watch rules come behind them."""
         return self.reads[number] if self.reads else ()
+
+    def parts_of(self, prompt: int) -> PartRules:
+        return self.parts[prompt] if self.parts else PLAIN
 
     @property
     def num_tokens(self) -> int:

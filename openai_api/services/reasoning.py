@@ -6,12 +6,10 @@ from typing import Any
 
 from inference.client import ThinkingBudget
 from inference.dialects.answer_grammar import Thinking
-from inference.dialects.thinking import is_closed, is_left_open
 from inference.text import ModelText
 from openai_api.errors import unsupported_parameter
 from openai_api.schemas.chat import ChatRequest
 
-PROMPT_END = 24  # tokens; marks and the blanks around them
 SWITCHES = ("enable_thinking", "thinking")
 
 
@@ -33,17 +31,6 @@ def template_variables(text: ModelText, wanted: ChatRequest) -> dict[str, Any]:
 def is_effort_without_effect(text: ModelText, wanted: ChatRequest) -> bool:
     """Whether the model has no use for the effort asked for. Reasoning that cannot be turned off is cut off."""
     return wanted.reasoning_effort not in {None, "none"} and not text.knows_variable("reasoning_effort")
-
-
-def thinking_state(text: ModelText, prompt_ids: list[int], *, continues: bool) -> Thinking:
-    """Whether the answer begins inside of reasoning, may begin with it, or must not be searched for it."""
-    marks = text.dialect.thinking
-    if marks is None:
-        return "none"
-    prompt_end = text.decode(prompt_ids[-PROMPT_END:])
-    if is_left_open(marks, prompt_end):
-        return "begun"
-    return "none" if continues or is_closed(marks, prompt_end) else "possible"
 
 
 def thinking_budget(text: ModelText, wanted: ChatRequest, thinking: Thinking) -> ThinkingBudget | None:

@@ -13,6 +13,7 @@ from openai_api.keys import KeyRecord
 from openai_api.schemas.steered import SteeredSchema
 from steering.errors import SteeringError
 from steering.profiles import ResolvedProfile, SteeringWish
+from steering.scopes import check_scopes
 from steering.watched import NO_WATCH, Watch
 
 PROFILE_HEADER = "x-millm-profile"
@@ -51,6 +52,8 @@ async def resolve_target(call: Call, wanted: SteeredSchema) -> Target:
     watch = await backend.watch(record.name, special_token_ids=model.text.special_token_ids)
     try:
         profile = await backend.steer(record.name, wish, special_token_ids=model.text.special_token_ids)
+        if profile is not None:
+            check_scopes(profile.intervention, model.text.dialect)
     except SteeringError as error:
         raise steering_refusal(error) from None
     if profile is not None:

@@ -21,12 +21,17 @@ from inference.client import (
     TokensEvent,
     get_client,
 )
+from inference.dialects.answer_parts import answer_parts
 from inference.interventions import Intervention
+from inference.parts import PLAIN, PartRules
 from inference.readings import Read
 from inference.registry import ReadyModel, get_registry
+from inference.thinking_state import thinking_state
+from steering.errors import ScopeNotSupportedError
 from steering.evaluation.errors import EvaluationError
 from steering.profiles import get_resolver
 from steering.published import PublishedVersion
+from steering.scopes import check_scopes
 
 AT_ONCE = 4  # prompts: an evaluation leaves room for requests
 UNSTABLE = frozenset({"steering_unstable"})  # what a strength may do to a text; the rest is a fault
@@ -110,7 +115,15 @@ class Workbench:
         ready = await self._ready()
         intervention = await self._intervention(ready, version)
         requests = [
-            GenerationRequest(f"evaluation/{n}", ready.record.name, ids, sampling.params(), intervention, n)
+            GenerationRequest(
+                f"evaluation/{n}",
+                ready.record.name,
+                ids,
+                sampling.params(),
+                intervention,
+                n,
+                parts=_parts(ready, ids, intervention),
+            )
             for n, ids in enumerate([await self._prompt(ready, prompt) for prompt in prompts], first)
         ]
         found = await run_in_background(get_client(), requests)
@@ -141,6 +154,7 @@ class Workbench:
                     side,
                     reads=(read,) if read is not None and side else (),
                     scoring=Scoring(written.token_ids, "pair", is_reference=bool(side)),
+                    parts=_parts(ready, ids, steerings[side]),
                 )
                 for side in (0, 1)
             ]
@@ -156,7 +170,12 @@ class Workbench:
     async def _intervention(self, ready: ReadyModel, version: PublishedVersion | None) -> Intervention | None:
         if version is None:
             return None
-        return await get_resolver().compiled(version, special_token_ids=ready.text.special_token_ids)
+        intervention = await get_resolver().compiled(version, special_token_ids=ready.text.special_token_ids)
+        try:
+            check_scopes(intervention, ready.text.dialect)
+        except ScopeNotSupportedError as error:
+            raise EvaluationError(error.message) from error
+        return intervention
 
     async def _prompt(self, ready: ReadyModel, prompt: str) -> tuple[int, ...]:
         """As a user's message where the model has a chat template, else as it is."""
@@ -169,6 +188,13 @@ def _encode(ready: ReadyModel, prompt: str) -> list[int]:
     if ready.text.has_chat_template:
         return ready.text.render_chat([{"role": "user", "content": prompt}])
     return ready.text.encode(prompt)
+
+
+def _parts(ready: ReadyModel, ids: tuple[int, ...], intervention: Intervention | None) -> PartRules:
+    """No tools are on offer."""
+    if intervention is None or not intervention.tells_parts:
+        return PLAIN
+    return answer_parts(ready.text.dialect, thinking_state(ready.text, ids), "none")
 
 
 def _run(work: Coroutine[Any, Any, T]) -> T:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from inference.interventions import ALL_TOKENS
 from steering.spec.edit import VECTOR_OPERATIONS, EditSpec, FeatureTarget, SiteTarget, VectorTarget
 from steering.spec.errors import MissingScaleError, Problem
+from steering.spec.scope import EVERYTHING, is_one_part
 from steering.spec.units import MAX_STRENGTH
 
 MAX_WINDOWS = 16  # each makes rows in the engine's tables
@@ -14,7 +15,8 @@ MAX_WINDOWS = 16  # each makes rows in the engine's tables
 
 def check_edit(edit: EditSpec, path: str) -> list[Problem]:
     """What is wrong with one edit by itself."""
-    return [*_operation_problems(edit, path), *_gate_problems(edit, path)] or [*_strength_problems(edit, path)]
+    problems = (_operation_problems, _scope_problems, _gate_problems)
+    return [problem for of in problems for problem in of(edit, path)] or [*_strength_problems(edit, path)]
 
 
 def check_windows(edits: Sequence[EditSpec]) -> list[Problem]:
@@ -38,6 +40,15 @@ def _operation_problems(edit: EditSpec, path: str) -> Iterator[Problem]:
         yield Problem(f"{path}.unit", "projection_cap takes raw or resid_norm, not max_act.")
     if edit.lower is not None and operation != "projection_cap":
         yield Problem(f"{path}.lower", f"Only projection_cap has a lower end, {operation} does not.")
+
+
+def _scope_problems(edit: EditSpec, path: str) -> Iterator[Problem]:
+    """A prompt has no parts."""
+    if is_one_part(edit.scope) and edit.phase != "generation":
+        message = f"Only what the model writes has a “{edit.scope}”; choose the phase generation, not {edit.phase}."
+        yield Problem(f"{path}.phase", message)
+    elif edit.scope != EVERYTHING and edit.phase == "prompt":
+        yield Problem(f"{path}.scope", f"The scope {edit.scope} says nothing about a prompt; leave it out.")
 
 
 def _gate_problems(edit: EditSpec, path: str) -> Iterator[Problem]:

@@ -9,6 +9,7 @@ from itertools import combinations
 from inference.interventions import Phase
 from steering.spec.edit import EditSpec, FeatureTarget, Operation, SiteTarget, VectorTarget
 from steering.spec.errors import InvalidSpecError, MissingScaleError, Problem
+from steering.spec.scope import may_meet
 
 # Every other pair on one feature in one phase is contradictory: which of the two should win?
 _COMPATIBLE: frozenset[frozenset[Operation]] = frozenset(
@@ -50,7 +51,9 @@ def overlap(one: Phase, other: Phase) -> bool:
 
 def _conflicts_of(group: Sequence[_Numbered]) -> Iterator[Problem]:
     for (first_number, first), (number, edit) in combinations(group, 2):
-        shares_tokens = overlap(first.phase, edit.phase) and first.window.overlaps(edit.window)
+        shares_tokens = overlap(first.phase, edit.phase) and may_meet(
+            first.scope, first.window, edit.scope, edit.window
+        )
         if shares_tokens and (reason := _conflict(first, edit)):
             message = f"{_name(edit)}: {reason} (see edits[{first_number}])."
             yield Problem(f"edits[{number}]", message, "contradictory_edits")
@@ -75,7 +78,7 @@ def _conflict(first: EditSpec, second: EditSpec) -> str:
 
 
 def _condition(edit: EditSpec) -> tuple[object, ...]:
-    return edit.phase, edit.window, edit.only_if_active, edit.gate, edit.special_tokens
+    return edit.phase, edit.window, edit.scope, edit.only_if_active, edit.gate, edit.special_tokens
 
 
 def _empty_band(first: EditSpec, second: EditSpec) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from inference.interventions import ALL_TOKENS, Phase, Site, Window
+from steering.spec.scope import EVERYTHING, Scope
 from steering.spec.units import UNKNOWN, Scales, Unit, coefficient, push
 
 Operation = Literal[
@@ -81,8 +82,8 @@ class EditSpec:
 
     ``strength`` is in ``unit`` for add, clamp, at_least, at_most and projection_cap (whose upper end it is, and
     ``lower`` the other); a plain factor for scale and orthogonal; unused for ablate and norm_preserving. It acts on the
-    tokens that ``phase`` and ``window`` select, special ones only with ``special_tokens``, and only where ``gate`` is
-    open and, with ``only_if_active``, the feature itself is above 0.
+    tokens that ``phase``, ``scope`` and ``window`` select, special ones only with ``special_tokens``, and only where
+    ``gate`` is open and, with ``only_if_active``, the feature itself is above 0.
     """
 
     target: FeatureTarget | VectorTarget | SiteTarget
@@ -92,6 +93,7 @@ class EditSpec:
     phase: Phase = "both"
     lower: float | None = None
     window: Window = ALL_TOKENS
+    scope: Scope = EVERYTHING
     only_if_active: bool = False
     gate: GateSpec | None = None
     special_tokens: bool = False

@@ -21,6 +21,7 @@ from steering.spec.edit import (
 )
 from steering.spec.errors import InvalidSpecError, Problem
 from steering.spec.fields import Fields, describe
+from steering.spec.scope import EVERYTHING, SCOPES
 from steering.spec.units import MAX_STRENGTH, Scales
 
 MAX_EDITS = 256
@@ -55,6 +56,7 @@ def _parse_edit(value: object, path: str, problems: list[Problem]) -> EditSpec:
         phase=fields.choice("phase", PHASES, "both"),
         lower=fields.number_or_none("lower", limit=MAX_STRENGTH),
         window=_parse_window(fields.child("window")) if "window" in fields else ALL_TOKENS,
+        scope=fields.choice("scope", SCOPES, EVERYTHING),
         only_if_active=fields.flag("only_if_active"),
         gate=_parse_gate(fields.child("gate")) if "gate" in fields else None,
         special_tokens=fields.flag("special_tokens"),

@@ -9,6 +9,7 @@ from typing import Any
 
 from inference.interventions import Site
 from steering.spec.edit import EditSpec, FeatureTarget, GateSpec, SiteTarget, VectorTarget
+from steering.spec.scope import EVERYTHING
 from steering.spec.units import Scales
 
 _FORMAT = 1
@@ -81,6 +82,7 @@ def _conditions_to_json(edit: EditSpec) -> dict[str, Any]:
         window["first"] = edit.window.first
     return {
         **({"window": window} if window else {}),
+        **({} if edit.scope == EVERYTHING else {"scope": edit.scope}),
         **({"only_if_active": True} if edit.only_if_active else {}),
         **({"special_tokens": True} if edit.special_tokens else {}),
     }

@@ -10,6 +10,7 @@ from typing import Any
 from inference.interventions import SITE_KINDS
 from steering.spec.edit import GATE_UNITS, OPERATIONS, PHASES, UNITS
 from steering.spec.parsing import MAX_D_SAE, MAX_EDITS, MAX_LAYER, MAX_TOKENS, MAX_WIDTH
+from steering.spec.scope import SCOPES
 from steering.spec.units import MAX_STRENGTH
 
 Schema = dict[str, Any]
@@ -32,6 +33,7 @@ def edits_schema() -> Schema:
                     "phase": _choice(PHASES, "both"),
                     "lower": _number("The lower end of a projection_cap."),
                     "window": _window(),
+                    "scope": _choice(SCOPES, "everything"),
                     "only_if_active": {"type": "boolean", "default": False},
                     "gate": _gate(),
                     "special_tokens": {"type": "boolean", "default": False},

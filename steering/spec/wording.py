@@ -8,6 +8,7 @@ from typing import Literal
 
 from steering.spec.edit import EditSpec, FeatureTarget, Operation, VectorTarget
 from steering.spec.rendering import effect_key
+from steering.spec.scope import Scope
 from steering.spec.units import Unit
 
 _VERBS: dict[Operation, str] = {
@@ -22,6 +23,12 @@ _VERBS: dict[Operation, str] = {
     "norm_preserving": "keep the norm",
 }
 _UNITS: dict[Unit, str] = {"raw": " raw", "max_act": " × max activation", "resid_norm": " × residual norm"}
+_SCOPES: dict[Scope, str] = {
+    "everything": "",
+    "thinking": ", in the thinking",
+    "answer": ", in the answer",
+    "outside_calls": ", outside of calls",
+}
 _PHASES = {"prompt": ", prompt only", "generation": ", generation only", "both": ""}
 
 
@@ -87,6 +94,7 @@ def _amount(edit: EditSpec) -> str:
 
 def _conditions(edit: EditSpec) -> Iterator[str]:
     yield _PHASES[edit.phase]
+    yield _SCOPES[edit.scope]
     if edit.window.after:
         yield f", after {edit.window.after} tokens"
     if edit.window.first is not None:

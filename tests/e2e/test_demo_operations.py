@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from asgiref.sync import async_to_sync
 
+from inference.dialects.answer_parts import answer_parts
+from inference.dialects.dialect import dialect_of
 from inference.engine.loader import LoadedModel, ModelSpec, load_model
 from inference.engine.messages import ReadingEvent
 from inference.interventions import Intervention, Site
@@ -25,6 +28,11 @@ from tests.engine.harness import EngineHarness, Transcript
 PAGE = Path("docs/demo.md").read_text("utf-8")
 (EXAMPLE,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 SITE = Site(2)
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+WEATHER = {
+    "type": "function",
+    "function": {"name": "get_weather", "description": "Get the weather in a city.", "parameters": CITY},
+}
 FEATURE = 387
 MAX = 17.828  # of the feature, in features.json
 CHANGES = {  # of the activation a, or of the projection p on the direction
@@ -58,17 +66,15 @@ def prompt_ids(demo: LoadedModel) -> tuple[int, ...]:
     return tuple(demo.tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"])
 
 
-def tell(demo: LoadedModel, sae: SparseAutoencoder, intervention: Intervention | None) -> Transcript:
+def tell(demo: LoadedModel, sae: SparseAutoencoder, intervention: Intervention | None, **fields: Any) -> Transcript:
     special = frozenset(demo.tokenizer.all_special_ids)
     reads = (
         Read(site=SITE, stage="pre", skip_token_ids=special),
         Read(site=SITE, stage="post", skip_token_ids=special),
         Read(site=SITE, stage="pre", probe=FeatureValues(sae, (FEATURE,)), skip_token_ids=special),
     )
-    harness = EngineHarness(demo)
-    return harness.generate(
-        prompt=prompt_ids(demo), model="demo", max_tokens=120, ignore_eos=True, intervention=intervention, reads=reads
-    )
+    asked = {"prompt": prompt_ids(demo), "max_tokens": 120, "ignore_eos": True, **fields}
+    return EngineHarness(demo).generate(model="demo", intervention=intervention, reads=reads, **asked)
 
 
 def read(transcript: Transcript, number: int, start: int = 0) -> np.ndarray:
@@ -110,6 +116,48 @@ def test_norm_is_kept(demo, sae):
 def test_every_operation_is_there(sae):
     shown = {name.removeprefix("rain-").replace("-", "_") for name in [*CHANGES, "rain-norm-preserving"]}
     assert shown == set(OPERATIONS)
+
+
+def call_prompt(demo: LoadedModel) -> tuple[int, ...]:
+    messages = [{"role": "user", "content": "What is the weather in Paris?"}]
+    rendered = demo.tokenizer.apply_chat_template(messages, tools=[WEATHER], add_generation_prompt=True)
+    return tuple(rendered["input_ids"])
+
+
+def test_calls_are_left_alone(demo, sae):
+    """Nothing is changed between a call's marks, whatever happens around it."""
+    dialect = dialect_of(demo.tokenizer.chat_template)
+    prompt = call_prompt(demo)
+    fields = {"prompt": prompt, "ignore_eos": False, "parts": answer_parts(dialect, "none", "offered")}
+    plain = tell(demo, sae, None, **fields)
+    call = plain.text.strip()
+    assert call.startswith("<tool_call>")
+    assert call.endswith("</tool_call>")
+
+    scoped = tell(demo, sae, resolve(demo, "rain-outside-calls"), **fields)
+    opening = scoped.text.index("<tool_call>") + len("<tool_call>")
+    lengths = np.cumsum([len(demo.tokenizer.decode([token])) for token in scoped.token_ids])
+    first = int(np.searchsorted(lengths, opening))  # the token that completes the mark
+    closing = scoped.text.index("</tool_call>") + len("</tool_call>")
+    last = int(np.searchsorted(lengths, closing))
+    changed = np.abs(read(scoped, 1, len(prompt)) - read(scoped, 0, len(prompt))).max(axis=1) > 0.01
+    assert changed[:first].all()
+    assert not changed[first : last + 1].any()
+    receipt = scoped.finished.receipt
+    assert receipt.applied == receipt.expected == changed.sum()
+
+    everywhere = tell(demo, sae, resolve(demo, "rain-add"), **fields)
+    assert everywhere.finished.receipt.applied >= len(everywhere.token_ids) - 2, "but for the special one at the end"
+
+
+def test_only_the_beginning_of_the_answer(demo, sae):
+    dialect = dialect_of(demo.tokenizer.chat_template)
+    steered = tell(demo, sae, resolve(demo, "rain-beginning"), parts=answer_parts(dialect, "possible", "none"))
+    start = len(prompt_ids(demo))
+    changed = np.abs(read(steered, 1, start) - read(steered, 0, start)).max(axis=1) > 0.01
+    assert changed[:12].all()
+    assert not changed[12:].any()
+    assert steered.finished.receipt.applied == 12
 
 
 EVERYWHERE = {"rain-scale", "rain-ablate", "rain-at-most", "rain-orthogonal", "rain-projection-cap"}

@@ -26,7 +26,8 @@ from inference.client import (
 )
 from inference.dialects.dialect import Dialect
 from inference.grammar_compiler import GrammarCompiler
-from inference.interventions import Intervention
+from inference.interventions import Edit, Intervention
+from inference.parts import Part
 from inference.prompt_encoder import Pair
 from inference.records import ModelNotFoundError, ModelRecord
 from inference.registry import ReadyModel
@@ -329,6 +330,8 @@ class FakeSteering:
     def __init__(self) -> None:
         self.policies: tuple[str, ...] = ()
         self.wishes: list[SteeringWish] = []
+        self.edits: tuple[Edit, ...] = ()
+        self.needed_parts: frozenset[Part] = frozenset()
 
     async def __call__(
         self, model: str, wish: SteeringWish, *, special_token_ids: frozenset[int]
@@ -338,7 +341,7 @@ class FakeSteering:
             return None
         name, number = ("inline", 0) if wish.inline is not None else _version(wish.reference)
         parts = [*([f"print-{name}"] if name else []), *self.policies]
-        intervention = Intervention(" then ".join(parts), (), special_token_ids)
+        intervention = Intervention(" then ".join(parts), self.edits, special_token_ids, self.needed_parts)
         return ResolvedProfile(
             name, number, intervention.fingerprint, intervention, self.policies, wish.intensity if wish else 1.0
         )

@@ -101,20 +101,28 @@ class TestDraft:
         form = row(
             mine, operation="projection_cap", strength="2", lower="-1", unit="raw", after="2", first="9",
             only_if_active="on", gate_feature=other.pk, gate_above="0.5", gate_unit="raw", special_tokens="on",
-            id=profile.edits.get().pk,
+            scope="outside_calls", id=profile.edits.get().pk,
         )  # fmt: skip
         site = {"vector": '{"layer": 1, "site": "mlp_out"}', "operation": "norm_preserving", "strength": "1"}
         data = {"name": "gloomy", "description": "", **rows([form], 1)}
         data |= {"edits-2-TOTAL_FORMS": 1, **{f"edits-2-0-{name}": value for name, value in site.items()}}
-        data |= {"edits-2-0-unit": "raw", "edits-2-0-phase": "generation"}
+        data |= {"edits-2-0-unit": "raw", "edits-2-0-phase": "generation", "edits-2-0-scope": "answer"}
         assert admin.post(reverse(CHANGE, args=[profile.pk]), data).status_code == 302
         assert [describe_edit(edit) for edit in draft_edits(profile)] == [
-            f"tiny-sae #0 {mine.label}: cap the projection at -1 to 2 raw, after 2 tokens, first 9 tokens, only where"
-            f" active, only where tiny-sae #1 {other.label} is above 0.5 raw, special tokens too",
-            "residual at layers.1.mlp_out: keep the norm, generation only",
+            f"tiny-sae #0 {mine.label}: cap the projection at -1 to 2 raw, outside of calls, after 2 tokens, first 9"
+            f" tokens, only where active, only where tiny-sae #1 {other.label} is above 0.5 raw, special tokens too",
+            "residual at layers.1.mlp_out: keep the norm, generation only, in the answer",
         ]
         html = page(admin, CHANGE, profile.pk)
         assert "-1 to 2" in html
+
+    def test_a_scope_that_the_phase_has_not_is_told(self, admin, profile, feature):
+        data = {"name": "gloomy", "description": ""}
+        data |= rows([row(feature, scope="thinking", id=profile.edits.get().pk, profile=profile.pk)], 1)
+        assert admin.post(reverse(CHANGE, args=[profile.pk]), data).status_code == 302
+        html = page(admin, CHANGE, profile.pk)
+        assert "Only what the model writes has a “thinking”; choose the phase generation, not both." in html
+        assert "cannot be published" in page(admin, PUBLISH, profile.pk)
 
     def test_a_gate_of_another_model_is_refused(self, admin, profile, feature, other_sae):
         data = {"name": "gloomy", "description": ""}

@@ -224,17 +224,54 @@ def sae(tmp_path_factory) -> SparseAutoencoder:
     return load(tmp_path_factory.mktemp("sae"), sae_config())
 
 
+TOKENS = [
+    *((phase, "everything") for phase in ("prompt", "generation", "both")),
+    *(("generation", scope) for scope in ("thinking", "answer", "outside_calls")),
+    ("both", "outside_calls"),
+]
+
+
+def tokens_of(edit) -> tuple[object, ...]:
+    return edit.site, edit.phase, edit.window, edit.parts, edit.part_window, edit.special_tokens
+
+
+class TestScopes:
+    def test_windows_of_one_part_count_its_tokens(self):
+        edits = [
+            vector_edit([1.0], phase="generation", scope=scope, window=Window(1, 5))
+            for scope in ("thinking", "answer", "outside_calls")
+        ]
+        compiled = {edit.parts: (edit.window, edit.part_window) for edit in vector_edits(compile_edits(edits, {}))}
+        assert compiled == {
+            frozenset({"thinking"}): (ALL_TOKENS, Window(1, 5)),
+            frozenset({"answer"}): (ALL_TOKENS, Window(1, 5)),
+            frozenset({"thinking", "answer"}): (Window(1, 5), ALL_TOKENS),
+        }
+
+    def test_what_needs_a_part_says_so(self):
+        def needed(**fields) -> frozenset[str]:
+            return compile_edits([vector_edit([1.0], **fields)], {}).needed_parts
+
+        assert needed(phase="generation", scope="thinking") == {"thinking"}
+        assert needed(phase="generation", scope="thinking", strength=0.0) == frozenset()
+        assert needed(phase="generation", scope="answer") == needed(scope="outside_calls") == needed() == frozenset()
+
+    def test_without_scopes_nobody_asks_for_parts(self):
+        assert not compile_edits([vector_edit([1.0], window=Window(1), phase="generation")], {}).tells_parts
+        assert compile_edits([vector_edit([1.0], scope="outside_calls")], {}).tells_parts
+
+
 class TestOrder:
     @given(data=st.data())
     def test_does_not_matter_bit_by_bit(self, sae, data):
         specs = st.builds(
-            lambda operation, strength, index, phase, **fields: edit_of(
-                sae, operation, strength, index=index, phase=phase, **fields
+            lambda operation, strength, index, tokens, **fields: edit_of(
+                sae, operation, strength, index=index, phase=tokens[0], scope=tokens[1], **fields
             ),
             st.sampled_from(["add", "add", "add", "clamp", "scale", "orthogonal", "projection_cap"]),
             st.floats(-50, 50),
             st.integers(0, 39),
-            st.sampled_from(["prompt", "generation", "both"]),
+            st.sampled_from(TOKENS),
             only_if_active=st.booleans(),
             gate=st.none() | st.builds(gate, st.integers(0, 39), st.floats(0, 5), sae=st.just(identity(sae.key))),
             window=st.sampled_from([ALL_TOKENS, Window(first=4), Window(4)]),
@@ -247,11 +284,10 @@ class TestOrder:
         assert len(one.edits) == len(other.edits)
         for left, right in zip(one.edits, other.edits, strict=True):
             if isinstance(left, VectorEdit) and isinstance(right, VectorEdit):
-                assert (left.site, left.phase) == (right.site, right.phase)
+                assert tokens_of(left) == tokens_of(right)
                 assert torch.equal(left.vector, right.vector)
             elif isinstance(left, ReaderEdit) and isinstance(right, ReaderEdit):
-                scope = (left.site, left.phase, left.window, left.special_tokens)
-                assert scope == (right.site, right.phase, right.window, right.special_tokens)
+                assert tokens_of(left) == tokens_of(right)
                 assert (left.reader.key, left.rules) == (right.reader.key, right.rules)
             else:
                 assert left == right

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from inference.engine.native.steering_tensors import NORMALIZATIONS
-from inference.interventions import Intervention, Phase, ReaderEdit, VectorEdit, Window
+from inference.interventions import Intervention, Phase, ReaderEdit, TokenPlace, VectorEdit, Window
+from inference.parts import PARTS, Part
 from steering.compiler import compile_edits
 from steering.composition import followed_by, scaled
 from steering.errors import PolicyConflictError
@@ -34,11 +35,19 @@ def of(sae: SparseAutoencoder, operation: str, strength: float, index: int = 3, 
     return edit(operation, strength, index=index, sae=identity(sae.key, d_sae=sae.d_sae), **fields)
 
 
-def applied(intervention: Intervention, h: Tensor, phase: Phase = "generation", index: int = 0) -> Tensor:
+def applied(
+    intervention: Intervention,
+    h: Tensor,
+    phase: Phase = "generation",
+    index: int = 0,
+    part: Part = "answer",
+    part_index: int = 0,
+) -> Tensor:
     """The protocol's formula, written anew: everything reads the same ``h``."""
     total = h.double()
+    place = TokenPlace(phase, index, None if phase == "prompt" else part, part_index)
     for one in intervention.edits:
-        if not one.acts(phase, index, is_special=False):
+        if not one.acts(place, is_special=False):
             continue
         if isinstance(one, VectorEdit):
             total = total + one.vector.double()
@@ -116,6 +125,42 @@ def test_phases_and_windows_of_the_first_are_seen(sae):
             torch.testing.assert_close(
                 applied(chain, H, phase, index), applied(two, middle, phase, index), atol=1e-4, rtol=1e-4
             )
+
+
+def test_scopes_of_the_first_are_seen(sae):
+    """And those of the second, whose pieces are of one part each and never meet."""
+    written = {"phase": "generation"}
+    one = compiled(
+        sae,
+        of(sae, "add", 4.0, scope="answer", window=Window(1, 4), **written),
+        of(sae, "add", 2.0, 4, scope="thinking", **written),
+        vector_edit([0.5] * D_IN, scope="outside_calls", window=Window(2)),
+        vector_edit([0.2] * D_IN, window=Window(0, 5)),
+    )
+    for scope, window in (("everything", Window(1)), ("outside_calls", Window(0, 6)), ("answer", Window(2, 5))):
+        two = compiled(
+            sae, of(sae, "at_most", 0.3, scope=scope, window=window, **written), of(sae, "scale", 0.5, 4, **written)
+        )
+        chain = followed_by(one, two)
+        for part in PARTS:
+            for index in range(7):
+                for part_index in range(index + 1):
+                    place = ("generation", index, part, part_index)
+                    middle = applied(one, H, *place)
+                    torch.testing.assert_close(
+                        applied(chain, H, *place), applied(two, middle, *place), atol=1e-4, rtol=1e-4
+                    )
+        torch.testing.assert_close(applied(chain, H, "prompt", 3), applied(one, H, "prompt", 3))
+    assert chain.needed_parts == {"thinking"}
+
+
+def test_a_policy_of_one_part_leaves_the_others(sae):
+    one = compiled(sae, of(sae, "add", 4.0))
+    two = compiled(sae, of(sae, "at_most", 0.3, phase="generation", scope="answer"))
+    chain = followed_by(one, two)
+    assert len(chain.edits) == 2
+    assert not torch.equal(applied(chain, H, part="answer"), applied(one, H))
+    assert torch.equal(applied(chain, H, part="call"), applied(one, H))
 
 
 def test_where_nothing_acts_before_the_reader_stays(sae):

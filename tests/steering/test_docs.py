@@ -13,6 +13,7 @@ from steering.errors import ProfileModelMismatchError, ProfileNotFoundError, SAE
 from steering.saes.formats.registry import FORMATS
 from steering.saes.registry import ARCHITECTURES
 from steering.spec.edit import OPERATIONS, PHASES, UNITS
+from steering.spec.scope import SCOPES
 from steering.spec.units import MAX_PUSH, STRONG_PUSH
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,7 +30,7 @@ def test_examples_run(monkeypatch):
         exec(compile(example, "docs/steering.md", "exec"), {})  # noqa: S102
 
 
-@pytest.mark.parametrize("name", [*OPERATIONS, *UNITS, *PHASES, *SITE_KINDS, *ARCHITECTURES])
+@pytest.mark.parametrize("name", [*OPERATIONS, *UNITS, *PHASES, *SCOPES, *SITE_KINDS, *ARCHITECTURES])
 def test_every_choice_is_described(name):
     assert f"`{name}`" in TEXT
 

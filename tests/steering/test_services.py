@@ -201,6 +201,7 @@ class TestNewDraft:
         gate = GateSpec(other, 0.5, "raw")
         edits = [
             EditSpec(one, "clamp", 2.0, "raw", window=Window(2, 9), gate=gate, only_if_active=True),
+            vector_edit([2.0] * 12, phase="generation", scope="thinking", window=Window(2)),
             EditSpec(other, "projection_cap", 2.0, "raw", lower=-1.0, special_tokens=True, window=Window(4)),
             vector_edit([1.0] * 12, operation="orthogonal", window=Window(first=3)),
             keep_norm(phase="generation"),

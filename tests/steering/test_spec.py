@@ -11,14 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator, ValidationError, validate
 
-from inference.interventions import Site, Window
+from inference.interventions import ALL_TOKENS, Site, Window
 from steering.spec.checks import MAX_WINDOWS
 from steering.spec.conflicts import find_conflicts
-from steering.spec.edit import FeatureTarget, GateSpec
+from steering.spec.edit import EditSpec, FeatureTarget, GateSpec
 from steering.spec.errors import InvalidSpecError, MissingScaleError
 from steering.spec.parsing import MAX_EDITS, parse_edits
 from steering.spec.rendering import edits_to_json, fingerprint
 from steering.spec.schema import edits_schema
+from steering.spec.scope import SCOPES
 from steering.spec.units import Scales, coefficient, push
 from steering.spec.wording import describe_edit
 from tests.steering.edits import SCALES, edit, gate, identity, keep_norm, vector_edit
@@ -117,6 +118,9 @@ class TestParsing:
             edit("projection_cap", 2.0, index=7, lower=-1.0, gate=gate(unit="max_act"), window=Window(3, 8)),
             vector_edit([1.0, 0.0], 0.0, operation="orthogonal"),
             keep_norm(window=Window(1), phase="generation"),
+            edit("scale", 2.0, index=8, phase="generation", scope="thinking", window=Window(2)),
+            edit("scale", 3.0, index=8, phase="generation", scope="answer"),
+            edit("ablate", index=9, scope="outside_calls"),
         )
         assert parse_edits(json.loads(json.dumps(edits_to_json(edits)))) == edits
 
@@ -202,6 +206,11 @@ class TestParsing:
             ({"operation": "projection_cap", "unit": "max_act"}, "unit: projection_cap takes raw or resid_norm"),
             ({"operation": "norm_preserving"}, "operation: norm_preserving takes a site and nothing else does"),
             ({"gate": {}}, "gate.feature: Expected an object, found nothing."),
+            ({"scope": "call"}, "scope: Expected one of everything, thinking, answer, outside_calls, found 'call'."),
+            ({"scope": ["answer"]}, "scope: Expected one of everything"),
+            ({"scope": "thinking"}, "phase: Only what the model writes has a “thinking”; choose the phase generation"),
+            ({"scope": "answer", "phase": "prompt"}, "phase: Only what the model writes has a “answer”"),
+            ({"scope": "outside_calls", "phase": "prompt"}, "scope: The scope outside_calls says nothing about"),
         ],
         ids=str,
     )
@@ -209,7 +218,9 @@ class TestParsing:
         assert any(problem.startswith(f"edits[0].{message}") for problem in self.problems(change))
 
     def test_null_is_as_good_as_absent(self):
-        nothing = dict.fromkeys(("vector", "site", "window", "gate", "lower", "only_if_active", "special_tokens"))
+        nothing = dict.fromkeys(
+            ("vector", "site", "window", "scope", "gate", "lower", "only_if_active", "special_tokens")
+        )
         assert parse_edits([edits_to_json([edit()])[0] | nothing]) == (edit(),)
 
     def test_gate_of_another_site(self):
@@ -302,6 +313,21 @@ class TestConflicts:
         assert self.conflicts(edit("clamp", window=Window(first=6)), edit("ablate", window=Window(5)))
         assert self.conflicts(edit("clamp"), edit("ablate", window=Window(100)))
 
+    def test_scopes_that_do_not_meet_may_differ(self):
+        def written(operation: str, scope: str, window: Window = ALL_TOKENS) -> EditSpec:
+            return edit(operation, phase="generation", scope=scope, window=window)
+
+        thinking, answer = written("clamp", "thinking"), written("ablate", "answer")
+        assert not self.conflicts(thinking, answer)
+        assert self.conflicts(answer, written("clamp", "outside_calls"))
+        assert self.conflicts(answer, edit("clamp"))
+        assert not self.conflicts(answer, edit("clamp", phase="prompt"))
+        assert not self.conflicts(written("clamp", "answer", Window(3)), written("ablate", "answer", Window(0, 3)))
+        # A part's k-th token is the phase's k-th at the earliest.
+        assert not self.conflicts(written("clamp", "answer", Window(5)), edit("ablate", window=Window(0, 5)))
+        assert self.conflicts(written("clamp", "answer", Window(0, 5)), edit("ablate", window=Window(5)))
+        assert self.conflicts(written("clamp", "answer", Window(4)), edit("ablate", window=Window(0, 5)))
+
     def test_a_gate_does_not_settle_a_contradiction(self):
         assert self.conflicts(edit("clamp", gate=gate(7)), edit("ablate", gate=gate(8)))
 
@@ -337,6 +363,14 @@ edits_strategy = st.lists(
         index=st.integers(0, 39),
         unit=st.sampled_from(["raw", "max_act", "resid_norm"]),
         phase=st.sampled_from(["prompt", "generation", "both"]),
+    )
+    | st.builds(
+        edit,
+        operation=st.sampled_from(["add", "clamp", "scale"]),
+        index=st.integers(0, 39),
+        phase=st.just("generation"),
+        scope=st.sampled_from(SCOPES),
+        window=st.sampled_from([ALL_TOKENS, Window(2), Window(0, 3)]),
     ),
     max_size=8,
 )
@@ -398,6 +432,9 @@ class TestFingerprint:
             vector_edit([1.0]),
             edit(window=Window(1)),
             edit(window=Window(first=1)),
+            edit(scope="outside_calls"),
+            edit(phase="generation", scope="thinking"),
+            edit(phase="generation", scope="answer"),
             edit(only_if_active=True),
             edit(special_tokens=True),
             edit(gate=gate()),
@@ -432,6 +469,11 @@ class TestFingerprint:
             " special tokens too",
         ),
         (edit("clamp", 2.0, gate=gate(above=0)), "tiny-sae #3 rain: clamp to 2 raw, only where tiny-sae #7 is above 0"),
+        (
+            edit("add", 2.0, phase="generation", scope="answer", window=Window(first=9)),
+            "tiny-sae #3 rain: add 2 raw, generation only, in the answer, first 9 tokens",
+        ),
+        (edit("ablate", scope="outside_calls"), "tiny-sae #3 rain: ablate, outside of calls"),
         (keep_norm(), "residual at layers.1.resid_post: keep the norm"),
         (
             vector_edit([1.0, 0.0], 0.0, operation="orthogonal"),

@@ -40,6 +40,7 @@
 
   function isSet(field) {
     if (field.type === "hidden" || field.name.endsWith("-gate_unit")) return false;
+    if (field.name.endsWith("-scope")) return field.value !== "everything";
     return field.type === "checkbox" ? field.checked : field.value !== "" && field.value !== "null";
   }
 

@@ -1,0 +1,78 @@
+"""What the engine is told of the parts of an answer, and profiles for a part that the model never writes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from inference.dialects.answer_parts import answer_parts
+from inference.dialects.dialect import Dialect
+from inference.dialects.thinking import KNOWN_MARKS
+from inference.dialects.tool_formats import HERMES
+from inference.interventions import Site, VectorEdit
+from inference.parts import PLAIN
+from tests.openai_api.conftest import Api
+
+DIALECT = Dialect(KNOWN_MARKS[0], HERMES)
+TOOL = {"type": "function", "function": {"name": "add"}}
+GLOOMY = {"profile": "gloomy"}
+
+
+@pytest.fixture
+def scoped(api: Api) -> Api:
+    """The profiles have an edit of the answer itself."""
+    api.registry.text.dialect = DIALECT
+    api.steering.edits = (VectorEdit(Site(1), torch.ones(4), phase="generation", parts=frozenset({"answer"})),)
+    return api
+
+
+@pytest.mark.parametrize(
+    ("fields", "prompt_end", "thinking", "calls"),
+    [
+        ({}, "", "possible", "none"),
+        ({"tools": [TOOL]}, "", "possible", "offered"),
+        ({"tools": [TOOL], "tool_choice": "none"}, "", "possible", "none"),
+        ({"tools": [TOOL], "tool_choice": "required"}, "<think>\n", "begun", "offered"),
+        ({"response_format": {"type": "json_object"}}, "<think></think>", "none", "none"),
+    ],
+)
+async def test_chats_tell_how_their_answers_parts_are_marked(
+    scoped: Api, fields: dict[str, Any], prompt_end: str, thinking: Any, calls: Any
+):
+    scoped.registry.text.prompt_end = prompt_end
+    response = await scoped.chat(**GLOOMY, **fields, n=2)
+    assert response.status_code == 200, response.content
+    assert [request.parts for request in scoped.engine.requests] == [answer_parts(DIALECT, thinking, calls)] * 2
+
+
+async def test_plain_texts_have_the_parts_that_marks_tell(scoped: Api):
+    response = await scoped.complete(**GLOOMY, prompt=["Once", "So <think>\n", "</think>\n"])
+    assert response.status_code == 200, response.content
+    expected = [answer_parts(DIALECT, thinking, "marked") for thinking in ("possible", "begun", "none")]
+    assert [request.parts for request in scoped.engine.requests] == expected
+
+
+async def test_what_tells_no_parts_needs_no_rules(scoped: Api):
+    scoped.steering.edits = ()
+    assert (await scoped.complete(**GLOOMY)).status_code == 200
+    assert (await scoped.complete()).status_code == 200
+    assert [request.parts for request in scoped.engine.requests] == [PLAIN, PLAIN]
+
+
+@pytest.mark.parametrize("endpoint", ["chat", "complete"])
+async def test_a_profile_for_thoughts_needs_a_model_that_thinks(scoped: Api, endpoint: str):
+    scoped.steering.needed_parts = frozenset({"thinking"})
+    ask = getattr(scoped, endpoint)
+    assert (await ask(**GLOOMY)).status_code == 200
+    scoped.engine.requests.clear()
+    scoped.registry.text.dialect = Dialect(tools=HERMES)
+    response = await ask(**GLOOMY)
+    assert response.status_code == 409
+    error = response.json()["error"]
+    assert (error["code"], error["param"]) == ("scope_not_supported", "profile")
+    assert "thinking" in error["message"]
+    assert not scoped.engine.requests
+    assert scoped.log.entries[-1].error_code == "scope_not_supported"
+    assert (await ask()).status_code == 200, "without the profile there is nothing to refuse"
