@@ -158,6 +158,7 @@ QWEN_CODER = ToolFormat(
     ),
     (tagged_call.QWEN_CODER.start, tagged_call.QWEN_CODER.end),
     ((tagged_call.QWEN_CODER.function, tagged_call.QWEN_CODER.key),),
+    CallSpan((tagged_call.QWEN_CODER.start,), (tagged_call.QWEN_CODER.end,)),
 )
 
 
@@ -176,6 +177,7 @@ def _glm(name: str, tags: tagged_call.Tags, *signs: str) -> ToolFormat:
         ),
         (tags.start, tags.end, tags.key, tags.key_end, tags.value, tags.value_end),
         (signs,),
+        CallSpan((tags.start,), (tags.end,)),
     )
 
 
@@ -194,6 +196,11 @@ HARMONY = ToolFormat(
     ),
     (harmony.START, harmony.CHANNEL, harmony.MESSAGE, harmony.CONSTRAIN, harmony.END),
     ((f"{harmony.CHANNEL}commentary", harmony.CALL),),
+    CallSpan(
+        (f"{harmony.CHANNEL}commentary {harmony.RECIPIENT}", f"{harmony.ASSISTANT} {harmony.RECIPIENT}"),
+        (harmony.END, harmony.CALL),
+        (harmony.RECIPIENT,),
+    ),
 )
 
 # Those with more signs come before those whose signs they share.

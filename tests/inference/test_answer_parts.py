@@ -48,7 +48,9 @@ def test_calls_stand_where_the_reader_finds_them(name: str, text: str, content: 
     found = parts(Dialect(tools=TOOL_FORMATS[name]), text, "none")
     assert found["thinking"] == ""
     if calls:
-        assert found["answer"].strip() == content.strip()
+        assert content.strip() in found["answer"]
+        if name != "harmony":  # whose headers are of no part for the reader
+            assert found["answer"].strip() == content.strip()
         assert found["call"].strip()
     elif not text.strip().startswith(("{", "[", "```")):  # what begins like a call is taken for one before it is read
         assert found == {"thinking": "", "answer": text, "call": ""}
