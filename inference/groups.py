@@ -58,6 +58,9 @@ AUDITORS = (
     ),
     "steering.see_all_steeringprofiles",
     "steering.see_all_vectorsets",
+    "responses.view_storedresponse",
+    "responses.view_conversation",
+    "stored_chats.view_storedchat",
 )
 GROUPS: dict[str, tuple[str, ...] | None] = {
     "Researchers": RESEARCHERS,

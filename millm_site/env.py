@@ -111,6 +111,12 @@ class Environment(BaseSettings):
         "draft.",
     )
 
+    chat_retention_days: int = Field(
+        0,
+        ge=0,
+        le=36_500,
+        description="Days that stored chat completions are kept; 0: until they are deleted.",
+    )
     response_retention_days: int = Field(
         30,
         ge=0,
@@ -136,6 +142,12 @@ class Environment(BaseSettings):
         ByteSize(512 * 2**20),
         ge=1_024,
         description="Largest file that clients may keep on the server, such as 512MiB or 2GB.",
+    )
+    storage_quota_bytes: ByteSize = Field(
+        ByteSize(0),
+        ge=0,
+        description="Bytes that one owner's files and unfinished uploads may have together, such as 20GiB; 0: no "
+        "limit. Requests without a key share one owner. Results of batches count, and are never refused.",
     )
     min_free_bytes: ByteSize = Field(
         ByteSize(512 * 2**20),

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from jobs.running_job import RunningJob
 
 REPLAY = "steering.replay"
+PRUNE_KEPT = "openai_api.prune_kept"
 
 
 class OpenaiApiConfig(AppConfig):
@@ -22,6 +23,7 @@ class OpenaiApiConfig(AppConfig):
         from storage.batches import BATCH_KIND
 
         register(JobKind(BATCH_KIND, "Batch", _run_batch))
+        register(JobKind(PRUNE_KEPT, "Deletion of what is kept for long enough", _prune_kept))
         register(JobKind(REPLAY, "Replay of a request", _replay))
         for signal in (post_save, post_delete):
             signal.connect(_reread_keys, sender=get_user_model(), dispatch_uid="openai_api.reread_keys")
@@ -36,6 +38,12 @@ def _run_batch(job: RunningJob) -> dict[str, Any]:
     from openai_api.services.batch_run import run_batch
 
     return run_batch(job)
+
+
+def _prune_kept(job: RunningJob) -> dict[str, Any]:
+    from openai_api.pruning import run_prune
+
+    return dict(run_prune(job))
 
 
 def _replay(job: RunningJob) -> dict[str, Any]:

@@ -96,7 +96,10 @@ def _paths() -> Schema:
     name = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
     return {
         "/v1/chat/completions": {
-            "get": _reading("listChatCompletions", "List stored completions", "ChatListBody", tag="Generation"),
+            "get": {
+                **_reading("listChatCompletions", "List stored completions", "ChatListBody", tag="Generation"),
+                "parameters": _stored_chat_query(),
+            },
             "post": _generation("createChatCompletion", "Complete a chat", ChatRequest, "ChatCompletionBody"),
         },
         **_stored_chats(),
@@ -143,6 +146,18 @@ def _stored_chats() -> Schema:
             ),
         },
     }
+
+
+def _stored_chat_query() -> list[Schema]:
+    schemas = {
+        "limit": {"type": "integer", "minimum": 1, "maximum": 100, "default": 20},
+        "after": {"type": "string"},
+        "order": {"type": "string", "enum": ["asc", "desc"], "default": "asc"},
+        "model": {"type": "string"},
+    }
+    query: list[Schema] = [{"name": name, "in": "query", "schema": schema} for name, schema in schemas.items()]
+    pairs = {"type": "object", "additionalProperties": {"type": "string"}}
+    return [*query, {"name": "metadata", "in": "query", "style": "deepObject", "schema": pairs}]
 
 
 def _generation(operation: str, summary: str, request: type[Any], answer: str) -> Schema:

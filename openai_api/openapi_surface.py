@@ -1,5 +1,7 @@
 """The OpenAPI document's operations beside OpenAI's own."""
 
+from openai_api.decisions.bodies import DecisionBody
+from openai_api.decisions.request import DecisionRequest
 from openai_api.openapi_operation import Operation
 from openai_api.schemas.anthropic import CountTokensRequest, MessagesRequest
 from openai_api.schemas.anthropic_bodies import (
@@ -24,6 +26,7 @@ REQUESTS = (
     RerankRequest,
     ScoreRequest,
     ModerationsRequest,
+    DecisionRequest,
     MessagesRequest,
     CountTokensRequest,
 )
@@ -34,6 +37,7 @@ ANSWERS = (
     RerankBody,
     ScoreBody,
     ModerationsBody,
+    DecisionBody,
     AnthropicMessageBody,
     MessageEventBody,
     TokenCountBody,
@@ -76,6 +80,15 @@ OPERATIONS = (
         "ModerationsBody",
         "ModerationsRequest",
         more_errors=("400", "504"),
+    ),
+    Operation(
+        "/v1/decisions",
+        "createDecision",
+        "Answer questions about an input with probabilities",
+        "Classification",
+        "DecisionBody",
+        "DecisionRequest",
+        more_errors=("400", "409", "504"),
     ),
     Operation(
         "/v1/messages",

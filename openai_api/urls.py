@@ -8,6 +8,7 @@ from openai_api.views.anthropic import count_tokens, messages
 from openai_api.views.batches import batch, batch_cancellation, batches
 from openai_api.views.chat import chat_completions, stored_chat, stored_messages
 from openai_api.views.completions import completions
+from openai_api.views.decisions import decisions
 from openai_api.views.embeddings import embeddings
 from openai_api.views.features import feature, feature_activations, feature_contrast, feature_search
 from openai_api.views.files import file, file_content, files
@@ -39,6 +40,7 @@ urlpatterns = [
     re_path(r"^chat/completions/(?P<chat_id>[^/]+)/?\Z", stored_chat, name="stored-chat"),
     re_path(r"^chat/completions/(?P<chat_id>[^/]+)/messages/?\Z", stored_messages, name="stored-chat-messages"),
     re_path(r"^completions/?\Z", completions, name="completions"),
+    re_path(r"^decisions/?\Z", decisions, name="decisions"),
     re_path(r"^embeddings/?\Z", embeddings, name="embeddings"),
     re_path(r"^features/search/?\Z", feature_search, name="feature-search"),
     re_path(r"^features/activations/?\Z", feature_activations, name="feature-activations"),

@@ -11,6 +11,7 @@ from typing import Any
 MAX_LINES = 50_000
 MAX_ERRORS = 50
 MAX_CUSTOM_ID = 512
+WITHOUT_MODEL = frozenset({"/v1/moderations"})  # where a request need not name one
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ def validate_lines(path: Path, *, endpoint: str, max_line_bytes: int) -> Validat
             if request["custom_id"] in seen:
                 raise LineRefusedError("duplicate_custom_id", "Another line has this custom_id.", "custom_id")
             seen.add(request["custom_id"])
-            model = model or request["body"]["model"]
+            model = model or request["body"].get("model") or ""
         except LineRefusedError as error:
             if len(errors) < MAX_ERRORS:
                 errors.append(LineError(error.code, error.message, number, error.param))
@@ -110,10 +111,14 @@ def _check_fields(request: dict[str, Any], endpoint: str) -> None:
         raise LineRefusedError("invalid_url", f"url must be the batch's endpoint, {endpoint}.", "url")
     if not isinstance(body, dict):
         raise LineRefusedError("invalid_body", "body must be an object.", "body")
-    if not isinstance(body.get("model"), str) or not body["model"]:
+    has_model = isinstance(body.get("model"), str) and body["model"]
+    if not has_model and not (endpoint in WITHOUT_MODEL and body.get("model") is None):
         raise LineRefusedError("missing_required_parameter", "body.model must name a model.", "body.model")
     if body.get("stream"):
         raise LineRefusedError("unsupported_parameter", "Requests of a batch are not streamed.", "body.stream")
+    if body.get("background"):
+        message = "Requests of a batch are in the background already."
+        raise LineRefusedError("unsupported_parameter", message, "body.background")
 
 
 def _raw_lines(

@@ -20,8 +20,10 @@ from openai_api.responses.background import begin_response, cancel_response, las
 from openai_api.responses.background_call import BackgroundCall, key_of
 from openai_api.responses.event_writer import EventWriter
 from openai_api.responses.models import StoredResponse
+from openai_api.responses.rounds import Rounds
 from openai_api.responses.run import generated
 from openai_api.responses.schemas.bodies import Event
+from openai_api.responses.search_order import ordered_search
 from openai_api.responses.store import NotFoundError, Turn, end_response, response_body
 from openai_api.schemas.chat import ChatRequest
 from openai_api.services.chat import plan_chat
@@ -70,7 +72,8 @@ class BackgroundRun:
         self._has_begun = row.status == StoredResponse.Status.IN_PROGRESS
         self._last = last
         self._input = [item.body for item in row.items.filter(is_output=False)]
-        self._writer = EventWriter(response_body(row), first_number=last + 1)
+        self._search, searching, self._max_searches = ordered_search(row.order)
+        self._writer = EventWriter(response_body(row), first_number=last + 1, searching=searching)
 
     async def run(self) -> None:
         call = BackgroundCall(self._row.pk)
@@ -99,7 +102,7 @@ class BackgroundRun:
         finally:
             generation.close()
 
-    async def _admitted(self, call: BackgroundCall) -> Generation:
+    async def _admitted(self, call: BackgroundCall) -> Rounds:
         """Wait for the key's limits and for room in the engine: nobody else waits for a background response."""
         key = await key_of(self._row.order["key"])
         chat = ChatRequest.parse(self._row.order["chat"])
@@ -109,7 +112,8 @@ class BackgroundRun:
                 target = await resolve_target(call, chat)
                 plan, answers = await plan_chat(chat, target)
                 self._writer.read(answers, target.model.text)
-                return Generation(call, target, plan)
+                first = Generation(call, target, plan)
+                return Rounds(first, self._row.order["chat"], self._search, max_searches=self._max_searches)
             except QueueFullError as error:
                 wait_s = error.retry_after_s
             except EngineError as error:
@@ -127,7 +131,7 @@ class BackgroundRun:
         await self._insist(lambda: self._tell(()))
         await asyncio.sleep(min(wait_s, MAX_PAUSE_S))
 
-    async def _generate(self, generation: Generation) -> None:
+    async def _generate(self, generation: Rounds) -> None:
         loop, events = asyncio.get_running_loop(), list[Event]()
         told_at = loop.time()
         async for event in generated(generation, self._writer, TELL_S):

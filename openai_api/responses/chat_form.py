@@ -14,12 +14,35 @@ from openai_api.errors import ApiError
 from openai_api.responses.schemas.bodies import Item
 from openai_api.responses.schemas.request import PromptSchema, ResponseRequest
 from openai_api.responses.schemas.text_config import JsonSchemaText
-from openai_api.responses.schemas.tools import AllowedFunctions, OfferedFunction
+from openai_api.responses.schemas.tools import FILE_SEARCH, AllowedFunctions, FileSearchTool, OfferedFunction
 from openai_api.responses.transcript import messages_of
 from openai_api.schemas.chat import ChatRequest
 from openai_api.schemas.drawing import DrawingSchema
 
 ChatBody = dict[str, Any]
+MAX_QUERIES = 4
+
+SEARCH_FUNCTION: dict[str, Any] = {
+    "name": FILE_SEARCH,
+    "description": (
+        "Searches the user's files and gives back the texts that fit best. Cite a text that you use by its number, "
+        "like 【1】, right behind what you say."
+    ),
+    "parameters": {
+        "type": "object",
+        "properties": {
+            "queries": {
+                "type": "array",
+                "items": {"type": "string", "minLength": 1},
+                "minItems": 1,
+                "maxItems": MAX_QUERIES,
+                "description": "What to look for.",
+            }
+        },
+        "required": ["queries"],
+        "additionalProperties": False,
+    },
+}
 
 _NAMES = (  # what a chat's field is called here; the first that fits counts
     (re.compile(r"\bresponse_format\.json_schema\b"), "text.format"),
@@ -61,7 +84,7 @@ def renaming(wanted: PromptSchema) -> Iterator[None]:
     try:
         yield
     except ApiError as error:
-        places = [place for place, _ in wanted.functions]
+        places = [place for place, _ in wanted.callable_tools]
         error.message = renamed(error.message, places)
         error.param = renamed(error.param, places) if error.param else error.param
         raise
@@ -80,7 +103,7 @@ def _place(number: int, places: Sequence[int]) -> int:
 
 def _tool_fields(wanted: PromptSchema) -> ChatBody:
     fields: ChatBody = {}
-    functions = [tool for _, tool in wanted.functions]
+    functions = [tool for _, tool in wanted.callable_tools]
     if functions:
         fields["tools"] = [{"type": "function", "function": _function(tool)} for tool in functions]
         if wanted.parallel_tool_calls is not None:
@@ -90,7 +113,9 @@ def _tool_fields(wanted: PromptSchema) -> ChatBody:
     return fields
 
 
-def _function(tool: OfferedFunction) -> dict[str, Any]:
+def _function(tool: OfferedFunction | FileSearchTool) -> dict[str, Any]:
+    if isinstance(tool, FileSearchTool):
+        return SEARCH_FUNCTION
     return tool.model_dump(exclude={"type"}, exclude_none=True)
 
 

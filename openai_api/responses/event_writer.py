@@ -4,37 +4,62 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Protocol
 
 from inference.client import Event as EngineEvent
-from inference.client import FinishedEvent, TokensEvent
+from inference.client import FinishedEvent, TokensEvent, Usage
 from inference.dialects.answer_reader import AnswerReader
 from inference.dialects.events import AnswerEvent, ToolCallEnd
 from inference.text import ModelText
 from openai_api.errors import ApiError
-from openai_api.responses.output import Output
+from openai_api.responses.file_search import Results
+from openai_api.responses.output import OpenSearch, Output
 from openai_api.responses.response_body import error_body, usage_body
-from openai_api.responses.schemas.bodies import Event, ResponseBody, ResponseStatus
+from openai_api.responses.schemas.bodies import Event, Item, ResponseBody, ResponseStatus
+from openai_api.responses.searching import Searching
+from openai_api.schemas.bodies import MillmBody
 from openai_api.services.answer import AnswerPlan
-from openai_api.services.generation import Generation
 from openai_api.services.reasoning_tokens import ReasoningTokens
+from openai_api.services.target import Target
 from openai_api.services.token_text import token_logprob
+
+
+class Written(Protocol):
+    """What writes the answer: one generation, or several; see :class:`Rounds`."""
+
+    @property
+    def target(self) -> Target: ...
+
+    @property
+    def usage(self) -> Usage: ...
+
+    @property
+    def millm(self) -> MillmBody | None: ...
 
 
 class EventWriter:
     """Numbers the events from ``first_number`` on. ``body`` is the response, whose outcome is written at the end."""
 
-    def __init__(self, body: ResponseBody, *, first_number: int = 0) -> None:
+    def __init__(
+        self,
+        body: ResponseBody,
+        *,
+        first_number: int = 0,
+        searching: Searching | None = None,
+    ) -> None:
         self.body = body
+        self.searching = searching or Searching(is_on=False)
         self._reader = AnswerReader()
         self._reasoning: ReasoningTokens | None = None
-        self._output = Output()
+        self._output = Output(searches=self.searching.is_on, sources=self.searching.sources)
+        self._num_reasoning = 0  # tokens, of the rounds before
         self._next_number = first_number
         self._logprobs: list[Any] = []
 
     def read(self, answers: AnswerPlan, text: ModelText) -> None:
         """Tell reasoning, calls and content of the answer apart, as its plan says."""
+        self._num_reasoning += self._reasoning.count if self._reasoning is not None else 0
         self._reader = answers.reader()
         self._reasoning = ReasoningTokens(text)
 
@@ -52,7 +77,7 @@ class EventWriter:
         self.body["status"] = "in_progress"
         yield self._lifecycle("response.in_progress")
 
-    def of(self, event: EngineEvent, generation: Generation) -> Iterator[Event]:
+    def of(self, event: EngineEvent, generation: Written) -> Iterator[Event]:
         if isinstance(event, TokensEvent):
             yield from self._read(event, generation)
         if isinstance(event, FinishedEvent):
@@ -62,13 +87,34 @@ class EventWriter:
         """The last event, once the outcome is in ``body`` and stored."""
         return self._lifecycle(f"response.{self.body['status']}")
 
-    def fail(self, error: ApiError, generation: Generation | None = None) -> None:
+    def fail(self, error: ApiError, generation: Written | None = None) -> None:
         self._close_body("failed")
         self.body["error"] = error_body(error)
         if generation is not None:
             self._note_use(generation)
 
-    def _read(self, event: TokensEvent, generation: Generation) -> Iterator[Event]:
+    @property
+    def pending(self) -> Sequence[OpenSearch]:
+        """Searches that the model wants, after a round."""
+        return tuple(self._output.pending)
+
+    def found(self, search: OpenSearch, results: Results) -> Iterator[Event]:
+        yield from self._numbered(self._output.found(search, results if self.searching.shows_results else None))
+
+    @property
+    def waits_for_client(self) -> bool:
+        """Whether the model called functions too, whose outputs only the client has."""
+        return any(item["type"] == "function_call" for item in self._output.items)
+
+    @property
+    def items(self) -> Sequence[Item]:
+        return self._output.items
+
+    def complete(self, generation: Written) -> Iterator[Event]:
+        """Nothing follows the searches."""
+        yield from self._end("completed", generation)
+
+    def _read(self, event: TokensEvent, generation: Written) -> Iterator[Event]:
         text = generation.target.model.text
         self._logprobs.extend(token_logprob(text, token) for token in event.logprobs)
         parts = self._reader.feed(event.text)
@@ -76,12 +122,18 @@ class EventWriter:
             self._reasoning.note(event, self._reader)
         yield from self._take(parts)
 
-    def _finish(self, event: FinishedEvent, generation: Generation) -> Iterator[Event]:
+    def _finish(self, event: FinishedEvent, generation: Written) -> Iterator[Event]:
         status: ResponseStatus = "incomplete" if event.reason == "length" else "completed"
         rest = self._reader.finish()
         if status == "incomplete":  # a call that is open is not complete because the text ends
             rest = [part for part in rest if not isinstance(part, ToolCallEnd)]
         yield from self._take(rest)
+        if status == "completed" and (self.pending or self._output.is_searching):
+            yield from self._numbered(self._output.close("completed"))
+            return
+        yield from self._end(status, generation)
+
+    def _end(self, status: ResponseStatus, generation: Written) -> Iterator[Event]:
         yield from self._numbered(self._output.finish(status, self._logprobs))
         self._close_body(status)
         self.body["incomplete_details"] = {"reason": "max_output_tokens"} if status == "incomplete" else None
@@ -97,9 +149,10 @@ class EventWriter:
         self.body["completed_at"] = int(time.time()) if status == "completed" else None
         self.body["output"] = self._output.snapshot()
 
-    def _note_use(self, generation: Generation) -> None:
+    def _note_use(self, generation: Written) -> None:
         self.body["usage"] = usage_body(
-            generation.tally.usage, self._reasoning.count if self._reasoning is not None else 0
+            generation.usage,
+            self._num_reasoning + (self._reasoning.count if self._reasoning is not None else 0),
         )
         millm = generation.millm
         if millm is not None:

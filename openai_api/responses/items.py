@@ -9,6 +9,7 @@ from openai_api.request_id import new_id
 from openai_api.responses.schemas.bodies import Item
 from openai_api.responses.schemas.items import (
     AnyItem,
+    FileSearchItem,
     FunctionCallItem,
     FunctionOutputItem,
     ItemText,
@@ -35,7 +36,7 @@ def user_message(text: str) -> Item:
     return _message(new_id("msg_"), "user", [{"type": "input_text", "text": text}])
 
 
-def stored_item(item: MessageItem | FunctionCallItem | FunctionOutputItem | ReasoningItem) -> Item:
+def stored_item(item: MessageItem | FunctionCallItem | FunctionOutputItem | ReasoningItem | FileSearchItem) -> Item:
     status = item.status or "completed"
     if isinstance(item, MessageItem):
         return _message(item.id or new_id("msg_"), item.role, _parts(item.role, item.content), status)
@@ -47,6 +48,14 @@ def stored_item(item: MessageItem | FunctionCallItem | FunctionOutputItem | Reas
             "name": item.name,
             "arguments": item.arguments,
             "status": status,
+        }
+    if isinstance(item, FileSearchItem):
+        return {
+            "id": item.id or new_id("fs_"),
+            "type": "file_search_call",
+            "queries": list(item.queries),
+            "results": None if item.results is None else [result.model_dump() for result in item.results],
+            "status": item.status or "completed",
         }
     if isinstance(item, FunctionOutputItem):
         return {
@@ -73,6 +82,8 @@ def item_text(item: Item) -> str:
     """What the item says, for logs and prompts."""
     if item["type"] == "function_call":
         return str(item["arguments"])
+    if item["type"] == "file_search_call":
+        return "\n".join(item["queries"])
     content = item["output"] if item["type"] == "function_call_output" else item.get("content") or item.get("summary")
     if isinstance(content, str):
         return content

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from inference.dialects.events import (
@@ -14,8 +14,11 @@ from inference.dialects.events import (
     ToolCallStart,
 )
 from openai_api.request_id import new_id
+from openai_api.responses.citations import Annotation, CitationReader
+from openai_api.responses.file_search import Results, queries_of
 from openai_api.responses.items import output_text
 from openai_api.responses.schemas.bodies import Event, Item
+from openai_api.responses.schemas.tools import FILE_SEARCH
 
 Logprobs = list[Any]
 
@@ -23,14 +26,16 @@ Logprobs = list[Any]
 class OpenMessage:
     """Text of the answer, which may carry its tokens' log-probabilities."""
 
-    def __init__(self, place: int) -> None:
+    def __init__(self, place: int, sources: Sequence[Mapping[str, Any]] = ()) -> None:
         self.place = place
         self.id = new_id("msg_")
         self._texts: list[str] = []
         self._logprobs: Logprobs = []
+        self._citations = CitationReader(sources)
+        self._annotations: list[Annotation] = []
 
     def item(self, status: str) -> Item:
-        part = output_text("".join(self._texts), self._logprobs)
+        part = self._part()
         content = [part] if status != "in_progress" else []
         return {"id": self.id, "type": "message", "role": "assistant", "status": status, "content": content}
 
@@ -38,14 +43,35 @@ class OpenMessage:
         yield self._event("response.content_part.added", part=output_text(""))
 
     def add(self, text: str, logprobs: Logprobs) -> Iterator[Event]:
-        self._texts.append(text)
         self._logprobs.extend(logprobs)
-        yield self._event("response.output_text.delta", delta=text, logprobs=logprobs)
+        parts = list(self._citations.feed(text))
+        if not any(isinstance(part, str) for part in parts) and (logprobs or not text):
+            parts.append("")  # so that tokens without text keep their log-probabilities
+        for part in parts:
+            if isinstance(part, str):
+                yield self._delta(part, logprobs)
+                logprobs = []
+            else:
+                yield self._event(
+                    "response.output_text.annotation.added",
+                    annotation=part,
+                    annotation_index=len(self._annotations),
+                )
+                self._annotations.append(part)
 
     def end(self) -> Iterator[Event]:
+        for rest in self._citations.finish():
+            yield self._delta(rest, [])
         text = "".join(self._texts)
         yield self._event("response.output_text.done", text=text, logprobs=self._logprobs)
-        yield self._event("response.content_part.done", part=output_text(text, self._logprobs))
+        yield self._event("response.content_part.done", part=self._part())
+
+    def _delta(self, text: str, logprobs: Logprobs) -> Event:
+        self._texts.append(text)
+        return self._event("response.output_text.delta", delta=text, logprobs=logprobs)
+
+    def _part(self) -> dict[str, Any]:
+        return {**output_text("".join(self._texts), self._logprobs), "annotations": list(self._annotations)}
 
     def _event(self, kind: str, **fields: Any) -> Event:
         return {"type": kind, "item_id": self.id, "output_index": self.place, "content_index": 0, **fields}
@@ -116,14 +142,56 @@ class OpenCall:
         return {"type": kind, "item_id": self.id, "output_index": self.place, **fields}
 
 
-OpenItem = OpenMessage | OpenReasoning | OpenCall
+class OpenSearch:
+    """A call of file_search, which this server answers itself. Its queries are known at its end."""
+
+    def __init__(self, place: int) -> None:
+        self.place = place
+        self.id = new_id("fs_")
+        self._texts: list[str] = []
+
+    @property
+    def queries(self) -> list[str]:
+        return queries_of("".join(self._texts))
+
+    def item(self, status: str, results: Results | None = None) -> Item:
+        return {
+            "id": self.id,
+            "type": "file_search_call",
+            "status": status,
+            "queries": [] if status == "in_progress" else self.queries,
+            "results": results,
+        }
+
+    def begin(self) -> Iterator[Event]:
+        yield self._event("response.file_search_call.in_progress")
+
+    def add(self, text: str) -> Iterator[Event]:
+        self._texts.append(text)
+        return iter(())
+
+    def end(self) -> Iterator[Event]:
+        yield self._event("response.file_search_call.searching")
+
+    def found(self) -> Event:
+        return self._event("response.file_search_call.completed")
+
+    def _event(self, kind: str) -> Event:
+        return {"type": kind, "item_id": self.id, "output_index": self.place}
+
+
+OpenItem = OpenMessage | OpenReasoning | OpenCall | OpenSearch
 
 
 class Output:
     """Takes an answer's events in their order; at most one item is open."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, searches: bool = False, sources: Sequence[Mapping[str, Any]] = ()) -> None:
+        """``searches``: calls of file_search are the server's. ``sources`` are what may be cited; they may grow."""
         self.items: list[Item] = []
+        self.pending: list[OpenSearch] = []  # searches that are wanted, and have no results yet
+        self._searches = searches
+        self._sources = sources
         self._open: OpenItem | None = None
 
     def take(self, event: AnswerEvent, logprobs: Logprobs) -> Iterator[Event]:
@@ -133,9 +201,11 @@ class Output:
         elif isinstance(event, ReasoningDelta):
             yield from self._think(event.text)
         elif isinstance(event, ToolCallStart):
-            yield from self._begin(OpenCall(self._next_place(), event.id, event.name))
+            place = self._next_place()
+            is_search = self._searches and event.name == FILE_SEARCH
+            yield from self._begin(OpenSearch(place) if is_search else OpenCall(place, event.id, event.name))
         elif isinstance(event, ToolCallArguments):
-            assert isinstance(self._open, OpenCall), "a call begins before its arguments come"
+            assert isinstance(self._open, OpenCall | OpenSearch), "a call begins before its arguments come"
             yield from self._open.add(event.text)
         elif isinstance(event, ToolCallEnd):
             yield from self.close("completed")
@@ -145,17 +215,33 @@ class Output:
         if self._open is not None:
             open_item, self._open = self._open, None
             yield from open_item.end()
+            if isinstance(open_item, OpenSearch) and status == "completed":
+                self.items.append(open_item.item("searching"))
+                self.pending.append(open_item)
+                return
             item = open_item.item(status)
             self.items.append(item)
             yield {"type": "response.output_item.done", "output_index": open_item.place, "item": item}
 
+    def found(self, search: OpenSearch, results: Results | None) -> Iterator[Event]:
+        """A pending search is done; ``results`` None: they are not shown."""
+        self.pending.remove(search)
+        item = self.items[search.place] = search.item("completed", results)
+        yield search.found()
+        yield {"type": "response.output_item.done", "output_index": search.place, "item": item}
+
     def finish(self, status: str, logprobs: Logprobs) -> Iterator[Event]:
         """Nothing follows. An answer without any text is an empty message; ``logprobs`` are those of tokens without."""
         if not self.items and self._open is None:
-            yield from self._begin(OpenMessage(0))
+            yield from self._begin(OpenMessage(0, self._sources))
         if isinstance(self._open, OpenMessage) and logprobs:
             yield from self._open.add("", logprobs)
         yield from self.close(status)
+
+    @property
+    def is_searching(self) -> bool:
+        """Whether what is open is a search."""
+        return isinstance(self._open, OpenSearch)
 
     def snapshot(self) -> list[Item]:
         """The items as they stand, with what is open as incomplete."""
@@ -163,7 +249,7 @@ class Output:
 
     def _say(self, text: str, logprobs: Logprobs) -> Iterator[Event]:
         if not isinstance(self._open, OpenMessage):
-            yield from self._begin(OpenMessage(self._next_place()))
+            yield from self._begin(OpenMessage(self._next_place(), self._sources))
         assert isinstance(self._open, OpenMessage)
         yield from self._open.add(text, logprobs)
 

@@ -25,8 +25,9 @@ TOO_LONG = "context_length_exceeded"
 
 @dataclass(frozen=True, slots=True)
 class PlannedChat:
-    """``body`` is what ``chat`` was parsed from."""
+    """``body`` is what ``chat`` was parsed from, and made of ``items``."""
 
+    items: Sequence[Item]
     body: ChatBody
     chat: ChatRequest
     target: Target
@@ -41,7 +42,7 @@ async def plan_response(call: Call, wanted: PromptSchema, context: Context) -> P
     with renaming(wanted):
         target = await resolve_target(call, chat)
         try:
-            return PlannedChat(body, chat, target, *await plan_chat(chat, target))
+            return PlannedChat(context.items, body, chat, target, *await plan_chat(chat, target))
         except ApiError as error:
             if wanted.truncation != "auto" or error.code != TOO_LONG:
                 raise
@@ -71,7 +72,7 @@ async def _try(wanted: PromptSchema, items: Sequence[Item], target: Target) -> P
     body = chat_body(wanted, items)
     chat = parse_chat(wanted, body)
     await _check_room(chat, target)
-    return PlannedChat(body, chat, target, *await plan_chat(chat, target))
+    return PlannedChat(items, body, chat, target, *await plan_chat(chat, target))
 
 
 async def _check_room(chat: ChatRequest, target: Target) -> None:

@@ -14,6 +14,7 @@ from openai_api.responses.schemas.bodies import (
     ResponseUsageBody,
 )
 from openai_api.responses.schemas.request import ResponseRequest
+from openai_api.responses.schemas.tools import FileSearchTool, OfferedFunction
 
 _CODES = {429: "rate_limit_exceeded"}  # OpenAI's codes of failed responses by HTTP status; others are the server's
 _BAD_REQUEST = "invalid_prompt"
@@ -87,16 +88,19 @@ def _format(wanted: ResponseRequest) -> dict[str, Any]:
 
 def _tools(wanted: ResponseRequest) -> list[dict[str, Any]]:
     """Those that the model may call; what this server does not run is not among them."""
-    return [
-        {
-            "type": "function",
-            "name": tool.name,
-            "description": tool.description,
-            "parameters": tool.parameters or {},
-            "strict": bool(tool.strict),
-        }
-        for _, tool in wanted.functions
-    ]
+    return [_tool(tool) for _, tool in wanted.callable_tools]
+
+
+def _tool(tool: OfferedFunction | FileSearchTool) -> dict[str, Any]:
+    if isinstance(tool, FileSearchTool):
+        return tool.model_dump(exclude_none=True)
+    return {
+        "type": "function",
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.parameters or {},
+        "strict": bool(tool.strict),
+    }
 
 
 def _tool_choice(wanted: ResponseRequest) -> Any:

@@ -10,11 +10,11 @@ from django.db import InterfaceError, OperationalError
 
 from openai_api.database import in_database
 from openai_api.errors import ApiError
+from openai_api.pruning import prune_now_and_then
 from openai_api.responses.event_writer import EventWriter
-from openai_api.responses.retention import prune_now_and_then
+from openai_api.responses.rounds import Rounds
 from openai_api.responses.schemas.bodies import Event, Item
 from openai_api.responses.store import Turn, keep_turn
-from openai_api.services.generation import Generation
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 class ResponseRun:
     """A response whose client waits for it. The caller closes the generation."""
 
-    def __init__(self, generation: Generation, writer: EventWriter, own_input: Sequence[Item]) -> None:
+    def __init__(self, generation: Rounds, writer: EventWriter, own_input: Sequence[Item]) -> None:
         self.generation = generation
         self.writer = writer
         self._input = own_input
@@ -57,14 +57,30 @@ class ResponseRun:
             prune_now_and_then(asyncio.get_running_loop())
 
 
-async def generated(
-    generation: Generation, writer: EventWriter, patience_s: float
-) -> AsyncGenerator[Event | None, None]:
-    """The events of the output, and None after each ``patience_s`` without one."""
-    while not generation.tally.is_complete:
-        event = await generation.next_event(patience_s)
-        if event is None:
-            yield None
-        else:
-            for written in writer.of(event, generation):
+async def generated(rounds: Rounds, writer: EventWriter, patience_s: float) -> AsyncGenerator[Event | None, None]:
+    """The events of the output, and None after each ``patience_s`` without one. Searches are made on the way."""
+    while True:
+        while not rounds.is_round_complete:
+            event = await rounds.next_event(patience_s)
+            if event is None:
+                yield None
+            else:
+                for written in writer.of(event, rounds):
+                    yield written
+        if not writer.pending:
+            rounds.is_complete = True
+            return
+        found = list[Item]()
+        num_known = len(writer.searching.sources)
+        for search in writer.pending:
+            results = await rounds.find(search.queries)
+            writer.searching.sources.extend(results)
+            found.append(search.item("completed", results))
+            for written in writer.found(search, results):
                 yield written
+        if writer.waits_for_client:
+            rounds.is_complete = True
+            for written in writer.complete(rounds):
+                yield written
+            return
+        writer.read(await rounds.go_on(found, num_known), rounds.target.model.text)

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from typing import Any
 
 from openai_api.responses.items import item_text
 from openai_api.responses.schemas.bodies import Item
+from openai_api.responses.schemas.tools import FILE_SEARCH
+from openai_api.responses.search_results import results_text
 
 Message = dict[str, Any]
 
 
-def messages_of(instructions: str | None, items: Iterable[Item]) -> list[Message]:
+def messages_of(instructions: str | None, items: Iterable[Item], *, num_results: int = 0) -> list[Message]:
     """Instructions first. An answer's reasoning, text and calls are one message: templates write them as one turn.
 
     Instructions and the system messages right after them are one message too: many templates take a single one, in
-    front.
+    front. Results of searches are numbered on after ``num_results``.
     """
-    transcript = Transcript()
+    transcript = Transcript(num_results)
     if instructions:
         transcript.add({"role": "system", "content": instructions})
     for item in items:
@@ -29,8 +32,9 @@ def messages_of(instructions: str | None, items: Iterable[Item]) -> list[Message
 
 
 class Transcript:
-    def __init__(self) -> None:
+    def __init__(self, num_results: int = 0) -> None:
         self.messages: list[Message] = []
+        self.num_results = num_results
 
     def add(self, message: Message) -> None:
         self.messages.append(message)
@@ -54,6 +58,14 @@ def _add(transcript: Transcript, item: Item) -> None:
         function = {"name": item["name"], "arguments": text}
         turn = transcript.turn()
         turn.setdefault("tool_calls", []).append({"id": item["call_id"], "type": "function", "function": function})
+    elif kind == "file_search_call":
+        function = {"name": FILE_SEARCH, "arguments": json.dumps({"queries": item["queries"]}, ensure_ascii=False)}
+        turn = transcript.turn()
+        turn.setdefault("tool_calls", []).append({"id": item["id"], "type": "function", "function": function})
+        results = item.get("results")
+        text = results_text(results, first=transcript.num_results + 1)
+        transcript.num_results += len(results or ())
+        transcript.add({"role": "tool", "tool_call_id": item["id"], "content": text})
     elif kind == "function_call_output":
         transcript.add({"role": "tool", "tool_call_id": item["call_id"], "content": text})
     elif kind == "reasoning":

@@ -11,7 +11,16 @@ from openai_api.schemas.base import RequestSchema
 from openai_api.schemas.files import ExpiresAfter
 from openai_api.schemas.metadata import Metadata
 
-BatchEndpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings"]
+BatchEndpoint = Literal[
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/responses",
+    "/v1/moderations",
+    "/v1/decisions",
+    "/v1/rerank",
+    "/v1/score",
+]
 BatchStatus = Literal[
     "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
 ]

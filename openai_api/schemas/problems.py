@@ -19,6 +19,7 @@ _CODES = {
     "unsupported_parameter": "unsupported_parameter",
     "invalid_prompt": "invalid_prompt",
     "invalid_schema": "invalid_schema",
+    "invalid_question": "invalid_value",
     "invalid_tool_choice": "invalid_value",
 }
 _SAYS_INPUT = {"too_short", "too_long", "unsupported_parameter", "missing_content", "invalid_prompt", "invalid_schema"}

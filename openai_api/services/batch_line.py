@@ -13,12 +13,16 @@ from django.http.response import HttpResponseBase
 
 from openai_api.backend import get_backend
 from openai_api.call import Call
+from openai_api.decisions.create import create_decision
 from openai_api.endpoint import Handler, answer_as
 from openai_api.keys import KeyRecord
 from openai_api.request_id import new_id
+from openai_api.responses.create import create_response
 from openai_api.services.chat import create_chat_completion
 from openai_api.services.completions import create_completion
 from openai_api.services.embeddings import create_embeddings
+from openai_api.services.moderations import create_moderations
+from openai_api.services.rerank import rerank, score
 from storage.batch_lines import BatchLine
 from storage.batch_results import Result
 
@@ -26,6 +30,11 @@ HANDLERS: Mapping[str, Handler] = {
     "/v1/chat/completions": create_chat_completion,
     "/v1/completions": create_completion,
     "/v1/embeddings": create_embeddings,
+    "/v1/responses": create_response,
+    "/v1/moderations": create_moderations,
+    "/v1/decisions": create_decision,
+    "/v1/rerank": rerank,
+    "/v1/score": score,
 }
 TRANSIENT = {429, 503}
 MAX_ATTEMPTS = 30
@@ -79,10 +88,15 @@ def pause_s(response: HttpResponseBase, attempt: int) -> float:
 
 
 def usage_of(body: Any) -> dict[str, int]:
+    """By the names of responses, whichever the endpoint has: those or a completion's."""
     usage = body.get("usage") or {}
+    read, written = (
+        usage.get(f"{new}_tokens_details") or usage.get(f"{old}_tokens_details") or {}
+        for new, old in (("input", "prompt"), ("output", "completion"))
+    )
     return {
-        "input_tokens": usage.get("prompt_tokens", 0),
-        "cached_tokens": (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0),
-        "output_tokens": usage.get("completion_tokens", 0),
-        "reasoning_tokens": (usage.get("completion_tokens_details") or {}).get("reasoning_tokens", 0),
+        "input_tokens": usage.get("input_tokens", usage.get("prompt_tokens", 0)),
+        "cached_tokens": read.get("cached_tokens", 0),
+        "output_tokens": usage.get("output_tokens", usage.get("completion_tokens", 0)),
+        "reasoning_tokens": written.get("reasoning_tokens", 0),
     }

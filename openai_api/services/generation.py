@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from django.conf import settings
 from django.utils import timezone
@@ -17,6 +18,7 @@ from inference.client import (
     ReadingEvent,
     SamplingParams,
     SteeringReceipt,
+    Usage,
 )
 from inference.parts import PLAIN, PartRules
 from inference.readings import Read
@@ -77,10 +79,27 @@ class Plan:
         return completions + sum(len(prompt) for prompt in self.prompts)
 
 
+class Sequences(Protocol):
+    """What a generation needs to know of its plan; see :class:`Plan`."""
+
+    @property
+    def prompts(self) -> Sequence[Sequence[int]]: ...
+
+    @property
+    def prompt_of_sequence(self) -> list[int]: ...
+
+    @property
+    def num_tokens(self) -> int: ...
+
+    def requests(self, call: Call, target: Target) -> list[GenerationRequest]: ...
+
+    def reads_of(self, number: int) -> tuple[Read, ...]: ...
+
+
 class Generation:
     """Reads events until all sequences have ended; :meth:`close` may be called at any time, from any thread."""
 
-    def __init__(self, call: Call, target: Target, plan: Plan) -> None:
+    def __init__(self, call: Call, target: Target, plan: Sequences) -> None:
         """Raises ApiError 429 or EngineError when the sequences cannot be taken in now."""
         self.call = call
         self.target = target
@@ -122,6 +141,15 @@ class Generation:
         self._events.close()
         self.tally.fill(self.call.entry)
         self.call.entry.findings = self._sightings.findings
+
+    @property
+    def usage(self) -> Usage:
+        return self.tally.usage
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all events have been read; the one that was peeked at may be the last."""
+        return self.tally.is_complete and self._pending is None
 
     @property
     def millm(self) -> MillmBody | None:

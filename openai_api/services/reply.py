@@ -39,7 +39,7 @@ async def collect(generation: Generation, chunks: Chunks[ChunkT], take: Callable
     try:
         for chunk in chunks.opening():
             take(chunk)
-        while not generation.tally.is_complete:
+        while not generation.is_complete:
             event = await generation.next_event(ping_s)
             for chunk in chunks.of(event) if event is not None else ():
                 take(chunk)
@@ -61,7 +61,21 @@ async def stream(
     return await streamed(generation, _events(generation, chunks, keep, framing))
 
 
-async def streamed(generation: Generation, events: AsyncGenerator[bytes, None]) -> HttpResponseBase:
+class Streamable(Protocol):
+    """A generation, or several that are read as one."""
+
+    @property
+    def call(self) -> Call: ...
+
+    @property
+    def is_complete(self) -> bool: ...
+
+    async def peek(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+async def streamed(generation: Streamable, events: AsyncGenerator[bytes, None]) -> HttpResponseBase:
     """``events``, once the first of the generation is there or takes its time; raises ApiError when it is a failure."""
     try:
         await generation.peek()
@@ -70,7 +84,7 @@ async def streamed(generation: Generation, events: AsyncGenerator[bytes, None]) 
         raise
 
     def close() -> None:
-        if not generation.tally.is_complete and not generation.call.entry.error_code:
+        if not generation.is_complete and not generation.call.entry.error_code:
             generation.call.leave()
         generation.close()
         generation.call.close()
@@ -85,7 +99,7 @@ async def _events(
     try:
         for chunk in chunks.opening():
             yield framing.event(chunk)
-        while not generation.tally.is_complete:
+        while not generation.is_complete:
             event = await generation.next_event(ping_s)
             if event is None:
                 yield framing.ping

@@ -60,6 +60,10 @@ class Tally:
             self._first_token_s = time.monotonic() - self._began_at
 
     @property
+    def prompt_of_sequence(self) -> list[int]:
+        return [sequence.prompt for sequence in self._sequences]
+
+    @property
     def is_complete(self) -> bool:
         return all(sequence.end is not None for sequence in self._sequences)
 

@@ -29,6 +29,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with live.own_database() as database:
         environment = site_environment(database, tmp_path_factory.mktemp("site"))
         live.manage("migrate", environment=environment)
+        live.manage("install_demo", environment=environment)
         live.manage("add_model", "vectors", str(path), "--dtype", "float32", environment=environment)
         with live.serving(environment=environment) as running:
             yield f"{running.url}/v1"
@@ -93,6 +94,33 @@ def test_the_examples_of_the_page_run(embedding_client: OpenAI, capsys: pytest.C
     (example,) = re.findall(r"^```python\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
     exec(compile(example, "docs/openai-compatibility.md", "exec"), {"client": embedding_client})  # noqa: S102
     assert "The cat sat by the sea." in capsys.readouterr().out
+
+
+def test_a_response_searches_files(embedding_client: OpenAI):
+    """The demo is made to search; what it says then is its own."""
+    client = embedding_client
+    store = client.vector_stores.create()
+    client.vector_stores.files.upload_and_poll(vector_store_id=store.id, file=("a.txt", b"The cat sat by the sea."))
+    with client.responses.stream(
+        model="demo",
+        input="Where is the cat?",
+        tools=[{"type": "file_search", "vector_store_ids": [store.id], "max_num_results": 1}],
+        tool_choice={"type": "file_search"},
+        include=["file_search_call.results"],
+        max_tool_calls=1,
+        max_output_tokens=120,
+    ) as stream:
+        types = [event.type for event in stream]
+        final = stream.get_final_response()
+    assert "response.file_search_call.completed" in types
+    call = final.output[0]
+    assert call.type == "file_search_call"
+    assert call.queries
+    assert call.results is not None
+    assert [result.text for result in call.results] == ["The cat sat by the sea."]
+    assert final.status in {"completed", "incomplete"}
+    assert final.usage is not None
+    assert final.usage.input_tokens > 100, "two prompts"
 
 
 def test_a_server_without_an_embedding_model_says_so(client: OpenAI):

@@ -23,11 +23,13 @@ from jobs.models import Job
 from jobs.running_jobs import RunningJobs
 from jobs.services import cancel_job
 from openai_api.keys import KeyRecord
+from openai_api.responses.models import StoredResponse
 from storage.batch_results import BatchResults
 from storage.models import Batch as BatchRow
 from storage.models import StoredFile
 from tests.openai_api.conftest import Api
-from tests.openai_api.fakes import ANSWER, answering, silent
+from tests.openai_api.fakes import ANSWER, answering, record, silent
+from tests.openai_api.test_decisions import scoring
 
 pytestmark = pytest.mark.django_db(transaction=True)
 CHAT = "/v1/chat/completions"
@@ -432,3 +434,54 @@ def test_keys_carry_their_owner(django_user_model: Any):
     record = ApiKey.objects.create(name="k", prefix="p", digest="d", owner=owner).record()
     assert isinstance(record, KeyRecord)
     assert record.owner_id == owner.pk
+
+
+def body_of(url: str) -> dict[str, Any]:
+    question = {"type": "predicate", "instructions": "Yes?"}
+    return {
+        "/v1/responses": {"model": "tiny", "input": "hi", "metadata": {"a": "b"}},
+        "/v1/moderations": {"input": "hi"},
+        "/v1/decisions": {"model": "tiny", "input": "hi", "questions": [question]},
+        "/v1/rerank": {"model": "judge", "query": "hi", "documents": ["a", "b"]},
+        "/v1/score": {"model": "judge", "text_1": "hi", "text_2": ["a", "b"]},
+    }[url]
+
+
+@pytest.mark.parametrize("url", ["/v1/responses", "/v1/moderations", "/v1/decisions", "/v1/rerank", "/v1/score"])
+async def test_other_endpoints_are_answered_in_the_background(api: Api, url: str):
+    api.registry.context = 1000
+    api.registry.add(record("judge", kind="classification"))
+    api.registry.labels = ("bad", "good", "a", "b") if url == "/v1/moderations" else ("relevant",)
+    api.engine.script = scoring({}) if url == "/v1/decisions" else answering(ANSWER)
+    lines = [{"custom_id": f"r{n}", "method": "POST", "url": url, "body": body_of(url)} for n in range(3)]
+    batch = await create(api, await send(api, *lines), endpoint=url)
+    await run(batch)
+    done = await get(api, batch)
+    assert done.status == "completed", done
+    assert done.request_counts is not None
+    assert done.request_counts.completed == 3, await lines_of(api, done.error_file_id)
+    answers = [each["response"]["body"] for each in await lines_of(api, done.output_file_id)]
+    assert answers[0].keys() == answers[2].keys()
+    asked = [*api.engine.requests, *api.engine.embedded]
+    assert {request.priority for request in asked} == {BACKGROUND_PRIORITY}
+    assert done.usage is not None
+    if "usage" in answers[0]:
+        assert done.usage.total_tokens == sum(each["usage"]["total_tokens"] for each in answers)
+    if url == "/v1/responses":
+        row = await StoredResponse.objects.aget(pk=answers[1]["id"])
+        assert row.status == "completed"
+        assert done.usage.output_tokens == 3 * len(ANSWER)
+
+
+async def test_a_background_response_cannot_be_in_a_batch(api: Api):
+    body = {"model": "tiny", "input": "hi", "background": True}
+    lines = [{"custom_id": "r", "method": "POST", "url": "/v1/responses", "body": body}]
+    batch = await create(api, await send(api, *lines), endpoint="/v1/responses")
+    await run(batch)
+    done = await get(api, batch)
+    assert done.status == "failed"
+    assert done.errors is not None
+    assert done.errors.data is not None
+    assert [(error.line, error.code, error.param) for error in done.errors.data] == [
+        (1, "unsupported_parameter", "body.background")
+    ]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from openai_api.decisions.request import DecisionRequest
 from openai_api.keys import PLACEHOLDERS
 from openai_api.responses.schemas.request import ResponseRequest
 from openai_api.schemas.anthropic import MessagesRequest
@@ -54,6 +55,7 @@ def documented(title: str) -> dict[str, list[str]]:
         ("Rerank", RerankRequest),
         ("Score", ScoreRequest),
         ("Moderations", ModerationsRequest),
+        ("Decisions", DecisionRequest),
         ("Tokens", TokenizeRequest),
     ],
 )

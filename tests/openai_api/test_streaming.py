@@ -288,3 +288,11 @@ async def test_an_engine_that_stops_mid_stream_is_an_error(api: Api):
     api.engine.script = lambda request: [*tokens_of(request, "a"), finished(request, 1, reason="cancelled")]
     *_, last = await chunks_of(await api.chat(stream=True))
     assert last["error"]["code"] == "engine_shutdown"
+
+
+async def test_an_answer_without_a_word_ends_like_any_other(api: Api):
+    """Its only event is there before the headers are."""
+    api.engine.script = answering("")
+    chunks = await chunks_of(await api.chat(stream=True))
+    assert chunks[-1] == "[DONE]"
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks[:-1]][-1] == "stop"

@@ -83,6 +83,24 @@ class ReasoningItem(Part):
     status: Status | None = None
 
 
+class FoundText(Part):
+    """A result of a search."""
+
+    file_id: Annotated[str, Field(max_length=64)] | None = None
+    filename: Annotated[str, Field(max_length=256)] | None = None
+    text: str | None = None
+    score: float | None = None
+    attributes: dict[str, str | bool | float] | None = None
+
+
+class FileSearchItem(Part):
+    type: Literal["file_search_call"]
+    queries: Annotated[list[Annotated[str, Field(max_length=MAX_CALL_CHARACTERS)]], Field(max_length=MAX_PARTS)]
+    results: Annotated[list[FoundText], Field(max_length=MAX_PARTS)] | None = None
+    id: ItemId | None = None
+    status: Literal["in_progress", "searching", "completed", "incomplete", "failed"] | None = None
+
+
 class ReferenceItem(Part):
     type: Literal["item_reference"] | None = None
     id: ItemId
@@ -93,17 +111,18 @@ InputItem = Annotated[
     | Annotated[FunctionCallItem, Tag("~function_call")]
     | Annotated[FunctionOutputItem, Tag("~function_call_output")]
     | Annotated[ReasoningItem, Tag("~reasoning")]
+    | Annotated[FileSearchItem, Tag("~file_search_call")]
     | Annotated[ReferenceItem, Tag("~item_reference")],
     Discriminator(
         lambda value: _item_kind(value),
         custom_error_type="invalid_item",
         custom_error_message="each item needs a type out of message, function_call, function_call_output, reasoning, "
-        "item_reference",
+        "file_search_call, item_reference",
     ),
     BeforeValidator(lambda value: _known_item(value)),
 ]
-AnyItem = MessageItem | FunctionCallItem | FunctionOutputItem | ReasoningItem | ReferenceItem
-KINDS = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
+AnyItem = MessageItem | FunctionCallItem | FunctionOutputItem | ReasoningItem | FileSearchItem | ReferenceItem
+KINDS = ("message", "function_call", "function_call_output", "reasoning", "file_search_call", "item_reference")
 
 
 def _kind(value: Any) -> Any:

@@ -11,17 +11,28 @@ from openai_api.errors import invalid
 from openai_api.responses.schemas.items import MAX_ITEMS, InputItem, ItemId
 from openai_api.responses.schemas.metadata import Metadata
 from openai_api.responses.schemas.text_config import TextConfig
-from openai_api.responses.schemas.tools import MAX_TOOLS, OfferedFunction, Tool, ToolChoice, is_hosted
+from openai_api.responses.schemas.tools import (
+    FILE_SEARCH,
+    MAX_TOOLS,
+    FileSearchTool,
+    OfferedFunction,
+    Tool,
+    ToolChoice,
+    is_hosted,
+)
+from openai_api.schemas.attributes import MAX_DEPTH, MAX_PARTS, size_of
 from openai_api.schemas.base import IGNORED, Harmless, Part, RequestSchema
 from openai_api.schemas.drawing import MAX_TOKENS, DrawingSchema
 
 MAX_TOP_LOGPROBS = 20
 LOGPROBS = "message.output_text.logprobs"
+SEARCH_RESULTS = "file_search_call.results"
+HONOURED_INCLUDES = frozenset({LOGPROBS, SEARCH_RESULTS})
 INCLUDABLE = (
     LOGPROBS,
     "code_interpreter_call.outputs",
     "computer_call_output.output.image_url",
-    "file_search_call.results",
+    SEARCH_RESULTS,
     "message.input_image.image_url",
     "reasoning.encrypted_content",
     "web_search_call.action.sources",
@@ -74,15 +85,47 @@ class PromptSchema(RequestSchema):
                 "“conversation”.",
                 param="previous_response_id",
             )
+        self._check_file_search()
         if not self.input and self.previous_response_id is None and self.conversation is None:
             raise invalid(
                 "There is nothing to respond to: send “input”.", param="input", code="missing_required_parameter"
             )
 
+    def _check_file_search(self) -> None:
+        """One, with a filter that is not too large, and a name of its own."""
+        search = self.file_search
+        if search is None:
+            return
+        place, tool = search
+        names = [each.name for _, each in self.callable_tools]
+        if names.count(FILE_SEARCH) > 1:
+            message = "A request has one tool “file_search”, with all its vector stores, and no function of that name."
+            raise invalid(message, param="tools")
+        if tool.filters is not None:
+            size, depth = size_of(tool.filters)
+            if size > MAX_PARTS or depth > MAX_DEPTH:
+                message = f"A filter has at most {MAX_PARTS} parts on {MAX_DEPTH} levels."
+                raise invalid(message, param=f"tools[{place}].filters")
+
     @property
     def functions(self) -> list[tuple[int, OfferedFunction]]:
-        """The tools that the model may call, with their places in the request."""
+        """Those of the client, with their places in the request."""
         return [(place, tool) for place, tool in enumerate(self.tools or ()) if isinstance(tool, OfferedFunction)]
+
+    @property
+    def callable_tools(self) -> list[tuple[int, OfferedFunction | FileSearchTool]]:
+        """All that the model may call, with their places in the request."""
+        return [
+            (place, tool)
+            for place, tool in enumerate(self.tools or ())
+            if isinstance(tool, OfferedFunction | FileSearchTool)
+        ]
+
+    @property
+    def file_search(self) -> tuple[int, FileSearchTool] | None:
+        """The tool with its place in the request."""
+        found = [(place, tool) for place, tool in self.callable_tools if isinstance(tool, FileSearchTool)]
+        return found[0] if found else None
 
     @classmethod
     def ignored_in(cls, body: Mapping[str, Any]) -> list[str]:
@@ -103,7 +146,7 @@ class ResponseRequest(PromptSchema, DrawingSchema):
     background: bool | None = Field(None, description="Answer at once, respond later; needs “store”.")
     metadata: Metadata | None = None
 
-    max_tool_calls: Annotated[int | None, Field(ge=1, le=MAX_TOKENS), IGNORED] = None
+    max_tool_calls: int | None = Field(None, ge=1, le=MAX_TOKENS, description="Calls of file_search at most.")
     prompt_cache_key: Annotated[str | None, Field(max_length=512), IGNORED] = None
     prompt_cache_options: Annotated[dict[str, Any] | None, IGNORED] = None
     prompt_cache_retention: Annotated[Literal["in_memory", "24h"] | None, IGNORED] = None
@@ -133,6 +176,10 @@ class ResponseRequest(PromptSchema, DrawingSchema):
         return self.store is not False
 
     @property
+    def wants_search_results(self) -> bool:
+        return SEARCH_RESULTS in (self.include or ())
+
+    @property
     def num_logprobs(self) -> int | None:
         """How many alternatives each token is to have; None where no log-probabilities are asked for."""
         wants = LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
@@ -158,4 +205,4 @@ def _ignored_parts(body: Mapping[str, Any]) -> list[str]:
         for field, value in (body.get(name) or {}).items()
         if value is not None and (field not in part.model_fields or IGNORED in part.model_fields[field].metadata)
     ]
-    return [*names, *(f"include[{name}]" for name in body.get("include") or () if name != LOGPROBS)]
+    return [*names, *(f"include[{name}]" for name in body.get("include") or () if name not in HONOURED_INCLUDES)]

@@ -8,10 +8,14 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
+from openai_api.schemas.attributes import FilterSchema
 from openai_api.schemas.base import Part
+from openai_api.schemas.vector_stores import RankingOptions
 
 MAX_TOOLS = 128
 MAX_DESCRIPTION = 16_384
+MAX_STORES = 8
+FILE_SEARCH = "file_search"  # the tool's type, and the name under which the model calls it
 # What OpenAI runs on its own side. Clients send them unasked, so they are left out by name instead of refused.
 HOSTED = frozenset(
     {
@@ -19,7 +23,6 @@ HOSTED = frozenset(
         "code_interpreter",
         "computer",
         "computer_use_preview",
-        "file_search",
         "image_generation",
         "local_shell",
         "mcp",
@@ -45,6 +48,31 @@ class OfferedFunction(Part):
     strict: bool | None = None
 
 
+def _refuse_hybrid(value: Any) -> None:
+    if value is not None:
+        raise PydanticCustomError("unsupported_parameter", "this server ranks by the cosine of the vectors alone")
+
+
+class SearchRanking(RankingOptions):
+    hybrid_search: Annotated[None, BeforeValidator(_refuse_hybrid)] = None
+
+
+class FileSearchTool(Part):
+    """Searches vector stores of ours; the model sees it as a function that takes queries."""
+
+    type: Literal["file_search"]
+    vector_store_ids: list[Annotated[str, Field(min_length=1, max_length=64)]] = Field(
+        min_length=1, max_length=MAX_STORES
+    )
+    filters: FilterSchema | None = None
+    max_num_results: int | None = Field(None, ge=1, le=50, description="10 by default.")
+    ranking_options: SearchRanking | None = None
+
+    @property
+    def name(self) -> str:
+        return FILE_SEARCH
+
+
 class HostedTool(Part):
     """A tool that this server does not run."""
 
@@ -57,20 +85,24 @@ def is_hosted(kind: object) -> bool:
 
 def _tool_kind(value: Any) -> str | None:
     kind = value.get("type") if isinstance(value, Mapping) else getattr(value, "type", None)
-    return "~hosted" if is_hosted(kind) else "~function"
+    return "~file_search" if kind == FILE_SEARCH else "~hosted" if is_hosted(kind) else "~function"
 
 
 def _known_tool(value: Any) -> Any:
     kind = value.get("type") if isinstance(value, dict) else "function"
-    if isinstance(kind, str) and kind != "function" and not is_hosted(kind):
+    if isinstance(kind, str) and kind not in {"function", FILE_SEARCH} and not is_hosted(kind):
         raise PydanticCustomError(
-            "unsupported_parameter", "tools of type “{kind}” are not supported, only function", {"kind": kind[:50]}
+            "unsupported_parameter",
+            "tools of type “{kind}” are not supported, only function and file_search",
+            {"kind": kind[:50]},
         )
     return value
 
 
 Tool = Annotated[
-    Annotated[OfferedFunction, Tag("~function")] | Annotated[HostedTool, Tag("~hosted")],
+    Annotated[OfferedFunction, Tag("~function")]
+    | Annotated[FileSearchTool, Tag("~file_search")]
+    | Annotated[HostedTool, Tag("~hosted")],
     Discriminator(_tool_kind),
     BeforeValidator(_known_tool),
 ]
@@ -81,22 +113,41 @@ class FunctionChoice(Part):
     name: ToolName
 
 
+class SearchChoice(Part):
+    type: Literal["file_search"]
+
+    @property
+    def name(self) -> str:
+        return FILE_SEARCH
+
+
+def _chosen_kind(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, Mapping) else getattr(value, "type", None)
+    return "~file_search" if kind == FILE_SEARCH else "~function"
+
+
+ToolReference = Annotated[
+    Annotated[FunctionChoice, Tag("~function")] | Annotated[SearchChoice, Tag("~file_search")],
+    Discriminator(_chosen_kind),
+]
+
+
 class AllowedFunctions(Part):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Annotated[list[FunctionChoice], Field(min_length=1, max_length=MAX_TOOLS)]
+    tools: Annotated[list[ToolReference], Field(min_length=1, max_length=MAX_TOOLS)]
 
 
 def _choice_kind(value: Any) -> str:
     if isinstance(value, str):
         return "~word"
     kind = value.get("type") if isinstance(value, Mapping) else getattr(value, "type", None)
-    return "~allowed" if kind == "allowed_tools" else "~function"
+    return "~allowed" if kind == "allowed_tools" else _chosen_kind(value)
 
 
 def _known_choice(value: Any) -> Any:
     kind = value.get("type") if isinstance(value, dict) else "function"
-    if isinstance(kind, str) and kind not in {"function", "allowed_tools"}:
+    if isinstance(kind, str) and kind not in {"function", FILE_SEARCH, "allowed_tools"}:
         raise PydanticCustomError(
             "unsupported_parameter", "this server runs no tool of type “{kind}”", {"kind": kind[:50]}
         )
@@ -106,6 +157,7 @@ def _known_choice(value: Any) -> Any:
 ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("~word")]
     | Annotated[FunctionChoice, Tag("~function")]
+    | Annotated[SearchChoice, Tag("~file_search")]
     | Annotated[AllowedFunctions, Tag("~allowed")],
     Discriminator(_choice_kind),
     BeforeValidator(_known_choice),

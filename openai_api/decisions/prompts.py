@@ -1,0 +1,82 @@
+"""Each question's prompt: the input, then the question, rendered as a chat whose answer begins at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from inference.text import ModelText
+from inference.thinking_state import thinking_state
+from openai_api.decisions.question import AnyQuestion
+from openai_api.decisions.request import DecisionRequest
+from openai_api.errors import ApiError, context_length_exceeded, invalid
+from openai_api.responses.chat_form import renamed
+from openai_api.responses.items import items_of
+from openai_api.responses.schemas.items import ReferenceItem
+from openai_api.responses.transcript import messages_of
+from openai_api.schemas.chat import ChatRequest
+from openai_api.services.target import Target
+from openai_api.services.transcript import prompt_ids
+
+Message = dict[str, Any]
+
+
+async def question_prompt(target: Target, wanted: DecisionRequest, question: AnyQuestion) -> list[int]:
+    """Raises ApiError 400 in the request's own words."""
+    items = [item for item in items_of(wanted.input) if not isinstance(item, ReferenceItem)]
+    body = {
+        "model": wanted.model,
+        "messages": with_question(messages_of(None, items), question.text),
+        "reasoning_effort": "none",
+    }
+    try:
+        return _at_the_answer(target.model.text, await prompt_ids(target.model.text, ChatRequest.parse(body)))
+    except ApiError as error:
+        error.message, error.param = renamed(error.message, ()), renamed(error.param or "", ()) or None
+        raise
+
+
+def with_question(messages: Sequence[Message], question: str) -> list[Message]:
+    """In the last message where that is the user's: many templates want roles to take turns."""
+    last = messages[-1] if messages else {}
+    if last.get("role") != "user":
+        return [*messages, {"role": "user", "content": question}]
+    return [*messages[:-1], {**last, "content": f"{last['content']}\n\n{question}"}]
+
+
+def label_ids(target: Target, prompt: Sequence[int], question: AnyQuestion, param: str) -> list[list[int]]:
+    """The labels as the model would write them; raises ApiError 400 where it cannot tell them apart."""
+    text, limit = target.model.text, target.model.max_model_len
+    labels = [text.encode_plain(label) for label in question.labels]
+    if not all(labels) or len({tuple(ids) for ids in labels}) < len(labels):
+        raise invalid("The model's tokenizer cannot tell these labels apart. Choose others.", param=param)
+    longest = max(map(len, labels))
+    if len(prompt) + longest > limit:
+        raise context_length_exceeded(limit=limit, prompt=len(prompt), completion=longest, param="input")
+    return labels
+
+
+def _at_the_answer(text: ModelText, ids: list[int]) -> list[int]:
+    """A prompt that ends inside of reasoning is led out of it, and one whose notation frames content into its frame:
+    the label comes at once.
+    """
+    marks, notation = text.dialect.thinking, text.dialect.tools
+    if marks is not None and thinking_state(text, ids) == "begun":
+        end_id = text.token_of(marks.end)
+        end = [end_id] if end_id is not None else _marked_ids(text, marks.end, (marks.end,))
+        ids = [*ids, *end, *text.encode_plain("\n\n")]
+    if notation is not None and notation.shape.content_opening:
+        ids = [*ids, *_marked_ids(text, notation.shape.content_opening, notation.marks)]
+    return ids
+
+
+def _marked_ids(text: ModelText, marked: str, marks: Sequence[str]) -> list[int]:
+    """``marked`` with those of ``marks`` that are special tokens as such."""
+    specials, ids = text.special_tokens_in(marks), list[int]()
+    while marked:
+        places = [(marked.find(mark), mark) for mark in specials if mark in marked]
+        place, mark = min(places, default=(len(marked), ""))
+        ids += text.encode_plain(marked[:place]) if place else []
+        ids += [specials[mark]] if mark else []
+        marked = marked[place + len(mark) :]
+    return ids

@@ -1,0 +1,16 @@
+"""Deletes responses and stored chat completions that are older than the settings allow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.management.base import BaseCommand
+
+from openai_api.pruning import prune_kept
+
+
+class Command(BaseCommand):
+    help = "Delete responses and stored chat completions that are kept for longer than the settings say."
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        self.stdout.write(", ".join(f"{count} {name}" for name, count in prune_kept().items()) + " deleted.")

@@ -1,0 +1,113 @@
+"""Searching the vector stores of a response's tool, for the queries that the model wrote."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from inference.registry import ReadyModel
+from openai_api.backend import get_backend
+from openai_api.call import Call
+from openai_api.endpoint import storage_refusal
+from openai_api.errors import ApiError, timed_out, unavailable
+from openai_api.responses.chat_form import MAX_QUERIES
+from openai_api.responses.schemas.request import PromptSchema
+from openai_api.responses.schemas.tools import FileSearchTool
+from openai_api.scopes import check_scope
+from openai_api.services.target import check_model_allowed, find_model, ready_model
+from openai_api.services.vector_store_search import DEFAULT_RESULTS, best_hits
+from openai_api.services.vector_stores import embedder
+from storage.embedder import EmbeddingFailedError
+from storage.errors import StorageError
+from storage.models import VectorStore
+from storage.threads import in_thread
+from storage.vector_search import Hit
+from storage.vector_stores import usable_store
+
+MAX_QUERY = 4_000  # characters
+ROOM = 8  # tokens that are left for what a tokenizer adds
+Results = list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class FileSearch:
+    """``place`` is the tool's in the request, for errors."""
+
+    tool: FileSearchTool
+    place: int
+
+    @classmethod
+    def of(cls, wanted: PromptSchema) -> FileSearch | None:
+        found = wanted.file_search
+        return None if found is None else cls(found[1], found[0])
+
+    async def check(self, call: Call) -> None:
+        """Whether all stores are there, are the owner's, and can be searched; raises ApiError 400, 403, 404."""
+        for number in range(len(self.tool.vector_store_ids)):
+            await self._store(call, number)
+
+    async def run(self, call: Call, queries: list[str]) -> Results:
+        """The best of all stores; raises ApiError."""
+        hits: list[Hit] = []
+        try:
+            async with asyncio.timeout_at(call.deadline):
+                for number in range(len(self.tool.vector_store_ids) if queries else 0):
+                    hits += await self._hits(call, number, queries)
+        except EmbeddingFailedError as error:
+            raise unavailable(str(error), code="engine_unavailable") from None
+        except TimeoutError:
+            raise timed_out(call.timeout_s, call.timeout_setting) from None
+        best = sorted(hits, key=lambda hit: -hit.score)[: self.tool.max_num_results or DEFAULT_RESULTS]
+        return [_result(hit) for hit in best]
+
+    async def _hits(self, call: Call, number: int, queries: list[str]) -> list[Hit]:
+        store, name = await self._store(call, number)
+        record, _ = find_model(get_backend().registry(), name)
+        model = await ready_model(record, "embedding")
+        texts = [_fitting(model, query) for query in queries]
+        call.reserve_tokens(sum(len(model.text.encode(text)) for text in texts))
+        vectors = await embedder().embed(model, texts, priority=call.priority)
+        return await in_thread(best_hits, store, vectors, self.tool)
+
+    async def _store(self, call: Call, number: int) -> tuple[VectorStore, str]:
+        """A store, and the name of the model that embeds for it. It asks as much of a key as searching by itself."""
+        check_scope(call.key, "/v1/vector_stores")
+        try:
+            store = await in_thread(usable_store, self.tool.vector_store_ids[number], owner_id=call.owner_id)
+            record = embedder().resolve(store)
+        except StorageError as error:
+            refusal: ApiError = storage_refusal(error)
+            refusal.param = f"tools[{self.place}].vector_store_ids[{number}]"
+            raise refusal from None
+        check_model_allowed(call.key, record)
+        return store, record.name
+
+
+def queries_of(arguments: str) -> list[str]:
+    """What the model wrote, as a call of the function or, where that went wrong, as the text that it is."""
+    try:
+        given = json.loads(arguments)
+    except (ValueError, RecursionError):
+        given = arguments
+    if isinstance(given, dict):
+        given = next((given[name] for name in ("queries", "query") if name in given), "")
+    texts = given if isinstance(given, list) else [given]
+    return [text[:MAX_QUERY] for text in texts if isinstance(text, str) and text.strip()][:MAX_QUERIES]
+
+
+def _fitting(model: ReadyModel, query: str) -> str:
+    """The beginning of a query that is too long: the model wrote it, and nobody could send a shorter one."""
+    ids = model.text.encode(query)
+    return query if len(ids) <= model.max_model_len else model.text.decode(ids[: model.max_model_len - ROOM])
+
+
+def _result(hit: Hit) -> dict[str, Any]:
+    return {
+        "file_id": hit.file_id,
+        "filename": hit.filename,
+        "score": hit.score,
+        "text": hit.text,
+        "attributes": hit.attributes,
+    }

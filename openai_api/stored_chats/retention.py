@@ -1,0 +1,25 @@
+"""Stored chat completions are kept until they are deleted, or for some days where the operator says so."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from django.conf import settings
+from django.utils import timezone
+
+from openai_api.stored_chats.models import StoredChat
+
+BATCH = 500
+
+
+def prune_chats() -> int:
+    """Delete what is older than MILLM_CHAT_RETENTION_DAYS; returns how many went."""
+    days: int = settings.MILLM_CHAT_RETENTION_DAYS
+    if not days:
+        return 0
+    old = StoredChat.objects.filter(created_at__lt=timezone.now() - timedelta(days=days))
+    count = 0
+    while pks := list(old.order_by("created_at").values_list("pk", flat=True)[:BATCH]):
+        StoredChat.objects.filter(pk__in=pks).delete()
+        count += len(pks)
+    return count
