@@ -30,6 +30,13 @@ class FileTooLargeError(StorageError):
     code = "file_too_large"
 
 
+class StorageQuotaError(StorageError):
+    """The owner has used up what one may keep."""
+
+    status = 413
+    code = "storage_quota_exceeded"
+
+
 class StorageFullError(StorageError):
     """The disk has no room left, or would soon have none for the database beside."""
 

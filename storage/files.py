@@ -11,25 +11,38 @@ from storage.errors import not_found
 from storage.file_rules import lifetime
 from storage.ids import MAX_LENGTH
 from storage.models import StoredFile
+from storage.quota import check_quota
 
 
 def keep_file(
-    *, writer: BlobWriter, filename: str, purpose: str, owner_id: int | None, expires_after_s: int | None = None
+    *,
+    writer: BlobWriter,
+    filename: str,
+    purpose: str,
+    owner_id: int | None,
+    expires_after_s: int | None = None,
+    counted: int = 0,
 ) -> StoredFile:
-    """Make what was written a file of ``owner_id``. Bytes whose row cannot be written are removed again."""
+    """Make what was written a file of ``owner_id``. Bytes whose row cannot be written are removed again.
+
+    ``counted`` of them count against the owner's quota already. Raises StorageQuotaError.
+    """
     store, blob = BlobStore.from_settings(), writer.keep()
     created_at, life = timezone.now(), lifetime(purpose, expires_after_s)
     try:
-        return StoredFile.objects.create(
-            owner_id=owner_id,
-            filename=filename,
-            purpose=purpose,
-            size=blob.size,
-            sha256=blob.sha256,
-            blob=blob.name,
-            created_at=created_at,
-            expires_at=created_at + life if life is not None else None,
-        )
+        with transaction.atomic():
+            if purpose != StoredFile.Purpose.BATCH_OUTPUT:
+                check_quota(owner_id, blob.size - counted)
+            return StoredFile.objects.create(
+                owner_id=owner_id,
+                filename=filename,
+                purpose=purpose,
+                size=blob.size,
+                sha256=blob.sha256,
+                blob=blob.name,
+                created_at=created_at,
+                expires_at=created_at + life if life is not None else None,
+            )
     except BaseException:
         store.delete(blob.name)
         raise

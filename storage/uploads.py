@@ -13,6 +13,7 @@ from storage.file_rules import check_content, check_name
 from storage.files import delete_blobs, keep_file
 from storage.ids import MAX_LENGTH
 from storage.models import Upload, UploadPart
+from storage.quota import check_quota
 
 MAX_PARTS = 10_000
 
@@ -21,6 +22,7 @@ def begin_upload(
     *, owner_id: int | None, filename: str, purpose: str, mime_type: str, size: int, expires_after_s: int | None
 ) -> Upload:
     check_name(purpose, filename, param="filename")
+    check_quota(owner_id, size, param="bytes")
     return Upload.objects.create(
         owner_id=owner_id,
         filename=filename,
@@ -48,6 +50,7 @@ def add_part(*, public_id: str, owner_id: int | None, writer: BlobWriter) -> Upl
             )
         if upload.parts.count() >= MAX_PARTS:
             raise StorageError(f"An upload has at most {MAX_PARTS} parts. Send larger ones.", param="data")
+        check_quota(owner_id, writer.size, param="data")
         blob = writer.keep()
         try:
             return upload.parts.create(size=blob.size, blob=blob.name)
@@ -70,6 +73,7 @@ def complete_upload(*, public_id: str, owner_id: int | None, part_ids: Sequence[
             purpose=upload.purpose,
             owner_id=owner_id,
             expires_after_s=upload.expires_after_s,
+            counted=upload.parts.aggregate(total=Sum("size"))["total"] or 0,
         )
         upload.status = Upload.Status.COMPLETED
         upload.save(update_fields=["file", "status"])

@@ -20,6 +20,7 @@ from storage.blobs import BlobStore
 from storage.file_rules import check_content, check_purpose, shown_name
 from storage.files import delete_files, find_file, keep_file
 from storage.models import StoredFile
+from storage.quota import check_quota
 from storage.sweep import sweep_sometimes
 from storage.threads import in_thread
 
@@ -65,6 +66,7 @@ async def delete_file(call: Call, file_id: str) -> HttpResponseBase:
 def take_file(call: Call) -> StoredFile:
     """The form's file, kept. Reads disks: not for event loops."""
     sweep_sometimes()
+    check_quota(call.owner_id, 1)  # before anything is written; how much it is counts at the end
     with BlobStore.from_settings().writing() as writer:
         form = read_form(call.request, writer, name="file", max_bytes=settings.MILLM_MAX_FILE_BYTES)
         if "purpose" not in form.fields:
