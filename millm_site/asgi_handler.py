@@ -12,10 +12,12 @@ from django.core.handlers.asgi import ASGIHandler, ASGIRequest
 from django.http.response import HttpResponseBase
 
 from millm_site.forwarding import with_forwarded_scheme
-from millm_site.refusal import Refusal, disk_full, too_large
+from millm_site.refusal import Refusal, disk_full, refusal, too_large
 from millm_site.serving import stop
 from millm_site.spool import CHECK_EVERY, SCOPE_KEY, has_room, new_spool
-from openai_api.upload_paths import body_limit
+from openai_api.errors import ApiError
+from openai_api.upload_gate import upload_refusal
+from openai_api.upload_paths import body_limit, takes_files
 
 Scope = dict[str, Any]
 Message = Mapping[str, Any]
@@ -58,6 +60,9 @@ class SiteHandler(ASGIHandler):
         try:
             if declared_length(scope) > limit:
                 raise BodyTooLargeError
+            if body is None and (error := file_refusal(scope)) is not None:
+                await send_refusal(refusal(error), send)
+                return
             received = limited(receive, limit) if body is None else ReceivedBody(receive, body)
             await super().__call__(with_forwarded_scheme(scope), received, send)
         except BodyTooLargeError:
@@ -75,6 +80,14 @@ class SiteHandler(ASGIHandler):
         self, scope: Message, body_file: IO[bytes]
     ) -> tuple[ASGIRequest, None] | tuple[None, HttpResponseBase]:
         return super().create_request(with_length(dict(scope), body_file), body_file)
+
+
+def file_refusal(scope: Scope) -> ApiError | None:
+    """Why a file is not received, if it is one; our own server has asked before."""
+    if not takes_files(scope["path"]) or scope["method"] != "POST":
+        return None
+    peer = scope.get("client")
+    return upload_refusal(scope["headers"], peer[0] if peer else "")
 
 
 async def spooled(receive: Receive) -> IO[bytes]:

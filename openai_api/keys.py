@@ -81,10 +81,17 @@ def digest_of(key: str) -> str:
 
 async def authenticate(request: HttpRequest, keys: KeySource) -> KeyRecord | None:
     """The request's key, or None for an anonymous request on loopback; raises ApiError 401 for all else."""
+    return None if needs_no_key(request) else require_key(request, await keys())
+
+
+def needs_no_key(request: HttpRequest) -> bool:
     key = presented_key(request)
-    if settings.MILLM_AUTH == "loopback" and (key is None or key.lower() in PLACEHOLDERS) and is_loopback(request):
-        return None
-    record = find_key(key or "", await keys())
+    return settings.MILLM_AUTH == "loopback" and (key is None or key.lower() in PLACEHOLDERS) and is_loopback(request)
+
+
+def require_key(request: HttpRequest, records: Mapping[str, KeyRecord]) -> KeyRecord:
+    """Raises ApiError 401."""
+    record = find_key(presented_key(request) or "", records)
     if record is None:
         raise wrong_key()
     return record

@@ -8,13 +8,15 @@ from urllib.parse import unquote
 
 from twisted.web import http
 
-from millm_site.refusal import Refusal, disk_full, header_too_large, malformed, too_large, too_slow
+from millm_site.refusal import Refusal, disk_full, header_too_large, malformed, refusal, too_large, too_slow
 from millm_site.server.limits import ServerLimits
 from millm_site.spool import has_room
-from openai_api.upload_paths import body_limit
+from openai_api.upload_gate import upload_refusal
+from openai_api.upload_paths import body_limit, takes_files
 
 if TYPE_CHECKING:
     from millm_site.server.server import Server
+    from openai_api.errors import ApiError
 
 LINGER_S = 2.0
 
@@ -45,7 +47,11 @@ class Channel(http.HTTPChannel):
     @property
     def body_limit(self) -> int:
         """Of the request that is being received."""
-        return body_limit(unquote(self._path.partition(b"?")[0].decode("latin-1")))
+        return body_limit(self._request_path)
+
+    @property
+    def _request_path(self) -> str:
+        return unquote(self._path.partition(b"?")[0].decode("latin-1"))
 
     # Receiving
 
@@ -89,9 +95,19 @@ class Channel(http.HTTPChannel):
             self.refuse(too_large(limit))
         elif not has_room(self.length or 0):
             self.refuse(disk_full())
+        elif (error := self._file_refusal()) is not None:
+            self.refuse(refusal(error))
         elif not self.is_refusing:
             self._expect_within(self.limits.request_timeout_s)
             super().allHeadersReceived()
+
+    def _file_refusal(self) -> ApiError | None:
+        """Why a file is not received, if it is one."""
+        if not takes_files(self._request_path) or self._command != b"POST":
+            return None
+        headers = self.requests[-1].requestHeaders.getAllRawHeaders()
+        lines = [(name, value) for name, values in headers for value in values]
+        return upload_refusal(lines, self.transport.getPeer().host)
 
     def rawDataReceived(self, data: bytes) -> None:
         if not self.is_refusing:
