@@ -96,6 +96,7 @@ MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
     "millm_site.middleware.DatabaseUnavailableMiddleware",
     "millm_site.static_files.StaticFilesMiddleware",
+    "millm_site.content_policy.ContentPolicyMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
@@ -144,6 +145,17 @@ SESSION_COOKIE_HTTPONLY = CSRF_COOKIE_HTTPONLY = True
 SESSION_COOKIE_NAME = "millm_session"
 CSRF_COOKIE_NAME = "millm_csrf"
 X_FRAME_OPTIONS = "DENY"
+SECURE_CSP = {
+    "default-src": ("'self'",),
+    "script-src": ("'self'",),
+    "style-src": ("'self'",),
+    "img-src": ("'self'", "data:"),  # Swagger UI's icons
+    "connect-src": ("'self'",),
+    "object-src": ("'none'",),
+    "base-uri": ("'none'",),
+    "form-action": ("'self'",),
+    "frame-ancestors": ("'none'",),
+}
 
 CORS_URLS_REGEX = cors.API_PATHS
 CORS_ALLOW_ALL_ORIGINS = "*" in MILLM_CORS_ORIGINS
