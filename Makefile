@@ -6,6 +6,7 @@
 #   make bench    benchmarks of a small shape; bench-full: of Qwen3-0.6B's; bench-gpu: on a bare machine with a GPU
 #   make bench-check   has the engine become slower? Counts and ratios against benchmarks/baseline.json
 #   make soak     many clients against a live server for MINUTES (10)
+#   make screenshots   pictures of every page of the console, light and dark, into FOLDER (screenshots/)
 #   make setup    install what the other targets need
 #   make oracles  install SAELens too, the judge of the SAE formats; about 60 packages
 #   make pins     write constraints.txt from what is installed, after an upgrade that passed the tests
@@ -16,14 +17,15 @@ HOST ?= $(or $(MILLM_HOST),127.0.0.1)
 PORT ?= $(or $(MILLM_PORT),8000)
 WORKERS ?= 2
 MINUTES ?= 10
+FOLDER ?= screenshots
 ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-PACKAGES := audit jobs inference steering storage openai_api management_api millm_site
+PACKAGES := audit jobs inference steering storage openai_api management_api console millm_site
 
-.PHONY: run test check bench bench-full bench-gpu bench-check soak setup oracles pins clean chromium
+.PHONY: run test check bench bench-full bench-gpu bench-check soak screenshots setup oracles pins clean chromium
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.runtime
@@ -59,6 +61,9 @@ bench-check: $(VENV)/.dev
 
 soak: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES) $(ARGS)
+
+screenshots: $(VENV)/.dev chromium
+	SCREENSHOTS='$(abspath $(FOLDER))' OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/e2e/test_console.py -k screenshots -q
 
 setup: $(VENV)/.dev
 

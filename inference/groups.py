@@ -16,6 +16,7 @@ from audit.origin import as_the_program
 
 RESEARCHERS = (
     "inference.view_languagemodel",
+    "console.view_loadsample",
     *(
         f"steering.{action}_{model}"
         for model in ("sae", "feature", "steeringprofile", "featureedit", "vectorset")
@@ -35,6 +36,7 @@ RESEARCHERS = (
 )
 AUDITORS = (
     "inference.view_languagemodel",
+    "console.view_loadsample",
     "openai_api.view_requestlog",
     "openai_api.view_apikey",
     "audit.view_auditevent",

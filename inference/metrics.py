@@ -14,8 +14,8 @@ from inference.engine.messages import Event, FailedEvent, FinishedEvent, TokensE
 REGISTRY = CollectorRegistry()
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a time stamp for every series would double them
 
-_FAST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5)
-_SLOW = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0)
+FAST_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5)
+SLOW_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
 
 PROMPT_TOKENS = Counter("millm_prompt_tokens", "Prompt tokens of sequences that ended.", ("model",), registry=REGISTRY)
@@ -39,28 +39,28 @@ INTER_TOKEN_LATENCY = Histogram(
     "millm_inter_token_latency_seconds",
     "Time between two events with new tokens of a sequence.",
     ("model",),
-    buckets=_FAST,
+    buckets=FAST_BUCKETS,
     registry=REGISTRY,
 )
 TIME_TO_FIRST_TOKEN = Histogram(
     "millm_time_to_first_token_seconds",
     "Time from submission to the engine until a sequence's first token.",
     ("model",),
-    buckets=_SLOW,
+    buckets=SLOW_BUCKETS,
     registry=REGISTRY,
 )
 QUEUE_TIME = Histogram(
     "millm_request_queue_time_seconds",
     "Time from submission to the engine until a sequence's first step.",
     ("model",),
-    buckets=_SLOW,
+    buckets=SLOW_BUCKETS,
     registry=REGISTRY,
 )
 E2E_LATENCY = Histogram(
     "millm_e2e_request_latency_seconds",
     "Time from submission to the engine until a sequence's end.",
     ("model",),
-    buckets=_SLOW,
+    buckets=SLOW_BUCKETS,
     registry=REGISTRY,
 )
 REQUEST_PROMPT_TOKENS = Histogram(

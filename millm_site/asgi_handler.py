@@ -7,10 +7,12 @@ import os
 from collections.abc import Awaitable, Callable, Mapping
 from typing import IO, Any
 
+from channels.security.websocket import AllowedHostsOriginValidator
 from django.core.exceptions import RequestAborted
 from django.core.handlers.asgi import ASGIHandler, ASGIRequest
 from django.http.response import HttpResponseBase
 
+from console.live.connection import LIVE_PATH, LiveConnection
 from millm_site.forwarding import with_forwarded_scheme
 from millm_site.refusal import Refusal, disk_full, refusal, too_large
 from millm_site.serving import stop
@@ -18,6 +20,8 @@ from millm_site.spool import CHECK_EVERY, SCOPE_KEY, has_room, new_spool
 from openai_api.errors import ApiError
 from openai_api.upload_gate import upload_refusal
 from openai_api.upload_paths import body_limit, takes_files
+
+_live_application = AllowedHostsOriginValidator(LiveConnection.as_asgi())
 
 Scope = dict[str, Any]
 Message = Mapping[str, Any]
@@ -49,7 +53,7 @@ class SiteHandler(ASGIHandler):
         if scope["type"] == "lifespan":
             await live(receive, send)
         elif scope["type"] == "websocket":
-            await refuse_websocket(receive, send)
+            await live_socket(scope, receive, send)
         else:
             await self._serve(scope, receive, send)
 
@@ -152,9 +156,13 @@ async def send_refusal(refusal: Refusal, send: Send) -> None:
     await send({"type": "http.response.body", "body": refusal.body})
 
 
-async def refuse_websocket(receive: Receive, send: Send) -> None:
-    await receive()
-    await send({"type": "websocket.close"})
+async def live_socket(scope: Scope, receive: Receive, send: Send) -> None:
+    """The console's connection, from pages of this site; other WebSockets are refused."""
+    if scope["path"] == LIVE_PATH:
+        await _live_application(with_forwarded_scheme(scope), receive, send)
+    else:
+        await receive()
+        await send({"type": "websocket.close"})
 
 
 async def live(receive: Receive, send: Send) -> None:

@@ -279,6 +279,9 @@ class Environment(BaseSettings):
         description="Seconds without a sign of life after which a running job counts as orphaned and runs again from "
         "its checkpoint. The same for all processes on one database.",
     )
+    load_retention_days: int = Field(
+        35, ge=8, le=3_650, description="Days for which the dashboard keeps the load of each hour."
+    )
     job_retention_days: int = Field(30, ge=1, le=36_500, description="Days that ended jobs and their logs are kept.")
 
     @field_validator("max_stall_factor")

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from django.conf import settings
 
+from console.load.sampler import start_sampling, stop_sampling
 from inference.apps import start_serving, stop_serving
 from jobs.apps import interrupt_jobs, start_job_worker, stop_job_worker
 from openai_api.apps import stop_log_writer
@@ -17,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class Serving:
-    """The engine, the job worker and the log writer of this process: started once, stopped once."""
+    """The engine, the job worker, the load sampler and the log writer of this process: started once, stopped once."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -32,6 +33,7 @@ class Serving:
                 self._is_running = True
                 start_serving(self._fail)
                 start_job_worker()
+                start_sampling()
                 atexit.register(self.stop, 0.0)  # a server that ends without telling us, as plain daphne does
 
     def on_failure(self, react: Callable[[], None]) -> None:
@@ -59,8 +61,9 @@ class Serving:
                 stop_job_worker()  # after the engine: what a job waits for there has ended now
 
     def stop(self, drain_s: float) -> None:
-        """Stop the engine, then write what is left of the request log."""
+        """Stop the engine, then write what is left of the load and of the request log."""
         self.stop_engine(drain_s)
+        stop_sampling()
         stop_log_writer()
 
 

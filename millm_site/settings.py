@@ -58,6 +58,7 @@ MILLM_MAX_SEQ_LEN = ENV.max_seq_len
 MILLM_JOB_WORKERS = ENV.job_workers
 MILLM_JOB_STALL_SECONDS = ENV.job_stall_seconds
 MILLM_JOB_RETENTION_DAYS = ENV.job_retention_days
+MILLM_LOAD_RETENTION_DAYS = ENV.load_retention_days
 MILLM_ENGINE = ENV.engine_options()
 
 DEBUG = ENV.debug
@@ -69,7 +70,7 @@ INSTALLED_APPS = [
     "millm_site",
     "daphne",
     "channels",
-    "django.contrib.admin",
+    "console.admin_config.ConsoleAdminConfig",
     "django.contrib.auth",
     "django.contrib.contenttypes",
     "django.contrib.sessions",
@@ -90,6 +91,7 @@ INSTALLED_APPS = [
     "openai_api.stored_chats",
     "openai_api.responses",
     "management_api",
+    "console",
 ]
 MIDDLEWARE = [
     *cors.cors_middleware(MILLM_CORS_ORIGINS),

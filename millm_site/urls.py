@@ -8,10 +8,6 @@ from django.views.generic import RedirectView
 
 from millm_site import api_docs, health, metrics
 
-admin.site.site_header = "miLLM"
-admin.site.site_title = "miLLM"
-admin.site.index_title = "Console"
-
 urlpatterns = [
     path("", RedirectView.as_view(pattern_name="admin:index"), name="home"),
     path("admin/", admin.site.urls),

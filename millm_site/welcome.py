@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import shlex
-from typing import Any
-
 from django.conf import settings
 
+from console.example_request import curl
 from millm_site.first_run import Login
 
 SEED = 6  # the same for both, so that the stories can be compared
@@ -26,15 +23,6 @@ def welcome(url: str, login: Login | None) -> str:
         lines += [f"  Login     {login.user}, {_password(login)}"]
     lines += ["", *_curls(url), "", "Ctrl-C stops the server."]
     return "\n".join(lines)
-
-
-def curl(url: str, **extra: Any) -> str:
-    """One line for a shell: the demo tells a story, streamed."""
-    messages = [{"role": "user", "content": "Tell me a story."}]
-    body = json.dumps({"model": "demo", "stream": True, **extra, "messages": messages}, separators=(",", ":"))
-    words = ["curl", "-N", f"{url}/v1/chat/completions", "-H", "Content-Type: application/json", "-d", body]
-    key = ' -H "Authorization: Bearer $MILLM_API_KEY"' if settings.MILLM_AUTH == "required" else ""
-    return shlex.join(words) + key
 
 
 def _curls(url: str) -> list[str]:

@@ -12,6 +12,7 @@ from inference.metrics import REGISTRY
 from openai_api.in_flight import in_flight
 from openai_api.log_entry import LogEntry
 from openai_api.log_writer import log_backlog
+from openai_api.recent_use import recent_use
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
@@ -44,6 +45,7 @@ def note_request(entry: LogEntry, model: str) -> None:
     REQUESTS.labels(entry.endpoint, model, str(entry.status)).inc()
     if entry.error_code:
         ERRORS.labels(entry.endpoint, entry.error_code).inc()
+    recent_use.note(entry.profile, entry.api_key_id)
     if entry.total_ms is not None:
         DURATION.labels(entry.endpoint).observe(entry.total_ms / 1000)
 

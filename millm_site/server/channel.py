@@ -10,6 +10,7 @@ from twisted.web import http
 
 from millm_site.refusal import Refusal, disk_full, header_too_large, malformed, refusal, too_large, too_slow
 from millm_site.server.limits import ServerLimits
+from millm_site.server.web_socket import WebSocket
 from millm_site.spool import has_room
 from openai_api.upload_gate import upload_refusal
 from openai_api.upload_paths import body_limit, takes_files
@@ -162,6 +163,20 @@ class Channel(http.HTTPChannel):
             self.transport.abortConnection()
         else:
             self.loseConnection()
+
+    # A WebSocket takes the connection over
+
+    def hand_over(self) -> None:
+        """Bytes go to the WebSocket's protocol from now on. Back-pressure still comes here: see ``writable``."""
+        socket = self.transport.protocol
+        if isinstance(socket, WebSocket):
+            socket.channel = self
+            self._stop_expecting()
+            self.server.channels.discard(self)
+
+    def let_go(self) -> None:
+        """The WebSocket has lost the connection."""
+        self._let_write()
 
     # Writing
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from daphne.http_protocol import WebRequest
 
+from console.live.connection import LIVE_PATH
 from millm_site.refusal import disk_full, draining, no_answer, too_large
 from millm_site.spool import CHECK_EVERY, has_room, new_spool
 
@@ -50,15 +51,24 @@ class Request(WebRequest):
         return True
 
     def process(self) -> object:
-        """Hand the complete request to the application. WebSockets are not spoken: an Upgrade header has no effect."""
+        """Hand the complete request to the application. An Upgrade header has an effect on the console's path only."""
         self._complete_at = time.monotonic()
-        self.requestHeaders.removeHeader(b"upgrade")
+        is_socket = self.path == LIVE_PATH.encode() and self._asks_for_websocket()
+        if not is_socket:
+            self.requestHeaders.removeHeader(b"upgrade")
         if self.server.is_draining and not self.path.startswith(PROBES):
             self._connection.refuse(draining())
             return None
         self.body, self.content = self.content, BytesIO()  # daphne would read all of it into its queue
         self.body.seek(0)
-        return super().process()
+        outcome = super().process()
+        if is_socket:
+            self._connection.hand_over()
+        return outcome
+
+    def _asks_for_websocket(self) -> bool:
+        values = self.requestHeaders.getRawHeaders(b"upgrade", [])
+        return self.method == b"GET" and [value.lower() for value in values] == [b"websocket"]
 
     def handle_reply(self, message: dict[str, Any]) -> None:
         if not self._connection.is_refusing:

@@ -22,6 +22,7 @@ from twisted.web import http
 from millm_site.server.channel import Channel
 from millm_site.server.limits import ServerLimits
 from millm_site.server.request import Request
+from millm_site.server.web_socket import WebSocket, socket_factory
 from millm_site.spool import SCOPE_KEY
 
 logger = logging.getLogger(__name__)
@@ -62,7 +63,7 @@ class Server(daphne_server.Server):
         super().__init__(application, endpoints=[listener], server_name="", action_logger=action_logger)
         self.limits = limits
         self.channels: set[Channel] = set()
-        self.connections: dict[Request, dict[str, Any]] = {}
+        self.connections: dict[Request | WebSocket, dict[str, Any]] = {}
         self.is_draining = False
         self.stopped = threading.Event()
         self._listener = listener
@@ -79,6 +80,7 @@ class Server(daphne_server.Server):
         globalLogBeginner.beginLoggingTo([STDLibLogObserver("twisted")], redirectStandardIO=False, discardBuffer=True)
         asyncio.set_event_loop(reactor._asyncioEventloop)
         factory = Factory(self)
+        self.ws_factory = socket_factory(self)
         factory.timeOut = self.limits.idle_timeout_s
         reactor.adoptStreamPort(self._listener.fileno(), self._listener.family, factory)
         self._listener.close()  # the reactor has its own descriptor of it
@@ -103,6 +105,9 @@ class Server(daphne_server.Server):
             return
         self.is_draining = True
         self._on_drain()
+        for protocol in list(self.connections):
+            if isinstance(protocol, WebSocket):
+                protocol.say_goodbye()  # nothing that could be finished: its page connects to the next server
         self._draining = asyncio.ensure_future(self._drain(drain_s))
 
     async def _drain(self, drain_s: float) -> None:
@@ -132,6 +137,9 @@ class Server(daphne_server.Server):
         await self._until(lambda: not self.channels, time.monotonic() + LAST_WORDS_S)
         for channel in list(self.channels):
             channel.transport.abortConnection()
+        for protocol in list(self.connections):
+            if isinstance(protocol, WebSocket):
+                protocol.transport.abortConnection()
 
     async def _cancel_all(self) -> None:
         """The applications have heard of the disconnect, which ends Django's views; cancel those that go on.
@@ -153,11 +161,12 @@ class Server(daphne_server.Server):
             if application is not None and not application.done():
                 yield application
 
-    def create_application(self, protocol: Request, scope: dict[str, Any]) -> asyncio.Queue[Any] | None:
-        queue: asyncio.Queue[Any] | None = super().create_application(protocol, {**scope, SCOPE_KEY: protocol.body})
+    def create_application(self, protocol: Request | WebSocket, scope: dict[str, Any]) -> asyncio.Queue[Any] | None:
+        extra = {SCOPE_KEY: protocol.body} if isinstance(protocol, Request) else {}
+        queue: asyncio.Queue[Any] | None = super().create_application(protocol, {**scope, **extra})
         return queue
 
-    async def handle_reply(self, protocol: Request, message: dict[str, Any]) -> None:
+    async def handle_reply(self, protocol: Request | WebSocket, message: dict[str, Any]) -> None:
         """Pass a message of the application on; returns when the client has room for more."""
         await super().handle_reply(protocol, message)
         await protocol.writable()

@@ -28,7 +28,7 @@ def test_edit_publish_see_the_change_and_find_the_request(page, client, live_sit
     before, version, _ = ask(client)
     assert version == "cats@1"
 
-    page.click("text=Steering profiles")
+    page.get_by_role("link", name="Profiles", exact=True).click()
     page.click("#result_list >> text=cats")
     strengths = page.locator("input[name$=-strength]:visible")
     expect(strengths.first).to_be_visible()
@@ -44,7 +44,7 @@ def test_edit_publish_see_the_change_and_find_the_request(page, client, live_sit
     assert after != before
 
     page.goto(f"{live_site.url}/admin/")
-    page.click("text=Request log")
+    page.locator("#console-nav").get_by_role("link", name="Request log").click()
     page.fill("#searchbar", request_id)
     page.click("#changelist-search [type=submit]")
     page.click("#result_list tbody tr:first-child a")

@@ -86,7 +86,7 @@ async def test_lifespan_is_spoken() -> None:
     assert [message["type"] for message in wire.sent] == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
 
 
-async def test_websocket_is_closed() -> None:
+async def test_unknown_websocket_is_closed() -> None:
     wire = Wire([{"type": "websocket.connect"}])
-    await SiteHandler()({"type": "websocket"}, wire.receive, wire.send)
+    await SiteHandler()({"type": "websocket", "path": "/v1/realtime"}, wire.receive, wire.send)
     assert wire.sent == [{"type": "websocket.close"}]

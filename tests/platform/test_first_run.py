@@ -9,8 +9,9 @@ import pytest
 from django.contrib.auth import authenticate, get_user_model
 from pytest_django.fixtures import Settings
 
+from console.example_request import curl
 from millm_site.first_run import Login, ensure_superuser
-from millm_site.welcome import curl, welcome
+from millm_site.welcome import welcome
 
 URL = "http://127.0.0.1:8000"
 

@@ -16,7 +16,20 @@ from packaging.requirements import Requirement
 from millm_site.env import PROJECT_DIR
 from tests.live import clean_environment
 
-TARGETS = ("run", "test", "check", "bench", "bench-full", "bench-gpu", "bench-check", "soak", "setup", "pins", "clean")
+TARGETS = (
+    "run",
+    "test",
+    "check",
+    "bench",
+    "bench-full",
+    "bench-gpu",
+    "bench-check",
+    "soak",
+    "screenshots",
+    "setup",
+    "pins",
+    "clean",
+)
 PINS = dict(
     line.split("==") for line in (PROJECT_DIR / "constraints.txt").read_text().splitlines() if not line.startswith("#")
 )

@@ -63,7 +63,10 @@ class Command(runserver.Command):
             self._stop_rest()
 
     def log_action(self, protocol: str, action: str, details: dict[str, Any]) -> None:
-        self.stdout.write("{method} {path} {status} {time_taken:.3f} s".format_map(details))
+        if protocol == "http":
+            self.stdout.write("{method} {path} {status} {time_taken:.3f} s".format_map(details))
+        else:
+            self.stdout.write(f"{protocol} {details['path']} {action}")
 
     def _stop_rest(self) -> None:
         from millm_site.serving import serving

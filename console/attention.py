@@ -1,0 +1,117 @@
+"""What needs somebody first, in words. Each source is asked only for who may see what it speaks of."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Literal
+
+from django.conf import settings
+from django.contrib.auth.models import User
+from django.template.defaultfilters import filesizeformat
+from django.urls import reverse
+from django.utils import timezone
+
+from inference.client import EngineError, get_client
+from inference.models import LanguageModel
+from jobs.models import Job
+from openai_api.key_visibility import visible_keys
+from openai_api.log_writer import log_backlog
+from steering.review_models import ProfileReview
+from steering.visibility import visible_profiles
+from steering.watch_models import WatchEvent
+
+LATELY = timedelta(days=1)
+SOON = timedelta(days=7)
+MAX_EACH = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    level: Literal["bad", "warn", "quiet"]
+    text: str
+    url: str = ""
+
+
+def notices(user: User) -> list[Notice]:
+    """The gravest first."""
+    found = [each for permission, source in SOURCES if user.has_perm(permission) for each in source(user)]
+    return sorted(found, key=lambda notice: ("bad", "warn", "quiet").index(notice.level))
+
+
+def _engine(user: User) -> Iterator[Notice]:
+    try:
+        stats = get_client().stats()
+    except EngineError as error:
+        yield Notice("bad", f"The engine does not run: {error}")
+        return
+    if not stats.is_up:
+        yield Notice("bad", f"The engine is {stats.state}. {stats.error}".strip())
+    elif stats.restarts:
+        yield Notice("warn", f"The engine died and was started anew ({stats.restarts} time(s)); the log says why.")
+
+
+def _models(user: User) -> Iterator[Notice]:
+    for model in LanguageModel.objects.filter(state=LanguageModel.State.FAILED)[:MAX_EACH]:
+        url = reverse("admin:inference_languagemodel_change", args=[model.pk])
+        yield Notice("bad", f"The model {model.name} could not be loaded. {model.error}", url)
+
+
+def _jobs(user: User) -> Iterator[Notice]:
+    failed = Job.objects.filter(state=Job.State.FAILED, finished_at__gte=timezone.now() - LATELY)
+    if not user.has_perm("jobs.manage_all_jobs"):
+        failed = failed.filter(owner=user)
+    for job in failed[:MAX_EACH]:
+        yield Notice(
+            "warn", f"The job “{job.title}” failed. {job.error}", reverse("admin:jobs_job_change", args=[job.pk])
+        )
+
+
+def _reviews(user: User) -> Iterator[Notice]:
+    """Not one's own: somebody else has to decide."""
+    waiting = ProfileReview.objects.filter(state=ProfileReview.State.OPEN).exclude(requested_by=user)
+    waiting = waiting.filter(profile__in=visible_profiles(user).order_by().values("pk"))
+    for review in waiting.select_related("profile")[:MAX_EACH]:
+        url = reverse("admin:steering_steeringprofile_review", args=[review.profile_id])
+        yield Notice("warn", f"The draft of {review.profile.name} waits for a review.", url)
+
+
+def _watch_events(user: User) -> Iterator[Notice]:
+    count = WatchEvent.objects.filter(at__gte=timezone.now() - LATELY)[:1_000].count()
+    if count:
+        text = f"{count if count < 1_000 else '1,000 or more'} watch event(s) in the last 24 hours."
+        yield Notice("quiet", text, reverse("admin:steering_watchevent_changelist"))
+
+
+def _keys(user: User) -> Iterator[Notice]:
+    now = timezone.now()
+    ending = visible_keys(user).filter(revoked_at=None, expires_at__gte=now, expires_at__lte=now + SOON)
+    for key in ending.order_by("expires_at")[:MAX_EACH]:
+        url = reverse("admin:openai_api_apikey_change", args=[key.pk])
+        yield Notice("quiet", f"The key {key.name} expires on {key.expires_at:%Y-%m-%d}.", url)
+
+
+def _log(user: User) -> Iterator[Notice]:
+    backlog = log_backlog()
+    if backlog.dropped:
+        yield Notice("bad", f"The request log has lost {backlog.dropped} request(s) since the server was started.")
+
+
+def _disk(user: User) -> Iterator[Notice]:
+    free = shutil.disk_usage(settings.MILLM_HOME).free
+    if free < 2 * settings.MILLM_MIN_FREE_BYTES:
+        yield Notice("warn", f"Only {filesizeformat(free)} are free on the disk of MILLM_HOME.")
+
+
+SOURCES: tuple[tuple[str, Callable[[User], Iterator[Notice]]], ...] = (
+    ("inference.view_languagemodel", _engine),
+    ("inference.view_languagemodel", _models),
+    ("inference.view_languagemodel", _disk),
+    ("openai_api.view_requestlog", _log),
+    ("jobs.view_job", _jobs),
+    ("steering.review_steeringprofile", _reviews),
+    ("steering.view_watchevent", _watch_events),
+    ("openai_api.view_apikey", _keys),
+)

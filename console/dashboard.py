@@ -1,0 +1,90 @@
+"""The first page: what needs somebody, what runs, and how much it was."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from django.conf import settings
+from django.http import HttpRequest
+from django.urls import reverse
+
+from console.attention import notices
+from console.charts import charts
+from console.first_steps import first_steps
+from console.load.history import SPANS, read_history, total
+from console.load.load import Load
+from console.pages import Page, register_page
+from inference.models import LanguageModel
+from jobs.models import Job
+from openai_api.key_visibility import visible_keys
+
+MAX_ROWS = 5
+SEES_LOAD = "console.view_loadsample"
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """A profile or key, and in how many requests."""
+
+    name: str
+    requests: int
+    url: str = ""
+
+
+def context(request: HttpRequest) -> Mapping[str, Any]:
+    user: Any = request.user
+    site_url = request.build_absolute_uri("/").rstrip("/")
+    return {
+        "notices": notices(user),
+        "steps": first_steps(user, site_url),
+        "models": LanguageModel.objects.all() if user.has_perm("inference.view_languagemodel") else None,
+        "memory_budget": settings.MILLM_MEMORY_BUDGET,
+        "jobs": _jobs(user),
+        **(_load(user, request.GET.get("span", "")) if user.has_perm(SEES_LOAD) else {}),
+    }
+
+
+def _load(user: Any, name: str) -> dict[str, Any]:
+    span = SPANS.get(name, SPANS["hour"])
+    points = read_history(span, datetime.now(UTC))
+    whole = total(points)
+    return {
+        "span": span,
+        "spans": SPANS.values(),
+        "whole": whole,
+        "charts": charts(span, points),
+        "errors": _most(whole.errors),
+        "profiles": _most(whole.profiles) if user.has_perm("steering.view_steeringprofile") else None,
+        "keys": _keys(user, whole) if user.has_perm("openai_api.view_apikey") else None,
+    }
+
+
+def _most(counts: Mapping[str, int]) -> list[Used]:
+    """The most used; what was counted without a name comes last."""
+    ordered = sorted(counts.items(), key=lambda item: (item[0] == "", -item[1]))
+    return [Used(name or "others", number) for name, number in ordered[:MAX_ROWS]]
+
+
+def _keys(user: Any, whole: Load) -> list[Used]:
+    """Keys that were deleted meanwhile, or are somebody else's, are left out."""
+    names = dict(visible_keys(user).filter(pk__in=[pk for pk in whole.keys if pk]).values_list("pk", "name"))
+    used = [(names.get(int(pk)), pk, number) for pk, number in whole.keys.items() if pk]
+    ordered = sorted(used, key=lambda item: -item[2])
+    return [
+        Used(name, number, reverse("admin:openai_api_apikey_change", args=[pk])) for name, pk, number in ordered if name
+    ][:MAX_ROWS]
+
+
+def _jobs(user: Any) -> list[Job] | None:
+    if not user.has_perm("jobs.view_job"):
+        return None
+    jobs = Job.objects.all() if user.has_perm("jobs.manage_all_jobs") else Job.objects.filter(owner=user)
+    return list(jobs.order_by("-created_at")[:MAX_ROWS])
+
+
+DASHBOARD = register_page(
+    Page(name="dashboard", route="", title="Dashboard", template="console/dashboard.html", context=context)
+)

@@ -1,0 +1,74 @@
+"""What somebody with a fresh install does first, and how far they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from django.conf import settings
+from django.contrib.auth.models import User
+from django.urls import reverse
+
+from console.example_request import curl
+from inference.models import LanguageModel
+from openai_api.models import ApiKey, RequestLog
+from steering.models import ProfileVersion
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    title: str
+    text: str
+    is_done: bool
+    url: str = ""
+    verb: str = ""
+    command: str = ""
+
+
+def first_steps(user: User, site_url: str) -> list[Step]:
+    """None of them for who may not take them, and none when all are done. Few rows are asked for, none are counted."""
+    needed = ("inference.view_languagemodel", "openai_api.add_apikey", "steering.change_steeringprofile")
+    if not user.has_perms(needed):
+        return []
+    steps = [_model(), _key(), _request(site_url), _profile()]
+    return [] if all(step.is_done for step in steps) else steps
+
+
+def _model() -> Step:
+    return Step(
+        "A model",
+        "The demo is a small model that tells stories, with an SAE and four profiles: `manage.py install_demo`.",
+        LanguageModel.objects.exists(),
+        reverse("admin:inference_languagemodel_changelist"),
+        "Look at the models",
+    )
+
+
+def _key() -> Step:
+    needed = "Programs on this machine need none." if settings.MILLM_AUTH == "loopback" else "Every request needs one."
+    return Step(
+        "A key",
+        f"A key says who asks, and what they may do. {needed} It is shown once.",
+        ApiKey.objects.exists(),
+        reverse("admin:openai_api_apikey_add"),
+        "Make a key",
+    )
+
+
+def _request(site_url: str) -> Step:
+    return Step(
+        "A request",
+        "Ask in a terminal; with a profile the story takes another turn.",
+        RequestLog.objects.filter(status=200, endpoint="/v1/chat/completions").order_by("-created_at")[:1].exists(),
+        command=curl(site_url, profile="gloomy"),
+    )
+
+
+def _profile() -> Step:
+    return Step(
+        "A profile of your own",
+        "Find a feature that fires on what you care about, and steer with it: its page adds it to a draft. "
+        "Publish the draft, and requests can name it.",
+        ProfileVersion.objects.exclude(published_by=None).exists(),
+        reverse("admin:steering_feature_changelist"),
+        "Find a feature",
+    )

@@ -1,0 +1,133 @@
+"""One browser's connection: it names topics, and hears of each when it has changed.
+
+Nothing queues up for a slow reader: a topic is sent again only when its last message was acknowledged, and then as it
+is at that moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from http.cookies import CookieError, SimpleCookie
+from typing import Any
+
+from channels.generic.websocket import AsyncWebsocketConsumer
+from django.conf import settings
+
+from console.live.topic import TOPICS, Reading, Topics
+from console.live.visitor import visitor
+from openai_api.database import in_database
+from openai_api.errors import ApiError
+
+logger = logging.getLogger(__name__)
+LIVE_PATH = "/admin/live/"
+MAX_TOPICS = 16
+MAX_MESSAGE = 1_024
+MAX_NAME = 100
+
+LOGGED_OUT = 4401
+BAD_MESSAGE = 4400
+TOO_SLOW = 4408
+FAILED = 4500
+
+
+class LiveConnection(AsyncWebsocketConsumer):  # type: ignore[misc]  # channels has no types
+    """Speaks JSON: ``{"subscribe": name}`` and ``{"ack": name}`` in, ``{"topic": name, "data": ...}`` out.
+
+    ``data`` is null where there is no such topic, or not for this user.
+    """
+
+    def __init__(self, topics: Topics = TOPICS, period_s: float = 1.0, max_silence_s: float = 60.0) -> None:
+        """``max_silence_s``: of a reader that owes an acknowledgement."""
+        super().__init__()
+        self.topics = topics
+        self.period_s = period_s
+        self.max_silence_s = max_silence_s
+
+    async def connect(self) -> None:
+        self.sent: dict[str, Reading | None] = {}
+        self.wanted: list[str] = []
+        self.owed: dict[str, float] = {}  # topics sent and not acknowledged, since when
+        self.wake = asyncio.Event()
+        await self.accept()
+        self.task = asyncio.create_task(self._follow())
+
+    async def disconnect(self, code: int) -> None:
+        self.task.cancel()
+
+    async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
+        message = _parsed(text_data)
+        match message:
+            case {"subscribe": str(name)} if len(name) <= MAX_NAME and len(self.wanted) < MAX_TOPICS:
+                if name not in self.wanted:
+                    self.wanted.append(name)
+                    self.wake.set()
+            case {"ack": str(name)}:
+                self.owed.pop(name, None)
+            case _:
+                await self.close(BAD_MESSAGE)
+
+    async def _follow(self) -> None:
+        try:
+            while (code := await self._send_news()) is None:
+                await self._pause()
+            await self.close(code)
+        except asyncio.CancelledError:
+            raise
+        except Exception:  # the task's end is nobody's business but ours
+            logger.exception("A live connection failed.")
+            await self.close(FAILED)
+
+    async def _send_news(self) -> int | None:
+        """Sends what has changed; a code when the connection shall end."""
+        if self.owed and time.monotonic() - min(self.owed.values()) > self.max_silence_s:
+            return TOO_SLOW
+        names = [name for name in self.wanted if name not in self.owed]
+        key = session_key(self.scope)
+        try:
+            found = await in_database(lambda: self._read_all(key, names))
+        except ApiError:
+            return None  # the database is away: the next round may find it
+        if found is None:
+            return LOGGED_OUT
+        for name, data in found.items():
+            if name not in self.sent or self.sent[name] != data:
+                self.sent[name] = data
+                self.owed[name] = time.monotonic()
+                await self.send(json.dumps({"topic": name, "data": data}))
+        return None
+
+    def _read_all(self, key: str | None, names: list[str]) -> dict[str, Reading | None] | None:
+        """None when whoever it was is not logged in any more."""
+        user = visitor(key)
+        return None if user is None else {name: self.topics.read(user, name) for name in names}
+
+    async def _pause(self) -> None:
+        self.wake.clear()
+        try:
+            await asyncio.wait_for(self.wake.wait(), self.period_s)
+        except TimeoutError:
+            return
+
+
+def _parsed(text: str | None) -> Any:
+    if text is None or len(text) > MAX_MESSAGE:
+        return None
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def session_key(scope: dict[str, Any]) -> str | None:
+    cookies: SimpleCookie = SimpleCookie()
+    for name, value in scope["headers"]:
+        if name == b"cookie":
+            try:
+                cookies.load(value.decode("latin-1"))
+            except CookieError:
+                return None
+    morsel = cookies.get(settings.SESSION_COOKIE_NAME)
+    return morsel.value if morsel else None

@@ -1,0 +1,177 @@
+"""The thread of a serving process that keeps the load of each minute and hour, and knows that of the last seconds."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from django.conf import settings
+from django.db import Error, close_old_connections, connection
+
+from console.load.load import Load
+from console.load.services import forget_load, record_load
+from console.load.totals import Totals, load_between, read_totals
+from openai_api.recent_use import Use, recent_use
+
+logger = logging.getLogger(__name__)
+TICK_S = 2.0
+LIVE_TICKS = 6  # the rates shown live are means over so many ticks
+MAX_PENDING = 120  # minutes that wait for a database that is away
+
+
+@dataclass(frozen=True, slots=True)
+class LiveLoad:
+    """Of the last seconds."""
+
+    requests_per_s: float = 0.0
+    tokens_per_s: float = 0.0
+    running: int = 0
+    waiting: int = 0
+    kv: float = 0.0
+
+
+class SpanSums:
+    """Loads of the minutes and hours that were not written yet, and of the hour that runs."""
+
+    def __init__(self) -> None:
+        self.minutes: dict[datetime, Load] = {}
+        self.hours: dict[datetime, Load] = {}
+
+    def add(self, load: Load, at: datetime) -> None:
+        minute = at.replace(second=0, microsecond=0)
+        hour = minute.replace(minute=0)
+        self.minutes[minute] = self.minutes.get(minute, Load()) + load
+        self.hours[hour] = self.hours.get(hour, Load()) + load
+        while len(self.minutes) > MAX_PENDING:
+            del self.minutes[min(self.minutes)]
+
+    def ended_minutes(self, now: datetime) -> dict[datetime, Load]:
+        return {minute: load for minute, load in self.minutes.items() if minute + timedelta(minutes=1) <= now}
+
+    def drop_written(self, minutes: dict[datetime, Load], now: datetime) -> None:
+        """The hour that runs stays: it grows."""
+        for minute in minutes:
+            del self.minutes[minute]
+        for hour in [hour for hour in self.hours if hour + timedelta(hours=1) <= now]:
+            del self.hours[hour]
+
+
+class LoadSampler:
+    """``tick`` is called by the thread, and by tests."""
+
+    def __init__(
+        self,
+        *,
+        retention: timedelta,
+        read: Callable[[], Totals] = read_totals,
+        take_use: Callable[[], Use] = recent_use.take,
+        record: Callable[..., None] = record_load,
+    ) -> None:
+        self.process = uuid.uuid4()
+        self.sums = SpanSums()
+        self._retention = retention
+        self._read = read
+        self._take_use = take_use
+        self._record = record
+        self._before = read()
+        self._recent: deque[tuple[float, Totals]] = deque([(time.monotonic(), self._before)], LIVE_TICKS + 1)
+        self._forgot_hour: datetime | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="load-sampler", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 5.0) -> None:
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    def live(self) -> LiveLoad:
+        (first_at, first), (last_at, last) = self._recent[0], self._recent[-1]
+        span = last_at - first_at
+        if span <= 0:
+            return LiveLoad(running=last.running, waiting=last.waiting, kv=last.kv)
+        return LiveLoad(
+            requests_per_s=round((last.requests - first.requests) / span, 2),
+            tokens_per_s=round((last.streamed - first.streamed) / span, 1),
+            running=last.running,
+            waiting=last.waiting,
+            kv=round(last.kv, 3),
+        )
+
+    def tick(self, now: datetime, monotonic_s: float) -> None:
+        totals = self._read()
+        self.sums.add(load_between(self._before, totals, self._take_use()), now)
+        self._before = totals
+        self._recent.append((monotonic_s, totals))
+        self._write(self.sums.ended_minutes(now), now)
+
+    def write_rest(self, now: datetime) -> None:
+        """At the end: the minute that runs, too."""
+        self._write(dict(self.sums.minutes), now)
+
+    def _write(self, minutes: dict[datetime, Load], now: datetime) -> None:
+        if not minutes:
+            return
+        try:
+            close_old_connections()
+            self._record(process=self.process, minutes=minutes, hours=self.sums.hours)
+            self._forget(now)
+        except Error as error:
+            logger.warning("The load of %d minute(s) waits for the database: %s", len(minutes), error)
+            return
+        finally:
+            connection.close()
+        self.sums.drop_written(minutes, now)
+
+    def _forget(self, now: datetime) -> None:
+        """Once an hour."""
+        hour = now.replace(minute=0, second=0, microsecond=0)
+        if hour != self._forgot_hour:
+            forget_load(now=now, retention=self._retention)
+            self._forgot_hour = hour
+
+    def _run(self) -> None:
+        while not self._stop.wait(TICK_S):
+            self._survive(lambda: self.tick(datetime.now(UTC), time.monotonic()))
+        self._survive(lambda: self.write_rest(datetime.now(UTC)))
+
+    def _survive(self, act: Callable[[], None]) -> None:
+        try:
+            act()
+        except Exception:  # figures may be lost, the thread may not
+            logger.exception("The load of some seconds is lost.")
+
+
+_sampler: LoadSampler | None = None
+_starting = threading.Lock()
+
+
+def start_sampling() -> None:
+    """Idempotent. Called by serving processes only."""
+    global _sampler
+    with _starting:
+        if _sampler is None:
+            _sampler = LoadSampler(retention=timedelta(days=settings.MILLM_LOAD_RETENTION_DAYS))
+            _sampler.start()
+
+
+def stop_sampling() -> None:
+    global _sampler
+    with _starting:
+        sampler, _sampler = _sampler, None
+    if sampler is not None:
+        sampler.stop()
+
+
+def live_load() -> LiveLoad:
+    """Of this process; nothing where none is sampled."""
+    sampler = _sampler
+    return sampler.live() if sampler is not None else LiveLoad()

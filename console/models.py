@@ -1,0 +1,57 @@
+"""What the console keeps of its own."""
+
+from __future__ import annotations
+
+from django.contrib.postgres.fields import ArrayField
+from django.db import models
+
+from console.load.load import Load
+
+MINUTE_S = 60
+HOUR_S = 3_600
+COUNTED = (
+    "requests",
+    "errors",
+    "prompt_tokens",
+    "generation_tokens",
+    "first_tokens",
+    "gaps",
+    "steps",
+    "sequences",
+    "running",
+    "waiting",
+    "kv",
+    "profiles",
+    "keys",
+)
+
+
+class LoadSample(models.Model):
+    """The load of one serving process in one minute or one hour: few rows, for pages that must not count the log."""
+
+    process = models.UUIDField(help_text="Of one start of one process.")
+    begins_at = models.DateTimeField()
+    span_s = models.PositiveIntegerField()
+    requests = models.PositiveBigIntegerField()
+    errors = models.JSONField(help_text="Requests that ended with an error, by its code.")
+    prompt_tokens = models.PositiveBigIntegerField()
+    generation_tokens = models.PositiveBigIntegerField()
+    first_tokens = ArrayField(models.PositiveBigIntegerField(), help_text="Times to the first token, by bucket.")
+    gaps = ArrayField(models.PositiveBigIntegerField(), help_text="Times between tokens, by bucket.")
+    steps = models.PositiveBigIntegerField()
+    sequences = models.PositiveBigIntegerField(help_text="Of all steps together.")
+    running = models.PositiveIntegerField(help_text="The most at once.")
+    waiting = models.PositiveIntegerField(help_text="The most at once.")
+    kv = models.FloatField(help_text="The largest share in use, 0 to 1.")
+    profiles = models.JSONField(help_text="Requests by published version.")
+    keys = models.JSONField(help_text="Requests by key.")
+
+    class Meta:
+        constraints = (models.UniqueConstraint(fields=("span_s", "begins_at", "process"), name="load_sample_once"),)
+
+    def __str__(self) -> str:
+        return f"{self.begins_at:%Y-%m-%d %H:%M}, {self.span_s} s"
+
+    def load(self) -> Load:
+        values = {name: getattr(self, name) for name in COUNTED}
+        return Load(**{**values, "first_tokens": tuple(self.first_tokens), "gaps": tuple(self.gaps)})

@@ -1,0 +1,113 @@
+"""What the sidebar lists: work, not tables. What nobody placed stands under "More", so that nothing is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from django.http import HttpRequest
+from django.urls import reverse
+
+from console.pages import PAGES, may_see
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A link to a ``page`` of ours, or to the list of a ``model`` ("app_label.ObjectName")."""
+
+    title: str
+    page: str = ""
+    model: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    title: str
+    url: str
+    is_current: bool = False
+    key: str = ""  # of its count in the live state
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    title: str
+    links: tuple[Link, ...]
+
+
+SECTIONS: tuple[tuple[str, tuple[Entry, ...]], ...] = (
+    ("Overview", (Entry("Dashboard", page="dashboard"), Entry("Playground", page="playground"))),
+    (
+        "Steer",
+        (
+            Entry("Profiles", model="steering.SteeringProfile"),
+            Entry("Published versions", model="steering.ProfileVersion"),
+            Entry("SAEs", model="steering.SAE"),
+            Entry("Features", model="steering.Feature"),
+            Entry("Vectors", model="steering.VectorSet"),
+            Entry("Evaluations", model="steering.Evaluation"),
+            Entry("Policies", model="steering.SteeringPolicy"),
+        ),
+    ),
+    (
+        "Serve",
+        (
+            Entry("Models", model="inference.LanguageModel"),
+            Entry("API keys", model="openai_api.ApiKey"),
+            Entry("Jobs", model="jobs.Job"),
+            Entry("Files", model="storage.StoredFile"),
+            Entry("Batches", model="storage.Batch"),
+            Entry("Vector stores", model="storage.VectorStore"),
+        ),
+    ),
+    (
+        "Audit",
+        (
+            Entry("Request log", model="openai_api.RequestLog"),
+            Entry("Audit trail", model="audit.AuditEvent"),
+            Entry("Watch rules", model="steering.WatchRule"),
+            Entry("Watch events", model="steering.WatchEvent"),
+            Entry("Key usage", model="openai_api.KeyDay"),
+        ),
+    ),
+    ("Settings", (Entry("Users", model="auth.User"), Entry("Groups", model="auth.Group"))),
+)
+
+
+def sections(request: HttpRequest, app_list: Iterable[Mapping[str, Any]]) -> tuple[Section, ...]:
+    """The entries that this user may open. ``app_list`` is the admin's, with what they may see."""
+    lists = _lists_by_model(app_list)
+    placed = {entry.model for _, entries in SECTIONS for entry in entries}
+    found = [
+        (title, [link for entry in entries if (link := _link(request, entry, lists))]) for title, entries in SECTIONS
+    ]
+    found.append(("More", [Link(name, url) for model, (name, url) in lists.items() if model not in placed]))
+    current = _current(request.path, [link.url for _, links in found for link in links])
+    return tuple(Section(title, tuple(_marked(link, current) for link in links)) for title, links in found if links)
+
+
+def _lists_by_model(app_list: Iterable[Mapping[str, Any]]) -> dict[str, tuple[str, str]]:
+    """Name and address of each list, by ``app_label.ObjectName``."""
+    return {
+        f"{app['app_label']}.{model['object_name']}": (str(model["name"]), model["admin_url"])
+        for app in app_list
+        for model in app["models"]
+        if model["admin_url"]
+    }
+
+
+def _link(request: HttpRequest, entry: Entry, lists: Mapping[str, tuple[str, str]]) -> Link | None:
+    if entry.model:
+        return Link(entry.title, lists[entry.model][1], key=entry.model) if entry.model in lists else None
+    page = PAGES.find(entry.page)
+    return Link(entry.title, reverse(page.url_name), key=page.name) if page and may_see(request, page) else None
+
+
+def _current(path: str, urls: Iterable[str]) -> str:
+    """The longest address that the path begins with; the dashboard's is the beginning of all and counts only alone."""
+    home = reverse("admin:index")
+    return max((url for url in urls if path == url or (url != home and path.startswith(url))), key=len, default="")
+
+
+def _marked(link: Link, current: str) -> Link:
+    return Link(link.title, link.url, link.url == current, link.key)

@@ -1,0 +1,26 @@
+"""The admin site with our pages, our navigation and the dashboard as its first page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib.admin import AdminSite
+from django.http import HttpRequest
+from django.urls import URLPattern, URLResolver
+
+from console.navigation import sections
+from console.pages import PAGES
+
+
+class ConsoleSite(AdminSite):
+    site_header = site_title = "miLLM"
+    index_title = "Dashboard"
+    enable_nav_sidebar = False  # ours stands in the header block of base_site.html
+    site_url = None
+
+    def get_urls(self) -> list[URLPattern | URLResolver]:
+        return [*PAGES.urls(self), *super().get_urls()]
+
+    def each_context(self, request: HttpRequest) -> dict[str, Any]:
+        context = super().each_context(request)
+        return {**context, "console_sections": sections(request, context["available_apps"])}

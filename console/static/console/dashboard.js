@@ -1,0 +1,32 @@
+// The dashboard's live figures; its charts are drawn from their tables.
+import "./charts.js";
+import { follow } from "./live.js";
+
+const STATES = { loaded: "badge-good", loading: "badge-busy", failed: "badge-bad" };
+
+const figures = document.querySelectorAll("[data-load]");
+if (figures.length) {
+  follow("load", (load) => {
+    for (const figure of figures) {
+      const value = load?.[figure.dataset.load];
+      if (value === undefined) figure.textContent = "–";
+      else if ("percent" in figure.dataset) figure.textContent = `${Math.round(100 * value)} %`;
+      else figure.textContent = value.toLocaleString("en");
+    }
+  });
+}
+
+const models = document.querySelectorAll("[data-model]");
+if (models.length) {
+  follow("models", (states) => {
+    for (const row of models) {
+      const now = states?.[row.dataset.model];
+      if (!now) continue;
+      const badge = row.querySelector("[data-state]");
+      badge.textContent = now.state;
+      badge.className = `badge ${STATES[now.state] ?? ""}`;
+      row.querySelector("[data-running]").textContent = now.waiting ? `${now.running} + ${now.waiting}` : now.running;
+      row.querySelector("[data-kv]").value = now.kv;
+    }
+  });
+}

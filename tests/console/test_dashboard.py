@@ -1,0 +1,170 @@
+"""The first page: what it says to whom, in few queries, with texts of strangers escaped."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+from django.utils import timezone
+from pytest_django import DjangoAssertNumQueries
+from pytest_django.fixtures import Settings
+
+from console.attention import notices
+from console.first_steps import first_steps
+from console.load.load import NO_GAPS, NO_WAITS, Load
+from console.load.services import record_load
+from inference.models import LanguageModel
+from jobs.models import Job
+from openai_api.models import ApiKey, RequestLog
+from openai_api.services.api_keys import create_api_key
+from tests.console.test_pages import client_of, staff
+
+pytestmark = pytest.mark.django_db
+EVIL = "<script>alert(1)</script>"
+
+
+@pytest.fixture
+def root() -> User:
+    return User.objects.create_superuser("root")
+
+
+def page(user: User, query: str = "") -> str:
+    answer = client_of(user).get(f"/admin/{query}")
+    assert answer.status_code == 200
+    return answer.content.decode()
+
+
+def write_load(**fields: object) -> None:
+    now = datetime.now(UTC).replace(second=0, microsecond=0)
+    load = Load(requests=4, generation_tokens=120, **fields)  # type: ignore[arg-type]
+    record_load(process=uuid.uuid4(), minutes={now: load}, hours={now.replace(minute=0): load})
+
+
+@pytest.mark.parametrize("span", ["", "?span=hour", "?span=day", "?span=week", "?span=<script>", "?span=year"])
+def test_every_span_shows_what_was_sampled(root: User, span: str):
+    write_load(errors={"model_not_found": 3})
+    text = page(root, span)
+    assert "4 requests, 3 errors, 120 tokens written" in text
+    assert "model_not_found" in text
+    assert "<script>" not in text
+
+
+def test_charts_are_tables_with_a_row_for_each_point(root: User):
+    waits = (0, 10, *NO_WAITS[2:])
+    write_load(first_tokens=waits, gaps=(5, *NO_GAPS[1:]))
+    text = page(root)
+    assert text.count("data-chart") == 6
+    assert text.count("<tr data-at=") % 60 == 0
+    assert "Nothing in the last hour." in text  # keys and values in use: none were
+
+
+def test_profiles_and_keys_are_named_to_who_may_see_them(root: User):
+    key = create_api_key(name=EVIL, owner=root).api_key
+    write_load(profiles={"cats@1": 2, "": 1}, keys={str(key.pk): 3, "999999": 1, "": 1})
+    text = page(root)
+    assert "cats@1" in text
+    assert "others" in text
+    assert "&lt;script&gt;alert(1)" in text
+    assert EVIL not in text
+    text = page(staff("view_loadsample"))
+    assert "4 requests" in text
+    for hidden in ("cats@1", "Most used keys", "Models</h2>", "Jobs</h2>"):
+        assert hidden not in text
+
+
+def test_who_may_see_nothing_sees_nothing(root: User):
+    write_load()
+    Job.objects.create(kind="x", title="Of root", owner=root, state="failed", finished_at=timezone.now())
+    LanguageModel.objects.create(name="m", source="/m", state="failed", error="broken")
+    text = page(staff())
+    for hidden in ("4 requests", "Of root", "broken", "First steps"):
+        assert hidden not in text
+
+
+def test_what_needs_attention_is_said_gravest_first(root: User):
+    LanguageModel.objects.create(name="m", source="/m", state="failed", error=f"No memory. {EVIL}")
+    now = timezone.now()
+    Job.objects.create(kind="x", title=EVIL, state="failed", error="Boom.", finished_at=now)
+    Job.objects.create(kind="x", title="Old", state="failed", finished_at=now - timedelta(days=2))
+    ApiKey.objects.filter(pk=create_api_key(name="k", owner=root).api_key.pk).update(expires_at=now + timedelta(days=1))
+    found = notices(root)
+    assert [each.level for each in found] == sorted(
+        (each.level for each in found), key=lambda level: ("bad", "warn", "quiet").index(level)
+    )
+    text = page(root)
+    for said in ("The engine does not run", "The model m could not be loaded", "failed. Boom.", "The key k expires on"):
+        assert said in text
+    assert not any("Old" in each.text for each in found)
+    assert EVIL not in text
+
+
+def test_of_jobs_one_hears_one_s_own():
+    rita = staff("view_job")
+    now = timezone.now()
+    Job.objects.create(kind="x", title="Hers", owner=rita, state="failed", finished_at=now)
+    Job.objects.create(kind="x", title="Another's", state="failed", finished_at=now)
+    text = page(rita)
+    assert "Hers" in text
+    assert "Another" not in text
+
+
+def test_of_keys_one_sees_one_s_own(root: User):
+    rita = staff("view_loadsample", "view_apikey")
+    hers, other = (create_api_key(name=name, owner=owner).api_key for name, owner in (("hers", rita), ("other", root)))
+    ApiKey.objects.update(expires_at=timezone.now() + timedelta(days=1))
+    write_load(keys={str(hers.pk): 3, str(other.pk): 5})
+    text = page(rita)
+    assert "The key hers expires on" in text
+    assert "The key other" not in text
+    assert ">other<" not in text
+
+
+def test_the_number_of_queries_does_not_grow(root: User, django_assert_max_num_queries: DjangoAssertNumQueries):
+    key = create_api_key(name="k", owner=root).api_key
+    for number in range(30):
+        Job.objects.create(kind="x", title=f"Job {number}", state="failed", finished_at=timezone.now())
+        LanguageModel.objects.create(name=f"m{number}", source="/m", state="failed")
+        write_load(keys={str(key.pk): 1}, profiles={f"p{number}@1": 1})
+    client = client_of(root)
+    client.get("/admin/")
+    with django_assert_max_num_queries(20):
+        client.get("/admin/?span=week")
+
+
+class TestFirstSteps:
+    @pytest.fixture
+    def url(self, settings: Settings) -> str:
+        settings.MILLM_AUTH = "loopback"
+        return "http://127.0.0.1:8000"
+
+    def states(self, user: User, url: str) -> list[bool]:
+        return [step.is_done for step in first_steps(user, url)]
+
+    def test_each_is_done_by_its_act(self, root: User, url: str):
+        assert self.states(root, url) == [False, False, False, False]
+        model = LanguageModel.objects.create(name="m", source="/m")
+        create_api_key(name="k", owner=root)
+        assert self.states(root, url) == [True, True, False, False]
+        log = {"created_at": timezone.now(), "endpoint": "/v1/chat/completions"}
+        RequestLog.objects.create(id="r1", status=401, **log)
+        assert self.states(root, url)[2] is False
+        RequestLog.objects.create(id="r2", status=200, **log)
+        assert self.states(root, url)[2] is True
+        profile = model.profiles.create(name="mine", owner=root)
+        profile.versions.create(number=1, edits=[], fingerprint="x", published_by=root)
+        assert first_steps(root, url) == []
+
+    def test_the_page_shows_them_until_then(self, root: User, url: str):
+        text = page(root)
+        assert "First steps" in text
+        assert "curl -N http://localhost/v1/chat/completions" in text
+
+    def test_who_cannot_take_them_is_not_led_there(self, url: str):
+        assert first_steps(staff("view_languagemodel"), url) == []
+
+
+def test_a_stranger_is_sent_to_the_login():
+    assert Client().get("/admin/", headers={"host": "localhost"}).status_code == 302

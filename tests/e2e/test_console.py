@@ -1,0 +1,163 @@
+"""Every page of the console in a real browser: nothing that its policy forbids, no errors, and it fits a telephone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import ConsoleMessage, Page, WebSocketRoute, expect
+
+from tests.conftest import LiveSite
+
+pytestmark = pytest.mark.browser
+
+AXE = (Path(__file__).parents[1] / "vendor" / "axe-core" / "axe.min.js").read_text()
+RUN_AXE = "async () => (await axe.run(document, {runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa']})).violations"
+OTHER_PAGES = (
+    "/admin/steering/sae/add/",
+    "/admin/steering/feature/?q=rain",
+    "/admin/password_change/",
+    "/docs",
+    "/nothing",
+)
+
+
+@pytest.fixture
+def watched(page: Page) -> Iterator[Page]:
+    """What the browser complains of fails the test, blocked scripts and styles included."""
+    complaints: list[str] = []
+
+    def note(message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning") and not page.url.endswith("/nothing"):  # it is a 404 on purpose
+            complaints.append(f"{page.url}: {message.text}")
+
+    page.on("console", note)
+    yield page
+    assert complaints == []
+
+
+@pytest.fixture
+def paths(page: Page, live_site: LiveSite) -> list[str]:
+    """All lists of the sidebar, where each can add one, the first object of each, and pages of other kinds."""
+    page.goto(f"{live_site.url}/admin/")
+    lists = page.eval_on_selector_all("#console-nav a", "links => links.map(link => link.getAttribute('href'))")
+    assert len(lists) > 15
+    found = [*lists, *OTHER_PAGES]
+    for path in lists:
+        page.goto(live_site.url + path)
+        for selector in ("#result_list tbody th a", ".object-tools a.addlink"):
+            found += page.eval_on_selector_all(selector, "links => links.slice(0, 1).map(l => l.getAttribute('href'))")
+    return found
+
+
+def open_page(page: Page, live_site: LiveSite, path: str) -> None:
+    page.goto(live_site.url + path)
+    expect(page.locator("h1, .swagger-ui .info").first).to_be_visible()
+    for element in page.locator("[aria-busy=true]").all():
+        expect(element).not_to_have_attribute("aria-busy", "true")
+
+
+def test_no_page_breaks_its_policy(watched: Page, live_site: LiveSite, paths: list[str]):
+    for path in paths:
+        answer = watched.goto(live_site.url + path)
+        assert answer is not None
+        policy = answer.headers["content-security-policy"]
+        assert "unsafe" not in policy
+        assert "script-src 'self';" in policy
+        open_page(watched, live_site, path)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_page_passes_axe(page: Page, live_site: LiveSite, paths: list[str], scheme: str):
+    page.emulate_media(color_scheme=scheme)
+    found = []
+    for path in paths:
+        if path == "/docs":
+            continue  # Swagger UI's own page
+        open_page(page, live_site, path)
+        page.evaluate(AXE)
+        for problem in page.evaluate(RUN_AXE):
+            found += [f"{path} {problem['id']}: {node['html'][:160]}" for node in problem["nodes"]]
+    assert found == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_page_fits_a_telephone(page: Page, live_site: LiveSite, paths: list[str], scheme: str):
+    page.emulate_media(color_scheme=scheme)
+    page.set_viewport_size({"width": 390, "height": 800})
+    wide = []
+    for path in paths:
+        if path == "/docs":
+            continue
+        open_page(page, live_site, path)
+        width = page.evaluate("document.documentElement.scrollWidth")
+        if width > 390:
+            wide.append(f"{path}: {width}")
+    assert wide == []
+
+
+def test_the_sidebar_is_a_drawer_on_a_telephone(page: Page, live_site: LiveSite):
+    page.set_viewport_size({"width": 390, "height": 800})
+    page.goto(f"{live_site.url}/admin/")
+    drawer = page.locator("#console-nav")
+    expect(drawer).to_be_hidden()
+    page.get_by_role("button", name="Menu").press("Enter")
+    expect(drawer).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(drawer).to_be_hidden()
+    page.get_by_role("button", name="Menu").click()
+    drawer.get_by_role("link", name="Features").click()
+    expect(page.locator("#content h1")).to_contain_text("Features")
+
+
+def test_the_theme_goes_round(page: Page, live_site: LiveSite):
+    page.emulate_media(color_scheme="light")
+    page.goto(f"{live_site.url}/admin/")
+    background = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(background)
+    button = page.locator("#user-tools .theme-toggle")
+    button.click()
+    assert page.evaluate(background) != light
+    page.reload()
+    assert page.evaluate(background) != light
+    button.click()
+    assert page.evaluate(background) == light
+
+
+def test_the_bar_shows_the_engine(page: Page, live_site: LiveSite):
+    page.goto(f"{live_site.url}/admin/steering/sae/")
+    expect(page.locator("#engine-state .words")).to_contain_text("Engine ready")
+    expect(page.locator("#live-line")).to_be_hidden()
+
+
+def test_a_lost_connection_is_said_and_tried_again(page: Page, live_site: LiveSite):
+    lines = []
+
+    def through(route: WebSocketRoute) -> None:
+        lines.append(route)
+        route.connect_to_server()
+
+    page.route_web_socket("**/admin/live/", through)
+    page.goto(f"{live_site.url}/admin/steering/sae/")
+    state = page.locator("#engine-state .words")
+    expect(state).to_contain_text("Engine")
+    lines[0].close(code=1012)
+    expect(page.locator("#live-line")).to_contain_text("Disconnected, trying again")
+    expect(page.locator("#live-line")).to_be_hidden()
+    expect(state).to_contain_text("Engine")
+    assert len(lines) >= 2
+    lines[-1].close(code=4401)
+    expect(page.locator("#live-line")).to_contain_text("You are logged out")
+
+
+@pytest.mark.skipif("SCREENSHOTS" not in os.environ, reason="SCREENSHOTS names no folder")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_screenshots(page: Page, live_site: LiveSite, paths: list[str], scheme: str):
+    folder = Path(os.environ["SCREENSHOTS"])
+    page.emulate_media(color_scheme=scheme)
+    for path in paths:
+        open_page(page, live_site, path)
+        name = path.strip("/").replace("/", "-").replace("?", "-") or "home"
+        page.screenshot(path=folder / f"{name}-{scheme}.png")
