@@ -47,7 +47,7 @@ class EvaluationPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes n
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        context = {"can_evaluate": self.has_evaluate_permission(request)}
+        context: dict[str, Any] = {"can_evaluate": self.has_evaluate_permission(request)}
         version = self.get_object(request, unquote(object_id))
         if version is not None:
             evaluations = visible_evaluations(request.user, version.evaluations.all())

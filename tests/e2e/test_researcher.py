@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from openai import OpenAI
@@ -137,7 +138,7 @@ def ask(site: LiveSite, key: str) -> tuple[str, str]:
     raw = client.chat.completions.with_raw_response.create(
         model="demo", messages=[{"role": "user", "content": "Tell me a story."}], temperature=0, max_tokens=24
     )
-    receipt = raw.parse().to_dict()["millm"]
+    receipt: Any = raw.parse().to_dict()["millm"]
     assert receipt["steering"]["applied"] == receipt["steering"]["expected"] > 0
     assert receipt["profile"] == raw.headers["x-millm-profile"]
     return raw.headers["x-millm-profile"], raw.headers["x-request-id"]

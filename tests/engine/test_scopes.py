@@ -137,6 +137,7 @@ def check(
     expected = reference_logprobs(loaded, steering, rules, prompt, made)
     np.testing.assert_allclose([one.logprob for one in transcript.logprobs], expected, atol=3e-4)
     receipt = transcript.finished.receipt
+    assert receipt is not None
     assert receipt.expected == receipt.applied
     if runs_once and not transcript.finished.usage.cached_tokens:
         assert receipt.applied == num_applied(loaded, steering, rules, prompt, made)
