@@ -16,7 +16,7 @@ from openai_api.errors import ApiError
 from openai_api.responses.file_search import Results
 from openai_api.responses.output import OpenSearch, Output
 from openai_api.responses.response_body import error_body, usage_body
-from openai_api.responses.schemas.bodies import Event, Item, ResponseBody, ResponseStatus
+from openai_api.responses.schemas.bodies import Event, ResponseBody, ResponseStatus
 from openai_api.responses.searching import Searching
 from openai_api.schemas.bodies import MillmBody
 from openai_api.services.answer import AnswerPlan
@@ -105,10 +105,6 @@ class EventWriter:
     def waits_for_client(self) -> bool:
         """Whether the model called functions too, whose outputs only the client has."""
         return any(item["type"] == "function_call" for item in self._output.items)
-
-    @property
-    def items(self) -> Sequence[Item]:
-        return self._output.items
 
     def complete(self, generation: Written) -> Iterator[Event]:
         """Nothing follows the searches."""

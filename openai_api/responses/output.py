@@ -237,6 +237,10 @@ class Output:
         if isinstance(self._open, OpenMessage) and logprobs:
             yield from self._open.add("", logprobs)
         yield from self.close(status)
+        while self.pending:  # the answer was cut off behind them, and nobody would read what they find
+            search = self.pending.pop(0)
+            item = self.items[search.place] = search.item("incomplete")
+            yield {"type": "response.output_item.done", "output_index": search.place, "item": item}
 
     @property
     def is_searching(self) -> bool:

@@ -193,6 +193,13 @@ async def test_a_call_that_is_cut_off_is_incomplete(stored: Api):
     assert call.status == "incomplete"
 
 
+async def test_an_answer_that_is_cut_off_behind_a_search_is_not_searched_for(stored: Api):
+    body = await ask(stored, f"{CALL}\n{CALL}", max_output_tokens=len(CALL) + 20)
+    assert body.status == "incomplete"
+    assert [item.status for item in body.output if item.type == "file_search_call"] == ["incomplete"]
+    assert len(stored.engine.requests) == 1
+
+
 async def test_in_the_background_the_same_happens(stored: Api):
     store = await new_store(stored)
     stored.engine.script = in_turn(CALL, SAID)
