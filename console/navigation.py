@@ -58,6 +58,9 @@ SECTIONS: tuple[tuple[str, tuple[Entry, ...]], ...] = (
             Entry("Files", model="storage.StoredFile"),
             Entry("Batches", model="storage.Batch"),
             Entry("Vector stores", model="storage.VectorStore"),
+            Entry("Responses", model="responses.StoredResponse"),
+            Entry("Conversations", model="responses.Conversation"),
+            Entry("Stored completions", model="stored_chats.StoredChat"),
         ),
     ),
     (
