@@ -9,7 +9,8 @@ ErrorType = Literal["invalid_request_error", "permission_error", "rate_limit_err
 MAX_QUOTED = 200  # characters of a client's input that an error repeats
 MAX_PROBLEMS = 10  # validation problems that one message lists
 MAX_RETRY_AFTER_S = 120.0  # above it the SDKs do not retry
-WRONG_KEY = "The API key is missing or not valid. Send a key of this server as “Authorization: Bearer <key>”."
+# Begins as OpenAI's does: some clients tell a wrong key from other bad requests by these words.
+WRONG_KEY = "Incorrect API key provided, or none. Send a key of this server as “Authorization: Bearer <key>”."
 
 
 class ApiError(Exception):

@@ -75,7 +75,7 @@ async def test_all_wrong_keys_get_the_same_answer(required: Api, headers: dict[s
     assert response.status_code == 401
     assert response["WWW-Authenticate"] == "Bearer"
     assert response.json()["error"] == {
-        "message": "The API key is missing or not valid. Send a key of this server as “Authorization: Bearer <key>”.",
+        "message": "Incorrect API key provided, or none. Send a key of this server as “Authorization: Bearer <key>”.",
         "type": "invalid_request_error",
         "param": None,
         "code": "invalid_api_key",
