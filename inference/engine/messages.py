@@ -219,7 +219,10 @@ class TokensEvent:
 
 @dataclass(frozen=True, slots=True)
 class FinishedEvent:
-    """Terminal: the sequence ended; ``stop`` is the stop string that ended it, if one did."""
+    """Terminal: the sequence ended; ``stop`` is the stop string that ended it, if one did.
+
+    ``ending`` is the token that did, where log-probabilities were asked for and no TokensEvent has it.
+    """
 
     index: int
     reason: FinishReason
@@ -227,6 +230,7 @@ class FinishedEvent:
     timings: Timings
     receipt: SteeringReceipt | None = None
     stop: str = ""
+    ending: TokenLogprob | None = None
 
 
 @dataclass(frozen=True, slots=True)

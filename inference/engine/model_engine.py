@@ -319,7 +319,8 @@ class ModelEngine:
         note_token(sequence, token)
         if token in sequence.stop_ids:
             included = sequence.detokenizer.push_stop(token, logprob)
-            return [*_tokens_event(sequence, included), *self._finish(sequence, "stop")]
+            ending = None if included.token_ids else logprob
+            return [*_tokens_event(sequence, included), *self._finish(sequence, "stop", ending=ending)]
         piece = sequence.detokenizer.push(token, logprob)
         events = _tokens_event(sequence, piece)
         if piece.stop:
@@ -332,14 +333,22 @@ class ModelEngine:
             return [*events, *self._finish(sequence, "length")]
         return events
 
-    def _finish(self, sequence: Sequence, reason: FinishReason, *, stop: str = "") -> list[Delivery]:
+    def _finish(
+        self, sequence: Sequence, reason: FinishReason, *, stop: str = "", ending: TokenLogprob | None = None
+    ) -> list[Delivery]:
         """What stands behind the stop string ``stop`` is not sent."""
         self._remove(sequence, RequestState.FINISHED)
         events = [] if stop else _tokens_event(sequence, sequence.detokenizer.finish())
         if sequence.reading is not None:
             events += _reading_event(sequence, sequence.reading.finish())
         ended = FinishedEvent(
-            sequence.request.index, reason, sequence.usage(), sequence.timings(), receipt=sequence.receipt(), stop=stop
+            sequence.request.index,
+            reason,
+            sequence.usage(),
+            sequence.timings(),
+            receipt=sequence.receipt(),
+            stop=stop,
+            ending=ending,
         )
         return [*events, (sequence.sink, ended)]
 

@@ -79,9 +79,15 @@ class CompletionChunks:
 
     def _finish(self, event: FinishedEvent) -> CompletionBody:
         reason: CompletionFinish = "length" if event.reason == "length" else "stop"
-        chunk = self._chunk([_choice(event.index, "", None, reason)])
+        chunk = self._chunk([_choice(event.index, "", self._ending(event), reason)])
         is_last = self._generation.tally.is_complete and not self._include_usage
         return self._with_proof(chunk) if is_last else chunk
+
+    def _ending(self, event: FinishedEvent) -> CompletionLogprobsBody | None:
+        """Who has a prompt scored counts on an entry for each new token, be it the one without text that ends it."""
+        if event.ending is None or self._echoes is None or not self._echo_has_logprobs:
+            return None
+        return self._logprobs(event.index, (event.ending.token_id,), (event.ending,))
 
     def _logprobs(
         self, index: int, ids: Sequence[int], logprobs: Sequence[TokenLogprob | None]

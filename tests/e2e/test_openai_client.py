@@ -107,6 +107,18 @@ def test_completions_echo_and_score(client):
     assert all(p <= 0 for p in choice.logprobs.token_logprobs[1:])
 
 
+def test_an_end_that_is_the_only_new_token_is_scored_too(client, live_site):
+    """Evaluation harnesses take the last entry for the new token's, whatever it is."""
+    end = httpx.get(f"{live_site.url}/tokenizer_info").json()["eos_token_id"]
+    prompt = httpx.post(f"{live_site.url}/tokenize", json={"prompt": "Once upon a time"}).json()["tokens"]
+    answer = client.completions.create(
+        model="demo", prompt=prompt, echo=True, max_tokens=1, logprobs=1, temperature=0, logit_bias={str(end): 100}
+    )
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.choices[0].text == "Once upon a time"
+    assert len(answer.choices[0].logprobs.token_logprobs) == len(prompt) + 1
+
+
 BAD_REQUESTS = [
     ({"extra_body": {"profile": "nobody"}}, 404, "profile_not_found", "profile"),
     ({"messages": [{"role": "user", "content": "word " * 5000}]}, 400, "context_length_exceeded", "messages"),

@@ -40,6 +40,16 @@ def test_the_model_s_end_token_stops_unless_ignored(llama):
     assert EngineHarness(llama).generate(prompt=PROMPT, logit_bias=bias).finished.reason == "length"
 
 
+def test_the_end_token_s_log_probability_comes_with_the_end_where_it_was_asked_for(llama):
+    bias = ((2, 1000.0),)
+    ended = EngineHarness(llama).generate(prompt=PROMPT, logit_bias=bias, ignore_eos=False, logprobs=1).finished
+    assert ended.ending is not None
+    assert ended.ending.token_id == 2
+    assert ended.ending.logprob < 0
+    silent = EngineHarness(llama).generate(prompt=PROMPT, logit_bias=bias, ignore_eos=False)
+    assert silent.finished.ending is None
+
+
 def test_a_stop_string_ends_the_text_before_it(llama):
     whole = EngineHarness(llama).generate(prompt=PROMPT, max_tokens=30).text
     stop = next(c for i, c in enumerate(whole) if i > 3 and c not in whole[:i] and c != "\ufffd")
