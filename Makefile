@@ -2,6 +2,8 @@
 #
 #   make run      serve the demo on HOST:PORT (127.0.0.1:8000)
 #   make test     all tests (ARGS="..." goes to pytest)
+#   make test-clients   only the tests of clients: openai, the AI SDK, LangChain, LiteLLM, ...
+#   make clients  install those clients in .venv-clients/, each group with its own pins; then `make test` has them too
 #   make check    format, lint, types, import contracts, migrations, deployment check, docs
 #   make bench    benchmarks of a small shape; bench-full: of Qwen3-0.6B's; bench-gpu: on a bare machine with a GPU
 #   make bench-check   has the engine become slower? Counts and ratios against benchmarks/baseline.json
@@ -10,7 +12,7 @@
 #   make setup    install what the other targets need
 #   make oracles  install SAELens too, the judge of the SAE formats; about 60 packages
 #   make pins     write constraints.txt from what is installed, after an upgrade that passed the tests
-#   make clean    remove .venv/ and caches, not MILLM_HOME
+#   make clean    remove .venv/, .venv-clients/ and caches, not MILLM_HOME
 
 PYTHON ?= python3
 HOST ?= $(or $(MILLM_HOST),127.0.0.1)
@@ -23,9 +25,12 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+CLIENTS_VENV := .venv-clients
+CLIENTS := openai litellm lm-eval
+NODE_CLIENTS := tests/clients/node
 PACKAGES := audit jobs inference steering storage openai_api management_api console millm_site
 
-.PHONY: run test check bench bench-full bench-gpu bench-check soak screenshots setup oracles pins clean chromium
+.PHONY: run test test-clients clients check bench bench-full bench-gpu bench-check soak screenshots setup oracles pins clean chromium
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.runtime
@@ -34,6 +39,9 @@ run: $(VENV)/.runtime
 
 test: $(VENV)/.dev chromium
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+
+test-clients: $(VENV)/.dev clients
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/clients $(ARGS)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
@@ -74,8 +82,10 @@ pins: $(VENV)/.oracles
 	{ echo '# The versions that miLLM is tested with. Made by: make pins'; \
 		$(PIP) freeze --all --exclude pip --exclude setuptools --exclude millm | sed 's/^\(torch==[0-9.]*\)+.*/\1/'; } > constraints.txt
 
+clients: $(CLIENTS:%=$(CLIENTS_VENV)/%/.installed) $(NODE_CLIENTS)/node_modules/.package-lock.json
+
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache htmlcov .coverage*
+	rm -rf $(VENV) $(CLIENTS_VENV) $(NODE_CLIENTS)/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache htmlcov .coverage*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The virtual environment. Debian splits ensurepip off into python3-venv: without it, the system's pip can serve.
@@ -101,6 +111,18 @@ $(VENV)/.dev: pyproject.toml constraints.txt $(VENV)/.runtime
 
 $(VENV)/.oracles: pyproject.toml constraints.txt $(VENV)/.dev
 	$(call install,p["optional-dependencies"]["oracles"])
+
+# Clients' environments hold exactly what their lists say: no resolver, and no package of miLLM's own.
+$(CLIENTS_VENV)/%/.installed: tests/clients/environments/%.txt | $(VENV)/.dev
+	rm -rf $(@D)
+	$(BIN)/python -m venv --without-pip $(@D)
+	$(PIP) --python $(@D)/bin/python install --quiet --no-compile --no-deps -r $<
+	@touch $@
+
+# Node comes with the first environment: the clients need a newer one than many systems have.
+$(NODE_CLIENTS)/node_modules/.package-lock.json: $(NODE_CLIENTS)/package-lock.json $(CLIENTS_VENV)/openai/.installed
+	cd $(NODE_CLIENTS) && PATH="$(CURDIR)/$(CLIENTS_VENV)/openai/bin:$$PATH" npm ci --ignore-scripts --no-audit --no-fund
+	@touch $@
 
 define install
 $(BIN)/python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; print(*($(1)), sep="\n")' > $@.txt

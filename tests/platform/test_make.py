@@ -19,6 +19,8 @@ from tests.live import clean_environment
 TARGETS = (
     "run",
     "test",
+    "test-clients",
+    "clients",
     "check",
     "bench",
     "bench-full",
@@ -101,7 +103,7 @@ def test_ci_runs_check_then_test() -> None:
     assert os.access(script, os.X_OK)
     lines = [line for line in script.read_text().splitlines() if line and not line.startswith("#")]
     assert lines[0] == "set -euo pipefail"
-    assert lines[-2:] == ["make check", "make test"]
+    assert lines[-3:] == ["make check", "make clients", "make test"]
 
 
 def test_commit_hooks_are_the_projects_own_tools() -> None:

@@ -1,0 +1,50 @@
+"""One server for all clients: the demo, in float32 so that log-probabilities can be held against transformers', and an
+embedding model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from tests import live
+from tests.clients.environment import installed
+from tests.conftest import site_environment
+from tests.embedding_builders import build_embedder
+
+SET_UP = "from inference.models import LanguageModel as M; assert M.objects.update(dtype='float32') == 1"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """They share the server, so one worker has them all."""
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.clients)
+            item.add_marker(pytest.mark.live)
+            item.add_marker(pytest.mark.xdist_group("clients"))
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The server's address, without the API's path. None is started for clients that are not here."""
+    installed()
+    embedder = build_embedder(tmp_path_factory.mktemp("embedder"))
+    with live.own_database() as url:
+        environment = site_environment(url, tmp_path_factory.mktemp("clients-site"))
+        for command in (["migrate"], ["install_demo"], ["shell", "-c", SET_UP]):
+            live.manage(*command, environment=environment)
+        live.manage("add_model", "vectors", str(embedder), "--dtype", "float32", environment=environment)
+        with live.serving(environment=environment) as server:
+            warm_up(f"{server.url}/v1")
+            yield server.url
+            assert server.stop() == 0, server.output
+
+
+def warm_up(url: str) -> None:
+    """Both models are loaded now: clients need not wait for that, in their own time limits."""
+    chat = {"model": "demo", "messages": [{"role": "user", "content": "Hello."}], "max_tokens": 2}
+    for path, body in (("chat/completions", chat), ("embeddings", {"model": "vectors", "input": "a"})):
+        assert httpx2.post(f"{url}/{path}", json=body, timeout=300).status_code == 200

@@ -1,0 +1,103 @@
+"""The environments that ``make clients`` installs, and what the programs that run there report."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millm_site.env import PROJECT_DIR
+from tests.live import clean_environment
+
+HOME = PROJECT_DIR / ".venv-clients"
+PROGRAMS = Path(__file__).parent / "programs"
+NODE_PROGRAMS = Path(__file__).parent / "node"
+PINS = Path(__file__).parent / "environments"
+RUN_S = 300
+
+
+@dataclass(frozen=True)
+class Report:
+    """The outcomes of a program's cases, by their names."""
+
+    outcomes: Mapping[str, Mapping[str, Any]]
+    output: str
+
+    def __call__(self, case: str) -> Any:
+        """The result of a case; fails with the client's own traceback where it had none."""
+        assert case in self.outcomes, f"{case} was not run:\n{self.output}"
+        outcome = self.outcomes[case]
+        assert "error" not in outcome, f"{case} failed:\n{outcome['error']}"
+        return outcome["result"]
+
+
+def pins(name: str) -> dict[str, str]:
+    """The versions of an environment's packages."""
+    return dict(line.split("==") for line in (PINS / f"{name}.txt").read_text().split())
+
+
+def python_of(environment: str) -> Path:
+    """The interpreter of an environment; skips the test where it is not installed."""
+    return installed(HOME / environment / "bin" / "python")
+
+
+def run_python(environment: str, program: str, url: str, **variables: str) -> Report:
+    return _run([str(python_of(environment)), str(PROGRAMS / f"{program}.py"), url], variables)
+
+
+def run_node(program: str, url: str) -> Report:
+    node = installed(HOME / "openai" / "bin" / "node")
+    installed(NODE_PROGRAMS / "node_modules" / ".package-lock.json")
+    return _run([str(node), str(NODE_PROGRAMS / f"{program}.mjs"), url], {})
+
+
+def run_command(command: list[str], variables: Mapping[str, str], folder: Path) -> str:
+    """What a client's own command prints; fails where it fails."""
+    done = _process(command, variables, folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def installed(path: Path = HOME) -> Path:
+    """The same path; skips the test where nothing is there."""
+    if not path.exists():
+        pytest.skip("the clients are not installed: `make clients` does it")
+    return path
+
+
+def _run(command: list[str], variables: Mapping[str, str]) -> Report:
+    done = _process(command, variables, PROJECT_DIR)
+    output = done.stdout + done.stderr
+    outcomes = {}
+    for line in done.stdout.splitlines():
+        if line.startswith('{"case"'):
+            outcome = json.loads(line)
+            outcomes[outcome.pop("case")] = outcome
+    assert done.returncode == 0, output
+    return Report(outcomes, output)
+
+
+def _process(command: list[str], variables: Mapping[str, str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """Without the settings of this process' Python, and without a way out of this machine."""
+    inherited = {name: value for name, value in clean_environment().items() if not name.startswith("PYTHON")}
+    everything = {**inherited, **OFFLINE, **variables}
+    return subprocess.run(
+        command, cwd=folder, env=everything, capture_output=True, text=True, check=False, timeout=RUN_S
+    )
+
+
+OFFLINE = {
+    "NO_PROXY": "127.0.0.1",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "LITELLM_TELEMETRY": "False",
+    "LANGSMITH_TRACING": "false",
+    "HF_HUB_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "AI_SDK_LOG_WARNINGS": "false",
+    "COLUMNS": "200",
+}
