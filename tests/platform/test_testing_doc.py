@@ -16,7 +16,8 @@ SCHEDULER_CASES = 10
 RUNNER_CASES = 7
 FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 EXIT_CRITERIA = 12
-FAULTS = (5, 6, 7, 8, 9, 10, 13, 14, 15, 17, 19, 20)
+FAULTS = (*range(1, 18), 19, 20, 21, 23)
+BAD_INPUTS = range(1, 48)
 
 
 @cache
@@ -45,10 +46,12 @@ def test_every_case_has_a_row() -> None:
     assert cases.count("Runner") == RUNNER_CASES
     assert sorted(numbers_under("exit criteria")) == list(range(1, EXIT_CRITERIA + 1))
     assert set(numbers_under("Faults")) >= set(FAULTS)
+    assert sorted(numbers_under("Bad input")) == list(BAD_INPUTS)
 
 
 def test_every_row_names_a_test() -> None:
-    rows = [row for title in ("testing plan", "exit criteria", "Greedy", "Faults") for row in rows_under(title)]
+    titles = ("testing plan", "exit criteria", "Greedy", "Faults", "Bad input")
+    rows = [row for title in titles for row in rows_under(title)]
     assert [row for row in rows if "`tests/" not in row and "every test there" not in row] == []
 
 
