@@ -20,6 +20,7 @@ from jobs.errors import JobStateError
 from jobs.job_filters import KindFilter
 from jobs.job_pages import error_text, pretty_json, progress_bar, recent_lines, state_label, took_text
 from jobs.models import Job
+from jobs.result_permission import may_see_result
 
 admin.site.unregister(ProcrastinateJob)  # deliveries; who looks for jobs finds ours
 
@@ -75,6 +76,12 @@ class JobAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at 
     def has_control_permission(self, request: HttpRequest, obj: Job | None = None) -> bool:
         """To cancel and to retry. Whose jobs, the query set decides."""
         return _manages_all(request) or request.user.has_perm("jobs.change_job")
+
+    def get_fieldsets(self, request: HttpRequest, obj: Job | None = None) -> Any:
+        """Without what the job found where its kind says that others may see it only."""
+        if obj is None or may_see_result(obj, _user(request)):
+            return self.fieldsets
+        return [(name, options) for name, options in self.fieldsets if name not in ("Log", "Result")]
 
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None

@@ -18,12 +18,14 @@ Run: TypeAlias = "Callable[[RunningJob], dict[str, Any] | None]"
 class JobKind:
     """``run`` works in a thread of its own, and may run again from its last checkpoint after a crash.
 
-    Register kinds in ``AppConfig.ready()``; import what is heavy inside of ``run``.
+    Register kinds in ``AppConfig.ready()``; import what is heavy inside of ``run``. Where ``result_permission`` is
+    given, results and log lines are shown to those only who have it.
     """
 
     name: str
     title: str
     run: Run
+    result_permission: str = ""
 
 
 _kinds: dict[str, JobKind] = {}

@@ -9,6 +9,7 @@ from django.db.models.functions import Now
 
 from jobs.deliveries import deliver, deliver_forgotten
 from jobs.models import Job, JobLine
+from jobs.periodic import enqueue_due
 
 MAX_CRASHES = 3
 
@@ -31,6 +32,7 @@ def sweep(*, stall_s: float, retention_days: int) -> None:
     recover_stalled(stall_s)
     deliver_forgotten()
     forget_ended(retention_days)
+    enqueue_due()
 
 
 def _recover(row: Job) -> None:

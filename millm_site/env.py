@@ -134,7 +134,22 @@ class Environment(BaseSettings):
         "MILLM_AUTH=loopback, clients on this machine.",
     )
     log_content: Literal["full", "hash", "none"] = Field(
-        "full", description="What the request log keeps of prompts and completions: text, SHA-256, or nothing."
+        "full",
+        description="What the request log keeps of prompts and completions: text, SHA-256, or nothing; without text "
+        "also nothing of other words of clients, such as stop strings and tools. Keys may say less.",
+    )
+    log_retention_days: int = Field(
+        0,
+        ge=0,
+        le=36_500,
+        description="Days after which rows of the request log are deleted; 0: never. Keys may say less.",
+    )
+    log_text_retention_days: int = Field(
+        0,
+        ge=0,
+        le=36_500,
+        description="Days after which prompts, completions and other words of clients are taken out of the request log "
+        "and its numbers stay; 0: never.",
     )
     watch_retention_days: int = Field(90, ge=1, le=36_500, description="Days for which events of watch rules are kept.")
     max_body_bytes: int = Field(8 * 2**20, ge=1_024, description="Largest request body; larger ones are answered 413.")

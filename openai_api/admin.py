@@ -1,4 +1,4 @@
-"""API keys and the request log in the admin."""
+"""API keys in the admin; the request log's is in :mod:`openai_api.request_log.admin`."""
 
 from __future__ import annotations
 
@@ -10,20 +10,15 @@ from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.utils import timezone
-from django.utils.formats import date_format
-from django.utils.html import format_html
-from django.utils.safestring import SafeString
-from django.utils.timezone import localtime
 from django.views.decorators.cache import never_cache
 
 from openai_api.key_forms import ApiKeyForm
 from openai_api.key_visibility import SEE_ALL_KEYS, visible_days, visible_keys
-from openai_api.log_filters import EndpointFilter, ModelFilter, OutcomeFilter, ProfileFilter
-from openai_api.log_pages import conversation, pretty_json, profile_link, tokens_text
-from openai_api.log_paginator import LogPaginator
-from openai_api.models import ApiKey, KeyDay, RequestLog
-from openai_api.replay_pages import ReplayPages
+from openai_api.models import ApiKey, KeyDay
+from openai_api.request_log.admin import LogAccessAdmin, ReadOnlyAdmin, RequestLogAdmin
 from openai_api.services.api_keys import change_api_key, delete_api_keys, revoke_api_keys, save_new_api_key
+
+__all__ = ("ApiKeyAdmin", "KeyDayAdmin", "LogAccessAdmin", "RequestLogAdmin")
 
 
 @admin.register(ApiKey)
@@ -54,6 +49,7 @@ class ApiKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none 
                 )
             },
         ),
+        ("Request log", {"fields": ("log_content", "log_retention_days")}),
         (
             "Limits",
             {
@@ -132,21 +128,6 @@ def _render_once(request: HttpRequest, context: dict[str, Any]) -> HttpResponse:
     return render(request, "admin/openai_api/apikey/created.html", context)
 
 
-class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
-    """Read-only, whoever looks."""
-
-    actions = None
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-
 @admin.register(KeyDay)
 class KeyDayAdmin(ReadOnlyAdmin):
     """What keys used, day by day."""
@@ -158,104 +139,6 @@ class KeyDayAdmin(ReadOnlyAdmin):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[KeyDay]:
         return visible_days(request.user, super().get_queryset(request))
-
-
-@admin.register(RequestLog)
-class RequestLogAdmin(ReplayPages, ReadOnlyAdmin):
-    list_display = ("time", "model", "profile", "route", "outcome", "tokens", "took", "api_key")
-    list_display_links = ("time",)
-    list_filter = (
-        ("created_at", admin.DateFieldListFilter),
-        OutcomeFilter,
-        EndpointFilter,
-        ModelFilter,
-        ProfileFilter,
-        ("api_key", admin.RelatedFieldListFilter),
-        "stream",
-    )
-    list_select_related = ("api_key",)
-    list_per_page = 50
-    search_fields = ("id__startswith", "user", "prompt")
-    search_help_text = "The beginning of a request id, a user, or text of the prompt."
-    date_hierarchy = "created_at"
-    ordering = ("-created_at",)
-    show_full_result_count = False
-    show_facets = admin.ShowFacets.NEVER  # each would be counted over the whole log
-    paginator = LogPaginator
-    fieldsets = (
-        (None, {"fields": ("id", "created_at", "endpoint", "model", "steering_profile", "stream")}),
-        ("Outcome", {"fields": ("status", "finish_reason", "error_code", "error_message")}),
-        ("Time", {"fields": ("queue", "ttft", "total")}),
-        ("Tokens", {"fields": ("tokens", "steering_proof")}),
-        ("Client", {"fields": ("api_key", "user", "client_address", "parameters_json")}),
-        ("Prompt", {"fields": ("prompt_text",), "classes": ("log-text",)}),
-        ("Completion", {"fields": ("completion_text",), "classes": ("log-text",)}),
-    )
-
-    class Media:
-        css = {"all": ("openai_api/log.css",)}
-
-    @admin.display(description="time", ordering="created_at")
-    def time(self, row: RequestLog) -> str:
-        return date_format(localtime(row.created_at), "M j H:i:s")
-
-    @admin.display(description="endpoint", ordering="endpoint")
-    def route(self, row: RequestLog) -> str:
-        return row.endpoint.removeprefix("/v1/")
-
-    @admin.display(description="outcome", ordering="status")
-    def outcome(self, row: RequestLog) -> str:
-        return f"{row.status} {row.error_code or row.finish_reason}"
-
-    @admin.display(description="tokens")
-    def tokens(self, row: RequestLog) -> str:
-        return tokens_text(row)
-
-    @admin.display(description="queue", ordering="queue_ms")
-    def queue(self, row: RequestLog) -> str:
-        return _milliseconds(row.queue_ms)
-
-    @admin.display(description="TTFT", ordering="ttft_ms")
-    def ttft(self, row: RequestLog) -> str:
-        return _milliseconds(row.ttft_ms)
-
-    @admin.display(description="total", ordering="total_ms")
-    def total(self, row: RequestLog) -> str:
-        return _milliseconds(row.total_ms)
-
-    @admin.display(description="TTFT / total", ordering="total_ms")
-    def took(self, row: RequestLog) -> str:
-        return f"{_milliseconds(row.ttft_ms)} / {_milliseconds(row.total_ms)}"
-
-    @admin.display(description="profile")
-    def steering_profile(self, row: RequestLog) -> str | SafeString:
-        return profile_link(row)
-
-    @admin.display(description="steering")
-    def steering_proof(self, row: RequestLog) -> str:
-        if not row.fingerprint:
-            return "none"
-        policies = f", policies {row.policies}" if row.policies else ""
-        counts = f"{row.steering_applied} of {row.steering_expected} layer applications"
-        return f"{counts}, fingerprint {row.fingerprint}{policies}"
-
-    @admin.display(description="parameters")
-    def parameters_json(self, row: RequestLog) -> SafeString:
-        return format_html("<pre>{}</pre>", pretty_json(row.parameters))
-
-    @admin.display(description="prompt")
-    def prompt_text(self, row: RequestLog) -> SafeString:
-        return conversation(row.prompt)
-
-    @admin.display(description="completion")
-    def completion_text(self, row: RequestLog) -> SafeString:
-        return conversation(row.completion)
-
-
-def _milliseconds(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value / 1000:.2f} s" if value >= 1000 else f"{value:.0f} ms"
 
 
 def _user(request: HttpRequest) -> Any:

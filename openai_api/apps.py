@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from django.apps import AppConfig
@@ -9,6 +10,7 @@ if TYPE_CHECKING:
 
 REPLAY = "steering.replay"
 PRUNE_KEPT = "openai_api.prune_kept"
+PRUNE = "openai_api.prune_log"
 
 
 class OpenaiApiConfig(AppConfig):
@@ -20,11 +22,14 @@ class OpenaiApiConfig(AppConfig):
         from django.db.models.signals import post_delete, post_save
 
         from jobs.kinds import JobKind, register
+        from jobs.periodic import Periodic, register_periodic
         from storage.batches import BATCH_KIND
 
         register(JobKind(BATCH_KIND, "Batch", _run_batch))
         register(JobKind(PRUNE_KEPT, "Deletion of what is kept for long enough", _prune_kept))
-        register(JobKind(REPLAY, "Replay of a request", _replay))
+        register(JobKind(REPLAY, "Replay of a request", _replay, "openai_api.view_prompt_text"))
+        register(JobKind(PRUNE, "Prune the request log", _prune))
+        register_periodic(Periodic(PRUNE, timedelta(hours=1), _is_prune_due))
         for signal in (post_save, post_delete):
             signal.connect(_reread_keys, sender=get_user_model(), dispatch_uid="openai_api.reread_keys")
 
@@ -50,6 +55,18 @@ def _replay(job: RunningJob) -> dict[str, Any]:
     from openai_api.replay import run_replay  # the API is imported with its first use
 
     return run_replay(job)
+
+
+def _prune(job: RunningJob) -> dict[str, Any]:
+    from openai_api.request_log.prune_job import run_prune
+
+    return run_prune(job)
+
+
+def _is_prune_due() -> bool:
+    from openai_api.request_log.prune_job import is_due
+
+    return is_due()
 
 
 def _reread_keys(*, update_fields: frozenset[str] | None = None, **_: Any) -> None:

@@ -68,7 +68,7 @@ class Call:
         """
         self.key = key
         if key is not None:
-            self.entry.api_key_id = key.pk
+            self.entry.api_key_id, self.entry.log_content = key.pk, key.log_content
             self._lease = get_limits().admit(key, is_counted=is_counted)
             self.entry.is_metered, self.entry.is_counted = True, is_counted
 

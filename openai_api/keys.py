@@ -56,6 +56,7 @@ class KeyRecord:
     requests_per_day: int | None = None
     tokens_per_day: int | None = None
     priority: int = 0
+    log_content: str = ""  # what the log keeps of its texts, where it says so
     expires_at: datetime | None = None
     may_manage_models: bool = False
     scopes: frozenset[str] = frozenset()  # none: all of /v1

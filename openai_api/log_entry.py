@@ -46,6 +46,7 @@ class LogEntry:
     prompt_size: int = 0
     completion: str = ""
     findings: tuple[Finding, ...] = ()
+    log_content: str = ""  # what the key wants kept of texts; "" for the server's setting
     is_metered: bool = False  # whether it counts in its key's day, and has not been written down there
     is_counted: bool = False  # whether the request that ordered it counts in its place; its tokens count still
 

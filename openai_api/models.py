@@ -4,15 +4,28 @@ from __future__ import annotations
 
 from django.conf import settings
 from django.contrib.postgres.fields import ArrayField
+from django.contrib.postgres.indexes import GinIndex, OpClass
 from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
 from django.db.models.functions import Now
 from django.utils import timezone
 
 from openai_api.keys import MAX_INTENSITY, DayUse, KeyRecord
+from openai_api.log_models import LogAccess, SavedSearch
+from openai_api.log_words import LogWords
 from openai_api.scopes import Scope
 
+__all__ = ("ApiKey", "KeyDay", "LogAccess", "RequestLog", "SavedSearch")
+
 ANY_HELP = "Separated by commas. Empty: all."
+
+
+class LogContent(models.TextChoices):
+    """What the request log keeps of texts."""
+
+    FULL = "full", "texts"
+    HASH = "hash", "a SHA-256 of each text"
+    NONE = "none", "nothing of texts"
 
 
 class ApiKey(models.Model):
@@ -37,7 +50,22 @@ class ApiKey(models.Model):
     shares_examples = models.BooleanField(
         "may be shown as examples",
         default=False,
-        help_text="Texts of its requests may become examples of features, for those who may read the request log.",
+        help_text="Texts of its requests may become examples of features, for those who may see texts in the log.",
+    )
+    log_content = models.CharField(
+        "log keeps",
+        max_length=4,
+        blank=True,
+        choices=LogContent,
+        help_text="Of prompts, answers and other words of its requests. The server's own setting holds where it keeps "
+        "less.",
+    )
+    log_retention_days = models.PositiveIntegerField(
+        "log kept for days",
+        null=True,
+        blank=True,
+        validators=[MinValueValidator(1), MaxValueValidator(36_500)],
+        help_text="Then rows of its requests are deleted. Empty, or where the server keeps less: as the server says.",
     )
     min_intensity = models.FloatField(
         default=0.0, help_text="Least “steering_intensity”, from 0 to 1.", validators=[MinValueValidator(0.0)]
@@ -104,6 +132,7 @@ class ApiKey(models.Model):
             requests_per_day=self.requests_per_day,
             tokens_per_day=self.tokens_per_day,
             priority=self.priority,
+            log_content=self.log_content,
             expires_at=self.expires_at,
             may_manage_models=self.owner.has_perm("inference.change_languagemodel"),
             scopes=frozenset(self.scopes),
@@ -168,11 +197,28 @@ class RequestLog(models.Model):
         ordering = ("-created_at",)
         verbose_name = "request"
         verbose_name_plural = "request log"
+        permissions = (
+            ("view_prompt_text", "Can see texts of requests in the log"),
+            ("export_requestlog", "Can export the request log"),
+        )
+        # Pages go by (created_at, id). Ties in time are few, so id is sorted at the end and lies in no index.
         indexes = (
             models.Index(fields=("model", "-created_at"), name="log_model_time"),
-            models.Index(fields=("profile", "-created_at"), name="log_profile_time"),
+            models.Index(  # for names and name@version alike
+                OpClass("profile", "varchar_pattern_ops"), models.F("created_at").desc(), name="log_profile_time"
+            ),
             models.Index(fields=("api_key", "-created_at"), name="log_key_time"),
             models.Index(fields=("status", "-created_at"), name="log_status_time"),
+            models.Index(fields=("endpoint", "-created_at"), name="log_endpoint_time"),
+            models.Index(fields=("total_ms",), name="log_duration"),
+            models.Index(fields=("user", "-created_at"), condition=~models.Q(user=""), name="log_user_time"),
+            models.Index(
+                fields=("error_code", "-created_at"), condition=~models.Q(error_code=""), name="log_error_time"
+            ),
+            models.Index(  # what there still is to prune of texts
+                fields=("created_at",), condition=~models.Q(prompt="", completion=""), name="log_texts_time"
+            ),
+            GinIndex(LogWords("prompt", "completion"), name="log_words"),
         )
 
     def __str__(self) -> str:

@@ -13,7 +13,8 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
 
-from openai_api.models import RequestLog
+from openai_api.models import LogAccess, RequestLog
+from openai_api.request_log.access import may_see_text, record_access
 from openai_api.services.replays import ReplayError, start_replay
 
 
@@ -26,7 +27,7 @@ class ReplayForm(forms.Form):
 
 
 class ReplayPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
-    """Who may see the log and change profiles may run its requests again."""
+    """Who may see texts of the log and change profiles may run its requests again."""
 
     def get_urls(self) -> list[Any]:
         view = self.admin_site.admin_view(self.replay_view)
@@ -34,7 +35,8 @@ class ReplayPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none 
         return [*own, *super().get_urls()]
 
     def has_replay_permission(self, request: HttpRequest) -> bool:
-        return self.has_view_permission(request) and request.user.has_perm("steering.change_steeringprofile")
+        may_steer = request.user.has_perm("steering.change_steeringprofile")
+        return self.has_view_permission(request) and may_steer and may_see_text(request.user)
 
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
@@ -58,6 +60,7 @@ class ReplayPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none 
             except ReplayError as error:
                 form.add_error(None, str(error))
             else:
+                record_access(act=LogAccess.Act.REPLAY, user=request.user, request_id=row.pk)
                 self.message_user(request, f"“{job}” is queued. Its result will be on this page.", messages.SUCCESS)
                 return HttpResponseRedirect(reverse("admin:jobs_job_change", args=[job.pk]))
         context = {

@@ -96,7 +96,7 @@ class FeaturePages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none
         return HttpResponseRedirect(reverse("admin:steering_steeringprofile_change", args=[profile.pk]))
 
     def _facts(self, request: HttpRequest, feature: Feature) -> dict[str, Any]:
-        sees_traffic = request.user.has_perm("openai_api.view_requestlog")
+        sees_traffic = request.user.has_perm("openai_api.view_prompt_text")
         steer = SteerForm(feature, request.user)
         return {
             "sae": feature.sae,

@@ -12,6 +12,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from jobs.models import Job
+from jobs.result_permission import may_see_result
 from jobs.services import cancel_job, retry_job
 from management_api.described import described
 from management_api.strict import Shown
@@ -72,7 +73,10 @@ class Jobs(Resource):
 
     @described(responses=JobDetail)
     def retrieve(self, request: Request, pk: str) -> Response:
-        return Response(JobDetail(self.get_object()).data)
+        """Without result and lines for those who may not see what the job read."""
+        job = self.get_object()
+        data = dict(JobDetail(job).data)
+        return Response(data if may_see_result(job, self.user) else data | {"result": {}, "lines": []})
 
     @described(request=None)
     @action(detail=True, methods=["post"])

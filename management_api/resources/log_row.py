@@ -13,7 +13,8 @@ from rest_framework.response import Response
 from management_api.described import described
 from management_api.strict import Shown
 from management_api.viewset import Filters, Resource
-from openai_api.models import RequestLog
+from openai_api.models import LogAccess, RequestLog
+from openai_api.request_log.access import may_see_text, record_access
 
 VIEW = "openai_api.view_requestlog"
 SEE_TEXT = "openai_api.view_prompt_text"
@@ -79,5 +80,9 @@ class Logs(Resource):
     @described(responses=LogText)
     def retrieve(self, request: Request, pk: str) -> Response:
         """With texts and parameters for those who may read prompts; for others without these fields."""
-        kind = LogText if self.user.has_perm(SEE_TEXT) else LogShown
-        return Response(kind(self.get_object()).data)
+        row = self.get_object()
+        if not may_see_text(self.user):
+            return Response(LogShown(row).data)
+        if row.prompt or row.completion:
+            record_access(act=LogAccess.Act.READ, user=self.user, request_id=row.pk)
+        return Response(LogText(row).data)

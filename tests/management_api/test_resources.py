@@ -17,7 +17,7 @@ from inference.models import LanguageModel
 from inference.registry import ModelRegistry, set_registry
 from jobs.models import Job, JobLine
 from openai_api.keys import find_key, load_keys
-from openai_api.models import ApiKey, RequestLog
+from openai_api.models import ApiKey, LogAccess, RequestLog
 from steering import services
 from steering.models import SAE, Evaluation, Feature, ProfileVersion, SteeringProfile
 from tests.inference.fakes import FakeLoop
@@ -326,6 +326,7 @@ class TestLogs:
     def test_texts_only_for_those_who_may_read_them(self, auditor_api: Api, db: None):
         boss = api_of(make_user("boss", is_superuser=True))
         assert boss.get("logs/req_001").json()["prompt"] == "the secret prompt"
+        assert LogAccess.objects.get().username == "boss"
         assert "secret" not in boss.get("logs").content.decode(), "a list never has texts"
         if not auditor_api.user.has_perm("openai_api.view_prompt_text"):
             assert "secret" not in auditor_api.get("logs/req_001").content.decode()

@@ -165,7 +165,7 @@ def test_the_page_enqueues_for_those_who_may() -> None:
     found = row()
     page = reverse("admin:openai_api_requestlog_replay", args=[found.pk])
     researcher = User.objects.create_user("rita", is_staff=True)
-    names = ("view_requestlog", "change_steeringprofile", "view_job")
+    names = ("view_requestlog", "view_prompt_text", "change_steeringprofile", "view_job")
     researcher.user_permissions.set(Permission.objects.filter(codename__in=names))
     client = Client(headers={"host": "localhost"})
     client.force_login(researcher)

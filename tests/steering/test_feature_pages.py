@@ -204,4 +204,4 @@ class TestTable:
 
 def test_permission_names_exist(db):
     """The page asks for a permission of a layer above by its name."""
-    assert Permission.objects.filter(content_type__app_label="openai_api", codename="view_requestlog").exists()
+    assert Permission.objects.filter(content_type__app_label="openai_api", codename="view_prompt_text").exists()

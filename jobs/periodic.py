@@ -1,0 +1,70 @@
+"""Jobs that come back: queued by the sweep when their time has come and there is something to do."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+
+from django.db import connection, transaction
+from django.db.models.functions import Now
+
+from jobs.models import Job
+from jobs.services import enqueue_job
+
+logger = logging.getLogger(__name__)
+_LOCK = 0x6D694C4C4D70  # "miLLMp": one process at a time looks what is due
+
+
+@dataclass(frozen=True, slots=True)
+class Periodic:
+    """``is_due`` says whether there is something to do; it is asked at most once in ``every``, or after each sweep
+    where the answer was no.
+    """
+
+    kind: str
+    every: timedelta
+    is_due: Callable[[], bool]
+
+
+_periodic: dict[str, Periodic] = {}
+
+
+def register_periodic(periodic: Periodic) -> None:
+    """In ``AppConfig.ready()``, after the kind itself."""
+    _periodic[periodic.kind] = periodic
+
+
+def unregister_periodic(kind: str) -> None:
+    """For tests that bring their own."""
+    _periodic.pop(kind, None)
+
+
+def enqueue_due() -> list[Job]:
+    """The jobs that were queued. One whose question fails does not keep back the others."""
+    return [job for periodic in list(_periodic.values()) if (job := _enqueue(periodic)) is not None]
+
+
+def _enqueue(periodic: Periodic) -> Job | None:
+    try:
+        with transaction.atomic():
+            if not _locked() or _is_recent(periodic) or not periodic.is_due():
+                return None
+            return enqueue_job(kind=periodic.kind, params={})
+    except Exception:
+        logger.exception("It is not known whether a job of the kind %s is due.", periodic.kind)
+        return None
+
+
+def _locked() -> bool:
+    """Until the end of the transaction."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_try_advisory_xact_lock(%s)", [_LOCK])
+        return bool(cursor.fetchone()[0])
+
+
+def _is_recent(periodic: Periodic) -> bool:
+    """Whether one was queued within the time, or has not ended."""
+    own = Job.objects.filter(kind=periodic.kind)
+    return own.filter(created_at__gt=Now() - periodic.every).exists() or own.exclude(state__in=Job.ENDED).exists()

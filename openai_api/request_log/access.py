@@ -1,0 +1,37 @@
+"""Who may see logged texts, and the trail of those who did."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib.auth.models import AnonymousUser, User
+
+from openai_api.models import LogAccess
+
+SEE_TEXT = "openai_api.view_prompt_text"
+EXPORT = "openai_api.export_requestlog"
+
+
+def may_see_text(user: User | AnonymousUser) -> bool:
+    """Beside the permission to see the log, which every page asks for first."""
+    return user.has_perm(SEE_TEXT)
+
+
+def record_access(
+    *,
+    act: LogAccess.Act,
+    user: User | None,
+    request_id: str = "",
+    detail: dict[str, Any] | None = None,
+    num_rows: int | None = None,
+    is_complete: bool = True,
+) -> LogAccess:
+    """``user`` is None for commands, whose operator has the database anyway."""
+    return LogAccess.objects.create(
+        act=act,
+        username=user.get_username() if user is not None else "",
+        request_id=request_id,
+        detail=detail or {},
+        num_rows=num_rows,
+        is_complete=is_complete,
+    )

@@ -1,0 +1,169 @@
+"""The request log in the admin, and who looked at it. Both are read-only, whoever looks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin
+from django.contrib.auth.models import User
+from django.http import HttpRequest, HttpResponse
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+
+from openai_api.log_paginator import LogPaginator
+from openai_api.models import LogAccess, RequestLog
+from openai_api.replay_pages import ReplayPages
+from openai_api.request_log.access import may_see_text, record_access
+from openai_api.request_log.detail import conversation, pretty_json, profile_link, version_html, watch_html
+from openai_api.request_log.export_pages import ExportPages
+from openai_api.request_log.line import tokens_text
+from openai_api.request_log.metadata import quotes_client, without_texts
+from openai_api.request_log.search_pages import SearchPages
+from openai_api.request_log.timeline import timeline_html
+from openai_api.request_log.visible_text import visible_text
+
+NOT_SHOWN = "Shown to those who may see texts of requests."
+
+
+class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
+    """Read-only, whoever looks."""
+
+    actions = None
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+
+@admin.register(RequestLog)
+class RequestLogAdmin(ExportPages, ReplayPages, SearchPages, ReadOnlyAdmin):
+    """Texts are shown to those with the permission for them, and that they were is noted."""
+
+    HEAD = (
+        (None, {"fields": ("id_text", "created_at", "endpoint", "model_text", "steering_profile", "stream")}),
+        ("Outcome", {"fields": ("status", "finish_text", "code_text", "error_text")}),
+        ("Time", {"fields": ("timeline",)}),
+        ("Tokens", {"fields": ("tokens", "steering_proof", "watched")}),
+    )
+    VERSION = (("Profile", {"fields": ("version",), "classes": ("log-version",)}),)
+    CLIENT = (("Client", {"fields": ("api_key", "user_text", "client_address", "parameters_json")}),)
+    TEXTS = (
+        ("Prompt", {"fields": ("prompt_text",), "classes": ("log-text",)}),
+        ("Completion", {"fields": ("completion_text",), "classes": ("log-text",)}),
+    )
+
+    class Media:
+        css = {"all": ("openai_api/log.css", "steering/profiles.css")}
+
+    def get_fieldsets(self, request: HttpRequest, obj: RequestLog | None = None) -> Any:
+        sees_version = request.user.has_perm("steering.view_profileversion")
+        version = self.VERSION if sees_version and obj is not None and obj.profile else ()
+        texts = self.TEXTS if may_see_text(request.user) else ()
+        return (*self.HEAD, *version, *self.CLIENT, *texts)
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> RequestLog | None:
+        row = super().get_object(request, object_id, from_field)
+        if row is not None and not may_see_text(request.user):
+            return without_texts(row)
+        return row
+
+    def change_view(
+        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        response = super().change_view(request, object_id, form_url, extra_context)
+        row = getattr(response, "context_data", {}).get("original") if response.status_code == 200 else None
+        if isinstance(row, RequestLog) and (row.prompt or row.completion):
+            assert isinstance(request.user, User)
+            record_access(act=LogAccess.Act.READ, user=request.user, request_id=row.pk)
+        return response
+
+    @admin.display(description="id")
+    def id_text(self, row: RequestLog) -> str:
+        return visible_text(row.pk)
+
+    @admin.display(description="model")
+    def model_text(self, row: RequestLog) -> str:
+        return visible_text(row.model)
+
+    @admin.display(description="user")
+    def user_text(self, row: RequestLog) -> str:
+        return visible_text(row.user)
+
+    @admin.display(description="finish reason")
+    def finish_text(self, row: RequestLog) -> str:
+        return visible_text(row.finish_reason)
+
+    @admin.display(description="error code")
+    def code_text(self, row: RequestLog) -> str:
+        return visible_text(row.error_code)
+
+    @admin.display(description="error")
+    def error_text(self, row: RequestLog) -> str:
+        if not row.error_message and row.error_code and quotes_client(row.status):
+            return NOT_SHOWN
+        return visible_text(row.error_message)
+
+    @admin.display(description="timeline")
+    def timeline(self, row: RequestLog) -> SafeString:
+        return timeline_html(row)
+
+    @admin.display(description="tokens")
+    def tokens(self, row: RequestLog) -> str:
+        return tokens_text(row)
+
+    @admin.display(description="profile")
+    def steering_profile(self, row: RequestLog) -> str | SafeString:
+        return profile_link(row)
+
+    @admin.display(description="edits")
+    def version(self, row: RequestLog) -> str | SafeString:
+        return version_html(row)
+
+    @admin.display(description="watched features")
+    def watched(self, row: RequestLog) -> str | SafeString:
+        return watch_html(row)
+
+    @admin.display(description="steering")
+    def steering_proof(self, row: RequestLog) -> str:
+        if not row.fingerprint:
+            return "none"
+        policies = f", policies {row.policies}" if row.policies else ""
+        counts = f"{row.steering_applied} of {row.steering_expected} layer applications"
+        return f"{counts}, fingerprint {row.fingerprint}{policies}"
+
+    @admin.display(description="parameters")
+    def parameters_json(self, row: RequestLog) -> SafeString:
+        return format_html("<pre>{}</pre>", visible_text(pretty_json(row.parameters)))
+
+    @admin.display(description="prompt")
+    def prompt_text(self, row: RequestLog) -> SafeString:
+        return conversation(row.prompt)
+
+    @admin.display(description="completion")
+    def completion_text(self, row: RequestLog) -> SafeString:
+        return conversation(row.completion)
+
+
+@admin.register(LogAccess)
+class LogAccessAdmin(ReadOnlyAdmin):
+    """Who saw, searched, exported or replayed texts."""
+
+    list_display = ("at", "who", "act", "request_id", "what", "num_rows", "is_complete")
+    list_filter = ("act",)
+    search_fields = ("username", "request_id__startswith")
+    fields = ("at", "who", "act", "request_id", "what", "num_rows", "is_complete")
+    show_full_result_count = False
+    paginator = LogPaginator
+
+    @admin.display(description="who", ordering="username")
+    def who(self, access: LogAccess) -> str:
+        return access.username or "a command"
+
+    @admin.display(description="detail")
+    def what(self, access: LogAccess) -> str:
+        return visible_text(pretty_json(access.detail)) if access.detail else ""

@@ -1,0 +1,116 @@
+"""Parts of the request log's detail page. Logged text is data of strangers: it is always escaped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from django.urls import NoReverseMatch, reverse
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
+
+from openai_api.models import RequestLog
+from openai_api.request_log.visible_text import visible_text
+from steering.models import ProfileVersion, WatchEvent
+from steering.version_pages import changes_since_previous, edits_table
+
+MAX_EVENTS = 100
+
+
+def pretty_json(value: Any) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False, sort_keys=True)
+
+
+def conversation(text: str) -> SafeString:
+    """A chat's messages under their roles, several texts under their numbers, anything else as it is."""
+    if not text:
+        return format_html("{}", "-")
+    return format_html_join(
+        "",
+        '<h4 class="log-role">{}</h4><pre>{}</pre>',
+        ((visible_text(role), visible_text(shown)) for role, shown in _blocks(text)),
+    )
+
+
+def _blocks(text: str) -> Iterable[tuple[str, str]]:
+    value = _parsed(text)
+    if isinstance(value, list) and all(isinstance(item, dict) and "role" in item for item in value):
+        return [(str(item["role"]), _message_text(item)) for item in value]
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return [(f"#{number}", item) for number, item in enumerate(value)]
+    return [("", text)]
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text) if text.startswith("[") else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def _message_text(message: dict[str, Any]) -> str:
+    """The content, and whatever else the message has."""
+    content = message.get("content")
+    rest = {key: value for key, value in message.items() if key not in {"role", "content"} and value is not None}
+    shown = content if isinstance(content, str) else pretty_json(content) if content is not None else ""
+    return "\n".join(part for part in (shown, pretty_json(rest) if rest else "") if part)
+
+
+def profile_version(row: RequestLog) -> ProfileVersion | None:
+    """The version that steered the request, as long as it exists."""
+    name, _, number = row.profile.rpartition("@")
+    return ProfileVersion.objects.filter(
+        profile__model__name=row.model, profile__name=name, number=int(number) if number[:9].isdecimal() else 0
+    ).first()
+
+
+def profile_link(row: RequestLog) -> str | SafeString:
+    if not row.profile:
+        return "none"
+    found = profile_version(row)
+    url = _version_url(found) if found else None
+    shown = visible_text(row.profile)
+    return format_html('<a href="{}">{}</a>', url, shown) if url else shown
+
+
+def version_html(row: RequestLog) -> SafeString | str:
+    """What the profile did at that version, and what had changed with it."""
+    version = profile_version(row) if row.profile else None
+    if version is None:
+        return "The version is not there any more." if row.profile else "none"
+    return format_html(
+        '{}<h4 class="log-role">Changed with {}</h4>{}', edits_table(version), version, changes_since_previous(version)
+    )
+
+
+def watch_html(row: RequestLog) -> SafeString | str:
+    """Activations that watch rules saw in this request: the stored ones."""
+    events = list(WatchEvent.objects.filter(request_id=row.pk).order_by("rule")[:MAX_EVENTS])
+    if not events:
+        return "Watch rules saw nothing."
+    lines = (
+        (
+            event.rule,
+            f"{event.sae} #{event.feature} {visible_text(event.label)}",
+            f"{event.value:.4g}",
+            f"{event.threshold:.4g}",
+            event.num_tokens,
+            f"{event.place} ({'prompt' if event.in_prompt else 'answer'})",
+        )
+        for event in events
+    )
+    return format_html(
+        '<table class="log-events"><thead><tr><th>Rule</th><th>Feature</th><th>Largest activation</th>'
+        "<th>Threshold</th><th>Tokens above</th><th>At token</th></tr></thead><tbody>{}</tbody></table>",
+        format_html_join("", "<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>", lines),
+    )
+
+
+def _version_url(version: ProfileVersion) -> str | None:
+    for view, pk in (("profileversion", version.pk), ("steeringprofile", version.profile_id)):
+        try:
+            return reverse(f"admin:steering_{view}_change", args=[pk])
+        except NoReverseMatch:
+            continue
+    return None

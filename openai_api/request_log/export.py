@@ -1,0 +1,156 @@
+"""The log as CSV or JSONL, some rows at a time: memory does not grow with the log, nor with the patience of a reader.
+
+Rows come by the place of the last one, not from a cursor of the server: a reader who takes an hour would keep its
+transaction, and with it a connection and all that vacuum may not remove, for an hour.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from django.contrib.auth.models import User
+from django.db.models import F, Func, IntegerField, QuerySet
+from django.utils import timezone
+
+from openai_api.keyset import Cursor, older_than
+from openai_api.models import LogAccess, RequestLog
+from openai_api.request_log.access import record_access
+from openai_api.request_log.cells import safe_cell
+from openai_api.request_log.search import TEXTS, LogSearch
+
+Format = Literal["csv", "jsonl"]
+FORMATS: tuple[Format, ...] = ("csv", "jsonl")
+BATCH = 1_000
+MAX_BATCH_BYTES = 8 * 2**20  # of texts; one request alone may be larger
+COLUMNS = (
+    "id",
+    "created_at",
+    "endpoint",
+    "model",
+    "profile",
+    "fingerprint",
+    "policies",
+    "steering_expected",
+    "steering_applied",
+    "stream",
+    "status",
+    "error_code",
+    "finish_reason",
+    "prompt_tokens",
+    "cached_tokens",
+    "completion_tokens",
+    "queue_ms",
+    "ttft_ms",
+    "total_ms",
+    "client_address",
+    "user",
+)
+KEY_NAME = "api_key"
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """``access`` is its row in the trail, which says how far it came."""
+
+    search: LogSearch
+    format: Format
+    with_text: bool
+    access: LogAccess
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (*COLUMNS, KEY_NAME, *(TEXTS if self.with_text else ()))
+
+    @property
+    def file_name(self) -> str:
+        return f"requests-{timezone.now():%Y%m%d-%H%M%S}.{self.format}"
+
+    def batches(self) -> Iterator[bytes]:
+        """Newest first. What comes into the log after the start is not in it."""
+        if self.format == "csv":
+            yield _csv([self.columns])
+        count = 0
+        for rows in self._groups():
+            yield self._encoded(rows)
+            count += len(rows)
+            LogAccess.objects.filter(pk=self.access.pk).update(num_rows=count)
+        LogAccess.objects.filter(pk=self.access.pk).update(num_rows=count, is_complete=True)
+
+    def _encoded(self, rows: Sequence[Row]) -> bytes:
+        if self.format == "jsonl":
+            return "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows).encode()
+        return _csv([_cell(row[name]) for name in self.columns] for row in rows)
+
+    def _groups(self) -> Iterator[list[Row]]:
+        for rows in _pages(self.search.rows()):
+            for group in _small(rows) if self.with_text else [rows]:
+                yield _with_texts(group) if self.with_text else [_shown(row) for row in group]
+
+
+def start_export(
+    *, search: LogSearch, conditions: dict[str, str], form: Format, with_text: bool, user: User | None
+) -> Export:
+    """Who asks for texts must be allowed to see them; the caller checks that. Written down before a byte is sent."""
+    access = record_access(
+        act=LogAccess.Act.EXPORT,
+        user=user,
+        detail={"conditions": conditions, "format": form, "texts": with_text},
+        num_rows=0,
+        is_complete=False,
+    )
+    return Export(search, form, with_text, access)
+
+
+def _pages(rows: QuerySet[RequestLog]) -> Iterator[list[Row]]:
+    octets = [Func(F(name), function="octet_length", output_field=IntegerField()) for name in ("prompt", "completion")]
+    named = rows.annotate(key_name=F("api_key__name"), num_bytes=octets[0] + octets[1])
+    cursor: Cursor | None = None
+    while True:
+        found = list(older_than(named, cursor, "created_at").values(*COLUMNS, "key_name", "num_bytes")[:BATCH])
+        if found:
+            yield found
+        if len(found) < BATCH:
+            return
+        cursor = Cursor(found[-1]["created_at"], found[-1]["id"])
+
+
+def _small(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    """In their order, in groups whose texts fit in memory together."""
+    group: list[Row] = []
+    size = 0
+    for row in rows:
+        if group and size + row["num_bytes"] > MAX_BATCH_BYTES:
+            yield group
+            group, size = [], 0
+        group.append(row)
+        size += row["num_bytes"]
+    if group:
+        yield group
+
+
+def _with_texts(rows: Sequence[Row]) -> list[Row]:
+    """A row that was pruned meanwhile has none."""
+    found = RequestLog.objects.filter(pk__in=[row["id"] for row in rows]).values("pk", *TEXTS)
+    texts = {text.pop("pk"): text for text in found}
+    return [_shown(row) | texts.get(row["id"], dict.fromkeys(TEXTS, "")) for row in rows]
+
+
+def _shown(row: Row) -> Row:
+    shown = {name: row[name] for name in COLUMNS} | {KEY_NAME: row["key_name"]}
+    return shown | {"created_at": row["created_at"].isoformat()}
+
+
+def _cell(value: object) -> object:
+    return safe_cell(json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value)
+
+
+def _csv(rows: Iterable[Sequence[object]]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text).writerows(rows)
+    return text.getvalue().encode("utf-8", "replace")

@@ -1,0 +1,89 @@
+"""What of the log is not kept any longer goes: whole rows, and texts before them. Some rows at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from django.conf import settings
+from django.db import transaction
+from django.db.models import Q, QuerySet
+from django.utils import timezone
+
+from openai_api.models import ApiKey, RequestLog
+from openai_api.request_log.metadata import bare_parameters, quotes_client
+
+BATCH = 2_000
+HAS_TEXT = ~Q(prompt="", completion="")
+Tell = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """Days; 0 keeps for ever."""
+
+    days: int
+    text_days: int
+
+    @classmethod
+    def from_settings(cls) -> Retention:
+        return cls(settings.MILLM_LOG_RETENTION_DAYS, settings.MILLM_LOG_TEXT_RETENTION_DAYS)
+
+    def old_rows(self, now: datetime) -> Iterator[QuerySet[RequestLog]]:
+        """Those of everybody, then those of keys that keep theirs for less."""
+        if self.days:
+            yield RequestLog.objects.filter(created_at__lt=now - timedelta(days=self.days))
+        for pk, days in ApiKey.objects.exclude(log_retention_days=None).values_list("pk", "log_retention_days"):
+            yield RequestLog.objects.filter(api_key=pk, created_at__lt=now - timedelta(days=days or 0))
+
+    def old_texts(self, now: datetime) -> Iterator[QuerySet[RequestLog]]:
+        if self.text_days:
+            yield RequestLog.objects.filter(HAS_TEXT, created_at__lt=now - timedelta(days=self.text_days))
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    rows: int
+    texts: int
+
+
+def is_anything_old(retention: Retention, now: datetime) -> bool:
+    return any(rows.exists() for rows in (*retention.old_rows(now), *retention.old_texts(now)))
+
+
+def prune_log(*, retention: Retention, now: datetime | None = None, tell: Tell = lambda count: None) -> Pruned:
+    """``tell`` hears after each batch how many rows were dealt with, and may raise to end it."""
+    now = now or timezone.now()
+    deleted = cleared = 0
+    for rows in retention.old_rows(now):
+        for count in _by_batch(rows, _delete):
+            deleted += count
+            tell(deleted)
+    for rows in retention.old_texts(now):
+        for count in _by_batch(rows, _clear):
+            cleared += count
+            tell(deleted + cleared)
+    return Pruned(deleted, cleared)
+
+
+def _by_batch(rows: QuerySet[RequestLog], act: Callable[[list[str]], None]) -> Iterator[int]:
+    while pks := list(rows.order_by("created_at").values_list("pk", flat=True)[:BATCH]):
+        act(pks)
+        yield len(pks)
+
+
+def _delete(pks: list[str]) -> None:
+    RequestLog.objects.filter(pk__in=pks).delete()
+
+
+@transaction.atomic
+def _clear(pks: list[str]) -> None:
+    """Numbers stay, as if the log had kept nothing of texts from the beginning."""
+    rows = list(RequestLog.objects.filter(pk__in=pks).only("pk", "status", "parameters", "error_message"))
+    for row in rows:
+        row.prompt = row.completion = ""
+        row.parameters = bare_parameters(row.parameters)
+        if quotes_client(row.status):
+            row.error_message = ""
+    RequestLog.objects.bulk_update(rows, ("prompt", "completion", "parameters", "error_message"), batch_size=500)

@@ -1,0 +1,118 @@
+"""What somebody looks for in the request log, and the rows that it finds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from django.db.models import Q, QuerySet
+
+from openai_api.keyset import KeysetPage
+from openai_api.log_words import LogWords, search_query
+from openai_api.models import RequestLog
+
+NONE = "none"  # in place of a profile or a key: requests without one
+CLIENT_LEFT = Q(error_code="client_disconnected")
+OUTCOMES = {
+    "ok": ("succeeded", Q(status__lt=400, error_code="")),
+    "failed": ("failed in the stream", Q(status__lt=400) & ~Q(error_code="") & ~CLIENT_LEFT),
+    "left": ("client left", CLIENT_LEFT),
+    "refused": ("refused (4xx)", Q(status__gte=400, status__lt=500) & ~CLIENT_LEFT),
+    "error": ("server error (5xx)", Q(status__gte=500)),
+}
+LAST = {
+    "hour": ("last hour", timedelta(hours=1)),
+    "day": ("last 24 hours", timedelta(days=1)),
+    "week": ("last 7 days", timedelta(days=7)),
+    "month": ("last 30 days", timedelta(days=30)),
+}
+TEXTS = ("prompt", "completion", "parameters", "error_message")
+
+
+@dataclass(frozen=True, slots=True)
+class LogSearch:
+    """All conditions hold together; "" and None ask for nothing. ``profile`` is a name, name@version or `none`.
+
+    ``keys`` are primary keys; an empty tuple asks for requests without a key. ``text`` is for those who may see texts:
+    who makes the search checks that.
+    """
+
+    id: str = ""
+    since: datetime | None = None
+    until: datetime | None = None
+    keys: tuple[int, ...] | None = None
+    user: str = ""
+    model: str = ""
+    profile: str = ""
+    endpoint: str = ""
+    outcome: str = ""
+    status: int | None = None
+    code: str = ""
+    stream: bool | None = None
+    slower_ms: float | None = None
+    text: str = ""
+
+    def rows(self) -> QuerySet[RequestLog]:
+        """In no order; pages bring theirs."""
+        found = RequestLog.objects.filter(*self._conditions()).order_by()
+        if self.text:
+            found = found.alias(words=LogWords("prompt", "completion")).filter(words=search_query(self.text))
+        return found
+
+    def _conditions(self) -> Iterable[Q]:
+        for name in ("user", "model", "endpoint", "status", "stream"):
+            value = getattr(self, name)
+            if value not in ("", None):
+                yield Q(**{name: value})
+        if self.id:
+            yield Q(pk__startswith=self.id)
+        if self.code:  # the second half is what the index of errors asks for
+            yield Q(error_code=self.code) & ~Q(error_code="")
+        if self.outcome:
+            yield OUTCOMES[self.outcome][1]
+        if self.profile:
+            yield profile_condition(self.profile)
+        if self.keys is not None:
+            yield Q(api_key__in=self.keys) if self.keys else Q(api_key=None)
+        yield from self._times()
+
+    def _times(self) -> Iterable[Q]:
+        if self.since is not None:
+            yield Q(created_at__gte=self.since)
+        if self.until is not None:
+            yield Q(created_at__lt=self.until)
+        if self.slower_ms is not None:
+            yield Q(total_ms__gte=self.slower_ms)
+
+
+def profile_condition(profile: str) -> Q:
+    if profile == NONE:
+        return Q(profile="")
+    return Q(profile=profile) if "@" in profile else Q(profile__startswith=f"{profile}@")
+
+
+def lean(rows: QuerySet[RequestLog]) -> QuerySet[RequestLog]:
+    """Without what only a request's own page shows: a list never fetches texts."""
+    return rows.select_related("api_key").defer(*TEXTS)
+
+
+def estimated_rows(rows: QuerySet[RequestLog]) -> int:
+    """How many the planner expects, from its statistics: nothing is read."""
+    plan = json.loads(rows.order_by().explain(format="json"))
+    return int(plan[0]["Plan"]["Plan Rows"])
+
+
+def size_text(rows: QuerySet[RequestLog], page: KeysetPage[RequestLog]) -> str:
+    """Exact where all rows are on the page, else said to be an estimate."""
+    if page.older is None and page.newer is None:
+        count = len(page.rows)
+        return f"{count} request{'' if count == 1 else 's'}"
+    return f"about {_rounded(max(estimated_rows(rows), len(page.rows) + 1)):,} requests (estimate)"
+
+
+def _rounded(number: int) -> int:
+    """To two figures: more would look like knowledge."""
+    places = max(0, len(str(number)) - 2)
+    return round(number, -places)

@@ -1,0 +1,119 @@
+"""The search's form: query strings, saved searches and commands all come through it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from django import forms
+from django.db.models import Q
+from django.utils import timezone
+
+from inference.models import LanguageModel
+from openai_api.log_words import MAX_SEARCH, has_words
+from openai_api.models import ApiKey
+from openai_api.request_log.search import LAST, NONE, OUTCOMES, LogSearch
+from steering.models import SteeringProfile
+
+MAX_OFFERED = 200  # names beside a field; others can be written
+ANY = ("", "any")
+CURSORS = ("before", "after")
+
+
+class SearchForm(forms.Form):
+    """``offers`` are the names that the page proposes beside a field. What it does not know it refuses by name."""
+
+    text = forms.CharField(
+        label="Words",
+        required=False,
+        max_length=MAX_SEARCH,
+        help_text="Words of prompt or answer, “phrases”, or, -without. Of very long texts the beginning and the end.",
+    )
+    last = forms.ChoiceField(
+        label="Time", required=False, choices=[ANY, *((name, title) for name, (title, _) in LAST.items())]
+    )
+    since = forms.DateTimeField(required=False, widget=forms.DateTimeInput(attrs={"type": "datetime-local"}))
+    until = forms.DateTimeField(required=False, widget=forms.DateTimeInput(attrs={"type": "datetime-local"}))
+    model = forms.CharField(required=False, max_length=200)
+    profile = forms.CharField(required=False, max_length=200, help_text="name, name@version or none")
+    key = forms.CharField(label="API key", required=False, max_length=100, help_text="name, prefix or none")
+    user = forms.CharField(required=False, max_length=200)
+    endpoint = forms.CharField(required=False, max_length=60)
+    outcome = forms.ChoiceField(
+        required=False, choices=[ANY, *((name, title) for name, (title, _) in OUTCOMES.items())]
+    )
+    status = forms.IntegerField(required=False, min_value=100, max_value=599)
+    code = forms.CharField(label="Error code", required=False, max_length=100)
+    stream = forms.ChoiceField(label="Streamed", required=False, choices=[ANY, ("yes", "yes"), ("no", "no")])
+    slower = forms.FloatField(label="Took at least (ms)", required=False, min_value=0, max_value=1e9)
+    id = forms.CharField(label="Request id begins with", required=False, max_length=64)
+
+    def __init__(self, data: Mapping[str, Any] | None, *, sees_text: bool) -> None:
+        super().__init__(data or {}, auto_id="log-%s")
+        self._sees_text = sees_text
+        if not sees_text:
+            del self.fields["text"]
+        self.offers = {name: f"log-{name}-offers" for name in ("model", "profile", "key") if name in self.fields}
+        for name, place in self.offers.items():
+            self.fields[name].widget.attrs["list"] = place
+
+    @property
+    def conditions(self) -> dict[str, str]:
+        """The fields that ask for something, as they were written: what is saved and what links carry."""
+        written = ((name, str(self.data.get(name, "")).strip()) for name in self.fields)
+        return {name: value for name, value in written if value}
+
+    def offered(self) -> dict[str, list[str]]:
+        """From small tables, never from the log itself."""
+        return {
+            "log-model-offers": list(LanguageModel.objects.values_list("name", flat=True)[:MAX_OFFERED]),
+            "log-profile-offers": [
+                NONE,
+                *SteeringProfile.objects.order_by("name").values_list("name", flat=True).distinct()[:MAX_OFFERED],
+            ],
+            "log-key-offers": [NONE, *ApiKey.objects.values_list("name", flat=True)[:MAX_OFFERED]],
+        }
+
+    def clean_text(self) -> str:
+        text: str = self.cleaned_data["text"]
+        if text and not has_words(text):
+            raise forms.ValidationError("There is no word in this.")
+        return text
+
+    def clean_key(self) -> tuple[int, ...] | None:
+        wanted = self.cleaned_data["key"]
+        if not wanted:
+            return None
+        if wanted == NONE:
+            return ()
+        found = tuple(ApiKey.objects.filter(Q(name=wanted) | Q(prefix=wanted)).values_list("pk", flat=True)[:1_000])
+        if not found:
+            raise forms.ValidationError(f"There is no key “{wanted}”.")
+        return found
+
+    def clean(self) -> dict[str, Any]:
+        data = super().clean() or self.cleaned_data
+        if "text" in self.data and not self._sees_text and self.data["text"]:
+            raise forms.ValidationError("You may not see texts of requests, so you cannot search them.")
+        unknown = [name for name in self.data if name not in (*self.fields, *CURSORS, "text")]
+        if unknown:
+            raise forms.ValidationError(f"The log cannot be searched by “{unknown[0][:50]}”.")
+        if data.get("last") and data.get("since"):
+            self.add_error("since", "Choose this or a time above, not both.")
+        return data
+
+    def search(self) -> LogSearch:
+        """Of a valid form."""
+        data = self.cleaned_data
+        since = timezone.now() - LAST[data["last"]][1] if data["last"] else data["since"]
+        return LogSearch(
+            since=since,
+            keys=data["key"],
+            stream={"yes": True, "no": False}.get(data["stream"]),
+            slower_ms=data["slower"],
+            text=data.get("text", ""),
+            **{
+                name: data[name]
+                for name in ("id", "until", "user", "model", "profile", "endpoint", "outcome", "status", "code")
+            },
+        )

@@ -1,0 +1,271 @@
+"""A request's own page: what it shows to whom, that it escapes everything, and that reading texts leaves a trace."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from django.conf import settings
+from django.contrib.auth.models import User
+from django.test import Client
+
+from inference.models import LanguageModel
+from openai_api.models import LogAccess, RequestLog
+from openai_api.request_log.timeline import phases
+from steering.models import ProfileVersion, SteeringProfile, WatchEvent
+from tests.openai_api.request_log.conftest import LOG, SEES_ROWS, SEES_TEXT, client_of, staff
+from tests.openai_api.request_log.rows import row, values
+
+pytestmark = pytest.mark.django_db
+
+SCRIPT = "<script>alert(1)</script>"
+PAYLOADS = {
+    "script": SCRIPT,
+    "svg": "<svg onload=alert(1)><a href='javascript:alert(1)'>x</a></svg>",
+    "attribute": '" autofocus onfocus="alert(1)" x=\'',
+    "template": "{% debug %}{{ settings.SECRET_KEY }}",
+    "ansi": "\x1b[2J\x1b[31mred\x1b[0m\x07",
+    "bidi": "safe\u202egnp.exe\u2066\u200f",
+    "end": "</pre></td></table><h1>Logged out</h1><!--",
+}
+
+
+def detail(client: Client, pk: str = "req_1") -> str:
+    page = client.get(f"{LOG}{pk}/change/")
+    assert page.status_code == 200
+    return page.content.decode()
+
+
+@pytest.mark.parametrize("payload", PAYLOADS.values(), ids=PAYLOADS)
+def test_every_text_of_strangers_is_only_text(auditor: Client, payload: str):
+    row(
+        1,
+        model=payload,
+        profile=f"{payload}@1",
+        user=payload,
+        error_code="failed",
+        error_message=payload,
+        finish_reason=payload[:30],
+        prompt=json.dumps([{"role": "user", "content": payload}]),
+        completion=payload,
+        parameters={"stop": [payload], payload: 1},
+    )
+    for page in (detail(auditor), auditor.get(LOG).content.decode()):
+        assert payload not in page or payload == PAYLOADS["template"]  # which has nothing to escape
+        assert settings.SECRET_KEY not in page
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e\u2066-\u2069\u200f]", page)
+        assert "<script>alert" not in page
+        assert "<svg onload" not in page
+        assert "href='javascript:" not in page
+        assert "<h1>Logged out" not in page
+        assert 'onfocus="' not in page
+
+
+def test_acting_characters_are_named(auditor: Client):
+    row(1, completion="a\x1b[31mb\u202ec\nd\te")
+    assert "a⟨U+001B⟩[31mb⟨U+202E⟩c\nd\te" in detail(auditor)
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_ids_of_clients_lead_to_their_row(auditor: Client, number: int):
+    pk = {1: "a/b?c#d", 2: "x y+z%41", 3: "_5F'\"<b>"}[number]
+    row(1, id=pk)
+    page = auditor.get(LOG)
+    (link,) = re.findall(r'<th scope="row"[^>]*><a href="([^"]+)"', page.content.decode())
+    found = auditor.get(link.replace("&#x27;", "'").replace("&amp;", "&"))
+    assert found.status_code == 200
+    assert found.context["original"].pk == pk
+
+
+def test_who_may_see_no_texts_sees_numbers_only(watcher: Client):
+    row(
+        1,
+        status=400,
+        error_code="invalid_request",
+        error_message="The role “SECRET-4” is none.",
+        prompt="SECRET-1",
+        completion="SECRET-2",
+        prompt_tokens=77,
+        parameters={"stop": ["SECRET-3"], "temperature": 0.25, "tools": [{"name": "SECRET-5"}]},
+    )
+    page = detail(watcher)
+    assert "SECRET" not in page
+    assert "77" in page
+    assert "&quot;temperature&quot;: 0.25" in page
+    assert "Shown to those who may see texts" in page
+    assert "SECRET" not in watcher.get(LOG).content.decode()
+    assert not LogAccess.objects.exists()
+
+
+def test_reading_a_text_is_in_the_trail(auditor: Client):
+    row(1, prompt="hello")
+    row(2)
+    detail(auditor)
+    detail(auditor, "req_2")
+    access = LogAccess.objects.get()
+    assert (access.act, access.username, access.request_id) == ("read", "auditor", "req_1")
+
+
+def test_a_missing_row_leaves_no_trace(auditor: Client):
+    assert auditor.get(f"{LOG}nothing/change/").status_code == 302
+    assert not LogAccess.objects.exists()
+
+
+def test_the_trail_has_its_own_permission_and_is_read_only(auditor: Client):
+    row(1, prompt="hello")
+    detail(auditor)
+    trail = "/admin/openai_api/logaccess/"
+    assert auditor.get(trail).status_code == 403
+    reader = client_of(staff("reader", "view_logaccess"))
+    page = reader.get(trail)
+    assert b"req_1" in page.content
+    assert b"hello" not in page.content
+    boss = client_of(User.objects.create_superuser("boss"))
+    pk = LogAccess.objects.get().pk
+    assert boss.get(f"{trail}{pk}/change/").status_code == 200
+    assert boss.post(f"{trail}{pk}/change/", {"username": "x"}).status_code == 403
+    assert boss.post(f"{trail}{pk}/delete/", {"post": "yes"}).status_code == 403
+    assert boss.get(f"{trail}add/").status_code == 403
+
+
+def test_rows_are_read_only_even_for_admins(admin_client: Client):
+    row(1)
+    assert admin_client.get(f"{LOG}req_1/change/").status_code == 200
+    assert admin_client.post(f"{LOG}req_1/change/", {"model": "x"}).status_code == 403
+    assert admin_client.post(f"{LOG}req_1/delete/", {"post": "yes"}).status_code == 403
+    assert admin_client.get(LOG + "add/").status_code == 403
+    assert RequestLog.objects.get().model == "tiny"
+
+
+def test_the_timeline_tells_what_happened_when(auditor: Client):
+    row(1, queue_ms=12, ttft_ms=212, total_ms=2212, prompt_tokens=90, cached_tokens=8, completion_tokens=101)
+    page = detail(auditor)
+    for text in (
+        "queued 12 ms",
+        "prefill 200 ms",
+        "90 prompt tokens, 8 of them cached",
+        "tokens 2.00 s",
+        "50.0 per second",
+    ):
+        assert text in page
+    assert '<rect class="log-prefill" x="5.4" y="0" width="90.4"' in page
+    assert "style=" not in page.split('id="content-main"')[1]
+
+
+@pytest.mark.parametrize(
+    ("times", "expected"),
+    [
+        ({}, []),
+        ({"total_ms": 5}, [("processed", 0, 5)]),
+        ({"queue_ms": 3, "total_ms": 5}, [("queued", 0, 3), ("after the queue", 3, 5)]),
+        ({"queue_ms": 9, "ttft_ms": 4, "total_ms": 6}, [("queued", 0, 9), ("prefill", 9, 9), ("tokens", 9, 9)]),
+        ({"queue_ms": 0, "ttft_ms": 0, "total_ms": 0}, [("queued", 0, 0), ("prefill", 0, 0), ("tokens", 0, 0)]),
+        ({"ttft_ms": 7}, [("prefill", 0, 7), ("tokens", 7, 7)]),
+    ],
+)
+def test_phases_follow_each_other(times: dict[str, float], expected: list[tuple[str, float, float]]):
+    found = phases(RequestLog(**values(1, **times)))
+    assert [(phase.name, phase.start_ms, phase.end_ms) for phase in found] == expected
+
+
+def test_the_receipt_and_what_was_logged_are_shown(auditor: Client):
+    row(
+        1,
+        prompt='[{"role": "user", "content": "line one\\nline <b>two"}, {"role": "tool", "content": "x", "id": 7}]',
+        fingerprint="abc",
+        policies="mild@2",
+        steering_expected=5,
+        steering_applied=5,
+        parameters={"temperature": 0.5},
+    )
+    page = detail(auditor)
+    assert '<h4 class="log-role">user</h4><pre>line one\nline &lt;b&gt;two</pre>' in page
+    assert "5 of 5 layer applications, fingerprint abc, policies mild@2" in page
+    assert "&quot;temperature&quot;: 0.5" in page
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ('["one", "two"]', '<h4 class="log-role">#0</h4><pre>one</pre><h4 class="log-role">#1</h4><pre>two</pre>'),
+        ("[1, 2]", "<pre>[1, 2]</pre>"),
+        ("[not json", "<pre>[not json</pre>"),
+        ("[" * 100_000, "<pre>[[["),
+        ("plain", "<pre>plain</pre>"),
+        ('[{"role": "user", "content": [{"type": "text", "text": "part"}]}]', "&quot;part&quot;"),
+        ('[{"role": "assistant", "content": null, "tool_calls": [1]}]', "&quot;tool_calls&quot;"),
+    ],
+    ids=lambda value: value[:20],
+)
+def test_texts_of_all_kinds_are_shown(auditor: Client, text: str, shown: str):
+    row(1, prompt=text)
+    assert shown in detail(auditor)
+
+
+def version(number: int, **fields: Any) -> ProfileVersion:
+    model, _ = LanguageModel.objects.get_or_create(name="tiny", defaults={"source": "x"})
+    profile, _ = SteeringProfile.objects.get_or_create(name="gloomy", model=model)
+    return ProfileVersion.objects.create(profile=profile, number=number, edits=[], fingerprint=f"f{number}", **fields)
+
+
+def test_a_row_shows_its_version_and_what_changed_with_it(admin_client: Client):
+    found = version(3)
+    row(1, profile="gloomy@3")
+    row(2, profile="gloomy@4")
+    page = detail(admin_client)
+    assert f"/{found.pk}/change/" in page
+    assert "Changed with gloomy@3" in page
+    assert "The version is not there any more" in detail(admin_client, "req_2")
+
+
+def test_a_version_is_shown_to_those_who_may_see_versions():
+    version(3)
+    row(1, profile="gloomy@3")
+    assert "Changed with" not in detail(client_of(staff("one", *SEES_TEXT)))
+    assert "Changed with" in detail(client_of(staff("two", *SEES_TEXT, "view_profileversion")))
+
+
+def test_stored_activations_are_shown(watcher: Client):
+    found = row(1)
+    WatchEvent.objects.create(
+        at=found.created_at,
+        rule="no-rage",
+        action="alert",
+        model="tiny",
+        sae="tiny-sae",
+        feature=5,
+        label=SCRIPT,
+        threshold=2.0,
+        value=7.25,
+        num_tokens=3,
+        place=11,
+        in_prompt=False,
+        request_id="req_1",
+    )
+    page = detail(watcher)
+    assert "no-rage" in page
+    assert "7.25" in page
+    assert "11 (answer)" in page
+    assert SCRIPT not in page
+
+
+def test_queries_of_a_page_are_few(auditor: Client, django_assert_max_num_queries: Any):
+    row(1, prompt="hello", profile="gloomy@3")
+    detail(auditor)
+    with django_assert_max_num_queries(16):
+        detail(auditor)
+
+
+def test_replays_need_the_permission_for_texts():
+    row(1, prompt="hello")
+    steers = ("change_steeringprofile", "view_job")
+    blind = client_of(staff("blind", *SEES_ROWS, *steers))
+    assert blind.get(f"{LOG}req_1/replay/").status_code == 403
+    assert blind.post(f"{LOG}req_1/replay/", {"profile": ""}).status_code == 403
+    seeing = client_of(staff("seeing", *SEES_TEXT, *steers))
+    assert seeing.get(f"{LOG}req_1/replay/").status_code == 200
+    assert not LogAccess.objects.filter(act="replay").exists()
+    assert seeing.post(f"{LOG}req_1/replay/", {"profile": ""}).status_code == 302
+    assert LogAccess.objects.get(act="replay").username == "seeing"

@@ -1,0 +1,249 @@
+"""The list: conditions, pages, what is refused by name, and what it costs."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+from django.contrib.auth.models import User
+from django.db import connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+
+from openai_api.models import ApiKey, LogAccess, RequestLog
+from openai_api.request_log.search_pages import PAGE_SIZE
+from openai_api.services import create_api_key
+from tests.openai_api.request_log.conftest import LOG, client_of, staff
+from tests.openai_api.request_log.rows import row, rows
+
+pytestmark = pytest.mark.django_db
+
+
+def found(page: Any) -> set[int]:
+    assert page.status_code == 200
+    return {int(line.pk.removeprefix("req_")) for line in page.context.get("lines", ())}
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ({}, {1, 2, 3, 4, 5, 6}),
+        ({"id": "req_1"}, {1}),
+        ({"id": "eq_1"}, set()),
+        ({"id": "req%"}, set()),
+        ({"user": "ann"}, {2}),
+        ({"text": "the sea"}, {3}),
+        ({"text": "SEA"}, {3}),
+        ({"text": '"like the sea"'}, {3}),
+        ({"text": '"sea the like"'}, set()),
+        ({"text": "sea or rain"}, {3, 6}),
+        ({"text": "sea -like"}, set()),
+        ({"text": "(a+)+$"}, {6}),
+        ({"text": "answered"}, {3}),
+        ({"text": "newline"}, {6}),
+        ({"text": "nnewline"}, set()),
+        ({"text": "müller"}, {6}),
+        ({"text": "MÜLLER"}, {6}),
+        ({"outcome": "ok"}, {1, 2, 3, 6}),
+        ({"outcome": "refused"}, {5}),
+        ({"outcome": "left"}, {4}),
+        ({"outcome": "error"}, set()),
+        ({"status": "401"}, {5}),
+        ({"code": "invalid_api_key"}, {5}),
+        ({"model": "other"}, {2}),
+        ({"profile": "gloomy"}, {3, 6}),
+        ({"profile": "gloomy@3"}, {3}),
+        ({"profile": "gloom"}, set()),
+        ({"profile": "%"}, set()),
+        ({"profile": "none"}, {1, 2, 4, 5}),
+        ({"endpoint": "/v1/completions"}, {1}),
+        ({"stream": "yes"}, {4}),
+        ({"stream": "no"}, {1, 2, 3, 5, 6}),
+        ({"slower": "1500"}, {2}),
+        ({"last": "hour"}, {1, 2, 3, 4, 5}),
+        ({"until": "2000-01-01T00:00"}, set()),
+        ({"since": "2000-01-01T00:00", "model": "other"}, {2}),
+    ],
+)
+def test_conditions(auditor: Client, query: dict[str, str], expected: set[int]):
+    row(1, endpoint="/v1/completions", total_ms=1499.9)
+    row(2, model="other", user="ann", total_ms=1500)
+    row(3, profile="gloomy@3", prompt="I like the sea.", completion="It answered.")
+    row(4, stream=True, error_code="client_disconnected")
+    row(5, status=401, error_code="invalid_api_key")
+    row(90, id="req_6", profile="gloomy@12", prompt='[{"content": "a rain\\nnewline Müller"}]')
+    assert found(auditor.get(LOG, query)) == expected
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ({"outcome": "junk"}, "junk"),
+        ({"since": "yesterday"}, "Since"),
+        ({"since": "9999-12-31T23:59"}, ""),
+        ({"until": "0001-01-01T00:00"}, ""),
+        ({"status": "-1"}, "Status"),
+        ({"status": "9" * 50}, "Status"),
+        ({"slower": "nan"}, "Took at least"),
+        ({"slower": "inf"}, "Took at least"),
+        ({"text": "!!! ---"}, "no word"),
+        ({"text": "x" * 5_000}, "Words"),
+        ({"user": "a\0b"}, "Null characters"),
+        ({"key": "nobody"}, "There is no key “nobody”"),
+        ({"p": "3"}, "cannot be searched by “p”"),
+        ({"created_at__gte": "2020"}, "cannot be searched by “created_at__gte”"),
+        ({"o": "1.2"}, "cannot be searched by “o”"),
+        ({"before": "junk"}, "no place in the list"),
+        ({"after": "1.\0"}, "no place in the list"),
+        ({"last": "day", "since": "2020-01-01T00:00"}, "not both"),
+    ],
+)
+def test_what_makes_no_sense_is_said_and_finds_nothing(auditor: Client, query: dict[str, str], said: str):
+    row(1)
+    page = auditor.get(LOG, query)
+    assert page.status_code == 200
+    if said:
+        assert found(page) == set()
+        assert said in " ".join(page.context["problems"])
+
+
+def test_keys_by_name_by_prefix_and_none(auditor: Client, admin_user: User):
+    key = create_api_key(name="laptop", owner=admin_user).api_key
+    row(1, api_key=key)
+    row(2)
+    for wanted, expected in (("laptop", {1}), (key.prefix, {1}), ("none", {2})):
+        assert found(auditor.get(LOG, {"key": wanted})) == expected
+
+
+def test_pages_lead_to_each_other(auditor: Client):
+    rows(2 * PAGE_SIZE + 1, model="tiny")
+    row(999, model="other")
+    seen: list[str] = []
+    query = "?model=tiny"
+    while query:
+        page = auditor.get(LOG + query)
+        seen += [line.pk for line in page.context["lines"]]
+        query = page.context["older"]
+    assert seen == [f"req_{number}" for number in range(2 * PAGE_SIZE + 1)]
+    back = auditor.get(LOG + page.context["newer"])
+    assert [line.pk for line in back.context["lines"]] == seen[PAGE_SIZE : 2 * PAGE_SIZE]
+
+
+def test_nothing_is_counted_or_passed_over_and_no_text_is_fetched(auditor: Client):
+    rows(PAGE_SIZE + 5)
+    older = auditor.get(LOG).context["older"]
+    for query in ("", older, "?outcome=ok&text=word"):
+        with CaptureQueriesContext(connection) as queries:
+            page = auditor.get(LOG + query)
+        assert page.status_code == 200
+        texts = [
+            q["sql"] for q in queries if '"openai_api_requestlog"' in q["sql"] and not q["sql"].startswith("EXPLAIN")
+        ]
+        assert len(texts) == 1
+        assert "COUNT(" not in texts[0]
+        assert "OFFSET" not in texts[0]
+        assert '"prompt"' not in texts[0].split("FROM")[0]
+        assert "completion" not in texts[0].split("FROM")[0].replace("completion_tokens", "")
+
+
+def test_queries_do_not_grow_with_rows(auditor: Client, django_assert_max_num_queries: Any, admin_user: User):
+    key = create_api_key(name="laptop", owner=admin_user).api_key
+    rows(PAGE_SIZE + 5, api_key=key)
+    auditor.get(LOG)
+    with django_assert_max_num_queries(11):
+        auditor.get(LOG)
+
+
+def test_sizes_are_exact_on_one_page_and_said_to_be_estimates_beyond(auditor: Client):
+    row(1)
+    assert auditor.get(LOG).context["size"] == "1 request"
+    RequestLog.objects.all().delete()
+    rows(PAGE_SIZE * 3)
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE openai_api_requestlog")
+    assert auditor.get(LOG).context["size"] == "about 150 requests (estimate)"
+
+
+def test_the_log_needs_its_permission():
+    row(1)
+    client = client_of(staff("stranger", "view_apikey"))
+    assert client.get(LOG).status_code == 403
+    assert client.get(f"{LOG}req_1/change/").status_code == 403
+    assert client.post(f"{LOG}searches/add/", {"name": "a", "query": "model=x"}).status_code == 403
+    assert Client().get(LOG).status_code == 302
+
+
+@pytest.mark.parametrize("query", [{"text": "sea"}, {"text": "nothing"}])
+def test_words_are_searched_by_those_only_who_may_see_texts(watcher: Client, query: dict[str, str]):
+    row(1, prompt="the sea")
+    page = watcher.get(LOG, query)
+    assert found(page) == set()
+    assert "You may not see texts" in page.content.decode()
+    assert b'name="text"' not in watcher.get(LOG).content
+
+
+def test_searches_of_texts_are_in_the_trail(auditor: Client):
+    rows(PAGE_SIZE + 1, prompt="the sea")
+    auditor.get(LOG, {"model": "tiny"})
+    assert not LogAccess.objects.exists()
+    page = auditor.get(LOG, {"text": "sea"})
+    auditor.get(LOG + page.context["older"])
+    access = LogAccess.objects.get()
+    assert (access.act, access.username) == ("search", "auditor")
+    assert access.detail == {"conditions": {"text": "sea"}}
+
+
+def test_the_list_takes_no_posts(admin_client: Client):
+    row(1)
+    data = {"action": "delete_selected", "_selected_action": ["req_1"], "post": "yes"}
+    assert admin_client.post(LOG, data).status_code == 405
+    assert RequestLog.objects.exists()
+
+
+def test_thousands_of_keys_do_not_fill_the_page(auditor: Client, admin_user: User):
+    ApiKey.objects.bulk_create(
+        ApiKey(name=f"key {n}", prefix="x", digest=str(n), owner=admin_user) for n in range(1_000)
+    )
+    assert auditor.get(LOG).content.decode().count("<option") < 450
+
+
+def test_saved_searches_are_ones_own_or_shared(auditor: Client, watcher: Client):
+    row(1, model="tiny")
+    query = urlencode({"model": "tiny", "outcome": "ok"})
+    auditor.post(f"{LOG}searches/add/", {"name": "good", "query": query})
+    auditor.post(f"{LOG}searches/add/", {"name": "words", "query": "text=secret", "is_shared": "on"})
+    auditor.post(f"{LOG}searches/add/", {"name": "tiny", "query": "model=tiny", "is_shared": "on"})
+    names = [search.name for search in auditor.get(LOG).context["searches"]]
+    assert names == ["good", "tiny", "words"]
+    others = watcher.get(LOG)
+    assert [search.name for search in others.context["searches"]] == ["tiny"]
+    assert b"secret" not in others.content
+    (own,) = [search for search in auditor.get(LOG).context["searches"] if search.name == "good"]
+    assert found(auditor.get(f"{LOG}?{own.query}")) == {1}
+
+
+def test_a_saved_search_is_replaced_and_deleted_by_its_owner_only(auditor: Client, watcher: Client):
+    auditor.post(f"{LOG}searches/add/", {"name": "a", "query": "model=x", "is_shared": "on"})
+    auditor.post(f"{LOG}searches/add/", {"name": "a", "query": "model=y", "is_shared": "on"})
+    (search,) = watcher.get(LOG).context["searches"]
+    assert search.query == "model=y"
+    assert watcher.post(f"{LOG}searches/{search.pk}/delete/").status_code == 403
+    assert auditor.get(f"{LOG}searches/{search.pk}/delete/").status_code == 405
+    assert auditor.post(f"{LOG}searches/{search.pk}/delete/").status_code == 302
+    assert auditor.get(LOG).context["searches"] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "query"),
+    [("", "model=x"), ("n" * 101, "model=x"), ("a", ""), ("a", "junk=1"), ("a", "outcome=junk"), ("a\0", "model=x")],
+)
+def test_what_cannot_be_saved_is_said(auditor: Client, name: str, query: str):
+    page = auditor.post(f"{LOG}searches/add/", {"name": name, "query": query}, follow=True)
+    assert "was not saved" in page.content.decode()
+    assert auditor.get(LOG).context["searches"] == []
+
+
+def test_who_may_see_no_texts_saves_no_search_for_words(watcher: Client):
+    page = watcher.post(f"{LOG}searches/add/", {"name": "a", "query": "text=sea"}, follow=True)
+    assert "was not saved" in page.content.decode()
