@@ -39,6 +39,7 @@ TITLES = {
     "gpu": "On a GPU",
     "limits": "The machine's limits",
     "start": "Start",
+    "console": "Pages on a large database",
     "soak": "Soak",
 }
 

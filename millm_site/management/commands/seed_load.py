@@ -1,0 +1,35 @@
+"""``manage.py seed_load``: a large database of made-up rows."""
+
+from __future__ import annotations
+
+import time
+from argparse import ArgumentParser
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+
+from millm_site.seed_load.load import RealRowsError, seed_load
+
+MAX_ROWS = 100_000_000
+
+
+class Command(BaseCommand):
+    help = (
+        "Fill the database with made-up requests and features, to see how pages bear them. Not for a database in use."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--rows", type=int, default=1_000_000, help="of the request log")
+        parser.add_argument("--features", type=int, default=65_000, help="of one new SAE; 0: none")
+        parser.add_argument("--force", action="store_true", help="also where the database holds real rows")
+
+    def handle(self, *, rows: int, features: int, force: bool, **options: Any) -> None:
+        if not (0 <= rows <= MAX_ROWS and 0 <= features <= MAX_ROWS):
+            raise CommandError(f"Numbers go from 0 to {MAX_ROWS:,}.")
+        began = time.monotonic()
+        try:
+            seeded = seed_load(num_rows=rows, num_features=features, is_forced=force)
+        except RealRowsError as error:
+            raise CommandError(f"{error} Take a database of its own, or say --force.") from error
+        seconds = time.monotonic() - began
+        self.stdout.write(f"Added {seeded.rows:,} requests and {seeded.features:,} features in {seconds:.0f} s.")
