@@ -58,7 +58,7 @@ def _row(action: argparse.Action) -> str:
     notes = (
         _text(_with_default(action)),
         f"one of {given}" if given else "",
-        "required" if _is_required(action) else "",
+        "required" if action.option_strings and action.required else "",
     )
     return f"| {names}{value} | {'; '.join(note for note in notes if note)} |\n"
 
@@ -69,10 +69,6 @@ def _with_default(action: argparse.Action) -> str:
     if isinstance(action.default, str | int | float):
         return text.replace("%(default)s", str(action.default))
     return text.replace(" (default: %(default)s)", "")
-
-
-def _is_required(action: argparse.Action) -> bool:
-    return bool(action.option_strings) and action.required
 
 
 def _text(text: str) -> str:
