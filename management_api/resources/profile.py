@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.contrib.auth.models import Group, User
+from django.contrib.auth.models import User
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
 from django.db.models import Max, QuerySet
@@ -14,14 +14,14 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from inference.models import LanguageModel
-from inference.ownership import groups_to_share_with, may_share
 from management_api.described import OBJECT, described, number_in_query
 from management_api.errors import not_found
 from management_api.resources.version import VersionShown, differences
 from management_api.rows import Row
+from management_api.sharing import SharingInput, groups_named
 from management_api.strict import Flag, Integer, Shown, StrictInput, StrictModelInput, Text
 from management_api.viewset import Filters, Resource
-from openai_api.errors import conflict, forbidden, invalid
+from openai_api.errors import conflict, invalid
 from steering import governance, reviews, services
 from steering.drafts import draft_edits
 from steering.exchange.exports import draft_document, version_document
@@ -104,10 +104,6 @@ class RollBackInput(StrictInput):
 
 class NameInput(StrictInput):
     name = Text(max_length=100)
-
-
-class SharingInput(StrictInput):
-    groups = serializers.ListField(child=Text(max_length=150), max_length=100)
 
 
 class ImportInput(StrictInput):
@@ -266,7 +262,8 @@ class Profiles(Resource):
     def share(self, request: Request, pk: str) -> Response:
         """With these groups and no others. Its owner's, or of those who see everybody's."""
         profile, names = self.get_object(), self.read(SharingInput)["groups"]
-        share_with_groups(subject=profile, groups=groups_named(self.user, profile, names), user=self.user)
+        groups = groups_named(self.user, profile.owner, names, see_all=SEE_ALL_PROFILES)
+        share_with_groups(subject=profile, groups=groups, user=self.user)
         return self._again(profile)
 
     @described(parameters=_BETWEEN, responses=OBJECT)
@@ -307,16 +304,6 @@ class Profiles(Resource):
     def _again(self, profile: SteeringProfile, status: int = 200) -> Response:
         """As it is now."""
         return self.answer(self.rows(self.user).get(pk=profile.pk), status)
-
-
-def groups_named(user: User, profile: SteeringProfile, names: list[str]) -> list[Group]:
-    """Those that the user may choose; ApiError names one that is not among them."""
-    if not may_share(user, profile.owner, see_all=SEE_ALL_PROFILES):
-        raise forbidden("Only its owner says with whom a profile is shared.", code="permission_denied")
-    found = {group.name: group for group in groups_to_share_with(user, see_all=SEE_ALL_PROFILES)}
-    if missing := [name for name in names if name not in found]:
-        raise invalid(f"groups: you are in no group {missing[0][:100]!r}.", param="groups")
-    return [found[name] for name in names]
 
 
 def _version(profile: SteeringProfile, number: int) -> ProfileVersion:

@@ -64,6 +64,10 @@ class SAEInput(StrictInput):
     site = Choice(choices=SAE.Site.choices, default="", allow_blank=True)
 
 
+class SAEChange(StrictInput):
+    name = Text(max_length=200)
+
+
 class MeasureInput(StrictInput):
     corpus = Text(max_length=200, default=DEFAULT_NAME)
     tokens = Integer(min_value=1, max_value=MAX_TOKENS, default=DEFAULT_TOKENS)
@@ -80,6 +84,7 @@ class SAEs(Resource):
         "list": "steering.view_sae",
         "retrieve": "steering.view_sae",
         "create": "steering.add_sae",
+        "partial_update": CHANGE,
         "destroy": "steering.delete_sae",
         "measure": CHANGE,
         "load": CHANGE,
@@ -103,6 +108,14 @@ class SAEs(Resource):
         inspect_sae(location, data["model"], layer=data["layer"], site=data["site"] or None)
         place = {name: data[name] for name in ("name", "model", "layer", "site")}
         return job_started(request_sae(location=location, owner=self.user, **place))
+
+    @described(request=SAEChange)
+    def partial_update(self, request: Request, pk: str) -> Response:
+        """Its name alone: everything else is what its files say, or was measured."""
+        sae = self.get_object()
+        sae.name = self.read(SAEChange, instance=sae)["name"]
+        sae.full_clean()
+        return self.answer(services.rename_sae(sae=sae))
 
     @described(responses={204: None})
     def destroy(self, request: Request, pk: str) -> Response:

@@ -7,15 +7,18 @@ from typing import Any
 from django.contrib.auth.models import User
 from django.db.models import QuerySet
 from rest_framework import serializers
+from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from management_api.described import described
+from management_api.sharing import SharingInput, groups_named
 from management_api.strict import Shown
 from management_api.viewset import Filters, Resource
+from steering.sharing import share_with_groups
 from steering.vector_models import PlainVector, VectorSet
 from steering.vectors import delete_vectors
-from steering.visibility import visible_vector_sets
+from steering.visibility import SEE_ALL_VECTORS, visible_vector_sets
 
 VIEW = "steering.view_vectorset"
 
@@ -50,7 +53,12 @@ class VectorSets(Resource):
     serializer_class = VectorSetShown
     filters = VectorFilters
     ordering = ("name",)
-    permissions = {"list": VIEW, "retrieve": VIEW, "destroy": "steering.delete_vectorset"}
+    permissions = {
+        "list": VIEW,
+        "retrieve": VIEW,
+        "destroy": "steering.delete_vectorset",
+        "share": "steering.change_vectorset",
+    }
 
     def rows(self, user: User) -> QuerySet[VectorSet]:
         return visible_vector_sets(user).select_related("created_by").prefetch_related("vectors", "shared_with")
@@ -64,3 +72,12 @@ class VectorSets(Resource):
         """Refused while a version or a draft needs one of them."""
         delete_vectors(vector_set=self.get_object(), user=self.user)
         return Response(status=204)
+
+    @described(request=SharingInput)
+    @action(detail=True, methods=["post"])
+    def share(self, request: Request, pk: str) -> Response:
+        """With these groups and no others. Its owner's, or of those who see everybody's."""
+        vectors, names = self.get_object(), self.read(SharingInput)["groups"]
+        groups = groups_named(self.user, vectors.created_by, names, see_all=SEE_ALL_VECTORS)
+        share_with_groups(subject=vectors, groups=groups, user=self.user)
+        return self.answer(self.get_queryset().get(pk=vectors.pk))

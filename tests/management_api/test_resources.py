@@ -203,6 +203,15 @@ class TestSAEs:
         }
         assert refusal(researcher_api.post(f"saes/{sae.pk}/measure", {"corpus": "../secret"}))[0] == 400
 
+    def test_renamed(self, researcher_api: Api, sae: SAE, other_sae: SAE):
+        assert researcher_api("PATCH", f"saes/{sae.pk}", {"name": "layer-1"}).json()["name"] == "layer-1"
+        assert refusal(researcher_api("PATCH", f"saes/{sae.pk}", {"name": other_sae.name})) == (
+            400,
+            "invalid_value",
+            "name",
+        )
+        assert refusal(researcher_api("PATCH", f"saes/{sae.pk}", {"layer": 2}))[1] == "unknown_parameter"
+
     def test_deleted(self, researcher_api: Api, sae: SAE):
         assert researcher_api("DELETE", f"saes/{sae.pk}").status_code == 204
         assert not SAE.objects.exists()

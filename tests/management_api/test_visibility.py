@@ -216,6 +216,14 @@ def test_the_owner_shares_with_groups_of_their_own(owner, hidden):
     assert event.key.startswith("olga's")
 
 
+def test_vectors_are_shared_alike(owner, hidden, stranger):
+    path = f"vectors/{VectorSet.objects.get().pk}"
+    assert refusal(stranger.post(f"{path}/share", {"groups": []}))[0] == 404
+    assert api_of(owner).post(f"{path}/share", {"groups": ["Researchers"]}).json()["shared_with"] == ["Researchers"]
+    assert stranger.get(path).status_code == 200
+    assert refusal(stranger.post(f"{path}/share", {"groups": []}))[0] == 403
+
+
 def test_the_owner_shares_on_the_page(owner, hidden):
     client = login(owner)
     url = reverse("admin:steering_steeringprofile_change", args=[hidden.profile_id])
