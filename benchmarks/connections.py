@@ -83,7 +83,7 @@ async def _load(url: str, num_idle: int, num_requests: int, rounds: int) -> Foun
     alive = await asyncio.gather(*(connection.ask() for connection in idle), return_exceptions=True)
     for connection in idle:
         connection.close()
-    found.problems += [f"An idle connection: {each}" for each in alive if each != b"HTTP/1.1 200 OK"]
+    found.problems += [f"An idle connection: {each!r}" for each in alive if each != b"HTTP/1.1 200 OK"]
     return found
 
 

@@ -24,8 +24,12 @@ def get_weather(city: str) -> str:
     """Get the weather in a city."""
     return "sunny, 20 degrees"
 '''
-SCHEMA = {"type": "object", "properties": {"kind": {"enum": ["cat", "dog"]}}, "required": ["kind"]}
-SCHEMA["additionalProperties"] = False
+SCHEMA = {
+    "type": "object",
+    "properties": {"kind": {"enum": ["cat", "dog"]}},
+    "required": ["kind"],
+    "additionalProperties": False,
+}
 Llm = Callable[..., str]
 
 
