@@ -38,20 +38,36 @@ def endpoint(name: str, *, error_body: ErrorBody = ApiError.body, **handlers: Ha
 
     async def view(request: HttpRequest, **values: Any) -> HttpResponseBase:
         call = Call(request, name)
-        try:
-            response = await _answer(call, handlers, values, error_body)
-        except asyncio.CancelledError:
-            call.leave()
-            call.close()
-            raise
-        call.entry.status = response.status_code
-        for header, value in call.headers().items():
-            response.headers[header] = value
-        if not response.streaming:
-            call.close()
-        return response
+        return await _finished(call, _answer(call, handlers, values, error_body))
 
     return csrf_exempt(view)
+
+
+async def respond_as(call: Call, key: KeyRecord | None, handler: Handler) -> HttpResponseBase:
+    """A view's answer to one whom another door let in, such as the console's; it may be streamed."""
+
+    async def work() -> HttpResponseBase:
+        call.enter()
+        call.admit(key)
+        return await handler(call)
+
+    return await _finished(call, _guarded(call, work))
+
+
+async def _finished(call: Call, answer: Coroutine[Any, Any, HttpResponseBase]) -> HttpResponseBase:
+    """With its headers. A stream closes the call itself, when it ends."""
+    try:
+        response = await answer
+    except asyncio.CancelledError:
+        call.leave()
+        call.close()
+        raise
+    call.entry.status = response.status_code
+    for header, value in call.headers().items():
+        response.headers[header] = value
+    if not response.streaming:
+        call.close()
+    return response
 
 
 def json_response(body: object, status: int = 200) -> HttpResponse:

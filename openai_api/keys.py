@@ -120,12 +120,16 @@ def find_key(key: str, records: Mapping[str, KeyRecord]) -> KeyRecord | None:
 
 
 def load_keys() -> dict[str, KeyRecord]:
-    """Keys by digest: those not revoked, of owners that are active."""
+    """Keys by digest: those not revoked, of owners that are active. A rotated key is there under its old digest too,
+    until that is not valid any more.
+    """
     from openai_api.models import ApiKey, KeyDay
 
     days = {day.api_key_id: day.use() for day in KeyDay.objects.filter(day=timezone.now().date())}
     rows = ApiKey.objects.filter(revoked_at__isnull=True, owner__is_active=True).select_related("owner")
-    return {row.digest: row.record(days.get(row.pk)) for row in rows}
+    records = [row.record(days.get(row.pk)) for row in rows]
+    records += [row.old_record(days.get(row.pk)) for row in rows if row.has_old_secret]
+    return {record.digest: record for record in records}
 
 
 snapshot: Snapshot[dict[str, KeyRecord]] = Snapshot("millm_api_keys", load_keys)

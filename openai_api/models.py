@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from django.conf import settings
 from django.contrib.postgres.fields import ArrayField
 from django.contrib.postgres.indexes import GinIndex, OpClass
@@ -32,6 +34,7 @@ class ApiKey(models.Model):
     """A client's key. Only its HMAC digest is kept; the plain key is shown once."""
 
     name = models.CharField(max_length=100)
+    note = models.TextField(blank=True, help_text="What it is for, where it is kept, whom to ask.")
     prefix = models.CharField(max_length=16, help_text="The key's first characters, to recognise it.")
     digest = models.CharField(max_length=64, unique=True, editable=False)
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="api_keys")
@@ -41,7 +44,9 @@ class ApiKey(models.Model):
         blank=True,
         help_text="What it may be used for. Nothing chosen: all of /v1, and nothing of /api.",
     )
-    default_profile = models.CharField(max_length=200, blank=True, help_text="name or name@version")
+    default_profile = models.CharField(
+        max_length=200, blank=True, help_text="For requests that name no profile. It goes before the model's own."
+    )
     allowed_models = ArrayField(models.CharField(max_length=200), default=list, blank=True, help_text=ANY_HELP)
     allowed_profiles = ArrayField(models.CharField(max_length=200), default=list, blank=True, help_text=ANY_HELP)
     may_steer_inline = models.BooleanField(
@@ -89,6 +94,11 @@ class ApiKey(models.Model):
     )
     expires_at = models.DateTimeField(null=True, blank=True)
     revoked_at = models.DateTimeField(null=True, blank=True)
+    revoked_reason = models.CharField(max_length=300, blank=True, editable=False)
+    rotated_at = models.DateTimeField(null=True, blank=True, editable=False)
+    old_digest = models.CharField(max_length=64, null=True, blank=True, unique=True, editable=False)
+    old_prefix = models.CharField(max_length=16, blank=True, editable=False)
+    old_valid_until = models.DateTimeField(null=True, blank=True, editable=False)
     last_used_at = models.DateTimeField(null=True, blank=True, editable=False)
     created_at = models.DateTimeField(db_default=Now(), editable=False)
 
@@ -113,6 +123,18 @@ class ApiKey(models.Model):
         has_expired = self.expires_at is not None and self.expires_at <= timezone.now()
         return self.revoked_at is None and not has_expired and self.owner.is_active
 
+    @property
+    def has_old_secret(self) -> bool:
+        """Whether the secret from before the last rotation still opens the door."""
+        return (
+            self.old_digest is not None and self.old_valid_until is not None and self.old_valid_until > timezone.now()
+        )
+
+    def old_record(self, used: DayUse | None = None) -> KeyRecord:
+        """The same key under its old secret, which expires first."""
+        ends = [end for end in (self.expires_at, self.old_valid_until) if end is not None]
+        return replace(self.record(used), digest=self.old_digest or "", expires_at=min(ends))
+
     def record(self, used: DayUse | None = None) -> KeyRecord:
         """The key as requests see it; asks the database for the owner's permissions. ``used`` is today's use."""
         return KeyRecord(
@@ -134,10 +156,14 @@ class ApiKey(models.Model):
             priority=self.priority,
             log_content=self.log_content,
             expires_at=self.expires_at,
-            may_manage_models=self.owner.has_perm("inference.change_languagemodel"),
+            may_manage_models=self._may_manage_models(),
             scopes=frozenset(self.scopes),
             used=used,
         )
+
+    def _may_manage_models(self) -> bool:
+        is_in_scope = not self.scopes or Scope.MANAGE in self.scopes
+        return is_in_scope and self.owner.has_perm("inference.change_languagemodel")
 
 
 class KeyDay(models.Model):

@@ -125,7 +125,7 @@ class Keys(Resource):
     def revoke(self, request: Request, pk: str) -> Response:
         """Requests with it are refused from now on, for good."""
         key = self.get_object()
-        revoke_api_keys(keys=ApiKey.objects.filter(pk=key.pk))
+        revoke_api_keys(keys=ApiKey.objects.filter(pk=key.pk), user=self.user)
         return self.answer(self.get_queryset().get(pk=key.pk))
 
     @described(responses={204: None})

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from django.contrib.auth.models import User
@@ -12,21 +12,19 @@ from django.db import transaction
 from django.db.models import QuerySet
 from django.utils import timezone
 
+from audit.changes import stored_fields
 from audit.models import AuditEvent
-from audit.trail import record
+from audit.trail import record, record_deleted, record_saved
 from openai_api.keys import PREFIX_LENGTH, digest_of, new_key, snapshot
 from openai_api.models import ApiKey
 from openai_api.scopes import Scope
 from steering.feature_services import forget_traffic_examples
 
-RIGHTS = (
-    "default_profile",
-    "allowed_profiles",
-    "may_steer_inline",
-    "scopes",
-    "min_intensity",
-    "max_intensity",
-)
+NO_GRACE = timedelta()
+MAX_GRACE = timedelta(days=90)
+NO_OLD = (None, "", None)
+SECRETS = frozenset({"digest", "prefix", "old_digest", "old_prefix", "old_valid_until"})
+NOT_EDITED = SECRETS | {"revoked_at", "revoked_reason", "rotated_at", "last_used_at", "created_at"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,63 +43,76 @@ def create_api_key(*, name: str, owner: User, **fields: Any) -> CreatedKey:
 
 @transaction.atomic
 def save_new_api_key(*, api_key: ApiKey, user: User | None = None) -> CreatedKey:
-    """Give an unsaved key its secret and save it. Raises ValidationError."""
+    """Give an unsaved key its secret and save it. Raises ValidationError, and what :func:`check_may_give` does."""
     check_may_give(api_key=api_key, user=user)
-    plain = new_key()
-    api_key.prefix = plain[:PREFIX_LENGTH]
-    api_key.digest = digest_of(plain)
+    plain = _give_secret(api_key)
     api_key.full_clean()
     api_key.save(force_insert=True)
-    unset = ApiKey()  # what a key may that nobody said anything about
-    _record(api_key, {name: getattr(unset, name) for name in RIGHTS}, user)
+    record_saved(api_key, before=None, user=user, leave_out=SECRETS)
     snapshot.invalidate()
     return CreatedKey(api_key, plain)
 
 
 @transaction.atomic
 def change_api_key(*, api_key: ApiKey, user: User | None = None) -> None:
-    """``user`` is who does it, for the audit trail.
+    """``user`` is who does it, for the audit trail; what only other acts change is left alone.
 
     A key that shares its texts as examples no more takes all such examples with it: nobody knows whose each one was.
     """
     check_may_give(api_key=api_key, user=user)
-    before = ApiKey.objects.values("shares_examples", *RIGHTS).get(pk=api_key.pk)
-    api_key.save()
-    _record(api_key, before, user)
-    if before["shares_examples"] and not api_key.shares_examples:
+    before = stored_fields(api_key)
+    names = {field.name for field in api_key._meta.concrete_fields if not field.primary_key}
+    api_key.save(update_fields=names - NOT_EDITED)
+    record_saved(api_key, before=before, user=user, leave_out=NOT_EDITED)
+    if before is not None and before["shares_examples"] and not api_key.shares_examples:
         forget_traffic_examples()
     snapshot.invalidate()
 
 
 @transaction.atomic
-def rotate_api_key(*, api_key: ApiKey, user: User | None = None) -> CreatedKey:
-    """The key with a new secret; the old one is refused from now on. ValidationError for one that is revoked."""
-    key = ApiKey.objects.select_for_update().get(pk=api_key.pk)
-    if key.revoked_at is not None:
-        raise ValidationError(f"The key {key} is revoked; make a new one.")
-    check_may_give(api_key=key, user=user)
-    before = key.prefix
-    plain = new_key()
-    key.prefix, key.digest = plain[:PREFIX_LENGTH], digest_of(plain)
-    key.save(update_fields=["prefix", "digest"])
-    record(AuditEvent.Action.KEY, f"key {key}", user=user, detail=f"rotated: {before}… → {key.prefix}…")
+def rotate_api_key(*, api_key: ApiKey, grace: timedelta = NO_GRACE, user: User | None = None) -> CreatedKey:
+    """A new secret for the same key. The old one is valid for ``grace`` more; one from before it is not any longer.
+
+    ValidationError for a key that is revoked, and for a grace that makes no sense.
+    """
+    if not NO_GRACE <= grace <= MAX_GRACE:
+        raise ValidationError(f"The old secret can stay valid for 0 to {MAX_GRACE.days} days, not {grace}.")
+    row = ApiKey.objects.select_for_update(of=("self",)).select_related("owner").get(pk=api_key.pk)
+    if row.revoked_at is not None:
+        raise ValidationError(f"The key {row} is revoked; create a new one.")
+    check_may_give(api_key=row, user=user)
+    now = timezone.now()
+    row.old_digest, row.old_prefix, row.old_valid_until = (row.digest, row.prefix, now + grace) if grace else NO_OLD
+    row.rotated_at = now
+    before = str(row)
+    plain = _give_secret(row)
+    row.save(update_fields=["digest", "prefix", "old_digest", "old_prefix", "old_valid_until", "rotated_at"])
+    until = f"until {row.old_valid_until:%Y-%m-%d %H:%M} UTC" if row.old_valid_until else "no longer"
+    record(AuditEvent.Action.ROTATE, row, user=user, detail=f"the secret of {before} is valid {until}")
     snapshot.invalidate()
-    return CreatedKey(key, plain)
+    return CreatedKey(row, plain)
 
 
 @transaction.atomic
-def revoke_api_keys(*, keys: QuerySet[ApiKey]) -> int:
-    """Refuse these keys from now on; returns how many were not revoked before."""
-    count = keys.filter(revoked_at__isnull=True).update(revoked_at=timezone.now())
+def revoke_api_keys(*, keys: QuerySet[ApiKey], reason: str = "", user: User | None = None) -> int:
+    """Refuse these keys from now on, old secrets included; returns how many were not revoked before."""
+    rows = list(keys.filter(revoked_at__isnull=True).select_for_update(of=("self",)))
+    for row in rows:
+        row.revoked_at, row.revoked_reason = timezone.now(), reason[:300]
+        row.old_digest, row.old_prefix, row.old_valid_until = NO_OLD
+        row.save(update_fields=["revoked_at", "revoked_reason", "old_digest", "old_prefix", "old_valid_until"])
+        record(AuditEvent.Action.REVOKE, row, user=user, detail=reason)
     snapshot.invalidate()
-    return count
+    return len(rows)
 
 
 @transaction.atomic
-def delete_api_keys(*, keys: QuerySet[ApiKey]) -> None:
+def delete_api_keys(*, keys: QuerySet[ApiKey], user: User | None = None) -> None:
     """Their log rows stay, without the key; examples of features do not stay if one of them shared its texts."""
     if keys.filter(shares_examples=True).exists():
         forget_traffic_examples()
+    for row in keys:
+        record_deleted(row, user=user)
     keys.delete()
     snapshot.invalidate()
 
@@ -118,18 +129,8 @@ def _has_more_rights(owner: User, user: User) -> bool:
     return not owner.get_all_permissions() <= user.get_all_permissions()
 
 
-def _record(api_key: ApiKey, before: Mapping[str, Any], user: User | None) -> None:
-    """What changed of the key's rights; the audit trail has nothing where nothing did."""
-    changed = [
-        f"{name}: {_shown(before[name])} → {_shown(getattr(api_key, name))}"
-        for name in RIGHTS
-        if before[name] != getattr(api_key, name)
-    ]
-    if changed:
-        record(AuditEvent.Action.KEY, f"key {api_key}", user=user, detail="; ".join(changed))
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, list):
-        return ", ".join(value) or "all"  # what an empty list of allowed things means
-    return str(value) or "none"
+def _give_secret(api_key: ApiKey) -> str:
+    plain = new_key()
+    api_key.prefix = plain[:PREFIX_LENGTH]
+    api_key.digest = digest_of(plain)
+    return plain

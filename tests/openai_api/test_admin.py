@@ -50,7 +50,7 @@ def row(number: int = 0, **fields: Any) -> RequestLog:
 
 
 def fields_of(user: Any, **more: Any) -> dict[str, Any]:
-    fields = {"name": "laptop", "owner": user.pk, "allowed_models": "", "allowed_profiles": "", "priority": "0"}
+    fields = {"name": "laptop", "owner": user.pk, "priority": "0"}
     return {**fields, "min_intensity": "0", "max_intensity": "2", **more}
 
 

@@ -22,7 +22,7 @@ LIMITS = (
     "tokens_per_day",
 )
 INTENSITIES = {"min_intensity": 0.0, "max_intensity": MAX_INTENSITY}
-RIGHTS = ("scopes", "default_profile", "allowed_models", "allowed_profiles", "may_steer_inline", *INTENSITIES)
+RIGHTS = ("note", "scopes", "default_profile", "allowed_models", "allowed_profiles", "may_steer_inline", *INTENSITIES)
 FIELDS = (*LIMITS, "priority", *RIGHTS)
 
 
@@ -32,6 +32,7 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("name", help="What the key is for.")
         parser.add_argument("--user", required=True, help="Name of the user who owns the key.")
+        parser.add_argument("--note", default="", help="What it is for, where it is kept.")
         parser.add_argument(
             "--scope",
             action="append",

@@ -1,0 +1,25 @@
+"""Revokes an API key."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from openai_api.key_choice import add_key_argument, chosen_key
+from openai_api.models import ApiKey
+from openai_api.services.api_keys import revoke_api_keys
+
+
+class Command(BaseCommand):
+    help = "Refuse an API key from now on. This cannot be undone."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        add_key_argument(parser)
+        parser.add_argument("--reason", required=True, help="It is kept with the key and in the audit trail.")
+
+    def handle(self, *, key: str, reason: str, **_: Any) -> None:
+        row = chosen_key(key)
+        if not revoke_api_keys(keys=ApiKey.objects.filter(pk=row.pk), reason=reason):
+            raise CommandError(f"The key {row} was revoked already.")
+        self.stdout.write(self.style.SUCCESS(f"The key {row} is revoked; requests with it are refused now."))
