@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, time
 from typing import Any
 
 from django import forms
@@ -41,9 +42,9 @@ def _condition(asked: dict[str, Any]) -> Q:
     exact = {"user": "user", "action": "action", "kind": "kind", "object": "object_id"}
     condition = Q(**{field: asked[name] for name, field in exact.items() if asked[name]})
     if asked["since"]:
-        condition &= Q(at__date__gte=asked["since"])
+        condition &= Q(at__gte=datetime.combine(asked["since"], time.min, UTC))
     if asked["until"]:
-        condition &= Q(at__date__lte=asked["until"])
+        condition &= Q(at__lte=datetime.combine(asked["until"], time.max, UTC))
     if asked["q"]:
         text = asked["q"]
         condition &= Q(subject__icontains=text) | Q(detail__icontains=text) | Q(request_id=text) | Q(key=text)

@@ -7,13 +7,17 @@ from typing import Any
 
 from django import forms
 from django.contrib import admin, messages
+from django.contrib.admin.utils import unquote
 from django.db.models import QuerySet
-from django.http import HttpRequest
+from django.forms.widgets import Script
+from django.http import HttpRequest, HttpResponse
 from django.template.defaultfilters import filesizeformat
-from django.utils.html import format_html_join
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
 
 from inference import services
 from inference.client import EngineError, get_client
+from inference.model_pages import LIVE_URL, ModelPages, live_html, page_context
 from inference.models import LanguageModel
 
 LIVE_FIELDS = (
@@ -31,8 +35,8 @@ LIVE_FIELDS = (
 
 
 @admin.register(LanguageModel)
-class LanguageModelAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
-    list_display = ("name", "kind", "source", "state", "memory", "loaded_at", "is_default")
+class LanguageModelAdmin(ModelPages, admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
+    list_display = ("name", "kind", "source", "standing", "memory", "loaded_at", "pinned", "is_default")
     list_filter = ("state", "kind", "is_default", "autoload", "pinned")
     search_fields = ("name", "aliases", "source")
     readonly_fields = LIVE_FIELDS
@@ -50,6 +54,24 @@ class LanguageModelAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it take
         ("Requests", {"fields": ("default_profile", "default_sampling", "chat_template", "tool_format")}),
         ("Trust", {"fields": ("trust_remote_code", "allow_pickle"), "classes": ("collapse",)}),
     )
+
+    class Media:
+        css = {"all": ("inference/models.css",)}
+        js = (Script("inference/live.js", type="module"), Script("inference/try_it.js", type="module"))
+
+    def change_view(
+        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        model = self.get_object(request, unquote(object_id))
+        is_shown = isinstance(model, LanguageModel) and self.has_view_permission(request, model)
+        shown = page_context(model) if is_shown and isinstance(model, LanguageModel) else {}
+        return super().change_view(request, object_id, form_url, {**(extra_context or {}), **shown})
+
+    @admin.display(description="state", ordering="state")
+    def standing(self, model: LanguageModel) -> SafeString:
+        return format_html(
+            '<div data-model-live="{}" data-live-url="{}">{}</div>', model.pk, LIVE_URL, live_html(model)
+        )
 
     @admin.display(description="memory", ordering="memory_bytes")
     def memory(self, model: LanguageModel) -> str:

@@ -11,12 +11,14 @@ if TYPE_CHECKING:
 
 LOAD = "inference.load_model"
 UNLOAD = "inference.unload_model"
+WARM = "inference.warm"
 WAIT_S = 1.0
 
 
 def register_kinds() -> None:
     register(JobKind(LOAD, "Load a model", _load))
     register(JobKind(UNLOAD, "Unload a model", _unload))
+    register(JobKind(WARM, "Warm a model", _warm))
 
 
 def _load(job: RunningJob) -> dict[str, Any]:
@@ -25,6 +27,12 @@ def _load(job: RunningJob) -> dict[str, Any]:
 
 def _unload(job: RunningJob) -> dict[str, Any]:
     return _act(job, UNLOAD)
+
+
+def _warm(job: RunningJob) -> dict[str, Any]:
+    from inference.warm_job import warm
+
+    return warm(job)
 
 
 def _act(job: RunningJob, kind: str) -> dict[str, Any]:

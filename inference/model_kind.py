@@ -19,11 +19,16 @@ def model_kind(path: Path, config: Mapping[str, Any]) -> ModelKind | None:
 
     A causal language model with a pipeline of sentence-transformers (Qwen3-Embedding) is for embeddings.
     """
+    return kind_of_config(config, has_pipeline=(path / SENTENCE_TRANSFORMERS).is_file())
+
+
+def kind_of_config(config: Mapping[str, Any], *, has_pipeline: bool) -> ModelKind | None:
+    """The same of a model that is not here; ``has_pipeline``: of sentence-transformers."""
     names = config.get("architectures") or []
     names = [str(name) for name in names] if isinstance(names, list) else []
     if any(name.endswith(CLASSIFICATION_ENDING) for name in names):
         return "classification"  # a cross-encoder's pipeline names no pooling
-    if (path / SENTENCE_TRANSFORMERS).is_file():
+    if has_pipeline:
         return "embedding"
     if any(name.endswith(GENERATION_ENDING) for name in names):
         return "generation"

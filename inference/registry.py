@@ -21,6 +21,7 @@ from django.utils import timezone
 
 from inference.client import EngineDownError, NotEnoughMemoryError
 from inference.load_failures import FIRST_RETRY_S, LoadFailures
+from inference.load_progress import LoadStanding, RunningLoad, RunningLoads
 from inference.loader_thread import LoaderThread
 from inference.loads import RETRY_LOADING_AFTER_S, Load, Loads
 from inference.memory_budget import MemoryBudget
@@ -31,7 +32,7 @@ from inference.records import ModelNotFoundError, ModelRecord, ModelTable, model
 from inference.residents import Resident, Residents
 from inference.room import AllBusyError, Room
 from inference.snapshots import Snapshot
-from inference.sources import ModelSource, own_context_length, resolve_source
+from inference.sources import Download, ModelSource, locate_model, own_context_length
 from inference.states import failure_message, reset_states, write_state
 from inference.text import ModelText
 
@@ -74,7 +75,7 @@ class ModelRegistry:
         *,
         is_busy: Callable[[str], bool] = lambda name: False,
         kv_unwritten: Callable[[str], int] = lambda name: 0,
-        locate: Callable[[ModelSource], Path] = resolve_source,
+        locate: Callable[[ModelSource, Download], Path] = locate_model,
         loading: ModelLoading | None = None,
         budget: MemoryBudget | None = None,
         table: Snapshot[ModelTable] = model_table,
@@ -94,6 +95,7 @@ class ModelRegistry:
         self._residents = Residents(clock)
         self._loads = Loads(clock)
         self._failures = LoadFailures(clock, retry_failed_after_s)
+        self._running = RunningLoads(clock)
         self._loader = LoaderThread(self.housekeep)
         self._is_booted = engine is None
 
@@ -111,6 +113,12 @@ class ModelRegistry:
 
     def is_loaded(self, name: str) -> bool:
         return name in self._residents
+
+    def standing(self, name: str) -> LoadStanding:
+        """How far the model's load is, and what came of the last one."""
+        running, failure = self._running.get(name), self._failures.get(name)
+        retry_in_s = max(0.0, failure.retry_at - self._clock()) if failure is not None else None
+        return LoadStanding(running, running is None and self._loads.get(name) is not None, retry_in_s)
 
     def max_model_len(self, name: str) -> int | None:
         """Tokens that the model takes; None while that is known neither from its row nor from loading it."""
@@ -259,7 +267,8 @@ class ModelRegistry:
         record, is_short = load.record, False
         try:
             write_state(record.pk, LanguageModel.State.LOADING)
-            learned = self._bring_in(LanguageModel.objects.get(pk=record.pk))
+            with self._running.one(name) as running:
+                learned = self._bring_in(LanguageModel.objects.get(pk=record.pk), running)
         except AllBusyError as error:
             if self._loads.age_s(load) < self._load_timeout_s:
                 self._try_again(load)
@@ -281,12 +290,14 @@ class ModelRegistry:
         self._loads.postpone(load)
         self._queue(load)
 
-    def _bring_in(self, row: LanguageModel) -> dict[str, int | str]:
+    def _bring_in(self, row: LanguageModel, running: RunningLoad) -> dict[str, int | str]:
         """Locate, make room, load, and hand over to the engine. Returns what the row can be told of the model now."""
-        path = self._locate(row.model_source)
+        path = self._locate(row.model_source, running.download)
         spec = spec_for(row, path)
+        running.enter("making room")
         room = self._make_room(spec)
         kv_bytes = room.kv_bytes(settings.MILLM_ENGINE["kv_cache_bytes"], self._num_expected())
+        running.enter("reading its weights")
         loaded = self._loading.load(spec)
         try:
             text = ModelText(
@@ -295,6 +306,7 @@ class ModelRegistry:
                 chat_template=row.chat_template,
                 tool_format=row.tool_format,
             )
+            running.enter("getting ready")
             self._require_engine().attach(loaded, kv_bytes).result(ATTACH_TIMEOUT_S)
         except BaseException:
             self._loading.release(loaded)

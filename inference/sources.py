@@ -76,6 +76,11 @@ def resolve_source(source: ModelSource, *, download: Download | None = None, dow
     return path
 
 
+def locate_model(source: ModelSource, download: Download) -> Path:
+    """:func:`resolve_source` with the download that the registry watches."""
+    return resolve_source(source, download=download)
+
+
 def fetch(
     source: str,
     *,

@@ -94,6 +94,8 @@ def test_a_change_made_in_the_admin_names_the_user_and_the_request(admin_client:
         ("object=8", set()),
         ("since=2000-01-01", {"a", "b", "c"}),
         ("until=2000-01-01", set()),
+        ("until=9999-12-31", {"a", "b", "c"}),
+        ("since=0001-01-01", {"a", "b", "c"}),
         ("q=req_9", {"c"}),
     ],
 )
@@ -195,6 +197,18 @@ def test_an_event_links_to_its_object_as_long_as_it_is_there(admin_client: Clien
     assert "org/x" in page
     gone = AuditEvent.objects.create(action=Action.ADD, subject="x", kind="no.such", object_id="1")
     assert admin_client.get(f"{TRAIL}{gone.pk}/change/").status_code == 200
+
+
+def test_an_object_s_history_leads_to_its_events(admin_client: Client, client: Client):
+    row = register_model(name="m", source="org/x")
+    history = reverse("admin:inference_languagemodel_history", args=[row.pk])
+    link = f"{TRAIL}?kind=inference.languagemodel&amp;object={row.pk}"
+    assert link in admin_client.get(history).content.decode()
+    assert shown(admin_client.get(link.replace("&amp;", "&"))) == ["m"]
+    user = User.objects.create_user("rita", is_staff=True)
+    user.user_permissions.add(Permission.objects.get(codename="view_languagemodel"))
+    client.force_login(user)
+    assert link not in client.get(history).content.decode()
 
 
 def test_an_empty_trail_says_what_it_will_hold(admin_client: Client):

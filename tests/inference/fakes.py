@@ -143,7 +143,7 @@ class Located:
         self.path = path
         self.asked = []
 
-    def __call__(self, source):
+    def __call__(self, source, download):
         self.asked.append(source)
         return self.path
 

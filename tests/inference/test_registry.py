@@ -10,6 +10,7 @@ import pytest
 from django.db import OperationalError
 
 from inference.client import EngineDownError
+from inference.load_progress import LoadProgress, LoadStanding
 from inference.models import LanguageModel
 from inference.records import ModelTable, model_record
 from inference.registry import ModelNotFoundError, ModelNotReadyError, ModelRegistry, get_registry, set_registry
@@ -423,3 +424,38 @@ async def test_the_length_of_a_model_is_known_once_it_was_loaded_and_stays_known
     await registry.ready("m")
     await asyncio.wrap_future(registry.unload("m"))
     assert registry.find("m").max_model_len == 512
+
+
+async def test_a_load_says_how_far_it_is_while_it_runs(parts):
+    await amake()
+    seen: list[LoadStanding] = []
+
+    def locate(source, download):
+        download.note(5, 20)
+        seen.append(registry.standing("org/tiny"))
+        return parts.located.path
+
+    registry = ModelRegistry(
+        parts.engine, locate=locate, loading=parts.loader.parts(), clock=parts.clock, load_timeout_s=5
+    )
+    await registry.ready("org/tiny")
+
+    assert seen == [LoadStanding(LoadProgress("looking for its files", 0.0, 5, 20))]
+    assert registry.standing("org/tiny") == LoadStanding()
+    registry.stop()
+
+
+async def test_a_load_that_failed_says_when_it_is_tried_again(parts):
+    await amake()
+
+    def locate(source, download):
+        raise SourceError("There is none.")
+
+    registry = ModelRegistry(
+        parts.engine, locate=locate, loading=parts.loader.parts(), clock=parts.clock, load_timeout_s=5
+    )
+    with pytest.raises(ModelNotReadyError, match="There is none"):
+        await registry.ready("org/tiny")
+
+    assert registry.standing("org/tiny") == LoadStanding(retry_in_s=10.0)
+    registry.stop()

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from asgiref.sync import sync_to_async
+from django.contrib.auth.models import User
 from openai.types import Model, ModelDeleted
 from pydantic import TypeAdapter
 
-from openai_api.keys import KeyRecord
+from audit.models import AuditEvent
+from inference.registry import set_registry
+from openai_api.backend import Backend, set_backend
+from openai_api.keys import KeyRecord, snapshot
+from openai_api.services import create_api_key
+from tests.inference.test_admin import FakeRegistry as UnloadingRegistry
 from tests.openai_api.conftest import Api
 
 
@@ -68,6 +77,25 @@ async def test_a_delete_that_is_repeated_has_the_same_answer(api: Api):
     answers = [await api.client.delete("/v1/models/cold:8b") for _ in range(3)]
     assert {answer.status_code for answer in answers} == {200}
     assert [answer.json() for answer in answers] == [{"id": "cold:8b", "object": "model", "deleted": True}] * 3
+
+
+@pytest.mark.django_db(transaction=True)
+async def test_the_trail_says_who_unloaded_it_by_which_key(api: Api, settings: Any):
+    owner = await User.objects.acreate_superuser("root")
+    created = await sync_to_async(create_api_key)(name="laptop", owner=owner)
+    registry = UnloadingRegistry()
+    set_registry(registry)
+    set_backend(Backend(lambda: api.engine, lambda: api.registry))
+    snapshot.forget()
+    headers = {"Authorization": f"Bearer {created.plain}", "X-Client-Request-Id": "mine-1"}
+    response = await api.client.delete("/v1/models/tiny", headers=headers)
+    set_registry(None)
+    snapshot.forget()
+    assert response.status_code == 200
+    assert registry.calls == [("unload", "tiny")]
+    event = await AuditEvent.objects.aget(action="unload")
+    assert (event.user, event.key, event.request_id) == ("root", "laptop", "mine-1")
+    assert (event.kind, event.object_id, event.subject) == ("inference.languagemodel", "1", "tiny")
 
 
 @pytest.mark.parametrize(("may", "status"), [(True, 200), (False, 403)])

@@ -1,0 +1,39 @@
+"""What the sampling parameters do, in a sentence each, for the form where their defaults are set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from inference.models import LanguageModel
+from inference.sampling_defaults import RANGES
+
+WORDS = {
+    "temperature": "How much chance there is: 0 always takes the likeliest token, 1 follows the model's probabilities.",
+    "top_p": "Only the likeliest tokens that together have this probability are drawn from.",
+    "top_k": "Only so many of the likeliest tokens are drawn from; 0: all.",
+    "min_p": "Tokens less likely than this part of the likeliest one are left out.",
+    "typical_p": "Keeps tokens that are about as surprising as expected, up to this probability; 1: all.",
+    "presence_penalty": "Lowers tokens that were in the answer already; negative ones raise them.",
+    "frequency_penalty": "The same, the more often they were there.",
+    "repetition_penalty": "Divides the score of tokens that were in prompt or answer; 1: no change.",
+    "max_tokens": "How long an answer may get where the request says nothing.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRow:
+    name: str
+    words: str
+    least: str
+    most: str
+    value: Any
+
+
+def sampling_rows(model: LanguageModel | None) -> list[SamplingRow]:
+    """A row for each parameter; ``value`` is the model's own default, None where it has none."""
+    values = model.default_sampling if model is not None and isinstance(model.default_sampling, dict) else {}
+    return [
+        SamplingRow(name, WORDS[name], f"{found.lower:g}", f"{found.upper:g}", values.get(name))
+        for name, found in RANGES.items()
+    ]

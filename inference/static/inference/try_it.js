@@ -1,0 +1,72 @@
+// Asks the model for an answer and shows it as it comes. What it says is put in as text, never as HTML.
+const form = document.getElementById("try-form");
+
+const say = (text, isFailure = false) => {
+  const state = document.getElementById("try-state");
+  state.textContent = text;
+  state.classList.toggle("model-failed", isFailure);
+};
+
+// The data of each complete event of a stream; what is left waits for its end.
+const events = async function* (body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    const parts = (rest + value).split("\n\n");
+    rest = parts.pop();
+    for (const part of parts) if (part.startsWith("data: ")) yield part.slice("data: ".length);
+  }
+};
+
+const take = async (answer, place) => {
+  let reason = "";
+  for await (const data of events(answer.body)) {
+    if (data === "[DONE]") break;
+    const chunk = JSON.parse(data);
+    if (chunk.error) throw new Error(chunk.error.message);
+    const choice = chunk.choices?.[0];
+    place.textContent += (choice?.delta?.reasoning_content ?? "") + (choice?.delta?.content ?? "");
+    reason = choice?.finish_reason ?? reason;
+  }
+  return reason;
+};
+
+const refusal = async (answer) => {
+  const body = await answer.json().catch(() => null);
+  return new Error(body?.error?.message ?? `The server answered ${answer.status}.`);
+};
+
+const ask = async (signal) => {
+  const place = document.getElementById("try-answer");
+  place.textContent = "";
+  place.hidden = false;
+  const data = new FormData(form);
+  data.set("model", form.dataset.model);
+  const answer = await fetch(form.action, { method: "POST", body: data, credentials: "same-origin", signal });
+  if (!answer.ok) throw await refusal(answer);
+  const reason = await take(answer, place);
+  say(`It ended (${reason || "without a reason"}). `);
+  const link = document.createElement("a");
+  link.href = `${form.dataset.log}${encodeURIComponent(answer.headers.get("x-request-id"))}/change/`;
+  link.textContent = "Its row in the request log";
+  document.getElementById("try-state").append(link);
+};
+
+if (form) {
+  const stop = document.getElementById("try-stop");
+  form.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    const abort = new AbortController();
+    stop.onclick = () => abort.abort();
+    stop.hidden = false;
+    say("Asking; a model that is not loaded is loaded first.");
+    try {
+      await ask(abort.signal);
+    } catch (error) {
+      say(abort.signal.aborted ? "Stopped." : error.message || "The server does not answer.", !abort.signal.aborted);
+    }
+    stop.hidden = true;
+  });
+}
