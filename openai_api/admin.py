@@ -1,4 +1,4 @@
-"""API keys' use in the admin; keys are in :mod:`openai_api.key_admin`, the log in :mod:`openai_api.request_log.admin`."""
+"""The use of keys in the admin; keys are in :mod:`openai_api.key_admin`, the log in :mod:`openai_api.request_log.admin`."""
 
 from __future__ import annotations
 
