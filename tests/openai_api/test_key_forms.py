@@ -76,11 +76,11 @@ def test_a_default_that_was_archived_stays_until_somebody_changes_it(admin_clien
     assert (key.name, key.default_profile) == ("b", "gloomy")
 
 
-def test_who_may_only_look_sees_it(client: Client, django_user_model: Any, admin_user: Any, profiles):
+def test_who_may_only_look_sees_it(client: Client, django_user_model: Any, profiles):
     user = django_user_model.objects.create_user("auditor", is_staff=True)
     user.user_permissions.set(Permission.objects.filter(codename__in=["view_apikey", "see_all_apikeys"]))
     client.force_login(user)
-    key = create_api_key(name="a", owner=admin_user, default_profile="gloomy@1").api_key
+    key = create_api_key(name="a", owner=user, default_profile="gloomy@1").api_key
     assert "gloomy@1" in client.get(f"{KEYS}{key.pk}/change/").content.decode()
 
 
