@@ -1,12 +1,13 @@
 """The language model's training: packed rows, the learning rate, a loss that falls, equal runs for equal seeds."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from steering.demo.corpus import write_documents
-from steering.demo.language_model import build_model, learning_rate_share, pack_rows, train_model
+from steering.demo.language_model import build_model, computes_bfloat16, learning_rate_share, pack_rows, train_model
 from steering.demo.recipe import DemoRecipe, quick_recipe
 from steering.demo.residual import collect_residuals, read_residuals
 from steering.demo.stages import round_to_bfloat16, stream_seed
@@ -41,6 +42,13 @@ def test_training_lowers_the_loss_and_is_repeatable(tiny_tokenizer):
     assert loss == again
     assert torch.equal(first.model.embed_tokens.weight, second.model.embed_tokens.weight)
     assert lines[-1].startswith("model: step 5/5")
+
+
+def test_bfloat16_is_asked_for_only_where_the_processor_has_it():
+    flags = Path("/proc/cpuinfo").read_text("utf-8") if Path("/proc/cpuinfo").is_file() else ""
+    if "avx2" not in flags:
+        pytest.skip("only x86 says in /proc/cpuinfo what it has")
+    assert not computes_bfloat16() or "avx512" in flags or "avx_ne_convert" in flags
 
 
 def test_rounded_weights_survive_bfloat16():
