@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from itertools import islice
 from pathlib import Path
 
@@ -168,6 +169,19 @@ def test_the_stated_health_is_measured_again(sae, residuals):
     assert health.l0 == pytest.approx(stated["l0"], rel=0.03)
     assert health.fvu == pytest.approx(stated["fvu"], rel=0.15)
     assert health.mean_resid_norm == pytest.approx(stated["mean_resid_norm"], rel=0.05)
+
+
+def test_the_page_states_the_figures_of_the_files():
+    page, health = Path("docs/demo.md").read_text(encoding="utf-8"), read("health.json")
+    assert f"{health['model_parameters']:,} parameters" in page
+    assert f"| training loss, mean of the last tenth | {health['train_loss']:.3f} nats per token |" in page
+    assert f"| variance unexplained (FVU) | {health['fvu']:.4f} |" in page
+    assert f"| mean residual norm | {health['mean_resid_norm']:.2f} |" in page
+    for effect in read("effects.json"):
+        shares = f"| {effect['name']} | {effect['base_share']:.2%} | {effect['share']:.2%} | ".replace("%", " %")
+        (times, rest) = re.findall(rf"^{re.escape(shares)}([\d.]+) (.*)$", page, re.MULTILINE)[0]
+        assert float(times) == pytest.approx(effect["ratio"], abs=0.06)
+        assert rest == f"| {effect['perplexity_ratio']:.2f} | {effect['push']:.2f} |"
 
 
 def test_features_agree_with_the_sae(sae, residuals):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -33,8 +34,9 @@ WEATHER = {
     "type": "function",
     "function": {"name": "get_weather", "description": "Get the weather in a city.", "parameters": CITY},
 }
-FEATURE = 387
-MAX = 17.828  # of the feature, in features.json
+FEATURE = int(re.findall(r"index=(\d+)", EXAMPLE)[0])
+LISTED = json.loads((ARTIFACTS / "features.json").read_text("utf-8"))
+(MAX,) = (feature["max_activation"] for feature in LISTED if feature["index"] == FEATURE)
 CHANGES = {  # of the activation a, or of the projection p on the direction
     "rain-add": lambda a, p: np.full_like(a, 0.6 * MAX),
     "rain-clamp": lambda a, p: 0.5 * MAX - a,
