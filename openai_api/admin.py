@@ -1,4 +1,4 @@
-"""What keys used, in the admin. Keys are in :mod:`openai_api.key_admin`, the log in :mod:`openai_api.request_log.admin`."""
+"""What keys used, in the admin. Keys: :mod:`openai_api.key_admin`; the log: :mod:`openai_api.request_log.admin`."""
 
 from __future__ import annotations
 
