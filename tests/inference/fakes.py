@@ -29,7 +29,7 @@ from tests.inference.tokenizers import qwen_tokenizer
 class FakeLoop:
     """An engine loop without a thread: tests publish events from wherever they like."""
 
-    publish: object = None
+    publish: Any = None
     submitted: list[tuple[tuple[GenerationRequest, ...], object]] = field(default_factory=list)
     cancelled: list[object] = field(default_factory=list)
     attached: dict[str, object] = field(default_factory=dict)

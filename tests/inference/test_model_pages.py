@@ -57,7 +57,7 @@ def registry():
 class Standing(FakeRegistry):
     """Serves, and says what the test wants of each load."""
 
-    is_serving = True  # type: ignore[assignment]
+    is_serving = True
 
     def __init__(self, standing: LoadStanding) -> None:
         super().__init__()

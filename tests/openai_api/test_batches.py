@@ -438,13 +438,14 @@ def test_keys_carry_their_owner(django_user_model: Any):
 
 def body_of(url: str) -> dict[str, Any]:
     question = {"type": "predicate", "instructions": "Yes?"}
-    return {
+    bodies: dict[str, dict[str, Any]] = {
         "/v1/responses": {"model": "tiny", "input": "hi", "metadata": {"a": "b"}},
         "/v1/moderations": {"input": "hi"},
         "/v1/decisions": {"model": "tiny", "input": "hi", "questions": [question]},
         "/v1/rerank": {"model": "judge", "query": "hi", "documents": ["a", "b"]},
         "/v1/score": {"model": "judge", "text_1": "hi", "text_2": ["a", "b"]},
-    }[url]
+    }
+    return bodies[url]
 
 
 @pytest.mark.parametrize("url", ["/v1/responses", "/v1/moderations", "/v1/decisions", "/v1/rerank", "/v1/score"])
@@ -462,7 +463,7 @@ async def test_other_endpoints_are_answered_in_the_background(api: Api, url: str
     assert done.request_counts.completed == 3, await lines_of(api, done.error_file_id)
     answers = [each["response"]["body"] for each in await lines_of(api, done.output_file_id)]
     assert answers[0].keys() == answers[2].keys()
-    asked = [*api.engine.requests, *api.engine.embedded]
+    asked: list[Any] = [*api.engine.requests, *api.engine.embedded]
     assert {request.priority for request in asked} == {BACKGROUND_PRIORITY}
     assert done.usage is not None
     if "usage" in answers[0]:

@@ -174,7 +174,7 @@ async def check_a_streamed_file() -> None:
     await sync_to_async(row)(9_999, model="other")
     client = AsyncClient()
     await client.aforce_login(user)
-    response = await client.post(URL, {"format": "csv", "query": "model=tiny", "with_text": "on"})
+    response: Any = await client.post(URL, {"format": "csv", "query": "model=tiny", "with_text": "on"})
     assert response.status_code == 200
     assert response["Content-Disposition"].startswith('attachment; filename="requests-')
     assert "no-store" in response["Cache-Control"]
