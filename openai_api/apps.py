@@ -30,6 +30,7 @@ class OpenaiApiConfig(AppConfig):
         register(JobKind(REPLAY, "Replay of a request", _replay, "openai_api.view_prompt_text"))
         register(JobKind(PRUNE, "Prune the request log", _prune))
         register_periodic(Periodic(PRUNE, timedelta(hours=1), _is_prune_due))
+        register_periodic(Periodic(PRUNE_KEPT, timedelta(hours=1), _is_anything_kept_too_long))
         for signal in (post_save, post_delete):
             signal.connect(_reread_keys, sender=get_user_model(), dispatch_uid="openai_api.reread_keys")
 
@@ -49,6 +50,12 @@ def _prune_kept(job: RunningJob) -> dict[str, Any]:
     from openai_api.pruning import run_prune
 
     return dict(run_prune(job))
+
+
+def _is_anything_kept_too_long() -> bool:
+    from openai_api.pruning import is_due
+
+    return is_due()
 
 
 def _replay(job: RunningJob) -> dict[str, Any]:

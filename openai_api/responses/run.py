@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncGenerator, Sequence
 
@@ -10,7 +9,6 @@ from django.db import InterfaceError, OperationalError
 
 from openai_api.database import in_database
 from openai_api.errors import ApiError
-from openai_api.pruning import prune_now_and_then
 from openai_api.responses.event_writer import EventWriter
 from openai_api.responses.rounds import Rounds
 from openai_api.responses.schemas.bodies import Event, Item
@@ -53,8 +51,6 @@ class ResponseRun:
         except (OperationalError, InterfaceError, ApiError) as error:
             logger.warning("Response %s could not be stored: %s", body["id"], error)
             body["store"] = False
-        else:
-            prune_now_and_then(asyncio.get_running_loop())
 
 
 async def generated(rounds: Rounds, writer: EventWriter, patience_s: float) -> AsyncGenerator[Event | None, None]:

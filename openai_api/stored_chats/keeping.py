@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 
 from inference.client import Event
 from openai_api.call import Call
 from openai_api.database import in_database
-from openai_api.pruning import prune_now_and_then
 from openai_api.schemas.bodies import ChatChunkBody, ChatCompletionBody
 from openai_api.schemas.chat import ChatRequest
 from openai_api.services.chat_chunks import ChatChunks
@@ -45,4 +43,3 @@ async def keep_completion(call: Call, wanted: ChatRequest, body: ChatCompletionB
     await in_database(
         lambda: keep_chat(owner_id=owner_id, body=body, messages=messages, metadata=wanted.metadata or {})
     )
-    prune_now_and_then(asyncio.get_running_loop())

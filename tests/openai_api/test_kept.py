@@ -16,6 +16,7 @@ from django.utils import timezone
 
 from jobs.execution import run_job
 from jobs.models import Job
+from jobs.periodic import enqueue_due
 from jobs.services import enqueue_job
 from openai_api.apps import PRUNE_KEPT
 from openai_api.models import RequestLog
@@ -83,6 +84,16 @@ def test_the_job_prunes_both(settings: Any):
     done = Job.objects.get()
     assert (done.state, done.result) == ("succeeded", {"responses": 1, "chat completions": 1})
     assert [row.pk for row in StoredResponse.objects.all()] == ["resp_new"]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_job_comes_by_itself_when_something_is_old(settings: Any):
+    settings.MILLM_CHAT_RETENTION_DAYS = 7
+    chat("new")
+    assert PRUNE_KEPT not in {job.kind for job in enqueue_due()}
+    chat("old", days=8)
+    assert PRUNE_KEPT in {job.kind for job in enqueue_due()}
+    assert PRUNE_KEPT not in {job.kind for job in enqueue_due()}
 
 
 PAGES = ("responses/storedresponse", "responses/conversation", "stored_chats/storedchat")
