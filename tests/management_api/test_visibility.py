@@ -283,8 +283,8 @@ class TestKeysThatActForOthers:
         assert refusal(keeper("PATCH", f"keys/{plain.pk}", {"scopes": ["manage"]}))[0] == 403
 
     def test_nor_on_the_page(self, keeper, admin_api):
-        data = {"name": "trick", "owner": admin_api.user.pk, "scopes": "manage", "allowed_models": ""}
-        data |= {"allowed_profiles": "", "priority": "0", "min_intensity": "0", "max_intensity": "2"}
+        data = {"name": "trick", "owner": admin_api.user.pk, "scopes": "manage"}
+        data |= {"priority": "0", "min_intensity": "0", "max_intensity": "2"}
         assert login(keeper.user).post("/admin/openai_api/apikey/add/", data).status_code == 403
         assert not ApiKey.objects.filter(name="trick").exists()
 
