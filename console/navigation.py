@@ -67,6 +67,7 @@ SECTIONS: tuple[tuple[str, tuple[Entry, ...]], ...] = (
         "Audit",
         (
             Entry("Request log", model="openai_api.RequestLog"),
+            Entry("Log access", model="openai_api.LogAccess"),
             Entry("Audit trail", model="audit.AuditEvent"),
             Entry("Watch rules", model="steering.WatchRule"),
             Entry("Watch events", model="steering.WatchEvent"),

@@ -31,7 +31,7 @@ def test_an_administrator_finds_every_model_that_the_admin_lists(root: Client, r
     found = links(root.get("/admin/").content.decode())
     request = rf.get("/admin/")
     request.user = User.objects.get()
-    listed = [model for model, its in admin.site._registry.items() if its.has_module_permission(request)]
+    listed = [model for model, its in admin.site._registry.items() if any(its.get_model_perms(request).values())]
     assert len(listed) > 15
     for model in listed:
         assert f"/admin/{model._meta.app_label}/{model._meta.model_name}/" in found
