@@ -79,6 +79,7 @@ INSTALLED_APPS = [
     "django.contrib.messages",
     "django.contrib.staticfiles",
     "django.contrib.postgres",
+    "django.forms",  # for its widgets' templates, see FORM_RENDERER
     "rest_framework",
     "drf_spectacular",
     "drf_spectacular_sidecar",
@@ -125,6 +126,7 @@ TEMPLATES = [
         },
     }
 ]
+FORM_RENDERER = "django.forms.renderers.TemplatesSetting"  # templates/ may replace a widget's template
 
 DATABASES = {"default": database_settings(ENV)}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"

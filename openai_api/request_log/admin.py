@@ -58,7 +58,7 @@ class RequestLogAdmin(ExportPages, ReplayPages, SearchPages, ReadOnlyAdmin):
     )
 
     class Media:
-        css = {"all": ("openai_api/log.css", "steering/profiles.css")}
+        css = {"all": ("openai_api/log.css", "steering/admin.css")}
 
     def get_fieldsets(self, request: HttpRequest, obj: RequestLog | None = None) -> Any:
         sees_version = request.user.has_perm("steering.view_profileversion")

@@ -5,13 +5,15 @@ from collections.abc import Iterator
 
 import pytest
 from openai import OpenAI
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Page, expect, sync_playwright
 
 from tests import live
 from tests.conftest import LiveSite, site_environment
 from tests.e2e.oracle import Oracle
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+expect.set_options(timeout=30_000)  # as patient as the page's own acts: machines are slow, shared, or both
 
 
 @pytest.fixture

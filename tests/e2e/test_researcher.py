@@ -127,8 +127,8 @@ class Walk:
 
     def look_up(self, request_id: str) -> None:
         self.open("openai_api/requestlog/")
-        self.page.fill("#searchbar", request_id)
-        self.page.click("#changelist-search [type=submit]")
+        self.page.fill("#log-id", request_id)
+        self.page.click("#log-search [type=submit]")
         self.page.click("#result_list tbody tr:first-child a")
 
 

@@ -1,0 +1,20 @@
+// Names for what Django's widgets draw without one. A choice's label belongs to a hidden select: what stands in its place
+// takes the name over, also in forms that are added later.
+function nameChoice(container) {
+  const select = container.previousElementSibling;
+  const label = select?.labels?.[0];
+  if (!label) return;
+  label.id ||= `${select.id}-label`;
+  const shown = container.querySelector(".select2-selection__rendered");
+  shown?.setAttribute("aria-labelledby", label.id);
+  container.querySelector(".select2-selection")?.setAttribute("aria-labelledby", `${label.id} ${shown?.id ?? ""}`.trim());
+}
+
+function nameAll() {
+  document.querySelectorAll("select + .select2-container").forEach(nameChoice);
+  for (const field of document.querySelectorAll(".select2-search__field")) field.setAttribute("aria-label", "Search");
+  for (const icon of document.querySelectorAll(".search-label-icon")) icon.setAttribute("role", "img");
+}
+
+nameAll();
+new MutationObserver(nameAll).observe(document.body, { childList: true, subtree: true });
