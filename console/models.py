@@ -55,3 +55,15 @@ class LoadSample(models.Model):
     def load(self) -> Load:
         values = {name: getattr(self, name) for name in COUNTED}
         return Load(**{**values, "first_tokens": tuple(self.first_tokens), "gaps": tuple(self.gaps)})
+
+
+class Playground(models.Model):
+    """No table: it is what the permission to use the playground is of."""
+
+    class Meta:
+        managed = False
+        default_permissions = ()
+        permissions = (("use_playground", "Can use the playground"),)
+
+    def __str__(self) -> str:
+        return "Playground"

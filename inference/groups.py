@@ -17,6 +17,7 @@ from audit.origin import as_the_program
 RESEARCHERS = (
     "inference.view_languagemodel",
     "console.view_loadsample",
+    "console.use_playground",
     *(
         f"steering.{action}_{model}"
         for model in ("sae", "feature", "steeringprofile", "featureedit", "vectorset")

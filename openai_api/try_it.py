@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from io import BytesIO
-
 from django import forms
-from django.contrib.auth.models import AnonymousUser, User
 from django.core.handlers.asgi import ASGIRequest
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
 from openai_api.call import Call
-from openai_api.endpoint import json_response, respond_as
-from openai_api.errors import ApiError, forbidden
+from openai_api.endpoint import respond_as
+from openai_api.errors import ApiError
 from openai_api.services.chat import create_chat_completion
+from openai_api.session_door import admit_visitor, refusal_response, request_for
 
 ENDPOINT = "/v1/chat/completions"
 PERMISSION = "inference.view_languagemodel"
@@ -30,22 +27,20 @@ class TryForm(forms.Form):
 
 async def try_model(request: HttpRequest) -> HttpResponseBase:
     """Streams as the API does, and leaves a row in the log under the user's name. CSRF is checked by the middleware."""
-    user = await request.auser()
-    if not await _may(user):
-        message = f"Sign in as staff with the permission {PERMISSION} to try models."
-        return _refusal(forbidden(message, code="permission_denied"))
-    if request.method != "POST":
-        return _refusal(ApiError(405, "Use POST.", code="method_not_allowed", headers={"Allow": "POST"}))
-    form = TryForm(request.POST)
+    try:
+        user = await admit_visitor(request, PERMISSION, act="try models")
+        asked = _request(_checked(TryForm(request.POST)), user.get_username())
+    except ApiError as error:
+        return refusal_response(error)
+    return await respond_as(Call(asked, ENDPOINT), None, create_chat_completion)
+
+
+def _checked(form: TryForm) -> TryForm:
     if not form.is_valid():
         name, problems = next(iter(form.errors.items()))
-        return _refusal(ApiError(400, f"{name}: {' '.join(map(str, problems))}", code="invalid_value", param=str(name)))
-    call = Call(_request(form, user.get_username()), ENDPOINT)
-    return await respond_as(call, None, create_chat_completion)
-
-
-async def _may(user: User | AnonymousUser) -> bool:
-    return user.is_active and user.is_staff and await user.ahas_perm(PERMISSION)
+        message = f"{name}: {' '.join(map(str, problems))}"
+        raise ApiError(400, message, code="invalid_value", param=str(name))
+    return form
 
 
 def _request(form: TryForm, username: str) -> ASGIRequest:
@@ -57,14 +52,4 @@ def _request(form: TryForm, username: str) -> ASGIRequest:
         "stream": True,
         "user": username,
     }
-    body = json.dumps(fields).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    scope = {"type": "http", "method": "POST", "path": ENDPOINT, "query_string": b"", "headers": headers}
-    return ASGIRequest(scope, BytesIO(body))
-
-
-def _refusal(error: ApiError) -> HttpResponseBase:
-    response = json_response(error.body(), error.status)
-    for header, value in error.all_headers().items():
-        response.headers[header] = value
-    return response
+    return request_for(ENDPOINT, fields)

@@ -1,0 +1,1 @@
+"""Models asked side by side, and what their tokens say."""

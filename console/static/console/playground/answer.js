@@ -1,0 +1,88 @@
+// An answer on the page: its tokens as text, coloured, each with its particulars when pointed at or focused.
+import { MEASURES, colour, largest, number } from "./colours.js";
+
+export class Answer {
+  constructor(root, { labelOf }) {
+    this._text = root.querySelector(".answer-text");
+    this._details = root.querySelector(".answer-details");
+    this._labelOf = labelOf;
+    this._measure = MEASURES.none;
+    this._most = 0;
+    this.tokens = null;
+    this._text.addEventListener("pointerover", (event) => this._look(event.target));
+    this._text.addEventListener("focusin", (event) => this._look(event.target));
+    this._text.addEventListener("keydown", (event) => this._key(event));
+  }
+
+  begin(tokens) {
+    this.tokens = tokens;
+    this._text.replaceChildren();
+    this._text.removeAttribute("role");
+    this._details.replaceChildren();
+    this._details.textContent = "Point at a token, or go to it with the arrow keys.";
+  }
+
+  append(fresh) {
+    if (!fresh.length) return;
+    const first = this._text.childElementCount;
+    this._text.append(...fresh.map((token, place) => this._span(token, first + place)));
+    this._text.setAttribute("role", "listbox");
+    if (this._measure === MEASURES.logprob) this.paint(this._measure, largest(this.tokens.list, this._measure));
+  }
+
+  paint(measure, most) {
+    this._measure = measure;
+    this._most = most;
+    this.tokens?.list.forEach((token, place) => colour(this._text.children[place], token, measure, most));
+  }
+
+  _span(token, place) {
+    const span = document.createElement("span");
+    span.className = "token";
+    span.textContent = token.text;
+    span.setAttribute("role", "option");
+    span.setAttribute("aria-selected", "false");
+    span.tabIndex = place === 0 ? 0 : -1;
+    span.dataset.place = place;
+    return span;
+  }
+
+  _look(span) {
+    const token = this.tokens?.list[span.dataset?.place];
+    if (!token) return;
+    for (const other of this._text.querySelectorAll("[aria-selected=true]")) other.setAttribute("aria-selected", "false");
+    span.setAttribute("aria-selected", "true");
+    this._details.replaceChildren(...this._lines(token));
+  }
+
+  _lines(token) {
+    const facts = [["Token", JSON.stringify(token.text)], ["Log-probability", number(token.logprob)]];
+    if (token.kl !== null) facts.push(["KL against unsteered", `${number(token.kl)} nats`]);
+    if (token.value !== null) facts.push(["The chosen feature", number(token.value)]);
+    const list = document.createElement("dl");
+    for (const [name, value] of facts) list.append(cell("dt", name), cell("dd", value));
+    const top = token.top.map(([text, logprob]) => `${JSON.stringify(text)} ${(100 * Math.exp(logprob)).toFixed(1)} %`);
+    if (top.length) list.append(cell("dt", "Likeliest here"), cell("dd", top.join(", ")));
+    const features = (token.features ?? []).map((one) => `${this._labelOf(one.index)} ${number(one.value, 2)}`);
+    list.append(cell("dt", "Strongest features"), cell("dd", token.features ? features.join(", ") || "none" : "not read here"));
+    return [list];
+  }
+
+  _key(event) {
+    const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: 1, ArrowUp: -1 }[event.key];
+    const place = Number(event.target.dataset?.place);
+    if (!step || Number.isNaN(place)) return;
+    event.preventDefault();
+    const next = this._text.children[place + step];
+    if (!next) return;
+    event.target.tabIndex = -1;
+    next.tabIndex = 0;
+    next.focus();
+  }
+}
+
+function cell(name, text) {
+  const element = document.createElement(name);
+  element.textContent = text;
+  return element;
+}

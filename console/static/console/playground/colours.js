@@ -1,0 +1,22 @@
+// How strongly a token is coloured, 0 to 1, and what the legend says.
+
+const MOST_PERCENT = 45; // of the colour: with more, light text on it is hard to read in the dark theme
+
+export const MEASURES = {
+  none: { value: () => null, words: "" },
+  kl: { value: (token) => token.kl, words: "KL against the unsteered model, nats" },
+  logprob: { value: (token) => (token.logprob === null ? null : -token.logprob), words: "Surprise: minus log-probability, nats" },
+  feature: { value: (token) => token.value, words: "Activation of the feature" },
+};
+
+export function largest(tokens, measure) {
+  return tokens.reduce((most, token) => Math.max(most, measure.value(token) ?? 0), 0);
+}
+
+export function colour(element, token, measure, most) {
+  const value = measure.value(token);
+  const share = value === null || value === undefined || most <= 0 ? 0 : Math.max(0, value) / most;
+  element.style.setProperty("--share", `${Math.round(share * MOST_PERCENT)}%`);
+}
+
+export const number = (value, digits = 3) => (value === null || value === undefined ? "–" : Number(value).toFixed(digits));

@@ -1,0 +1,51 @@
+// The data of each complete event of a stream, as JSON; the stream's own error is thrown. Ends with [DONE].
+export async function* events(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) throw new Error("The connection ended before the answer did. Run it again.");
+    const parts = (rest + value).split("\n\n");
+    rest = parts.pop();
+    for (const part of parts) {
+      if (!part.startsWith("data: ")) continue;
+      const data = part.slice("data: ".length);
+      if (data === "[DONE]") return;
+      const chunk = JSON.parse(data);
+      if (chunk.error) throw refusal(chunk);
+      yield chunk;
+    }
+  }
+}
+
+// An error in the contract's words.
+export function refusal(body, status = 0) {
+  const error = body?.error;
+  if (!error?.message) {
+    const remedy = status >= 500 ? "Its log says why." : "Reload the page; you may be logged out.";
+    return new Error(`The server answered ${status || "what this page does not know"}. ${remedy}`);
+  }
+  const failure = new Error(error.message);
+  failure.code = error.code;
+  return failure;
+}
+
+// Posts JSON under the session. Throws what was refused, and what a lost connection means.
+export async function post(url, fields, signal) {
+  const token = document.querySelector("#playground [name=csrfmiddlewaretoken]").value;
+  let answer;
+  try {
+    answer = await fetch(url, {
+      method: "POST",
+      credentials: "same-origin",
+      headers: { "Content-Type": "application/json", "X-CSRFToken": token },
+      body: JSON.stringify(fields),
+      signal,
+    });
+  } catch (error) {
+    if (signal?.aborted) throw error;
+    throw new Error("The server cannot be reached. Nothing is lost here: try again when it is back.");
+  }
+  if (!answer.ok) throw refusal(await answer.json().catch(() => null), answer.status);
+  return answer;
+}

@@ -1,0 +1,71 @@
+// The tokens of one answer, out of its chunks: text, log-probabilities, and features that were read at them.
+
+export class Tokens {
+  constructor() {
+    this.list = []; // {text, logprob, top: [[text, logprob]], id, features, kl, value}
+    this.promptIds = [];
+    this._early = new Map(); // read before their token came
+    this._decoder = new TextDecoder();
+  }
+
+  // Takes a chunk; returns the tokens that are new.
+  take(chunk) {
+    const before = this.list.length;
+    const choice = chunk.choices?.[0];
+    const logprobs = choice?.logprobs;
+    if (logprobs?.content) this._chat(logprobs.content);
+    else if (logprobs?.tokens) this._completion(logprobs, choice.text);
+    for (const read of chunk.millm?.activations ?? []) this._read(read);
+    return this.list.slice(before);
+  }
+
+  // Ids of the answer's tokens as far as they are known: the last one never went through the model.
+  get ids() {
+    const known = [];
+    for (const token of this.list) {
+      if (token.id === undefined) break;
+      known.push(token.id);
+    }
+    return known;
+  }
+
+  _chat(content) {
+    for (const one of content) {
+      // A character of several tokens appears with its last one.
+      const text = one.bytes ? this._decoder.decode(Uint8Array.from(one.bytes), { stream: true }) : one.token;
+      this._add(text, one.logprob, one.top_logprobs.map((top) => [top.token, top.logprob]));
+    }
+  }
+
+  _completion(logprobs, text) {
+    const isWhole = logprobs.tokens.join("") === text;
+    const last = logprobs.tokens.length - 1;
+    logprobs.tokens.forEach((token, number) => {
+      const top = Object.entries(logprobs.top_logprobs?.[number] ?? {});
+      this._add(isWhole ? token : number === last ? text : "", logprobs.token_logprobs[number], top);
+    });
+  }
+
+  _add(text, logprob, top) {
+    top.sort((one, other) => other[1] - one[1]);
+    this.list.push({ text, logprob, top, features: null, kl: null, value: null });
+    this._attach(this.list.length - 1);
+  }
+
+  _read(read) {
+    if (read.phase === "prompt") {
+      this.promptIds[read.place] = read.id;
+      return;
+    }
+    this._early.set(read.place - this.promptIds.length, read);
+    this._attach(read.place - this.promptIds.length);
+  }
+
+  _attach(number) {
+    const read = this._early.get(number);
+    if (!read || !this.list[number]) return;
+    this.list[number].id = read.id;
+    this.list[number].features = read.features;
+    this._early.delete(number);
+  }
+}

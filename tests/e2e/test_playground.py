@@ -1,0 +1,263 @@
+"""The playground in a real browser: columns side by side, tokens looked at, requests copied, drafts kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Locator, Page, Route, expect
+
+from tests.conftest import LiveSite
+from tests.e2e.test_console import AXE, RUN_AXE
+
+pytestmark = pytest.mark.browser
+
+NASTY = (
+    '<script>document.title="owned"</script><svg onload="document.title=1">'
+    " \u202egnirts \u2066x \U0001f600 'q' \"d\" \\ "
+)
+
+
+@pytest.fixture
+def playground(page: Page, live_site: LiveSite) -> Iterator[Page]:
+    """Its policy's complaints and the browser's errors fail the test; a refused request is one of the latter."""
+    complaints: list[str] = []
+
+    def note(message: object) -> None:
+        if getattr(message, "type", "") == "error" and "status of" not in getattr(message, "text", ""):
+            complaints.append(getattr(message, "text", ""))
+
+    page.on("console", note)
+    page.goto(f"{live_site.url}/admin/playground/")
+    yield page
+    assert [text for text in complaints if "ERR_FAILED" not in text] == []
+
+
+def column(page: Page, place: int) -> Locator:
+    return page.locator(".column").nth(place)
+
+
+def answer(page: Page, place: int) -> str:
+    return column(page, place).locator(".answer-text").inner_text()
+
+
+def run_all(page: Page, num_tokens: int = 24) -> None:
+    page.get_by_label("At most … tokens").fill(str(num_tokens))
+    page.get_by_role("button", name="Run all").click()
+    wait_for_end(page)
+
+
+def wait_for_end(page: Page) -> None:
+    for state in page.locator(".column-state").all():
+        expect(state).to_contain_text("ended by", timeout=90_000)
+
+
+def test_columns_with_one_seed_stream_side_by_side(playground: Page):
+    playground.get_by_role("button", name="Add a column").click()
+    column(playground, 2).get_by_label("Steering of column 3").select_option("")
+    column(playground, 1).get_by_label("Steering of column 2").select_option("profile:cats@1")
+    run_all(playground)
+    assert answer(playground, 0) == answer(playground, 2) != answer(playground, 1)
+    expect(column(playground, 1).locator(".column-state")).to_contain_text(
+        re.compile(r"cats@1 acted (\d+) of \1 times")
+    )
+    expect(column(playground, 1).locator(".answer-kl")).to_contain_text("nats a token")
+    expect(column(playground, 0).locator(".answer-kl")).to_be_empty()
+
+
+def test_each_token_shows_what_it_is(playground: Page):
+    run_all(playground)
+    steered = column(playground, 1)
+    expect(steered.locator(".answer-kl")).to_contain_text("nats a token")
+    steered.locator(".token").nth(3).hover()
+    details = steered.locator(".answer-details")
+    expect(details).to_contain_text("Log-probability")
+    expect(details).to_contain_text("KL against unsteered")
+    expect(details).to_contain_text(re.compile(r"Strongest features.*#\d+", re.DOTALL))
+    shown = details.inner_text()
+    steered.locator(".token").nth(3).focus()
+    playground.keyboard.press("ArrowRight")
+    expect(steered.locator(".token").nth(4)).to_be_focused()
+    assert details.inner_text() != shown
+
+
+def test_tokens_are_coloured_by_a_feature_that_one_searches(playground: Page):
+    run_all(playground)
+    playground.get_by_label("Colour tokens by").select_option("feature")
+    box = playground.get_by_label("Feature, by words or number")
+    box.fill("cat")
+    first = playground.locator(".colours .found button").first
+    expect(first).to_be_visible()
+    with playground.expect_response("**/admin/playground/inspect") as found:
+        box.press("ArrowDown")
+        playground.keyboard.press("Enter")
+    values = found.value.json()["values"]
+    assert len(values) == len(found.value.json()["logprobs"])
+    assert all(value is not None for value in values[:-1])
+    expect(playground.locator(".legend-words")).to_contain_text("Activation")
+
+
+def test_the_strength_runs_again(playground: Page):
+    run_all(playground)
+    before = answer(playground, 1)
+    steered = column(playground, 1)
+    slider = steered.get_by_label("Strength of column 2")
+    with playground.expect_request("**/admin/playground/chat") as asked:
+        slider.fill("0")
+    assert json.loads(asked.value.post_data or "")["steering_intensity"] == 0
+    expect(steered.locator(".column-state")).to_contain_text("ended by", timeout=60_000)
+    expect(steered.locator(".answer-text")).to_have_text(answer(playground, 0), use_inner_text=True)
+    assert answer(playground, 1) != before
+
+
+@pytest.mark.parametrize("kind", ["chat", "completion"])
+def test_what_is_copied_runs(playground: Page, kind: str):
+    playground.locator(f"[name=kind][value={kind}]").check()
+    playground.get_by_label("Prompt", exact=True).fill(f"Once upon a time {NASTY}")
+    playground.get_by_label("Temperature").fill("0")
+    run_all(playground, 8)
+    wanted = answer(playground, 1)
+    steered = column(playground, 1)
+    steered.get_by_role("button", name="Copy as openai-python").click()
+    text = steered.get_by_label("Copied request of column 2").input_value()
+    assert text.isascii()
+    ran = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.strip() == wanted.strip()
+    steered.get_by_role("button", name="Copy as curl").click()
+    text = steered.get_by_label("Copied request of column 2").input_value()
+    ran = subprocess.run(["/bin/bash", "-c", text], capture_output=True, text=True, check=False)
+    chunks = [json.loads(line[6:]) for line in ran.stdout.splitlines() if line.startswith("data: {")]
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    streamed = "".join(one["text"] if kind == "completion" else one["delta"].get("content") or "" for one in choices)
+    assert streamed.strip() == wanted.strip()
+
+
+def test_edits_of_one_s_own_run_and_become_a_draft(playground: Page):
+    own = column(playground, 1)
+    own.get_by_label("Steering of column 2").select_option("draft")
+    box = own.get_by_label("Feature to add of column 2")
+    box.fill("rain")
+    own.locator(".found button").first.click()
+    strength = own.get_by_label(re.compile("^strength of #"))
+    strength.fill("1.5")
+    own.get_by_role("button", name="Run", exact=True).click()
+    expect(own.locator(".column-state")).to_contain_text("inline acted", timeout=60_000)
+    own.get_by_label("Name for the draft of column 2").fill(f"played-{os.getpid()}")
+    own.get_by_role("button", name="Save as draft").click()
+    own.locator(".draft-state a").click()
+    expect(playground.locator("#content h1")).to_be_visible()
+    assert "1.5" in [box.input_value() for box in playground.locator("input[name$=-strength]").all()]
+
+
+def test_nothing_that_is_said_becomes_markup(playground: Page):
+    token = {"token": NASTY, "logprob": -1.0, "bytes": list(NASTY.encode())}
+    logprobs = {"content": [{**token, "top_logprobs": [token]}]}
+    chunk = {"choices": [{"delta": {"content": NASTY}, "logprobs": logprobs, "finish_reason": "stop"}]}
+    body = f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n"
+
+    def reply(route: Route) -> None:
+        route.fulfill(content_type="text/event-stream", body=body)
+
+    playground.route("**/admin/playground/chat", reply)
+    run_all(playground)
+    text = column(playground, 0).locator(".answer-text")
+    assert text.evaluate("element => element.textContent") == NASTY
+    column(playground, 0).locator(".token").first.hover()
+    expect(column(playground, 0).locator(".answer-details")).to_contain_text("<script>")
+    assert playground.locator(".column script, .column svg").count() == 0
+    assert playground.title().startswith("Playground")
+
+
+def test_a_refusal_a_cut_and_a_lost_server_are_said(playground: Page):
+    playground.get_by_label("Prompt", exact=True).fill("x " * 9_000)
+    playground.get_by_role("button", name="Run all").click()
+    expect(column(playground, 0).locator(".state-failed")).to_contain_text("Shorten the prompt")
+    playground.get_by_label("Prompt", exact=True).fill("Hello")
+    playground.route(
+        "**/admin/playground/chat", lambda route: route.fulfill(content_type="text/event-stream", body=": \n\n")
+    )
+    playground.get_by_role("button", name="Run all").click()
+    expect(column(playground, 0).locator(".state-failed")).to_contain_text("The connection ended before")
+    playground.unroute("**/admin/playground/chat")
+    playground.route("**/admin/playground/chat", lambda route: route.abort())
+    playground.get_by_role("button", name="Run all").click()
+    expect(column(playground, 0).locator(".state-failed")).to_contain_text("cannot be reached")
+
+
+def test_stop_stops(playground: Page):
+    playground.get_by_label("At most … tokens").fill("1000")
+    playground.get_by_role("button", name="Run all").click()
+    expect(column(playground, 0).locator(".token").nth(2)).to_be_visible(timeout=60_000)
+    playground.get_by_role("button", name="Stop all").click()
+    expect(playground.locator(".playground-acts [data-act=stop]")).to_be_hidden()
+    for place in (0, 1):
+        expect(column(playground, place).locator(".column-state")).to_contain_text(re.compile("Stopped|ended by"))
+
+
+def test_a_profile_edited_and_published_is_felt(playground: Page, live_site: LiveSite):
+    name = f"felt-{os.getpid()}"
+    own = column(playground, 1)
+    own.get_by_label("Steering of column 2").select_option("draft")
+    own.get_by_label("Feature to add of column 2").fill("rain")
+    own.locator(".found button").first.click()
+    own.get_by_label("Name for the draft of column 2").fill(name)
+    own.get_by_role("button", name="Save as draft").click()
+    own.locator(".draft-state a").click()
+    playground.locator("input[name$=-strength]:visible").first.fill("2")
+    playground.click("text=Save and publish")
+    playground.fill("textarea[name=note], input[name=note]", "To feel it.")
+    playground.click("#content [type=submit]")
+    expect(playground.locator(".messagelist")).to_contain_text(f"{name}@1")
+    playground.goto(f"{live_site.url}/admin/playground/?model=demo&profile={name}@1")
+    expect(column(playground, 1).get_by_label("Steering of column 2")).to_have_value(f"profile:{name}@1")
+    run_all(playground)
+    assert answer(playground, 0) != answer(playground, 1)
+    expect(column(playground, 1).locator(".column-state")).to_contain_text(f"{name}@1 acted")
+
+
+def test_it_fits_a_telephone_with_answers_in_it(playground: Page):
+    playground.set_viewport_size({"width": 390, "height": 800})
+    run_all(playground)
+    column(playground, 1).locator(".token").nth(1).focus()
+    assert playground.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_has_no_complaint_of_a_page_in_use(playground: Page, scheme: str):
+    playground.emulate_media(color_scheme=scheme)
+    own = column(playground, 0)
+    own.get_by_label("Steering of column 1").select_option("draft")
+    own.get_by_label("Feature to add of column 1").fill("rain")
+    own.locator(".found button").first.click()
+    run_all(playground)
+    column(playground, 1).locator(".token").nth(1).focus()
+    column(playground, 1).get_by_role("button", name="Copy as curl").click()
+    playground.get_by_label("Colour tokens by").select_option("logprob")
+    playground.evaluate(AXE)
+    found = [(one["id"], node["html"][:200]) for one in playground.evaluate(RUN_AXE) for node in one["nodes"]]
+    assert found == []
+
+
+def test_somebody_without_the_permission_is_refused(page: Page, live_site: LiveSite):
+    code = (
+        "from django.contrib.auth.models import Group, User;"
+        "u = User.objects.create_user('play-auditor', password='long enough 1', is_staff=True);"
+        "u.groups.add(Group.objects.get(name='Auditors'))"
+    )
+    live_site.server.manage("shell", "-c", code)
+    page.context.clear_cookies()
+    page.goto(f"{live_site.url}/admin/")
+    page.fill("#id_username", "play-auditor")
+    page.fill("#id_password", "long enough 1")
+    page.click("[type=submit]")
+    expect(page.locator("#console-nav")).to_be_attached()
+    assert page.locator("#console-nav").get_by_role("link", name="Playground").count() == 0
+    answer = page.goto(f"{live_site.url}/admin/playground/")
+    assert answer is not None
+    assert answer.status == 403
