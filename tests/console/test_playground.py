@@ -31,7 +31,7 @@ from tests.steering.conftest import cold_snapshots, feature, model, other_model,
 pytestmark = pytest.mark.django_db(transaction=True)
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi <script>"}], "max_tokens": 5}
 INSPECTION = {"model": "tiny", "kind": "chat", "prompt_ids": [256, 104], "completion_ids": [72, 101, 108]}
-BODIES = {
+BODIES: dict[str, dict[str, Any]] = {
     "chat": CHAT,
     "completion": {"model": "tiny", "prompt": "hi", "max_tokens": 5},
     "inspect": {**INSPECTION, "profile": None},

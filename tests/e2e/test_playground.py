@@ -200,7 +200,7 @@ def test_stop_stops(playground: Page):
         expect(column(playground, place).locator(".column-state")).to_contain_text(re.compile("Stopped|ended by"))
 
 
-def test_a_profile_edited_and_published_is_felt(playground: Page, live_site: LiveSite):
+def test_a_profile_edited_and_published_is_felt(playground: Page):
     name = f"felt-{os.getpid()}"
     own = column(playground, 1)
     own.get_by_label("Steering of column 2").select_option("draft")
@@ -214,8 +214,8 @@ def test_a_profile_edited_and_published_is_felt(playground: Page, live_site: Liv
     playground.fill("textarea[name=note], input[name=note]", "To feel it.")
     playground.click("#content [type=submit]")
     expect(playground.locator(".messagelist")).to_contain_text(f"{name}@1")
-    playground.goto(f"{live_site.url}/admin/playground/?model=demo&profile={name}@1")
-    expect(column(playground, 1).get_by_label("Steering of column 2")).to_have_value(f"profile:{name}@1")
+    playground.get_by_role("link", name="Play with it").click()
+    expect(column(playground, 1).get_by_label("Steering of column 2")).to_have_value(f"profile:{name}")
     run_all(playground)
     assert answer(playground, 0) != answer(playground, 1)
     expect(column(playground, 1).locator(".column-state")).to_contain_text(f"{name}@1 acted")

@@ -16,7 +16,7 @@ export function largest(tokens, measure) {
 export function colour(element, token, measure, most) {
   const value = measure.value(token);
   const share = value === null || value === undefined || most <= 0 ? 0 : Math.max(0, value) / most;
-  element.style.setProperty("--share", `${Math.round(share * MOST_PERCENT)}%`);
+  element.style.backgroundColor = `rgb(var(--heat) / ${Math.round(share * MOST_PERCENT)}%)`;
 }
 
 export const number = (value, digits = 3) => (value === null || value === undefined ? "–" : Number(value).toFixed(digits));
