@@ -36,10 +36,11 @@ def first_steps(user: User, site_url: str) -> list[Step]:
 def _model() -> Step:
     return Step(
         "A model",
-        "The demo is a small model that tells stories, with an SAE and four profiles: `manage.py install_demo`.",
+        "The demo is a small model that tells stories, with an SAE and four profiles.",
         LanguageModel.objects.exists(),
         reverse("admin:inference_languagemodel_changelist"),
         "Look at the models",
+        "python manage.py install_demo",
     )
 
 

@@ -34,6 +34,11 @@ def sampling_rows(model: LanguageModel | None) -> list[SamplingRow]:
     """A row for each parameter; ``value`` is the model's own default, None where it has none."""
     values = model.default_sampling if model is not None and isinstance(model.default_sampling, dict) else {}
     return [
-        SamplingRow(name, WORDS[name], f"{found.lower:g}", f"{found.upper:g}", values.get(name))
+        SamplingRow(name, WORDS[name], _plain(found.lower), _plain(found.upper), values.get(name))
         for name, found in RANGES.items()
     ]
+
+
+def _plain(number: float) -> str:
+    """Without an exponent: 1,000,000 and 0.000001."""
+    return f"{number:,.6f}".rstrip("0").rstrip(".")

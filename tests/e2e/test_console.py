@@ -15,6 +15,9 @@ pytestmark = pytest.mark.browser
 
 AXE = (Path(__file__).parents[1] / "vendor" / "axe-core" / "axe.min.js").read_text()
 RUN_AXE = "async () => (await axe.run(document, {runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa']})).violations"
+CLIPPED = """() => [...document.querySelectorAll("fieldset.module, .card")]
+    .filter(part => part.clientWidth && part.scrollWidth > part.clientWidth + 1)
+    .map(part => part.outerHTML.slice(0, 160))"""
 OTHER_PAGES = (
     "/admin/steering/sae/add/",
     "/admin/steering/feature/?q=rain",
@@ -94,6 +97,7 @@ def test_every_page_fits_a_telephone(page: Page, live_site: LiveSite, paths: lis
         width = page.evaluate("document.documentElement.scrollWidth")
         if width > 390:
             wide.append(f"{path}: {width}")
+        wide += [f"{path}: {part}" for part in page.evaluate(CLIPPED)]
     assert wide == []
 
 
