@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,11 +64,16 @@ def database_url() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def live_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveSite]:
-    with live.own_database() as url:
-        environment = site_environment(url, tmp_path_factory.mktemp("live-site"))
-        with live.serving("--setup", environment=environment) as server:
-            yield LiveSite(server.url, ADMIN_USER, ADMIN_PASSWORD, server)
-            assert server.stop() == 0, server.output
+    with served_site(tmp_path_factory.mktemp("live-site")) as site:
+        yield site
+
+
+@contextmanager
+def served_site(home: Path) -> Iterator[LiveSite]:
+    """One for tests that leave behind what would stand in the way of others, such as a second SAE."""
+    with live.own_database() as url, live.serving("--setup", environment=site_environment(url, home)) as server:
+        yield LiveSite(server.url, ADMIN_USER, ADMIN_PASSWORD, server)
+        assert server.stop() == 0, server.output
 
 
 def site_environment(database_url: str, home: Path) -> dict[str, str]:

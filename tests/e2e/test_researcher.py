@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,19 @@ from playwright.sync_api import Page, expect
 from safetensors.numpy import load_file, save_file
 
 from steering.demo.install import ARTIFACTS
-from tests.conftest import LiveSite
+from tests.conftest import LiveSite, served_site
 
 pytestmark = pytest.mark.browser
 NUM_FEATURES, RAIN = 512, 387
 LABEL = "drizzle over meadows"
 STATE = re.compile(r"succeeded|failed")
 JOB_MS = 240_000
+
+
+@pytest.fixture
+def live_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveSite]:
+    with served_site(tmp_path_factory.mktemp("walk")) as site:
+        yield site
 
 
 @pytest.fixture
