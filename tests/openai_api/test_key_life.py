@@ -340,6 +340,7 @@ class TestPages:
         row = ApiKey.objects.get()
         assert (row.revoked_at, row.rotated_at) == (None, None)
 
+    @pytest.mark.django_db
     @pytest.mark.parametrize("act", ["rotate", "revoke"])
     def test_one_s_own_key_can_be_changed(self, client: Client, act: str):
         user = staff("view_apikey", "change_apikey")

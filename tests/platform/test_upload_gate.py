@@ -51,7 +51,7 @@ def test_a_file_with_a_key_is_asked_for(guarded: tuple[live.LiveServer, str]):
         assert connection.recv(100).startswith(b"HTTP/1.1 100")
         connection.sendall(bytes(100))
         got = answer(read_all(connection))
-    assert (got.status, got.error["code"]) == (400, "invalid_multipart")
+    assert (got.status, got.error["code"]) == (400, "missing_required_parameter")  # there is no part in it
 
 
 @pytest.mark.live
