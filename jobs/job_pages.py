@@ -37,7 +37,8 @@ def recent_lines(job: Job) -> SafeString:
     """The newest lines, in the order in which they came."""
     lines = list(job.lines.order_by("-pk")[:MAX_SHOWN_LINES])[::-1]
     rows = ((timezone.localtime(line.at).strftime("%H:%M:%S"), line.text) for line in lines)
-    return _live(job, "log", format_html('<pre class="job-log">{}</pre>', format_html_join("\n", "{} {}", rows)))
+    text = format_html_join("\n", "{} {}", rows)
+    return _live(job, "log", format_html('<pre class="job-log" tabindex="0">{}</pre>', text))
 
 
 def took_text(job: Job) -> str:
@@ -51,7 +52,7 @@ def took_text(job: Job) -> str:
 def pretty_json(value: Any) -> SafeString:
     text = json.dumps(value, indent=2, ensure_ascii=False, sort_keys=True)
     cut = f"\n… {len(text) - MAX_SHOWN_JSON:,} more characters" if len(text) > MAX_SHOWN_JSON else ""
-    return format_html('<pre class="job-json">{}{}</pre>', text[:MAX_SHOWN_JSON], cut)
+    return format_html('<pre class="job-json" tabindex="0">{}{}</pre>', text[:MAX_SHOWN_JSON], cut)
 
 
 def _live(job: Job, part: str, content: SafeString) -> SafeString:

@@ -52,7 +52,7 @@ def text_blocks(blocks: Iterable[Block]) -> SafeString:
     found = list(blocks)
     if not found:
         return format_html("{}", "-")
-    return format_html_join("", '<h4 class="log-role">{}</h4><pre>{}</pre>', found)
+    return format_html_join("", '<h4 class="log-role">{}</h4><pre tabindex="0">{}</pre>', found)
 
 
 def json_text(value: object) -> str:

@@ -138,7 +138,7 @@ class RequestLogAdmin(ExportPages, ReplayPages, SearchPages, ReadOnlyAdmin):
 
     @admin.display(description="parameters")
     def parameters_json(self, row: RequestLog) -> SafeString:
-        return format_html("<pre>{}</pre>", visible_text(pretty_json(row.parameters)))
+        return format_html('<pre tabindex="0">{}</pre>', visible_text(pretty_json(row.parameters)))
 
     @admin.display(description="prompt")
     def prompt_text(self, row: RequestLog) -> SafeString:

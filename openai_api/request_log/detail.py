@@ -28,7 +28,7 @@ def conversation(text: str) -> SafeString:
         return format_html("{}", "-")
     return format_html_join(
         "",
-        '<h4 class="log-role">{}</h4><pre>{}</pre>',
+        '<h4 class="log-role">{}</h4><pre tabindex="0">{}</pre>',
         ((visible_text(role), visible_text(shown)) for role, shown in _blocks(text)),
     )
 

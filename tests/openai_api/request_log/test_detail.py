@@ -181,7 +181,7 @@ def test_the_receipt_and_what_was_logged_are_shown(auditor: Client):
         parameters={"temperature": 0.5},
     )
     page = detail(auditor)
-    assert '<h4 class="log-role">user</h4><pre>line one\nline &lt;b&gt;two</pre>' in page
+    assert '<h4 class="log-role">user</h4><pre tabindex="0">line one\nline &lt;b&gt;two</pre>' in page
     assert "5 of 5 layer applications, fingerprint abc, policies mild@2" in page
     assert "&quot;temperature&quot;: 0.5" in page
 
@@ -189,11 +189,11 @@ def test_the_receipt_and_what_was_logged_are_shown(auditor: Client):
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        ('["one", "two"]', '<h4 class="log-role">#0</h4><pre>one</pre><h4 class="log-role">#1</h4><pre>two</pre>'),
-        ("[1, 2]", "<pre>[1, 2]</pre>"),
-        ("[not json", "<pre>[not json</pre>"),
-        ("[" * 100_000, "<pre>[[["),
-        ("plain", "<pre>plain</pre>"),
+        ('["one", "two"]', '#0</h4><pre tabindex="0">one</pre><h4 class="log-role">#1</h4><pre tabindex="0">two</pre>'),
+        ("[1, 2]", '<pre tabindex="0">[1, 2]</pre>'),
+        ("[not json", '<pre tabindex="0">[not json</pre>'),
+        ("[" * 100_000, '<pre tabindex="0">[[['),
+        ("plain", '<pre tabindex="0">plain</pre>'),
         ('[{"role": "user", "content": [{"type": "text", "text": "part"}]}]', "&quot;part&quot;"),
         ('[{"role": "assistant", "content": null, "tool_calls": [1]}]', "&quot;tool_calls&quot;"),
     ],
