@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 from django.contrib.auth.models import User
@@ -12,12 +13,13 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from management_api.described import described
-from management_api.strict import Shown, StrictModelInput, Text
+from management_api.strict import Integer, Shown, StrictInput, StrictModelInput, Text
 from management_api.viewset import Filters, Resource
 from openai_api.errors import ApiError, forbidden
 from openai_api.key_visibility import SEE_ALL_KEYS, visible_keys
 from openai_api.models import ApiKey
 from openai_api.services.api_keys import (
+    MAX_GRACE,
     change_api_key,
     delete_api_keys,
     revoke_api_keys,
@@ -38,7 +40,10 @@ class KeyShown(Shown):
 
     class Meta:
         model = ApiKey
-        fields: tuple[str, ...] = ("id", "prefix", "owner", *SETTABLE, "revoked_at", "last_used_at", "created_at")
+        fields: tuple[str, ...] = (
+            *("id", "prefix", "owner", *SETTABLE, "rotated_at", "old_prefix", "old_valid_until"),
+            *("revoked_at", "revoked_reason", "last_used_at", "created_at"),
+        )
 
 
 class NewKeyShown(KeyShown):
@@ -59,6 +64,19 @@ class KeyInput(KeyChange):
 
     class Meta(KeyChange.Meta):
         fields: tuple[str, ...] = (*SETTABLE, "owner")
+
+
+class RotateInput(StrictInput):
+    grace_s = Integer(
+        min_value=0,
+        max_value=int(MAX_GRACE.total_seconds()),
+        default=0,
+        help_text="Seconds for which the old secret stays valid; 0: not at all.",
+    )
+
+
+class RevokeInput(StrictInput):
+    reason = Text(default="", allow_blank=True, max_length=300, help_text="Kept with the key and in the trail.")
 
 
 class KeyFilters(Filters):
@@ -113,25 +131,28 @@ class Keys(Resource):
         change_api_key(api_key=key, user=self.user)
         return self.answer(key)
 
-    @described(request=None, responses=NewKeyShown)
+    @described(request=RotateInput, responses=NewKeyShown)
     @action(detail=True, methods=["post"])
     def rotate(self, request: Request, pk: str) -> Response:
-        """A new secret with the same rights."""
-        created = rotate_api_key(api_key=self.get_object(), user=self.user)
+        """A new secret with the same rights. The old one may stay valid until clients have changed over."""
+        key = self.get_object()
+        grace = timedelta(seconds=self.read(RotateInput)["grace_s"])
+        created = rotate_api_key(api_key=key, grace=grace, user=self.user)
         return _once(created.api_key, created.plain)
 
-    @described(request=None)
+    @described(request=RevokeInput)
     @action(detail=True, methods=["post"])
     def revoke(self, request: Request, pk: str) -> Response:
-        """Requests with it are refused from now on, for good."""
+        """Requests with it are refused from now on, for good; with its old secret too."""
         key = self.get_object()
-        revoke_api_keys(keys=ApiKey.objects.filter(pk=key.pk), user=self.user)
+        reason = self.read(RevokeInput)["reason"]
+        revoke_api_keys(keys=ApiKey.objects.filter(pk=key.pk), reason=reason, user=self.user)
         return self.answer(self.get_queryset().get(pk=key.pk))
 
     @described(responses={204: None})
     def destroy(self, request: Request, pk: str) -> Response:
         """Its log rows stay, without the key."""
-        delete_api_keys(keys=ApiKey.objects.filter(pk=self.get_object().pk))
+        delete_api_keys(keys=ApiKey.objects.filter(pk=self.get_object().pk), user=self.user)
         return Response(status=204)
 
     def _owner(self, name: str) -> User:

@@ -9,7 +9,7 @@ import pytest
 from django.utils import timezone
 
 from inference.models import LanguageModel
-from openai_api.models import RequestLog
+from openai_api.models import ApiKey, RequestLog
 from steering import services
 from steering.models import SAE, Feature, FeatureEdit, ProfileVersion, SteeringProfile
 from tests.management_api.conftest import Api, refusal
@@ -336,6 +336,35 @@ class TestOtherValues:
     )
     def test_of_a_key(self, body: Any, admin_api: Api):
         assert refusal(admin_api.post("keys", body))[0] == 400
+
+    @pytest.mark.parametrize(
+        ("body", "code", "param"),
+        [
+            ({"grace_s": -1}, "invalid_value", "grace_s"),
+            ({"grace_s": 90 * 86_400 + 1}, "invalid_value", "grace_s"),
+            ({"grace_s": 10**30}, "invalid_value", "grace_s"),
+            ({"grace_s": 1.5}, "invalid_type", "grace_s"),
+            ('{"grace_s": 1e3}', "invalid_type", "grace_s"),
+            ({"grace_s": "3600"}, "invalid_type", "grace_s"),
+            ({"grace_s": True}, "invalid_type", "grace_s"),
+            ({"grace_s": None}, "invalid_value", "grace_s"),
+            ({"grace_s": [3600]}, "invalid_type", "grace_s"),
+            ({"grace": 3600}, "unknown_parameter", "grace"),
+            ({"grace_s": 60, "old_valid_until": None}, "unknown_parameter", "old_valid_until"),
+        ],
+    )
+    def test_of_a_rotation(self, body: Any, code: str, param: str, admin_api: Api):
+        key = ApiKey.objects.get(name="ada's")
+        assert refusal(admin_api.post(f"keys/{key.pk}/rotate", body)) == (400, code, param)
+        key.refresh_from_db()
+        assert (key.rotated_at, key.old_digest) == (None, None)
+
+    @pytest.mark.parametrize("reason", ["x" * 301, "a\0b", 5, None, ["leaked"]])
+    def test_of_a_revocation(self, reason: Any, admin_api: Api):
+        key = ApiKey.objects.get(name="ada's")
+        assert refusal(admin_api.post(f"keys/{key.pk}/revoke", {"reason": reason}))[::2] == (400, "reason")
+        key.refresh_from_db()
+        assert key.revoked_at is None
 
     @pytest.mark.parametrize(
         ("text", "name"),

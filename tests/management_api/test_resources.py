@@ -10,6 +10,7 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
+from django.utils.dateparse import parse_datetime
 
 from audit.models import AuditEvent
 from inference.client import LocalEngineClient, set_client
@@ -267,6 +268,51 @@ class TestKeys:
         assert refusal(admin_api.post(f"{path}/rotate"))[0] == 400
         assert [row["name"] for row in admin_api.found("keys", revoked="true")] == ["laptop"]
         assert admin_api("DELETE", path).status_code == 204
+
+    def test_both_secrets_open_the_door_for_the_grace_that_was_asked_for(self, admin_api: Api):
+        made = admin_api.post("keys", {"name": "laptop", "requests_per_day": 5}).json()
+        before = timezone.now()
+        response = admin_api.post(f"keys/{made['id']}/rotate", {"grace_s": 3600})
+        assert response.headers["Cache-Control"] == "no-store"
+        rotated = response.json()
+        until = parse_datetime(rotated["old_valid_until"])
+        assert before + timedelta(hours=1) <= until <= timezone.now() + timedelta(hours=1)
+        assert (rotated["old_prefix"], rotated["requests_per_day"]) == (made["prefix"], 5)
+        assert made["key"].startswith(rotated["old_prefix"])
+        old, new = (find_key(plain, load_keys()) for plain in (made["key"], rotated["key"]))
+        assert old is not None
+        assert new is not None
+        assert (old.pk, old.expires_at, new.expires_at) == (new.pk, until, None)
+        shown = admin_api.get(f"keys/{made['id']}").json()
+        assert {"key", "digest", "old_digest"} & shown.keys() == set()
+
+        event = AuditEvent.objects.get(action="rotate")
+        assert (event.user, event.key, event.object_id) == ("ada", "ada's", str(made["id"]))
+        assert made["prefix"] in event.detail
+        assert f"valid until {until:%Y-%m-%d %H:%M} UTC" in event.detail
+        assert not {made["key"], rotated["key"]} & {event.detail, event.subject}
+
+    def test_without_a_grace_the_old_secret_is_refused_at_once(self, admin_api: Api):
+        made = admin_api.post("keys", {"name": "laptop"}).json()
+        rotated = admin_api.post(f"keys/{made['id']}/rotate").json()
+        assert (rotated["old_valid_until"], rotated["old_prefix"]) == (None, "")
+        assert find_key(made["key"], load_keys()) is None
+        assert "valid no longer" in AuditEvent.objects.get(action="rotate").detail
+
+    def test_a_key_rotates_itself_and_goes_on_with_either_secret(self, admin_api: Api):
+        own = ApiKey.objects.get(name="ada's")
+        rotated = admin_api.post(f"keys/{own.pk}/rotate", {"grace_s": 90 * 86_400}).json()
+        assert admin_api.get("me").status_code == 200
+        admin_api.headers["Authorization"] = f"Bearer {rotated['key']}"
+        assert admin_api.get("me").status_code == 200
+
+    def test_revoking_with_a_reason_ends_both_secrets(self, admin_api: Api):
+        made = admin_api.post("keys", {"name": "laptop"}).json()
+        rotated = admin_api.post(f"keys/{made['id']}/rotate", {"grace_s": 60}).json()
+        revoked = admin_api.post(f"keys/{made['id']}/revoke", {"reason": "it leaked"}).json()
+        assert (revoked["revoked_reason"], revoked["old_valid_until"]) == ("it leaked", None)
+        assert [find_key(plain, load_keys()) for plain in (made["key"], rotated["key"])] == [None, None]
+        assert AuditEvent.objects.get(action="revoke").detail == "it leaked"
 
     def test_for_somebody_else(self, admin_api: Api, researcher_api: Api):
         assert admin_api.post("keys", {"name": "k", "owner": "rita"}).json()["owner"] == "rita"

@@ -158,6 +158,14 @@ ACTS: dict[str, tuple[Act, Act]] = {
     "make a key": (lambda t: ("GET", "openai_api/apikey/add/"), lambda t: ("POST", "keys")),
     "change a key": (
         lambda t: ("POST", f"openai_api/apikey/{t.key.pk}/change/"),
+        lambda t: ("PATCH", f"keys/{t.key.pk}"),
+    ),
+    "rotate a key, with a grace period for the old secret": (
+        lambda t: ("GET", f"openai_api/apikey/{t.key.pk}/rotate/"),
+        lambda t: ("POST", f"keys/{t.key.pk}/rotate"),
+    ),
+    "revoke a key": (
+        lambda t: ("GET", f"openai_api/apikey/{t.key.pk}/revoke/"),
         lambda t: ("POST", f"keys/{t.key.pk}/revoke"),
     ),
     "delete a key": (
@@ -214,6 +222,20 @@ def test_through_the_api(act: str, role: str, make_things: Callable[[User], Thin
     else:
         assert response.status_code == 403
         assert response.json()["error"]["code"] == "permission_denied"
+
+
+def test_who_may_not_rotate_changes_nothing_and_hears_of_nothing(make_things: Callable[[User], Things]):
+    api: Api = api_of(make_user("user", "Researchers"))
+    things = make_things(api.user)
+    digest = things.key.digest
+    for body in ({}, {"grace_s": 3600}, {"grace_s": "much"}):
+        response = api.post(f"keys/{things.key.pk}/rotate", body)
+        assert response.status_code == 403
+        assert "key" not in response.json()
+    things.key.refresh_from_db()
+    assert (things.key.digest, things.key.rotated_at, things.key.old_digest) == (digest, None, None)
+    others = create_api_key(name="desk", owner=make_user("olga")).api_key
+    assert api.post(f"keys/{others.pk}/rotate", {"grace_s": 60}).status_code == 403
 
 
 @pytest.mark.parametrize("act", sorted(ACTS))
