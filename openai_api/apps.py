@@ -19,7 +19,7 @@ class OpenaiApiConfig(AppConfig):
 
     def ready(self) -> None:
         from django.contrib.auth import get_user_model
-        from django.db.models.signals import post_delete, post_save
+        from django.db.models.signals import post_delete, post_save, pre_delete
 
         from jobs.kinds import JobKind, register
         from jobs.periodic import Periodic, register_periodic
@@ -33,6 +33,9 @@ class OpenaiApiConfig(AppConfig):
         register_periodic(Periodic(PRUNE_KEPT, timedelta(hours=1), _is_anything_kept_too_long))
         for signal in (post_save, post_delete):
             signal.connect(_reread_keys, sender=get_user_model(), dispatch_uid="openai_api.reread_keys")
+        pre_delete.connect(
+            _forget_their_examples, sender=get_user_model(), dispatch_uid="openai_api.forget_their_examples"
+        )
 
         from openai_api.traffic_corpus import NAME, traffic_corpus
         from steering.corpus_shelf import register_corpus
@@ -82,6 +85,14 @@ def _reread_keys(*, update_fields: frozenset[str] | None = None, **_: Any) -> No
 
     if update_fields is None or set(update_fields) != {"last_login"}:
         snapshot.invalidate()
+
+
+def _forget_their_examples(instance: Any, **_: Any) -> None:
+    """A user who is deleted takes the keys along, so what their texts gave goes as well."""
+    from steering.traffic_examples import forget_traffic_examples
+
+    if instance.api_keys.filter(shares_examples=True).exists():
+        forget_traffic_examples()
 
 
 def stop_log_writer(timeout_s: float = 5.0) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from django.conf import settings
 
-from openai_api.models import RequestLog
+from openai_api.models import ApiKey, RequestLog
 from steering.corpus import Corpus, CorpusError, Document, version_of
 
 NAME = "requests"
@@ -22,21 +23,28 @@ def traffic_corpus() -> Corpus:
     if settings.MILLM_LOG_CONTENT != "full":
         raise CorpusError("The request log keeps no texts (MILLM_LOG_CONTENT), so there are none to read.")
     rows = RequestLog.objects.filter(api_key__shares_examples=True, status=200).exclude(completion="")
-    documents = tuple(_bounded(rows.order_by("-created_at")[:_MAX_ROWS]))
-    if not documents:
+    found = list(_bounded(rows.order_by("-created_at")[:_MAX_ROWS]))
+    if not found:
         raise CorpusError("No request's key allows that its texts become examples; keys have a box for that.")
+    documents = tuple(document for _, document in found)
     version = version_of(json.dumps([[d.text, list(d.messages)] for d in documents]).encode())
-    return Corpus(NAME, version, documents, is_private=True)
+    return Corpus(NAME, version, documents, partial(_all_share, frozenset(key for key, _ in found)))
 
 
-def _bounded(rows: Iterable[RequestLog]) -> Iterator[Document]:
+def _all_share(keys: frozenset[int | None]) -> bool:
+    """Whether each of these keys is still there and allows it; the measuring between takes its time."""
+    return ApiKey.objects.filter(pk__in=keys, shares_examples=True).count() == len(keys)
+
+
+def _bounded(rows: Iterable[RequestLog]) -> Iterator[tuple[int | None, Document]]:
+    """Keys, and what their requests said."""
     num_chars = 0
     for row in rows:
         num_chars += len(row.prompt) + len(row.completion)
         if num_chars > _MAX_CHARS:
             return
         if (document := _document(row)) is not None:
-            yield document
+            yield row.api_key_id, document
 
 
 def _document(row: RequestLog) -> Document | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,13 +42,21 @@ class Document:
 class Corpus:
     """``version`` tells contents of one name apart: the beginning of their SHA-256.
 
-    Of a private one only examples are kept, apart from the others, for those who may read its texts.
+    One with ``still_allowed`` is private: only examples of it are kept, apart from the others, for those who may read
+    its texts, and only if that says yes when they are.
     """
 
     name: str
     version: str
     documents: tuple[Document, ...]
-    is_private: bool = False
+    still_allowed: Callable[[], bool] | None = None
+
+    @property
+    def is_private(self) -> bool:
+        return self.still_allowed is not None
+
+    def may_be_kept(self) -> bool:
+        return self.still_allowed is None or self.still_allowed()
 
     @property
     def label(self) -> str:

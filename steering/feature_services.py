@@ -1,4 +1,4 @@
-"""What is done with features: they are labelled, put into drafts, and their examples from requests are forgotten."""
+"""What is done with features: they are labelled, and put into drafts."""
 
 from __future__ import annotations
 
@@ -58,9 +58,3 @@ def label_feature(*, feature: Feature, user: User | None = None) -> Feature:
     feature.save(update_fields=["label", "description", "label_source"])
     record_saved(feature, before=before, user=user, model=feature.sae.model.name)
     return feature
-
-
-@transaction.atomic
-def forget_traffic_examples() -> int:
-    """Removes the examples that came from requests, of all features; returns how many features had some."""
-    return Feature.objects.exclude(traffic_examples=[]).update(traffic_examples=[])

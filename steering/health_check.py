@@ -17,6 +17,7 @@ from steering.labels import FeatureExample, top_tokens
 from steering.models import SAE, Feature
 from steering.profiles import get_resolver
 from steering.published import source_of
+from steering.traffic_examples import keep_traffic_examples, lock_examples
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -76,6 +77,9 @@ class Checked:
             for excerpt in facts.excerpts
         )
 
+    def examples_of(self, index: int) -> tuple[FeatureExample, ...]:
+        return self.examples(self.measurement.feature(index))
+
     def _texts(self, document: int, start: int, length: int) -> Iterator[str]:
         for token_id in self.documents[document].token_ids[start : start + length]:
             yield self.text.token_bytes(token_id).decode("utf-8", "replace").replace("\0", "�")
@@ -104,8 +108,9 @@ def save_check(*, sae: SAE, checked: Checked) -> SAE:
     """Writes the SAE's figures and its features'. Imported numbers stay unless the wish says otherwise."""
     sae = SAE.objects.select_for_update().get(pk=sae.pk)
     if checked.wish.corpus.is_private:
-        _save_private_examples(sae, checked)
+        keep_traffic_examples(sae=sae, corpus=checked.wish.corpus, examples=checked.examples_of)
         return sae
+    lock_examples()
     ratios: list[float] = []
     for rows in _batches(sae):
         for row in rows:
@@ -121,18 +126,6 @@ def save_check(*, sae: SAE, checked: Checked) -> SAE:
     sae.corpus, sae.causes = checked.wish.corpus.label, [*checked.causes, *_import_doubts(ratios)]
     sae.save()
     return sae
-
-
-def _save_private_examples(sae: SAE, checked: Checked) -> None:
-    """In place of those from the time before. Figures stay those of a corpus that everybody may know."""
-    for first in range(0, sae.d_sae, _BATCH):
-        rows = [Feature(sae=sae, index=index) for index in range(first, min(first + _BATCH, sae.d_sae))]
-        for row in rows:
-            examples = checked.examples(checked.measurement.feature(row.index))
-            row.traffic_examples = [example_json(one) for one in examples]
-        Feature.objects.bulk_create(
-            rows, update_conflicts=True, unique_fields=["sae", "index"], update_fields=["traffic_examples"]
-        )
 
 
 def _batches(sae: SAE) -> Iterator[list[Feature]]:

@@ -18,7 +18,7 @@ from audit.trail import record, record_deleted, record_saved
 from openai_api.keys import PREFIX_LENGTH, digest_of, new_key, snapshot
 from openai_api.models import ApiKey
 from openai_api.scopes import Scope
-from steering.feature_services import forget_traffic_examples
+from steering.traffic_examples import forget_traffic_examples
 
 NO_GRACE = timedelta()
 MAX_GRACE = timedelta(days=90)
@@ -60,6 +60,9 @@ def change_api_key(*, api_key: ApiKey, user: User | None = None) -> None:
     A key that shares its texts as examples no more takes all such examples with it: nobody knows whose each one was.
     """
     check_may_give(api_key=api_key, user=user)
+    ApiKey.objects.select_for_update(of=("self",)).filter(
+        pk=api_key.pk
+    ).first()  # what is read stays so until it is written
     before = stored_fields(api_key)
     names = {field.name for field in api_key._meta.concrete_fields if not field.primary_key}
     api_key.save(update_fields=names - NOT_EDITED)
@@ -109,11 +112,12 @@ def revoke_api_keys(*, keys: QuerySet[ApiKey], reason: str = "", user: User | No
 @transaction.atomic
 def delete_api_keys(*, keys: QuerySet[ApiKey], user: User | None = None) -> None:
     """Their log rows stay, without the key; examples of features do not stay if one of them shared its texts."""
-    if keys.filter(shares_examples=True).exists():
+    rows = list(keys.select_for_update(of=("self",)))
+    if any(row.shares_examples for row in rows):
         forget_traffic_examples()
-    for row in keys:
+    for row in rows:
         record_deleted(row, user=user)
-    keys.delete()
+    ApiKey.objects.filter(pk__in=[row.pk for row in rows]).delete()
     snapshot.invalidate()
 
 

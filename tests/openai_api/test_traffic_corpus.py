@@ -83,6 +83,14 @@ def test_examples_go_with_a_deleted_key(keys):
     assert num_with_traffic() == 0
 
 
+def test_examples_go_with_the_user_whose_key_it_was(keys):
+    features(LanguageModel.objects.create(name="tiny", source="x"))
+    User.objects.create_user("somebody else").delete()
+    assert num_with_traffic() == 2
+    keys[0].owner.delete()
+    assert num_with_traffic() == 0
+
+
 def test_completions_and_what_is_no_text(keys):
     log(keys[0], "Once upon", " a time.", endpoint="/v1/completions")
     log(keys[0], [[1, 2, 3]], endpoint="/v1/completions")

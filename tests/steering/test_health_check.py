@@ -12,7 +12,7 @@ from inference.interventions import Site
 from inference.models import LanguageModel
 from inference.offline_model import load_offline
 from steering import services
-from steering.corpus import Corpus, Document, read_corpus
+from steering.corpus import Corpus, CorpusError, Document, read_corpus
 from steering.demo.install import install_demo
 from steering.health import judge, summary
 from steering.health_check import CheckWish, check_sae
@@ -157,9 +157,19 @@ def test_private_corpus_gives_examples_alone(model, sae):
     offline = load_offline(model)
     check_sae(sae=sae, model=offline, wish=CheckWish(CORPUS))
     before = list(sae.features.order_by("index").values("max_activation", "density", "examples", "top_tokens"))
-    private = Corpus("requests", "x", (Document(text="Nobody shall know of the sun."),), is_private=True)
+    private = Corpus("requests", "x", (Document(text="Nobody shall know of the sun."),), still_allowed=lambda: True)
     checked = check_sae(sae=sae, model=offline, wish=CheckWish(private, replaces_imports=True))
     assert checked.corpus == "tales abc"
     assert list(sae.features.order_by("index").values(*before[0])) == before
     texts = {"".join(one["tokens"]) for row in sae.features.all() for one in row.traffic_examples}
     assert texts == {"Nobody shall know of the sun."}
+
+
+def test_private_corpus_that_may_not_be_kept_any_more(model, sae):
+    """Whoever shared its texts has thought better of it while they were measured."""
+    asked: list[bool] = []
+    private = Corpus("requests", "x", (Document(text="The sun."),), still_allowed=lambda: bool(asked.append(True)))
+    with pytest.raises(CorpusError, match="nothing was kept"):
+        check_sae(sae=sae, model=load_offline(model), wish=CheckWish(private))
+    assert asked == [True]
+    assert not sae.features.exclude(traffic_examples=[]).exists()
