@@ -74,7 +74,7 @@ def _peer_notes(names: Sequence[str], without: Sequence[str]) -> tuple[str, ...]
     """What must be known of the peers: which were not there to be measured, and what vLLM computed in."""
     notes, names = [], [*names, *without]
     if os.environ.get(VLLM_DTYPE) and "vLLM" in names:
-        notes.append(f"vLLM computed in {os.environ[VLLM_DTYPE]}, its fastest way on this machine.")
+        notes.append(f"vLLM computed in {os.environ[VLLM_DTYPE]}, as {VLLM_DTYPE} wants it.")
     if not any(name.startswith("vLLM") for name in names):
         notes.append(f"vLLM was not measured: {VLLM} does not name its program.")
     if not any(name.startswith("llama.cpp") for name in names):

@@ -50,18 +50,14 @@ struct Widening<at::BFloat16> {
 // The last weights of a row, zeros behind them.
 template <typename W>
 struct Ending {
-  W weights[Widening<W>::kStep];
-  Ending(const W* p, int64_t count) {
-    std::fill(weights, weights + Widening<W>::kStep, W(0));
-    std::copy(p, p + count, weights);
-  }
+  W weights[Widening<W>::kStep] = {};
+  Ending(const W* p, int64_t count) { std::copy(p, p + count, weights); }
 };
 
 // kWideColumns rows of the weight from the same place on; those behind the last one repeat it.
 template <typename W>
 struct Columns {
   const W* at[kWideColumns];
-  Columns() = default;
   Columns(const W* w, int64_t stride, int64_t count) {
     for (int64_t c = 0; c < kWideColumns; ++c) at[c] = w + std::min(c, count - 1) * stride;
   }
@@ -172,8 +168,9 @@ inline void wide_line(const float* x, int64_t x_stride, const W* w, int64_t k, f
   for (int r = 0; r < ROWS; ++r) out[r] = sum((acc[r][0] + acc[r][1]) + (acc[r][2] + acc[r][3]));
 }
 
-// Rows of x as float32, in the order in which weights of type W come, with zeros behind them up to whole steps. They lie in blocks of kBlock numbers of every row, one behind the other: rows whole
-// would stand at the same few places of the nearest cache when their length is a power of two.
+// Rows of x as float32, in the order in which weights of type W come, with zeros behind them up to whole steps. They
+// lie in blocks of kBlock numbers of every row, one behind the other: rows whole would stand at the same few places of
+// the nearest cache when their length is a power of two.
 template <typename W>
 struct Widened {
   static constexpr int64_t kBlock = 512;
