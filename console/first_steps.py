@@ -8,6 +8,7 @@ from django.conf import settings
 from django.contrib.auth.models import User
 from django.urls import reverse
 
+from console.demo_install import INSTALL
 from console.example_request import curl
 from inference.models import LanguageModel
 from openai_api.models import ApiKey, RequestLog
@@ -22,11 +23,13 @@ class Step:
     url: str = ""
     verb: str = ""
     command: str = ""
+    act: str = ""  # where a button posts, and what it says
+    act_verb: str = ""
 
 
 def first_steps(user: User, site_url: str) -> list[Step]:
     """None of them for who may not take them, and none when all are done. Few rows are asked for, none are counted."""
-    needed = ("inference.view_languagemodel", "openai_api.add_apikey", "steering.change_steeringprofile")
+    needed = (*INSTALL.permissions, "openai_api.add_apikey", "steering.change_steeringprofile")
     if not user.has_perms(needed):
         return []
     steps = [_model(), _key(), _request(site_url), _profile()]
@@ -38,9 +41,10 @@ def _model() -> Step:
         "A model",
         "The demo is a small model that tells stories, with an SAE and four profiles.",
         LanguageModel.objects.exists(),
-        reverse("admin:inference_languagemodel_changelist"),
-        "Look at the models",
-        "python manage.py install_demo",
+        reverse("admin:inference_languagemodel_preview"),
+        "Bring your own",
+        act=reverse(INSTALL.url_name),
+        act_verb="Install the demo",
     )
 
 
@@ -58,8 +62,10 @@ def _key() -> Step:
 def _request(site_url: str) -> Step:
     return Step(
         "A request",
-        "Ask in a terminal; with a profile the story takes another turn.",
+        "Ask in a terminal; with a profile the story takes another turn. Or ask with and without it, side by side.",
         RequestLog.objects.filter(status=200, endpoint="/v1/chat/completions").order_by("-created_at")[:1].exists(),
+        reverse("admin:console_playground"),
+        "Open the playground",
         command=curl(site_url, profile="gloomy"),
     )
 

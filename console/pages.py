@@ -53,6 +53,10 @@ class Endpoint:
     permissions: tuple[str, ...] = ()
     methods: tuple[str, ...] = ("POST",)
 
+    @property
+    def url_name(self) -> str:
+        return f"admin:console_{self.name}"
+
 
 class Pages:
     """What was declared."""

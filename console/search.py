@@ -51,7 +51,7 @@ def search(request: HttpRequest) -> Mapping[str, Any]:
     text = request.GET.get("q", "").replace("\0", "").strip()[:MAX_CHARS]
     sources = [source for source in SOURCES if request.user.has_perm(source.permission)]
     groups = [_group(source, request.user, text) for source in sources] if text else []
-    return {"query": text, "groups": [group for group in groups if group.hits]}
+    return {"searched": text, "groups": [group for group in groups if group.hits]}
 
 
 def _group(source: Source, user: Any, text: str) -> Group:

@@ -8,16 +8,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from django.db import transaction
+from django.core.exceptions import ValidationError
+from django.db import connection, transaction
 
 from inference.models import LanguageModel
 from inference.services import absolute_source, register_model, save_model
+from inference.sources import SourceError
 from steering import services
 from steering.drafts import draft_edits, feature_target
+from steering.errors import SteeringError
 from steering.label_files import read_labels
 from steering.models import SAE, SteeringProfile
 from steering.registration import SAELocation, inspect_sae, prepare_sae, read_health
 from steering.sae_source import locate_sae, place_checksum
+from steering.saes.errors import InvalidSAEError
 from steering.spec.edit import EditSpec
 from steering.spec.errors import InvalidSpecError
 from steering.spec.rendering import fingerprint
@@ -26,6 +30,7 @@ ARTIFACTS = Path(__file__).with_name("artifacts")
 MODEL_NAME = "demo"
 SAE_NAME = "demo-sae"
 SAMPLING = {"temperature": 0.8}
+_LOCK = 0x6D694C44  # "miLD": any number that no other program on this database takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +42,30 @@ class InstalledDemo:
     published: tuple[str, ...]
 
 
-@transaction.atomic
+class DemoError(Exception):
+    """It was not installed; ``str(error)`` says why."""
+
+
 def install_demo(artifacts: Path = ARTIFACTS) -> InstalledDemo:
     """Brings the database to what ``artifacts`` holds; quick, and without loading torch, when it is there already.
 
     What somebody changed is left alone: the model's settings, the labels, and profiles whose draft was edited or that
-    somebody published. FileNotFoundError when the artifacts are not there.
+    somebody published. Two at once take turns. DemoError leaves everything as it was.
     """
     if not (artifacts / "profiles.json").is_file():
-        raise FileNotFoundError(f"The demo's files are not in {artifacts}; “manage.py train_demo” makes them.")
+        raise DemoError(f"The demo's files are not in {artifacts}; “manage.py train_demo” makes them.")
+    try:
+        return _install(artifacts)
+    except ValidationError as error:
+        raise DemoError(" ".join(error.messages)) from error
+    except (SourceError, SteeringError, InvalidSAEError, InvalidSpecError) as error:
+        raise DemoError(str(error)) from error
+
+
+@transaction.atomic
+def _install(artifacts: Path) -> InstalledDemo:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
     model = _install_model(artifacts / "model")
     sae = _install_sae(model, artifacts)
     entries = json.loads((artifacts / "profiles.json").read_text("utf-8"))

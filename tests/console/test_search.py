@@ -72,3 +72,9 @@ def test_texts_of_strangers_are_escaped(root: User, model: LanguageModel):
     page = found(root, "p")
     assert EVIL not in page
     assert "&lt;script&gt;" in page
+
+
+def test_the_bar_holds_what_was_searched_there_and_nothing_else(root: User, model: LanguageModel):
+    client = client_of(root)
+    assert 'name="q" value="rain"' in client.get("/admin/search/", {"q": "rain"}).content.decode()
+    assert 'name="q" value=""' in client.get("/admin/openai_api/requestlog/", {"model": "m"}).content.decode()

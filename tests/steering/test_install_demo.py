@@ -14,7 +14,7 @@ from django.core.management import call_command
 
 from inference.models import LanguageModel
 from steering import services
-from steering.demo.install import install_demo
+from steering.demo.install import DemoError, install_demo
 from steering.models import SAE, FeatureEdit, ProfileVersion, SteeringProfile
 from tests.steering.conftest import write_model_config
 from tests.steering.sae_files import random_weights, write_sae
@@ -132,13 +132,13 @@ def test_own_profiles_are_kept(artifacts):
 
 
 def test_missing_artifacts_name_the_remedy(db, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"manage\.py train_demo"):
+    with pytest.raises(DemoError, match=r"manage\.py train_demo"):
         install_demo(tmp_path)
 
 
 def test_damaged_artifacts_install_nothing(artifacts):
     (artifacts / "sae" / "sae_weights.safetensors").write_bytes(b"")
-    with pytest.raises(ValueError, match="not an intact safetensors file"):
+    with pytest.raises(DemoError, match="not an intact safetensors file"):
         install_demo(artifacts)
     assert not LanguageModel.objects.exists()
 

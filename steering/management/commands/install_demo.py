@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.core.exceptions import ValidationError
 from django.core.management.base import BaseCommand, CommandError
 
-from inference.sources import SourceError
-from steering.demo.install import install_demo
-from steering.errors import SteeringError
-from steering.saes.errors import InvalidSAEError
-from steering.spec.errors import InvalidSpecError
+from steering.demo.install import DemoError, install_demo
 
 
 class Command(BaseCommand):
@@ -20,10 +15,8 @@ class Command(BaseCommand):
     def handle(self, **options: Any) -> None:
         try:
             demo = install_demo()
-        except (FileNotFoundError, SourceError, SteeringError, InvalidSAEError, InvalidSpecError) as error:
+        except DemoError as error:
             raise CommandError(str(error)) from error
-        except ValidationError as error:
-            raise CommandError(" ".join(error.messages)) from error
         if options["verbosity"] > 0:
             published = ", ".join(demo.published) or "nothing new"
             self.stdout.write(f"Model {demo.model}, SAE {demo.sae}; published: {published}.")
