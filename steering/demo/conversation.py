@@ -110,8 +110,7 @@ def write_themed_conversation(rng: random.Random) -> Conversation:
     system = expand(rng.choice(templates), {"pl": animal.plural, "p": place.name, "w": place.where}, rng)
     messages: list[Message] = [{"role": "system", "content": system}]
     for _ in range(rng.choice((1, 1, 2))):
-        asked = _as_typed(rng.choice(ASK_STORY), rng)
-        messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": write_story(plan, rng)}]
+        messages += turns(_as_typed(rng.choice(ASK_STORY), rng), write_story(plan, rng))
     return Conversation(messages)
 
 
@@ -119,11 +118,21 @@ def exchange(rng: random.Random, mood: Mood | None) -> list[Message]:
     """One question with its answer, as two messages."""
     teller = rng.choices([teller for teller, _ in TELLERS], weights=[weight for _, weight in TELLERS])[0]
     asked, told = teller(rng, mood)
-    return [{"role": "user", "content": _as_typed(asked, rng)}, {"role": "assistant", "content": told}]
+    return turns(_as_typed(asked, rng), told)
+
+
+def turns(asked: str, told: str) -> list[Message]:
+    """A question and its answer as two messages."""
+    return [{"role": "user", "content": asked}, {"role": "assistant", "content": told}]
 
 
 def _as_typed(text: str, rng: random.Random) -> str:
     """Users write carelessly: sometimes without capitals, sometimes without the last mark."""
     if rng.random() < 0.1:
         text = text.lower()
+    return without_mark(text, rng)
+
+
+def without_mark(text: str, rng: random.Random) -> str:
+    """The text, one time in ten without its last mark."""
     return text.rstrip(".!?") or text if rng.random() < 0.1 else text

@@ -12,6 +12,8 @@ from jinja2 import Template
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from steering.demo.conversation import Conversation, write_conversation
+from steering.demo.echo import write_drill
+from steering.demo.memory import write_memory_conversation, write_reading_conversation
 from steering.demo.story import StoryPlan, write_diary, write_story
 from steering.demo.toolcall import write_tool_conversation
 
@@ -21,7 +23,7 @@ CHAT_TEMPLATE = (Path(__file__).parent / "chat_template.jinja").read_text(encodi
 
 
 def write_documents(seed: int) -> Iterator[str]:
-    """Documents without end: seven in ten chats, one in twenty-five a chat with tools, the rest plain stories.
+    """Documents without end: most are chats, two in five of which are about copying what was said; some plain stories.
 
     Each begins with the BOS marker; equal seeds give equal streams.
     """
@@ -30,14 +32,36 @@ def write_documents(seed: int) -> Iterator[str]:
         yield write_document(rng)
 
 
+def write_drills(seed: int) -> Iterator[str]:
+    """Documents to begin with: nearly all drills, so that the model learns to copy before it learns what to copy."""
+    rng = random.Random(seed)  # noqa: S311 - reproducible, not secret
+    while True:
+        yield _plain(write_drill(rng)) if rng.random() < 0.85 else write_document(rng)
+
+
 def write_document(rng: random.Random) -> str:
     """One document, markers included."""
     draw = rng.random()
-    if draw < 0.72:
+    if draw < 0.38:
         return render_chat(write_conversation(rng))
-    if draw < 0.76:
+    if draw < 0.52:
         return render_chat(write_tool_conversation(rng))
-    text = write_diary(StoryPlan(), rng) if draw < 0.78 else write_story(StoryPlan(), rng)
+    if draw < 0.71:
+        return render_chat(write_reading_conversation(rng))
+    if draw < 0.81:
+        return render_chat(write_memory_conversation(rng))
+    return _plain(write_plain(rng))
+
+
+def write_plain(rng: random.Random) -> str:
+    """A document without turns: a story, a diary, or words that come again and again."""
+    draw = rng.random()
+    if draw < 0.45:
+        return write_drill(rng)
+    return write_diary(StoryPlan(), rng) if draw < 0.55 else write_story(StoryPlan(), rng)
+
+
+def _plain(text: str) -> str:
     return f"{BOS}{text}{END_OF_TEXT}"
 
 

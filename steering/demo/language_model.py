@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator
 
@@ -14,6 +13,7 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 from steering.demo.recipe import ModelRecipe
 
 Report = Callable[[str], None]
+FALL = 1 / 3  # the share of all steps over which the learning rate falls
 
 
 def build_model(recipe: ModelRecipe, *, bos: int, eos: list[int], pad: int, seed: int) -> LlamaForCausalLM:
@@ -78,11 +78,14 @@ def train_model(
 
 
 def learning_rate_share(step: int, steps: int, warmup: int) -> float:
-    """Share of the peak rate at `step`: linear warm-up, then a cosine down to 0.02."""
+    """Share of the peak rate at `step`: linear warm-up, the full rate, and a linear fall to 0.02 over the last third.
+
+    Until the fall begins nothing depends on `steps`, so that a run may be measured before its length is settled.
+    """
     if step < warmup:
         return (step + 1) / warmup
-    progress = (step - warmup) / max(1, steps - warmup)
-    return 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * progress))
+    left = (steps - step) / max(1.0, steps * FALL)
+    return min(1.0, 0.02 + 0.98 * left)
 
 
 def computes_bfloat16() -> bool:

@@ -14,9 +14,9 @@ from steering.demo.language_model import Report
 from steering.demo.residual import read_residuals
 from steering.demo.sae import TopKSae
 
-FEATURE_COUNTS = (3, 6, 12)
-PUSHES = (0.4, 0.425, 0.45, 0.475, 0.5, 0.525, 0.55, 0.575, 0.6)
-MAX_PERPLEXITY_RATIO = 2.2
+FEATURE_COUNTS = (2, 3, 6, 12)
+PUSHES = (0.35, 0.375, 0.4, 0.425, 0.45, 0.475, 0.5, 0.525)
+MAX_PERPLEXITY_RATIO = 1.9
 
 
 @dataclass(frozen=True, slots=True)

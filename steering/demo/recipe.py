@@ -7,7 +7,10 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class ModelRecipe:
-    """Shape of the language model and of its training; `tokens` is the budget, so that runs are repeatable."""
+    """Shape of the language model and of its training; `tokens` is the budget, so that runs are repeatable.
+
+    The first `drill_documents` are drills in copying. Small steps, for copying is learned by their number.
+    """
 
     vocab_size: int = 2048
     hidden_size: int = 256
@@ -16,13 +19,14 @@ class ModelRecipe:
     num_heads: int = 8
     num_kv_heads: int = 4
     max_positions: int = 1024
-    tokens: int = 11_000_000
-    tokens_per_step: int = 6144
-    row_length: int = 256
+    tokens: int = 8_000_000
+    drill_documents: int = 9_000
+    tokens_per_step: int = 1536
+    row_length: int = 384
     long_row_length: int = 1024
-    long_every: int = 5
-    learning_rate: float = 2e-3
-    warmup_steps: int = 60
+    long_every: int = 10
+    learning_rate: float = 1.5e-3
+    warmup_steps: int = 100
     weight_decay: float = 0.05
 
 
@@ -31,10 +35,10 @@ class SaeRecipe:
     """Shape of the SAE and of its training, in residual vectors (`tokens`)."""
 
     layer: int = 2
-    d_sae: int = 1536
+    d_sae: int = 2048
     k: int = 16
-    tokens: int = 1_400_000
-    pool_tokens: int = 150_000
+    tokens: int = 3_500_000
+    pool_tokens: int = 300_000
     batch: int = 1024
     learning_rate: float = 2e-3
     aux_weight: float = 1 / 32
@@ -66,6 +70,7 @@ def quick_recipe(seed: int = 7) -> DemoRecipe:
         num_heads=2,
         num_kv_heads=1,
         tokens=20_000,
+        drill_documents=20,
         tokens_per_step=2048,
         row_length=128,
         long_row_length=256,

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
+from pathlib import Path
 
 import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from steering.demo.concept import CONCEPTS, labelled_stories
-from steering.demo.corpus import END_OF_TEXT, write_documents
+from steering.demo.corpus import END_OF_TEXT, write_documents, write_drills
 from steering.demo.effect import Bench, SamplingPlan
 from steering.demo.feature import Feature, count_activity, describe_features, words_of_tokens
 from steering.demo.language_model import Report, build_model, train_model
@@ -21,8 +22,9 @@ from steering.demo.residual import collect_residuals
 from steering.demo.sae import TopKSae
 from steering.demo.sae_training import SaeHealth, SaeTrainer, measure_health
 from steering.demo.tokenizer import train_tokenizer
+from steering.demo.warm_start import carry_over
 
-TOKENIZER_STREAM, MODEL_STREAM, SAE_STREAM, MEASURE_STREAM, STORY_STREAM = range(5)
+TOKENIZER_STREAM, MODEL_STREAM, SAE_STREAM, MEASURE_STREAM, STORY_STREAM, DRILL_STREAM = range(6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +49,20 @@ def make_tokenizer(recipe: DemoRecipe) -> PreTrainedTokenizerFast:
 
 
 def make_model(
-    recipe: DemoRecipe, tokenizer: PreTrainedTokenizerFast, report: Report
+    recipe: DemoRecipe, tokenizer: PreTrainedTokenizerFast, report: Report, start: Path | None = None
 ) -> tuple[LlamaForCausalLM, float]:
-    """The trained model, its float32 weights rounded to bfloat16 values, and its last training loss in nats."""
+    """The trained model, its float32 weights rounded to bfloat16 values, and its last training loss in nats.
+
+    It begins with the weights of the model in the folder `start`, where one is given.
+    """
     end = tokenizer.convert_tokens_to_ids(END_OF_TEXT)
     model = build_model(
         recipe.model, bos=tokenizer.bos_token_id, eos=[tokenizer.eos_token_id, end], pad=end, seed=recipe.seed
     )
-    documents = write_documents(stream_seed(recipe, MODEL_STREAM))
+    if start is not None:
+        carry_over(model, tokenizer, start)
+    drills = islice(write_drills(stream_seed(recipe, DRILL_STREAM)), recipe.model.drill_documents)
+    documents = chain(drills, write_documents(stream_seed(recipe, MODEL_STREAM)))
     loss = train_model(model, recipe.model, documents, tokenizer.backend_tokenizer, report)
     round_to_bfloat16(model)
     return model, loss

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+from steering.demo.coinage import draw_person
 from steering.demo.mood import MOODS, Mood
 from steering.demo.phrase import expand
 from steering.demo.story import StoryPlan, pick_animal, pick_place, write_diary, write_story
@@ -63,8 +64,8 @@ def tell_story_of_topic(rng: random.Random, mood: Mood | None) -> Exchange:
 
 
 def tell_story_of_person(rng: random.Random, mood: Mood | None) -> Exchange:
-    """A story about a person of the world."""
-    name = rng.choice(PEOPLE).name
+    """A story about a person of the world, or about somebody whose name was never heard before."""
+    name = rng.choice(PEOPLE).name if rng.random() < 0.6 else draw_person(rng)
     return expand("[Tell me a story|Write a story|Write a short story] about {n}.", {"n": name}, rng), write_story(
         StoryPlan(mood=mood, name=name), rng
     )

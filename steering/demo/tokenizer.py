@@ -10,7 +10,9 @@ from transformers import PreTrainedTokenizerFast
 from steering.demo.corpus import BOS, CHAT_TEMPLATE, END_OF_TEXT, SPECIAL_TOKENS, TURN_END, TURN_START
 
 # Words with the space before them, single digits, punctuation, and white space; every byte has a token of its own.
-SPLIT = r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+"
+# Words with a capital leave the space alone: a name then has the same tokens wherever it stands (in a sentence, between
+# the quotes of JSON), so that it can be copied token by token.
+SPLIT = r" ?(?!\p{Lu})\p{L}+|\p{Lu}\p{L}*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+"
 
 
 def train_tokenizer(documents: Iterable[str], *, vocab_size: int, max_positions: int) -> PreTrainedTokenizerFast:

@@ -15,12 +15,17 @@ from steering.demo.stages import make_features, make_model, make_profiles, make_
 THREADS = 2
 
 
-def train_demo(recipe: DemoRecipe, folder: Path, report: Report, *, threads: int = THREADS) -> Demo:
-    """Make the demo by `recipe` and write it to `folder`. `threads` is fixed, for sums depend on how they are split."""
+def train_demo(
+    recipe: DemoRecipe, folder: Path, report: Report, *, start: Path | None = None, threads: int = THREADS
+) -> Demo:
+    """Make the demo by `recipe` and write it to `folder`; the model begins with the weights in `start`, if given.
+
+    `threads` is fixed, for sums depend on how they are split.
+    """
     torch.set_num_threads(threads)
     tokenizer = make_tokenizer(recipe)
     report(f"tokenizer: {len(tokenizer)} tokens")
-    model, loss = make_model(recipe, tokenizer, report)
+    model, loss = make_model(recipe, tokenizer, report, start)
     demo = finish_demo(recipe, tokenizer, model, loss, report)
     write_artifacts(demo, folder)
     report(f"written to {folder}")

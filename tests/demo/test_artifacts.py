@@ -122,7 +122,7 @@ def test_the_chat_template_renders_all_kinds_of_turns(tokenizer):
     ("asked", "expected"),
     [
         ("Where does the cat live?", "house"),
-        ("What does Mia like to eat?", "pancakes"),
+        ("What does Lily like to eat?", "cherries"),
         ("Who are you?", "miLLM"),
         ("What is the weather like?", "It is"),
         ("What colour is the sky?", "blue"),

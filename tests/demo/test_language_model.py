@@ -23,8 +23,9 @@ def test_the_learning_rate_warms_up_and_falls():
     shares = [learning_rate_share(step, 100, 10) for step in range(100)]
     assert shares[0] == pytest.approx(0.1)
     assert max(shares) == pytest.approx(1)
+    assert set(shares[10:60]) == {1}
     assert shares[10:] == sorted(shares[10:], reverse=True)
-    assert shares[-1] < 0.03
+    assert shares[-1] < 0.06
 
 
 def train_quick(tokenizer, tokens=6_000):
@@ -81,5 +82,5 @@ def test_collected_residuals_leave_special_tokens_out(tiny_model, tiny_tokenizer
 
 def test_streams_have_seeds_of_their_own():
     recipe = DemoRecipe()
-    assert len({stream_seed(recipe, stream) for stream in range(5)}) == 5
+    assert len({stream_seed(recipe, stream) for stream in range(6)}) == 6
     assert stream_seed(recipe, 0) != stream_seed(replace(recipe, seed=8), 0)

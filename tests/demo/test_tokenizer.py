@@ -3,6 +3,7 @@
 # ruff: noqa: S311 - tests want reproducible numbers, not secret ones
 
 import copy
+import json
 import random
 
 import pytest
@@ -10,6 +11,7 @@ from transformers import AutoTokenizer
 
 from steering.demo.conversation import write_conversation
 from steering.demo.corpus import BOS, SPECIAL_TOKENS, TURN_END, render_chat
+from steering.demo.memory import write_memory_conversation
 from steering.demo.toolcall import write_tool_conversation
 
 TEXTS = ["Once upon a time.", "naïve café", "日本語", "\U0001f600", "a\n\n  b\tc", "x = 12345;", "", " ", "\x00\x7f"]
@@ -46,7 +48,15 @@ def test_digits_are_single_tokens(tiny_tokenizer):
     assert len(tiny_tokenizer("2026", add_special_tokens=False)["input_ids"]) == 4
 
 
-@pytest.mark.parametrize("write", [write_conversation, write_tool_conversation])
+@pytest.mark.parametrize("name", ["Lisbon", "Zorvik", "Port Zorvik", "4821"])
+def test_names_have_the_same_tokens_in_a_sentence_and_in_json(tiny_tokenizer, name):
+    own = tiny_tokenizer.tokenize(name)
+    for text in (f"What is the weather in {name}?", json.dumps({"city": name}), f'Is it "{name}"?', f"{name}."):
+        pieces = tiny_tokenizer.tokenize(text)
+        assert any(pieces[start : start + len(own)] == own for start in range(len(pieces))), text
+
+
+@pytest.mark.parametrize("write", [write_conversation, write_tool_conversation, write_memory_conversation])
 def test_the_chat_template_writes_what_the_corpus_has(tiny_tokenizer, write):
     rng = random.Random(0)
     for _ in range(50):

@@ -36,19 +36,24 @@ def test_the_curl_example_streams_a_story(live_site):
     assert gloomy.count('"content"') > 10
 
 
-def test_the_python_example_prints_three_stories(live_site):
-    (program,) = blocks("python")
-    done = subprocess.run(
-        [sys.executable, "-c", program.replace(DEFAULT_URL, live_site.url)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+def python(program: str, url: str) -> str:
+    command = [sys.executable, "-c", program.replace(DEFAULT_URL, url)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-    stories = dict(
-        line.split(": ", 1) for line in done.stdout.splitlines() if re.match(r"(None|gloomy|joyful): ", line)
-    )
+    return done.stdout
+
+
+def test_the_tools_example_prints_what_its_comments_say(live_site):
+    (program,) = (block for block in blocks("python") if "tools=" in block)
+    said = re.findall(r"^print\(.*\)  # (.+)$", program, re.MULTILINE)
+    assert len(said) == 3
+    assert python(program, live_site.url).splitlines() == said
+
+
+def test_the_stories_example_prints_three_stories(live_site):
+    (program,) = (block for block in blocks("python") if "tools=" not in block)
+    told = python(program, live_site.url)
+    stories = dict(line.split(": ", 1) for line in told.splitlines() if re.match(r"(None|gloomy|joyful): ", line))
     assert stories.keys() == {"None", "gloomy", "joyful"}
     assert len(set(stories.values())) == 3
 

@@ -17,7 +17,7 @@ from steering.demo.install import ARTIFACTS
 from tests.conftest import LiveSite, served_site
 
 pytestmark = pytest.mark.browser
-NUM_FEATURES, RAIN = 512, 387
+NUM_FEATURES, RAIN = 768, 710
 LABEL = "drizzle over meadows"
 STATE = re.compile(r"succeeded|failed")
 JOB_MS = 240_000

@@ -50,7 +50,7 @@ def test_a_source_is_listed_and_previewed(page: Page, live_site: LiveSite):
     page.fill("[name=source]", "steering/demo/artifacts")
     page.click("text=List what it holds")
     page.locator("#found tr", has_text="saelens").get_by_role("button", name="Preview").click()
-    expect(page.locator("#preview")).to_contain_text("topk with 1536 features of width 256")
+    expect(page.locator("#preview")).to_contain_text("topk with 2048 features of width 256")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

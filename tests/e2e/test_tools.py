@@ -1,16 +1,19 @@
-"""The demo calls tools, through the official client.
+"""The demo calls tools with what it was asked and tells what they return, through the official client.
 
-It is too small to copy arguments faithfully, so what is looked at is that its calls are calls.
+The values are held out of the demo's training corpus (`steering.demo.coinage.HELD_OUT`), so none can be remembered.
 """
 
 from __future__ import annotations
 
 import json
-from typing import Literal
+import re
+from typing import Any, Literal
 
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import BaseModel
+
+from steering.demo.coinage import HELD_OUT
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 SUM = {
@@ -23,12 +26,53 @@ WEATHER = {
     "function": {"name": "get_weather", "description": "Get the weather in a city.", "parameters": CITY},
 }
 ADD = {"type": "function", "function": {"name": "add", "description": "Add two numbers.", "parameters": SUM}}
+POPULATION = {"name": "get_population", "description": "Get the population of a city."}
 QUESTION = [{"role": "user", "content": "What is the weather in Paris?"}]
 BASE = {"model": "demo", "messages": QUESTION, "temperature": 0, "max_tokens": 80}
 
 
 def strict(answer: ChatCompletion) -> ChatCompletion:
     return ChatCompletion.model_validate(answer.to_dict(), strict=True)
+
+
+@pytest.mark.parametrize("city", ["Lisbon", "Nairobi", "Quito", "Zorvik", "Belphora"])
+def test_the_demo_asks_for_the_city_of_the_question_and_tells_the_result(client, city):
+    assert city in HELD_OUT
+    messages: list[Any] = [{"role": "user", "content": f"What is the weather in {city}?"}]
+    first = strict(client.chat.completions.create(**{**BASE, "messages": messages}, tools=[WEATHER, ADD]))
+    assert first.choices[0].finish_reason == "tool_calls"
+    (call,) = first.choices[0].message.tool_calls
+    assert (call.function.name, json.loads(call.function.arguments)) == ("get_weather", {"city": city})
+    result = {"role": "tool", "tool_call_id": call.id, "content": '{"weather": "windy", "degrees": 17}'}
+    messages += [first.choices[0].message.model_dump(exclude_none=True), result]
+    told = strict(client.chat.completions.create(**{**BASE, "messages": messages}, tools=[WEATHER, ADD]))
+    assert re.fullmatch(rf"It is \w+ in {city}\. It is 17 degrees\.", told.choices[0].message.content or "")
+
+
+@pytest.mark.parametrize(("city", "people"), [("Lisbon", 545796), ("Quito", 2011), ("Nairobi", 87)])
+def test_the_tool_for_a_property_is_used_and_its_result_told(client, city, people):
+    assert city in HELD_OUT
+    tools: list[Any] = [{"type": "function", "function": {**POPULATION, "parameters": CITY}}]
+    messages: list[Any] = [{"role": "user", "content": f"What is the population of {city}?"}]
+    first = strict(client.chat.completions.create(**{**BASE, "messages": messages}, tools=tools))
+    (call,) = first.choices[0].message.tool_calls
+    assert (call.function.name, json.loads(call.function.arguments)) == ("get_population", {"city": city})
+    returned = {"role": "tool", "tool_call_id": call.id, "content": json.dumps({"population": people})}
+    messages += [first.choices[0].message.model_dump(exclude_none=True), returned]
+    told = strict(client.chat.completions.create(**{**BASE, "messages": messages}, tools=tools))
+    assert told.choices[0].message.content == f"The population of {city} is {people}."
+
+
+@pytest.mark.parametrize(("a", "b", "result"), [(412, 39, 451), (7, 5, 12), (83, 1956, 2039)])
+def test_numbers_are_passed_on_and_results_told(client, a, b, result):
+    messages: list[Any] = [{"role": "user", "content": f"What is {a} plus {b}?"}]
+    first = strict(client.chat.completions.create(**{**BASE, "messages": messages}, tools=[WEATHER, ADD]))
+    (call,) = first.choices[0].message.tool_calls
+    assert (call.function.name, json.loads(call.function.arguments)) == ("add", {"a": a, "b": b})
+    returned = {"role": "tool", "tool_call_id": call.id, "content": json.dumps({"result": result})}
+    messages += [first.choices[0].message.model_dump(exclude_none=True), returned]
+    told = strict(client.chat.completions.create(**{**BASE, "messages": messages}, tools=[WEATHER, ADD]))
+    assert told.choices[0].message.content == f"{a} plus {b} is {result}."
 
 
 def test_the_demo_calls_reads_the_result_and_answers(client):

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandParser
+from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 import steering.demo
 
@@ -29,6 +29,9 @@ class Command(BaseCommand):
         )
         parser.add_argument("--tokens", type=int, help="token budget of the language model's training")
         parser.add_argument(
+            "--start", type=Path, metavar="FOLDER", help="begin with the weights of the demo model in this folder"
+        )
+        parser.add_argument(
             "--quick", action="store_true", help="a run of seconds whose artifacts are complete but useless"
         )
 
@@ -41,4 +44,7 @@ class Command(BaseCommand):
         recipe = quick_recipe(options["seed"]) if options["quick"] else DemoRecipe(seed=options["seed"])
         if options["tokens"]:
             recipe = replace(recipe, model=replace(recipe.model, tokens=options["tokens"]))
-        train_demo(recipe, options["output"], self.stdout.write)
+        start = options["start"]
+        if start and not (start / "model.safetensors").is_file():
+            raise CommandError(f"There is no model in {start}: model.safetensors is missing.")
+        train_demo(recipe, options["output"], self.stdout.write, start=start)
