@@ -140,32 +140,35 @@ inline void wide_tile(int rows, const float* x, int64_t x_stride, const Columns<
   }
 }
 
-// One row of the weight in a straight line, which the processor fetches ahead best: for one or two rows.
+// One row of the weight in a straight line, which the processor fetches ahead best: for one or two rows. A step takes a
+// cache line of weights at least, so that none is asked for twice; the compiler keeps sums in registers that are not Vec.
 template <int ROWS, typename W>
 inline void wide_line(const float* x, int64_t x_stride, const W* w, int64_t k, float* out) {
   using How = Widening<W>;
-  constexpr int kParts = 4;
+  constexpr int kSums = 4;
+  constexpr int kParts = std::max<int>(kSums, 64 / (sizeof(W) * kLanes));
   constexpr int64_t kSpan = kParts / How::kVectors * How::kStep;
-  Vec acc[ROWS][kParts];
+  Lanes acc[ROWS][kSums];
   for (auto& row : acc)
     for (auto& a : row) a = Vec(0.f);
-  int64_t i = 0;
-  for (; i + kSpan <= k; i += kSpan) {
+  const float* const end = x + k / kSpan * kSpan;
+  for (; x != end; x += kSpan, w += kSpan) {
     for (int64_t byte = 0; byte < kSpan * static_cast<int64_t>(sizeof(W)); byte += 64)
-      __builtin_prefetch(reinterpret_cast<const char*>(w + i) + kLineAhead + byte);
+      __builtin_prefetch(reinterpret_cast<const char*>(w) + kLineAhead + byte);
     for (int p = 0; p < kParts; ++p) {
-      const Vec column = How::take(w + i + p / How::kVectors * How::kStep, p % How::kVectors);
+      const Vec column = How::take(w + p / How::kVectors * How::kStep, p % How::kVectors);
       for (int r = 0; r < ROWS; ++r)
-        acc[r][p] = at::vec::fmadd(Vec::loadu(x + r * x_stride + i + p * kLanes), column, acc[r][p]);
+        acc[r][p % kSums] = at::vec::fmadd(Vec::loadu(x + r * x_stride + p * kLanes), column, Vec(acc[r][p % kSums]));
     }
   }
-  for (; i < k; i += How::kStep) {
-    const Ending<W> end(w + i, std::min(How::kStep, k - i));
+  for (int r = 0; r < ROWS; ++r)
+    out[r] = sum((Vec(acc[r][0]) + Vec(acc[r][1])) + (Vec(acc[r][2]) + Vec(acc[r][3])));
+  for (int64_t left = k % kSpan; left > 0; left -= How::kStep, x += How::kStep, w += How::kStep) {
+    const Ending<W> ending(w, std::min(How::kStep, left));
     for (int v = 0; v < How::kVectors; ++v)
       for (int r = 0; r < ROWS; ++r)
-        acc[r][v] = at::vec::fmadd(Vec::loadu(x + r * x_stride + i + v * kLanes), How::take(end.weights, v), acc[r][v]);
+        out[r] += sum(Vec::loadu(x + r * x_stride + v * kLanes) * How::take(ending.weights, v));
   }
-  for (int r = 0; r < ROWS; ++r) out[r] = sum((acc[r][0] + acc[r][1]) + (acc[r][2] + acc[r][3]));
 }
 
 // Rows of x as float32, in the order in which weights of type W come, with zeros behind them up to whole steps. They
