@@ -13,7 +13,7 @@ from django.utils.html import format_html_join
 from django.utils.safestring import SafeString
 
 from steering.feature_pages import FeaturePages
-from steering.feature_search import FeatureQuerySet
+from steering.feature_search import IN_ORDER, FeatureQuerySet
 from steering.feature_services import label_feature
 from steering.filters import DensityFilter, LabelledFilter
 from steering.models import Feature
@@ -27,7 +27,7 @@ class BoundedPaginator(Paginator[Feature]):
     @cached_property
     def count(self) -> int:
         assert isinstance(self.object_list, QuerySet)  # the admin gives no list
-        return self.object_list[:MAX_LISTED].count()
+        return self.object_list.order_by().values("pk")[:MAX_LISTED].count()
 
 
 @admin.register(Feature)
@@ -39,6 +39,7 @@ class FeatureAdmin(FeaturePages, admin.ModelAdmin):  # type: ignore[type-arg]  #
     list_filter = (LabelledFilter, DensityFilter, "sae")
     list_select_related = ("sae",)
     list_per_page = 50
+    ordering = IN_ORDER
     paginator = BoundedPaginator
     search_fields = ("label",)
     search_help_text = "Words or their beginnings, “a phrase”, or, -not; or the feature's number. The best come first."

@@ -26,7 +26,10 @@ _MAX_TERMS = 10
 _MAX_WORDS = 10  # of a term
 _MAX_CHARS = 500
 _MAX_INDEX = 2**31 - 1
+MAX_RANKED = 10_000  # matches; more are those of a letter or two, whose ranks say nothing and take seconds to compute
 _BY_LENGTH = 1  # divides ranks by 1 + log of the text's length
+
+IN_ORDER = ("sae_id", "index")  # as the unique index has them; by the SAE's name, all features would have to be sorted
 
 # Each text twice: as it is, for beginnings of words, and stemmed, so that “kittens” finds “kitten”.
 LABEL_WORDS = (
@@ -40,12 +43,12 @@ Query = SearchQueryCombinable
 
 
 class FeatureQuerySet(models.QuerySet["Feature"]):
-    def search(self, text: str) -> FeatureQuerySet:
+    def search(self, text: str, *, max_ranked: int = MAX_RANKED) -> FeatureQuerySet:
         """Labelled features that match ``text``, the best first; a number finds the features of that index too.
 
         ``rain sea`` wants both, each as a word, its beginning or another form of it; ``"sad rain"`` in this order;
         ``rain or sea`` one of both; ``-rain`` excludes. An empty text finds all, unordered. Needs no extension of
-        PostgreSQL, and uses the index ``feature_label_words``.
+        PostgreSQL, and uses the index ``feature_label_words``. More than ``max_ranked`` matches come by their number.
         """
         query, number = parse_query(text), _number(text)
         if query is None:
@@ -53,10 +56,12 @@ class FeatureQuerySet(models.QuerySet["Feature"]):
         matches = Q(words=query) & ~Q(label="")
         if number is not None:
             matches |= Q(index=number)
-        found = self.annotate(words=LABEL_WORDS).filter(matches)
-        rank = SearchRank("words", query, normalization=_BY_LENGTH)
+        found = self.alias(words=LABEL_WORDS).filter(matches)
         by_number = [] if number is None else [Case(When(index=number, then=Value(0)), default=Value(1))]
-        return found.annotate(rank=rank).order_by(*by_number, "-rank", "sae", "index")
+        if found.order_by()[max_ranked:].exists():
+            return found.order_by(*by_number, *IN_ORDER)
+        rank = SearchRank("words", query, normalization=_BY_LENGTH)
+        return found.alias(rank=rank).order_by(*by_number, "-rank", *IN_ORDER)
 
 
 def parse_query(text: str) -> Query | None:

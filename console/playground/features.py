@@ -20,7 +20,7 @@ def find_features(request: HttpRequest) -> JsonResponse:
     """Of a model's SAEs, by words of their labels or by index; NUL is no part of any label."""
     text = request.GET.get("q", "").replace("\0", "").strip()[:MAX_CHARS]
     model = request.GET.get("model", "").replace("\0", "")
-    rows = Feature.objects.search(text).filter(sae__model__name=model).select_related("sae") if text else ()
+    rows = Feature.objects.filter(sae__model__name=model).select_related("sae").search(text) if text else ()
     found = [
         {
             "sae": row.sae.name,

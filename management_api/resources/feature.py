@@ -15,8 +15,11 @@ from management_api.described import described
 from management_api.paging import read_limit
 from management_api.strict import Shown, StrictInput, Text
 from management_api.viewset import Filters, Resource
+from steering.feature_search import FeatureQuerySet
 from steering.feature_services import label_feature
 from steering.models import Feature
+
+NOT_LISTED = ("traffic_examples", "examples", "histogram")  # some kilobytes a row
 
 
 class FeatureShown(Shown):
@@ -60,10 +63,10 @@ class Features(Resource):
     }
 
     def rows(self, user: User) -> QuerySet[Feature]:
-        return Feature.objects.select_related("sae__model").defer("traffic_examples")
+        return Feature.objects.select_related("sae__model").defer("traffic_examples")  # texts of requests
 
     def narrowed(self, rows: QuerySet[Any], query: Mapping[str, Any]) -> QuerySet[Any]:
-        rows = rows.filter(**{name: query[name] for name in ("sae", "index") if name in query})
+        rows = rows.filter(**{name: query[name] for name in ("sae", "index") if name in query}).defer(*NOT_LISTED)
         match query["labelled"]:
             case True:
                 return rows.exclude(label="")
@@ -77,8 +80,10 @@ class Features(Resource):
         query = self.query()
         if "search" not in query:
             return super().list(request)
-        rows = self.narrowed(Feature.objects.search(query["search"]), query)[: read_limit(request)]
-        data = self.get_serializer(rows, many=True).data
+        rows = self.narrowed(Feature.objects.all(), query)
+        assert isinstance(rows, FeatureQuerySet)
+        found = rows.search(query["search"])[: read_limit(request)]
+        data = self.get_serializer(found, many=True).data
         return Response({"object": "list", "data": data, "next": None})
 
     @described(responses=FeatureDetail)

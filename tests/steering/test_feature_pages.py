@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 from django.contrib.auth.models import Permission, User
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from steering import services
@@ -195,11 +197,39 @@ class TestTable:
         assert "(no label)" in html
         assert "steering/search_as_you_type.js" in html
 
+    @pytest.mark.parametrize("is_narrowed", [False, True], ids=["all", "of an SAE"])
+    def test_rows_come_as_an_index_has_them(self, is_narrowed, admin, sae):
+        """An SAE has tens of thousands, with kilobytes each, and sorting them for each page would take its time."""
+        wanted = {"sae__id__exact": str(sae.pk)} if is_narrowed else {}
+        with CaptureQueriesContext(connection) as queries:
+            admin.get(reverse("admin:steering_feature_changelist"), wanted)
+        (rows,) = (sql for query in queries if "decoder_norm" in (sql := query["sql"]))
+        assert "feature_index_unique" in (plan := plan_of(f"{rows} LIMIT 50"))
+        assert "Sort" not in plan
+        counts = [sql for query in queries if "COUNT" in (sql := query["sql"])]
+        assert counts
+        assert not any("ORDER BY" in sql for sql in counts)
+
+    def test_counting_what_was_found_ranks_nothing(self, admin, sae):
+        with CaptureQueriesContext(connection) as queries:
+            admin.get(reverse("admin:steering_feature_changelist"), {"q": "rain"})
+        (count,) = (sql for query in queries if "COUNT" in (sql := query["sql"]))
+        assert "ts_rank" not in count
+
     def test_queries_do_not_grow_with_rows(self, admin, sae, django_assert_max_num_queries):
         url = reverse("admin:steering_feature_changelist")
         admin.get(url)
         with django_assert_max_num_queries(10):
             admin.get(url)
+
+
+def plan_of(sql: str) -> str:
+    """Sorts where no index has the rows in their order, although so few would be sorted gladly."""
+    with connection.cursor() as cursor:
+        cursor.execute("SET LOCAL enable_sort = off")
+        cursor.execute("SET LOCAL enable_incremental_sort = off")
+        cursor.execute(f"EXPLAIN {sql}")
+        return "\n".join(row[0] for row in cursor.fetchall())
 
 
 def test_permission_names_exist(db):

@@ -92,3 +92,16 @@ def test_uses_the_index(sae):
         cursor.execute("SET LOCAL enable_seqscan = off")
     plan = Feature.objects.search("rain").order_by().explain()
     assert "feature_label_words" in plan
+
+
+def test_more_matches_than_are_ranked_come_by_number(sae):
+    sae.features.filter(index__gte=5).update(label="something else", description="words")
+    sae.features.filter(index=39).update(label="words")
+    indices = [feature.index for feature in sae.features.search("wo", max_ranked=34)]
+    assert indices == list(range(5, 40))
+    assert next(feature.index for feature in sae.features.search("wo", max_ranked=35)) == 39, "the best"
+
+
+def test_a_number_comes_before_many_matches(sae):
+    sae.features.update(label="30 words")
+    assert [feature.index for feature in sae.features.search("30", max_ranked=5)][:3] == [30, 0, 1]
