@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from openai_api.services.token_record import TokenRecord
     from steering.watched import Finding
 
 
@@ -16,6 +17,7 @@ class LogEntry:
 
     ``prompt`` is a text, or a JSON value (a chat's messages, several prompts, token ids) of about ``prompt_size``
     characters; ``completion`` is JSON for several choices. ``findings`` of watch rules become rows of their own.
+    ``tokens`` has a record for each generation of the request whose tokens it asked about.
     """
 
     id: str
@@ -46,15 +48,17 @@ class LogEntry:
     prompt_size: int = 0
     completion: str = ""
     findings: tuple[Finding, ...] = ()
+    tokens: tuple[TokenRecord, ...] = ()
     log_content: str = ""  # what the key wants kept of texts; "" for the server's setting
     is_metered: bool = False  # whether it counts in its key's day, and has not been written down there
     is_counted: bool = False  # whether the request that ordered it counts in its place; its tokens count still
 
     @property
     def num_characters(self) -> int:
-        return self.prompt_size + len(self.completion)
+        return self.prompt_size + len(self.completion) + sum(record.size for record in self.tokens)
 
     def drop_texts(self) -> None:
         self.prompt = self.completion = ""
         self.prompt_size = 0
+        self.tokens = ()
         self.parameters = {"dropped": "texts and parameters"}

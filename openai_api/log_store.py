@@ -18,7 +18,7 @@ from django.utils import timezone
 from openai_api.clean_text import clean_json, clean_text
 from openai_api.log_entry import LogEntry
 from openai_api.models import ApiKey, KeyDay, RequestLog
-from openai_api.request_log.metadata import bare_parameters, quotes_client, stricter
+from openai_api.request_log.metadata import TOKENS, bare_parameters, quotes_client, stricter
 from steering.watched import Finding
 from steering.watching import prune_events, record_findings
 
@@ -109,13 +109,16 @@ def findings_of(entry: LogEntry) -> list[Finding]:
 def row_of(entry: LogEntry, content: str) -> RequestLog:
     """The row of ``entry``; ``content`` is `full`, `hash` or `none`: what the server keeps of a client's words."""
     values: dict[str, Any] = {field.name: getattr(entry, field.name) for field in fields(entry)}
-    del values["prompt_size"], values["findings"], values["is_metered"], values["is_counted"], values["log_content"]
+    for name in ("prompt_size", "findings", "tokens", "is_metered", "is_counted", "log_content"):
+        del values[name]
     kept = stricter(content, entry.log_content)
     lengths = {field.attname: getattr(field, "max_length", None) for field in RequestLog._meta.concrete_fields}
     for name, value in values.items():
         if isinstance(value, str) and name not in {"prompt", "completion"}:
             values[name] = clean_text(value, lengths.get(name))
     values["parameters"] = clean_json(entry.parameters)
+    if kept == "full" and entry.tokens:
+        values["parameters"] |= {TOKENS: clean_json([record.body() for record in entry.tokens])}
     if kept != "full":
         values["parameters"] = bare_parameters(values["parameters"])
         values["error_message"] = "" if quotes_client(entry.status) else values["error_message"]

@@ -14,6 +14,7 @@ from inference.registry import ReadyModel
 from openai_api.backend import get_backend
 from openai_api.errors import ApiError
 from openai_api.models import RequestLog
+from openai_api.request_log.metadata import TOKENS
 from openai_api.schemas.chat import ChatRequest
 from openai_api.schemas.completions import CompletionRequest
 from openai_api.services.chat import plan_chat
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from jobs.running_job import RunningJob
 
 AT_ONCE = 8
-_NOT_OF_THE_CLIENT = ("ignored", "dropped")
+_NOT_OF_THE_CLIENT = ("ignored", "dropped", TOKENS)
 
 
 @dataclass(frozen=True, slots=True)

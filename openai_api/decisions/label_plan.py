@@ -22,6 +22,7 @@ class LabelPlan:
 
     prompts: Sequence[Tokens]
     labels: Sequence[Sequence[Tokens]]
+    sae: str = ""  # nothing is read but for watch rules
 
     @property
     def prompt_of_sequence(self) -> list[int]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from django.contrib import admin
 from django.contrib.auth.models import User
+from django.forms.widgets import Script
 from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
@@ -17,9 +19,10 @@ from openai_api.request_log.access import may_see_text, record_access
 from openai_api.request_log.detail import conversation, pretty_json, profile_link, version_html, watch_html
 from openai_api.request_log.export_pages import ExportPages
 from openai_api.request_log.line import tokens_text
-from openai_api.request_log.metadata import quotes_client, without_texts
+from openai_api.request_log.metadata import TOKENS, quotes_client, without_texts
 from openai_api.request_log.search_pages import SearchPages
 from openai_api.request_log.timeline import timeline_html
+from openai_api.request_log.tokens import has_tokens, tokens_html
 from openai_api.request_log.visible_text import visible_text
 
 NOT_SHOWN = "Shown to those who may see texts of requests."
@@ -45,7 +48,7 @@ class RequestLogAdmin(ExportPages, ReplayPages, SearchPages, ReadOnlyAdmin):
     """Texts are shown to those with the permission for them, and that they were is noted."""
 
     HEAD = (
-        (None, {"fields": ("id_text", "created_at", "endpoint", "model_text", "steering_profile", "stream")}),
+        (None, {"fields": ("id_text", "created_at", "endpoint", "model_text", "steering_profile", "streamed")}),
         ("Outcome", {"fields": ("status", "finish_text", "code_text", "error_text")}),
         ("Time", {"fields": ("timeline",)}),
         ("Tokens", {"fields": ("tokens", "steering_proof", "watched")}),
@@ -58,7 +61,8 @@ class RequestLogAdmin(ExportPages, ReplayPages, SearchPages, ReadOnlyAdmin):
     )
 
     class Media:
-        css = {"all": ("openai_api/log.css", "steering/admin.css")}
+        css = {"all": ("openai_api/log.css", "openai_api/tokens/tokens.css", "steering/admin.css")}
+        js = (Script("openai_api/tokens/logged.js", type="module"),)
 
     def get_fieldsets(self, request: HttpRequest, obj: RequestLog | None = None) -> Any:
         sees_version = request.user.has_perm("steering.view_profileversion")
@@ -77,9 +81,10 @@ class RequestLogAdmin(ExportPages, ReplayPages, SearchPages, ReadOnlyAdmin):
     ) -> HttpResponse:
         response = super().change_view(request, object_id, form_url, extra_context)
         row = getattr(response, "context_data", {}).get("original") if response.status_code == 200 else None
-        if isinstance(row, RequestLog) and (row.prompt or row.completion):
+        if isinstance(row, RequestLog) and (row.prompt or row.completion or has_tokens(row)):
             assert isinstance(request.user, User)
             record_access(act=LogAccess.Act.READ, user=request.user, request_id=row.pk)
+            cast("TemplateResponse", response).context_data["tokens"] = tokens_html(row, request.user)
         return response
 
     @admin.display(description="id")
@@ -89,6 +94,11 @@ class RequestLogAdmin(ExportPages, ReplayPages, SearchPages, ReadOnlyAdmin):
     @admin.display(description="model")
     def model_text(self, row: RequestLog) -> str:
         return visible_text(row.model)
+
+    @admin.display(description="streamed")
+    def streamed(self, row: RequestLog) -> str:
+        """In a word: a red cross would look like a fault."""
+        return "yes" if row.stream else "no"
 
     @admin.display(description="user")
     def user_text(self, row: RequestLog) -> str:
@@ -138,7 +148,8 @@ class RequestLogAdmin(ExportPages, ReplayPages, SearchPages, ReadOnlyAdmin):
 
     @admin.display(description="parameters")
     def parameters_json(self, row: RequestLog) -> SafeString:
-        return format_html('<pre tabindex="0">{}</pre>', visible_text(pretty_json(row.parameters)))
+        asked = {name: value for name, value in row.parameters.items() if name != TOKENS or not has_tokens(row)}
+        return format_html('<pre tabindex="0">{}</pre>', visible_text(pretty_json(asked)))
 
     @admin.display(description="prompt")
     def prompt_text(self, row: RequestLog) -> SafeString:

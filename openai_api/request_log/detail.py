@@ -91,8 +91,8 @@ def watch_html(row: RequestLog) -> SafeString | str:
         return "Watch rules saw nothing."
     lines = (
         (
-            event.rule,
-            f"{event.sae} #{event.feature} {visible_text(event.label)}",
+            visible_text(event.rule),
+            visible_text(f"{event.sae} #{event.feature} {event.label}"),
             f"{event.value:.4g}",
             f"{event.threshold:.4g}",
             event.num_tokens,

@@ -108,8 +108,9 @@ def start_export(
 
 
 def _pages(rows: QuerySet[RequestLog]) -> Iterator[list[Row]]:
-    octets = [Func(F(name), function="octet_length", output_field=IntegerField()) for name in ("prompt", "completion")]
-    named = rows.annotate(key_name=F("api_key__name"), num_bytes=octets[0] + octets[1])
+    sizes = {"prompt": "octet_length", "completion": "octet_length", "parameters": "pg_column_size"}
+    octets = [Func(F(name), function=size, output_field=IntegerField()) for name, size in sizes.items()]
+    named = rows.annotate(key_name=F("api_key__name"), num_bytes=sum(octets[1:], octets[0]))
     cursor: Cursor | None = None
     while True:
         found = list(older_than(named, cursor, "created_at").values(*COLUMNS, "key_name", "num_bytes")[:BATCH])

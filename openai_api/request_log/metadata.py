@@ -8,6 +8,7 @@ from typing import Any
 from openai_api.models import RequestLog
 
 LEFT_OUT = "left out"
+TOKENS = "token_record"  # among the parameters, so that whatever keeps, hides and prunes these does it with them
 TEXT_FIELDS = ("prompt", "completion")
 _LEVELS = ("full", "hash", "none")
 

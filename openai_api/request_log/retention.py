@@ -15,6 +15,7 @@ from openai_api.models import ApiKey, RequestLog
 from openai_api.request_log.metadata import bare_parameters, quotes_client
 
 BATCH = 2_000
+AT_ONCE = 100  # of rows whose parameters are in memory: they may hold what was known of each token
 HAS_TEXT = ~Q(prompt="", completion="")
 Tell = Callable[[int], None]
 
@@ -79,6 +80,11 @@ def _delete(pks: list[str]) -> None:
 
 @transaction.atomic
 def _clear(pks: list[str]) -> None:
+    for start in range(0, len(pks), AT_ONCE):
+        _clear_some(pks[start : start + AT_ONCE])
+
+
+def _clear_some(pks: list[str]) -> None:
     """Numbers stay, as if the log had kept nothing of texts from the beginning."""
     rows = list(RequestLog.objects.filter(pk__in=pks).only("pk", "status", "parameters", "error_message"))
     for row in rows:
@@ -86,4 +92,4 @@ def _clear(pks: list[str]) -> None:
         row.parameters = bare_parameters(row.parameters)
         if quotes_client(row.status):
             row.error_message = ""
-    RequestLog.objects.bulk_update(rows, ("prompt", "completion", "parameters", "error_message"), batch_size=500)
+    RequestLog.objects.bulk_update(rows, ("prompt", "completion", "parameters", "error_message"))

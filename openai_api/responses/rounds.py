@@ -122,3 +122,4 @@ class Rounds:
         entry.queue_ms, entry.ttft_ms = self._rows[0].queue_ms, self._rows[0].ttft_ms
         entry.completion = "".join(row.completion for row in self._rows)
         entry.findings = tuple(finding for row in self._rows for finding in row.findings)
+        entry.tokens = tuple(record for row in self._rows for record in row.tokens)

@@ -46,7 +46,7 @@ async def plan_reading(target: Target, plan: Plan, wish: ReadingFields, *, param
     others = {"prompt": (), "both": (dataclasses.replace(read, phase="generation"),), "generation": (read,)}[read.phase]
     reads = [others if number % plan.per_prompt else (read,) for number in range(len(plan.prompt_of_sequence))]
     check_size(plan, reads, param=param or ("features" if wish.features else "top_k"))
-    return ReadingPlan(dataclasses.replace(plan, reads=reads), sae)
+    return ReadingPlan(dataclasses.replace(plan, reads=reads, sae=sae.name), sae)
 
 
 async def find_readable(model: ReadyModel, name: str | None, *, param: str) -> ReadableSAE:

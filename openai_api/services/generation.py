@@ -29,6 +29,7 @@ from openai_api.schemas.bodies import MillmBody
 from openai_api.services.sampling import of_choice
 from openai_api.services.tally import Tally
 from openai_api.services.target import Target
+from openai_api.services.token_record import TokenRecord
 from openai_api.services.waves import Waves
 from steering.watched import Sightings
 
@@ -43,6 +44,7 @@ class Plan:
     params: Sequence[SamplingParams]  # one for each prompt
     per_prompt: int
     reads: Sequence[tuple[Read, ...]] = ()  # one for each sequence, or none at all
+    sae: str = ""  # the name of what they are read through
     parts: Sequence[PartRules] = ()  # likewise for each prompt
 
     @property
@@ -89,6 +91,9 @@ class Sequences(Protocol):
     def prompt_of_sequence(self) -> list[int]: ...
 
     @property
+    def sae(self) -> str: ...
+
+    @property
     def num_tokens(self) -> int: ...
 
     def requests(self, call: Call, target: Target) -> list[GenerationRequest]: ...
@@ -109,6 +114,7 @@ class Generation:
         self._pending: Event | None = None
         call.reserve_tokens(plan.num_tokens)
         requests = plan.requests(call, target)
+        self._record = TokenRecord.of(requests, plan.reads_of, text=target.model.text, sae=plan.sae)
         self._events = Waves(get_backend().client().submit, requests, size=settings.MILLM_MAX_BATCH_SIZE)
 
     async def peek(self) -> None:
@@ -131,6 +137,8 @@ class Generation:
         except StopAsyncIteration:
             raise unavailable("The engine ended the request early.", code="engine_shutdown") from None
         self.tally.note(event)
+        if self._record is not None:
+            self._record.note(event)
         if isinstance(event, ReadingEvent):
             self._note_reading(event)
         self._check(event)
@@ -141,6 +149,9 @@ class Generation:
         self._events.close()
         self.tally.fill(self.call.entry)
         self.call.entry.findings = self._sightings.findings
+        record, self._record = self._record, None  # from now on the log's thread reads it
+        if record is not None:
+            self.call.entry.tokens = (record,)
 
     @property
     def usage(self) -> Usage:

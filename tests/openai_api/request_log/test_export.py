@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -87,10 +88,18 @@ def test_texts_only_where_they_are_asked_for():
 @pytest.mark.django_db
 def test_large_texts_are_not_in_memory_together(settings: Any):
     for number in range(6):
-        row(number, prompt="x" * (exporting.MAX_BATCH_BYTES // 2))
+        row(number, prompt="x" * (exporting.MAX_BATCH_BYTES // 2 - 1_000))
     pieces = list(export(with_text=True).batches())
     assert len(pieces) == 3
     assert [json.loads(line)["id"] for line in b"".join(pieces).splitlines()] == [f"req_{n}" for n in range(6)]
+
+
+@pytest.mark.django_db
+def test_what_is_kept_of_tokens_counts_like_texts():
+    for number in range(4):
+        record = secrets.token_hex(exporting.MAX_BATCH_BYTES // 5)  # which does not compress
+        row(number, prompt="x", parameters={"token_record": [record]})
+    assert len(list(export(with_text=True).batches())) == 2
 
 
 @pytest.mark.django_db

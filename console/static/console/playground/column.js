@@ -1,6 +1,6 @@
 // One column: what steers it, its answer, and what can be done with both.
-import { Answer } from "./answer.js";
-import { largest, number } from "./colours.js";
+import { Answer } from "../../openai_api/tokens/answer.js";
+import { largest, number } from "../../openai_api/tokens/colours.js";
 import { Draft } from "./draft.js";
 import { events, post } from "./events.js";
 import { readingFields, steeringFields } from "./request.js";

@@ -1,6 +1,6 @@
 // The playground: one prompt, up to four columns, each steered in its own way and drawn with the same seed.
+import { MEASURES, showLegend } from "../../openai_api/tokens/colours.js";
 import { Column } from "./column.js";
-import { MEASURES } from "./colours.js";
 import { FeatureBox } from "./feature_box.js";
 import { Labels } from "./labels.js";
 import { commonFields } from "./request.js";
@@ -76,10 +76,7 @@ class Playground {
     const measure = MEASURES[this._colourBy.value];
     const most = Math.max(0, ...this._columns.map((column) => column.largest(measure)));
     this._columns.forEach((column) => column.paint(measure, most));
-    const legend = this._root.querySelector(".legend");
-    legend.hidden = measure === MEASURES.none;
-    legend.querySelector(".legend-words").textContent = measure.words;
-    legend.querySelector(".legend-most").textContent = most.toFixed(2);
+    showLegend(this._root.querySelector(".legend"), measure, most);
   }
 
   buttons() {

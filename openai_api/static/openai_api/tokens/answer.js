@@ -41,6 +41,7 @@ export class Answer {
     span.className = "token";
     span.textContent = token.text;
     span.setAttribute("role", "option");
+    if (!token.text.trim()) span.setAttribute("aria-label", JSON.stringify(token.text)); // blanks are no name
     span.setAttribute("aria-selected", "false");
     span.tabIndex = place === 0 ? 0 : -1;
     span.dataset.place = place;
@@ -59,6 +60,7 @@ export class Answer {
     const facts = [["Token", JSON.stringify(token.text)], ["Log-probability", number(token.logprob)]];
     if (token.kl !== null) facts.push(["KL against unsteered", `${number(token.kl)} nats`]);
     if (token.value !== null) facts.push(["The chosen feature", number(token.value)]);
+    facts.push(...(token.notes ?? []));
     const list = document.createElement("dl");
     for (const [name, value] of facts) list.append(cell("dt", name), cell("dd", value));
     const top = token.top.map(([text, logprob]) => `${JSON.stringify(text)} ${(100 * Math.exp(logprob)).toFixed(1)} %`);

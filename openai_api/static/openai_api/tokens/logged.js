@@ -1,0 +1,42 @@
+// The tokens of a logged request, coloured by what was kept of them.
+import { Answer } from "./answer.js";
+import { MEASURES, largest, showLegend } from "./colours.js";
+
+const FEATURE = "feature:";
+
+class LoggedTokens {
+  constructor(root) {
+    this._root = root;
+    this._answers = [...root.querySelectorAll("[data-tokens]")].map((part) => this._filled(part));
+    this._choice = root.querySelector("[name=colour_by]");
+    this._choice.addEventListener("change", () => this._paint());
+    this._paint();
+  }
+
+  _filled(part) {
+    const tokens = { list: JSON.parse(part.dataset.tokens) };
+    const answer = new Answer(part, { labelOf: (index) => this._labelOf(index) });
+    answer.begin(tokens);
+    answer.append(tokens.list);
+    return { answer, tokens: tokens.list };
+  }
+
+  _labelOf(index) {
+    this._labels ??= JSON.parse(this._root.dataset.labels);
+    return this._labels[index] ? `#${index} ${this._labels[index]}` : `#${index}`;
+  }
+
+  _paint() {
+    const chosen = this._choice.value;
+    const feature = chosen.startsWith(FEATURE) ? Number(chosen.slice(FEATURE.length)) : null;
+    const measure = MEASURES[feature === null ? chosen : "feature"];
+    const all = this._answers.flatMap(({ tokens }) => tokens);
+    // Among the strongest of a token or not kept: what is not there is not known to be zero.
+    for (const token of all) token.value = token.features?.find((one) => one.index === feature)?.value ?? null;
+    const most = largest(all, measure);
+    for (const { answer } of this._answers) answer.paint(measure, most);
+    showLegend(this._root.querySelector(".legend"), measure, most);
+  }
+}
+
+for (const root of document.querySelectorAll(".logged-tokens")) new LoggedTokens(root);

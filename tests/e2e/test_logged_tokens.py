@@ -1,0 +1,83 @@
+"""A logged request token by token, in a real browser: looked at by pointer and by keyboard, coloured by a feature."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from django.contrib.admin.utils import quote
+from openai import OpenAI
+from playwright.sync_api import Page, expect
+
+from tests.conftest import LiveSite
+from tests.e2e.test_console import AXE, RUN_AXE
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture
+def request_id(client: OpenAI) -> str:
+    response = client.chat.completions.with_raw_response.create(
+        model="demo",
+        messages=[{"role": "user", "content": "Tell me a story."}],
+        max_tokens=12,
+        seed=1,
+        logprobs=True,
+        top_logprobs=3,
+        extra_body={"return_activations": {"top_k": 4, "special_tokens": True}},
+    )
+    return response.headers["x-request-id"]
+
+
+def open_row(page: Page, site: LiveSite, request_id: str) -> None:
+    """The log's thread writes the row soon after the answer."""
+    url = f"{site.url}/admin/openai_api/requestlog/{quote(request_id)}/change/"
+    for _ in range(50):
+        page.goto(url)
+        if page.locator("#token-by-token").count():
+            return
+        page.wait_for_timeout(200)
+    pytest.fail("the row did not come")
+
+
+def test_tokens_of_a_logged_request(page: Page, live_site: LiveSite, request_id: str):
+    complaints: list[str] = []
+
+    def note(message: Any) -> None:
+        if message.type == "error":
+            complaints.append(message.text)
+
+    page.on("console", note)
+    open_row(page, live_site, request_id)
+    prompt, answer = (page.locator(".log-token-view section").nth(place) for place in (0, 1))
+    expect(answer.locator("h4")).to_have_text("Answer, as tokens")
+    expect(answer.locator(".token")).to_have_count(12)
+    expect(prompt.locator(".answer-text")).to_contain_text("Tell me a story")
+
+    answer.locator(".token").nth(2).hover()
+    details = answer.locator(".answer-details")
+    expect(details).to_contain_text("Log-probability")
+    expect(details).to_contain_text("Likeliest here")
+    expect(details).to_contain_text(re.compile(r"Strongest features\s*#\d+", re.DOTALL))
+    shown = details.inner_text()
+    answer.locator(".token").nth(2).focus()
+    page.keyboard.press("ArrowRight")
+    expect(answer.locator(".token").nth(3)).to_be_focused()
+    assert details.inner_text() != shown
+
+    choice = page.get_by_label("Colour tokens by")
+    assert choice.input_value().startswith("feature:")
+    coloured = ".log-token-view .token:not([style*='/ 0%'])"
+    assert page.locator(coloured).count() >= 1
+    expect(page.locator(".log-token-view .legend-words")).to_have_text("Activation of the feature")
+    choice.select_option("logprob")
+    expect(page.locator(".log-token-view .legend-words")).to_contain_text("Surprise")
+    choice.select_option("none")
+    expect(page.locator(".log-token-view .legend")).to_be_hidden()
+
+    assert complaints == []
+    page.evaluate(AXE)
+    assert [(one["id"], node["html"][:200]) for one in page.evaluate(RUN_AXE) for node in one["nodes"]] == []
+    page.set_viewport_size({"width": 390, "height": 844})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
