@@ -8,14 +8,15 @@ from django.contrib import admin
 from django.core.paginator import Paginator
 from django.db.models import QuerySet
 from django.http import HttpRequest
+from django.urls import reverse
 from django.utils.functional import cached_property
-from django.utils.html import format_html_join
+from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from steering.feature_pages import FeaturePages
 from steering.feature_search import IN_ORDER, FeatureQuerySet
 from steering.feature_services import label_feature
-from steering.filters import DensityFilter, LabelledFilter
+from steering.filters import DensityFilter, LabelledFilter, SAEFilter
 from steering.models import Feature
 
 MAX_LISTED = 100_000
@@ -34,9 +35,9 @@ class BoundedPaginator(Paginator[Feature]):
 class FeatureAdmin(FeaturePages, admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
     """Searched by the words of label and description; the autocomplete of profiles comes here too."""
 
-    list_display = ("index", "label_text", "sae", "max_activation_text", "density_text", "tokens")
+    list_display = ("index", "label_text", "sae_name", "max_activation_text", "density_text", "tokens")
     list_display_links = ("index", "label_text")
-    list_filter = (LabelledFilter, DensityFilter, "sae")
+    list_filter = (LabelledFilter, DensityFilter, ("sae", SAEFilter))
     list_select_related = ("sae",)
     list_per_page = 50
     ordering = IN_ORDER
@@ -44,8 +45,8 @@ class FeatureAdmin(FeaturePages, admin.ModelAdmin):  # type: ignore[type-arg]  #
     search_fields = ("label",)
     search_help_text = "Words or their beginnings, “a phrase”, or, -not; or the feature's number. The best come first."
     show_full_result_count = False
-    fields = ("sae", "index", "label", "description", "label_source")
-    readonly_fields = ("sae", "index", "label_source")
+    fields = ("sae_link", "index", "label", "description", "label_source")
+    readonly_fields = ("sae_link", "index", "label_source")
 
     class Media:
         css = {"all": ("steering/admin.css", "steering/feature.css")}
@@ -74,6 +75,15 @@ class FeatureAdmin(FeaturePages, admin.ModelAdmin):  # type: ignore[type-arg]  #
         if "label" in form.changed_data:
             obj.label_source = f"{request.user.get_username()}, in the admin"
         label_feature(feature=obj, user=request.user)  # type: ignore[arg-type]  # staff
+
+    @admin.display(description="SAE", ordering="sae__name")
+    def sae_name(self, feature: Feature) -> str:
+        return str(feature.sae)
+
+    @admin.display(description="SAE")
+    def sae_link(self, feature: Feature) -> SafeString:
+        url = reverse("admin:steering_sae_change", args=[feature.sae_id])
+        return format_html('<a href="{}">{}</a>', url, feature.sae)
 
     @admin.display(description="label", ordering="label")
     def label_text(self, feature: Feature) -> str:

@@ -32,6 +32,14 @@ class DensityFilter(admin.SimpleListFilter):
         return queryset if choice is None else queryset.filter(choice[1])
 
 
+class SAEFilter(admin.RelatedFieldListFilter):
+    """Named as people write it."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.title = "SAE"
+
+
 class LabelledFilter(admin.SimpleListFilter):
     title = "label"
     parameter_name = "labelled"

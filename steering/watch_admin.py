@@ -89,6 +89,14 @@ class WatchEventAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes n
     search_fields = ("rule", "label", "request_id")
     date_hierarchy = "at"
     actions = None
+    fields = (
+        *("at", "rule", "action", "model", "sae_name", "feature", "label", "threshold", "value", "num_tokens"),
+        *("place", "in_prompt", "profile", "logged_request"),
+    )
+
+    @admin.display(description="SAE")
+    def sae_name(self, event: WatchEvent) -> str:
+        return event.sae
 
     @admin.display(description="feature")
     def feature_label(self, event: WatchEvent) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from django.contrib.auth.models import Permission, User
 from django.db import connection
@@ -47,6 +49,17 @@ class TestPage:
         assert NASTY not in html
         assert '<mark class="steering-heat-9" title="2.00">&lt;script&gt;' in html
         assert '<mark class="steering-heat-4" title="1.00">⏎</mark>' in html
+
+    def test_an_sae_is_written_as_people_write_it(self, admin, measured, other_sae):
+        html = page(admin, CHANGE, measured.pk)
+        assert "SAE:" in html
+        assert f'<a href="/admin/steering/sae/{measured.sae_id}/change/">{measured.sae.name}</a>' in html
+        listed = admin.get("/admin/steering/feature/").content.decode()
+        assert "By SAE" in listed
+        narrowed = admin.get("/admin/steering/feature/", {"sae__id__exact": measured.sae_id, "o": "3"})
+        assert narrowed.status_code == 200
+        for text in (html, listed, narrowed.content.decode()):
+            assert not re.search(r"\bSae\b|\bBy sae\b", text)
 
     def test_nothing_is_known(self, admin, sae):
         html = page(admin, CHANGE, sae.features.get(index=30).pk)

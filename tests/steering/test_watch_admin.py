@@ -83,6 +83,10 @@ def test_events_are_shown_with_labels_and_their_request_and_cannot_be_changed(ad
     page = admin_client.get("/admin/steering/watchevent/").content.decode()
     assert feature.label in page
     assert '/admin/openai_api/requestlog/req_1/change/"' in page
+    shown = admin_client.get(f"/admin/steering/watchevent/{event.pk}/change/").content.decode()
+    assert "SAE:" in shown
+    assert "Sae:" not in shown
+    assert '/admin/openai_api/requestlog/req_1/change/"' in shown
     assert admin_client.get("/admin/steering/watchevent/add/").status_code == 403
     assert admin_client.post(f"/admin/steering/watchevent/{event.pk}/delete/", {"post": "yes"}).status_code == 403
     admin_client.post(f"/admin/steering/watchevent/{event.pk}/change/", {"value": 1})
