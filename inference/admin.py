@@ -70,7 +70,11 @@ class LanguageModelAdmin(ModelPages, admin.ModelAdmin):  # type: ignore[type-arg
     @admin.display(description="state", ordering="state")
     def standing(self, model: LanguageModel) -> SafeString:
         return format_html(
-            '<div data-model-live="{}" data-live-url="{}">{}</div>', model.pk, LIVE_URL, live_html(model)
+            '<div data-model-live="{}" data-live-topic="model:{}" data-live-url="{}">{}</div>',
+            model.pk,
+            model.pk,
+            LIVE_URL,
+            live_html(model),
         )
 
     @admin.display(description="memory", ordering="memory_bytes")

@@ -56,6 +56,8 @@ def pretty_json(value: Any) -> SafeString:
 
 
 def _live(job: Job, part: str, content: SafeString) -> SafeString:
-    """Content that live.js replaces for as long as the job has not ended."""
-    is_live = "" if job.has_ended else "1"
-    return format_html('<span id="job-{}-{}" data-job-live="{}">{}</span>', job.pk, part, is_live, content)
+    """Content that live.js replaces for as long as the job has not ended: when told of ``job:<id>``, or by itself."""
+    html = '<span id="job-{}-{}" data-job-live="{}" data-live-topic="job:{}">{}</span>'
+    if job.has_ended:
+        return format_html('<span id="job-{}-{}" data-job-live="">{}</span>', job.pk, part, content)
+    return format_html(html, job.pk, part, "1", job.pk, content)

@@ -1,12 +1,17 @@
-"""``models``: the state of each model, and what it has to do."""
+"""``models``: the state of each model, and what it has to do; ``model:<number>``: how one stands, in words."""
 
 from __future__ import annotations
+
+from dataclasses import asdict
 
 from django.contrib.auth.models import User
 
 from console.live.topic import Reading, Topic, register_topic
 from inference.client import EngineError, get_client
+from inference.model_standing import model_standing
 from inference.models import LanguageModel
+
+MAX_DIGITS = 18
 
 
 def read_models(user: User, rest: str) -> Reading:
@@ -27,4 +32,11 @@ def read_models(user: User, rest: str) -> Reading:
     return found
 
 
+def read_model(user: User, rest: str) -> Reading | None:
+    is_number = rest.isascii() and rest.isdigit() and len(rest) <= MAX_DIGITS
+    row = LanguageModel.objects.filter(pk=int(rest)).first() if is_number else None
+    return None if row is None else {**asdict(model_standing(row)), "memory_bytes": row.memory_bytes}
+
+
 MODELS = register_topic(Topic("models", read_models, ("inference.view_languagemodel",)))
+MODEL = register_topic(Topic("model", read_model, ("inference.view_languagemodel",)))

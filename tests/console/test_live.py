@@ -15,6 +15,7 @@ from django.test import Client
 
 from console.live.connection import BAD_MESSAGE, FAILED, LIVE_PATH, LOGGED_OUT, MAX_TOPICS, TOO_SLOW, LiveConnection
 from console.live.topic import TOPICS, Topic, Topics
+from inference.models import LanguageModel
 from jobs.models import Job
 from millm_site.asgi_handler import SiteHandler
 from tests.console.test_pages import client_of, staff
@@ -213,6 +214,31 @@ async def test_jobs_are_told_to_their_owners_and_to_who_manages_all(browser: Cli
     async with connected(boss) as line:
         await line.send_json_to({"subscribe": "jobs"})
         assert (await hear(line))["data"] == {"open": 2}
+
+
+@pytest.mark.parametrize("rest", ["", "x", "-1", "1.0", "٣", "9" * 30, "0", "1 or 1=1"])
+async def test_a_model_that_is_not_there_is_nothing(rest: str):
+    looker = await asyncio.to_thread(lambda: client_of(staff("view_languagemodel")))
+    async with connected(looker) as line:
+        await line.send_json_to({"subscribe": f"model:{rest}"})
+        assert (await hear(line))["data"] is None
+
+
+async def test_how_a_model_stands_is_told_when_it_changes_and_to_who_may_see_models(browser: Client):
+    model = await LanguageModel.objects.acreate(name="tiny", source="/nowhere")
+    looker = await asyncio.to_thread(lambda: client_of(staff("view_languagemodel")))
+    topic = f"model:{model.pk}"
+    async with connected(looker) as line:
+        await line.send_json_to({"subscribe": topic})
+        data = (await hear(line))["data"]
+        assert (data["state"], data["is_moving"]) == ("unloaded", False)
+        await line.send_json_to({"ack": topic})
+        await LanguageModel.objects.filter(pk=model.pk).aupdate(state="failed", error="<b>no file</b>")
+        data = (await hear(line))["data"]
+        assert (data["state"], data["error"]) == ("failed", "<b>no file</b>")
+    async with connected(browser) as line:
+        await line.send_json_to({"subscribe": topic})
+        assert (await hear(line))["data"] is None
 
 
 async def test_a_failure_of_a_topic_ends_the_connection_and_is_logged(

@@ -42,6 +42,25 @@ def test_a_model_is_unloaded_loaded_and_tried(page: Page, live_site: LiveSite):
     expect(page.locator("#trail tbody tr").first).to_contain_text(live_site.admin_user)
 
 
+@pytest.mark.parametrize("is_connected", [True, False])
+def test_a_page_says_by_itself_how_its_model_stands(page: Page, live_site: LiveSite, is_connected: bool):
+    """Told over the page's connection, or asking by itself where there is none."""
+    said: list[str] = []
+    page.on("websocket", lambda socket: socket.on("framereceived", lambda frame: said.append(str(frame))))
+    if not is_connected:
+        page.route_web_socket(re.compile("/admin/live/"), lambda socket: socket.close())
+    open_model(page, live_site)
+    expect(page.locator("#live-line")).to_be_visible(visible=not is_connected)
+    act = "unload" if page.locator(".model-badge").inner_text() == "loaded" else "load"
+    pk = re.search(r"/(\d+)/change/", page.url)
+    assert pk is not None
+    token = page.locator("[name=csrfmiddlewaretoken]").first.input_value()
+    answer = page.request.post(f"{live_site.url}/api/models/{pk[1]}/{act}", headers={"X-CSRFToken": token}, data={})
+    assert answer.ok, answer.text()
+    expect(page.locator(".model-badge")).to_have_text(f"{act}ed", timeout=120_000)
+    assert any(f'"model:{pk[1]}"' in text for text in said) == is_connected
+
+
 def test_a_source_is_previewed_before_it_is_registered(page: Page, live_site: LiveSite):
     page.goto(f"{live_site.url}{MODELS}preview/")
     page.fill("[name=source]", "steering/demo/artifacts/model")

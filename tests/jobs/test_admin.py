@@ -60,7 +60,7 @@ def test_the_page_shows_how_far_it_is_and_what_it_said(admin: Client, kind: str)
     assert "at 0.5" in text
     assert "The first line." in text
     assert "&quot;strengths&quot;" in text
-    assert 'data-job-live="1"' in text
+    assert f'data-job-live="1" data-live-topic="job:{job.pk}"' in text
     assert "/static/jobs/live.js" in text
     assert re.findall(r"<script(?![^>]*\ssrc=)[^>]*>", text) == [], "an inline script"
 
@@ -70,6 +70,7 @@ def test_an_ended_job_is_not_asked_for_again(admin: Client, kind: str) -> None:
     Job.objects.update(state="failed", error="The model is gone.")
     for text in (admin.get(page(job)).content.decode(), admin.get(LIST).content.decode()):
         assert 'data-job-live="1"' not in text
+        assert "data-live-topic" not in text
     assert "The model is gone." in admin.get(page(job)).content.decode()
 
 

@@ -16,6 +16,13 @@ if (engine) {
 const jobs = document.querySelector("[data-live=jobs]");
 if (jobs) follow("jobs", (data) => (jobs.textContent = data?.open || ""));
 
+// Scripts of the apps below do not know the connection. What they keep up to date names its topic, and they hear of it.
+const MOST_TOPICS = 12; // the server takes 16 of one page; those beyond are looked after by their scripts
+const named = [...document.querySelectorAll("[data-live-topic]")].map((part) => part.dataset.liveTopic);
+for (const topic of [...new Set(named)].slice(0, MOST_TOPICS)) {
+  follow(topic, (data) => document.dispatchEvent(new CustomEvent("live:told", { detail: { topic, data } })));
+}
+
 // A menu closes with Escape and with a click beside it.
 const menu = document.querySelector(".user-menu");
 if (menu) {

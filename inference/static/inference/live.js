@@ -1,6 +1,11 @@
-// Keeps what a page says about its models up to date: often while one moves, seldom otherwise.
+// Keeps what a page says about its models up to date: when the page's connection tells of a change, and without a
+// connection often while a model moves, seldom otherwise.
 const MOVING_MS = 1000;
 const RESTING_MS = 10000;
+const told = new Set(); // topics that the connection follows
+let timer = 0;
+let isAsking = false;
+let isStale = false; // told of something newer than what is being fetched
 
 const parts = () => [...document.querySelectorAll("[data-model-live]")];
 const isMoving = () => parts().some((part) => part.querySelector("progress"));
@@ -24,7 +29,15 @@ const refresh = async () => {
   }
 };
 
+const isConnected = () =>
+  !document.documentElement.classList.contains("is-disconnected") &&
+  parts().every((part) => told.has(part.dataset.liveTopic));
+
 const watch = async () => {
+  timer = 0;
+  if (isAsking) return;
+  isAsking = true;
+  isStale = false;
   if (!document.hidden) {
     try {
       await refresh();
@@ -33,7 +46,21 @@ const watch = async () => {
       sayLost(true);
     }
   }
-  window.setTimeout(watch, isMoving() ? MOVING_MS : RESTING_MS);
+  isAsking = false;
+  again(isStale ? 0 : isMoving() && !isConnected() ? MOVING_MS : RESTING_MS);
 };
 
-if (parts().length) window.setTimeout(watch, MOVING_MS);
+const again = (inMs) => {
+  window.clearTimeout(timer);
+  timer = window.setTimeout(watch, inMs);
+};
+
+if (parts().length) {
+  document.addEventListener("live:told", (event) => {
+    if (!event.detail.topic.startsWith("model:")) return;
+    told.add(event.detail.topic);
+    isStale = true;
+    if (!isAsking) again(0);
+  });
+  again(MOVING_MS);
+}
