@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 from django.contrib import admin
 from django.contrib.auth.models import User
 from django.forms.widgets import Script
 from django.http import HttpRequest, HttpResponse
-from django.template.response import TemplateResponse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
@@ -80,11 +79,12 @@ class RequestLogAdmin(ExportPages, ReplayPages, SearchPages, ReadOnlyAdmin):
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
         response = super().change_view(request, object_id, form_url, extra_context)
-        row = getattr(response, "context_data", {}).get("original") if response.status_code == 200 else None
+        context = getattr(response, "context_data", None) or {}
+        row = context.get("original") if response.status_code == 200 else None
         if isinstance(row, RequestLog) and (row.prompt or row.completion or has_tokens(row)):
             assert isinstance(request.user, User)
             record_access(act=LogAccess.Act.READ, user=request.user, request_id=row.pk)
-            cast("TemplateResponse", response).context_data["tokens"] = tokens_html(row, request.user)
+            context["tokens"] = tokens_html(row, request.user)
         return response
 
     @admin.display(description="id")

@@ -27,6 +27,7 @@ from tests.openai_api.test_activations import FakeEncoder, FakeFeatures, feature
 TOP = Read(site=Site(2), probe=TopFeatures(FakeEncoder(), 3))  # type: ignore[arg-type]
 CHOSEN = Read(site=Site(2), probe=FeatureValues(FakeEncoder(), (7, 3)))  # type: ignore[arg-type]
 PROMPT = (1, 2)
+TEXT: Any = FakeText()
 
 
 def asked(number: int = 0, *, logprobs: int | None = None, reads: tuple[Read, ...] = ()) -> GenerationRequest:
@@ -36,13 +37,7 @@ def asked(number: int = 0, *, logprobs: int | None = None, reads: tuple[Read, ..
 
 def record_of(*requests: GenerationRequest, num_own: int = 1, **options: Any) -> TokenRecord:
     reads = {request.index: request.reads[:num_own] for request in requests}
-    record = TokenRecord.of(
-        requests,
-        reads.__getitem__,
-        text=FakeText(),
-        sae="org/sae",
-        **options,  # type: ignore[arg-type]
-    )
+    record = TokenRecord.of(requests, reads.__getitem__, text=TEXT, sae="org/sae", **options)
     assert record is not None
     return record
 
@@ -63,11 +58,11 @@ def answer(record: TokenRecord, index: int = 0) -> dict[str, Any]:
 
 
 def test_nothing_is_recorded_where_nothing_was_asked_for():
-    assert TokenRecord.of([asked()], lambda number: (), text=FakeText(), sae="") is None  # type: ignore[arg-type]
+    assert TokenRecord.of([asked()], lambda number: (), text=TEXT, sae="") is None
 
 
 def test_what_a_watch_rule_reads_is_not_the_request_s():
-    assert TokenRecord.of([asked(reads=(TOP,))], lambda number: (), text=FakeText(), sae="") is None  # type: ignore[arg-type]
+    assert TokenRecord.of([asked(reads=(TOP,))], lambda number: (), text=TEXT, sae="") is None
     record = record_of(asked(logprobs=0, reads=(TOP,)), num_own=0)
     record.note(read(0, 5.0))
     record.note(wrote(b"a", TokenLogprob(97, -1.0)))
