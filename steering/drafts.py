@@ -15,10 +15,19 @@ from steering.spec.rendering import edit_to_json
 from steering.spec.units import Scales
 
 
+def draft_rows(profile: SteeringProfile) -> list[FeatureEdit]:
+    """With all that their edits need."""
+    return list(profile.edits.select_related("feature__sae", "gate_feature__sae", "plain_vector__vector_set"))
+
+
 def draft_edits(profile: SteeringProfile) -> tuple[EditSpec, ...]:
     """The draft's edits, checked as if they had come from outside; InvalidSpecError names what is wrong."""
-    rows = profile.edits.select_related("feature__sae", "gate_feature__sae", "plain_vector__vector_set")
-    norms = mean_norms(profile.model_id)
+    return edits_of(profile.model_id, draft_rows(profile))
+
+
+def edits_of(model_id: int, rows: Iterable[FeatureEdit]) -> tuple[EditSpec, ...]:
+    """What the rows of one draft come to, saved or not; InvalidSpecError names what is wrong."""
+    norms = mean_norms(model_id)
     return parse_edits([_row_to_json(row, norms) for row in rows])
 
 

@@ -16,17 +16,16 @@ from inference.models import LanguageModel
 from inference.services import absolute_source
 from inference.sources import SourceError
 from steering import reviews
+from steering.draft_checks import usable_edits
 from steering.draft_trail import draft_words, record_draft
-from steering.drafts import draft_edits, rows_of
+from steering.drafts import draft_rows, rows_of
 from steering.errors import (
     InUseError,
     InvalidProfileError,
     NothingToPublishError,
     SAEUnavailableError,
-    SteeringError,
 )
 from steering.labels import FeatureLabel
-from steering.model_shape import ModelShape, read_model_shape
 from steering.models import (
     SAE,
     Feature,
@@ -43,11 +42,10 @@ from steering.published import published_profiles
 from steering.registration import PreparedSAE, SAEHealth, SAELocation, inspect_sae, prepare_sae
 from steering.sae_source import installed_place
 from steering.saes.errors import InvalidSAEError
-from steering.spec.edit import EditSpec, FeatureTarget, SAEIdentity, VectorTarget
-from steering.spec.errors import InvalidSpecError, Problem
+from steering.spec.edit import EditSpec, SAEIdentity
+from steering.spec.errors import InvalidSpecError
 from steering.spec.parsing import parse_edits
 from steering.spec.rendering import edits_to_json, fingerprint
-from steering.spec.units import MAX_PUSH
 
 _BATCH = 2000
 
@@ -209,7 +207,7 @@ def publish_profile(
     if reviews.is_needed() if needs_review is None else needs_review:
         approval = reviews.check_reviewed(profile=profile, edits=edits)
         ProfileReview.objects.filter(pk=approval.pk).update(state=ProfileReview.State.PUBLISHED)
-    saes = _needed_saes(profile, edits)
+    saes = needed_saes(profile, edits)
     latest = profile.latest_version
     version = ProfileVersion(
         profile=profile,
@@ -230,75 +228,14 @@ def publish_profile(
 
 def publishable_edits(profile: SteeringProfile) -> tuple[EditSpec, ...]:
     """The draft's edits, if they may be published; InvalidProfileError otherwise. SAE files are not looked at."""
-    try:
-        edits = draft_edits(profile)
-    except InvalidSpecError as error:
-        raise InvalidProfileError.from_spec(error) from error
-    if not edits:
-        raise InvalidProfileError(f"The draft of {profile} has no edits; add at least one.")
-    _check_reading(profile)
-    _check_places(profile, edits)
-    problems = [problem for number, edit in enumerate(edits) if (problem := _check_push(edit, f"edits[{number}]"))]
-    if problems:
-        raise InvalidProfileError.from_spec(InvalidSpecError(problems))
+    edits = usable_edits(profile, draft_rows(profile))
     latest = profile.latest_version
     if latest is not None and latest.edits == edits_to_json(edits):
         raise NothingToPublishError(f"The draft is the same as {latest}; there is nothing to publish.")
     return edits
 
 
-def _check_reading(profile: SteeringProfile) -> None:
-    """InvalidProfileError for an edit that has to read a transcoder's features where they are only written."""
-    operation = FeatureEdit.Operation
-    reading = (operation.SCALE, operation.CLAMP, operation.ABLATE, operation.AT_LEAST, operation.AT_MOST)
-    gated = profile.edits.filter(gate_feature__sae__architecture__endswith="transcoder")
-    if (edit := gated.select_related("gate_feature__sae").first()) is not None:
-        raise InvalidProfileError(
-            f"{edit.gate_feature} is a transcoder's: it is read at the MLP's input, so a gate at its output cannot."
-        )
-    uses = Q(operation__in=reading) | Q(only_if_active=True)
-    edits = profile.edits.filter(uses, feature__sae__architecture__endswith="transcoder")
-    edit = edits.select_related("feature__sae").first()
-    if edit is not None and edit.feature is not None:
-        what = edit.operation if edit.operation in reading else "only_if_active"
-        raise InvalidProfileError(
-            f"{edit.feature} is a transcoder's: it is read at the MLP's input, so {what} is not possible at its output;"
-            " use add."
-        )
-
-
-def _check_places(profile: SteeringProfile, edits: Sequence[EditSpec]) -> None:
-    """InvalidProfileError where a vector or a site is none of the model's. SAEs were compared when they were added."""
-    places = [(number, edit) for number, edit in enumerate(edits) if not isinstance(edit.target, FeatureTarget)]
-    if not places:
-        return
-    try:
-        shape = read_model_shape(profile.model)
-    except (SourceError, SteeringError) as error:
-        raise InvalidProfileError(f"Whether the draft's vectors fit the model is not known: {error}") from error
-    problems = [problem for number, edit in places if (problem := _misfit(edit, shape, f"edits[{number}]"))]
-    if problems:
-        raise InvalidProfileError.from_spec(InvalidSpecError(problems))
-
-
-def _misfit(edit: EditSpec, shape: ModelShape, path: str) -> Problem | None:
-    site = edit.target.site
-    if site.layer >= shape.num_layers:
-        return Problem(path, f"The model has layers 0 to {shape.num_layers - 1}, not {site.layer}.")
-    if isinstance(edit.target, VectorTarget) and shape.width(site) != len(edit.target.values):
-        return Problem(path, f"{site} is {shape.width(site)} wide in this model, the vector {len(edit.target.values)}.")
-    return None
-
-
-def _check_push(edit: EditSpec, path: str) -> Problem | None:
-    push = edit.push
-    if push is None or push <= MAX_PUSH:
-        return None
-    message = f"The edit would push the residual by {push:.3g} times its norm; at most {MAX_PUSH:g} is allowed."
-    return Problem(f"{path}.strength", message)
-
-
-def _needed_saes(profile: SteeringProfile, edits: Sequence[EditSpec]) -> list[SAE]:
+def needed_saes(profile: SteeringProfile, edits: Sequence[EditSpec]) -> list[SAE]:
     """The SAEs of the edits, each of the profile's model and with its files in place."""
     targets = {sae for edit in edits for sae in edit.saes}
     return [_usable_sae(profile, target) for target in sorted(targets, key=lambda target: (target.site, target.name))]
