@@ -1,19 +1,23 @@
 // One column: what steers it, its answer, and what can be done with both.
 import { Answer } from "../../openai_api/tokens/answer.js";
-import { largest, number } from "../../openai_api/tokens/colours.js";
+import { largest } from "../../openai_api/tokens/colours.js";
 import { Draft } from "./draft.js";
-import { events, post } from "./events.js";
+import { post } from "./events.js";
 import { readingFields, steeringFields } from "./request.js";
+import { Run } from "./run.js";
 import { asCurl, asPython } from "./snippets.js";
-import { Tokens } from "./tokens.js";
 
 export class Column {
   constructor(root, page) {
     this.root = root;
     this._page = page;
-    this._abort = null;
     this._ran = null; // the request that the answer is of
     this._answer = new Answer(root, { labelOf: (index) => page.labels.of(this._ran?.sae, index) });
+    this._run = new Run(root, {
+      answer: this._answer,
+      logUrl: page.seesLog ? page.choices.urls.log : null,
+      changed: () => this._buttons(),
+    });
     this._draft = new Draft(root.querySelector(".draft"), {
       choices: page.choices,
       model: page.model,
@@ -32,7 +36,7 @@ export class Column {
 
   get _choice() { return this.root.querySelector("[name=steering]"); }
   get _slider() { return this.root.querySelector("[name=intensity]"); }
-  get isRunning() { return this._abort !== null; }
+  get isRunning() { return this._run.isRunning; }
   get tokens() { return this._answer.tokens?.list ?? []; }
   get _steering() {
     return steeringFields({ choice: this._choice.value, edits: this._draft.edits, intensity: Number(this._slider.value) });
@@ -62,29 +66,15 @@ export class Column {
     this.stop();
     const request = this._page.request();
     if (!request) return;
-    const abort = (this._abort = new AbortController());
     this._ran = { ...request, steering: this._steering, sae: this._page.sae() };
-    const tokens = new Tokens();
-    this._answer.begin(tokens);
-    this._say("Asking; a model that is not loaded is loaded first.", "loading");
-    this._buttons();
-    try {
-      await this._stream(tokens, abort.signal);
-      if (this._abort === abort) this._abort = null;
-      await this.inspect();
-    } catch (error) {
-      if (this._abort !== abort && this._abort !== null) return; // a newer run says its own
-      this._say(abort.signal.aborted ? "Stopped." : error.message, abort.signal.aborted ? "" : "failed");
-    } finally {
-      if (this._abort === abort) this._abort = null;
-      this._buttons();
-    }
+    const { kind, body, sae, steering } = this._ran;
+    this.root.querySelector(".answer-kl").textContent = "";
+    const fields = { ...body, ...steering, ...readingFields(kind, sae) };
+    if (await this._run.start(this._page.choices.urls[kind], fields)) await this.inspect();
   }
 
   stop() {
-    this._abort?.abort();
-    this._abort = null;
-    this._buttons();
+    this._run.stop();
   }
 
   // What steering did to each token, and the chosen feature at each: the server computes the answer's tokens again.
@@ -100,13 +90,7 @@ export class Column {
     try {
       const found = await (await post(this._page.choices.urls.inspect, fields)).json();
       if (tokens !== this._answer.tokens) return; // run again meanwhile
-      ids.forEach((_, place) => {
-        tokens.list[place].kl = found.kl?.[place] ?? null;
-        tokens.list[place].value = found.values?.[place] ?? null;
-      });
-      this.root.querySelector(".answer-kl").textContent = found.kl
-        ? `KL against unsteered: ${number(found.kl.reduce((sum, one) => sum + one, 0) / found.kl.length)} nats a token.`
-        : "";
+      this.root.querySelector(".answer-kl").textContent = tokens.compare(found);
     } catch (error) {
       this.root.querySelector(".answer-kl").textContent = `Its tokens could not be compared: ${error.message}`;
     }
@@ -122,37 +106,6 @@ export class Column {
     return largest(this.tokens, measure);
   }
 
-  async _stream(tokens, signal) {
-    const { kind, body, sae, steering } = this._ran;
-    const fields = { ...body, ...steering, ...readingFields(kind, sae) };
-    this.root.querySelector(".answer-kl").textContent = "";
-    const answer = await post(this._page.choices.urls[kind], fields, signal);
-    let reason = "";
-    let receipt = null;
-    for await (const chunk of events(answer.body)) {
-      const fresh = tokens.take(chunk);
-      if (tokens !== this._answer.tokens) return;
-      this._answer.append(fresh);
-      reason = chunk.choices?.[0]?.finish_reason ?? reason;
-      if (chunk.millm?.steering) receipt = chunk.millm;
-    }
-    this._end(tokens, reason, receipt, answer.headers.get("x-request-id"));
-  }
-
-  _end(tokens, reason, receipt, id) {
-    const words = [`${tokens.list.length} tokens, ended by ${reason || "nothing"}.`];
-    if (receipt) {
-      const { expected, applied } = receipt.steering;
-      words.push(`${receipt.profile ?? "Policies"} acted ${applied} of ${expected} times.`);
-    }
-    this._say(words.join(" "));
-    if (!this._page.seesLog || !id) return;
-    const link = document.createElement("a");
-    link.href = `${this._page.choices.urls.log}${encodeURIComponent(id)}/change/`;
-    link.textContent = "Its log row";
-    this.root.querySelector(".column-state").append(" ", link);
-  }
-
   async _copy(write) {
     const request = this._page.request();
     if (!request) return;
@@ -163,9 +116,9 @@ export class Column {
     area.select();
     try {
       await navigator.clipboard.writeText(area.value);
-      this._say("Copied.");
+      this._run.say("Copied.");
     } catch {
-      this._say("The browser does not let pages copy here: the text is below, selected.");
+      this._run.say("The browser does not let pages copy here: the text is below, selected.");
     }
   }
 
@@ -178,13 +131,6 @@ export class Column {
 
   _showIntensity() {
     this.root.querySelector(".intensity output").value = `${Number(this._slider.value).toFixed(2)} ×`;
-  }
-
-  _say(text, state = "") {
-    const line = this.root.querySelector(".column-state");
-    line.textContent = text;
-    line.className = `column-state ${state ? `state state-${state}` : "quiet"}`;
-    line.setAttribute("aria-busy", String(state === "loading"));
   }
 
   _buttons() {

@@ -27,19 +27,21 @@ export function refusal(body, status = 0) {
   }
   const failure = new Error(error.message);
   failure.code = error.code;
+  failure.problems = body.problems ?? [];
   return failure;
 }
 
-// Posts JSON under the session. Throws what was refused, and what a lost connection means.
+// Posts fields as JSON, or a form as it is, under the session. Throws what was refused, and what a lost connection means.
 export async function post(url, fields, signal) {
-  const token = document.querySelector("#playground [name=csrfmiddlewaretoken]").value;
+  const token = document.querySelector("[name=csrfmiddlewaretoken]").value;
+  const isForm = fields instanceof FormData;
   let answer;
   try {
     answer = await fetch(url, {
       method: "POST",
       credentials: "same-origin",
-      headers: { "Content-Type": "application/json", "X-CSRFToken": token },
-      body: JSON.stringify(fields),
+      headers: { "X-CSRFToken": token, ...(isForm ? {} : { "Content-Type": "application/json" }) },
+      body: isForm ? fields : JSON.stringify(fields),
       signal,
     });
   } catch (error) {

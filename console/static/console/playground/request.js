@@ -9,7 +9,7 @@ export function commonFields(form) {
   }
   const prompt = form.get("prompt");
   if (form.get("kind") === "completion") return { ...fields, prompt };
-  const system = form.get("system");
+  const system = form.get("system") ?? "";
   const messages = system.trim() ? [{ role: "system", content: system }] : [];
   return { ...fields, messages: [...messages, { role: "user", content: prompt }] };
 }

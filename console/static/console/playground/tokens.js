@@ -1,4 +1,5 @@
 // The tokens of one answer, out of its chunks: text, log-probabilities, and features that were read at them.
+import { number } from "../../openai_api/tokens/colours.js";
 
 export class Tokens {
   constructor() {
@@ -27,6 +28,16 @@ export class Tokens {
       known.push(token.id);
     }
     return known;
+  }
+
+  // Takes what was found when the answer was computed again; returns it in words.
+  compare({ kl, values }) {
+    this.ids.forEach((_, place) => {
+      this.list[place].kl = kl?.[place] ?? null;
+      this.list[place].value = values?.[place] ?? null;
+    });
+    if (!kl) return "";
+    return `KL against unsteered: ${number(kl.reduce((sum, one) => sum + one, 0) / kl.length)} nats a token.`;
   }
 
   _chat(content) {

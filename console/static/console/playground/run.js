@@ -1,0 +1,78 @@
+// An answer under way: asked, streamed into its place, stopped, and told how it ended.
+import { events, post } from "./events.js";
+import { Tokens } from "./tokens.js";
+
+export class Run {
+  // `logUrl`: where rows of the log are, or null for who may not see them. `changed`: it began or ended.
+  constructor(root, { answer, logUrl, changed }) {
+    this._line = root.querySelector(".column-state");
+    this._answer = answer;
+    this._logUrl = logUrl;
+    this._changed = changed;
+    this._abort = null;
+  }
+
+  get isRunning() { return this._abort !== null; }
+
+  // Whether it came to its end; what failed is said, and given to `failed`. A run before it is given up.
+  async start(url, body, failed = () => {}) {
+    this.stop();
+    const abort = (this._abort = new AbortController());
+    const tokens = new Tokens();
+    this._answer.begin(tokens);
+    this.say("Asking; a model that is not loaded is loaded first.", "loading");
+    this._changed();
+    try {
+      await this._stream(url, body, tokens, abort.signal);
+      return this._abort === abort;
+    } catch (error) {
+      if (this._abort !== abort && this._abort !== null) return false; // a newer run says its own
+      this.say(abort.signal.aborted ? "Stopped." : error.message, abort.signal.aborted ? "" : "failed");
+      if (!abort.signal.aborted) failed(error);
+      return false;
+    } finally {
+      if (this._abort === abort) this._abort = null;
+      this._changed();
+    }
+  }
+
+  stop() {
+    this._abort?.abort();
+    this._abort = null;
+    this._changed();
+  }
+
+  say(text, state = "") {
+    this._line.textContent = text;
+    this._line.className = `column-state ${state ? `state state-${state}` : "quiet"}`;
+    this._line.setAttribute("aria-busy", String(state === "loading"));
+  }
+
+  async _stream(url, body, tokens, signal) {
+    const answer = await post(url, body, signal);
+    let reason = "";
+    let receipt = null;
+    for await (const chunk of events(answer.body)) {
+      const fresh = tokens.take(chunk);
+      if (tokens !== this._answer.tokens) return;
+      this._answer.append(fresh);
+      reason = chunk.choices?.[0]?.finish_reason ?? reason;
+      if (chunk.millm?.steering) receipt = chunk.millm;
+    }
+    this._end(tokens, reason, receipt, answer.headers.get("x-request-id"));
+  }
+
+  _end(tokens, reason, receipt, id) {
+    const words = [`${tokens.list.length} tokens, ended by ${reason || "nothing"}.`];
+    if (receipt) {
+      const { expected, applied } = receipt.steering;
+      words.push(`${receipt.profile ?? "Policies"} acted ${applied} of ${expected} times.`);
+    }
+    this.say(words.join(" "));
+    if (!this._logUrl || !id) return;
+    const link = document.createElement("a");
+    link.href = `${this._logUrl}${encodeURIComponent(id)}/change/`;
+    link.textContent = "Its log row";
+    this._line.append(" ", link);
+  }
+}
