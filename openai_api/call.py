@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote as percent_encode
 
 from django.conf import settings
@@ -27,6 +27,9 @@ from openai_api.request_id import CLIENT_HEADER, request_id
 from openai_api.request_metrics import note_request
 from openai_api.schemas.base import RequestSchema
 
+if TYPE_CHECKING:
+    from steering.draft_form import UnsavedDraft
+
 logger = logging.getLogger(__name__)
 S = TypeVar("S", bound=RequestSchema)
 
@@ -45,6 +48,7 @@ class Call:
         self.is_background = is_background
         self.id = request_id(request.headers.get(CLIENT_HEADER))
         self.key: KeyRecord | None = None
+        self.draft: UnsavedDraft | None = None  # steers in place of what the request says, from the server's own form
         self.entry = LogEntry(self.id, timezone.now(), endpoint, client_address(request))
         self.timeout_s: float = getattr(settings, self.timeout_setting)
         self.deadline = asyncio.get_running_loop().time() + self.timeout_s

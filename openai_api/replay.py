@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from jobs.running_job import RunningJob
 
 AT_ONCE = 8
-_NOT_OF_THE_CLIENT = ("ignored", "dropped", TOKENS)
+_NOT_OF_THE_CLIENT = ("draft", "dropped", "ignored", TOKENS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from django.http import HttpRequest
 from django.utils.safestring import SafeString
 
 from steering import services
+from steering.draft_pages import DraftPages
 from steering.draft_trail import draft_words, record_draft
 from steering.evaluation_admin import EvaluationAdmin
 from steering.evaluation_pages import EvaluationPages
@@ -21,7 +22,6 @@ from steering.governance_pages import GovernancePages
 from steering.inlines import FeatureEditInline, VectorEditInline
 from steering.models import ProfileVersion, SteeringProfile
 from steering.policy_admin import GovernedModelAdmin, SteeringPolicyAdmin
-from steering.profile_pages import ProfilePages
 from steering.review_pages import ReviewPages
 from steering.sae_admin import SAEAdmin
 from steering.sharing_admin import SharingAdmin
@@ -44,8 +44,8 @@ __all__ = [
 
 
 @admin.register(SteeringProfile)
-class SteeringProfileAdmin(SharingAdmin, ProfilePages, GovernancePages, ExchangePages, ReviewPages, admin.ModelAdmin):  # type: ignore[type-arg]
-    """The draft with its edits; publishing and duplicating are pages of :class:`ProfilePages`."""
+class SteeringProfileAdmin(SharingAdmin, DraftPages, GovernancePages, ExchangePages, ReviewPages, admin.ModelAdmin):  # type: ignore[type-arg]
+    """The draft with its edits; its other pages are those of the base classes."""
 
     owner_field = "owner"
     see_all = SEE_ALL_PROFILES

@@ -18,6 +18,7 @@ from inference.sources import SourceError
 from steering.composition import followed_by, scaled
 from steering.errors import (
     InlineSteeringError,
+    InvalidProfileError,
     ProfileArchivedError,
     ProfileModelMismatchError,
     ProfileNotFoundError,
@@ -25,7 +26,7 @@ from steering.errors import (
     SteeringError,
 )
 from steering.inline import INLINE, read_inline
-from steering.published import WATCH, PublishedProfiles, PublishedVersion, SAESource, published_profiles
+from steering.published import DRAFT, WATCH, PublishedProfiles, PublishedVersion, SAESource, published_profiles
 from steering.sae_cache import SAECache
 from steering.sae_source import load_source
 from steering.saes.errors import InvalidSAEError
@@ -45,14 +46,18 @@ _MAX_SHOWN = 120
 
 @dataclass(frozen=True, slots=True)
 class SteeringWish:
-    """What a request's own steering is to be: a version, edits of its own (JSON), or nothing; and how much of it."""
+    """What a request's own steering is to be: a version, edits of its own (JSON), or nothing; and how much of it.
+
+    ``draft`` is what this server made of a form that nobody saved.
+    """
 
     reference: str | None = None
     intensity: float = 1.0
     inline: object = None
+    draft: PublishedVersion | None = None
 
     def __bool__(self) -> bool:
-        return self.reference is not None or self.inline is not None
+        return self.reference is not None or self.inline is not None or self.draft is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +78,7 @@ class ResolvedProfile:
 
     @property
     def label(self) -> str:
-        """name@number; :data:`steering.inline.INLINE` for edits of the request; empty where only policies act."""
+        """name@number, or the name of what has no number: edits of the request, a draft, nothing but policies."""
         return f"{self.name}@{self.number}" if self.number else self.name
 
 
@@ -164,6 +169,8 @@ class ProfileResolver:
     async def _own_version(
         self, profiles: PublishedProfiles, pk: int, model: str, wish: SteeringWish
     ) -> PublishedVersion | None:
+        if wish.draft is not None:
+            return wish.draft
         if wish.inline is not None:
             return await asyncio.to_thread(read_inline, pk, model, wish.inline)
         return None if wish.reference is None else find_version(profiles, pk, model, wish.reference)
@@ -219,9 +226,12 @@ def _not_compiled(version: PublishedVersion, error: Exception) -> SteeringError:
     """Edits that a request brought along are the client's fault, a published version's the server's."""
     if version.name == INLINE and isinstance(error, InvalidSpecError):
         return InlineSteeringError.from_spec(error)
+    if version.name.endswith(DRAFT) and isinstance(error, InvalidSpecError):
+        return InvalidProfileError.from_spec(error)
     logger.error("The profile %s could not be compiled.", version.label, exc_info=error)
-    needed = f"the rule {version.label} needs" if version.name.startswith(WATCH) else ""
-    needed = needed or f"the profile {version.label} was published with"
+    needed = f"the profile {version.label} was published with"
+    if not version.number:
+        needed = f"{'the rule ' if version.name.startswith(WATCH) else ''}{version.label} needs"
     return SAEUnavailableError(
         f"The SAE that {needed} is not available on this server; ask its operator to register it again."
     )

@@ -12,6 +12,8 @@ from steering.spec.edit import EditSpec
 from steering.spec.rendering import edits_to_json, fingerprint
 
 WATCH = "watch:"
+DRAFT = "@draft"
+"""Stands where a version's @number would, in the name of a draft that is tried out."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from django.utils.safestring import SafeString
 from openai_api.models import RequestLog
 from openai_api.request_log.visible_text import visible_text
 from steering.models import ProfileVersion, WatchEvent
+from steering.published import DRAFT
 from steering.version_pages import changes_since_previous, edits_table
 
 MAX_EVENTS = 100
@@ -77,6 +78,8 @@ def profile_link(row: RequestLog) -> str | SafeString:
 def version_html(row: RequestLog) -> SafeString | str:
     """What the profile did at that version, and what had changed with it."""
     version = profile_version(row) if row.profile else None
+    if row.profile.endswith(DRAFT):
+        return "A draft that was tried out in its form. Its edits are among the parameters."
     if version is None:
         return "The version is not there any more." if row.profile else "none"
     return format_html(

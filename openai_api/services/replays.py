@@ -8,6 +8,7 @@ from jobs.models import Job
 from jobs.services import enqueue_job
 from openai_api.apps import REPLAY
 from openai_api.models import RequestLog
+from steering.published import DRAFT
 
 AS_LOGGED = ""
 NO_PROFILE = "none"
@@ -21,6 +22,8 @@ class ReplayError(Exception):
 def start_replay(*, row: RequestLog, profile: str = AS_LOGGED, owner: User | None = None) -> Job:
     """Enqueue it; ReplayError where the log does not hold enough of the request. ``profile`` may name another one."""
     check_replayable(row)
+    if profile == AS_LOGGED and row.profile.endswith(DRAFT):
+        raise ReplayError(f"{row.profile} was a draft that nobody kept; name a profile to replay the request with.")
     title = f"Replay {row.pk}" + (f" with {profile}" if profile else "")
     return enqueue_job(kind=REPLAY, params={"request": row.pk, "profile": profile}, owner=owner, title=title)
 

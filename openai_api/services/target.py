@@ -138,7 +138,10 @@ def check_model_allowed(key: KeyRecord | None, record: ModelRecord) -> None:
 
 
 def choose_steering(call: Call, wanted: SteeredSchema, suffix: str | None, record: ModelRecord) -> SteeringWish:
-    """The request's own edits or profile, or a default, and how much of it."""
+    """The request's own edits or profile, or a default, and how much of it; a draft that is tried out goes first."""
+    if call.draft is not None:
+        call.entry.parameters["draft"] = list(call.draft.words)
+        return SteeringWish(draft=call.draft.version)
     reference = choose_profile(call, wanted, suffix, record)
     if wanted.steering is not None:
         check_inline_allowed(call.key)

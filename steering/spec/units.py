@@ -9,6 +9,8 @@ from steering.spec.errors import MissingScaleError
 
 Unit = Literal["raw", "max_act", "resid_norm"]
 
+FELT_PUSH = 0.2
+"""Below this fraction of the residual's norm, little shows."""
 STRONG_PUSH = 0.6
 """Above this fraction of the residual's norm, text tends to fall apart."""
 MAX_PUSH = 10.0

@@ -340,6 +340,8 @@ class FakeSteering:
         if not wish and not self.policies:
             return None
         name, number = ("inline", 0) if wish.inline is not None else _version(wish.reference)
+        if wish.draft is not None:
+            name, number = wish.draft.name, 0
         parts = [*([f"print-{name}"] if name else []), *self.policies]
         intervention = Intervention(" then ".join(parts), self.edits, special_token_ids, self.needed_parts)
         return ResolvedProfile(

@@ -141,6 +141,7 @@ def row(**values: Any) -> RequestLog:
         ({"prompt": ""}, "MILLM_LOG_CONTENT"),
         ({"prompt": "sha256:" + "0" * 64}, "MILLM_LOG_CONTENT"),
         ({"parameters": {"dropped": "texts and parameters"}}, "MILLM_LOG_CONTENT"),
+        ({"profile": "gloomy@draft"}, "a draft that nobody kept"),
     ],
 )
 def test_what_the_log_did_not_keep_is_refused(values: dict[str, Any], said: str) -> None:
@@ -151,7 +152,7 @@ def test_what_the_log_did_not_keep_is_refused(values: dict[str, Any], said: str)
 
 @pytest.mark.django_db
 def test_what_the_row_says_becomes_the_request() -> None:
-    parameters = {"seed": 3, "ignored": ["x"], "steering_intensity": 2.0, "steering": {"features": []}}
+    parameters = {"seed": 3, "ignored": ["x"], "draft": ["x"], "steering_intensity": 2.0, "steering": {"features": []}}
     replay = read_row(row(parameters=parameters, profile="inline"))
     assert replay.body == {"seed": 3, "model": "demo", "messages": MESSAGES}
     assert (replay.wish.reference, replay.wish.intensity, replay.wish.inline) == (None, 2.0, {"features": []})

@@ -1,0 +1,158 @@
+// A slider beside each strength, and what each edit comes to as it stands. The number field is what is saved; the server
+// says what a strength means, once for each choice of feature, operation and unit, and in words after each change.
+import { bandsOf, levelOf, pushAt, shown } from "./strength_scale.js";
+
+const PAUSE_MS = 200;
+const BADGES = { mild: "badge-good", strong: "badge-warn", broken: "badge-bad" };
+
+class StrengthCard {
+  constructor(card, levels) {
+    this._card = card;
+    this._levels = levels;
+    this._number = card.querySelector("input.strength");
+    this._scale = null;
+    this._root = document.getElementById("strength-slider").content.firstElementChild.cloneNode(true);
+    this._slider = this._root.querySelector("input");
+    this._number.closest(".form-row").after(this._root);
+    this._slider.addEventListener("input", () => this._moved("input"));
+    this._slider.addEventListener("change", () => this._moved("change"));
+    this._number.addEventListener("input", () => this._show());
+    this._root.querySelector("button").addEventListener("click", () => this._set(this._calibrated.strength));
+  }
+
+  // What the server says of the card now.
+  take(outcome) {
+    this._scale = outcome.scale;
+    this._calibrated = outcome.calibrated;
+    this._root.hidden = outcome.scale === null;
+    if (outcome.scale) this._stretch();
+    this._say(outcome);
+    this._show();
+  }
+
+  _stretch() {
+    const { low, high, step, points } = this._scale;
+    Object.assign(this._slider, { min: low, max: high, step });
+    const bands = bandsOf(points, this._levels);
+    const place = (strength) => (100 * (strength - low)) / (high - low);
+    const stops = bands.map(({ from, to, level }) => `var(--push-${level}) ${place(from)}% ${place(to)}%`);
+    this._root.querySelector(".strength-bands").style.background = stops.length ? `linear-gradient(to right, ${stops})` : "";
+    const mark = this._root.querySelector(".strength-mark");
+    mark.hidden = !this._calibrated || this._calibrated.strength < low || this._calibrated.strength > high;
+    if (!mark.hidden) mark.style.insetInlineStart = `${place(this._calibrated.strength)}%`;
+    const line = this._root.querySelector(".strength-calibrated");
+    line.hidden = !this._calibrated;
+    if (this._calibrated) line.firstElementChild.textContent = this._calibrated.words;
+  }
+
+  _moved(event) {
+    this._set(Number(this._slider.value), event);
+  }
+
+  _set(strength, event = "change") {
+    this._number.value = shown(strength);
+    this._number.dispatchEvent(new Event("input", { bubbles: true }));
+    if (event === "change") this._number.dispatchEvent(new Event("change", { bubbles: true }));
+  }
+
+  _show() {
+    const strength = this._number.valueAsNumber;
+    const output = this._root.querySelector("output");
+    const badge = this._root.querySelector(".badge");
+    if (!this._scale || Number.isNaN(strength)) {
+      output.value = "";
+      badge.hidden = true;
+      return;
+    }
+    if (document.activeElement !== this._slider) this._slider.value = strength;
+    const push = pushAt(this._scale.points, strength);
+    const level = push === null ? null : levelOf(push, this._levels);
+    const words = level ? this._root.dataset[level] : "";
+    const raw = `raw ${shown(strength * this._scale.raw_per_one)}`;
+    const size = push === null ? "push unknown" : `push ${push.toFixed(2)}`;
+    output.value = `${shown(strength)} ${this._unit()}, ${raw}, ${size}`;
+    badge.hidden = level === null;
+    badge.className = `badge ${BADGES[level] ?? ""}`;
+    badge.textContent = words;
+    this._slider.setAttribute("aria-valuetext", [output.value, words].filter(Boolean).join(": "));
+  }
+
+  _unit() {
+    const unit = this._card.querySelector("select[name$=-unit]");
+    const hidden = unit?.closest(".steering-unused");
+    return !unit || hidden ? "×" : unit.selectedOptions[0].textContent;
+  }
+
+  // The lines below the fields, as they would be if the form were saved.
+  _say({ words, coefficient, push, warning, problem }) {
+    const alone = ":not(:has(.form-multiline))"; // a row of several fields has the classes of all
+    const line = (name) => this._card.querySelector(`:is(.fieldBox.field-${name}, .form-row.field-${name}${alone}) .readonly`);
+    const isWarned = push !== null && push > this._levels.strong;
+    write(line("words"), words || "–");
+    write(line("coefficient"), problem || coefficient || "–", Boolean(problem));
+    write(line("push"), push === null ? (problem ? "–" : "unknown") : `${push.toFixed(2)}${isWarned ? " ⚠" : ""}`, isWarned);
+    const note = this._root.querySelector(".strength-warning");
+    note.hidden = !warning;
+    note.textContent = warning;
+    if (!this._card.classList.contains("steering-changed-card")) return;
+    this._card.classList.replace("steering-changed-card", "steering-live-card");
+  }
+}
+
+function write(line, text, isWarning = false) {
+  if (!line) return;
+  const span = document.createElement("span");
+  span.textContent = text;
+  if (isWarning) span.className = "steering-warning";
+  line.replaceChildren(span);
+}
+
+// All cards of the form; one question to the server for all of them, some time after the last change.
+class Strengths {
+  constructor(form, { url, levels }) {
+    this._form = form;
+    this._url = url;
+    this._levels = levels;
+    this._cards = new Map(); // by their prefix
+    this._timer = 0;
+    this._running = null;
+    // Django's choices tell of themselves through jQuery alone, which hears of everything else too.
+    window.django.jQuery(form).on("input change", () => this._edited());
+    document.addEventListener("formset:added", () => this._edited());
+    document.addEventListener("formset:removed", () => this._edited());
+    this._ask();
+  }
+
+  _edited() {
+    window.clearTimeout(this._timer);
+    this._timer = window.setTimeout(() => this._ask(), PAUSE_MS);
+  }
+
+  async _ask() {
+    this._running?.abort();
+    const running = (this._running = new AbortController());
+    try {
+      const answer = await fetch(this._url, { method: "POST", body: new FormData(this._form), signal: running.signal });
+      if (!answer.ok || answer.redirected) return; // without it the fields still do, and saving says what is wrong
+      const { cards } = await answer.json();
+      for (const outcome of cards) this._card(outcome.prefix)?.take(outcome);
+    } catch (error) {
+      if (error.name !== "AbortError") this._form.querySelectorAll(".strength-slider").forEach((each) => (each.hidden = true));
+    }
+  }
+
+  // Django numbers its cards anew when one is taken away.
+  _card(prefix) {
+    const card = this._form.querySelector(`[name="${CSS.escape(prefix)}-strength"]`)?.closest(".inline-related");
+    if (!card) return null;
+    if (!this._cards.has(card)) this._cards.set(card, new StrengthCard(card, this._levels));
+    return this._cards.get(card);
+  }
+}
+
+const form = document.getElementById("steeringprofile_form");
+const template = document.getElementById("strength-slider");
+if (form && template) {
+  const { outcomes, felt, strong } = template.dataset;
+  new Strengths(form, { url: outcomes, levels: { felt: Number(felt), strong: Number(strong) } });
+}
