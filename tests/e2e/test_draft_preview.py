@@ -198,12 +198,13 @@ def test_axe_has_no_complaint_and_it_fits(form: Page, scheme: str, width: int):
     run(form)
     expect(side(form, "draft").locator(".answer-kl")).to_contain_text("nats a token")
     side(form, "draft").locator(".token").nth(1).focus()
+    # The policy complains of the style with which screenshots hide the caret.
     if folder := os.environ.get("MILLM_SCREENSHOTS"):
-        form.screenshot(path=Path(folder) / f"preview-{width}-{scheme}.png", full_page=True)
+        form.screenshot(path=Path(folder) / f"preview-{width}-{scheme}.png", full_page=True, caret="initial")
     assert form.evaluate("document.documentElement.scrollWidth") <= width
     form.get_by_label("Run again as I edit").check()
     if folder:
-        form.screenshot(path=Path(folder) / f"docked-{width}-{scheme}.png")
+        form.screenshot(path=Path(folder) / f"docked-{width}-{scheme}.png", caret="initial")
     form.evaluate(AXE)
     found = [(one["id"], node["html"][:200]) for one in form.evaluate(RUN_AXE) for node in one["nodes"]]
     assert found == []
