@@ -130,6 +130,6 @@ def _place(problem: Problem, cards: Sequence[DraftCard]) -> FieldProblem:
         return FieldProblem("", "", problem.message)
     card, path = cards[int(match[1])], match[2]
     first = path.partition(".")[0]
-    names = (_FIELDS.get(path), _FIELDS.get(first), first)
+    names = [name for name in (_FIELDS.get(path), _FIELDS.get(first), first) if name is not None]
     field = next((name for name in names if name in card.form.fields), next(iter(card.form.fields)))
     return card.problem(field, problem.message)
