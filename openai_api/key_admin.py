@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import admin, messages
+from django.contrib.admin.widgets import AdminTextareaWidget
 from django.contrib.auth.models import User
+from django.db import models
 from django.db.models import Prefetch, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
@@ -25,6 +27,7 @@ class ApiKeyAdmin(KeyPages, admin.ModelAdmin):  # type: ignore[type-arg]  # it t
     """The plain key is on the page that answers its creation or rotation, and nowhere afterwards."""
 
     form = ApiKeyForm
+    formfield_overrides = {models.TextField: {"widget": AdminTextareaWidget(attrs={"rows": 2})}}
     list_display = ("name", "prefix", "owner", "default_profile", "state", "used_today", "last_used_at", "created_at")
     list_filter = ("revoked_at", "expires_at", ("owner", admin.RelatedOnlyFieldListFilter))
     list_select_related = ("owner",)
@@ -98,6 +101,17 @@ class ApiKeyAdmin(KeyPages, admin.ModelAdmin):  # type: ignore[type-arg]  # it t
         today = KeyDay.objects.filter(day=timezone.now().date())
         rows = visible_keys(request.user, super().get_queryset(request))
         return rows.prefetch_related(Prefetch("days", queryset=today, to_attr="today"))
+
+    def get_changeform_initial_data(self, request: HttpRequest) -> dict[str, Any]:
+        """One's own, unless one says otherwise."""
+        return {"owner": request.user.pk, **super().get_changeform_initial_data(request)}
+
+    def add_view(
+        self, request: HttpRequest, form_url: str = "", extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        """Saving shows the secret, whatever the button said: there is one button."""
+        only_save = {"show_save_and_add_another": False, "show_save_and_continue": False}
+        return super().add_view(request, form_url, {**(extra_context or {}), **only_save})
 
     def formfield_for_foreignkey(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
         if db_field.name == "owner" and not request.user.has_perm(SEE_ALL_KEYS):

@@ -61,6 +61,7 @@ class KeyPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at 
     def secret_page(self, request: HttpRequest, created: CreatedKey, title: str) -> HttpResponse:
         """Shows the key in the answer itself: a message would be kept in a cookie or the session until it is read."""
         context = {**self.admin_site.each_context(request), "title": title, "opts": self.opts, "created": created}
+        context["base_url"] = request.build_absolute_uri("/v1")
         return _render_once(request, context)
 
     def _key(self, request: HttpRequest, object_id: str) -> ApiKey:

@@ -71,6 +71,18 @@ def test_a_new_key_is_shown_once(admin_client: Client, admin_user: Any):
         assert key.digest not in later.content.decode()
 
 
+def test_a_new_key_is_one_s_own_unless_one_says_otherwise(admin_client: Client, admin_user: Any):
+    page = admin_client.get(KEYS + "add/").content.decode()
+    assert f'<option value="{admin_user.pk}" selected>' in page
+    assert "_addanother" not in page
+    assert "_continue" not in page
+
+
+def test_what_clients_are_told_is_said_with_the_key(admin_client: Client, admin_user: Any):
+    page = admin_client.post(KEYS + "add/", fields_of(admin_user)).content.decode()
+    assert "export OPENAI_BASE_URL=http://testserver/v1\nexport OPENAI_API_KEY=sk-millm-" in page
+
+
 def test_changing_a_key_keeps_its_digest(admin_client: Client, admin_user: Any):
     created = create_api_key(name="a", owner=admin_user)
     data = fields_of(admin_user, name="b", digest="0" * 64, prefix="hacked", requests_per_minute="7")
