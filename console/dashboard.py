@@ -20,6 +20,8 @@ from console.pages import Page, register_page
 from inference.models import LanguageModel
 from jobs.models import Job
 from openai_api.key_visibility import visible_keys
+from steering.inline import INLINE
+from steering.visibility import SEE_ALL_PROFILES, visible_profiles
 
 MAX_ROWS = 5
 SEES_LOAD = "console.view_loadsample"
@@ -57,7 +59,7 @@ def _load(user: Any, name: str) -> dict[str, Any]:
         "whole": whole,
         "charts": charts(span, points),
         "errors": _most(whole.errors),
-        "profiles": _most(whole.profiles) if user.has_perm("steering.view_steeringprofile") else None,
+        "profiles": _profiles(user, whole) if user.has_perm("steering.view_steeringprofile") else None,
         "keys": _keys(user, whole) if user.has_perm("openai_api.view_apikey") else None,
     }
 
@@ -66,6 +68,19 @@ def _most(counts: Mapping[str, int]) -> list[Used]:
     """The most used; what was counted without a name comes last."""
     ordered = sorted(counts.items(), key=lambda item: (item[0] == "", -item[1]))
     return [Used(name or "others", number) for name, number in ordered[:MAX_ROWS]]
+
+
+def _profiles(user: Any, whole: Load) -> list[Used]:
+    """How much somebody else's profile is used is nobody's business but theirs: it counts among the others."""
+    if user.has_perm(SEE_ALL_PROFILES):
+        return _most(whole.profiles)
+    names = {label.partition("@")[0] for label in whole.profiles}
+    seen = {INLINE, *visible_profiles(user).filter(name__in=names).values_list("name", flat=True)}
+    counts: dict[str, int] = {}
+    for label, number in whole.profiles.items():
+        shown = label if label.partition("@")[0] in seen else ""
+        counts[shown] = counts.get(shown, 0) + number
+    return _most(counts)
 
 
 def _keys(user: Any, whole: Load) -> list[Used]:

@@ -20,6 +20,7 @@ from inference.models import LanguageModel
 from jobs.models import Job
 from openai_api.models import ApiKey, RequestLog
 from openai_api.services.api_keys import create_api_key
+from steering.models import SteeringProfile
 from tests.console.test_pages import client_of, staff
 
 pytestmark = pytest.mark.django_db
@@ -73,6 +74,21 @@ def test_profiles_and_keys_are_named_to_who_may_see_them(root: User):
     assert "4 requests" in text
     for hidden in ("cats@1", "Most used keys", "Models</h2>", "Jobs</h2>"):
         assert hidden not in text
+
+
+def test_of_profiles_one_sees_one_s_own_and_nobody_s(root: User):
+    rita = staff("view_loadsample", "view_steeringprofile")
+    model = LanguageModel.objects.create(name="m", source="/m")
+    for name, owner in (("secret", root), ("hers", rita), ("shipped", None)):
+        SteeringProfile.objects.create(name=name, model=model, owner=owner)
+    write_load(profiles={"secret@1": 7, "secret@2": 2, "hers@1": 3, "shipped@1": 2, "inline": 4, "": 1})
+    text = page(rita)
+    assert "hers@1" in text
+    assert "shipped@1" in text
+    assert '<th scope="row">inline</th>' in text
+    assert "secret" not in text
+    assert '<th scope="row">others</th><td class="number">10</td>' in text
+    assert "secret@1" in page(root)
 
 
 def test_who_may_see_nothing_sees_nothing(root: User):
