@@ -18,7 +18,7 @@ from procrastinate.contrib.django.models import ProcrastinateJob
 from jobs import services
 from jobs.errors import JobStateError
 from jobs.job_filters import KindFilter
-from jobs.job_pages import error_text, pretty_json, progress_bar, recent_lines, state_label, took_text
+from jobs.job_pages import error_text, pretty_json, progress_bar, recent_lines, result_html, state_label, took_text
 from jobs.models import Job
 from jobs.result_permission import may_see_result
 
@@ -155,7 +155,7 @@ class JobAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at 
 
     @admin.display(description="result")
     def result_text(self, job: Job) -> SafeString:
-        return pretty_json(job.result)
+        return result_html(job)
 
 
 def _user(request: HttpRequest) -> User:

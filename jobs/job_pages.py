@@ -10,6 +10,8 @@ from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
+from jobs.errors import UnknownKindError
+from jobs.kinds import find_kind
 from jobs.models import Job
 
 MAX_SHOWN_LINES = 500
@@ -53,6 +55,25 @@ def pretty_json(value: Any) -> SafeString:
     text = json.dumps(value, indent=2, ensure_ascii=False, sort_keys=True)
     cut = f"\n… {len(text) - MAX_SHOWN_JSON:,} more characters" if len(text) > MAX_SHOWN_JSON else ""
     return format_html('<pre class="job-json" tabindex="0">{}{}</pre>', text[:MAX_SHOWN_JSON], cut)
+
+
+def result_html(job: Job) -> SafeString:
+    """As its kind tells it, with the JSON below for those who want all of it."""
+    told = _told(job)
+    if told is None:
+        return pretty_json(job.result)
+    return format_html("{}<details><summary>As JSON</summary>{}</details>", told, pretty_json(job.result))
+
+
+def _told(job: Job) -> SafeString | None:
+    """None of a job that has not succeeded, or whose kind nobody here knows."""
+    if job.state != Job.State.SUCCEEDED or not job.result:
+        return None
+    try:
+        show = find_kind(job.kind).show
+    except UnknownKindError:
+        return None
+    return show(job.result) if show else None
 
 
 def _live(job: Job, part: str, content: SafeString) -> SafeString:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from jobs.errors import UnknownKindError
 
 if TYPE_CHECKING:
+    from django.utils.safestring import SafeString
+
     from jobs.running_job import RunningJob
 
 Run: TypeAlias = "Callable[[RunningJob], dict[str, Any] | None]"
+Show: TypeAlias = "Callable[[Mapping[str, Any]], SafeString]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,13 +22,15 @@ class JobKind:
     """``run`` works in a thread of its own, and may run again from its last checkpoint after a crash.
 
     Register kinds in ``AppConfig.ready()``; import what is heavy inside of ``run``. Where ``result_permission`` is
-    given, results and log lines are shown to those only who have it.
+    given, results and log lines are shown to those only who have it. ``show`` tells a result to people, on the job's
+    page; without it they get the JSON.
     """
 
     name: str
     title: str
     run: Run
     result_permission: str = ""
+    show: Show | None = None
 
 
 _kinds: dict[str, JobKind] = {}

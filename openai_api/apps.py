@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from django.apps import AppConfig
 
 if TYPE_CHECKING:
+    from django.utils.safestring import SafeString
+
     from jobs.running_job import RunningJob
 
 REPLAY = "steering.replay"
@@ -27,7 +30,7 @@ class OpenaiApiConfig(AppConfig):
 
         register(JobKind(BATCH_KIND, "Batch", _run_batch))
         register(JobKind(PRUNE_KEPT, "Deletion of what is kept for long enough", _prune_kept))
-        register(JobKind(REPLAY, "Replay of a request", _replay, "openai_api.view_prompt_text"))
+        register(JobKind(REPLAY, "Replay of a request", _replay, "openai_api.view_prompt_text", _show_replay))
         register(JobKind(PRUNE, "Prune the request log", _prune))
         register_periodic(Periodic(PRUNE, timedelta(hours=1), _is_prune_due))
         register_periodic(Periodic(PRUNE_KEPT, timedelta(hours=1), _is_anything_kept_too_long))
@@ -65,6 +68,12 @@ def _replay(job: RunningJob) -> dict[str, Any]:
     from openai_api.replay import run_replay  # the API is imported with its first use
 
     return run_replay(job)
+
+
+def _show_replay(result: Mapping[str, Any]) -> SafeString:
+    from openai_api.request_log.replayed import replayed_html
+
+    return replayed_html(result)
 
 
 def _prune(job: RunningJob) -> dict[str, Any]:

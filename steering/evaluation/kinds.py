@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from jobs.kinds import JobKind, register
 
 if TYPE_CHECKING:
+    from django.utils.safestring import SafeString
+
     from jobs.running_job import RunningJob
 
 SWEEP = "steering.sweep"
@@ -17,9 +19,17 @@ COMPARE = "steering.compare"
 
 def register_kinds() -> None:
     """What runs is imported when it runs: it loads torch."""
-    register(JobKind(SWEEP, "Sweep of strengths", _sweep))
-    register(JobKind(CALIBRATE, "Calibration", _calibrate))
-    register(JobKind(COMPARE, "Comparison", _compare))
+    register(JobKind(SWEEP, "Sweep of strengths", _sweep, show=_show))
+    register(JobKind(CALIBRATE, "Calibration", _calibrate, show=_show))
+    register(JobKind(COMPARE, "Comparison", _compare, show=_show))
+
+
+def _show(result: Mapping[str, Any]) -> SafeString:
+    from django.urls import reverse
+    from django.utils.html import format_html
+
+    url = reverse("admin:steering_evaluation_change", args=[result["evaluation"]])
+    return format_html('<p><a class="button" href="{}">Open the report</a></p>', url)
 
 
 def _sweep(job: RunningJob) -> dict[str, Any]:

@@ -7,16 +7,16 @@ import io
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
 from django.template.loader import render_to_string
-from django.utils.html import format_html, format_html_join
+from django.utils.html import format_html_join
 from django.utils.safestring import SafeString, mark_safe
 
 from steering.evaluation.plot import Plot
 from steering.models import Evaluation
+from steering.word_diff import word_diff
 
 STYLE = Path(__file__).resolve().parent.parent / "static" / "steering" / "evaluation.css"
 FACTOR = "× strength"
@@ -135,7 +135,7 @@ def _comparison_context(result: Mapping[str, Any]) -> dict[str, Any]:
                 {"name": name, "kl": _number(answer["kl"]), "failure": answer["failure"], "marked": _marked(answer)}
                 for name, answer in zip(_names(result), pair["answers"], strict=True)
             ],
-            "diff": _diff(*(_text(answer) for answer in pair["answers"])),
+            "diff": word_diff(*(_text(answer) for answer in pair["answers"])),
         }
         for pair in result["pairs"]
     ]
@@ -159,20 +159,6 @@ def _marked(answer: Mapping[str, Any]) -> SafeString:
 
 def _shade(kl: float | None) -> int:
     return 5 if kl is None else min(5, int(5 * (min(kl, STRONG_KL) / STRONG_KL) ** 0.5))
-
-
-def _diff(one: str, other: str) -> SafeString:
-    """Words that only one of them has, in their places."""
-    before, after = one.split(), other.split()
-    parts = []
-    for tag, a, b, c, d in SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
-        if tag == "equal":
-            parts.append(format_html("<span>{}</span> ", " ".join(before[a:b])))
-        if tag in ("delete", "replace"):
-            parts.append(format_html("<del>{}</del> ", " ".join(before[a:b])))
-        if tag in ("insert", "replace"):
-            parts.append(format_html("<ins>{}</ins> ", " ".join(after[c:d])))
-    return format_html_join("", "{}", ((part,) for part in parts))
 
 
 def _shown(table: Table) -> Table:

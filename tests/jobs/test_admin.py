@@ -12,8 +12,10 @@ from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
+from django.utils.html import format_html
 
 from audit.models import AuditEvent
+from jobs.kinds import JobKind, register, unregister
 from jobs.models import Job, JobLine
 from jobs.services import enqueue_job
 from tests.jobs.conftest import AddKind
@@ -219,3 +221,16 @@ def test_who_cancelled_and_who_ran_it_again_is_in_the_trail(admin: Client, kind:
         ("cancel", "Sweep", "root"),
         ("retry", "Sweep", "root"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("state", "result", "is_told"),
+    [("succeeded", {"text": "<b>"}, True), ("succeeded", {}, False), ("failed", {"text": "<b>"}, False)],
+)
+def test_a_kind_tells_its_results_to_people(admin: Client, state: str, result: dict[str, str], is_told: bool) -> None:
+    register(JobKind("test.told", "Told", lambda job: None, show=lambda found: format_html("<i>{}</i>", found["text"])))
+    try:
+        text = admin.get(page(Job.objects.create(kind="test.told", title="Told", state=state, result=result)))
+    finally:
+        unregister("test.told")
+    assert ("<i>&lt;b&gt;</i>" in text.content.decode()) == ("As JSON" in text.content.decode()) == is_told
