@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from django.template.defaultfilters import filesizeformat
+
 from inference.client import EngineError
 from inference.load_progress import LoadProgress, LoadStanding
 from inference.models import LanguageModel
@@ -74,7 +76,8 @@ def _of_row(model: LanguageModel, retry_in_s: float | None) -> ModelStanding:
 def _progress_text(progress: LoadProgress) -> tuple[str, int | None]:
     if progress.total_bytes and progress.done_bytes < progress.total_bytes:
         percent = 100 * progress.done_bytes // progress.total_bytes
-        return f"Downloading: {gibibytes(progress.done_bytes)} of {gibibytes(progress.total_bytes)}.", percent
+        done, total = (filesizeformat(size) for size in (progress.done_bytes, progress.total_bytes))
+        return f"Downloading: {done} of {total}.", percent
     return f"Loading: {progress.phase}, for {progress.for_s:.0f} s.", None
 
 

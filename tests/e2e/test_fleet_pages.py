@@ -27,7 +27,6 @@ def test_a_model_is_unloaded_loaded_and_tried(page: Page, live_site: LiveSite):
     if badge.inner_text() != "loaded":
         page.click(".model-acts button:has-text('Load')")
     expect(badge).to_have_text("loaded", timeout=120_000)  # the page says so by itself
-    page.reload()
     page.click(".model-acts button:has-text('Unload')")
     expect(page.locator(".model-badge")).to_have_text("unloaded", timeout=60_000)
 

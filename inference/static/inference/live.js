@@ -19,14 +19,28 @@ const sayLost = (isLost) => {
   for (const line of document.querySelectorAll(".model-lost")) line.hidden = !isLost;
 };
 
+const states = () => parts().map((part) => part.querySelector(".model-badge")?.textContent).join();
+
+// A model that was loaded meanwhile has other buttons; what somebody is writing on the page stays.
+const renewActs = async () => {
+  const old = document.querySelector(".model-acts");
+  if (!old) return;
+  const answer = await fetch(window.location.href, { credentials: "same-origin", cache: "no-store" });
+  if (!answer.ok || answer.redirected) return;
+  const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").querySelector(".model-acts");
+  if (fresh) old.replaceWith(fresh);
+};
+
 const refresh = async () => {
   const answer = await fetch(url(), { credentials: "same-origin", cache: "no-store" });
   if (!answer.ok || answer.redirected) throw new Error(`status ${answer.status}`);
   const { models } = await answer.json();
+  const before = states();
   for (const part of parts()) {
     const html = models[part.dataset.modelLive];
     if (html !== undefined && html !== part.innerHTML) part.innerHTML = html; // escaped by the server's template
   }
+  if (states() !== before) await renewActs();
 };
 
 const isConnected = () =>

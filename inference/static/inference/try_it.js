@@ -48,6 +48,7 @@ const ask = async (signal) => {
   if (!answer.ok) throw await refusal(answer);
   const reason = await take(answer, place);
   say(`It ended (${reason || "without a reason"}). `);
+  if (!form.dataset.log) return; // who may not see the log is not led there
   const link = document.createElement("a");
   link.href = `${form.dataset.log}${encodeURIComponent(answer.headers.get("x-request-id"))}/change/`;
   link.textContent = "Its row in the request log";
