@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import admin
+from django.contrib.admin.widgets import AdminTextareaWidget
 from django.core.paginator import Paginator
+from django.db import models
 from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.urls import reverse
@@ -47,6 +49,7 @@ class FeatureAdmin(FeaturePages, admin.ModelAdmin):  # type: ignore[type-arg]  #
     show_full_result_count = False
     fields = ("sae_link", "index", "label", "description", "label_source")
     readonly_fields = ("sae_link", "index", "label_source")
+    formfield_overrides = {models.TextField: {"widget": AdminTextareaWidget(attrs={"rows": 2})}}
 
     class Media:
         css = {"all": ("steering/admin.css", "steering/feature.css")}
