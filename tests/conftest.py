@@ -76,6 +76,17 @@ def served_site(home: Path) -> Iterator[LiveSite]:
         assert server.stop() == 0, server.output
 
 
+@contextmanager
+def bare_site(home: Path, **variables: str) -> Iterator[LiveSite]:
+    """One as `manage.py migrate` and a first superuser leave it: without the demo. ``variables`` are environment."""
+    with live.own_database() as url:
+        environment = {**site_environment(url, home), **variables}
+        live.manage("shell", "-c", BARE, environment=environment)
+        with live.serving(environment=environment) as server:
+            yield LiveSite(server.url, ADMIN_USER, ADMIN_PASSWORD, server)
+            assert server.stop() == 0, server.output
+
+
 def site_environment(database_url: str, home: Path) -> dict[str, str]:
     return {
         "MILLM_HOME": str(home),
@@ -84,3 +95,11 @@ def site_environment(database_url: str, home: Path) -> dict[str, str]:
         "MILLM_ADMIN_USER": ADMIN_USER,
         "MILLM_ADMIN_PASSWORD": ADMIN_PASSWORD,
     }
+
+
+BARE = """
+from django.core.management import call_command
+from millm_site.first_run import ensure_superuser
+call_command("migrate", verbosity=0)
+ensure_superuser()
+"""

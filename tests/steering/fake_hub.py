@@ -15,6 +15,8 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 COMMIT = "c" * 40
+LARGE = 10_000_000
+HELD_S = 300
 
 
 @dataclass
@@ -22,11 +24,13 @@ class FakeHub:
     """Serves the files below ``root`` as the repository ``org/saes``.
 
     ``token`` is asked for where it is set. ``cut_after`` ends each answer after so many bytes, as a broken line would.
+    ``gate`` holds the second half of large files back until it is set.
     """
 
     root: Path
     token: str = ""
     cut_after: int | None = None
+    gate: threading.Event | None = None
     url: str = ""
     requests: list[tuple[str, str, str]] = field(default_factory=list)  # method, path, range
 
@@ -79,7 +83,7 @@ class _Handler(BaseHTTPRequestHandler):
         if match := re.fullmatch(r"/api/models/org/saes/tree/[^/]+(?:/(.*))?", path):
             return self._tree(match[1] or "")
         if path.startswith("/api/models/org/saes"):
-            siblings = [{"rfilename": self.hub.name(file)} for file in self.hub.files()]
+            siblings = [{"rfilename": self.hub.name(f), "size": f.stat().st_size} for f in self.hub.files()]
             return self._json({"id": "org/saes", "sha": COMMIT, "siblings": siblings})
         return self._file(self.hub.root / re.sub(r"^/org/saes/resolve/[^/]+/", "", path))
 
@@ -106,8 +110,17 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Accept-Ranges", "bytes")
         self.end_headers()
         if self.command == "GET":
-            self.wfile.write(part if self.hub.cut_after is None else part[: self.hub.cut_after])
+            self._send(part if self.hub.cut_after is None else part[: self.hub.cut_after])
         return None
+
+    def _send(self, part: bytes) -> None:
+        if self.hub.gate is not None and len(part) > LARGE:
+            half = len(part) // 2
+            self.wfile.write(part[:half])
+            self.wfile.flush()
+            self.hub.gate.wait(HELD_S)
+            part = part[half:]
+        self.wfile.write(part)
 
     def _json(self, value: object) -> None:
         data = json.dumps(value).encode()

@@ -1,0 +1,116 @@
+"""Somebody at the console, who goes by what is visible: links, labels, buttons. Nobody types an address."""
+
+from __future__ import annotations
+
+from playwright.sync_api import Locator, Page, expect
+
+PASSWORD = "correct horse 7 battery"
+RUN_MS = 120_000
+
+
+class Visitor:
+    """Already signed in, as the fixture ``page`` is."""
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+
+    @property
+    def sidebar(self) -> Locator:
+        return self.page.locator("#console-nav")
+
+    @property
+    def content(self) -> Locator:
+        return self.page.locator("#content")
+
+    def links(self) -> dict[str, str]:
+        """What the sidebar offers: titles and addresses."""
+        read = "links => links.map(link => [link.firstChild.textContent.trim(), link.getAttribute('href')])"
+        return dict(self.page.eval_on_selector_all("#console-nav a", read))
+
+    def go(self, title: str) -> None:
+        self.sidebar.get_by_role("link", name=title, exact=True).click()
+        expect(self.sidebar.locator("[aria-current=page]")).to_contain_text(title)
+
+    def follow(self, name: str) -> None:
+        self.content.get_by_role("link", name=name).first.click()
+
+    def press(self, name: str) -> None:
+        self.content.get_by_role("button", name=name, exact=True).first.click()
+
+    def fill(self, label: str, text: str) -> None:
+        self.content.get_by_label(label).first.fill(text)
+
+    def is_told(self, text: str) -> None:
+        expect(self.page.locator(".messagelist")).to_contain_text(text)
+
+    def sign_out(self) -> None:
+        self.page.locator(".user-menu summary").click()
+        self.page.get_by_role("button", name="Log out").click()
+        self.page.get_by_role("link", name="Log in again").click()
+
+    def sign_in(self, name: str) -> None:
+        self.page.get_by_label("Username").fill(name)
+        self.page.get_by_label("Password").fill(PASSWORD)
+        self.page.get_by_role("button", name="Log in").click()
+        expect(self.page.locator(".user-menu summary")).to_contain_text(name)
+
+    def invite(self, name: str, *, group: str = "", permission: str = "") -> None:
+        """A new member of the staff."""
+        self.go("Users")
+        self.follow("Add user")
+        self.fill("Username", name)
+        self.page.get_by_label("Password:", exact=True).fill(PASSWORD)
+        self.fill("Password confirmation", PASSWORD)
+        self.press("Save")
+        self.page.get_by_label("Staff status").check()
+        for field, wanted in (("groups", group), ("user_permissions", permission)):
+            if wanted:
+                self.page.locator(f"#id_{field}_from").select_option(label=wanted)
+                self.page.locator(f"#id_{field}_add").click()
+        self.press("Save")
+        self.is_told(f"The user “{name}” was changed successfully.")
+
+    def steer_with(self, words: str, name: str) -> None:
+        """From the features to the draft of a new profile."""
+        self.page.locator("#searchbar").press_sequentially(words)
+        self.page.wait_for_url("**q=**")
+        self.content.locator("#result_list tbody th a").first.click()
+        self.fill("Its name", name)
+        self.press("Add to the draft")
+        self.is_told(f"is in the draft of {name} now")
+
+    def publish(self, note: str, label: str) -> None:
+        self.press("Save and publish…")
+        self.fill("Note", note)
+        self.press("Publish")
+        self.is_told(f"Published {label}")
+
+    def find_request(self, label: str, text: str) -> None:
+        """Searches the log until the row is there: rows are written within a second or so."""
+        self.go("Request log")
+        self.fill(label, text)
+        row = self.page.locator("#result_list tbody th a")
+        for _ in range(60):
+            self.press("Search")
+            self.page.wait_for_load_state()
+            if row.count():
+                break
+            self.page.wait_for_timeout(250)
+        expect(row).to_have_count(1)
+        row.click()
+
+    def replay(self, profile: str = "") -> None:
+        """Ends on the job's page, when it has ended."""
+        self.follow("Replay…")
+        self.fill("Profile", profile)
+        self.press("Replay")
+        expect(self.content.locator(".replayed")).to_be_visible(timeout=RUN_MS)
+
+    def play(self, num_tokens: int = 24) -> list[str]:
+        """The answers of the playground's columns."""
+        self.fill("At most … tokens", str(num_tokens))
+        self.press("Run all")
+        columns = self.page.locator(".column")
+        for state in columns.locator(".column-state").all():
+            expect(state).to_contain_text("ended by", timeout=RUN_MS)
+        return [text.inner_text() for text in columns.locator(".answer-text").all()]
