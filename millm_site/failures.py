@@ -8,7 +8,7 @@ from django.db import InterfaceError, OperationalError
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.template.loader import render_to_string
 
-from openai_api.errors import ApiError, server_error, unavailable, unknown_url
+from openai_api.errors import ApiError, forbidden, server_error, unavailable, unknown_url
 from openai_api.request_id import new_id
 
 DATABASE_RETRY_S = 5.0
@@ -17,6 +17,11 @@ DATABASE_RETRY_S = 5.0
 def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
     error = unknown_url(request.method or "", request.path)
     return _answer(request, error, "There is no such page. The console is at /admin/, the API's description at /docs.")
+
+
+def not_allowed(request: HttpRequest, exception: Exception) -> HttpResponse:
+    text = "Your account may not do this. Whoever runs this server can put you into a group that may."
+    return _answer(request, forbidden(text, code="permission_denied"), text)
 
 
 def failed(request: HttpRequest) -> HttpResponse:

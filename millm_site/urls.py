@@ -31,5 +31,6 @@ urlpatterns = [
     path("openapi.json", api_docs.openapi, name="openapi"),
     path("docs", api_docs.docs, name="docs"),
 ]
+handler403 = "millm_site.failures.not_allowed"
 handler404 = "millm_site.failures.not_found"
 handler500 = "millm_site.failures.failed"

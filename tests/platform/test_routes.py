@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
+from django.contrib.auth.models import User
 from django.test import Client
 from django.urls import reverse
 from pytest_django.fixtures import Settings
@@ -37,6 +38,16 @@ def test_unknown_page_is_a_page_and_unknown_endpoint_the_contracts_error(client:
     assert set(error) == {"message", "type", "param", "code"}
     assert "/v1/nothing" in error["message"]
     assert api.headers["x-request-id"]
+
+
+@pytest.mark.django_db
+def test_what_one_may_not_do_is_refused_by_a_page_with_a_way_back(client: Client) -> None:
+    client.force_login(User.objects.create_user("guest", is_staff=True))
+    answer = client.get("/admin/auth/user/")
+    assert answer.status_code == 403
+    text = answer.content.decode()
+    assert "Your account may not do this." in text
+    assert 'href="/admin/"' in text
 
 
 def test_openapi_document_describes_the_api(client: Client) -> None:
