@@ -40,7 +40,6 @@ export class Answer {
     const span = document.createElement("span");
     span.className = "token";
     span.textContent = token.text;
-    if (!token.text.trim()) span.setAttribute("aria-label", JSON.stringify(token.text)); // spaces alone are no name
     span.setAttribute("role", "option");
     if (!token.text.trim()) span.setAttribute("aria-label", JSON.stringify(token.text)); // blanks are no name
     span.setAttribute("aria-selected", "false");
