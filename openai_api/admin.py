@@ -6,10 +6,11 @@ from django.contrib import admin
 from django.db.models import QuerySet
 from django.http import HttpRequest
 
+from audit.read_only_admin import ReadOnlyAdmin
 from openai_api.key_admin import ApiKeyAdmin
 from openai_api.key_visibility import visible_days
 from openai_api.models import KeyDay
-from openai_api.request_log.admin import LogAccessAdmin, ReadOnlyAdmin, RequestLogAdmin
+from openai_api.request_log.admin import LogAccessAdmin, RequestLogAdmin
 
 __all__ = ("ApiKeyAdmin", "KeyDayAdmin", "LogAccessAdmin", "RequestLogAdmin")  # found here
 

@@ -11,15 +11,15 @@ from django.http import HttpRequest
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
+from audit.read_only_admin import ReadOnlyAdmin
 from openai_api.text_permission import HIDDEN, may_see_text
 
 Block = tuple[str, str]
 
 
-class KeptAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
+class KeptAdmin(ReadOnlyAdmin):
     """``text_fields`` are what the page shows to those with the permission."""
 
-    actions = None
     text_fields: tuple[str, ...] = ()
     show_full_result_count = False
 
@@ -36,15 +36,6 @@ class KeptAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at
     @admin.display(description="texts")
     def hidden_texts(self, row: Any) -> str:
         return HIDDEN
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
 
 
 def text_blocks(blocks: Iterable[Block]) -> SafeString:

@@ -1,14 +1,11 @@
-"""Pages of a table by the place of their first row: the ten thousandth page costs as much as the first.
-
-Rows are in the order of (time, primary key), newest first. No row is counted and none is passed over.
-"""
+"""Places of rows in time, for pages of :mod:`audit.keyset`, newest first."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from django.db.models import Model, Q, QuerySet
 
@@ -48,53 +45,22 @@ class Cursor:
 
 
 @dataclass(frozen=True, slots=True)
-class KeysetPage(Generic[M]):
-    """``older`` and ``newer`` are where the neighbouring pages begin, None at the ends."""
+class ByTime:
+    """Rows in the order of (``field``, primary key)."""
 
-    rows: list[M]
-    older: Cursor | None
-    newer: Cursor | None
+    field: str
 
+    def place_of(self, row: Model) -> Cursor:
+        return Cursor(getattr(row, self.field), row.pk)
 
-def keyset_page(
-    rows: QuerySet[M],
-    *,
-    time_field: str,
-    size: int,
-    before: Cursor | None = None,
-    after: Cursor | None = None,
-) -> KeysetPage[M]:
-    """The ``size`` rows next older than ``before``, or next newer than ``after``, or the newest; newest first."""
-    if after is not None:
-        found = list(newer_than(rows, after, time_field)[: size + 1])
-        page = found[:size][::-1]
-        has_newer, has_older = len(found) > size, True
-    else:
-        found = list(older_than(rows, before, time_field)[: size + 1])
-        page = found[:size]
-        has_newer, has_older = before is not None, len(found) > size
-    if not page:
-        return KeysetPage(page, older=None, newer=None)
-    return KeysetPage(
-        page,
-        older=_cursor(page[-1], time_field) if has_older else None,
-        newer=_cursor(page[0], time_field) if has_newer else None,
-    )
+    def older_than(self, rows: QuerySet[M], place: Cursor | None) -> QuerySet[M]:
+        """Newest first, from after ``place`` on."""
+        if place is not None:
+            beyond = Q(**{self.field: place.at, "pk__gte": place.pk})
+            rows = rows.filter(Q(**{f"{self.field}__lte": place.at}), ~beyond)  # an index finds the first half
+        return rows.order_by(f"-{self.field}", "-pk")
 
-
-def older_than(rows: QuerySet[M], cursor: Cursor | None, time_field: str) -> QuerySet[M]:
-    """Newest first, from after ``cursor`` on."""
-    if cursor is not None:
-        beyond = Q(**{time_field: cursor.at, "pk__gte": cursor.pk})
-        rows = rows.filter(Q(**{f"{time_field}__lte": cursor.at}), ~beyond)  # the first half is what an index finds
-    return rows.order_by(f"-{time_field}", "-pk")
-
-
-def newer_than(rows: QuerySet[M], cursor: Cursor, time_field: str) -> QuerySet[M]:
-    """Oldest first, from after ``cursor`` on."""
-    beyond = Q(**{time_field: cursor.at, "pk__lte": cursor.pk})
-    return rows.filter(Q(**{f"{time_field}__gte": cursor.at}), ~beyond).order_by(time_field, "pk")
-
-
-def _cursor(row: Model, time_field: str) -> Cursor:
-    return Cursor(getattr(row, time_field), row.pk)
+    def newer_than(self, rows: QuerySet[M], place: Cursor) -> QuerySet[M]:
+        """Oldest first, from after ``place`` on."""
+        beyond = Q(**{self.field: place.at, "pk__lte": place.pk})
+        return rows.filter(Q(**{f"{self.field}__gte": place.at}), ~beyond).order_by(self.field, "pk")

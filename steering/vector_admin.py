@@ -14,6 +14,7 @@ from django.http import HttpRequest
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
+from audit.read_only_admin import ReadOnlyAdmin
 from inference.models import LanguageModel
 from inference.sources import SourceError
 from steering.drafts import mean_norms
@@ -156,7 +157,7 @@ class VectorSetAdmin(SharingAdmin, ExtractionPages, admin.ModelAdmin):  # type: 
 
 
 @admin.register(PlainVector)
-class PlainVectorAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
+class PlainVectorAdmin(ReadOnlyAdmin):
     """Only for choosing one in a profile's form: they come and go with their set."""
 
     search_fields = ("vector_set__name", "=layer")
@@ -164,15 +165,6 @@ class PlainVectorAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes 
 
     def get_model_perms(self, request: HttpRequest) -> dict[str, bool]:
         return {}  # not in the index
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: PlainVector | None = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: PlainVector | None = None) -> bool:
-        return False
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[PlainVector]:
         rows: QuerySet[PlainVector] = visible_vectors(request.user, super().get_queryset(request))

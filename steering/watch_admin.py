@@ -12,6 +12,7 @@ from django.http import HttpRequest
 from django.urls import NoReverseMatch, reverse
 from django.utils.html import format_html
 
+from audit.read_only_admin import ReadOnlyAdmin
 from steering import watching
 from steering.errors import SteeringError
 from steering.models import WatchEvent, WatchRule
@@ -71,7 +72,7 @@ class WatchRuleAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes no
 
 
 @admin.register(WatchEvent)
-class WatchEventAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
+class WatchEventAdmin(ReadOnlyAdmin):
     """Read-only, whoever looks."""
 
     list_display = (
@@ -88,7 +89,6 @@ class WatchEventAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes n
     list_filter = ("rule", "action", "model")
     search_fields = ("rule", "label", "request_id")
     date_hierarchy = "at"
-    actions = None
     fields = (
         *("at", "rule", "action", "model", "sae_name", "feature", "label", "threshold", "value", "num_tokens"),
         *("place", "in_prompt", "profile", "logged_request"),
@@ -110,15 +110,6 @@ class WatchEventAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes n
         except NoReverseMatch:
             return event.request_id
         return format_html('<a href="{}">{}</a>', url, event.request_id)
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: WatchEvent | None = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: WatchEvent | None = None) -> bool:
-        return False
 
 
 def _user(request: HttpRequest) -> Any:

@@ -11,6 +11,7 @@ from django.http import HttpRequest, HttpResponse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
+from audit.read_only_admin import ReadOnlyAdmin
 from openai_api.log_paginator import LogPaginator
 from openai_api.models import LogAccess, RequestLog
 from openai_api.replay_pages import ReplayPages
@@ -25,21 +26,6 @@ from openai_api.request_log.tokens import has_tokens, tokens_html
 from openai_api.request_log.visible_text import visible_text
 
 NOT_SHOWN = "Shown to those who may see texts of requests."
-
-
-class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
-    """Read-only, whoever looks."""
-
-    actions = None
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
 
 
 @admin.register(RequestLog)

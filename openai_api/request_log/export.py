@@ -17,7 +17,7 @@ from django.contrib.auth.models import User
 from django.db.models import F, Func, IntegerField, QuerySet
 from django.utils import timezone
 
-from openai_api.keyset import Cursor, older_than
+from openai_api.keyset import ByTime, Cursor
 from openai_api.models import LogAccess, RequestLog
 from openai_api.request_log.access import record_access
 from openai_api.request_log.cells import safe_cell
@@ -113,7 +113,7 @@ def _pages(rows: QuerySet[RequestLog]) -> Iterator[list[Row]]:
     named = rows.annotate(key_name=F("api_key__name"), num_bytes=sum(octets[1:], octets[0]))
     cursor: Cursor | None = None
     while True:
-        found = list(older_than(named, cursor, "created_at").values(*COLUMNS, "key_name", "num_bytes")[:BATCH])
+        found = list(ByTime("created_at").older_than(named, cursor).values(*COLUMNS, "key_name", "num_bytes")[:BATCH])
         if found:
             yield found
         if len(found) < BATCH:

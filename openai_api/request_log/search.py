@@ -9,7 +9,8 @@ from datetime import datetime, timedelta
 
 from django.db.models import Q, QuerySet
 
-from openai_api.keyset import KeysetPage
+from audit.keyset import KeysetPage
+from openai_api.keyset import Cursor
 from openai_api.log_words import LogWords, search_query
 from openai_api.models import RequestLog
 
@@ -104,7 +105,7 @@ def estimated_rows(rows: QuerySet[RequestLog]) -> int:
     return int(plan[0]["Plan"]["Plan Rows"])
 
 
-def size_text(rows: QuerySet[RequestLog], page: KeysetPage[RequestLog]) -> str:
+def size_text(rows: QuerySet[RequestLog], page: KeysetPage[RequestLog, Cursor]) -> str:
     """Exact where all rows are on the page, else said to be an estimate."""
     if page.older is None and page.newer is None:
         count = len(page.rows)

@@ -12,7 +12,8 @@ from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpR
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
 
-from openai_api.keyset import Cursor, CursorError, KeysetPage, keyset_page
+from audit.keyset import KeysetPage, keyset_page
+from openai_api.keyset import ByTime, Cursor, CursorError
 from openai_api.models import LogAccess, RequestLog
 from openai_api.request_log.access import may_see_text, record_access
 from openai_api.request_log.line import LogLine
@@ -105,11 +106,13 @@ class SearchPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none 
         return HttpResponseRedirect(reverse(LIST))
 
 
-def search_page(search: LogSearch, before: str = "", after: str = "", size: int = PAGE_SIZE) -> KeysetPage[RequestLog]:
+def search_page(
+    search: LogSearch, before: str = "", after: str = "", size: int = PAGE_SIZE
+) -> KeysetPage[RequestLog, Cursor]:
     """Raises CursorError."""
     return keyset_page(
         lean(search.rows()),
-        time_field="created_at",
+        ByTime("created_at"),
         size=size,
         before=Cursor.parse(before) if before else None,
         after=Cursor.parse(after) if after else None,

@@ -13,7 +13,7 @@ from django.urls import reverse
 from hypothesis import given
 from hypothesis import strategies as st
 
-from audit.keyset import keyset_page
+from audit.keyset import ByKey, keyset_page
 from audit.models import AuditEvent
 from audit.trail import record
 from inference.services import register_model
@@ -148,16 +148,16 @@ def test_keyset_pages_are_the_whole_table(count: int, size: int):
     pks = [row.pk for row in events(count)]
     rows = AuditEvent.objects.filter(pk__gt=start)
     seen: list[int] = []
-    page = keyset_page(rows, size=size)
+    page = keyset_page(rows, ByKey(), size=size)
     while True:
         seen += [row.pk for row in page.rows]
         if page.older is None:
             break
-        page = keyset_page(rows, size=size, before=page.older)
+        page = keyset_page(rows, ByKey(), size=size, before=page.older)
     assert [pk for pk in seen if pk in pks] == pks[::-1]
     back = list(page.rows)
     while page.newer is not None:
-        page = keyset_page(rows, size=size, after=page.newer)
+        page = keyset_page(rows, ByKey(), size=size, after=page.newer)
         back = [*page.rows, *back]
     assert [row.pk for row in back] == seen
 

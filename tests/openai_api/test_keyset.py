@@ -8,14 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openai_api.keyset import Cursor, CursorError, KeysetPage, keyset_page
+from audit.keyset import KeysetPage, keyset_page
+from openai_api.keyset import ByTime, Cursor, CursorError
 from openai_api.models import RequestLog
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def page(size: int, **place: Cursor | None) -> KeysetPage[RequestLog]:
-    return keyset_page(RequestLog.objects.all(), time_field="created_at", size=size, **place)
+def page(size: int, **place: Cursor | None) -> KeysetPage[RequestLog, Cursor]:
+    return keyset_page(RequestLog.objects.all(), ByTime("created_at"), size=size, **place)
 
 
 @pytest.fixture
