@@ -11,6 +11,7 @@ from django.db.models import Count, Max, QuerySet
 from django.http import HttpRequest
 from django.utils.safestring import SafeString
 
+from audit.read_only_admin import ReadOnlyAdmin
 from steering import services
 from steering.draft_pages import DraftPages
 from steering.draft_trail import draft_words, record_draft
@@ -25,8 +26,9 @@ from steering.policy_admin import GovernedModelAdmin, SteeringPolicyAdmin
 from steering.review_pages import ReviewPages
 from steering.sae_admin import SAEAdmin
 from steering.sharing_admin import SharingAdmin
+from steering.standing import profile_problem, version_problem
 from steering.vector_admin import PlainVectorAdmin, VectorSetAdmin
-from steering.version_pages import changes_since_previous, edits_table, requests_link, restore
+from steering.version_pages import changes_since_previous, edits_table, problem_text, requests_link, restore
 from steering.visibility import SEE_ALL_PROFILES, visible_profiles, visible_versions
 from steering.watch_admin import WatchEventAdmin, WatchRuleAdmin
 
@@ -50,7 +52,7 @@ class SteeringProfileAdmin(SharingAdmin, DraftPages, GovernancePages, ExchangePa
     owner_field = "owner"
     see_all = SEE_ALL_PROFILES
 
-    list_display = ("name", "model", "published", "num_edits", "owner", "is_in_use", "updated_at")
+    list_display = ("name", "model", "published", "num_edits", "owner", "is_in_use", "problem", "updated_at")
     list_filter = ("model", ("owner", admin.RelatedOnlyFieldListFilter), ("archived_at", admin.EmptyFieldListFilter))
     list_select_related = ("model", "owner")
     search_fields = ("name", "description")
@@ -104,13 +106,17 @@ class SteeringProfileAdmin(SharingAdmin, DraftPages, GovernancePages, ExchangePa
     def is_in_use(self, profile: SteeringProfile) -> bool:
         return profile.archived_at is None
 
+    @admin.display(description="problem")
+    def problem(self, profile: SteeringProfile) -> SafeString | str:
+        return problem_text(profile_problem(profile))
+
     @admin.display(description="edits", ordering="edit_count")
     def num_edits(self, profile: SteeringProfile) -> int:
         return int(profile.edit_count)  # type: ignore[attr-defined]
 
 
 @admin.register(ProfileVersion)
-class ProfileVersionAdmin(EvaluationPages, admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
+class ProfileVersionAdmin(EvaluationPages, ReadOnlyAdmin):
     """Read-only, whoever looks."""
 
     list_display = ("__str__", "of_model", "note", "published_by", "published_at", "short_fingerprint")
@@ -130,6 +136,7 @@ class ProfileVersionAdmin(EvaluationPages, admin.ModelAdmin):  # type: ignore[ty
         "note",
         "published_by",
         "published_at",
+        "problem",
         "edits_shown",
         "changed",
         "fingerprint",
@@ -141,15 +148,6 @@ class ProfileVersionAdmin(EvaluationPages, admin.ModelAdmin):  # type: ignore[ty
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[ProfileVersion]:
         return visible_versions(request.user, super().get_queryset(request))
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: ProfileVersion | None = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: ProfileVersion | None = None) -> bool:
-        return False
 
     def has_restore_permission(self, request: HttpRequest) -> bool:
         return request.user.has_perm("steering.change_steeringprofile")
@@ -166,6 +164,10 @@ class ProfileVersionAdmin(EvaluationPages, admin.ModelAdmin):  # type: ignore[ty
     @admin.display(description="model", ordering="profile__model")
     def of_model(self, version: ProfileVersion) -> str:
         return str(version.profile.model)
+
+    @admin.display(description="problem")
+    def problem(self, version: ProfileVersion) -> SafeString | str:
+        return problem_text(version_problem(version))
 
     @admin.display(description="fingerprint")
     def short_fingerprint(self, version: ProfileVersion) -> str:

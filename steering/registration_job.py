@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from django.contrib.auth.models import User
+
 from inference.models import LanguageModel
 from inference.watched_download import watch
-from steering import services
 from steering.models import SAE
 from steering.registration import SAELocation, inspect_sae, prepare_sae
+from steering.sae_jobs import add_sae
 from steering.sae_source import locate_sae
 
 if TYPE_CHECKING:
@@ -33,6 +35,10 @@ def run_add_sae(job: RunningJob) -> dict[str, Any]:
         lambda done, total: job.progress(done, total, "Downloading"),
     )
     job.progress(1, 1, "Reading and checking the weights")
-    sae = services.save_sae(prepared=prepare_sae(params["name"], model, candidate))
-    job.log(f"Registered {sae} with {sae.d_sae} features.")
-    return {"sae": sae.pk}
+    prepared = prepare_sae(params["name"], model, candidate)
+    owner = User.objects.filter(pk=job.owner_id).first()
+    added = add_sae(prepared=prepared, measures=params.get("measures", False), owner=owner)
+    job.log(f"Registered {added.sae} with {added.sae.d_sae} features.")
+    if added.measurement is not None:
+        job.log(f"The job “{added.measurement}” tells how well it fits.")
+    return {"sae": added.sae.pk}

@@ -10,15 +10,16 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.defaultfilters import filesizeformat
 from django.template.response import TemplateResponse
 from django.urls import reverse
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
 
 from inference.sources import SourceError
-from steering import services
 from steering.candidate_wording import describe, estimated_bytes
 from steering.errors import SteeringError
 from steering.hub import find_saes
 from steering.models import SAE
 from steering.sae_forms import AddSAEForm, SourceForm
-from steering.sae_jobs import request_sae
+from steering.sae_jobs import AddedSAE, add_sae, request_sae
 from steering.saes.errors import InvalidSAEError
 
 _MAX_LISTED = 500
@@ -81,15 +82,20 @@ class AddPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at 
     def _add(self, request: HttpRequest, form: AddSAEForm) -> HttpResponse:
         if form.prepared is None:
             return self._enqueue(request, form)
-        sae = services.save_sae(prepared=form.prepared)
-        self.log_addition(request, sae, "Added.")
-        self.message_user(request, f"Registered {sae}. Measure it to see how well it fits.", messages.SUCCESS)
-        return HttpResponseRedirect(reverse("admin:steering_sae_change", args=[sae.pk]))
+        added = add_sae(
+            prepared=form.prepared,
+            measures=form.cleaned_data["measures"],
+            owner=request.user,  # type: ignore[arg-type]  # staff
+        )
+        self.log_addition(request, added.sae, "Added.")
+        self.message_user(request, _registered(added), messages.SUCCESS)
+        return HttpResponseRedirect(reverse("admin:steering_sae_change", args=[added.sae.pk]))
 
     def _enqueue(self, request: HttpRequest, form: AddSAEForm) -> HttpResponse:
         data = form.cleaned_data
         job = request_sae(
             name=data["name"], model=data["model"], location=form.location, layer=data["layer"], site=data["site"],
+            measures=data["measures"],
             owner=request.user,  # type: ignore[arg-type]  # staff
         )  # fmt: skip
         return HttpResponseRedirect(reverse("admin:jobs_job_change", args=[job.pk]))
@@ -97,3 +103,10 @@ class AddPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at 
     def _form_page(self, request: HttpRequest, form: SourceForm, **context: Any) -> HttpResponse:
         context |= {"title": "Add SAE", "opts": self.opts, "form": form, **self.admin_site.each_context(request)}
         return TemplateResponse(request, "admin/steering/sae/add.html", context)
+
+
+def _registered(added: AddedSAE) -> SafeString:
+    if added.measurement is None:
+        return format_html("Registered {}.", added.sae)
+    url = reverse("admin:jobs_job_change", args=[added.measurement.pk])
+    return format_html('Registered {}. <a href="{}">A job</a> measures how well it fits.', added.sae, url)

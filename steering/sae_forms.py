@@ -33,6 +33,12 @@ class SourceForm(forms.Form):
     name = forms.CharField(max_length=200, required=False, help_text="How it is called here.")
     layer = forms.IntegerField(required=False, min_value=0, help_text="Empty: as the SAE's configuration says.")
     site = forms.ChoiceField(required=False, choices=[("", "as the SAE's configuration says"), *SAE.Site.choices])
+    measures = forms.BooleanField(
+        required=False,
+        initial=True,
+        label="Measure it when it is added",
+        help_text="A job reads the default corpus through the model, behind the traffic, and tells whether it fits.",
+    )
 
     @property
     def location(self) -> SAELocation:

@@ -31,6 +31,10 @@ class VersionRow:
     requests: SafeString | str
 
 
+def problem_text(problem: str) -> SafeString | str:
+    return format_html('<span class="steering-warning">{}</span>', problem) if problem else "–"
+
+
 def version_rows(profile: SteeringProfile) -> list[VersionRow]:
     versions = list(profile.versions.select_related("published_by", "profile__model").order_by("-number"))
     older = [*versions, None][1:]

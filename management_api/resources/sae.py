@@ -62,6 +62,7 @@ class SAEInput(StrictInput):
     subfolder = Text(max_length=300, default="", allow_blank=True)
     layer = Integer(min_value=0, max_value=MAX_LAYER, default=None, allow_null=True)
     site = Choice(choices=SAE.Site.choices, default="", allow_blank=True)
+    measures = Flag(default=True, help_text="On the default corpus, by a job that follows.")
 
 
 class SAEChange(StrictInput):
@@ -106,7 +107,7 @@ class SAEs(Resource):
             raise serializers.ValidationError({"name": f"There is an SAE {data['name']} already."})
         location = SAELocation(data["source"], data["revision"], data["subfolder"])
         inspect_sae(location, data["model"], layer=data["layer"], site=data["site"] or None)
-        place = {name: data[name] for name in ("name", "model", "layer", "site")}
+        place = {name: data[name] for name in ("name", "model", "layer", "site", "measures")}
         return job_started(request_sae(location=location, owner=self.user, **place))
 
     @described(request=SAEChange)

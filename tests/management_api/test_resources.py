@@ -179,6 +179,7 @@ class TestSAEs:
         job = Job.objects.get()
         assert (str(job.pk), job.kind, job.owner) == (response.json()["id"], "steering.add_sae", researcher_api.user)
         assert job.params["name"] == "new"
+        assert job.params["measures"], "unless they say otherwise"
 
     def test_one_that_is_not_there(self, researcher_api: Api, model: LanguageModel):
         body = {"name": "new", "model": model.pk, "source": "/nowhere"}

@@ -165,6 +165,19 @@ class TestSAEs:
             async_to_sync(resolver.resolve)("tiny", "gloomy", special_token_ids=frozenset())
         assert (caught.value.status, caught.value.code) == (409, "sae_mismatch")
 
+    def test_pages_say_so_while_the_files_are_missing(self, admin, profile, sae):
+        version = services.publish_profile(profile=profile)
+        pages = (
+            reverse("admin:steering_steeringprofile_changelist"),
+            reverse("admin:steering_profileversion_change", args=[version.pk]),
+        )
+        for damaged in (False, True):
+            if damaged:
+                (Path(sae.source) / "sae_weights.safetensors").unlink()
+            for url in pages:
+                html = admin.get(url).content.decode()
+                assert ("Requests are refused: the SAE tiny-sae cannot be used." in html) is damaged
+
 
 class TestContent:
     def test_empty_profiles(self, admin, model, document, tmp_path):

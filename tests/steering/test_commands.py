@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from django.core.management import CommandError, call_command
 
+from jobs.models import Job
 from steering.models import SAE, ProfileVersion
 from tests.steering.sae_files import sae_config, write_sae
 
@@ -26,6 +27,12 @@ class TestAddSAE:
             in out
         )
         assert "Registered new with 40 features, 0 labelled." in out
+
+    def test_is_measured_then(self, model, source, capsys):
+        call_command("add_sae", "new", source, model="tiny", measure=True)
+        job = Job.objects.get()
+        assert (job.kind, job.params["sae"]) == ("steering.health", SAE.objects.get().pk)
+        assert f"The job {job.pk} measures it." in capsys.readouterr().out
 
     def test_preview_changes_nothing(self, model, source, capsys):
         call_command("add_sae", "new", source, model="tiny", preview=True)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from jobs.kinds import find_kind
+from jobs.models import Job
 from steering.errors import IncompatibleSAEError
 from steering.models import SAE
 from steering.registration_job import run_add_sae
@@ -19,6 +20,7 @@ class RecordedJob:
     """A run's side of a job, without a row behind it."""
 
     params: dict[str, Any]
+    owner_id: int | None = None
     told: list[tuple[int, int, str]] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
 
@@ -50,6 +52,20 @@ class TestAdd:
         job = self.job(model, write_sae(tmp_path / "new"))
         assert run_add_sae(job) == run_add_sae(job)
         assert SAE.objects.count() == 1
+
+    def test_is_measured_then(self, model, researcher, tmp_path):
+        job = self.job(model, write_sae(tmp_path / "new"), measures=True)
+        job.owner_id = researcher.pk
+        run_add_sae(job)
+        measurement = Job.objects.get()
+        assert (measurement.kind, measurement.owner) == ("steering.health", researcher)
+        assert measurement.params["sae"] == SAE.objects.get().pk
+        assert job.lines[1] == "The job “Measure new” tells how well it fits."
+
+    def test_is_measured_once_after_a_crash(self, model, tmp_path):
+        job = self.job(model, write_sae(tmp_path / "new"), measures=True)
+        assert run_add_sae(job) == run_add_sae(job)
+        assert Job.objects.count() == 1
 
     def test_doubts_are_in_the_log(self, model, tmp_path):
         config = sae_config(metadata={"hook_name": "blocks.1.hook_resid_post", "model_name": "gemma-2-2b"})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from django.contrib.auth.models import User
 from django.urls import reverse
@@ -12,6 +14,9 @@ from steering.corpus_shelf import corpus_names, open_corpus
 from steering.models import SAE
 from steering.profiles import get_resolver
 from steering.published import source_of
+from steering.registration import SAELocation, inspect_sae, prepare_sae
+from steering.sae_jobs import add_sae
+from tests.steering.format_files import saelens_transcoder
 from tests.steering.pages import login, page, said, staff
 from tests.steering.sae_files import sae_config, write_sae
 
@@ -77,6 +82,31 @@ class TestAdd:
     def test_refusals(self, data, message, admin, model, source):
         assert message in self.post(admin, model, **{"source": source, **data})
         assert not SAE.objects.exists()
+
+    def test_is_measured_when_it_is_added(self, admin, model, source):
+        """The box is ticked unless somebody takes the tick away."""
+        html = admin.get(reverse(ADD)).content.decode()
+        assert re.search(r'<input type="checkbox" name="measures"[^>]* checked', html)
+        data = {"model": model.pk, "source": f"{source}/layer_1", "name": "new", "measures": "on", "_save": "Add"}
+        response = admin.post(reverse(ADD), data)
+        job = Job.objects.get()
+        assert (job.kind, job.params["sae"]) == ("steering.health", SAE.objects.get().pk)
+        assert job.owner == User.objects.get(username="admin")
+        assert reverse("admin:jobs_job_change", args=[job.pk]) in said(response)
+
+    def test_is_not_measured_unless_wanted(self, admin, model, source):
+        response = admin.post(reverse(ADD), {"model": model.pk, "source": f"{source}/layer_1", "name": "new"})
+        assert said(response) == "Registered new."
+        assert not Job.objects.exists()
+
+    def test_transcoders_cannot_be_measured(self, model, tmp_path):
+        saelens_transcoder(tmp_path / "mlp")
+        location = SAELocation(str(tmp_path / "mlp"))
+        candidate = inspect_sae(location, model, layer=1, site="mlp_out")
+        added = add_sae(prepared=prepare_sae("mlp", model, candidate), measures=True)
+        assert added.sae.architecture == "transcoder"
+        assert added.measurement is None
+        assert not Job.objects.exists()
 
     def test_nothing_found(self, admin, model, tmp_path):
         assert "No files of a known name" in self.post(admin, model, source=str(tmp_path), _list="1")

@@ -12,7 +12,6 @@ from django.core.management.base import BaseCommand, CommandError
 from inference.interventions import SITE_KINDS
 from inference.models import LanguageModel
 from inference.sources import SourceError
-from steering import services
 from steering.candidate_wording import describe, found_line
 from steering.errors import SteeringError
 from steering.health import judge
@@ -20,6 +19,7 @@ from steering.hub import find_saes
 from steering.label_files import read_labels
 from steering.labels import FeatureLabel
 from steering.registration import SAELocation, inspect_sae, prepare_sae, read_health
+from steering.sae_jobs import add_sae
 from steering.saes.errors import InvalidSAEError
 from steering.spec.errors import InvalidSpecError
 
@@ -42,6 +42,7 @@ class Command(BaseCommand):
         parser.add_argument("--site", choices=SITE_KINDS, help="in place of what the SAE's configuration says")
         parser.add_argument("--labels", type=Path, help="JSON, JSONL or CSV, as import_labels takes it")
         parser.add_argument("--health", type=Path, help="JSON object with l0, fvu and mean_resid_norm")
+        parser.add_argument("--measure", action="store_true", help="queue a job of the server that measures it")
         parser.add_argument("--preview", action="store_true", help="say what it is and whether it fits, and stop")
         parser.add_argument(
             "--list", action="store_true", help="list the source's SAEs by their files' names, and stop"
@@ -82,7 +83,10 @@ class Command(BaseCommand):
             labels = read_labels(options["labels"], candidate.config.math.d_sae)
         health = read_health(options["health"]) if options["health"] else None
         prepared = prepare_sae(options["name"], model, candidate, labels=labels, health=health)
-        sae = services.save_sae(prepared=prepared)
+        added = add_sae(prepared=prepared, measures=options["measure"])
+        sae = added.sae
         for verdict in judge(sae):
             self.stdout.write(self.style.WARNING(verdict.text) if verdict.is_warning else verdict.text)
         self.stdout.write(self.style.SUCCESS(f"Registered {sae} with {sae.d_sae} features, {len(labels)} labelled."))
+        if added.measurement is not None:
+            self.stdout.write(f"The job {added.measurement.pk} measures it.")
