@@ -31,19 +31,19 @@ def traffic_corpus() -> Corpus:
     return Corpus(NAME, version, documents, partial(_all_share, frozenset(key for key, _ in found)))
 
 
-def _all_share(keys: frozenset[int | None]) -> bool:
+def _all_share(keys: frozenset[int]) -> bool:
     """Whether each of these keys is still there and allows it; the measuring between takes its time."""
     return ApiKey.objects.filter(pk__in=keys, shares_examples=True).count() == len(keys)
 
 
-def _bounded(rows: Iterable[RequestLog]) -> Iterator[tuple[int | None, Document]]:
+def _bounded(rows: Iterable[RequestLog]) -> Iterator[tuple[int, Document]]:
     """Keys, and what their requests said."""
     num_chars = 0
     for row in rows:
         num_chars += len(row.prompt) + len(row.completion)
         if num_chars > _MAX_CHARS:
             return
-        if (document := _document(row)) is not None:
+        if row.api_key_id is not None and (document := _document(row)) is not None:
             yield row.api_key_id, document
 
 

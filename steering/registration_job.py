@@ -36,7 +36,7 @@ def run_add_sae(job: RunningJob) -> dict[str, Any]:
     )
     job.progress(1, 1, "Reading and checking the weights")
     prepared = prepare_sae(params["name"], model, candidate)
-    owner = User.objects.filter(pk=job.owner_id).first()
+    owner = None if job.owner_id is None else User.objects.filter(pk=job.owner_id).first()
     added = add_sae(prepared=prepared, measures=params.get("measures", False), owner=owner)
     job.log(f"Registered {added.sae} with {added.sae.d_sae} features.")
     if added.measurement is not None:

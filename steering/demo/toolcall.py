@@ -12,7 +12,7 @@ from steering.demo.echo import read_facts
 from steering.demo.memory import capital
 from steering.demo.tool import TOOLS, Schema, Tool, property_tool
 
-OK = ({"status": "ok"}, {"ok": True}, {"status": "done"}, {"success": True})
+OK: tuple[dict[str, str | int], ...] = ({"status": "ok"}, {"ok": True}, {"status": "done"}, {"success": True})
 
 
 @dataclass(frozen=True, slots=True)

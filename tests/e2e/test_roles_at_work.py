@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from openai import OpenAI
 from playwright.sync_api import Page, expect
@@ -52,13 +54,13 @@ def secret(live_site: LiveSite) -> str:
 def ask(site: LiveSite, text: str, key: str = "none", **fields: object) -> str:
     """The version of the profile that acted."""
     client = OpenAI(base_url=site.api_url, api_key=key, max_retries=0, timeout=60)
-    messages = [{"role": "user", "content": text}]
+    messages: Any = [{"role": "user", "content": text}]
     raw = client.chat.completions.with_raw_response.create(
         model="demo",
         messages=messages,
         max_tokens=16,
         seed=5,
-        extra_body=fields,  # type: ignore[arg-type]
+        extra_body=fields,
     )
     assert raw.parse().choices[0].message.content
     return raw.headers.get("x-millm-profile", "")

@@ -277,6 +277,7 @@ class TestKeys:
         assert response.headers["Cache-Control"] == "no-store"
         rotated = response.json()
         until = parse_datetime(rotated["old_valid_until"])
+        assert until is not None
         assert before + timedelta(hours=1) <= until <= timezone.now() + timedelta(hours=1)
         assert (rotated["old_prefix"], rotated["requests_per_day"]) == (made["prefix"], 5)
         assert made["key"].startswith(rotated["old_prefix"])

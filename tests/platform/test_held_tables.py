@@ -48,7 +48,7 @@ def test_streams_go_on_and_others_wait_for_a_bounded_time(tmp_path: Path, databa
         tell(client, "after")
         assert server.stop() == 0, server.output
     with psycopg.connect(database_url) as connection:
-        logged = dict(connection.execute(ROWS).fetchall())
+        logged: dict[str, int] = dict(connection.execute(ROWS).fetchall())
     assert logged | {"": 0} == {"before": 200, "during": 200, "held": status, "after": 200, "": 0}
 
 
