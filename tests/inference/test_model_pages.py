@@ -133,7 +133,7 @@ class TestStanding:
     @pytest.mark.parametrize(
         ("standing", "words", "percent", "is_moving"),
         [
-            (LoadStanding(LoadProgress("looking", 1, 3 * 2**30, 12 * 2**30)), "3.00 GiB of 12.00 GiB", 25, True),
+            (LoadStanding(LoadProgress("looking", 1, 3 * 2**30, 12 * 2**30)), "3.0\xa0GB of 12.0\xa0GB", 25, True),
             (LoadStanding(LoadProgress("reading its weights", 7.6)), "reading its weights, for 8 s", None, True),
             (LoadStanding(LoadProgress("making room", 0, 5, 5)), "making room", None, True),
             (LoadStanding(is_waiting=True), "Waits for its turn", None, True),
