@@ -15,7 +15,7 @@ from django.contrib.postgres.search import (
     SearchVector,
 )
 from django.db import models
-from django.db.models import Case, Q, Value, When
+from django.db.models import Case, F, Q, Value, When
 
 if TYPE_CHECKING:
     from steering.models import Feature  # noqa: F401 - the query set's model, in its annotation
@@ -60,7 +60,7 @@ class FeatureQuerySet(models.QuerySet["Feature"]):
         by_number = [] if number is None else [Case(When(index=number, then=Value(0)), default=Value(1))]
         if found.order_by()[max_ranked:].exists():
             return found.order_by(*by_number, *IN_ORDER)
-        rank = SearchRank("words", query, normalization=_BY_LENGTH)
+        rank = SearchRank(F("words"), query, normalization=_BY_LENGTH)
         return found.alias(rank=rank).order_by(*by_number, "-rank", *IN_ORDER)
 
 

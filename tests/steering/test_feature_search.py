@@ -49,6 +49,12 @@ def test_the_best_come_first(sae):
     assert sorted(found) == [0, 5, 6, 7]
 
 
+def test_a_word_of_the_label_counts_more_than_several_of_the_description(sae):
+    sae.features.filter(index=5).update(label="snow", description="storm, storms and stormy storms")
+    sae.features.filter(index=6).update(label="storm", description="what comes down from mountains in autumn")
+    assert [feature.index for feature in sae.features.search("storm")] == [6, 5]
+
+
 def test_a_number_comes_before_labels_that_have_it(sae):
     sae.features.filter(index=5).update(label="17")
     assert [feature.index for feature in sae.features.search("17")] == [17, 5]
