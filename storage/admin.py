@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from django.contrib import admin
@@ -65,10 +66,18 @@ class VectorStoreFileInline(admin.TabularInline):  # type: ignore[type-arg]  # i
         return False
 
 
+class EmbeddingModelFilter(admin.AllValuesFieldListFilter):
+    """Also of stores that have none yet: a link needs words."""
+
+    def choices(self, changelist: Any) -> Iterator[Any]:
+        for choice in super().choices(changelist):
+            yield {**choice, "display": choice["display"] or "(none)"}
+
+
 @admin.register(VectorStore)
 class VectorStoreAdmin(MadeByClients):
     list_display = ("public_id", "name", "embedding_model", "num_files", "owner", "last_active_at", "created_at")
-    list_filter = ("embedding_model", ("owner", admin.RelatedOnlyFieldListFilter))
+    list_filter = (("embedding_model", EmbeddingModelFilter), ("owner", admin.RelatedOnlyFieldListFilter))
     search_fields = ("public_id", "name")
     inlines = (VectorStoreFileInline,)
 

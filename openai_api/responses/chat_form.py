@@ -21,6 +21,7 @@ from openai_api.schemas.drawing import DrawingSchema
 
 ChatBody = dict[str, Any]
 MAX_QUERIES = 4
+MAX_QUERY_CHARS = 200  # a small model may not find the end of one by itself
 
 SEARCH_FUNCTION: dict[str, Any] = {
     "name": FILE_SEARCH,
@@ -33,7 +34,7 @@ SEARCH_FUNCTION: dict[str, Any] = {
         "properties": {
             "queries": {
                 "type": "array",
-                "items": {"type": "string", "minLength": 1},
+                "items": {"type": "string", "minLength": 1, "maxLength": MAX_QUERY_CHARS},
                 "minItems": 1,
                 "maxItems": MAX_QUERIES,
                 "description": "What to look for.",

@@ -159,9 +159,25 @@ def test_a_lost_connection_is_said_and_tried_again(page: Page, live_site: LiveSi
 @pytest.mark.skipif("SCREENSHOTS" not in os.environ, reason="SCREENSHOTS names no folder")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_screenshots(page: Page, live_site: LiveSite, paths: list[str], scheme: str):
+    """Also of pages at work, which others show empty: answers in the playground, the request that one of them was."""
     folder = Path(os.environ["SCREENSHOTS"])
     page.emulate_media(color_scheme=scheme)
+    open_page(page, live_site, "/admin/playground/?model=demo&profile=gloomy")
+    play(page)
+    page.evaluate("scrollTo(0, 0)")
+    page.screenshot(path=folder / f"playground-at-work-{scheme}.png")
+    page.locator(".column").nth(1).get_by_role("link", name="Its log row").click()
+    page.screenshot(path=folder / f"request-at-work-{scheme}.png", full_page=True)
     for path in paths:
         open_page(page, live_site, path)
         name = path.strip("/").replace("/", "-").replace("?", "-") or "home"
         page.screenshot(path=folder / f"{name}-{scheme}.png")
+
+
+def play(page: Page) -> None:
+    """Until each token is coloured, with one that is looked at."""
+    page.get_by_role("button", name="Run all").click()
+    steered = page.locator(".column").nth(1)
+    expect(steered.locator(".answer-kl")).to_contain_text("nats a token", timeout=120_000)
+    steered.locator(".token").nth(12).hover()
+    expect(steered.locator(".answer-details")).to_contain_text("Strongest features")

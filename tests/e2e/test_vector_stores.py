@@ -109,7 +109,8 @@ def test_a_response_searches_files(embedding_client: OpenAI):
         tool_choice={"type": "file_search"},
         include=["file_search_call.results"],
         max_tool_calls=1,
-        max_output_tokens=200,
+        max_output_tokens=600,
+        temperature=0,
     )
     events = list(stream)
     assert "response.file_search_call.completed" in [event.type for event in events], events

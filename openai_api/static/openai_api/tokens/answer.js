@@ -17,7 +17,7 @@ export class Answer {
   begin(tokens) {
     this.tokens = tokens;
     this._text.replaceChildren();
-    this._text.removeAttribute("role");
+    this._text.setAttribute("role", "group"); // a list without choices would be none
     this._details.replaceChildren();
     this._details.textContent = "Point at a token, or go to it with the arrow keys.";
   }
