@@ -241,6 +241,11 @@ class RequestLog(models.Model):
             models.Index(
                 fields=("error_code", "-created_at"), condition=~models.Q(error_code=""), name="log_error_time"
             ),
+            models.Index(  # answers that failed in the stream
+                fields=("-created_at",),
+                condition=models.Q(status__lt=400) & ~models.Q(error_code=""),
+                name="log_failed_time",
+            ),
             models.Index(  # what there still is to prune of texts
                 fields=("created_at",), condition=~models.Q(prompt="", completion=""), name="log_texts_time"
             ),

@@ -12,6 +12,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 from openai_api.models import ApiKey, LogAccess, RequestLog
+from openai_api.request_log.search import OUTCOMES
 from openai_api.request_log.search_pages import PAGE_SIZE
 from openai_api.services import create_api_key
 from tests.openai_api.request_log.conftest import LOG, client_of, staff
@@ -247,3 +248,11 @@ def test_what_cannot_be_saved_is_said(auditor: Client, name: str, query: str):
 def test_who_may_see_no_texts_saves_no_search_for_words(watcher: Client):
     page = watcher.post(f"{LOG}searches/add/", {"name": "a", "query": "text=sea"}, follow=True)
     assert "was not saved" in page.content.decode()
+
+
+@pytest.mark.django_db
+def test_few_failures_among_many_answers_have_an_index():
+    with connection.cursor() as cursor:
+        cursor.execute("SET LOCAL enable_seqscan = off")
+    failed = RequestLog.objects.filter(OUTCOMES["failed"][1]).order_by("-created_at", "-id")[:50]
+    assert "log_failed_time" in failed.explain()
