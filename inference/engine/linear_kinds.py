@@ -10,15 +10,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from inference.engine import native
+from inference.engine.huge_pages import in_huge_pages
 
 Weights = Literal["native", "int8"]
 
 FEW_ROWS = 32  # up to here our bfloat16 products beat F.linear, which lays the weight out at each call
 FEW_WIDENED_ROWS = 96  # and where weights are widened, float32 products of a weight that is widened as a whole
 FEW_INT8_ROWS = 64  # up to here int8 products beat making the weight bfloat16 first
+INT16_ROWS = 1 << 30  # as 16-bit integers they beat float32 products of any number of rows
 INT8PACK_MULTIPLE = 64  # torch 2.13's kernel reads behind rows of other lengths in bfloat16, down to a crash
 FEW_UNWIDENED_ROWS = 4  # up to here, without our kernels, widening a weight costs more than it gains
-WIDENED_AT_ONCE = 2048  # weight rows, so that they stay in the cache
+WIDENED_AT_ONCE = 2048  # weight rows, so that they stay in the cache, and memory small
 DEQUANTISED_AT_ONCE = 16384  # weight rows that many activations see as floats at a time
 
 
@@ -161,9 +163,11 @@ class Int8Linear(FastLinear):
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(weight, bias)
         rounded, scales = quantise(weight.detach())
-        self.register_buffer("weight", native.in_huge_pages(rounded), persistent=False)
+        self.register_buffer("weight", in_huge_pages(rounded), persistent=False)
         self.register_buffer("scales", scales, persistent=False)
-        self.register_buffer("sums", rounded.sum(1, dtype=torch.int32), persistent=False)
+        sums = [part.sum(1, dtype=torch.int32) for part in torch.split(rounded, WIDENED_AT_ONCE)]
+        self.register_buffer("sums", torch.cat(sums), persistent=False)
+        self._few_rows = INT16_ROWS if native.active().has_int16 else FEW_INT8_ROWS
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, self.in_features)
@@ -171,14 +175,14 @@ class Int8Linear(FastLinear):
 
     def operands(self) -> Operands | None:
         has_kernel = native.active().has_products
-        return Operands([self.weight, self.scales, self.sums], self.bias, FEW_INT8_ROWS) if has_kernel else None
+        return Operands([self.weight, self.scales, self.sums], self.bias, self._few_rows) if has_kernel else None
 
     def dequantised(self) -> Tensor:
         """The weight that this computes with, ``[out, in]`` float32."""
         return self.weight.float() * self.scales.unsqueeze(1)
 
     def _product(self, rows: Tensor) -> Tensor:
-        if len(rows) > FEW_INT8_ROWS:
+        if len(rows) > self._few_rows:
             return self._whole_product(rows)
         if native.active().has_products:
             out: Tensor = torch.ops.millm_native.linear_int8.default(
@@ -225,6 +229,10 @@ class GpuInt8Linear(Int8Linear):
 
 def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
     """``[out, in]`` to int8 and float32 scales ``[out]``: the largest value of a row becomes 127."""
-    exact = weight.float()
-    scales = exact.abs().amax(1).clamp_min(torch.finfo(torch.float32).tiny) / 127
-    return (exact / scales.unsqueeze(1)).round_().to(torch.int8), scales
+    rounded, scales = torch.empty_like(weight, dtype=torch.int8), weight.new_empty(len(weight), dtype=torch.float32)
+    for start in range(0, len(weight), WIDENED_AT_ONCE):
+        part = slice(start, start + WIDENED_AT_ONCE)
+        exact = weight[part].float()
+        scales[part] = exact.abs().amax(1).clamp_min(torch.finfo(torch.float32).tiny) / 127
+        rounded[part] = (exact / scales[part].unsqueeze(1)).round_()
+    return rounded, scales

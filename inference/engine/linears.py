@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from inference.engine import native
+from inference.engine.huge_pages import in_huge_pages
 from inference.engine.int8_trial import few_packed_rows
 from inference.engine.linear_groups import GroupMember, LinearGroup
 from inference.engine.linear_kinds import (
@@ -93,7 +93,7 @@ def _fast_linear(weight: Tensor, bias: Tensor | None, weights: Weights) -> FastL
     if weights == "int8":
         return Int8Linear(weight, bias)
     if can_read_rows(weight.dtype):
-        return RowsLinear(native.in_huge_pages(weight.detach()), bias)
+        return RowsLinear(in_huge_pages(weight.detach()), bias)
     return PackedLinear(weight, bias)
 
 
@@ -124,7 +124,7 @@ def _replace_head(module: nn.Module, head: nn.Module, weights: Weights) -> int:
     if not isinstance(head, nn.Linear) or not _is_replaceable(head, weights):
         return 0
     if weights == "native" and _is_tied(module, head) and can_read_rows(head.weight.dtype):
-        head.weight.data = native.in_huge_pages(head.weight.data)  # the embeddings' too: it is one parameter
+        head.weight.data = in_huge_pages(head.weight.data)  # the embeddings' too: it is one parameter
         fast: FastLinear = RowsLinear(head.weight, head.bias)
     else:
         fast = _fast_linear(head.weight, head.bias, weights)

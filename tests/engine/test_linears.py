@@ -137,6 +137,28 @@ def test_rows_of_any_length(in_features, dtype):
             close(quantised(x), exact, 1e-2)
 
 
+@pytest.mark.parametrize("rows", [1, 2, 3, 7, 150])
+@pytest.mark.parametrize("in_features", [512, 4096, 4097, 40_000])
+def test_the_largest_int8_sums_overflow_nowhere(in_features, rows):
+    linear = Int8Linear(torch.tensor([[1.0], [-1.0]]).expand(2, in_features).contiguous(), None)
+    got = linear(torch.full((rows, in_features), 2.0))
+    assert torch.allclose(got, torch.tensor([2.0, -2.0]).mul(in_features).expand(rows, 2), rtol=1e-4)
+
+
+@pytest.mark.parametrize("rows", [2, 5, 80])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.usefixtures("either_kernels")
+def test_a_row_that_is_no_number_spoils_no_other(rows, bad):
+    torch.manual_seed(2)
+    linear = Int8Linear(torch.randn(9, 128), None)
+    x = torch.randn(rows, 128)
+    expected = linear(x)
+    x[1, 3] = bad
+    got = linear(x)
+    assert not got[1].isfinite().any()
+    close(got[[0, *range(2, rows)]], expected[[0, *range(2, rows)]], 1e-5)
+
+
 @pytest.mark.parametrize("rows", [1, 70])
 def test_widened_products_round_once(rows):
     weight, bias, x = torch.randn(2100, 33).bfloat16(), torch.randn(2100).bfloat16(), torch.randn(rows, 33).bfloat16()

@@ -24,10 +24,8 @@ __all__ = [
     "SteeringTensors",
     "activate",
     "active",
-    "advise_huge_pages",
     "deactivate",
     "decode_attention",
-    "in_huge_pages",
     "prompt_attention",
     "steer",
     "write_kv",
@@ -44,7 +42,8 @@ class ActiveKernels:
     """Which kernels run, and why: ``str()`` is for the start-up line.
 
     ``lanes`` float32 values are computed at once. ``has_bf16`` and ``has_int8`` say whether the processor multiplies
-    pairs of bfloat16 and bytes by itself (extensions of AVX-512); else weights are widened to float32 on the way.
+    pairs of bfloat16 and bytes by itself (extensions of AVX-512); else weights are widened on the way: bytes to 16 bits
+    where ``has_int16``, all others to float32.
     """
 
     is_native: bool
@@ -52,6 +51,7 @@ class ActiveKernels:
     lanes: int = 1
     has_bf16: bool = False
     has_int8: bool = False
+    has_int16: bool = False
 
     @property
     def has_products(self) -> bool:
@@ -165,21 +165,6 @@ def steer(hidden: Tensor, rows: Tensor, tables: SteeringTensors, given: Tensor |
     return fallback.steer(hidden, rows, tables, given)
 
 
-def in_huge_pages(tensor: Tensor) -> Tensor:
-    """A copy of a contiguous CPU tensor in large pages, which one row's products read a tenth faster; as it is else."""
-    if not (_active.is_native and tensor.device.type == "cpu"):
-        return tensor
-    copy = torch.empty_like(tensor, memory_format=torch.contiguous_format)
-    advise_huge_pages(copy)
-    return copy.copy_(tensor)
-
-
-def advise_huge_pages(tensor: Tensor) -> None:
-    """Before it is first written: large pages for memory that is read as a whole each step. A hint, nothing more."""
-    if _active.is_native and tensor.device.type == "cpu":
-        torch.ops.millm_native.advise_huge_pages(tensor)
-
-
 def _attends_prompts(query: Tensor, keys: Tensor, values: Tensor) -> bool:
     fits = keys.shape == values.shape and query.shape[-1] % _active.lanes == 0
     return query.dtype in _FLOATS and fits and query.device.type == "cpu"
@@ -190,9 +175,16 @@ def _load(folder: Path) -> ActiveKernels:
         return ActiveKernels(is_native=False, reason=f"{SWITCH}=torch")
     try:
         torch.ops.load_library(build(folder))  # type: ignore[no-untyped-call]
-        vector_bytes, has_bf16, has_int8 = torch.ops.millm_native.features()
+        vector_bytes, has_bf16, has_int8, has_int16 = torch.ops.millm_native.features()
     except (BuildError, OSError) as error:
         return ActiveKernels(is_native=False, reason=str(error))
     dots = [name for name, has in (("bf16", has_bf16), ("int8", has_int8)) if has]
     reason = f"{vector_bytes * 8}-bit vectors" + (f", {' and '.join(dots)} dot products" if dots else "")
-    return ActiveKernels(is_native=True, reason=reason, lanes=vector_bytes // 4, has_bf16=has_bf16, has_int8=has_int8)
+    return ActiveKernels(
+        is_native=True,
+        reason=reason,
+        lanes=vector_bytes // 4,
+        has_bf16=has_bf16,
+        has_int8=has_int8,
+        has_int16=has_int16,
+    )

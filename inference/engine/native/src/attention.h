@@ -277,9 +277,9 @@ void attend(const at::Tensor& query, const at::Tensor& keys, const at::Tensor& v
     int64_t index = first_of_share[s];
     for (const auto& piece : shares[s]) {
       for (int64_t h = 0; h < shape.heads; ++h)
-        for (int64_t i = 0; i < d; ++i)
-          widened[h * shape.padded + i] =
-              static_cast<float>(q[piece.sequence * query.stride(0) + h * query.stride(1) + i]);
+        for (int64_t i = 0; i < d; i += kLanes)
+          load(q + piece.sequence * query.stride(0) + h * query.stride(1) + i, d - i)
+              .store(widened.data() + h * shape.padded + i);
       float *maximum = scratch.data() + index++ * per_piece, *total = maximum + shape.heads,
             *acc = total + shape.heads;
       std::fill(maximum, maximum + shape.heads, kNone);
@@ -299,6 +299,7 @@ void attend(const at::Tensor& query, const at::Tensor& keys, const at::Tensor& v
   });
 
   T* o = out.mutable_data_ptr<T>();
+  std::vector<float> weights(pieces);
   for (int64_t from = 0; from < pieces;) {
     int64_t to = from;
     while (to < pieces && of_piece[to].first == of_piece[from].first) ++to;
@@ -306,14 +307,15 @@ void attend(const at::Tensor& query, const at::Tensor& keys, const at::Tensor& v
     for (int64_t h = 0; h < shape.heads; ++h) {
       float top = kNone, total = 0.f;
       for (int64_t p = from; p < to; ++p) top = std::max(top, scratch[p * per_piece + h]);
-      for (int64_t p = from; p < to; ++p)
-        total += scratch[p * per_piece + shape.heads + h] * std::exp(scratch[p * per_piece + h] - top);
+      for (int64_t p = from; p < to; ++p) {
+        weights[p] = std::exp(scratch[p * per_piece + h] - top);
+        total += scratch[p * per_piece + shape.heads + h] * weights[p];
+      }
       for (int64_t i = 0; i < d; i += kLanes) {
         Vec joined(0.f);
         for (int64_t p = from; p < to; ++p) {
           const float* piece = scratch.data() + p * per_piece;
-          const float weight = std::exp(piece[h] - top) / total;
-          joined = at::vec::fmadd(Vec(weight), Vec::loadu(piece + 2 * shape.heads + h * shape.padded + i), joined);
+          joined = at::vec::fmadd(Vec(weights[p] / total), Vec::loadu(piece + 2 * shape.heads + h * shape.padded + i), joined);
         }
         store(o + (sequence * shape.heads + h) * d + i, joined, d - i);
       }

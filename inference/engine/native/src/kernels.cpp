@@ -5,8 +5,6 @@
 #include <torch/library.h>
 
 #if defined(__linux__)
-#include <sys/mman.h>
-#include <unistd.h>
 #endif
 
 #include "attention.h"
@@ -238,19 +236,10 @@ at::Tensor mlp_step(const at::Tensor& x, const at::Tensor& in_norm, const std::o
   return out.add_(x);
 }
 
-// Ask for large pages under the tensor: fewer address translations when all of it is read each step.
-void advise_huge_pages(const at::Tensor& tensor) {
-#if defined(MADV_HUGEPAGE)
-  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
-  const auto begin = reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
-  const uintptr_t from = (begin + page - 1) / page * page, to = (begin + tensor.nbytes()) / page * page;
-  if (from < to) madvise(reinterpret_cast<void*>(from), to - from, MADV_HUGEPAGE);
-#endif
-}
-
-// What the build holds: vector bytes, and whether the processor's dot products of bfloat16 and of bytes are in it.
-std::tuple<int64_t, bool, bool> features() {
-  return {kLanes * 4, MILLM_BF16_DOT != 0, MILLM_INT8_DOT != 0};
+// What the build holds: vector bytes, whether the processor's dot products of bfloat16 and of bytes are in it, and
+// whether bytes are multiplied as 16-bit integers.
+std::tuple<int64_t, bool, bool, bool> features() {
+  return {kLanes * 4, MILLM_BF16_DOT != 0, MILLM_INT8_DOT != 0, MILLM_INT16_PAIRS != 0 && MILLM_INT8_DOT == 0};
 }
 
 }  // namespace millm
@@ -274,8 +263,7 @@ TORCH_LIBRARY(millm_native, m) {
   m.def("linear_int8(Tensor x, Tensor weight, Tensor scales, Tensor sums, Tensor? bias) -> Tensor");
   m.def("steer(Tensor hidden, Tensor rows, Tensor flags, Tensor vectors, Tensor counts, Tensor slots, Tensor read, "
         "Tensor write, Tensor numbers, Tensor codes, Tensor? given) -> Tensor");
-  m.def("advise_huge_pages(Tensor tensor) -> ()", &millm::advise_huge_pages);
-  m.def("features() -> (int, bool, bool)", &millm::features);
+  m.def("features() -> (int, bool, bool, bool)", &millm::features);
 }
 
 TORCH_LIBRARY_IMPL(millm_native, CPU, m) {

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 namespace millm {
 
@@ -53,9 +54,10 @@ inline Vec load(const T* p, int64_t count) {
 
 template <typename T>
 inline void store(T* p, const Vec& v, int64_t count) {
+  if (count >= kLanes) return at::vec::convert_from_float<T>(v, v).store(p, static_cast<int>(kLanes));
   float lanes[kLanes];
   v.store(lanes);
-  for (int64_t i = 0; i < std::min(count, kLanes); ++i) p[i] = static_cast<T>(lanes[i]);
+  for (int64_t i = 0; i < count; ++i) p[i] = static_cast<T>(lanes[i]);
 }
 
 template <>
@@ -70,6 +72,17 @@ inline void store(at::BFloat16* p, const Vec& v, int64_t count) {
   _mm256_mask_storeu_epi16(p, mask, (__m256i)_mm512_cvtneps_pbh(v));
 }
 #endif
+
+template <typename F, int... I>
+inline __attribute__((always_inline)) void unrolled(F&& f, std::integer_sequence<int, I...>) {
+  (f(std::integral_constant<int, I>{}), ...);
+}
+
+// f(0) .. f(N - 1), each with a number that the compiler knows: arrays that it indexes can stay in registers.
+template <int N, typename F>
+inline __attribute__((always_inline)) void unrolled(F&& f) {
+  unrolled(f, std::make_integer_sequence<int, N>{});
+}
 
 inline float sum(const Vec& v) {
   return at::vec::vec_reduce_all<float>([](Vec& a, Vec& b) { return a + b; }, v);

@@ -1,5 +1,5 @@
-// Products of a few rows with row-major weights of 16 or 8 bits, widened to float32 on the way: for processors without
-// the dot products of linear.h, and for float16. A row of activations is widened once.
+// Products of a few rows with row-major weights of 16 or 8 bits, widened on the way: for processors without the dot
+// products of linear.h, and for float16. A row of activations is widened once.
 #pragma once
 
 #include <ATen/Parallel.h>
@@ -8,8 +8,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "linear.h"
-#include "vectors.h"
+#include "widening.h"
 
 namespace millm {
 
@@ -17,42 +16,6 @@ namespace millm {
 constexpr int kWideRows = 6;
 constexpr int kWideColumns = kLanes == 16 ? 4 : 2;
 constexpr int64_t kLineAhead = 4096;  // bytes
-
-// How weights are widened: kStep of them at once, the v-th vector of which meets the activations that `place` puts there.
-template <typename W>
-struct Widening {
-  static constexpr int kVectors = 1;
-  static constexpr int64_t kStep = kLanes;
-  static Vec take(const W* p, int) { return load(p); }
-  static int64_t place(int64_t i) { return i; }
-};
-
-#if defined(CPU_CAPABILITY_AVX512) || defined(CPU_CAPABILITY_AVX2)
-// bfloat16 is the upper half of a float32: one shift makes floats of the even ones, two of the odd ones (a mask would
-// take a register, of which AVX2 has too few).
-template <>
-struct Widening<at::BFloat16> {
-  static constexpr int kVectors = 2;
-  static constexpr int64_t kStep = 2 * kLanes;
-  static Vec take(const at::BFloat16* p, int v) {
-#if defined(CPU_CAPABILITY_AVX512)
-    const __m512i pairs = _mm512_loadu_si512(p);
-    return _mm512_castsi512_ps(v ? _mm512_and_si512(pairs, _mm512_set1_epi32(-65536)) : _mm512_slli_epi32(pairs, 16));
-#else
-    const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-    return _mm256_castsi256_ps(_mm256_slli_epi32(v ? _mm256_srli_epi32(pairs, 16) : pairs, 16));
-#endif
-  }
-  static int64_t place(int64_t i) { return i / kStep * kStep + i % 2 * kLanes + i % kStep / 2; }
-};
-#endif
-
-// The last weights of a row, zeros behind them.
-template <typename W>
-struct Ending {
-  W weights[Widening<W>::kStep] = {};
-  Ending(const W* p, int64_t count) { std::copy(p, p + count, weights); }
-};
 
 // kWideColumns rows of the weight from the same place on; those behind the last one repeat it.
 template <typename W>
@@ -70,16 +33,9 @@ inline void fetch(const Columns<W>& next, int64_t count) {
     for (int64_t i = 0; i < count; i += 64 / static_cast<int64_t>(sizeof(W))) __builtin_prefetch(column + i);
 }
 
-#if defined(CPU_CAPABILITY_AVX512)
-using Lanes = __m512;
-#elif defined(CPU_CAPABILITY_AVX2)
-using Lanes = __m256;
-#else
-using Lanes = Vec;
-#endif
-
 // The compiler would rather load a row anew for each product: more than the processor can load meanwhile.
-inline Lanes in_register(Lanes v) {
+template <typename V>
+inline V in_register(V v) {
 #if defined(CPU_CAPABILITY_AVX2) && defined(__GNUC__)
   __asm__("" : "+x"(v));
 #endif
@@ -87,26 +43,30 @@ inline Lanes in_register(Lanes v) {
 }
 
 template <int ROWS, typename W>
-inline __attribute__((always_inline)) void wide_step(Lanes (&acc)[ROWS][kWideColumns], const float* x, int64_t x_stride,
+inline __attribute__((always_inline)) void wide_step(typename Widening<W>::Sums (&acc)[ROWS][kWideColumns],
+                                                     const typename Widening<W>::Number* x, int64_t x_stride,
                                                      const W* const (&w)[kWideColumns]) {
   using How = Widening<W>;
   for (int v = 0; v < How::kVectors; ++v) {
-    Lanes columns[kWideColumns];
+    typename How::Numbers columns[kWideColumns];
     for (int c = 0; c < kWideColumns; ++c) columns[c] = How::take(w[c], v);
     for (int r = 0; r < ROWS; ++r) {
-      const Lanes row = in_register(Vec::loadu(x + r * x_stride + v * kLanes));
-      for (int c = 0; c < kWideColumns; ++c) acc[r][c] = at::vec::fmadd(Vec(row), Vec(columns[c]), Vec(acc[r][c]));
+      const auto row = in_register(How::read(x + r * x_stride + v * How::kWidth));
+      for (int c = 0; c < kWideColumns; ++c) acc[r][c] = How::add(acc[r][c], row, columns[c]);
     }
   }
 }
 
-// ROWS x kWideColumns sums over k numbers; x is padded with zeros to whole steps. Row after row in `out`.
+// ROWS x kWideColumns sums over k numbers, kMost of them at most; x is padded with zeros to whole steps. Row after row
+// in `out`.
 template <int ROWS, typename W>
-__attribute__((noinline)) void wide_tile(const float* x, int64_t x_stride, const Columns<W>& w, int64_t k, float* out) {
-  constexpr int64_t kStep = Widening<W>::kStep;
-  Lanes acc[ROWS][kWideColumns];
+__attribute__((noinline)) void wide_tile(const typename Widening<W>::Number* x, int64_t x_stride, const Columns<W>& w,
+                                         int64_t k, float* out) {
+  using How = Widening<W>;
+  constexpr int64_t kStep = How::kStep;
+  typename How::Sums acc[ROWS][kWideColumns];
   for (auto& row : acc)
-    for (auto& a : row) a = Vec(0.f);
+    for (auto& a : row) a = How::zero();
   const W* at[kWideColumns];
   for (int c = 0; c < kWideColumns; ++c) at[c] = w.at[c];
   int64_t left = k;
@@ -123,13 +83,14 @@ __attribute__((noinline)) void wide_tile(const float* x, int64_t x_stride, const
     wide_step<ROWS, W>(acc, x, x_stride, at);
   }
   constexpr int kSums = ROWS * kWideColumns, kFours = kSums / 4 * 4;
-  const auto lane = [&](int s) { return Vec(acc[s / kWideColumns][s % kWideColumns]); };
+  const auto lane = [&](int s) { return How::floats(acc[s / kWideColumns][s % kWideColumns]); };
   for (int s = 0; s < kFours; s += 4) four_sums(lane(s), lane(s + 1), lane(s + 2), lane(s + 3), out + s);
   for (int s = kFours; s < kSums; ++s) out[s] = sum(lane(s));
 }
 
 template <typename W>
-inline void wide_tile(int rows, const float* x, int64_t x_stride, const Columns<W>& w, int64_t k, float* out) {
+inline void wide_tile(int rows, const typename Widening<W>::Number* x, int64_t x_stride, const Columns<W>& w, int64_t k,
+                      float* out) {
   switch (rows) {
     case 1: return wide_tile<1>(x, x_stride, w, k, out);
     case 2: return wide_tile<2>(x, x_stride, w, k, out);
@@ -140,60 +101,65 @@ inline void wide_tile(int rows, const float* x, int64_t x_stride, const Columns<
   }
 }
 
-// One row of the weight in a straight line, which the processor fetches ahead best: for one or two rows. A step takes a
-// cache line of weights at least, so that none is asked for twice; the compiler keeps sums in registers that are not Vec.
+// One row of the weight in a straight line, which the processor fetches ahead best: for one or two rows, and kMost
+// numbers at most. A step takes a cache line of weights at least, so that none is asked for twice; the compiler keeps
+// sums in registers that are not Vec. Adds to `out`.
 template <int ROWS, typename W>
-inline void wide_line(const float* x, int64_t x_stride, const W* w, int64_t k, float* out) {
+inline void wide_line(const typename Widening<W>::Number* x, int64_t x_stride, const W* w, int64_t k, float* out) {
   using How = Widening<W>;
-  constexpr int kSums = 4;
-  constexpr int kParts = std::max<int>(kSums, 64 / (sizeof(W) * kLanes));
+  constexpr int kSums = ROWS == 1 ? 8 : 4;  // more than the sums' latency needs, to catch up after a wait for memory
+  constexpr int kParts = std::max<int>(kSums, 64 / (sizeof(W) * How::kWidth));
   constexpr int64_t kSpan = kParts / How::kVectors * How::kStep;
-  Lanes acc[ROWS][kSums];
+  typename How::Sums acc[ROWS][kSums];
   for (auto& row : acc)
-    for (auto& a : row) a = Vec(0.f);
-  const float* const end = x + k / kSpan * kSpan;
+    for (auto& a : row) a = How::zero();
+  const auto* const end = x + k / kSpan * kSpan;
   for (; x != end; x += kSpan, w += kSpan) {
     for (int64_t byte = 0; byte < kSpan * static_cast<int64_t>(sizeof(W)); byte += 64)
       __builtin_prefetch(reinterpret_cast<const char*>(w) + kLineAhead + byte);
-    for (int p = 0; p < kParts; ++p) {
-      const Vec column = How::take(w + p / How::kVectors * How::kStep, p % How::kVectors);
-      for (int r = 0; r < ROWS; ++r)
-        acc[r][p % kSums] = at::vec::fmadd(Vec::loadu(x + r * x_stride + p * kLanes), column, Vec(acc[r][p % kSums]));
-    }
+    unrolled<kParts>([&](auto p) {
+      const auto column = How::take(w + p / How::kVectors * How::kStep, p % How::kVectors);
+      unrolled<ROWS>([&](auto r) {
+        acc[r][p % kSums] = How::add(acc[r][p % kSums], How::read(x + r * x_stride + p * How::kWidth), column);
+      });
+    });
   }
-  for (int r = 0; r < ROWS; ++r)
-    out[r] = sum((Vec(acc[r][0]) + Vec(acc[r][1])) + (Vec(acc[r][2]) + Vec(acc[r][3])));
   for (int64_t left = k % kSpan; left > 0; left -= How::kStep, x += How::kStep, w += How::kStep) {
     const Ending<W> ending(w, std::min(How::kStep, left));
     for (int v = 0; v < How::kVectors; ++v)
       for (int r = 0; r < ROWS; ++r)
-        out[r] += sum(Vec::loadu(x + r * x_stride + v * kLanes) * How::take(ending.weights, v));
+        acc[r][v] = How::add(acc[r][v], How::read(x + r * x_stride + v * How::kWidth), How::take(ending.weights, v));
+  }
+  for (int r = 0; r < ROWS; ++r) {
+    const auto two = [&](int a) { return How::floats(acc[r][a]) + How::floats(acc[r][a + 1]); };
+    Vec all = two(0) + two(2);
+    if constexpr (kSums == 8) all = all + (two(4) + two(6));
+    out[r] += sum(all);
   }
 }
 
-// Rows of x as float32, in the order in which weights of type W come, with zeros behind them up to whole steps. They
-// lie in blocks of kBlock numbers of every row, one behind the other: rows whole would stand at the same few places of
-// the nearest cache when their length is a power of two.
+// Rows of x beside weights of type W. They lie in blocks of kBlock numbers of every row, one behind the other: rows
+// whole would stand at the same few places of the nearest cache when their length is a power of two.
 template <typename W>
 struct Widened {
+  using Number = typename Widening<W>::Number;
   static constexpr int64_t kBlock = 512;
-  static_assert(kBlock % Widening<W>::kStep == 0);
+  static_assert(kBlock % Widening<W>::kStep == 0 && kBlock <= Widening<W>::kMost);
   int64_t rows, padded;
-  std::vector<float> numbers;
+  std::vector<Number> numbers;
+  std::vector<float> scales;  // of rows
 
   template <typename T>
   static Widened of(const at::Tensor& x) {
     constexpr int64_t kStep = Widening<W>::kStep;
     const int64_t rows = x.size(0), k = x.size(1), padded = (k + kStep - 1) / kStep * kStep;
-    Widened wide{rows, padded, std::vector<float>(rows * padded)};
+    Widened wide{rows, padded, std::vector<Number>(rows * padded), std::vector<float>(rows)};
     at::parallel_for(0, rows, std::max<int64_t>(1, 32768 / k), [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) {
-        const T* row = x.const_data_ptr<T>() + r * x.stride(0);
-        for (int64_t from = 0; from < k; from += kBlock) {
-          float* to = wide.numbers.data() + rows * from + r * wide.width(from);
-          const int64_t count = std::min(kBlock, k - from);
-          for (int64_t i = 0; i < count; ++i) to[Widening<W>::place(i)] = static_cast<float>(row[from + i]);
-        }
+        const WideRow<T, W> row(x.const_data_ptr<T>() + r * x.stride(0), k);
+        wide.scales[r] = row.scale;
+        for (int64_t from = 0; from < padded; from += kBlock)
+          row.put(from, wide.width(from), wide.numbers.data() + rows * from + r * wide.width(from));
       }
     });
     return wide;
@@ -201,7 +167,7 @@ struct Widened {
 
   // Of the block that starts at number `from` of each row.
   int64_t width(int64_t from) const { return std::min(kBlock, padded - from); }
-  const float* block(int64_t from, int64_t row) const { return numbers.data() + rows * from + row * width(from); }
+  const Number* block(int64_t from, int64_t row) const { return numbers.data() + rows * from + row * width(from); }
 };
 
 // What becomes of sums: scaled, biased and rounded into row-major `out`.
@@ -212,24 +178,26 @@ struct Put {
   const float* scales;
   const T* bias;
 
-  void operator()(int64_t row, int64_t column, float value) const {
-    if (scales) value *= scales[column];
-    out[row * n + column] = static_cast<T>(value + (bias ? static_cast<float>(bias[column]) : 0.f));
-  }
-
-  // `count` columns from `first` on.
-  void operator()(int64_t row, int64_t first, int64_t count, const float* values) const {
+  // `count` columns from `first` on, of a row with a scale of its own.
+  void operator()(int64_t row, float scale, int64_t first, int64_t count, const float* values) const {
     int64_t c = 0;
     if constexpr (!std::is_same_v<T, float>)
       for (; c + 2 * kLanes <= count; c += 2 * kLanes)
-        at::vec::convert_from_float<T>(finished(first + c, values + c), finished(first + c + kLanes, values + c + kLanes))
+        at::vec::convert_from_float<T>(finished(scale, first + c, values + c),
+                                       finished(scale, first + c + kLanes, values + c + kLanes))
             .store(out + row * n + first + c);
-    for (; c < count; ++c) (*this)(row, first + c, values[c]);
+    for (; c < count; ++c) (*this)(row, scale, first + c, values[c]);
   }
 
-  Vec finished(int64_t column, const float* values) const {
+  void operator()(int64_t row, float scale, int64_t column, float value) const {
+    if (scales) value *= scale * scales[column];
+    out[row * n + column] = static_cast<T>(value + (bias ? static_cast<float>(bias[column]) : 0.f));
+  }
+
+ private:
+  Vec finished(float scale, int64_t column, const float* values) const {
     Vec some = Vec::loadu(values);
-    if (scales) some = some * Vec::loadu(scales + column);
+    if (scales) some = some * (Vec(scale) * Vec::loadu(scales + column));
     return bias ? some + load(bias + column) : some;
   }
 };
@@ -237,21 +205,27 @@ struct Put {
 // One or two rows: the weights' way through memory is all that counts.
 template <typename T, typename W>
 void multiply_wide_lines(const at::Tensor& x, const at::Tensor& w, const Put<T>& put) {
-  constexpr int64_t kStep = Widening<W>::kStep;
-  const int64_t rows = x.size(0), k = w.size(1), n = w.size(0), padded = (k + kStep - 1) / kStep * kStep;
-  std::vector<float> wide(rows * padded);
-  for (int64_t r = 0; r < rows; ++r)
-    for (int64_t i = 0; i < k; ++i)
-      wide[r * padded + Widening<W>::place(i)] = static_cast<float>(x.const_data_ptr<T>()[r * x.stride(0) + i]);
+  using How = Widening<W>;
+  const int64_t rows = x.size(0), k = w.size(1), n = w.size(0), padded = (k + How::kStep - 1) / How::kStep * How::kStep;
+  std::vector<typename How::Number> wide(rows * padded);
+  float scales[2];
+  for (int64_t r = 0; r < rows; ++r) {
+    const WideRow<T, W> row(x.const_data_ptr<T>() + r * x.stride(0), k);
+    row.put(0, padded, wide.data() + r * padded);
+    scales[r] = row.scale;
+  }
   const W* ws = w.const_data_ptr<W>();
   at::parallel_for(0, n, std::max<int64_t>(1, 262144 / k), [&](int64_t begin, int64_t end) {
-    float two[2];
     for (int64_t column = begin; column < end; ++column) {
-      if (rows == 2)
-        wide_line<2>(wide.data(), padded, ws + column * k, k, two);
-      else
-        wide_line<1>(wide.data(), padded, ws + column * k, k, two);
-      for (int64_t r = 0; r < rows; ++r) put(r, column, two[r]);
+      float two[2] = {};
+      for (int64_t from = 0; from < k; from += std::min(How::kMost, k)) {
+        const int64_t count = std::min(How::kMost, k - from);
+        if (rows == 2)
+          wide_line<2>(wide.data() + from, padded, ws + column * k + from, count, two);
+        else
+          wide_line<1>(wide.data() + from, padded, ws + column * k + from, count, two);
+      }
+      for (int64_t r = 0; r < rows; ++r) put(r, scales[r], column, two[r]);
     }
   });
 }
@@ -299,7 +273,7 @@ void multiply_wide(const at::Tensor& x, const at::Tensor& w, const float* scales
       for (int64_t r = 0; r < rows; ++r) {
         for (int64_t c = 0; c < columns; c += kWideColumns)
           std::copy_n(sums.data() + c * rows + r * kWideColumns, kWideColumns, line + c);
-        put(r, first, columns, line);
+        put(r, wide.scales[r], first, columns, line);
       }
     }
   });
