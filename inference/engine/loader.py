@@ -19,6 +19,7 @@ from inference.engine.int8_trial import int8_problem
 from inference.engine.linear_kinds import Weights
 from inference.engine.linears import bytes_of, prepare_linears
 from inference.engine.load_faults import enough_memory, readable_files
+from inference.engine.own_memory import settle_memory
 from inference.engine.sites import decoder_layers
 from inference.grammar_compiler import GrammarCompiler
 from inference.torch_threads import borrowed_workers
@@ -135,6 +136,7 @@ def _make_fast(spec: ModelSpec, module: nn.Module, device: torch.device) -> None
         native.activate()
     linears = prepare_linears(module, weights=spec.weights, quantise_head=True)
     logger.info("%s: %s; %s.", spec.name, linears, fuse(module))
+    settle_memory(module)
 
 
 def _describe(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -33,6 +34,14 @@ def test_the_context_can_be_shortened_but_not_stretched(tmp_path):
     path = build_model(tmp_path)
     assert load_model(ModelSpec("m", path, device="cpu", max_seq_len=64)).max_model_len == 64
     assert load_model(ModelSpec("m", path, device="cpu", max_seq_len=9999)).max_model_len == 256
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux says what is mapped")
+@pytest.mark.parametrize(("dtype", "weights"), [("float32", "native"), ("bfloat16", "native"), ("bfloat16", "int8")])
+def test_a_loaded_model_lets_go_of_its_file(tmp_path, dtype, weights):
+    loaded = load_model(ModelSpec("m", build_model(tmp_path), dtype=dtype, device="cpu", weights=weights))
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text()
+    assert loaded.memory_bytes
 
 
 def test_several_end_tokens(tmp_path):
