@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from django.core.signals import request_finished
+from django.db import close_old_connections
+from django.http.response import HttpResponseBase
 from django.test import AsyncClient
 
 from inference.registry import ModelRecord
@@ -64,6 +67,29 @@ class Keys:
         return {"Authorization": f"Bearer {plain}"}
 
 
+class Client(AsyncClient):
+    """Ends the streams that a test left unread, when the test ends.
+
+    The collector would end them at any time later, and their rows would stand in the log of another test.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._streamed: list[HttpResponseBase] = []
+
+    async def request(self, **request: Any) -> Any:
+        response = await super().request(**request)
+        if response.streaming:
+            self._streamed.append(response)
+        return response
+
+    def close_streams(self) -> None:
+        request_finished.disconnect(close_old_connections)  # as Django's client does: the test's connection stays
+        for response in self._streamed:
+            response.close()
+        request_finished.connect(close_old_connections)
+
+
 @dataclass
 class Api:
     """A client on loopback, and what stands behind the surface."""
@@ -74,7 +100,7 @@ class Api:
     clock: Clock
     keys: Keys
     steering: FakeSteering
-    client: AsyncClient = field(default_factory=AsyncClient)
+    client: Client = field(default_factory=Client)
     running: RunningJobs = field(default_factory=RunningJobs)
 
     async def post(self, path: str, body: Any, **headers: str) -> Any:
@@ -127,7 +153,9 @@ def api(settings: Any) -> Iterator[Api]:
     )
     set_limits(Limits(clock))
     set_log_writer(log)
-    yield Api(engine, registry, log, clock, keys, steering)
+    api = Api(engine, registry, log, clock, keys, steering)
+    yield api
+    api.client.close_streams()
     set_backend(before)
     set_limits(Limits())
     set_log_writer(None)
