@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from difflib import SequenceMatcher
 
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
+
+Words = Sequence[str]
+MAX_PAIRS = 1_000_000  # of equal words: each is looked at, some of them often, in half a second or so
 
 
 def word_diff(one: str, other: str) -> SafeString:
     """Words that only one of them has, in their places."""
     before, after = one.split(), other.split()
     parts = []
-    for tag, a, b, c, d in SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
+    for tag, a, b, c, d in _opcodes(before, after):
         if tag == "equal":
             parts.append(format_html("<span>{}</span> ", " ".join(before[a:b])))
         if tag in ("delete", "replace"):
@@ -20,3 +25,34 @@ def word_diff(one: str, other: str) -> SafeString:
         if tag in ("insert", "replace"):
             parts.append(format_html("<ins>{}</ins> ", " ".join(after[c:d])))
     return format_html_join("", "{}", ((part,) for part in parts))
+
+
+def _opcodes(before: Words, after: Words) -> Iterator[tuple[str, int, int, int, int]]:
+    """As difflib gives them, but for a beginning and an end in common, which are set apart first."""
+    start = _num_common(before, after)
+    end = _num_common(before[start:][::-1], after[start:][::-1])
+    stops = len(before) - end, len(after) - end
+    if start:
+        yield ("equal", 0, start, 0, start)
+    for tag, *places in _between(before[start : stops[0]], after[start : stops[1]]):
+        a, b, c, d = (place + start for place in places)
+        yield (tag, a, b, c, d)
+    if end:
+        yield ("equal", stops[0], len(before), stops[1], len(after))
+
+
+def _between(before: Words, after: Words) -> list[tuple[str, int, int, int, int]]:
+    """A steered model may say one word for ever: what would take minutes to compare is replaced as a whole."""
+    if _num_pairs(before, after) > MAX_PAIRS:
+        return [("replace", 0, len(before), 0, len(after))]
+    return list(SequenceMatcher(None, before, after, autojunk=False).get_opcodes())
+
+
+def _num_common(before: Words, after: Words) -> int:
+    pairs = zip(before, after, strict=False)
+    return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(before), len(after)))
+
+
+def _num_pairs(before: Words, after: Words) -> int:
+    counts = Counter(after)
+    return sum(counts[word] for word in before)
