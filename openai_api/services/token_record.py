@@ -45,6 +45,7 @@ class TokenRecord:
         self._sequences = sequences
         self._sae = sae
         self._max_size = max_size
+        self._is_full = False
         self.size = 0
 
     @classmethod
@@ -98,8 +99,10 @@ class TokenRecord:
 
     def _has_room(self, size: int) -> bool:
         """And takes it. What was refused once stays full, so that nothing is kept behind a gap."""
-        self.size += size
-        return self.size <= self._max_size
+        self._is_full = self._is_full or self.size + size > self._max_size
+        if not self._is_full:
+            self.size += size
+        return not self._is_full
 
     def _answer(self, index: int, sequence: _Sequence) -> dict[str, Any]:
         start = len(sequence.prompt)

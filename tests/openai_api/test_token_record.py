@@ -137,6 +137,7 @@ def test_a_record_is_bounded(num_top: int):
     assert found["num_tokens"] == 20_000
     assert 100 < len(found["tokens"]) < 3_000
     assert 0.5 * MAX_SIZE < len(json.dumps(record.body())) < 1.5 * MAX_SIZE
+    assert 0.9 * MAX_SIZE < record.size <= MAX_SIZE, "what is not kept takes no room of the log's queue"
 
 
 def test_a_long_prompt_is_bounded_too():
