@@ -171,6 +171,7 @@ CORS_EXPOSE_HEADERS = cors.RESPONSE_HEADERS
 
 # The server has refused larger bodies already; Django's own 2.5 MB limit would answer them with a 400.
 DATA_UPLOAD_MAX_MEMORY_SIZE = MILLM_MAX_BODY_BYTES
+DATA_UPLOAD_MAX_NUMBER_FIELDS = 10_000  # a profile's form has two dozen for each of its 256 edits
 
 LANGUAGE_CODE = "en-us"
 TIME_ZONE = "UTC"

@@ -53,6 +53,17 @@ class TestDraft:
         assert admin.post(response.url, data).status_code == 302
         assert profile.edits.get().feature == feature
 
+    def test_a_draft_of_many_edits_is_saved(self, admin, profile, sae):
+        """Its form has more fields than Django takes unasked."""
+        empty = dict.fromkeys(("id", "after", "first", "gate_feature", "gate_above"), "")
+        rest = {**empty, "profile": profile.pk, "scope": "everything", "gate_unit": "max_act"}
+        subjects = [(phase, each) for phase in ("prompt", "generation") for each in sae.features.all()[:40]]
+        profile.edits.all().delete()
+        data = {"name": "gloomy", "description": "", **rows([row(f, phase=p, **rest) for p, f in subjects])}
+        assert len(data) > 1_000
+        assert admin.post(reverse(CHANGE, args=[profile.pk]), data).status_code == 302
+        assert profile.edits.count() == len(subjects)
+
     def test_shows_what_strengths_come_to(self, admin, profile):
         html = page(admin, CHANGE, profile.pk)
         assert "+2" in html  # 0.5 of the maximal activation, which is 4
