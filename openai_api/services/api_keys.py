@@ -60,9 +60,7 @@ def change_api_key(*, api_key: ApiKey, user: User | None = None) -> None:
     A key that shares its texts as examples no more takes all such examples with it: nobody knows whose each one was.
     """
     check_may_give(api_key=api_key, user=user)
-    ApiKey.objects.select_for_update(of=("self",)).filter(
-        pk=api_key.pk
-    ).first()  # what is read stays so until it is written
+    ApiKey.objects.select_for_update().filter(pk=api_key.pk).first()  # what is read now stays so until it is written
     before = stored_fields(api_key)
     names = {field.name for field in api_key._meta.concrete_fields if not field.primary_key}
     api_key.save(update_fields=names - NOT_EDITED)
