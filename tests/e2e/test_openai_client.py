@@ -99,6 +99,17 @@ def test_logprobs(client):
     assert all(t.top_logprobs[0].logprob == t.logprob for t in content)  # of two that are as likely, either
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_ends_the_completion_before_it(exact_client, stream):
+    asked = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 24, "temperature": 0}
+    text = exact_client.completions.create(**asked).choices[0].text
+    stop = text[len(text) // 2 :][:5]  # wherever tokens begin and end
+    answer = exact_client.completions.create(**asked, stop=[stop], stream=stream)
+    choices = [chunk.choices[0] for chunk in answer] if stream else answer.choices
+    assert "".join(choice.text for choice in choices) == text[: text.index(stop)]
+    assert choices[-1].finish_reason == "stop"
+
+
 def test_completions_echo_and_score(client):
     answer = client.completions.create(model="demo", prompt="Once upon a time", echo=True, max_tokens=0, logprobs=1)
     choice = answer.choices[0]

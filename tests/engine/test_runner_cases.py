@@ -103,6 +103,17 @@ def test_batch_runs_until_all_finish(make):
     assert is_clear(harness)
 
 
+def test_has_work(make):
+    harness = make()
+    assert not harness.engine.has_work
+    harness.add(build_request(max_tokens=2))
+    assert harness.engine.has_work
+    harness.step()
+    assert harness.engine.has_work
+    harness.step()
+    assert not harness.engine.has_work
+
+
 def test_stop_string_handling(llama, make):
     text = make().generate(prompt=(5, 6, 7), max_tokens=8).text
     stop = text[len(text) // 2 :][:2]
