@@ -78,6 +78,14 @@ SECTIONS: tuple[tuple[str, tuple[Entry, ...]], ...] = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in the sidebar a page belongs: pages say so in the sidebar's words."""
+
+    section: str
+    link: Link
+
+
 def sections(request: HttpRequest, app_list: Iterable[Mapping[str, Any]]) -> tuple[Section, ...]:
     """The entries that this user may open. ``app_list`` is the admin's, with what they may see."""
     lists = _lists_by_model(app_list)
@@ -88,6 +96,11 @@ def sections(request: HttpRequest, app_list: Iterable[Mapping[str, Any]]) -> tup
     found.append(("More", [Link(name, url) for model, (name, url) in lists.items() if model not in placed]))
     current = _current(request.path, [link.url for _, links in found for link in links])
     return tuple(Section(title, tuple(_marked(link, current) for link in links)) for title, links in found if links)
+
+
+def place_of(found: Iterable[Section]) -> Place | None:
+    """None for pages that the sidebar does not lead to, such as that of the password."""
+    return next((Place(section.title, link) for section in found for link in section.links if link.is_current), None)
 
 
 def _lists_by_model(app_list: Iterable[Mapping[str, Any]]) -> dict[str, tuple[str, str]]:

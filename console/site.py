@@ -8,7 +8,7 @@ from django.contrib.admin import AdminSite
 from django.http import HttpRequest
 from django.urls import URLPattern, URLResolver
 
-from console.navigation import sections
+from console.navigation import place_of, sections
 from console.pages import PAGES
 
 
@@ -23,4 +23,5 @@ class ConsoleSite(AdminSite):
 
     def each_context(self, request: HttpRequest) -> dict[str, Any]:
         context = super().each_context(request)
-        return {**context, "console_sections": sections(request, context["available_apps"])}
+        found = sections(request, context["available_apps"])
+        return {**context, "console_sections": found, "console_place": place_of(found)}

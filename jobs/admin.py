@@ -29,6 +29,7 @@ admin.site.unregister(ProcrastinateJob)  # deliveries; who looks for jobs finds 
 class JobAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
     """Read-only but for cancel and retry. Without “manage all jobs”, everybody sees their own."""
 
+    empty_words = "No jobs yet. Measuring an SAE, evaluating a version, a replay or a batch begins one."
     list_display = ("title", "kind_text", "state_text", "progress", "owner", "created_at", "took")
     list_filter = ("state", KindFilter, "created_at")
     list_per_page = 50

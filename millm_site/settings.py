@@ -177,6 +177,7 @@ LANGUAGE_CODE = "en-us"
 TIME_ZONE = "UTC"
 USE_TZ = True
 USE_I18N = False
+FORMAT_MODULE_PATH = "millm_site.formats"
 STATIC_URL = "/static/"
 STATIC_ROOT = MILLM_HOME / "static"
 MEDIA_ROOT = MILLM_HOME / "media"

@@ -19,6 +19,7 @@ __all__ = ("ApiKeyAdmin", "KeyDayAdmin", "LogAccessAdmin", "RequestLogAdmin")  #
 class KeyDayAdmin(ReadOnlyAdmin):
     """What keys used, day by day."""
 
+    empty_words = "No key was used yet. Each has a row here for each day on which it was."
     list_display = ("day", "api_key", "requests", "tokens")
     list_filter = (("api_key", admin.RelatedOnlyFieldListFilter),)
     list_select_related = ("api_key",)

@@ -28,6 +28,7 @@ class ApiKeyAdmin(KeyPages, admin.ModelAdmin):  # type: ignore[type-arg]  # it t
 
     form = ApiKeyForm
     formfield_overrides = {models.TextField: {"widget": AdminTextareaWidget(attrs={"rows": 2})}}
+    empty_words = "No key yet. Add one for each program that asks this server; it is shown once."
     list_display = ("name", "prefix", "owner", "default_profile", "state", "used_today", "last_used_at", "created_at")
     list_filter = ("revoked_at", "expires_at", ("owner", admin.RelatedOnlyFieldListFilter))
     list_select_related = ("owner",)

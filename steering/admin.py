@@ -52,6 +52,7 @@ class SteeringProfileAdmin(SharingAdmin, DraftPages, GovernancePages, ExchangePa
     owner_field = "owner"
     see_all = SEE_ALL_PROFILES
 
+    empty_words = "No profile yet. Add one; or open a feature, and “Steer with this” begins one with it."
     list_display = ("name", "model", "published", "num_edits", "owner", "is_in_use", "problem", "updated_at")
     list_filter = ("model", ("owner", admin.RelatedOnlyFieldListFilter), ("archived_at", admin.EmptyFieldListFilter))
     list_select_related = ("model", "owner")
@@ -119,6 +120,7 @@ class SteeringProfileAdmin(SharingAdmin, DraftPages, GovernancePages, ExchangePa
 class ProfileVersionAdmin(EvaluationPages, ReadOnlyAdmin):
     """Read-only, whoever looks."""
 
+    empty_words = "Nothing is published yet. A profile's page publishes its draft as a version that requests can name."
     list_display = ("__str__", "of_model", "note", "published_by", "published_at", "short_fingerprint")
     list_filter = (
         "profile__model",

@@ -32,6 +32,9 @@ FILES: dict[str, tuple[str, Callable[[Evaluation], str]]] = {
 class EvaluationAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
     """Read-only; made by jobs."""
 
+    empty_words = (
+        "No evaluation yet. A published version's page sweeps, calibrates and compares; the reports will be here."
+    )
     list_display = ("__str__", "kind", "of_model", "created_by", "created_at")
     list_filter = ("kind", "version__profile__model", ("created_by", admin.RelatedOnlyFieldListFilter))
     list_select_related = ("version__profile__model", "other__profile", "created_by")

@@ -37,6 +37,7 @@ class BoundedPaginator(Paginator[Feature]):
 class FeatureAdmin(FeaturePages, admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
     """Searched by the words of label and description; the autocomplete of profiles comes here too."""
 
+    empty_words = "No features yet. They come with an SAE."
     list_display = ("index", "label_text", "sae_name", "max_activation_text", "density_text", "tokens")
     list_display_links = ("index", "label_text")
     list_filter = (LabelledFilter, DensityFilter, ("sae", SAEFilter))

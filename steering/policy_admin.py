@@ -21,6 +21,7 @@ from steering.visibility import visible_policies, visible_versions
 @admin.register(SteeringPolicy)
 class SteeringPolicyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
     form = PolicyForm
+    empty_words = "No policy. One lets a published version steer all requests of its model, whatever they ask for."
     list_display = ("version", "of_model", "position", "is_active", "reason", "created_by", "created_at")
     list_select_related = ("version__profile__model", "created_by")
     list_filter = ("is_active", "version__profile__model")

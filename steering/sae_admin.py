@@ -28,6 +28,7 @@ _SHOWN = ("place", "features", "verdict", "l0_text", "fvu_text", "dead_text", "n
 class SAEAdmin(AddPages, SAEPages, LabelPages, admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
     """Everything but the name is what the files say, or was measured."""
 
+    empty_words = "No SAE yet. Add one from a directory of the server or from the Hub; its features come with it."
     list_display = ("name", "model", "place", "architecture", "d_sae", "l0_text", "fvu_text", "state", "memory")
     list_filter = ("model", "architecture", "layer")
     list_select_related = ("model",)

@@ -81,6 +81,7 @@ class VectorSetAdmin(SharingAdmin, ExtractionPages, admin.ModelAdmin):  # type: 
     owner_field = "created_by"
     see_all = SEE_ALL_VECTORS
 
+    empty_words = "No vectors yet. Add a file of them, or find them in pairs of prompts that differ in one thing."
     list_display = ("name", "model", "num_vectors", "origin", "created_by", "created_at")
     list_filter = ("model",)
     list_select_related = ("model", "created_by")

@@ -41,6 +41,9 @@ class WatchRuleForm(forms.ModelForm[WatchRule]):
 @admin.register(WatchRule)
 class WatchRuleAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
     form = WatchRuleForm
+    empty_words = (
+        "No watch rule. One looks at a feature in all requests, and reports or caps what is above its threshold."
+    )
     list_display = ("name", "of_model", "feature", "action", "above", "is_active", "problem", "last_event")
     list_select_related = ("feature__sae__model",)
     list_filter = ("action", "is_active", "feature__sae__model")
@@ -75,6 +78,7 @@ class WatchRuleAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes no
 class WatchEventAdmin(ReadOnlyAdmin):
     """Read-only, whoever looks."""
 
+    empty_words = "No events. A watch rule leaves one for each request that goes above its threshold."
     list_display = (
         "at",
         "rule",

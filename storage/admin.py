@@ -28,6 +28,7 @@ class MadeByClients(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes non
 
 @admin.register(StoredFile)
 class StoredFileAdmin(MadeByClients):
+    empty_words = "No files yet. Clients upload them to /v1/files."
     list_display = ("filename", "purpose", "shown_size", "owner", "created_at", "expires_at", "public_id")
     list_filter = ("purpose", ("owner", admin.RelatedOnlyFieldListFilter))
     search_fields = ("public_id", "filename")
@@ -48,6 +49,7 @@ class StoredFileAdmin(MadeByClients):
 class BatchAdmin(MadeByClients):
     """Its job is among the jobs, where it can be cancelled."""
 
+    empty_words = "No batches yet. Clients begin them at /v1/batches."
     list_display = ("public_id", "endpoint", "model", "status", "total", "completed", "failed", "owner", "created_at")
     list_filter = ("status", "endpoint", ("owner", admin.RelatedOnlyFieldListFilter))
     search_fields = ("public_id", "input_file", "output_file")
@@ -76,6 +78,7 @@ class EmbeddingModelFilter(admin.AllValuesFieldListFilter):
 
 @admin.register(VectorStore)
 class VectorStoreAdmin(MadeByClients):
+    empty_words = "No vector stores yet. Clients make them at /v1/vector_stores."
     list_display = ("public_id", "name", "embedding_model", "num_files", "owner", "last_active_at", "created_at")
     list_filter = (("embedding_model", EmbeddingModelFilter), ("owner", admin.RelatedOnlyFieldListFilter))
     search_fields = ("public_id", "name")

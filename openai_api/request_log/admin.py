@@ -150,6 +150,7 @@ class RequestLogAdmin(ExportPages, ReplayPages, SearchPages, ReadOnlyAdmin):
 class LogAccessAdmin(ReadOnlyAdmin):
     """Who saw, searched, exported or replayed texts."""
 
+    empty_words = "Nobody has read, searched, exported or replayed texts of the log yet."
     list_display = ("at", "who", "act", "request_id", "what", "num_rows", "is_complete")
     list_filter = ("act",)
     search_fields = ("username", "request_id__startswith")

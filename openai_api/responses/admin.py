@@ -15,6 +15,7 @@ from openai_api.responses.models import Conversation, StoredItem, StoredResponse
 
 @admin.register(StoredResponse)
 class StoredResponseAdmin(KeptAdmin):
+    empty_words = "No responses are kept. Requests to /v1/responses are, unless they say “store”: false."
     list_display = ("id", "model", "status", "owner", "is_background", "tokens", "created_at")
     list_filter = ("status", "is_background", ("created_at", admin.DateFieldListFilter))
     list_select_related = ("owner",)
@@ -47,6 +48,7 @@ class StoredResponseAdmin(KeptAdmin):
 
 @admin.register(Conversation)
 class ConversationAdmin(KeptAdmin):
+    empty_words = "No conversations yet. Clients begin them at /v1/conversations."
     list_display = ("id", "owner", "created_at")
     list_filter = (("created_at", admin.DateFieldListFilter),)
     list_select_related = ("owner",)

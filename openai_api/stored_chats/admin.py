@@ -13,6 +13,7 @@ from openai_api.stored_chats.models import StoredChat
 
 @admin.register(StoredChat)
 class StoredChatAdmin(KeptAdmin):
+    empty_words = "No completions are kept. Requests to /v1/chat/completions that say “store”: true are."
     list_display = ("id", "model", "owner", "tokens", "created_at")
     list_filter = (("created_at", admin.DateFieldListFilter),)
     list_select_related = ("owner",)

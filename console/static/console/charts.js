@@ -28,6 +28,14 @@ function readTable(figure) {
   return { names, data: [times, ...series] };
 }
 
+// In UTC, as all times of the console: the day at midnight, otherwise the hour and minute.
+function timeWords(_, times) {
+  return times.map((time) => {
+    const [day, hour] = new Date(time * 1000).toISOString().split("T");
+    return hour.startsWith("00:00") ? day.slice(5) : hour.slice(0, 5);
+  });
+}
+
 function draw(figure) {
   const plot = figure.querySelector(".plot");
   if (!plot) return;
@@ -42,8 +50,9 @@ function draw(figure) {
     width: plot.clientWidth,
     height: HEIGHT,
     series: [{}, ...lines],
-    axes: [{ ...axis, space: 60 }, { ...axis, size: 46 }],
+    axes: [{ ...axis, space: 60, values: timeWords }, { ...axis, size: 46 }],
     scales: { y: { range: (_, low, high) => [Math.min(0, low), high > 0 ? high * 1.05 : 1] } },
+    tzDate: (time) => uPlot.tzDate(new Date(time * 1000), "Etc/UTC"),
     legend: { live: false },
     cursor: { drag: { x: false, y: false } },
   };

@@ -23,14 +23,13 @@ for (const topic of [...new Set(named)].slice(0, MOST_TOPICS)) {
   follow(topic, (data) => document.dispatchEvent(new CustomEvent("live:told", { detail: { topic, data } })));
 }
 
-// A menu closes with Escape and with a click beside it.
-const menu = document.querySelector(".user-menu");
-if (menu) {
-  document.addEventListener("click", (event) => menu.contains(event.target) || (menu.open = false));
-  menu.addEventListener("keydown", (event) => {
-    if (event.key === "Escape") {
-      menu.open = false;
-      menu.querySelector("summary").focus();
-    }
-  });
-}
+// Menus close with Escape and with a click beside them; also those that came later.
+document.addEventListener("click", (event) => {
+  for (const menu of document.querySelectorAll("details.menu[open]")) menu.open = menu.contains(event.target);
+});
+document.addEventListener("keydown", (event) => {
+  const menu = event.key === "Escape" && event.target.closest("details.menu[open]");
+  if (!menu) return;
+  menu.open = false;
+  menu.querySelector("summary").focus();
+});

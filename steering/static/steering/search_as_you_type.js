@@ -3,7 +3,7 @@
 
 const PAUSE_MS = 250;
 const NOTE = "#changelist-search .small.quiet"; // how many were found
-const PARTS = ["#changelist-form", "#changelist-filter"];
+const PARTS = ["#changelist-form", "#list-filters"];
 
 document.addEventListener("DOMContentLoaded", () => {
   const bar = document.querySelector("#changelist-search #searchbar");
