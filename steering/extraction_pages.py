@@ -40,7 +40,7 @@ class ExtractionForm(forms.Form):
     )
     position = forms.ChoiceField(choices=[("last", "each prompt's last token"), ("mean", "mean over its tokens")])
     chat = forms.BooleanField(
-        required=False, initial=True, label="as a chat", help_text="Off: the prompts as they are."
+        required=False, initial=True, label="As a chat", help_text="Off: the prompts as they are."
     )
     description = forms.CharField(required=False, widget=forms.Textarea(attrs={"rows": 2, "cols": 60}))
     wish: ExtractionWish

@@ -63,7 +63,7 @@ class EvaluationForm(forms.Form):
 
 class SweepForm(EvaluationForm):
     factors = forms.CharField(
-        label="strengths",
+        label="Strengths",
         initial=", ".join(f"{factor:g}" for factor in FACTORS),
         help_text="Multiples of the version's own. No steering is measured too.",
     )
@@ -85,7 +85,7 @@ class CalibrationForm(EvaluationForm):
         + ".",
     )
     push_cap = forms.FloatField(
-        label="cap on the push", initial=STRONG_PUSH, help_text="A fraction of the residual's norm."
+        label="Cap on the push", initial=STRONG_PUSH, help_text="A fraction of the residual's norm."
     )
     field_order = ("target", "push_cap", "prompts")
 
@@ -95,7 +95,7 @@ class CalibrationForm(EvaluationForm):
 
 class ComparisonForm(EvaluationForm):
     other = forms.ModelChoiceField(
-        ProfileVersion.objects.none(), required=False, empty_label="no profile", label="compare with"
+        ProfileVersion.objects.none(), required=False, empty_label="no profile", label="Compare with"
     )
     field_order = ("other", "prompts")
 

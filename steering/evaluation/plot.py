@@ -12,6 +12,7 @@ from django.utils.safestring import SafeString
 WIDTH, HEIGHT = 420, 240
 LEFT, RIGHT, TOP, BOTTOM = 58, 14, 28, 44
 MAX_TICKS = 6
+MANY = 10_000  # from here on without a fraction, and never as a power of ten
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,8 @@ class _Axis:
     @classmethod
     def over(cls, values: Sequence[float], start: float, end: float) -> _Axis:
         low, high = min(values), max(values)
-        if low == high:
-            low, high = low - 0.5, high + 0.5
+        if low == high:  # from nothing up to the one value, so that it is seen for what it is
+            low, high = min(low, 0.0), max(high, 0.0 if low else 1.0)
         step = _nice((high - low) / (MAX_TICKS - 1))
         low, high = math.floor(low / step) * step, math.ceil(high / step) * step
         count = round((high - low) / step)
@@ -82,7 +83,7 @@ def _nice(step: float) -> float:
 
 
 def _y_ticks(axis: _Axis) -> SafeString:
-    rows = ((LEFT, axis.at(t), WIDTH - RIGHT, axis.at(t), LEFT - 6, axis.at(t) + 4, _number(t)) for t in axis.ticks)
+    rows = ((LEFT, axis.at(t), WIDTH - RIGHT, axis.at(t), LEFT - 6, axis.at(t) + 4, number_text(t)) for t in axis.ticks)
     return format_html_join(
         "",
         '<line class="grid" x1="{}" y1="{}" x2="{}" y2="{}"/><text class="tick y" x="{}" y="{}">{}</text>',
@@ -91,7 +92,7 @@ def _y_ticks(axis: _Axis) -> SafeString:
 
 
 def _x_ticks(axis: _Axis) -> SafeString:
-    rows = ((axis.at(tick), HEIGHT - BOTTOM + 16, _number(tick)) for tick in axis.ticks)
+    rows = ((axis.at(tick), HEIGHT - BOTTOM + 16, number_text(tick)) for tick in axis.ticks)
     return format_html_join("", '<text class="tick" x="{}" y="{}">{}</text>', rows)
 
 
@@ -108,9 +109,9 @@ def _curve(points: Sequence[tuple[float, float]], xs: _Axis, ys: _Axis) -> SafeS
 
 
 def _dots(points: Sequence[tuple[float, float]], xs: _Axis, ys: _Axis) -> SafeString:
-    rows = ((xs.at(x), ys.at(y), _number(x), _number(y)) for x, y in points)
+    rows = ((xs.at(x), ys.at(y), number_text(x), number_text(y)) for x, y in points)
     return format_html_join("", '<circle class="dot" cx="{}" cy="{}" r="3.5"><title>{}: {}</title></circle>', rows)
 
 
-def _number(value: float) -> str:
-    return f"{value + 0.0:.4g}"
+def number_text(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= MANY else f"{value + 0.0:.4g}"

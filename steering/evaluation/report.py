@@ -14,7 +14,7 @@ from django.template.loader import render_to_string
 from django.utils.html import format_html_join
 from django.utils.safestring import SafeString, mark_safe
 
-from steering.evaluation.plot import Plot
+from steering.evaluation.plot import Plot, number_text
 from steering.models import Evaluation
 from steering.word_diff import word_diff
 
@@ -94,7 +94,9 @@ def _sweep_table(result: Mapping[str, Any]) -> Table:
 def _sweep_context(result: Mapping[str, Any]) -> dict[str, Any]:
     steered = [point for point in result["points"] if point["factor"] is not None]
     plots = [
-        Plot(title, FACTOR, tuple((p["factor"], p[key]) for p in steered if p[key] is not None)).svg()
+        Plot(
+            title[0].upper() + title[1:], FACTOR, tuple((p["factor"], p[key]) for p in steered if p[key] is not None)
+        ).svg()
         for key, title in MEASURES.items()
         if key not in ("push", "active")
     ]
@@ -168,7 +170,7 @@ def _shown(table: Table) -> Table:
 def _number(value: Any) -> Any:
     if value is None:
         return "–"
-    return f"{value:.4g}" if isinstance(value, float) else value
+    return number_text(value) if isinstance(value, float) else value
 
 
 _CONTEXTS = {"sweep": _sweep_context, "calibration": _calibration_context, "comparison": _comparison_context}

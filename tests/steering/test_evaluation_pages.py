@@ -178,6 +178,20 @@ def test_plots_are_well_formed_and_stay_inside(points: list[tuple[float, float]]
     assert all(0 <= float(dot["cx"]) <= width and 0 <= float(dot["cy"]) <= height for dot in dots)
 
 
+def y_ticks(*values: float) -> list[str]:
+    svg = ElementTree.fromstring(Plot("a share", "× strength", tuple(enumerate(values))).svg())  # noqa: S314 - our own
+    return [str(element.text) for element in svg.iter("text") if element.attrib["class"] == "tick y"]
+
+
+def test_one_value_all_along_is_drawn_from_zero() -> None:
+    assert y_ticks(0.0, 0.0) == ["0", "0.2", "0.4", "0.6", "0.8", "1"]
+    assert (y_ticks(3.0, 3.0)[0], y_ticks(-2.0, -2.0)[-1]) == ("0", "0")
+
+
+def test_large_numbers_are_written_out() -> None:
+    assert y_ticks(0.0, 178_324.0)[-1] == "200,000"
+
+
 def test_no_points_make_no_plot() -> None:
     assert Plot("KL", "x", ()).svg() == ""
 
