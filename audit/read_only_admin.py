@@ -9,8 +9,9 @@ from django.http import HttpRequest
 
 
 class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
-    """Read-only, whoever looks."""
+    """Read-only, whoever looks. Nobody changes its rows, so they have no history."""
 
+    has_history = False
     actions: Any = None
 
     def has_add_permission(self, request: HttpRequest) -> bool:

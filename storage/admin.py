@@ -6,10 +6,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from django.contrib import admin
-from django.db.models import Count, QuerySet
+from django.db.models import Count, OuterRef, QuerySet, Subquery
 from django.http import HttpRequest
 from django.template.defaultfilters import filesizeformat
+from django.urls import reverse
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
 
+from storage import batch_pages
 from storage.files import delete_files
 from storage.models import Batch, StoredFile, VectorStore, VectorStoreFile
 
@@ -50,22 +54,88 @@ class BatchAdmin(MadeByClients):
     """Its job is among the jobs, where it can be cancelled."""
 
     empty_words = "No batches yet. Clients begin them at /v1/batches."
-    list_display = ("public_id", "endpoint", "model", "status", "total", "completed", "failed", "owner", "created_at")
+    list_display = ("public_id", "input_name", "endpoint", "model", "status", "progress", "owner", "created_at")
     list_filter = ("status", "endpoint", ("owner", admin.RelatedOnlyFieldListFilter))
     search_fields = ("public_id", "input_file", "output_file")
+    readonly_fields = ("progress", "tokens", "job", "given", "answers", "refusals", "problems", "course")
+    fieldsets = (
+        (None, {"fields": ("public_id", "status", "progress", "tokens", "endpoint", "model", "owner", "job")}),
+        ("Files", {"fields": ("given", "answers", "refusals", "problems")}),
+        ("Time", {"fields": ("course", "completion_window", "expires_at")}),
+        ("Client's own", {"fields": ("metadata",)}),
+    )
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Batch]:
+        batches: QuerySet[Batch] = super().get_queryset(request)
+        names = StoredFile.objects.filter(public_id=OuterRef("input_file")).values("filename")[:1]
+        return batches.annotate(input_filename=Subquery(names))
 
     def has_delete_permission(self, request: HttpRequest, obj: Batch | None = None) -> bool:
         return False
 
+    @admin.display(description="input file")
+    def input_name(self, batch: Any) -> str:
+        return batch.input_filename or "–"
+
+    @admin.display(description="requests")
+    def progress(self, batch: Batch) -> str:
+        return batch_pages.progress_text(batch)
+
+    @admin.display(description="tokens")
+    def tokens(self, batch: Batch) -> str:
+        return batch_pages.usage_text(batch)
+
+    @admin.display(description="job")
+    def job(self, batch: Batch) -> str | SafeString:
+        return batch_pages.job_link(batch)
+
+    @admin.display(description="requests in")
+    def given(self, batch: Batch) -> str | SafeString:
+        return batch_pages.file_link(batch.input_file)
+
+    @admin.display(description="answers in")
+    def answers(self, batch: Batch) -> str | SafeString:
+        return batch_pages.file_link(batch.output_file)
+
+    @admin.display(description="refusals in")
+    def refusals(self, batch: Batch) -> str | SafeString:
+        return batch_pages.file_link(batch.error_file)
+
+    @admin.display(description="wrong in the input")
+    def problems(self, batch: Batch) -> str | SafeString:
+        return batch_pages.problems_html(batch)
+
+    @admin.display(description="course")
+    def course(self, batch: Batch) -> SafeString:
+        return batch_pages.course_html(batch)
+
 
 class VectorStoreFileInline(admin.TabularInline):  # type: ignore[type-arg]  # it takes none at run time
     model = VectorStoreFile
-    fields = readonly_fields = ("file", "status", "error_message", "usage_bytes", "attributes", "created_at")
+    fields = readonly_fields = ("file_link", "status", "error_message", "shown_size", "attribute_words", "created_at")
     can_delete = False
     max_num = 0
+    verbose_name_plural = "files"
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[VectorStoreFile]:
+        rows: QuerySet[VectorStoreFile] = super().get_queryset(request)
+        return rows.select_related("file")
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
+
+    @admin.display(description="file")
+    def file_link(self, row: VectorStoreFile) -> SafeString:
+        url = reverse("admin:storage_storedfile_change", args=[row.file_id])
+        return format_html('<a href="{}">{}</a>', url, row.file.filename)
+
+    @admin.display(description="size")
+    def shown_size(self, row: VectorStoreFile) -> str:
+        return filesizeformat(row.usage_bytes)
+
+    @admin.display(description="attributes")
+    def attribute_words(self, row: VectorStoreFile) -> str:
+        return ", ".join(f"{name}: {value}" for name, value in row.attributes.items()) or "–"
 
 
 class EmbeddingModelFilter(admin.AllValuesFieldListFilter):
@@ -79,7 +149,7 @@ class EmbeddingModelFilter(admin.AllValuesFieldListFilter):
 @admin.register(VectorStore)
 class VectorStoreAdmin(MadeByClients):
     empty_words = "No vector stores yet. Clients make them at /v1/vector_stores."
-    list_display = ("public_id", "name", "embedding_model", "num_files", "owner", "last_active_at", "created_at")
+    list_display = ("named", "public_id", "embedding_model", "num_files", "owner", "last_active_at", "created_at")
     list_filter = (("embedding_model", EmbeddingModelFilter), ("owner", admin.RelatedOnlyFieldListFilter))
     search_fields = ("public_id", "name")
     inlines = (VectorStoreFileInline,)
@@ -87,6 +157,10 @@ class VectorStoreAdmin(MadeByClients):
     def get_queryset(self, request: HttpRequest) -> QuerySet[VectorStore]:
         stores: QuerySet[VectorStore] = super().get_queryset(request)
         return stores.annotate(count=Count("files"))
+
+    @admin.display(description="name", ordering="name")
+    def named(self, store: VectorStore) -> str:
+        return store.name or "unnamed"
 
     @admin.display(description="files", ordering="count")
     def num_files(self, store: Any) -> int:

@@ -32,12 +32,10 @@ NOT_SHOWN = "Shown to those who may see texts of requests."
 class RequestLogAdmin(ExportPages, ReplayPages, SearchPages, ReadOnlyAdmin):
     """Texts are shown to those with the permission for them, and that they were is noted."""
 
-    HEAD = (
-        (None, {"fields": ("id_text", "created_at", "endpoint", "model_text", "steering_profile", "streamed")}),
-        ("Outcome", {"fields": ("status", "finish_text", "code_text", "error_text")}),
-        ("Time", {"fields": ("timeline",)}),
-        ("Tokens", {"fields": ("tokens", "steering_proof", "watched")}),
-    )
+    HEAD = ((None, {"fields": ("id_text", "created_at", "endpoint", "model_text", "steering_profile", "streamed")}),)
+    WELL = (("Outcome", {"fields": ("status", "finish_text")}),)
+    ILL = (("Outcome", {"fields": ("status", "finish_text", "code_text", "error_text")}),)
+    WORK = (("Time", {"fields": ("timeline",)}), ("Tokens", {"fields": ("tokens", "steering_proof", "watched")}))
     VERSION = (("Profile", {"fields": ("version",), "classes": ("log-version",)}),)
     CLIENT = (("Client", {"fields": ("api_key", "user_text", "client_address", "parameters_json")}),)
     TEXTS = (
@@ -53,7 +51,8 @@ class RequestLogAdmin(ExportPages, ReplayPages, SearchPages, ReadOnlyAdmin):
         sees_version = request.user.has_perm("steering.view_profileversion")
         version = self.VERSION if sees_version and obj is not None and obj.profile else ()
         texts = self.TEXTS if may_see_text(request.user) else ()
-        return (*self.HEAD, *version, *self.CLIENT, *texts)
+        is_ill = obj is not None and (obj.error_code or obj.error_message)
+        return (*self.HEAD, *(self.ILL if is_ill else self.WELL), *self.WORK, *version, *self.CLIENT, *texts)
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> RequestLog | None:
         row = super().get_object(request, object_id, from_field)

@@ -45,6 +45,41 @@ def test_everything_is_shown_and_nothing_changed(admin_client: Client, file: Sto
         assert admin_client.get(f"/admin/storage/{name}/add/").status_code == 403
 
 
+def test_a_batch_names_its_files_and_says_how_far_it_is(admin_client: Client, file: StoredFile):
+    from datetime import UTC, datetime
+
+    at = datetime(2026, 3, 4, 17, 8, 9, tzinfo=UTC)
+    batch = Batch.objects.create(
+        endpoint="/v1/embeddings", input_file=file.public_id, output_file="file-gone", status="completed",
+        total=1_200, completed=1_198, failed=2, usage={"input_tokens": 14, "output_tokens": 12, "cached_tokens": 3},
+        errors=[{"code": "invalid", "line": 7, "message": "No <url>."}],
+        created_at=at, completed_at=at, expires_at=at,
+    )  # fmt: skip
+    page = admin_client.get(f"/admin/storage/batch/{batch.pk}/change/").content.decode()
+    assert f'<a href="/admin/storage/storedfile/{file.pk}/change/">&lt;b&gt;cat&lt;/b&gt;.txt</a>' in page
+    for words in (
+        "file-gone, which is not kept any more",
+        "1,198 of 1,200 answered, 2 failed",
+        "14 → 12, 3 from the cache",
+        "Line 7: No &lt;url&gt;.",
+        "2026-03-04 17:08:09 completed",
+    ):
+        assert words in page
+    assert "input_tokens" not in page
+    assert "&lt;b&gt;cat&lt;/b&gt;.txt" in admin_client.get("/admin/storage/batch/").content.decode()
+
+
+def test_a_store_shows_its_files_by_name_with_a_size(admin_client: Client, file: StoredFile):
+    store = VectorStore.objects.create(name="notes")
+    made = store.files.create(
+        file=file, max_chunk_tokens=800, overlap_tokens=400, usage_bytes=2_048, attributes={"year": 2026}
+    )
+    page = admin_client.get(f"/admin/storage/vectorstore/{store.pk}/change/").content.decode()
+    assert f'<a href="/admin/storage/storedfile/{made.file_id}/change/">' in page
+    assert "2.0\xa0KB" in page
+    assert "year: 2026" in page
+
+
 @pytest.mark.parametrize("way", ["page", "action"])
 def test_deleted_files_take_their_bytes_along(
     admin_client: Client, file: StoredFile, home: Path, way: str, django_capture_on_commit_callbacks: Any
