@@ -40,9 +40,9 @@ class JobAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at 
     actions = ("cancel_selected", "retry_selected")
     fieldsets = (
         (None, {"fields": ("kind_text", "owner", "state_text", "progress", "failure")}),
-        ("Log", {"fields": ("log",)}),
-        ("Parameters", {"fields": ("params_text",)}),
         ("Result", {"fields": ("result_text",)}),
+        ("Log", {"fields": ("log",)}),
+        ("Parameters", {"fields": ("params_text",), "classes": ("collapse",)}),
         (
             "History",
             {"fields": ("id", "priority", "attempts", "crashes", "worker", "created_at", "started_at", "finished_at")},

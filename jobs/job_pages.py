@@ -59,10 +59,28 @@ def pretty_json(value: Any) -> SafeString:
 
 def result_html(job: Job) -> SafeString:
     """As its kind tells it, with the JSON below for those who want all of it."""
+    if not job.result:
+        return SafeString("–")
     told = _told(job)
     if told is None:
         return pretty_json(job.result)
     return format_html("{}<details><summary>As JSON</summary>{}</details>", told, pretty_json(job.result))
+
+
+def _figures(result: dict[str, Any]) -> SafeString | None:
+    """Names and values, where there is nothing else in it."""
+    if any(isinstance(value, dict | list) for value in result.values()):
+        return None
+    rows = ((name.replace("_", " ").capitalize(), _value(value)) for name, value in result.items())
+    return format_html('<dl class="job-figures">{}</dl>', format_html_join("", "<dt>{}</dt><dd>{}</dd>", rows))
+
+
+def _value(value: float | str | None) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.4g}" if isinstance(value, float) else str(value or "–")
 
 
 def _told(job: Job) -> SafeString | None:
@@ -73,7 +91,7 @@ def _told(job: Job) -> SafeString | None:
         show = find_kind(job.kind).show
     except UnknownKindError:
         return None
-    return show(job.result) if show else None
+    return show(job.result) if show else _figures(job.result)
 
 
 def _live(job: Job, part: str, content: SafeString) -> SafeString:

@@ -120,6 +120,7 @@ class SteeringProfileAdmin(SharingAdmin, DraftPages, GovernancePages, ExchangePa
 class ProfileVersionAdmin(EvaluationPages, ReadOnlyAdmin):
     """Read-only, whoever looks."""
 
+    has_history = True
     empty_words = "Nothing is published yet. A profile's page publishes its draft as a version that requests can name."
     list_display = ("__str__", "of_model", "note", "published_by", "published_at", "short_fingerprint")
     list_filter = (

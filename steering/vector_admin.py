@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from django.contrib import admin
 from django.core.exceptions import ValidationError
 from django.db.models import Count, QuerySet
 from django.http import HttpRequest
+from django.urls import reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
@@ -35,6 +37,7 @@ from steering.vectors import (
 from steering.vectors import save_vectors as save
 from steering.visibility import SEE_ALL_VECTORS, visible_vector_sets, visible_vectors
 
+JOB_ORIGIN = re.compile(r"job (?P<job>[0-9a-f-]{36}): (?P<words>.*)")  # as steering/extraction_job.py writes it
 _ENDINGS = (".safetensors", ".npz", ".gguf")
 
 
@@ -82,11 +85,21 @@ class VectorSetAdmin(SharingAdmin, ExtractionPages, admin.ModelAdmin):  # type: 
     see_all = SEE_ALL_VECTORS
 
     empty_words = "No vectors yet. Add a file of them, or find them in pairs of prompts that differ in one thing."
-    list_display = ("name", "model", "num_vectors", "origin", "created_by", "created_at")
+    list_display = ("name", "model", "num_vectors", "origin_link", "created_by", "created_at")
     list_filter = ("model",)
     list_select_related = ("model", "created_by")
     search_fields = ("name", "description")
-    fields = ("name", "model", "description", "shared_with", "origin", "layers", "checksum", "created_by", "created_at")
+    fields = (
+        "name",
+        "model",
+        "description",
+        "shared_with",
+        "origin_link",
+        "layers",
+        "checksum",
+        "created_by",
+        "created_at",
+    )
 
     class Media:
         css = {"all": ("steering/admin.css",)}
@@ -106,7 +119,7 @@ class VectorSetAdmin(SharingAdmin, ExtractionPages, admin.ModelAdmin):  # type: 
     def get_readonly_fields(self, request: HttpRequest, obj: VectorSet | None = None) -> tuple[str, ...]:
         if obj is None:
             return ()
-        fixed = ("name", "model", "origin", "layers", "checksum", "created_by", "created_at")
+        fixed = ("name", "model", "origin_link", "layers", "checksum", "created_by", "created_at")
         return fixed if self.may_share(request, obj) else (*fixed, "shared_with")
 
     def save_model(self, request: HttpRequest, obj: VectorSet, form: Any, change: bool) -> None:  # noqa: FBT001 - Django's
@@ -138,6 +151,15 @@ class VectorSetAdmin(SharingAdmin, ExtractionPages, admin.ModelAdmin):  # type: 
         for vector_set in queryset:
             delete_vectors(vector_set=vector_set, user=request.user)  # type: ignore[arg-type]  # staff
 
+    @admin.display(description="origin", ordering="origin")
+    def origin_link(self, vector_set: VectorSet) -> str | SafeString:
+        """The file, or the job that found them."""
+        found = JOB_ORIGIN.fullmatch(vector_set.origin)
+        if found is None:
+            return vector_set.origin
+        url = reverse("admin:jobs_job_change", args=[found["job"]])
+        return format_html('{} (<a href="{}">its job</a>)', found["words"].replace("_", " "), url)
+
     @admin.display(description="vectors", ordering="vector_count")
     def num_vectors(self, vector_set: VectorSet) -> int:
         return int(vector_set.vector_count)  # type: ignore[attr-defined]
@@ -147,14 +169,18 @@ class VectorSetAdmin(SharingAdmin, ExtractionPages, admin.ModelAdmin):  # type: 
         """Each with its norm, and how far a step of 1 raw goes."""
         norms = mean_norms(vector_set.model_id)
         rows = (
-            (vector.place, f"{vector.norm:.4g}", _push(vector, vector.reference_norm or norms.get(vector.place)))
+            (
+                f"layer {vector.layer}, {vector.get_site_display()}",
+                f"{vector.norm:.4g}",
+                _push(vector, vector.reference_norm or norms.get(vector.place)),
+            )
             for vector in vector_set.vectors.defer("data")
         )
-        return format_html(
-            '<table class="steering-edits"><thead><tr><th>Site</th><th>Norm</th><th>Push of 1 raw</th></tr></thead>{}'
-            "</table>",
-            format_html_join("", "<tr><td>{}</td><td>{}</td><td>{}</td></tr>", rows),
+        heads = format_html_join(
+            "", '<th scope="col">{}</th>', ((head,) for head in ("Place", "Norm", "Push of 1 raw"))
         )
+        body = format_html_join("", "<tr><td>{}</td><td>{}</td><td>{}</td></tr>", rows)
+        return format_html('<table class="steering-edits"><thead><tr>{}</tr></thead>{}</table>', heads, body)
 
 
 @admin.register(PlainVector)

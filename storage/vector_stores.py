@@ -169,7 +169,7 @@ def _attach(store: VectorStore, attachments: Sequence[Attachment], *, batch: Fil
         kind=INGESTION_KIND,
         params={"files": [row.pk for row in rows]},
         owner=owner,
-        title=f"Read {len(rows)} files into {store}",
+        title=f"Read {len(rows)} file{'s'[: len(rows) != 1]} into {store.name or store.public_id}",
         priority=JOB_PRIORITY,
     )
     VectorStoreFile.objects.filter(pk__in=[row.pk for row in rows]).update(job_id=job.id)

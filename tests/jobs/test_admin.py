@@ -234,3 +234,15 @@ def test_a_kind_tells_its_results_to_people(admin: Client, state: str, result: d
     finally:
         unregister("test.told")
     assert ("<i>&lt;b&gt;</i>" in text.content.decode()) == ("As JSON" in text.content.decode()) == is_told
+
+
+def test_plain_results_are_names_and_values(admin: Client, kind: str) -> None:
+    result = {"num_rows": 12_345, "dead_share": 0.078125, "at_once": True, "note": EVIL, "until": None}
+    job = Job.objects.create(kind=kind, title="Done", state="succeeded", result=result)
+    text = admin.get(page(job)).content.decode()
+    for name, value in (("Num rows", "12,345"), ("Dead share", "0.07812"), ("At once", "yes"), ("Until", "–")):
+        assert f"<dt>{name}</dt><dd>{value}</dd>" in text
+    assert EVIL not in text
+    assert "As JSON" in text
+    deep = Job.objects.create(kind=kind, title="Done", state="succeeded", result={"norms": {"a": 1}})
+    assert "<dl" not in admin.get(page(deep)).content.decode()
