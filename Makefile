@@ -8,7 +8,7 @@
 #   make bench    benchmarks of a small shape; bench-full: of Qwen3-0.6B's; bench-gpu: on a bare machine with a GPU
 #   make bench-check   has the engine become slower? Counts and ratios against benchmarks/baseline.json
 #   make soak     many clients against a live server for MINUTES (10)
-#   make screenshots   pictures of every page of the console, light and dark, into FOLDER (screenshots/)
+#   make screenshots   pictures of every page of the console, new and at work, light, dark and narrow, into FOLDER (screenshots/)
 #   make setup    install what the other targets need
 #   make oracles  install SAELens too, the judge of the SAE formats; about 60 packages
 #   make pins     write constraints.txt from what is installed, after an upgrade that passed the tests
@@ -71,7 +71,7 @@ soak: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES) $(ARGS)
 
 screenshots: $(VENV)/.dev chromium
-	SCREENSHOTS='$(abspath $(FOLDER))' OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/e2e/test_console.py -k screenshots -q
+	SCREENSHOTS='$(abspath $(FOLDER))' OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/e2e/test_console.py tests/e2e/test_furnished.py -k screenshots -q
 
 setup: $(VENV)/.dev
 
