@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from django.http import HttpRequest, JsonResponse
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from django.shortcuts import redirect
 
 from console.pages import Endpoint, register_endpoint
 from console.playground.answers import PERMISSION
@@ -13,6 +14,7 @@ from steering.models import Feature
 MAX_FOUND = 12
 MAX_CHARS = 200
 MAX_LABELS = 500
+_INDEX = re.compile(r"[0-9]{1,9}")
 _INDICES = re.compile(r"[0-9]{1,9}(,[0-9]{1,9})*")
 
 
@@ -42,6 +44,27 @@ def label_features(request: HttpRequest) -> JsonResponse:
     return JsonResponse({"labels": dict(rows.values_list("index", "label"))})
 
 
+def open_feature(request: HttpRequest) -> HttpResponse:
+    """To the page of the feature that an answer names by its SAE and its index."""
+    index = request.GET.get("index", "")
+    if not _INDEX.fullmatch(index):
+        raise Http404
+    sae = request.GET.get("sae", "").replace("\0", "")
+    found = Feature.objects.filter(sae__name=sae, index=int(index)).values_list("pk", flat=True).first()
+    if found is None:
+        raise Http404
+    return redirect("admin:steering_feature_change", found)
+
+
+register_endpoint(
+    Endpoint(
+        name="playground_feature",
+        route="playground/feature/",
+        view=open_feature,
+        permissions=(PERMISSION, "steering.view_feature"),
+        methods=("GET",),
+    )
+)
 register_endpoint(
     Endpoint(
         name="playground_labels",

@@ -47,6 +47,7 @@ def _urls() -> dict[str, str]:
         "inspect": reverse("playground-inspect"),
         "features": reverse("admin:console_playground_features"),
         "labels": reverse("admin:console_playground_labels"),
+        "feature": reverse("admin:console_playground_feature"),
         "draft": reverse("admin:console_playground_draft"),
         "log": reverse("admin:index") + "openai_api/requestlog/",
     }

@@ -60,6 +60,16 @@ def scoring(request: GenerationRequest) -> Iterable[Event]:
     return [*events, finished(request, num, "length")]
 
 
+def test_a_feature_is_opened_by_its_sae_and_index(feature: Feature):  # noqa: F811
+    client = client_of(staff("use_playground", "view_feature"))
+    url = reverse("admin:console_playground_feature")
+    opened = client.get(url, {"sae": feature.sae.name, "index": feature.index})
+    assert opened["location"] == reverse("admin:steering_feature_change", args=[feature.pk])
+    for wrong in ({}, {"sae": "none\0", "index": feature.index}, {"sae": feature.sae.name, "index": "x"}):
+        assert client.get(url, wrong).status_code == 404
+    assert client_of(staff("use_playground")).get(url).status_code == 403
+
+
 @pytest.mark.parametrize("name", ["chat", "completion"])
 async def test_answers_stream_and_are_logged_under_the_user(api: Api, name: str):  # noqa: F811
     client = await signed_in("use_playground")

@@ -86,6 +86,51 @@ def test_each_token_shows_what_it_is(playground: Page):
     assert details.inner_text() != shown
 
 
+def test_a_feature_of_a_token_leads_to_its_page_and_colours_the_answers(playground: Page):
+    run_all(playground)
+    plain = column(playground, 0)
+    plain.locator(".token").nth(3).click()
+    details = plain.locator(".answer-details")
+    link = details.get_by_role("link", name=re.compile(r"^#\d+")).first
+    name = link.inner_text()
+    plain.locator(".token").nth(5).hover()  # on the way to what the held token says
+    expect(link).to_have_text(name)
+    with playground.expect_response("**/admin/playground/inspect"):
+        details.get_by_role("button", name=f"Colour by {name}", exact=True).click()
+    expect(playground.get_by_label("Feature, by words or number")).to_have_value(name)
+    expect(playground.locator(".legend-words")).to_have_text("Activation of the feature")
+    expect(playground.locator(".legend-most")).not_to_have_text("0.00")
+    with playground.expect_popup() as opened:
+        link.click()
+    expect(opened.value.locator("#content h1")).to_contain_text(name.split()[0])
+
+
+def test_a_feature_that_is_silent_is_said_to_be(playground: Page):
+    run_all(playground)
+    playground.get_by_label("Colour tokens by").select_option("feature")
+    box = playground.get_by_label("Feature, by words or number")
+    box.fill("tehran")  # a city of tool calls, in no story
+    with playground.expect_response("**/admin/playground/inspect"):
+        playground.locator(".colours .found button").first.click()
+    expect(playground.locator(".legend-words")).to_have_text("The feature fires on none of these tokens.")
+
+
+def test_what_was_copied_goes_when_something_else_is_chosen(playground: Page):
+    run_all(playground, 4)
+    steered = column(playground, 1)
+    copied = steered.get_by_label("Copied request of column 2")
+    steered.get_by_role("button", name="Copy as curl").click()
+    expect(copied).to_be_visible()
+    expect(steered.locator(".column-state")).to_contain_text("ended by")  # it still says how the answer ended
+    steered.get_by_label("Strength of column 2").fill("0.5")
+    expect(copied).to_be_hidden()
+    wait_for_end(playground)
+    steered.get_by_role("button", name="Copy as curl").click()
+    expect(copied).to_have_value(re.compile('"steering_intensity":0.5'))
+    playground.get_by_label("Seed").fill("2")
+    expect(copied).to_be_hidden()
+
+
 def test_tokens_are_coloured_by_a_feature_that_one_searches(playground: Page):
     run_all(playground)
     playground.get_by_label("Colour tokens by").select_option("feature")

@@ -12,7 +12,7 @@ export class Column {
     this.root = root;
     this._page = page;
     this._ran = null; // the request that the answer is of
-    this._answer = new Answer(root, { labelOf: (index) => page.labels.of(this._ran?.sae, index) });
+    this._answer = new Answer(root, { featureOf: (index) => this._feature(index) });
     this._run = new Run(root, {
       answer: this._answer,
       logUrl: page.seesLog ? page.choices.urls.log : null,
@@ -24,7 +24,10 @@ export class Column {
       changed: () => this._chose(),
     });
     this._choice.addEventListener("change", () => this._chose());
-    this._slider.addEventListener("input", () => this._showIntensity());
+    this._slider.addEventListener("input", () => {
+      this._showIntensity();
+      this.forgetCopy();
+    });
     this._slider.addEventListener("change", () => this._ran && this.run());
     this._act("run", () => this.run());
     this._act("stop", () => this.stop());
@@ -36,7 +39,11 @@ export class Column {
 
   get _choice() { return this.root.querySelector("[name=steering]"); }
   get _slider() { return this.root.querySelector("[name=intensity]"); }
+  get _snippet() {
+    return { area: this.root.querySelector(".snippet"), line: this.root.querySelector(".snippet-state") };
+  }
   get isRunning() { return this._run.isRunning; }
+  get hasValues() { return this.tokens.some((token) => token.value !== null); }
   get tokens() { return this._answer.tokens?.list ?? []; }
   get _steering() {
     return steeringFields({ choice: this._choice.value, edits: this._draft.edits, intensity: Number(this._slider.value) });
@@ -110,19 +117,41 @@ export class Column {
     const request = this._page.request();
     if (!request) return;
     const body = { ...request.body, ...this._steering };
-    const area = this.root.querySelector(".snippet");
+    const { area, line } = this._snippet;
     area.value = write(window.location.origin, request.kind, body, this._page.choices.needs_key);
     area.hidden = false;
     area.select();
     try {
       await navigator.clipboard.writeText(area.value);
-      this._run.say("Copied.");
+      line.textContent = "Copied:";
     } catch {
-      this._run.say("The browser does not let pages copy here: the text is below, selected.");
+      line.textContent = "The browser does not let pages copy here: the text is below, selected.";
     }
   }
 
+  // What was copied is of what was chosen then.
+  forgetCopy() {
+    const { area, line } = this._snippet;
+    area.value = line.textContent = "";
+    area.hidden = true;
+  }
+
+  // A feature of a token: to its page, and to colour by it.
+  _feature(index) {
+    const sae = this._ran.sae;
+    const act = document.createElement("button");
+    act.type = "button";
+    act.className = "colour-by";
+    act.textContent = "Colour";
+    act.setAttribute("aria-label", `Colour by ${this._page.labels.of(sae, index)}`);
+    act.addEventListener("click", () => this._page.colourBy({ sae, index, label: this._page.labels.label(sae, index) }));
+    const both = document.createDocumentFragment();
+    both.append(this._page.labels.link(sae, index), " ", act);
+    return both;
+  }
+
   _chose() {
+    this.forgetCopy();
     const isDraft = this._choice.value === "draft";
     this.root.querySelector(".draft").hidden = !isDraft;
     this.root.querySelector(".intensity").hidden = this._choice.value === "";

@@ -14,7 +14,7 @@ class DraftPreview {
     this._root = root;
     this._draftForm = draftForm;
     this._form = root.querySelector("form");
-    this._labels = new Labels(root.dataset.labels);
+    this._labels = new Labels({ url: root.dataset.labels, page: root.dataset.feature });
     this._timer = 0;
     this._stands = null; // what the unsteered answer is of
     this._base = this._side("[data-side=unsteered]");
@@ -51,7 +51,7 @@ class DraftPreview {
 
   _side(selector) {
     const root = this._root.querySelector(selector);
-    const answer = new Answer(root, { labelOf: (index) => this._labels.of(this._sae, index) });
+    const answer = new Answer(root, { featureOf: (index) => this._labels.link(this._sae, index) });
     const changed = () => this._buttons();
     return { root, answer, run: new Run(root, { answer, logUrl: this._root.dataset.log || null, changed }) };
   }

@@ -41,16 +41,20 @@ export class FeatureBox {
     this._list.hidden = false;
   }
 
+  choose(feature) {
+    this._input.value = nameOf(feature);
+    this._close();
+    this._chosen(feature);
+  }
+
   _item(feature) {
     const button = document.createElement("button");
     button.type = "button";
     button.textContent = nameOf(feature);
     button.title = feature.sae;
     button.addEventListener("click", () => {
-      this._input.value = nameOf(feature);
-      this._close();
+      this.choose(feature);
       this._input.focus();
-      this._chosen(feature);
     });
     const item = document.createElement("li");
     item.append(button);

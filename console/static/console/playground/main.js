@@ -15,8 +15,9 @@ class Playground {
     this._feature = null;
     this.choices = JSON.parse(root.dataset.choices);
     this.seesLog = root.dataset.seesLog === "yes";
-    this.labels = new Labels(this.choices.urls.labels);
+    this.labels = new Labels({ url: this.choices.urls.labels, page: this.choices.urls.feature });
     this.model = () => this._form.elements.model.value;
+    this._form.addEventListener("input", () => this._columns.forEach((column) => column.forgetCopy()));
     this._form.addEventListener("submit", (event) => {
       event.preventDefault();
       this._columns.forEach((column) => column.run());
@@ -76,7 +77,9 @@ class Playground {
     const measure = MEASURES[this._colourBy.value];
     const most = Math.max(0, ...this._columns.map((column) => column.largest(measure)));
     this._columns.forEach((column) => column.paint(measure, most));
-    showLegend(this._root.querySelector(".legend"), measure, most);
+    const isSilent = measure === MEASURES.feature && most === 0 && this._columns.some((column) => column.hasValues);
+    const words = isSilent ? "The feature fires on none of these tokens." : measure.words;
+    showLegend(this._root.querySelector(".legend"), measure, most, words);
   }
 
   buttons() {
@@ -85,6 +88,11 @@ class Playground {
     for (const column of this._columns) {
       column.root.querySelector("[data-act=remove]").hidden = this._columns.length === 1;
     }
+  }
+
+  // As if it had been searched and chosen.
+  colourBy(feature) {
+    this._featureBox.choose(feature);
   }
 
   // A link may say what to begin with: ?model=…&profile=…
@@ -113,16 +121,19 @@ class Playground {
   _colours() {
     this._colourBy = this._root.querySelector("[name=colour_by]");
     const box = this._root.querySelector(".colours .feature-box");
+    const showBox = () => { box.hidden = this._colourBy.value !== "feature"; };
     this._colourBy.addEventListener("change", () => {
-      box.hidden = this._colourBy.value !== "feature";
+      showBox();
       this.paint();
       if (this.feature()) this._columns.forEach((column) => column.inspect());
     });
-    new FeatureBox(box, {
+    this._featureBox = new FeatureBox(box, {
       url: this.choices.urls.features,
       model: this.model,
       chosen: (feature) => {
         this._feature = feature;
+        this._colourBy.value = "feature";
+        showBox();
         this._columns.forEach((column) => column.inspect());
       },
     });

@@ -2,14 +2,17 @@
 import { MEASURES, colour, largest, number } from "./colours.js";
 
 export class Answer {
-  constructor(root, { labelOf }) {
+  // `featureOf` names a feature by its number: a text, or a node of the page's own.
+  constructor(root, { featureOf }) {
     this._text = root.querySelector(".answer-text");
     this._details = root.querySelector(".answer-details");
-    this._labelOf = labelOf;
+    this._featureOf = featureOf;
+    this._isHeld = false; // a token that was clicked: what it says stays while the pointer moves on
     this._measure = MEASURES.none;
     this._most = 0;
     this.tokens = null;
-    this._text.addEventListener("pointerover", (event) => this._look(event.target));
+    this._text.addEventListener("pointerover", (event) => this._isHeld || this._look(event.target));
+    this._text.addEventListener("click", (event) => this._hold(event.target));
     this._text.addEventListener("focusin", (event) => this._look(event.target));
     this._text.addEventListener("keydown", (event) => this._key(event));
   }
@@ -18,8 +21,8 @@ export class Answer {
     this.tokens = tokens;
     this._text.replaceChildren();
     this._text.setAttribute("role", "group"); // a list without choices would be none
-    this._details.replaceChildren();
-    this._details.textContent = "Point at a token, or go to it with the arrow keys.";
+    this._isHeld = false;
+    this._details.textContent = "Point at a token, or go to it with the arrow keys; a click holds it.";
   }
 
   append(fresh) {
@@ -56,6 +59,16 @@ export class Answer {
     this._details.replaceChildren(...this._lines(token));
   }
 
+  // A second click lets go.
+  _hold(span) {
+    if (!this.tokens?.list[span.dataset?.place]) return;
+    const isAgain = this._isHeld && span.hasAttribute("data-held");
+    this._text.querySelector("[data-held]")?.removeAttribute("data-held");
+    span.toggleAttribute("data-held", !isAgain);
+    this._isHeld = !isAgain;
+    this._look(span);
+  }
+
   _lines(token) {
     const facts = [["Token", JSON.stringify(token.text)], ["Log-probability", number(token.logprob)]];
     if (token.kl !== null) facts.push(["KL against unsteered", `${number(token.kl)} nats`]);
@@ -65,9 +78,21 @@ export class Answer {
     for (const [name, value] of facts) list.append(cell("dt", name), cell("dd", value));
     const top = token.top.map(([text, logprob]) => `${JSON.stringify(text)} ${(100 * Math.exp(logprob)).toFixed(1)} %`);
     if (top.length) list.append(cell("dt", "Likeliest here"), cell("dd", top.join(", ")));
-    const features = (token.features ?? []).map((one) => `${this._labelOf(one.index)} ${number(one.value, 2)}`);
-    list.append(cell("dt", "Strongest features"), cell("dd", token.features ? features.join(", ") || "none" : "not read here"));
+    list.append(cell("dt", "Strongest features"), this._features(token.features));
     return [list];
+  }
+
+  _features(features) {
+    if (!features?.length) return cell("dd", features ? "none" : "not read here");
+    const list = document.createElement("ul");
+    for (const { index, value } of features) {
+      const item = document.createElement("li");
+      item.append(this._featureOf(index), ` ${number(value, 2)}`);
+      list.append(item);
+    }
+    const place = cell("dd", "");
+    place.append(list);
+    return place;
   }
 
   _key(event) {

@@ -21,8 +21,8 @@ export function colour(element, token, measure, most) {
 
 export const number = (value, digits = 3) => (value === null || value === undefined ? "–" : Number(value).toFixed(digits));
 
-export function showLegend(legend, measure, most) {
+export function showLegend(legend, measure, most, words = measure.words) {
   legend.hidden = measure === MEASURES.none;
-  legend.querySelector(".legend-words").textContent = measure.words;
+  legend.querySelector(".legend-words").textContent = words;
   legend.querySelector(".legend-most").textContent = most.toFixed(2);
 }

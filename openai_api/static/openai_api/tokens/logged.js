@@ -15,7 +15,7 @@ class LoggedTokens {
 
   _filled(part) {
     const tokens = { list: JSON.parse(part.dataset.tokens) };
-    const answer = new Answer(part, { labelOf: (index) => this._labelOf(index) });
+    const answer = new Answer(part, { featureOf: (index) => this._labelOf(index) });
     answer.begin(tokens);
     answer.append(tokens.list);
     return { answer, tokens: tokens.list };
