@@ -15,7 +15,7 @@ from inference.engine.huge_pages import in_huge_pages
 Weights = Literal["native", "int8"]
 
 FEW_ROWS = 32  # up to here our bfloat16 products beat F.linear, which lays the weight out at each call
-FEW_WIDENED_ROWS = 96  # and where weights are widened, float32 products of a weight that is widened as a whole
+FEW_WIDENED_ROWS = 384  # and where weights are widened, float32 products of a weight that is widened as a whole
 FEW_INT8_ROWS = 64  # up to here int8 products beat making the weight bfloat16 first
 INT16_ROWS = 1 << 30  # as 16-bit integers they beat float32 products of any number of rows
 INT8PACK_MULTIPLE = 64  # torch 2.13's kernel reads behind rows of other lengths in bfloat16, down to a crash

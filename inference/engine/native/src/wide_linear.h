@@ -143,7 +143,7 @@ inline void wide_line(const typename Widening<W>::Number* x, int64_t x_stride, c
 template <typename W>
 struct Widened {
   using Number = typename Widening<W>::Number;
-  static constexpr int64_t kBlock = 512;
+  static constexpr int64_t kBlock = 1024;
   static_assert(kBlock % Widening<W>::kStep == 0 && kBlock <= Widening<W>::kMost);
   int64_t rows, padded;
   std::vector<Number> numbers;
@@ -230,26 +230,24 @@ void multiply_wide_lines(const at::Tensor& x, const at::Tensor& w, const Put<T>&
   });
 }
 
-// Sums of up to kColumnsAtOnce columns from `first` on, for all rows: block after block of x, as many rows of it at a
-// time as the nearest cache holds, so that each of them meets every column there. sums[tile of columns][row][column].
+// Sums of up to kColumnsAtOnce columns from `first` on, for all rows: block after block of x, a tile's rows of it at a
+// time, which meet every column in the nearest cache. The rows are shared out evenly: a tile of few has too few sums for
+// their latency. sums[tile of columns][row][column].
 template <typename W>
 void wide_sums(const Widened<W>& x, const W* w, int64_t k, int64_t first, int64_t columns, float* sums) {
-  constexpr int64_t kRowsAtOnce = 2 * kWideRows;
+  const int64_t groups = (x.rows + kWideRows - 1) / kWideRows;
   float tile[kWideRows * kWideColumns];
   for (int64_t from = 0; from < k; from += Widened<W>::kBlock) {
     const int64_t count = std::min(Widened<W>::kBlock, k - from);
-    for (int64_t top = 0; top < x.rows; top += kRowsAtOnce) {
-      const int64_t bottom = std::min(x.rows, top + kRowsAtOnce);
+    for (int64_t group = 0; group < groups; ++group) {
+      const int64_t top = x.rows * group / groups, take = x.rows * (group + 1) / groups - top;
       for (int64_t c = 0; c < columns; c += kWideColumns) {
         const W* at = w + (first + c) * k + from;
         const int64_t left = columns - c;
-        if (top == 0 && left > kWideColumns) fetch(Columns<W>(at + kWideColumns * k, k, left - kWideColumns), count);
-        for (int64_t r = top; r < bottom; r += kWideRows) {
-          const int64_t take = std::min<int64_t>(kWideRows, bottom - r);
-          wide_tile(static_cast<int>(take), x.block(from, r), x.width(from), Columns<W>(at, k, left), count, tile);
-          float* to = sums + c * x.rows + r * kWideColumns;
-          for (int64_t s = 0; s < take * kWideColumns; ++s) to[s] = from ? to[s] + tile[s] : tile[s];
-        }
+        if (group == 0 && left > kWideColumns) fetch(Columns<W>(at + kWideColumns * k, k, left - kWideColumns), count);
+        wide_tile(static_cast<int>(take), x.block(from, top), x.width(from), Columns<W>(at, k, left), count, tile);
+        float* to = sums + c * x.rows + top * kWideColumns;
+        for (int64_t s = 0; s < take * kWideColumns; ++s) to[s] = from ? to[s] + tile[s] : tile[s];
       }
     }
   }
