@@ -15,7 +15,7 @@ from django.urls import path, reverse
 
 from openai_api.models import LogAccess, RequestLog
 from openai_api.request_log.access import may_see_text, record_access
-from openai_api.services.replays import ReplayError, start_replay
+from openai_api.services.replays import ReplayError, check_replayable, start_replay
 
 
 class ReplayForm(forms.Form):
@@ -41,8 +41,18 @@ class ReplayPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none 
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        context = {"can_replay": self.has_replay_permission(request)}
+        context = {"can_replay": self.has_replay_permission(request) and self._is_replayable(request, object_id)}
         return super().change_view(request, object_id, form_url, {**(extra_context or {}), **context})
+
+    def _is_replayable(self, request: HttpRequest, object_id: str) -> bool:
+        row = self.get_object(request, unquote(object_id))
+        if not isinstance(row, RequestLog):
+            return False
+        try:
+            check_replayable(row)
+        except ReplayError:
+            return False
+        return True
 
     def replay_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """A form; a POST enqueues the job and leads to its page."""

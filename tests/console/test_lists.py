@@ -73,6 +73,16 @@ def test_every_list_of_the_sidebar_has_such_words():
     assert listed <= spoken
 
 
+def test_forms_save_first_and_offer_another_only_after_an_addition(root: Client):
+    def names(path: str) -> list[str]:
+        row = root.get(path).content.decode().split('class="submit-row"')[1].split("</div>")[0]
+        return re.findall(r'name="_(\w+)"', row)
+
+    group = Group.objects.create(name="Visitors")
+    assert names(reverse("admin:auth_group_add")) == ["save", "continue", "addanother"]
+    assert names(reverse("admin:auth_group_change", args=[group.pk])) == ["save", "continue"]
+
+
 def test_a_search_without_a_hit_leads_back(root: Client, jobs):
     page = content(root, f"{JOBS}?q=goats")
     assert "Nothing here is like this." in page

@@ -190,8 +190,11 @@ def test_a_refusal_is_said_on_the_page() -> None:
     found = row(prompt="")
     client = Client(headers={"host": "localhost"})
     client.force_login(User.objects.create_superuser("root"))
-    answer = client.post(reverse("admin:openai_api_requestlog_replay", args=[found.pk]), {"profile": ""})
+    page = reverse("admin:openai_api_requestlog_replay", args=[found.pk])
+    answer = client.post(page, {"profile": ""})
     assert "did not keep this request" in answer.content.decode()
+    shown = client.get(reverse("admin:openai_api_requestlog_change", args=[found.pk])).content.decode()
+    assert page not in shown, "what cannot run again is not offered"
 
 
 @pytest.mark.django_db

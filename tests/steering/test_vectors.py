@@ -67,7 +67,7 @@ class TestFiles:
             np.testing.assert_array_equal(np.float32(vector.values), directions(0, 2)[vector.layer])
             assert vector.norm == pytest.approx(np.linalg.norm(vector.values))
         html = page(admin, SET, saved.pk)
-        assert "layers.0.resid_post" in html
+        assert "layer 0, residual after the layer" in html
         assert f"{saved.vectors.get(layer=2).norm:.4g}" in html
         page(admin, "admin:steering_vectorset_changelist")
         assert AuditEvent.objects.get(action="vectors").detail == "added: 2 from calm.gguf"
