@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from http import HTTPStatus
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from millm_site.spool import CHECK_EVERY, has_room, new_spool
 if TYPE_CHECKING:
     from millm_site.server.channel import Channel
 
+PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus}
 PROBES = b"/health/"  # answered to the very end
 
 
@@ -49,6 +51,10 @@ class Request(WebRequest):
         except OSError:
             return False
         return True
+
+    def setResponseCode(self, code: int, message: bytes | None = None) -> None:
+        """Twisted has no words for 429 and other codes that are younger than HTTP/1.1."""
+        super().setResponseCode(code, message or PHRASES.get(code))
 
     def process(self) -> object:
         """Hand the complete request to the application. An Upgrade header has an effect on the console's path only."""

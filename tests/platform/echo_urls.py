@@ -36,6 +36,10 @@ async def size(request: HttpRequest) -> JsonResponse:
     return JsonResponse({"bytes": len(request.body)})
 
 
+async def status(request: HttpRequest, code: int) -> HttpResponse:
+    return HttpResponse(status=code)
+
+
 async def stream(request: HttpRequest) -> StreamingHttpResponse:
     """``?events=40&every=0.05``: numbered server-sent events."""
     count, pause = int(request.GET["events"]), float(request.GET["every"])
@@ -78,6 +82,7 @@ def broken(request: HttpRequest) -> HttpResponse:
 
 
 urlpatterns = [
+    path("status/<int:code>", status),
     path("form", form),
     path("rest", rest),
     path("size", size),

@@ -53,6 +53,13 @@ def test_malformed_request_is_answered(echo: LiveServer, request_bytes: bytes) -
     assert got.headers["connection"] == "close"
 
 
+@pytest.mark.parametrize("line", ["429 Too Many Requests", "422 Unprocessable", "404 Not Found", "299 Unknown Status"])
+def test_the_status_line_has_words_for_what_has_words(echo: LiveServer, line: str) -> None:
+    with connected(echo.url) as connection:
+        connection.sendall(head("GET", f"/status/{line[:3]}", "Connection: close"))
+        assert read_all(connection).startswith(f"HTTP/1.1 {line}".encode())
+
+
 def test_foreign_host_is_refused(echo: LiveServer) -> None:
     got = ask(echo.url, b"GET /form HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n")
     assert got.status == 400
