@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import urlencode
 
 from django.conf import settings
 from django.http import HttpRequest
@@ -29,7 +30,7 @@ SEES_LOAD = "console.view_loadsample"
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """A profile or key, and in how many requests."""
+    """An error, a profile or a key, and in how many requests."""
 
     name: str
     requests: int
@@ -51,6 +52,7 @@ def context(request: HttpRequest) -> Mapping[str, Any]:
 
 def _load(user: Any, name: str) -> dict[str, Any]:
     span = SPANS.get(name, SPANS["hour"])
+    log = LogLinks(span.name if user.has_perm("openai_api.view_requestlog") else "")
     points = read_history(span, datetime.now(UTC))
     whole = total(points)
     return {
@@ -58,29 +60,48 @@ def _load(user: Any, name: str) -> dict[str, Any]:
         "spans": SPANS.values(),
         "whole": whole,
         "charts": charts(span, points),
-        "errors": _most(whole.errors),
-        "profiles": _profiles(user, whole) if user.has_perm("steering.view_steeringprofile") else None,
+        "errors": _most(whole.errors, log.of_code),
+        "profiles": _profiles(user, whole, log) if user.has_perm("steering.view_steeringprofile") else None,
         "keys": _keys(user, whole) if user.has_perm("openai_api.view_apikey") else None,
     }
 
 
-def _most(counts: Mapping[str, int]) -> list[Used]:
-    """The most used; what was counted without a name comes last."""
-    ordered = sorted(counts.items(), key=lambda item: (item[0] == "", -item[1]))
-    return [Used(name or "others", number) for name, number in ordered[:MAX_ROWS]]
+@dataclass(frozen=True, slots=True)
+class LogLinks:
+    """To the requests that were counted, for those who may see them; others have no ``span``."""
+
+    span: str
+
+    def of_code(self, code: str) -> str:
+        return self._link(code=code)
+
+    def of_profile(self, profile: str) -> str:
+        return self._link(profile=profile) if "@" in profile else ""
+
+    def _link(self, **conditions: str) -> str:
+        log = reverse("admin:openai_api_requestlog_changelist")
+        return f"{log}?{urlencode({**conditions, 'last': self.span})}" if self.span else ""
 
 
-def _profiles(user: Any, whole: Load) -> list[Used]:
+def _most(counts: Mapping[str, int], link: Callable[[str], str]) -> list[Used]:
+    """The most used; all that has no name or no place comes last, so that the rows' sum is that of the requests."""
+    ordered = sorted(((name, number) for name, number in counts.items() if name), key=lambda item: -item[1])
+    rows = [Used(name, number, link(name)) for name, number in ordered[:MAX_ROWS]]
+    others = sum(counts.values()) - sum(row.requests for row in rows)
+    return [*rows, Used("others", others)] if others else rows
+
+
+def _profiles(user: Any, whole: Load, log: LogLinks) -> list[Used]:
     """How much somebody else's profile is used is nobody's business but theirs: it counts among the others."""
     if user.has_perm(SEE_ALL_PROFILES):
-        return _most(whole.profiles)
+        return _most(whole.profiles, log.of_profile)
     names = {label.partition("@")[0] for label in whole.profiles}
     seen = {INLINE, *visible_profiles(user).filter(name__in=names).values_list("name", flat=True)}
     counts: dict[str, int] = {}
     for label, number in whole.profiles.items():
         shown = label if label.partition("@")[0] in seen else ""
         counts[shown] = counts.get(shown, 0) + number
-    return _most(counts)
+    return _most(counts, log.of_profile)
 
 
 def _keys(user: Any, whole: Load) -> list[Used]:

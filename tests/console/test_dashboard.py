@@ -8,11 +8,13 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from django.contrib.auth.models import User
 from django.test import Client
+from django.urls import reverse
 from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
 from pytest_django.fixtures import Settings
 
 from console.attention import notices
+from console.dashboard import MAX_ROWS
 from console.first_steps import first_steps
 from console.load.load import NO_GAPS, NO_WAITS, Load
 from console.load.services import record_load
@@ -60,6 +62,19 @@ def test_charts_are_tables_with_a_row_for_each_point(root: User):
     assert text.count("data-chart") == 6
     assert text.count("<tr data-at=") % 60 == 0
     assert "Nothing in the last hour." in text  # keys and values in use: none were
+
+
+def test_what_was_counted_leads_to_the_log_and_sums_up(root: User):
+    errors = {f"code_{number}": 10 - number for number in range(MAX_ROWS + 2)}
+    write_load(errors=errors, profiles={"cats@1": 2, "inline": 1})
+    text = page(root, "?span=day")
+    log = reverse("admin:openai_api_requestlog_changelist")
+    assert f'<a href="{log}?code=code_0&amp;last=day">code_0</a>' in text
+    assert f'<a href="{log}?profile=cats%401&amp;last=day">cats@1</a>' in text
+    assert '<th scope="row">inline</th>' in text
+    assert '<th scope="row">others</th><td class="number">9</td>' in text
+    assert client_of(root).get(f"{log}?code=code_0&last=day").status_code == 200
+    assert log not in page(staff("view_loadsample", "view_steeringprofile")).partition("<main")[2]
 
 
 def test_profiles_and_keys_are_named_to_who_may_see_them(root: User):
