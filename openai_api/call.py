@@ -23,7 +23,7 @@ from openai_api.keys import KeyRecord
 from openai_api.limits import Lease, get_limits
 from openai_api.log_entry import LogEntry
 from openai_api.log_writer import get_log_writer
-from openai_api.request_id import CLIENT_HEADER, request_id
+from openai_api.request_id import CLIENT_HEADER, answer_id_of, new_id, request_id
 from openai_api.request_metrics import note_request
 from openai_api.schemas.base import RequestSchema
 
@@ -46,7 +46,9 @@ class Call:
         """``is_background``: nobody waits for the answer, so everybody else goes first."""
         self.request = request
         self.is_background = is_background
-        self.id = request_id(request.headers.get(CLIENT_HEADER))
+        named = request.headers.get(CLIENT_HEADER)
+        self.id = request_id(named)
+        self._is_named_by_client = self.id == named
         self.key: KeyRecord | None = None
         self.draft: UnsavedDraft | None = None  # steers in place of what the request says, from the server's own form
         self.entry = LogEntry(self.id, timezone.now(), endpoint, client_address(request))
@@ -73,6 +75,7 @@ class Call:
         self.key = key
         if key is not None:
             self.entry.api_key_id, self.entry.log_content = key.pk, key.log_content
+            self.entry.key_prefix = key.prefix
             self._lease = get_limits().admit(key, is_counted=is_counted)
             self.entry.is_metered, self.entry.is_counted = True, is_counted
 
@@ -81,6 +84,13 @@ class Call:
         lease, self._lease = self._lease, None
         if lease is not None:
             lease.close(0)
+
+    def answer_id(self, prefix: str) -> str:
+        """For what the request answers with, which often is all that is kept of it: the log finds its row by this.
+
+        Clients may name two requests alike; their answers get ids of their own.
+        """
+        return new_id(prefix) if self._is_named_by_client else answer_id_of(self.id, prefix)
 
     def use_model(self, name: str) -> None:
         """Note the registered model that the request means."""

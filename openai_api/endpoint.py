@@ -17,7 +17,7 @@ from inference.client import EngineError, QueueFullError
 from openai_api.backend import get_backend
 from openai_api.call import Call
 from openai_api.errors import ApiError, method_not_allowed, server_error, unavailable
-from openai_api.keys import KeyRecord, authenticate
+from openai_api.keys import KeyRecord, authenticate, prefix_of, presented_key
 from openai_api.scopes import check_scope
 from storage.errors import StorageError
 
@@ -79,6 +79,7 @@ async def _answer(
 ) -> HttpResponseBase:
     async def work() -> HttpResponseBase:
         call.enter()
+        call.entry.key_prefix = prefix_of(presented_key(call.request) or "")  # who is refused may hold a revoked key
         call.admit(await authenticate(call.request, get_backend().keys))
         check_scope(call.key, call.entry.endpoint)
         return await _handler_for(call.request.method or "", handlers)(call, **values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import urlencode
 
 from django.contrib import admin, messages
 from django.contrib.admin.widgets import AdminTextareaWidget
@@ -10,6 +11,7 @@ from django.contrib.auth.models import User
 from django.db import models
 from django.db.models import Prefetch, QuerySet
 from django.http import HttpRequest, HttpResponse
+from django.urls import reverse
 from django.utils import timezone
 
 from openai_api.key_forms import ApiKeyForm
@@ -19,6 +21,7 @@ from openai_api.key_visibility import SEE_ALL_KEYS, visible_keys
 from openai_api.models import ApiKey, KeyDay
 from openai_api.services.api_keys import change_api_key, delete_api_keys, revoke_api_keys, save_new_api_key
 
+LOG = "admin:openai_api_requestlog_changelist"
 MASS_REASON = "revoked with others, in the list"
 
 
@@ -126,6 +129,8 @@ class ApiKeyAdmin(KeyPages, admin.ModelAdmin):  # type: ignore[type-arg]  # it t
         shown: dict[str, Any] = {}
         if isinstance(key, ApiKey) and self.has_view_permission(request, key):
             shown = {"plots": usage_plots(key), "minute_use": minute_use(key)}
+            if request.user.has_perm("openai_api.view_requestlog"):
+                shown["log_url"] = f"{reverse(LOG)}?{urlencode({'key': key.name})}"
             shown["can_act"] = self.has_change_permission(request, key) and key.revoked_at is None
         return super().change_view(request, object_id, form_url, {**(extra_context or {}), **shown})
 

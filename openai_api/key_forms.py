@@ -10,7 +10,7 @@ from django import forms
 from django.utils import timezone
 
 from inference.models import LanguageModel
-from openai_api.models import ApiKey
+from openai_api.models import ApiKey, LogContent
 from openai_api.scopes import Scope
 from steering.models import ProfileVersion
 
@@ -52,6 +52,10 @@ class ApiKeyForm(forms.ModelForm[ApiKey]):
         names = [(name, f"{name} ({of})") for name, of in profiles.items()]
         self._offer("allowed_models", models, key.allowed_models)
         self._offer("allowed_profiles", names, key.allowed_profiles)
+        if "log_content" in self.fields:
+            field = self.fields["log_content"]
+            assert isinstance(field, forms.ChoiceField)
+            field.choices = [("", "what the server's own setting says"), *LogContent.choices]
         if "default_profile" in self.fields:
             field = self.fields["default_profile"]
             assert isinstance(field, forms.ChoiceField)

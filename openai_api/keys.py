@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from openai_api.errors import wrong_key
 KEY_START = "sk-millm-"
 PREFIX_LENGTH = len(KEY_START) + 4  # shown in the admin
 MAX_KEY_LENGTH = 200
+SHAPE = re.compile(rf"{KEY_START}[\w-]{{43}}", re.ASCII)
 MAX_INTENSITY = 2.0  # times what a profile was published with
 # What clients that insist on some key send to a server without keys; on loopback they count as none.
 PLACEHOLDERS = frozenset(
@@ -43,6 +45,7 @@ class KeyRecord:
     pk: int
     name: str
     digest: str
+    prefix: str = ""  # of the secret that opens the door: a rotated key has two for a while
     owner_id: int | None = None  # whose objects requests see; without a key nobody's
     default_profile: str = ""
     allowed_models: frozenset[str] = frozenset()
@@ -108,6 +111,11 @@ def presented_key(request: HttpRequest) -> str | None:
         if header in request.headers:
             return request.headers[header].strip()
     return None
+
+
+def prefix_of(key: str) -> str:
+    """What the log says of a key that was refused: no more than the admin shows, and nothing of other servers' keys."""
+    return key[:PREFIX_LENGTH] if SHAPE.fullmatch(key) else ""
 
 
 def find_key(key: str, records: Mapping[str, KeyRecord]) -> KeyRecord | None:

@@ -25,6 +25,7 @@ class LogEntry:
     endpoint: str
     client_address: str | None
     api_key_id: int | None = None
+    key_prefix: str = ""  # of the secret that was sent, also of one that was refused
     model: str = ""
     profile: str = ""
     fingerprint: str = ""

@@ -133,7 +133,7 @@ class ApiKey(models.Model):
     def old_record(self, used: DayUse | None = None) -> KeyRecord:
         """The same key under its old secret, which expires first."""
         ends = [end for end in (self.expires_at, self.old_valid_until) if end is not None]
-        return replace(self.record(used), digest=self.old_digest or "", expires_at=min(ends))
+        return replace(self.record(used), digest=self.old_digest or "", prefix=self.old_prefix, expires_at=min(ends))
 
     def record(self, used: DayUse | None = None) -> KeyRecord:
         """The key as requests see it; asks the database for the owner's permissions. ``used`` is today's use."""
@@ -141,6 +141,7 @@ class ApiKey(models.Model):
             pk=self.pk,
             name=self.name,
             digest=self.digest,
+            prefix=self.prefix,
             owner_id=self.owner_id,
             default_profile=self.default_profile,
             allowed_models=frozenset(self.allowed_models),
@@ -195,6 +196,12 @@ class RequestLog(models.Model):
     api_key = models.ForeignKey(
         ApiKey, verbose_name="API key", null=True, blank=True, on_delete=models.SET_NULL, related_name="requests"
     )
+    key_prefix = models.CharField(
+        max_length=16,
+        blank=True,
+        db_default="",
+        help_text="Of the secret that was sent: rows outlive a rotation, and the key. Empty in rows of older versions.",
+    )
     endpoint = models.CharField(max_length=60)
     model = models.CharField(max_length=200, blank=True)
     profile = models.CharField(max_length=200, blank=True, help_text="name@version")
@@ -234,6 +241,9 @@ class RequestLog(models.Model):
                 OpClass("profile", "varchar_pattern_ops"), models.F("created_at").desc(), name="log_profile_time"
             ),
             models.Index(fields=("api_key", "-created_at"), name="log_key_time"),
+            models.Index(
+                fields=("key_prefix", "-created_at"), condition=~models.Q(key_prefix=""), name="log_prefix_time"
+            ),
             models.Index(fields=("status", "-created_at"), name="log_status_time"),
             models.Index(fields=("endpoint", "-created_at"), name="log_endpoint_time"),
             models.Index(fields=("total_ms",), name="log_duration"),

@@ -6,6 +6,8 @@ import re
 import uuid
 
 CLIENT_HEADER = "X-Client-Request-Id"
+REQUEST = "req_"
+ANSWERS = ("chatcmpl-", "cmpl-", "msg_", "resp_", "rerank-", "score-", "modr-")
 MAX_CLIENT_ID = 48  # leaves room in the log's 64 characters to tell repeated ids apart
 _SANE = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._:-]{{0,{MAX_CLIENT_ID - 1}}}")
 
@@ -14,7 +16,18 @@ def request_id(client_id: str | None) -> str:
     """The client's own id when it is short and plain, else a new one."""
     if client_id and _SANE.fullmatch(client_id):
         return client_id
-    return new_id("req_")
+    return new_id(REQUEST)
+
+
+def answer_id_of(request_id: str, prefix: str) -> str:
+    """Of the one answer to a request that was named here."""
+    return prefix + request_id.removeprefix(REQUEST)
+
+
+def request_id_of(wanted: str) -> str:
+    """The beginning of a request's id for that of its answer's; anything else as it is."""
+    prefix = next((prefix for prefix in ANSWERS if wanted.startswith(prefix)), None)
+    return wanted if prefix is None else REQUEST + wanted.removeprefix(prefix)
 
 
 def new_id(prefix: str) -> str:

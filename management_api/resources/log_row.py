@@ -25,7 +25,7 @@ class LogShown(Shown):
     class Meta:
         model = RequestLog
         fields: tuple[str, ...] = (
-            *("id", "created_at", "api_key", "endpoint", "model", "profile", "fingerprint", "policies"),
+            *("id", "created_at", "api_key", "key_prefix", "endpoint", "model", "profile", "fingerprint", "policies"),
             *("steering_expected", "steering_applied", "stream", "status", "error_code", "finish_reason"),
             *("prompt_tokens", "cached_tokens", "completion_tokens", "queue_ms", "ttft_ms", "total_ms"),
             *("client_address", "user"),

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import admin
+from django.contrib.admin.utils import quote
 from django.contrib.auth.models import User
 from django.forms.widgets import Script
 from django.http import HttpRequest, HttpResponse
+from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
@@ -16,7 +18,8 @@ from openai_api.log_paginator import LogPaginator
 from openai_api.models import LogAccess, RequestLog
 from openai_api.replay_pages import ReplayPages
 from openai_api.request_log.access import may_see_text, record_access
-from openai_api.request_log.detail import conversation, pretty_json, profile_link, version_html, watch_html
+from openai_api.request_log.access_text import access_text
+from openai_api.request_log.detail import conversation, key_link, pretty_json, profile_link, version_html, watch_html
 from openai_api.request_log.export_pages import ExportPages
 from openai_api.request_log.line import tokens_text
 from openai_api.request_log.metadata import TOKENS, quotes_client, without_texts
@@ -37,7 +40,7 @@ class RequestLogAdmin(ExportPages, ReplayPages, SearchPages, ReadOnlyAdmin):
     ILL = (("Outcome", {"fields": ("status", "finish_text", "code_text", "error_text")}),)
     WORK = (("Time", {"fields": ("timeline",)}), ("Tokens", {"fields": ("tokens", "steering_proof", "watched")}))
     VERSION = (("Profile", {"fields": ("version",), "classes": ("log-version",)}),)
-    CLIENT = (("Client", {"fields": ("api_key", "user_text", "client_address", "parameters_json")}),)
+    CLIENT = (("Client", {"fields": ("key", "user_text", "client_address", "parameters_json")}),)
     TEXTS = (
         ("Prompt", {"fields": ("prompt_text",), "classes": ("log-text",)}),
         ("Completion", {"fields": ("completion_text",), "classes": ("log-text",)}),
@@ -84,6 +87,10 @@ class RequestLogAdmin(ExportPages, ReplayPages, SearchPages, ReadOnlyAdmin):
     def streamed(self, row: RequestLog) -> str:
         """In a word: a red cross would look like a fault."""
         return "yes" if row.stream else "no"
+
+    @admin.display(description="API key")
+    def key(self, row: RequestLog) -> str | SafeString:
+        return key_link(row)
 
     @admin.display(description="user")
     def user_text(self, row: RequestLog) -> str:
@@ -150,17 +157,33 @@ class LogAccessAdmin(ReadOnlyAdmin):
     """Who saw, searched, exported or replayed texts."""
 
     empty_words = "Nobody has read, searched, exported or replayed texts of the log yet."
-    list_display = ("at", "who", "act", "request_id", "what", "num_rows", "is_complete")
-    list_filter = ("act",)
+    list_display = ("at", "who", "act", "request_link", "what", "num_rows", "ended")
+    list_filter = ("act", "at")
     search_fields = ("username", "request_id__startswith")
-    fields = ("at", "who", "act", "request_id", "what", "num_rows", "is_complete")
+    search_help_text = "A name, or the beginning of a request's id."
+    fields = ("at", "who", "act", "request_link", "what", "num_rows", "ended")
     show_full_result_count = False
     paginator = LogPaginator
 
+    class Media:
+        css = {"all": ("openai_api/log.css",)}
+
     @admin.display(description="who", ordering="username")
     def who(self, access: LogAccess) -> str:
-        return access.username or "a command"
+        return access.username or "a command or a job"
 
-    @admin.display(description="detail")
+    @admin.display(description="request")
+    def request_link(self, access: LogAccess) -> str | SafeString:
+        if not access.request_id:
+            return ""
+        url = reverse("admin:openai_api_requestlog_change", args=[quote(access.request_id)])
+        return format_html('<a href="{}">{}</a>', url, visible_text(access.request_id))
+
+    @admin.display(description="what")
     def what(self, access: LogAccess) -> str:
-        return visible_text(pretty_json(access.detail)) if access.detail else ""
+        return access_text(access)
+
+    @admin.display(description="came to its end")
+    def ended(self, access: LogAccess) -> str:
+        """In a word: a red cross beside each search would look like a fault."""
+        return "yes" if access.is_complete else "no"

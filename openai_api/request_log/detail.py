@@ -11,6 +11,7 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from openai_api.models import RequestLog
+from openai_api.request_log.line import key_text
 from openai_api.request_log.visible_text import visible_text
 from steering.models import ProfileVersion, WatchEvent
 from steering.published import DRAFT
@@ -73,6 +74,14 @@ def profile_link(row: RequestLog) -> str | SafeString:
     url = _version_url(found) if found else None
     shown = visible_text(row.profile)
     return format_html('<a href="{}">{}</a>', url, shown) if url else shown
+
+
+def key_link(row: RequestLog) -> str | SafeString:
+    """With what became of it: a refused secret may be that of a key which was revoked, or rotated."""
+    shown = key_text(row)
+    if row.api_key is None:
+        return f"{shown}: refused, or of a key that was deleted" if shown else "none"
+    return format_html('<a href="{}">{}</a>', reverse("admin:openai_api_apikey_change", args=[row.api_key.pk]), shown)
 
 
 def version_html(row: RequestLog) -> SafeString | str:

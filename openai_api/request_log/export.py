@@ -51,6 +51,7 @@ COLUMNS = (
     "user",
 )
 KEY_NAME = "api_key"
+KEY_PREFIX = "key_prefix"
 Row = dict[str, Any]
 
 
@@ -65,7 +66,7 @@ class Export:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return (*COLUMNS, KEY_NAME, *(TEXTS if self.with_text else ()))
+        return (*COLUMNS, KEY_NAME, KEY_PREFIX, *(TEXTS if self.with_text else ()))
 
     @property
     def file_name(self) -> str:
@@ -113,7 +114,9 @@ def _pages(rows: QuerySet[RequestLog]) -> Iterator[list[Row]]:
     named = rows.annotate(key_name=F("api_key__name"), num_bytes=sum(octets[1:], octets[0]))
     cursor: Cursor | None = None
     while True:
-        found = list(ByTime("created_at").older_than(named, cursor).values(*COLUMNS, "key_name", "num_bytes")[:BATCH])
+        found = list(
+            ByTime("created_at").older_than(named, cursor).values(*COLUMNS, KEY_PREFIX, "key_name", "num_bytes")[:BATCH]
+        )
         if found:
             yield found
         if len(found) < BATCH:
@@ -143,7 +146,7 @@ def _with_texts(rows: Sequence[Row]) -> list[Row]:
 
 
 def _shown(row: Row) -> Row:
-    shown = {name: row[name] for name in COLUMNS} | {KEY_NAME: row["key_name"]}
+    shown = {name: row[name] for name in COLUMNS} | {KEY_NAME: row["key_name"], KEY_PREFIX: row[KEY_PREFIX]}
     return shown | {"created_at": row["created_at"].isoformat()}
 
 

@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import reduce
+from operator import or_
 
 from django.db.models import Q, QuerySet
 
@@ -13,7 +15,9 @@ from audit.keyset import KeysetPage
 from openai_api.keyset import Cursor
 from openai_api.log_words import LogWords, search_query
 from openai_api.models import RequestLog
+from openai_api.request_id import request_id_of
 
+OTHERS = "-"  # before an endpoint: requests to any other
 NONE = "none"  # in place of a profile or a key: requests without one
 CLIENT_LEFT = Q(error_code="client_disconnected")
 OUTCOMES = {
@@ -34,16 +38,19 @@ TEXTS = ("prompt", "completion", "parameters", "error_message")
 
 @dataclass(frozen=True, slots=True)
 class LogSearch:
-    """All conditions hold together; "" and None ask for nothing. ``profile`` is a name, name@version or `none`.
+    """All conditions hold together; "" and None ask for nothing. ``profile`` is a name, name@version or `none`;
+    ``endpoint`` with a minus before it asks for all others.
 
-    ``keys`` are primary keys; an empty tuple asks for requests without a key. ``text`` is for those who may see texts:
-    who makes the search checks that.
+    ``keys`` are primary keys; an empty tuple asks for requests without a key. ``key_prefix`` asks for what was sent
+    with one secret, refused or not, and of ``keys`` for what is older than this knowledge. ``text`` is for those who
+    may see texts: who makes the search checks that.
     """
 
     id: str = ""
     since: datetime | None = None
     until: datetime | None = None
     keys: tuple[int, ...] | None = None
+    key_prefix: str = ""
     user: str = ""
     model: str = ""
     profile: str = ""
@@ -63,12 +70,16 @@ class LogSearch:
         return found
 
     def _conditions(self) -> Iterable[Q]:
-        for name in ("user", "model", "endpoint", "status", "stream"):
+        for name in ("user", "model", "status", "stream"):
             value = getattr(self, name)
             if value not in ("", None):
                 yield Q(**{name: value})
+        if self.endpoint:
+            others = self.endpoint.startswith(OTHERS)
+            yield ~Q(endpoint=self.endpoint[1:]) if others else Q(endpoint=self.endpoint)
         if self.id:
-            yield Q(pk__startswith=self.id)
+            names = {self.id, request_id_of(self.id)}  # clients name requests as they like
+            yield reduce(or_, (Q(pk__startswith=name) for name in names))
         if self.code:  # the second half is what the index of errors asks for
             yield Q(error_code=self.code) & ~Q(error_code="")
         if self.outcome:
@@ -76,8 +87,13 @@ class LogSearch:
         if self.profile:
             yield profile_condition(self.profile)
         if self.keys is not None:
-            yield Q(api_key__in=self.keys) if self.keys else Q(api_key=None)
+            yield self._key_condition(self.keys)
         yield from self._times()
+
+    def _key_condition(self, keys: tuple[int, ...]) -> Q:
+        if self.key_prefix:
+            return Q(key_prefix=self.key_prefix) | Q(key_prefix="", api_key__in=keys)
+        return Q(api_key__in=keys) if keys else Q(api_key=None, key_prefix="")
 
     def _times(self) -> Iterable[Q]:
         if self.since is not None:

@@ -10,14 +10,21 @@ from django.db.models import Q
 from django.utils import timezone
 
 from inference.models import LanguageModel
+from openai_api.keys import KEY_START, PREFIX_LENGTH
 from openai_api.log_words import MAX_SEARCH, has_words
-from openai_api.models import ApiKey
-from openai_api.request_log.search import LAST, NONE, OUTCOMES, LogSearch
+from openai_api.models import ApiKey, RequestLog
+from openai_api.request_log.line import ROOT
+from openai_api.request_log.search import LAST, NONE, OTHERS, OUTCOMES, LogSearch
 from steering.models import SteeringProfile
 
 MAX_OFFERED = 200  # names beside a field; others can be written
 ANY = ("", "any")
 CURSORS = ("before", "after")
+
+
+def is_prefix(wanted: str) -> bool:
+    """Whether a key is named by its secret's beginning, as pages show it."""
+    return wanted.startswith(KEY_START) and len(wanted) == PREFIX_LENGTH
 
 
 class SearchForm(forms.Form):
@@ -38,7 +45,7 @@ class SearchForm(forms.Form):
     profile = forms.CharField(required=False, max_length=200, help_text="name, name@version or none")
     key = forms.CharField(label="API key", required=False, max_length=100, help_text="name, prefix or none")
     user = forms.CharField(required=False, max_length=200)
-    endpoint = forms.CharField(required=False, max_length=60)
+    endpoint = forms.CharField(required=False, max_length=60, help_text="or -models: all others")
     outcome = forms.ChoiceField(
         required=False, choices=[ANY, *((name, title) for name, (title, _) in OUTCOMES.items())]
     )
@@ -46,7 +53,7 @@ class SearchForm(forms.Form):
     code = forms.CharField(label="Error code", required=False, max_length=100)
     stream = forms.ChoiceField(label="Streamed", required=False, choices=[ANY, ("yes", "yes"), ("no", "no")])
     slower = forms.FloatField(label="Took at least (ms)", required=False, min_value=0, max_value=1e9)
-    id = forms.CharField(label="Request id begins with", required=False, max_length=64)
+    id = forms.CharField(label="Id begins with", required=False, max_length=64, help_text="of request or answer")
 
     def __init__(self, data: Mapping[str, Any] | None, *, sees_text: bool) -> None:
         super().__init__(data or {}, auto_id="log-%s")
@@ -80,16 +87,27 @@ class SearchForm(forms.Form):
             raise forms.ValidationError("There is no word in this.")
         return text
 
+    def clean_endpoint(self) -> str:
+        """As the log has it: the list shows it without its beginning."""
+        wanted: str = self.cleaned_data["endpoint"].strip()
+        sign, name = (OTHERS, wanted[1:].lstrip()) if wanted.startswith(OTHERS) else ("", wanted)
+        return sign + (name if not name or name.startswith("/") else f"{ROOT}{name.removeprefix('v1/')}")
+
     def clean_key(self) -> tuple[int, ...] | None:
         wanted = self.cleaned_data["key"]
         if not wanted:
             return None
         if wanted == NONE:
             return ()
-        found = tuple(ApiKey.objects.filter(Q(name=wanted) | Q(prefix=wanted)).values_list("pk", flat=True)[:1_000])
-        if not found:
+        known = Q(prefix=wanted) if is_prefix(wanted) else Q(name=wanted)
+        found = tuple(ApiKey.objects.filter(known).values_list("pk", flat=True)[:1_000])
+        if not found and not (is_prefix(wanted) and RequestLog.objects.filter(key_prefix=wanted).exists()):
             raise forms.ValidationError(f"There is no key “{wanted}”.")
         return found
+
+    def _key_prefix(self) -> str:
+        wanted = str(self.data.get("key", "")).strip()
+        return wanted if is_prefix(wanted) else ""
 
     def clean(self) -> dict[str, Any]:
         data = super().clean() or self.cleaned_data
@@ -109,6 +127,7 @@ class SearchForm(forms.Form):
         return LogSearch(
             since=since,
             keys=data["key"],
+            key_prefix=self._key_prefix(),
             stream={"yes": True, "no": False}.get(data["stream"]),
             slower_ms=data["slower"],
             text=data.get("text", ""),

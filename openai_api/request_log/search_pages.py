@@ -16,6 +16,7 @@ from audit.keyset import KeysetPage, keyset_page
 from openai_api.keyset import ByTime, Cursor, CursorError
 from openai_api.models import LogAccess, RequestLog
 from openai_api.request_log.access import may_see_text, record_access
+from openai_api.request_log.kept import kept_text
 from openai_api.request_log.line import LogLine
 from openai_api.request_log.saved_searches import delete_search, save_search, visible_searches
 from openai_api.request_log.search import LogSearch, lean, size_text
@@ -75,6 +76,7 @@ class SearchPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none 
         return {
             "lines": [LogLine.of(row) for row in page.rows],
             "size": size_text(search.rows(), page),
+            "kept": kept_text(),
             "older": _link(form, before=page.older),
             "newer": _link(form, after=page.newer),
             "newest": f"?{urlencode(form.conditions)}",

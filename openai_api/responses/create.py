@@ -13,7 +13,6 @@ from openai_api.call import Call
 from openai_api.database import in_database
 from openai_api.endpoint import json_response
 from openai_api.errors import ApiError, server_error
-from openai_api.request_id import new_id
 from openai_api.responses.background import order_response
 from openai_api.responses.chat_form import ChatBody
 from openai_api.responses.context import owner_of, read_context
@@ -49,7 +48,7 @@ async def create_response(call: Call) -> HttpResponseBase:
     if is_effort_without_effect(planned.target.model.text, planned.chat):
         call.note_ignored("reasoning.effort")
     status: ResponseStatus = "queued" if wanted.background else "in_progress"
-    body = new_body(new_id("resp_"), wanted, planned.target.model.record.name, status)
+    body = new_body(call.answer_id("resp_"), wanted, planned.target.model.record.name, status)
     call.entry.parameters["response"] = body["id"]
     searching = Searching(is_on=search is not None, shows_results=wanted.wants_search_results)
     searching.note(planned.items if searching.is_on else ())

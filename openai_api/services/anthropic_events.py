@@ -15,7 +15,6 @@ from inference.dialects.events import (
     ToolCallEnd,
     ToolCallStart,
 )
-from openai_api.request_id import new_id
 from openai_api.schemas.anthropic_bodies import (
     AnthropicMessageBody,
     Block,
@@ -33,7 +32,7 @@ class MessageEvents:
     def __init__(self, generation: Generation, answers: AnswerPlan) -> None:
         self._generation = generation
         self._reader = answers.reader()
-        self._id = new_id("msg_")
+        self._id = generation.call.answer_id("msg_")
         self._num_blocks = 0
         self._open: str | None = None  # the kind of the block at hand
         self._end: FinishedEvent | None = None

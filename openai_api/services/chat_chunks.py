@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator
 
 from inference.client import Event, FinishedEvent, PromptLogprobsEvent, TokensEvent
-from openai_api.request_id import new_id
 from openai_api.schemas.bodies import (
     ChatChunkBody,
     ChatFinish,
@@ -42,7 +41,7 @@ class ChatChunks:
         self._num_choices = num_choices
         self._has_logprobs = has_logprobs
         self._include_usage = include_usage
-        self._id = new_id("chatcmpl-")
+        self._id = generation.call.answer_id("chatcmpl-")
         self._created = int(time.time())
 
     def opening(self) -> Iterator[ChatChunkBody]:

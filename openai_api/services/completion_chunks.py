@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 
 from inference.client import Event, FinishedEvent, PromptLogprobsEvent, TokenLogprob, TokensEvent
 from inference.text import ModelText
-from openai_api.request_id import new_id
 from openai_api.schemas.bodies import (
     CompletionBody,
     CompletionChoiceBody,
@@ -43,7 +42,7 @@ class CompletionChunks:
         self._has_prompt_logprobs = has_prompt_logprobs
         self._include_usage = include_usage
         self._offsets = [TextOffsets(self._text, skip_special_tokens=skip_special_tokens) for _ in range(num_sequences)]
-        self._id = new_id("cmpl-")
+        self._id = generation.call.answer_id("cmpl-")
         self._created = int(time.time())
 
     def opening(self) -> Iterator[CompletionBody]:

@@ -11,7 +11,6 @@ from openai_api.backend import get_backend
 from openai_api.call import Call
 from openai_api.endpoint import json_response
 from openai_api.errors import ApiError, invalid
-from openai_api.request_id import new_id
 from openai_api.schemas.moderations import ModerationBody, ModerationsBody, ModerationsRequest
 from openai_api.services.completions import encode_prompts
 from openai_api.services.target import is_model_allowed, resolve_unsteered
@@ -34,7 +33,7 @@ async def create_moderations(call: Call) -> HttpResponseBase:
         for i, ids in enumerate(texts)
     ]
     body: ModerationsBody = {
-        "id": new_id("modr-"),
+        "id": call.answer_id("modr-"),
         "model": model.record.name,
         "results": [moderation_body(model, values) for values in await vectors_of(call, requests)],
     }

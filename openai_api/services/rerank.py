@@ -14,7 +14,6 @@ from inference.text import PromptTooLongError
 from openai_api.call import Call
 from openai_api.endpoint import json_response
 from openai_api.errors import invalid
-from openai_api.request_id import new_id
 from openai_api.schemas.bodies import EmbeddingUsageBody
 from openai_api.schemas.rerank import RerankBody, RerankRequest, RerankResultBody, ScoreBody, ScoreRequest
 from openai_api.services.target import resolve_unsteered
@@ -30,7 +29,7 @@ async def rerank(call: Call) -> HttpResponseBase:
     order = sorted(range(len(scores)), key=lambda place: -scores[place])  # stable: equal ones keep their order
     shows = wanted.return_documents is not False
     body: RerankBody = {
-        "id": new_id("rerank-"),
+        "id": call.answer_id("rerank-"),
         "model": model.record.name,
         "results": [_result(place, scores[place], wanted.documents[place], shows=shows) for place in order][
             : wanted.top_n
@@ -45,7 +44,7 @@ async def score(call: Call) -> HttpResponseBase:
     model = await resolve_cross_encoder(call, wanted.model)
     scores = await score_pairs(call, model, wanted.pairs, param="text_2")
     body: ScoreBody = {
-        "id": new_id("score-"),
+        "id": call.answer_id("score-"),
         "object": "list",
         "created": int(time.time()),
         "model": model.record.name,

@@ -9,6 +9,7 @@ from openai.types.chat import ChatCompletion
 from pydantic import TypeAdapter
 
 from inference.client import FailedEvent, PromptLogprobsEvent, Timings, TokenLogprob, Usage
+from openai_api.request_id import request_id_of
 from tests.openai_api.conftest import Api
 from tests.openai_api.fakes import BOS, TURN, answering, finished, tokens_of
 
@@ -40,6 +41,15 @@ async def test_completion_has_the_contracts_body(api: Api):
     }
     assert "millm" not in body
     assert strict(response.content).choices[0].message.content == "Hello sea"
+
+
+async def test_the_answer_s_id_leads_to_its_row_in_the_log(api: Api):
+    ids = [(await api.chat()).json()["id"], (await api.complete()).json()["id"]]
+    rows = [entry.id.removeprefix("req_") for entry in api.log.entries]
+    assert ids == [f"chatcmpl-{rows[0]}", f"cmpl-{rows[1]}"]
+    assert [request_id_of(answer) for answer in ids] == [entry.id for entry in api.log.entries]
+    named = [(await api.chat({"X-Client-Request-Id": "req_mine"})).json()["id"] for _ in range(2)]
+    assert len({*named, "chatcmpl-mine"}) == 3, "clients may repeat their ids, answers never do"
 
 
 async def test_choices_have_seeds_of_their_own(api: Api):

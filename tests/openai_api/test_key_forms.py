@@ -44,6 +44,11 @@ def test_names_and_versions_are_offered(profiles):
     ]
 
 
+def test_a_key_that_says_nothing_of_the_log_is_said_to_do_so(admin_client: Client):
+    page = admin_client.get(KEYS + "add/").content.decode()
+    assert '<option value="" selected>what the server&#x27;s own setting says</option>' in page
+
+
 def test_archived_ones_are_not(profiles):
     governance.archive_profile(profile=profiles[0])
     assert values() == ["joyful", "joyful@1"]

@@ -77,6 +77,7 @@ class TestRotate:
         assert old.pk == new.pk
         assert new.expires_at is None
         assert old.expires_at == again.api_key.old_valid_until
+        assert (old.prefix, new.prefix) == (created.plain[:13], again.plain[:13])
         ApiKey.objects.update(old_valid_until=timezone.now() - HOUR)
         assert find_key(created.plain, load_keys()) is None
         assert find_key(again.plain, load_keys()) is not None
@@ -310,9 +311,13 @@ class TestPages:
         assert "It was never used" in text
         assert admin_client.post(page(key, "revoke"), {"reason": ""}).status_code == 200
         assert ApiKey.objects.get().revoked_at is None
-        admin_client.post(page(key, "revoke"), {"reason": f"leaked {EVIL}"})
+        done = admin_client.post(page(key, "revoke"), {"reason": f"leaked {EVIL}"}, follow=True)
+        assert f">{key} is revoked." in done.content.decode()  # its name as it is, in small letters
         assert ApiKey.objects.get().revoked_reason == f"leaked {EVIL}"
-        assert EVIL not in admin_client.get(page(key)).content.decode()
+        shown = admin_client.get(page(key)).content.decode()
+        assert EVIL not in shown
+        assert "UTC: requests with it are refused. Reason: leaked &lt;script&gt;" in shown
+        assert f"{reverse('admin:openai_api_requestlog_changelist')}?key=laptop" in shown
         assert trail("revoke").user == "admin"
         assert 'id="key-acts"' not in admin_client.get(page(key)).content.decode()
         again = admin_client.post(page(key, "revoke"), {"reason": "x"}, follow=True)

@@ -18,7 +18,7 @@ from django.utils import timezone
 from audit.models import AuditEvent
 from openai_api.backend import Backend, set_backend
 from openai_api.client_address import client_address, is_loopback
-from openai_api.keys import KEY_START, digest_of, find_key, load_keys, snapshot
+from openai_api.keys import KEY_START, digest_of, find_key, load_keys, new_key, snapshot
 from openai_api.models import ApiKey
 from openai_api.services.api_keys import change_api_key, create_api_key, delete_api_keys, revoke_api_keys
 from tests.openai_api.conftest import Api
@@ -83,6 +83,16 @@ async def test_all_wrong_keys_get_the_same_answer(required: Api, headers: dict[s
     entry = required.log.only
     assert (entry.status, entry.error_code, entry.api_key_id) == (401, "invalid_api_key", None)
     assert "sk-millm" not in repr(entry)
+
+
+async def test_the_log_has_the_beginning_of_the_secret_that_was_sent(required: Api):
+    good, revoked = new_key(), new_key()
+    headers = required.keys.add(good, prefix=good[:13])
+    assert (await required.client.get(MODELS, headers=headers)).status_code == 200
+    for secret in (revoked, f"{revoked}x", "sk-proj-" + "x" * 44):
+        assert (await required.client.get(MODELS, headers={"api-key": secret})).status_code == 401
+    assert [entry.key_prefix for entry in required.log.entries] == [good[:13], revoked[:13], "", ""]
+    assert revoked[:14] not in repr(required.log.entries)
 
 
 @pytest.mark.parametrize("path", ["/v1/nothing", "/v1/chat/completions", "/v1/models/tiny"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from django.test import Client
 
 from inference.models import LanguageModel
 from openai_api.models import LogAccess, RequestLog
+from openai_api.request_log.access import record_access
 from openai_api.request_log.timeline import phases
 from steering.models import ProfileVersion, SteeringProfile, WatchEvent
 from tests.openai_api.request_log.conftest import LOG, SEES_ROWS, SEES_TEXT, client_of, staff
@@ -128,6 +130,43 @@ def test_the_trail_has_its_own_permission_and_is_read_only(auditor: Client):
     assert boss.post(f"{trail}{pk}/change/", {"username": "x"}).status_code == 403
     assert boss.post(f"{trail}{pk}/delete/", {"post": "yes"}).status_code == 403
     assert boss.get(f"{trail}add/").status_code == 403
+
+
+def test_the_trail_says_in_words_and_to_the_second_what_was_done(auditor: Client):
+    row(1, prompt="hello")
+    detail(auditor)
+    auditor.get(LOG, {"text": "hello", "model": "tiny"})
+    record_access(
+        act=LogAccess.Act.EXPORT, user=None, detail={"conditions": {}, "format": "csv", "texts": False}, num_rows=1
+    )
+    page = client_of(staff("reader", "view_logaccess")).get("/admin/openai_api/logaccess/").content.decode()
+    for said in ("words: hello, model: tiny", "all requests, format: csv, without texts", "Past 7 days"):
+        assert said in page
+    for access in LogAccess.objects.all():
+        assert f"{access.at.astimezone(UTC):%Y-%m-%d %H:%M:%S}" in page
+    assert f'href="{LOG}req_5F1/change/"' in page
+
+
+def test_a_request_and_the_list_say_when_to_the_second(auditor: Client):
+    at = datetime(2026, 11, 22, 14, 7, 9, tzinfo=UTC)
+    row(1, created_at=at)
+    for page in (detail(auditor), auditor.get(LOG).content.decode()):
+        assert "2026-11-22 14:07:09" in page
+
+
+@pytest.mark.parametrize(
+    ("content", "days", "text_days", "said"),
+    [
+        ("full", 0, 0, "Rows are kept for ever. Texts are kept as long as their rows."),
+        ("full", 90, 1, "Rows are deleted after 90 days. Texts are kept for 1 day."),
+        ("hash", 1, 7, "Rows are deleted after 1 day. Of texts a SHA-256 is kept for 7 days."),
+        ("none", 30, 7, "Rows are deleted after 30 days. Nothing of texts is kept."),
+    ],
+)
+def test_the_list_says_what_is_kept(watcher: Client, settings: Any, content: str, days: int, text_days: int, said: str):
+    settings.MILLM_LOG_CONTENT = content
+    settings.MILLM_LOG_RETENTION_DAYS, settings.MILLM_LOG_TEXT_RETENTION_DAYS = days, text_days
+    assert said in watcher.get(LOG).content.decode()
 
 
 def test_rows_are_read_only_even_for_admins(admin_client: Client):

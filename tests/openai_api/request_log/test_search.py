@@ -15,6 +15,7 @@ from openai_api.models import ApiKey, LogAccess, RequestLog
 from openai_api.request_log.search import OUTCOMES
 from openai_api.request_log.search_pages import PAGE_SIZE
 from openai_api.services import create_api_key
+from openai_api.services.api_keys import delete_api_keys, rotate_api_key
 from tests.openai_api.request_log.conftest import LOG, client_of, staff
 from tests.openai_api.request_log.rows import row, rows
 
@@ -32,6 +33,9 @@ def found(page: Any) -> set[int]:
         ({}, {1, 2, 3, 4, 5, 6}),
         ({"id": "req_1"}, {1}),
         ({"id": "eq_1"}, set()),
+        ({"id": "chatcmpl-1"}, {1}),
+        ({"id": "resp_2"}, {2}),
+        ({"id": "chatcmpl"}, set()),
         ({"id": "req%"}, set()),
         ({"user": "ann"}, {2}),
         ({"text": "the sea"}, {3}),
@@ -59,6 +63,11 @@ def found(page: Any) -> set[int]:
         ({"profile": "%"}, set()),
         ({"profile": "none"}, {1, 2, 4, 5}),
         ({"endpoint": "/v1/completions"}, {1}),
+        ({"endpoint": " v1/completions "}, {1}),
+        ({"endpoint": "completions"}, {1}),
+        ({"endpoint": "-completions"}, {2, 3, 4, 5, 6}),
+        ({"endpoint": "- /v1/chat/completions"}, {1}),
+        ({"endpoint": "chat"}, set()),
         ({"stream": "yes"}, {4}),
         ({"stream": "no"}, {1, 2, 3, 5, 6}),
         ({"slower": "1500"}, {2}),
@@ -115,6 +124,41 @@ def test_keys_by_name_by_prefix_and_none(auditor: Client, admin_user: User):
     row(2)
     for wanted, expected in (("laptop", {1}), (key.prefix, {1}), ("none", {2})):
         assert found(auditor.get(LOG, {"key": wanted})) == expected
+
+
+def test_rows_keep_the_secret_that_was_sent_whatever_becomes_of_the_key(auditor: Client, admin_user: User):
+    key = create_api_key(name="laptop", owner=admin_user).api_key
+    first = key.prefix
+    row(1, api_key=key, key_prefix=first)
+    row(3, api_key=key)  # from before the log knew secrets
+    second = rotate_api_key(api_key=key).api_key.prefix
+    row(2, api_key=key, key_prefix=second)
+    row(4, key_prefix=first, status=401, error_code="invalid_api_key")
+    for wanted, expected in (("laptop", {1, 2, 3}), (first, {1, 4}), (second, {2, 3}), ("none", set())):
+        assert found(auditor.get(LOG, {"key": wanted})) == expected
+    shown = {line.pk: line.key for line in auditor.get(LOG).context["lines"]}
+    assert shown == {
+        "req_1": f"laptop ({first}…)",
+        "req_2": f"laptop ({second}…)",
+        "req_3": "laptop",
+        "req_4": f"{first}…",
+    }
+    delete_api_keys(keys=ApiKey.objects.all())
+    assert found(auditor.get(LOG, {"key": first})) == {1, 4}
+    assert "or of a key that was deleted" in auditor.get(f"{LOG}req_5F1/change/").content.decode()
+
+
+def test_an_id_like_an_answer_s_is_still_a_client_s_own(auditor: Client):
+    row(1)
+    row(2, id="msg_1")
+    page = auditor.get(LOG, {"id": "msg_1"})
+    assert {line.pk for line in page.context["lines"]} == {"req_1", "msg_1"}
+
+
+def test_an_endpoint_is_found_as_the_list_shows_it(auditor: Client):
+    row(1)
+    (line,) = auditor.get(LOG).context["lines"]
+    assert found(auditor.get(LOG, {"endpoint": line.endpoint})) == {1}
 
 
 def test_pages_lead_to_each_other(auditor: Client):
