@@ -17,6 +17,7 @@ from steering import reviews, services
 from steering.errors import InvalidProfileError, NothingToPublishError, ReviewError, SteeringError
 from steering.forms import DuplicateForm, PublishForm
 from steering.models import ProfileVersion, SteeringProfile
+from steering.spec.rendering import fingerprint
 from steering.version_pages import changes_from_latest, edits_html, restore, version_rows
 
 _TEMPLATES = "admin/steering/steeringprofile"
@@ -165,11 +166,13 @@ class ProfilePages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none
         if latest is None:
             return "It was not published yet; requests cannot use it."
         try:
-            services.publishable_edits(profile)
+            edits = services.publishable_edits(profile)
         except NothingToPublishError:
             return f"Requests get {latest}, and the draft is the same."
         except InvalidProfileError as error:
             return f"Requests get {latest}. The draft cannot be published as it is: {error.message}"
+        if fingerprint(edits) == latest.fingerprint:  # labels or measured numbers are newer than the version
+            return f"Requests get {latest}, and the draft has the same effect."
         return f"Requests get {latest}; the draft differs from it."
 
     def _page(

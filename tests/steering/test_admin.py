@@ -69,6 +69,14 @@ class TestDraft:
         assert "+2" in html  # 0.5 of the maximal activation, which is 4
         assert "It was not published yet; requests cannot use it." in html
 
+    def test_a_draft_whose_labels_or_norms_are_newer_is_not_said_to_differ(self, admin, profile, sae):
+        services.publish_profile(profile=profile)
+        assert "Requests get gloomy@1, and the draft is the same." in page(admin, CHANGE, profile.pk)
+        SAE.objects.filter(pk=sae.pk).update(mean_resid_norm=21.5)  # as measuring it finds
+        assert "Requests get gloomy@1, and the draft has the same effect." in page(admin, CHANGE, profile.pk)
+        profile.edits.update(strength=0.25)
+        assert "Requests get gloomy@1; the draft differs from it." in page(admin, CHANGE, profile.pk)
+
     def test_warns_above_a_push_that_text_survives(self, admin, profile):
         profile.edits.update(strength=4.0)
         assert 'class="steering-warning"' in page(admin, CHANGE, profile.pk)
