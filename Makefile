@@ -35,7 +35,7 @@ PACKAGES := audit jobs inference steering storage openai_api management_api cons
 
 run: $(VENV)/.runtime
 	@MILLM_HOST='$(HOST)' MILLM_PORT='$(PORT)' MILLM_AUTH="$${MILLM_AUTH:-loopback}" \
-		exec $(BIN)/python manage.py serve --setup
+		exec $(BIN)/python manage.py serve --setup --measure-demo
 
 test: $(VENV)/.dev chromium
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)

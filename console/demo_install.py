@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from django.contrib import messages
+from django.contrib.auth.models import User
 from django.http import HttpRequest, HttpResponseRedirect
 from django.urls import reverse
 
@@ -12,8 +13,9 @@ from steering.demo.install import DemoError, install_demo
 
 def install(request: HttpRequest) -> HttpResponseRedirect:
     """Where it is installed already, nothing happens; either way the dashboard says so."""
+    owner = request.user if isinstance(request.user, User) else None
     try:
-        demo = install_demo()
+        demo = install_demo(measures=True, owner=owner)
     except DemoError as error:
         messages.error(request, f"The demo was not installed. {error}")
     else:

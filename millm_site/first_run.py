@@ -24,11 +24,11 @@ class Login:
     password: str
 
 
-def set_up() -> Login:
+def set_up(*, measures_demo: bool = False) -> Login:
     """Idempotent, and safe when several processes start at once on one database: they take turns."""
     with turn():
         call_command("migrate", verbosity=0, interactive=False)
-        call_command("install_demo", verbosity=0)
+        call_command("install_demo", measure=measures_demo, verbosity=0)
         return ensure_superuser()
 
 

@@ -105,6 +105,7 @@ class FeaturePages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none
             "examples": example_rows(feature.examples),
             "traffic_examples": example_rows(feature.traffic_examples) if sees_traffic else (),
             "steer": steer if steer.may_steer else None,
+            "may_measure": request.user.has_perm("steering.change_sae"),
             "before": _neighbour(feature, -1),
             "after": _neighbour(feature, 1),
         }

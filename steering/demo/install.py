@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from django.contrib.auth.models import User
 from django.core.exceptions import ValidationError
 from django.db import connection, transaction
 
@@ -20,6 +22,7 @@ from steering.errors import SteeringError
 from steering.label_files import read_labels
 from steering.models import SAE, SteeringProfile
 from steering.registration import SAELocation, inspect_sae, prepare_sae, read_health
+from steering.sae_jobs import AddedSAE, add_sae
 from steering.sae_source import locate_sae, place_checksum
 from steering.saes.errors import InvalidSAEError
 from steering.spec.edit import EditSpec
@@ -46,16 +49,17 @@ class DemoError(Exception):
     """It was not installed; ``str(error)`` says why."""
 
 
-def install_demo(artifacts: Path = ARTIFACTS) -> InstalledDemo:
+def install_demo(artifacts: Path = ARTIFACTS, *, measures: bool = False, owner: User | None = None) -> InstalledDemo:
     """Brings the database to what ``artifacts`` holds; quick, and without loading torch, when it is there already.
 
     What somebody changed is left alone: the model's settings, the labels, and profiles whose draft was edited or that
-    somebody published. Two at once take turns. DemoError leaves everything as it was.
+    somebody published. Two at once take turns. DemoError leaves everything as it was. With ``measures`` a job of
+    ``owner`` finds the histograms and the strongest texts of an SAE that was not there yet.
     """
     if not (artifacts / "profiles.json").is_file():
         raise DemoError(f"The demo's files are not in {artifacts}; “manage.py train_demo” makes them.")
     try:
-        return _install(artifacts)
+        return _install(artifacts, partial(add_sae, measures=measures, owner=owner))
     except ValidationError as error:
         raise DemoError(" ".join(error.messages)) from error
     except (SourceError, SteeringError, InvalidSAEError, InvalidSpecError) as error:
@@ -63,11 +67,11 @@ def install_demo(artifacts: Path = ARTIFACTS) -> InstalledDemo:
 
 
 @transaction.atomic
-def _install(artifacts: Path) -> InstalledDemo:
+def _install(artifacts: Path, add: Callable[..., AddedSAE]) -> InstalledDemo:
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
     model = _install_model(artifacts / "model")
-    sae = _install_sae(model, artifacts)
+    sae = _install_sae(model, artifacts, add)
     entries = json.loads((artifacts / "profiles.json").read_text("utf-8"))
     published = [label for entry in entries if (label := _install_profile(model, sae, entry))]
     return InstalledDemo(model, sae, tuple(published))
@@ -89,7 +93,7 @@ def _install_model(folder: Path) -> LanguageModel:
     return model
 
 
-def _install_sae(model: LanguageModel, artifacts: Path) -> SAE:
+def _install_sae(model: LanguageModel, artifacts: Path, add: Callable[..., AddedSAE]) -> SAE:
     location = SAELocation(str(artifacts / "sae"))
     sae = SAE.objects.filter(name=SAE_NAME).first()
     if sae is not None and sae.checksum == place_checksum(locate_sae(str(artifacts / "sae"))):
@@ -100,7 +104,8 @@ def _install_sae(model: LanguageModel, artifacts: Path) -> SAE:
     candidate = inspect_sae(location, model)
     labels = read_labels(artifacts / "features.json", candidate.config.math.d_sae)
     health = read_health(artifacts / "health.json")
-    return services.save_sae(prepared=prepare_sae(SAE_NAME, model, candidate, labels=labels, health=health))
+    prepared = prepare_sae(SAE_NAME, model, candidate, labels=labels, health=health)
+    return add(prepared=prepared).sae
 
 
 def _retire(sae: SAE) -> None:

@@ -7,6 +7,7 @@ from django.contrib.auth.models import User
 
 from audit.models import AuditEvent
 from inference.models import LanguageModel
+from jobs.models import Job
 from steering.models import SAE, SteeringProfile
 from tests.console.test_pages import client_of, staff
 
@@ -28,6 +29,8 @@ def test_it_installs_what_the_command_does_and_says_so(root: User):
     assert (LanguageModel.objects.get().name, SAE.objects.get().name) == ("demo", "demo-sae")
     assert SteeringProfile.objects.count() == 4
     assert AuditEvent.objects.filter(subject="demo", user="root").exists()
+    job = Job.objects.get(kind="steering.health")
+    assert (job.params["sae"], job.owner) == (SAE.objects.get().pk, root)
 
 
 def test_once_more_changes_nothing(root: User):
@@ -36,6 +39,7 @@ def test_once_more_changes_nothing(root: User):
     text = client.post(URL, follow=True).content.decode()
     assert "The demo is installed: model demo, SAE demo-sae." in text
     assert SteeringProfile.objects.count() == 4
+    assert Job.objects.count() == 1
 
 
 def test_what_stands_in_its_way_is_said_and_nothing_is_half_there(root: User):

@@ -54,7 +54,7 @@ def test_target_exists(target: str) -> None:
 def test_run_serves_on_the_loopback_address_without_keys_for_this_machine() -> None:
     plan = make("-n", "run").stdout
     assert "MILLM_HOST='127.0.0.1' MILLM_PORT='8000' MILLM_AUTH=\"${MILLM_AUTH:-loopback}\"" in plan
-    assert "manage.py serve --setup" in plan
+    assert "manage.py serve --setup --measure-demo" in plan
 
 
 def test_run_takes_host_and_port() -> None:

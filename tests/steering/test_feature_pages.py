@@ -64,6 +64,7 @@ class TestPage:
     def test_nothing_is_known(self, admin, sae):
         html = page(admin, CHANGE, sae.features.get(index=30).pk)
         assert "No histogram: the SAE was not measured yet" in html
+        assert f'<a href="/admin/steering/sae/{sae.pk}/change/#check">Measure it</a>' in html
         assert "None are known." in html
 
     def test_no_styles_or_scripts_inline(self, admin, measured):

@@ -13,6 +13,7 @@ import pytest
 from django.core.management import call_command
 
 from inference.models import LanguageModel
+from jobs.models import Job
 from steering import services
 from steering.demo.install import DemoError, install_demo
 from steering.models import SAE, FeatureEdit, ProfileVersion, SteeringProfile
@@ -52,6 +53,16 @@ def test_first_run_installs_everything(artifacts):
     assert demo.sae.features.get(index=3).label == "feature 3"
     assert demo.published == ("joyful@1", "gloomy@1")
     assert ProfileVersion.objects.get(profile__name="joyful").note == "As shipped."
+
+
+def test_its_sae_is_measured_where_that_is_wanted(artifacts):
+    call_command("install_demo", verbosity=0)
+    assert not Job.objects.exists()
+    SAE.objects.update(name="another")
+    demo = install_demo(artifacts, measures=True)
+    assert Job.objects.get(kind="steering.health").params["sae"] == demo.sae.pk
+    install_demo(artifacts, measures=True)
+    assert Job.objects.count() == 1
 
 
 def test_second_run_does_nothing(artifacts, django_assert_max_num_queries):

@@ -29,8 +29,13 @@ class Command(BaseCommand):
             action="store_true",
             help="First migrate, install the demo and make an admin user if there is none.",
         )
+        parser.add_argument(
+            "--measure-demo",
+            action="store_true",
+            help="With --setup, where the demo is new: queue a job that measures its SAE.",
+        )
 
-    def handle(self, *args: Any, setup: bool, **options: Any) -> None:
+    def handle(self, *args: Any, setup: bool, measure_demo: bool, **options: Any) -> None:
         from millm_site.server.listener import PortError, listen, url_of
 
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # until the server takes it over
@@ -38,7 +43,7 @@ class Command(BaseCommand):
             listener = listen(settings.MILLM_HOST, settings.MILLM_PORT)  # first: a busy port shall not cost a migration
         except PortError as error:
             raise CommandError(str(error)) from error
-        login = self._prepare(setup=setup)
+        login = self._prepare(setup=setup, measures_demo=measure_demo)
         from millm_site.server.site import site_server
 
         server = site_server(listener)
@@ -49,11 +54,11 @@ class Command(BaseCommand):
         if serving.failure:
             raise CommandError(f"The engine is lost. {serving.failure}")
 
-    def _prepare(self, *, setup: bool) -> Login | None:
+    def _prepare(self, *, setup: bool, measures_demo: bool) -> Login | None:
         try:
             if setup:
                 self._say("Preparing the database and the demo ...")
-                return set_up()
+                return set_up(measures_demo=measures_demo)
             if not is_migrated():
                 raise CommandError("The database lacks migrations. Run `manage.py migrate`, or serve with --setup.")
         except OperationalError as error:

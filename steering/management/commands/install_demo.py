@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentParser
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
@@ -12,9 +13,12 @@ from steering.demo.install import DemoError, install_demo
 class Command(BaseCommand):
     help = "Install the demo that comes with miLLM. Does nothing where it is installed; your own edits stay."
 
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--measure", action="store_true", help="queue a job of the server that measures its SAE")
+
     def handle(self, **options: Any) -> None:
         try:
-            demo = install_demo()
+            demo = install_demo(measures=options["measure"])
         except DemoError as error:
             raise CommandError(str(error)) from error
         if options["verbosity"] > 0:
