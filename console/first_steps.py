@@ -52,7 +52,7 @@ def _key() -> Step:
     needed = "Programs on this machine need none." if settings.MILLM_AUTH == "loopback" else "Every request needs one."
     return Step(
         "A key",
-        f"A key says who asks, and what they may do. {needed} It is shown once.",
+        f"It says who asks, and what they may do; it is shown once. {needed}",
         ApiKey.objects.exists(),
         reverse("admin:openai_api_apikey_add"),
         "Make a key",

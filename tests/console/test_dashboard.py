@@ -191,7 +191,16 @@ class TestFirstSteps:
     def test_the_page_shows_them_until_then(self, root: User, url: str):
         text = page(root)
         assert "First steps" in text
-        assert "curl -N http://localhost/v1/chat/completions" in text
+        assert "curl http://localhost/v1/chat/completions" in text
+
+    def test_what_is_done_can_be_done_again(self, root: User, url: str):
+        LanguageModel.objects.create(name="m", source="/m")
+        RequestLog.objects.create(id="r", status=200, created_at=timezone.now(), endpoint="/v1/chat/completions")
+        text = page(root)
+        assert text.count(">done</span>") == 2
+        for still_there in ("curl http://localhost/v1", "Open the playground", "Bring your own"):
+            assert still_there in text
+        assert "Install the demo" not in text
 
     def test_who_cannot_take_them_is_not_led_there(self, url: str):
         assert first_steps(staff("view_languagemodel"), url) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -26,14 +27,17 @@ def shell(script: str, url: str) -> str:
     return done.stdout
 
 
-def test_the_curl_example_streams_a_story(live_site):
+def test_the_curl_example_tells_a_story_and_a_sadder_one_and_streams_it(live_site):
     curl = next(block for block in blocks("sh") if block.startswith("curl"))
-    plain = shell(curl, live_site.url)
-    assert plain.rstrip().endswith("data: [DONE]")
-    assert plain.count('"content"') > 10
-    gloomy = shell(curl.replace('"stream": true', '"stream": true, "profile": "gloomy"'), live_site.url)
-    assert '"profile":"gloomy@1"' in gloomy
-    assert gloomy.count('"content"') > 10
+    plain = json.loads(shell(curl, live_site.url))
+    gloomy = json.loads(shell(curl.replace('"model"', '"profile": "gloomy", "model"'), live_site.url))
+    stories = {answer["choices"][0]["message"]["content"] for answer in (plain, gloomy)}
+    assert len(stories) == 2
+    assert all(len(story) > 40 for story in stories)
+    assert gloomy["millm"]["profile"] == "gloomy@1"
+    streamed = shell(curl.replace('"model"', '"stream": true, "model"'), live_site.url)
+    assert streamed.rstrip().endswith("data: [DONE]")
+    assert streamed.count('"content"') > 10
 
 
 def python(program: str, url: str) -> str:
