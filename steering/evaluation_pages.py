@@ -26,6 +26,13 @@ FORMS: dict[str, type[EvaluationForm]] = {
     "compare": ComparisonForm,
 }
 
+TOLD = {
+    "sweep": "A job has the model answer the prompts at each strength: how far answers move from unsteered ones, how"
+    " fluent they stay, and how often your words come.",
+    "calibrate": "A job looks for the strength at which answers are as far from unsteered ones as the target says.",
+    "compare": "A job has both answer the prompts, and marks where they part.",
+}
+
 
 class EvaluationPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
     """Who may change profiles may have them evaluated: it takes the model's time."""
@@ -72,6 +79,7 @@ class EvaluationPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes n
             "original": version,
             "form": form,
             "verb": name.capitalize(),
+            "told": TOLD[name],
         }
         return TemplateResponse(request, "admin/steering/profileversion/evaluate.html", context)
 

@@ -24,4 +24,4 @@ def run_health(job: RunningJob) -> dict[str, Any]:
         )
     for verdict in judge(sae):
         job.log(verdict.text)
-    return {"l0": sae.l0, "fvu": sae.fvu, "dead_share": sae.dead_share, "tokens": sae.measured_tokens}
+    return {"sae": sae.pk, "l0": sae.l0, "fvu": sae.fvu, "dead_share": sae.dead_share, "tokens": sae.measured_tokens}

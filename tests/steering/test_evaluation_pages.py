@@ -283,6 +283,20 @@ def test_a_sweep_proposes_nothing(admin: Client, version: ProfileVersion) -> Non
     assert "proposes no strength" in answer.content.decode()
 
 
+def test_a_profile_s_page_leads_to_evaluations_of_its_newest_version(admin: Client, version: ProfileVersion) -> None:
+    of_profile = reverse("admin:steering_steeringprofile_change", args=[version.profile_id])
+    html = admin.get(of_profile).content.decode()
+    for name in ("sweep", "calibrate"):
+        assert f'href="{page(version, name)}"' in html
+        assert "A job " in admin.get(page(version, name)).content.decode()
+    viewer = User.objects.create_user("viewer", is_staff=True)
+    viewer.user_permissions.set(Permission.objects.filter(codename__in=("view_steeringprofile",)))
+    viewer.groups.set([])
+    version.profile.owner = viewer
+    version.profile.save()
+    assert "Sweep…" not in client_of(viewer).get(of_profile).content.decode()
+
+
 def test_who_only_looks_cannot_evaluate_or_use(version: ProfileVersion) -> None:
     viewer = User.objects.create_user("viewer", is_staff=True)
     names = ("view_profileversion", "view_evaluation")

@@ -36,6 +36,19 @@ def test_kinds_are_known():
     assert find_kind("steering.add_sae").title == "Add an SAE"
 
 
+def test_a_measurement_tells_its_figures_and_leads_to_the_sae_and_its_features():
+    show = find_kind("steering.health").show
+    assert show is not None
+    figures = {"l0": 15.9994, "fvu": 0.08944, "dead_share": 0.0044, "tokens": 19784}
+    html = show({"sae": 7, **figures})
+    assert "L0 16, FVU 0.0894, on 19,784 tokens." in html
+    assert 'href="/admin/steering/sae/7/change/"' in html
+    assert 'href="/admin/steering/feature/?sae__id__exact=7"' in html
+    assert (
+        show(figures | {"l0": None}) == "<p>L0 unknown, FVU 0.0894, on 19,784 tokens.</p>"
+    )  # kept by an earlier server
+
+
 class TestAdd:
     def job(self, model, source, **params):
         wanted = {"name": "new", "revision": "", "subfolder": "", "layer": None, "site": ""}
