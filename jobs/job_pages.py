@@ -75,12 +75,15 @@ def _figures(result: dict[str, Any]) -> SafeString | None:
     return format_html('<dl class="job-figures">{}</dl>', format_html_join("", "<dt>{}</dt><dd>{}</dd>", rows))
 
 
-def _value(value: float | str | None) -> str:
+def _value(value: Any) -> str:
+    """Of JSON, neither a list nor an object."""
+    if value in (None, ""):
+        return "–"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    return f"{value:.4g}" if isinstance(value, float) else str(value or "–")
+    if isinstance(value, str):
+        return value
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
 def _told(job: Job) -> SafeString | None:

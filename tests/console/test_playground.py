@@ -63,9 +63,10 @@ def scoring(request: GenerationRequest) -> Iterable[Event]:
 def test_a_feature_is_opened_by_its_sae_and_index(feature: Feature):  # noqa: F811
     client = client_of(staff("use_playground", "view_feature"))
     url = reverse("admin:console_playground_feature")
-    opened = client.get(url, {"sae": feature.sae.name, "index": feature.index})
+    opened = client.get(url, {"sae": feature.sae.name, "index": str(feature.index)})
     assert opened["location"] == reverse("admin:steering_feature_change", args=[feature.pk])
-    for wrong in ({}, {"sae": "none\0", "index": feature.index}, {"sae": feature.sae.name, "index": "x"}):
+    of_none = {"sae": "none\0", "index": str(feature.index)}
+    for wrong in ({}, of_none, {"sae": feature.sae.name, "index": "x"}):
         assert client.get(url, wrong).status_code == 404
     assert client_of(staff("use_playground")).get(url).status_code == 403
 
