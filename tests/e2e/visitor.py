@@ -61,14 +61,16 @@ class Visitor:
         self.fill("Username", name)
         self.page.get_by_label("Password:", exact=True).fill(PASSWORD)
         self.fill("Password confirmation", PASSWORD)
+        if group:
+            self.page.get_by_label(group, exact=True).check()
         self.press("Save")
-        self.page.get_by_label("Staff status").check()
-        for field, wanted in (("groups", group), ("user_permissions", permission)):
-            if wanted:
-                self.page.locator(f"#id_{field}_from").select_option(label=wanted)
-                self.page.locator(f"#id_{field}_add").click()
-        self.press("Save")
-        self.is_told(f"The user “{name}” was changed successfully.")
+        self.is_told(f"The user “{name}” was added successfully.")
+        if permission:
+            self.page.get_by_text("Single permissions").click()
+            self.page.locator("#id_user_permissions_from").select_option(label=permission)
+            self.page.locator("#id_user_permissions_add").click()
+            self.press("Save")
+            self.is_told(f"The user “{name}” was changed successfully.")
 
     def steer_with(self, words: str, name: str) -> None:
         """From the features to the draft of a new profile."""
