@@ -36,9 +36,7 @@ LIVE_FIELDS = (
 
 @admin.register(LanguageModel)
 class LanguageModelAdmin(ModelPages, admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
-    empty_words = (
-        "No model yet. “Preview a model” says what a directory or a Hub id holds before anything is downloaded."
-    )
+    empty_words = "No model yet. Who may register one sees first what a directory or a Hub id holds."
     list_display = ("name", "kind", "source", "standing", "memory", "loaded_at", "pinned", "is_default")
     list_filter = ("state", "kind", "is_default", "autoload", "pinned")
     search_fields = ("name", "aliases", "source")
