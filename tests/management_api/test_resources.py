@@ -191,6 +191,7 @@ class TestSAEs:
         assert refusal(researcher_api.post("saes", body)) == (400, "invalid_value", "name")
 
     def test_health_weights_and_measuring(self, researcher_api: Api, sae: SAE):
+        researcher_api.post(f"saes/{sae.pk}/unload")  # the process may have its weights from before
         shown = researcher_api.get(f"saes/{sae.pk}").json()
         assert "20% of the residual" in shown["health"][0]
         assert not shown["is_loaded"]
