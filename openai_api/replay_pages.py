@@ -41,18 +41,12 @@ class ReplayPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none 
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        context = {"can_replay": self.has_replay_permission(request) and self._is_replayable(request, object_id)}
-        return super().change_view(request, object_id, form_url, {**(extra_context or {}), **context})
-
-    def _is_replayable(self, request: HttpRequest, object_id: str) -> bool:
-        row = self.get_object(request, unquote(object_id))
-        if not isinstance(row, RequestLog):
-            return False
-        try:
-            check_replayable(row)
-        except ReplayError:
-            return False
-        return True
+        response = super().change_view(request, object_id, form_url, extra_context)
+        context = getattr(response, "context_data", None) or {}
+        row = context.get("original")
+        if isinstance(row, RequestLog):  # as it was read for the page
+            context["can_replay"] = self.has_replay_permission(request) and is_replayable(row)
+        return response
 
     def replay_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """A form; a POST enqueues the job and leads to its page."""
@@ -82,3 +76,11 @@ class ReplayPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none 
             "form": form,
         }
         return TemplateResponse(request, "admin/openai_api/requestlog/replay.html", context)
+
+
+def is_replayable(row: RequestLog) -> bool:
+    try:
+        check_replayable(row)
+    except ReplayError:
+        return False
+    return True

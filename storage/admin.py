@@ -9,11 +9,10 @@ from django.contrib import admin
 from django.db.models import Count, OuterRef, QuerySet, Subquery
 from django.http import HttpRequest
 from django.template.defaultfilters import filesizeformat
-from django.urls import reverse
-from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from storage import batch_pages
+from storage.file_link import file_link
 from storage.files import delete_files
 from storage.models import Batch, StoredFile, VectorStore, VectorStoreFile
 
@@ -91,15 +90,15 @@ class BatchAdmin(MadeByClients):
 
     @admin.display(description="requests in")
     def given(self, batch: Batch) -> str | SafeString:
-        return batch_pages.file_link(batch.input_file)
+        return batch_pages.named_file(batch.input_file)
 
     @admin.display(description="answers in")
     def answers(self, batch: Batch) -> str | SafeString:
-        return batch_pages.file_link(batch.output_file)
+        return batch_pages.named_file(batch.output_file)
 
     @admin.display(description="refusals in")
     def refusals(self, batch: Batch) -> str | SafeString:
-        return batch_pages.file_link(batch.error_file)
+        return batch_pages.named_file(batch.error_file)
 
     @admin.display(description="wrong in the input")
     def problems(self, batch: Batch) -> str | SafeString:
@@ -112,7 +111,7 @@ class BatchAdmin(MadeByClients):
 
 class VectorStoreFileInline(admin.TabularInline):  # type: ignore[type-arg]  # it takes none at run time
     model = VectorStoreFile
-    fields = readonly_fields = ("file_link", "status", "error_message", "shown_size", "attribute_words", "created_at")
+    fields = readonly_fields = ("named_file", "status", "error_message", "shown_size", "attribute_words", "created_at")
     can_delete = False
     max_num = 0
     verbose_name_plural = "files"
@@ -125,9 +124,8 @@ class VectorStoreFileInline(admin.TabularInline):  # type: ignore[type-arg]  # i
         return False
 
     @admin.display(description="file")
-    def file_link(self, row: VectorStoreFile) -> SafeString:
-        url = reverse("admin:storage_storedfile_change", args=[row.file_id])
-        return format_html('<a href="{}">{}</a>', url, row.file.filename)
+    def named_file(self, row: VectorStoreFile) -> SafeString:
+        return file_link(row.file)
 
     @admin.display(description="size")
     def shown_size(self, row: VectorStoreFile) -> str:

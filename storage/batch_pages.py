@@ -9,19 +9,20 @@ from django.utils.formats import localize
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
+from storage.file_link import file_link
 from storage.models import Batch, StoredFile
 
 NOTHING = "–"
 
 
-def file_link(public_id: str) -> str | SafeString:
+def named_file(public_id: str) -> str | SafeString:
     """By its name; the id alone where the file was deleted or has expired."""
     if not public_id:
         return NOTHING
     file = StoredFile.objects.filter(public_id=public_id).first()
     if file is None:
         return f"{public_id}, which is not kept any more"
-    return format_html('<a href="{}">{}</a>', reverse("admin:storage_storedfile_change", args=[file.pk]), file.filename)
+    return file_link(file)
 
 
 def job_link(batch: Batch) -> str | SafeString:
