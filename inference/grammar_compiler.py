@@ -95,9 +95,11 @@ class GrammarCompiler:
         if isinstance(self._vocabulary, GrammarError):
             raise GrammarError(str(self._vocabulary))
         grammar.check()
-        template = LLMatcher(
-            self._vocabulary, _llguidance_source(grammar), log_level=0, limits=LLParserLimits(**LIMITS)
-        )
+        try:
+            source = _llguidance_source(grammar)
+        except (ValueError, TypeError, OverflowError, RecursionError) as error:  # how llguidance's builders refuse
+            raise GrammarError(_sentence(str(error))) from None
+        template = LLMatcher(self._vocabulary, source, log_level=0, limits=LLParserLimits(**LIMITS))
         if template.is_error():
             raise GrammarError(_sentence(template.get_error()))
         trial = template.deep_copy()
@@ -128,10 +130,7 @@ def _llguidance_source(grammar: Grammar) -> str:
         case "composed":
             return json.dumps({"grammars": [{"lark_grammar": grammar.lark}, *map(_named_part, grammar.parts.items())]})
         case "lark":
-            try:
-                return grammar_from("grammar", grammar.source)
-            except ValueError as error:
-                raise GrammarError(_sentence(str(error))) from None
+            return grammar_from("grammar", grammar.source)
 
 
 def _named_part(named: tuple[str, Grammar]) -> dict[str, Any]:

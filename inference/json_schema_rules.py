@@ -1,7 +1,8 @@
 """Which JSON schemas can be enforced: known keywords only, bounded, with references into themselves only.
 
 A keyword that would be passed over makes output that the client's own validator refuses, so it is an error by name.
-What the keywords mean, and their remaining conflicts, is llguidance's business.
+What the keywords mean, and their remaining conflicts, is llguidance's business. Errors name the place as a JSON
+pointer.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import Any
 MAX_DEPTH = 32  # subschemas inside each other
 MAX_ENUM_VALUES = 1_000  # in the whole schema
 MAX_NAMED = 10  # keywords that one message lists
+MAX_POINTER = 200  # characters of a place that a message repeats
+MAX_INTEGER = 2**53 - 1  # llguidance computes with 64-bit floats: larger integers would match their neighbours
 
 _ONE = frozenset({"items", "additionalProperties"})
 _LISTS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
@@ -29,6 +32,7 @@ _ANNOTATIONS = frozenset(
         "writeOnly", "discriminator", "contentEncoding", "contentMediaType", "contentSchema",
     }
 )  # fmt: skip
+_INT64_MAX = 2**63 - 1  # generators write it as the maximum of any 64-bit integer, and llguidance keeps to it
 KEYWORDS = _ONE | _LISTS | _MAPS | _VALUES
 
 
@@ -39,29 +43,37 @@ class SchemaRuleError(ValueError):
 def check_schema(schema: Any, *, max_pattern_length: int) -> None:
     """Raise SchemaRuleError. Iterative: a schema may be as deep as it likes."""
     num_values = 0
-    stack: list[tuple[Any, int]] = [(schema, 0)]
+    stack: list[tuple[Any, int, str]] = [(schema, 0, "#")]
     while stack:
-        part, depth = stack.pop()
+        part, depth, pointer = stack.pop()
         if isinstance(part, bool):
             continue
         if not isinstance(part, dict):
-            raise SchemaRuleError("A schema must be an object or a boolean.")
+            raise SchemaRuleError(f"A schema must be an object or a boolean{_at(pointer)}.")
         if depth > MAX_DEPTH:
             raise SchemaRuleError(f"It is nested more than {MAX_DEPTH} levels deep.")
-        _check_keywords(part)
-        _check_reference(part.get("$ref"))
-        _check_patterns(part, max_pattern_length)
+        _check_keywords(part, pointer)
+        _check_reference(part.get("$ref"), pointer)
+        _check_patterns(part, max_pattern_length, pointer)
+        _check_integers(part, pointer)
         num_values += len(part["enum"]) if isinstance(part.get("enum"), list) else 0
-        stack.extend((inner, depth + 1) for inner in _subschemas(part))
+        stack.extend((inner, depth + 1, f"{pointer}/{place}") for place, inner in _subschemas(part))
     if num_values > MAX_ENUM_VALUES:
         raise SchemaRuleError(f"Its enums have {num_values} values, {MAX_ENUM_VALUES} are allowed.")
 
 
-def _check_keywords(part: dict[str, Any]) -> None:
+def _at(pointer: str) -> str:
+    """The place for a message. Of the whole schema there is nothing to say."""
+    if pointer == "#":
+        return ""
+    return f" at `{pointer if len(pointer) <= MAX_POINTER else pointer[:MAX_POINTER] + '...'}`"
+
+
+def _check_keywords(part: dict[str, Any], pointer: str) -> None:
     unknown = [name for name in part if name not in KEYWORDS | _ANNOTATIONS and not _is_private(name)]
     if unknown:
-        named = ", ".join(f"“{name[:50]}”" for name in unknown[:MAX_NAMED])
-        raise SchemaRuleError(f"These keywords are not supported in a schema: {named}. Leave them out.")
+        named = ", ".join(f"`{name[:50]}`" for name in unknown[:MAX_NAMED])
+        raise SchemaRuleError(f"These keywords are not supported in a schema: {named}{_at(pointer)}. Leave them out.")
 
 
 def _is_private(name: str) -> bool:
@@ -69,26 +81,51 @@ def _is_private(name: str) -> bool:
     return name.startswith("x-") and name != "x-guidance"
 
 
-def _check_reference(reference: Any) -> None:
+def _check_reference(reference: Any, pointer: str) -> None:
     if reference is not None and not (isinstance(reference, str) and reference.startswith("#")):
         raise SchemaRuleError(
-            f"The reference “{str(reference)[:200]}” does not begin with “#”: references into the schema itself are "
-            "allowed, nothing is fetched."
+            f"The reference `{str(reference)[:200]}`{_at(pointer)} does not begin with `#`: references into the schema "
+            "itself are allowed, nothing is fetched."
         )
 
 
-def _check_patterns(part: dict[str, Any], max_length: int) -> None:
+def _check_patterns(part: dict[str, Any], max_length: int, pointer: str) -> None:
     named = part.get("patternProperties")
     for pattern in (part.get("pattern"), *(named if isinstance(named, dict) else ())):
         if isinstance(pattern, str) and len(pattern) > max_length:
-            raise SchemaRuleError(f"A pattern has {len(pattern)} characters, {max_length} are allowed.")
+            raise SchemaRuleError(f"A pattern{_at(pointer)} has {len(pattern)} characters, {max_length} are allowed.")
 
 
-def _subschemas(part: dict[str, Any]) -> Iterator[Any]:
+def _check_integers(part: dict[str, Any], pointer: str) -> None:
+    """Everywhere but in subschemas, annotations included: llguidance reads those too."""
+    stack = [(name, value) for name, value in part.items() if name not in _ONE | _LISTS | _MAPS]
+    while stack:
+        place, value = stack.pop()
+        if isinstance(value, dict):
+            stack.extend((f"{place}/{_escaped(name)}", inner) for name, inner in value.items())
+        elif isinstance(value, list):
+            stack.extend((f"{place}/{number}", inner) for number, inner in enumerate(value))
+        elif isinstance(value, int) and abs(value) > MAX_INTEGER and (place, value) != ("maximum", _INT64_MAX):
+            raise SchemaRuleError(
+                f"The integer{_at(f'{pointer}/{place}')} has to be between {-MAX_INTEGER} and {MAX_INTEGER}."
+            )
+
+
+def _subschemas(part: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """With their places."""
     for name, value in part.items():
-        if name in _ONE:
-            yield from value if isinstance(value, list) else (value,)
-        elif name in _LISTS:
-            yield from value if isinstance(value, list) else ()
-        elif name in _MAPS:
-            yield from value.values() if isinstance(value, dict) else ()
+        if name in _ONE and not isinstance(value, list):
+            yield name, value
+        elif name in _ONE | _LISTS:
+            yield from ((f"{name}/{number}", inner) for number, inner in enumerate(_list(value)))
+        elif name in _MAPS and isinstance(value, dict):
+            yield from ((f"{name}/{_escaped(key)}", inner) for key, inner in value.items())
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _escaped(name: str) -> str:
+    """A key as a JSON pointer writes it."""
+    return name[:MAX_POINTER].replace("~", "~0").replace("/", "~1")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 ErrorType = Literal["invalid_request_error", "permission_error", "rate_limit_error", "server_error"]
@@ -54,6 +56,17 @@ class ApiError(Exception):
         if not self.can_retry:
             headers["x-should-retry"] = "false"
         return headers
+
+
+@contextmanager
+def renaming(rename: Callable[[str], str]) -> Iterator[None]:
+    """Errors of a request made from another one name the fields of that other one: message and param are renamed."""
+    try:
+        yield
+    except ApiError as error:
+        error.message = rename(error.message)
+        error.param = rename(error.param) if error.param else error.param
+        raise
 
 
 def quote(value: object) -> str:

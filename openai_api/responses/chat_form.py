@@ -6,11 +6,12 @@ What the chat refuses is told to the client under the names that it used.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
-from openai_api.errors import ApiError
+from openai_api import errors
 from openai_api.responses.schemas.bodies import Item
 from openai_api.responses.schemas.request import PromptSchema, ResponseRequest
 from openai_api.responses.schemas.text_config import JsonSchemaText
@@ -79,16 +80,10 @@ def parse_chat(wanted: PromptSchema, body: Mapping[str, Any]) -> ChatRequest:
         return ChatRequest.parse(body)
 
 
-@contextmanager
-def renaming(wanted: PromptSchema) -> Iterator[None]:
+def renaming(wanted: PromptSchema) -> AbstractContextManager[None]:
     """Names of a chat's fields in errors become those of the response's."""
-    try:
-        yield
-    except ApiError as error:
-        places = [place for place, _ in wanted.callable_tools]
-        error.message = renamed(error.message, places)
-        error.param = renamed(error.param, places) if error.param else error.param
-        raise
+    places = [place for place, _ in wanted.callable_tools]
+    return errors.renaming(partial(renamed, tool_places=places))
 
 
 def renamed(text: str, tool_places: Sequence[int]) -> str:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
+from inference.grammars import Grammar, GrammarError
 from openai_api.errors import ApiError, invalid
 from openai_api.schemas.base import Part
 
@@ -121,6 +122,7 @@ def tool_use(tools: Sequence[PlainTool] | None, choice: ToolChoice | None, *, is
         return None
     if choice == "none":
         return None
+    _check_strict(functions)
     if isinstance(choice, NamedChoice):
         _check_known(choice.function.name, functions, "tool_choice.function.name")
         return ToolUse(functions, must_call=True, name=choice.function.name, is_parallel=False)
@@ -144,6 +146,18 @@ def _check_names(names: Sequence[str]) -> None:
         if name in names[:place]:
             param = f"tools[{place}].function.name"
             raise invalid(f"{param}: there are two tools named “{name}”.", param=param)
+
+
+def _check_strict(functions: Sequence[FunctionTool]) -> None:
+    """Calls of other tools follow their schema only as far as it can be enforced."""
+    for place, tool in enumerate(functions):
+        if not tool.strict or tool.parameters is None:
+            continue
+        try:
+            Grammar.of_schema(tool.parameters).check()
+        except GrammarError as error:
+            param = f"tools[{place}].function.parameters"
+            raise invalid(f"{param}: the schema cannot be used. {error}", param=param, code="invalid_schema") from None
 
 
 def _check_known(name: str, functions: Sequence[FunctionTool], param: str) -> None:

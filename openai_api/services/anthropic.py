@@ -9,10 +9,11 @@ from django.http.response import HttpResponseBase
 from openai_api.anthropic_errors import anthropic_error
 from openai_api.call import Call
 from openai_api.endpoint import json_response
+from openai_api.errors import renaming
 from openai_api.schemas.anthropic import CountTokensRequest, MessagesRequest
 from openai_api.schemas.anthropic_bodies import TokenCountBody
 from openai_api.services.answer import check_tools
-from openai_api.services.anthropic_chat import chat_of
+from openai_api.services.anthropic_chat import chat_of, renamed
 from openai_api.services.anthropic_events import MessageEvents, MessageFold
 from openai_api.services.chat import plan_chat
 from openai_api.services.generation import Generation
@@ -26,8 +27,9 @@ async def create_message(call: Call) -> HttpResponseBase:
     wanted = call.read(MessagesRequest)
     chat = chat_of(wanted)
     call.entry.user = (chat.user or "")[:200]
-    target = await resolve_target(call, chat)
-    plan, answers = await plan_chat(chat, target)
+    with renaming(renamed):
+        target = await resolve_target(call, chat)
+        plan, answers = await plan_chat(chat, target)
     generation = Generation(call, target, plan)
     events = MessageEvents(generation, answers)
     if wanted.stream:
@@ -40,9 +42,10 @@ async def create_message(call: Call) -> HttpResponseBase:
 async def count_tokens(call: Call) -> HttpResponseBase:
     """Of the prompt that the same request would make."""
     chat = chat_of(call.read(CountTokensRequest))
-    target = await resolve_target(call, chat)
-    check_tools(chat.tool_use, target.model.text.dialect)
-    body: TokenCountBody = {"input_tokens": len(await prompt_ids(target.model.text, chat))}
+    with renaming(renamed):
+        target = await resolve_target(call, chat)
+        check_tools(chat.tool_use, target.model.text.dialect)
+        body: TokenCountBody = {"input_tokens": len(await prompt_ids(target.model.text, chat))}
     return json_response(body)
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from openai_api.errors import ApiError
+from openai_api.errors import renaming
 from openai_api.schemas.anthropic import (
     AssistantTurn,
     Choice,
@@ -25,8 +26,14 @@ from openai_api.schemas.chat import ChatRequest
 
 MODES = {"auto": "auto", "any": "required", "none": "none"}
 EFFORTS = {"max": "xhigh"}
-# The names that errors of the chat request give to what Anthropic names otherwise.
-PARAMS = {"stop": "stop_sequences", "reasoning_budget": "thinking", "reasoning_effort": "output_config.effort"}
+_NAMES = (  # what a chat's field is called here
+    (re.compile(r"(?:(?<=[“`])|^)stop\b"), "stop_sequences"),
+    (re.compile(r"\breasoning_budget\b"), "thinking"),
+    (re.compile(r"\breasoning_effort\b"), "output_config.effort"),
+    (re.compile(r"\bguided_json\b"), "output_config.format.schema"),
+    (re.compile(r"\b(tools\[\d+\])\.function\.parameters\b"), r"\1.input_schema"),
+    (re.compile(r"\b(tools\[\d+\])\.function\b"), r"\1"),
+)
 COPIED = ("model", "temperature", "top_p", "top_k", "stream", "max_tokens")
 STEERED = ("profile", "steering", "steering_intensity")  # here it matters whether they are given: null says something
 
@@ -44,11 +51,15 @@ def chat_of(wanted: CountTokensRequest) -> ChatRequest:
         body["guided_json"] = wanted.output_config.format.schema_
     if isinstance(wanted.messages[-1], AssistantTurn):
         body["continue_final_message"] = True
-    try:
+    with renaming(renamed):
         return ChatRequest.parse(body)
-    except ApiError as error:
-        error.param = PARAMS.get(error.param or "", error.param)
-        raise
+
+
+def renamed(text: str) -> str:
+    """An error's text with Anthropic's names of the fields."""
+    for pattern, name in _NAMES:
+        text = pattern.sub(name, text)
+    return text
 
 
 def chat_messages(wanted: CountTokensRequest) -> Iterator[dict[str, Any]]:

@@ -184,7 +184,7 @@ def test_marks_that_are_special_tokens_are_asked_for_by_id(compiler, tokenizer):
 def test_schemas_are_checked_as_everywhere(compiler):
     tool = OfferedTool("f", {"type": "object", "properties": {"a": {"not": {}}}})
     grammar = answer_grammar(literals=PLAIN, calls=CallWish(HERMES.shape, (tool,), must_call=True))
-    with pytest.raises(GrammarError, match="“not”"):
+    with pytest.raises(GrammarError, match="`not`"):
         compiler.template(grammar)
 
 

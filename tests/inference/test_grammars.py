@@ -71,17 +71,33 @@ REFUSED = [
     (schema({"$ref": "file:///etc/passwd"}), "nothing is fetched"),
     (schema({"$ref": "other.json#/a"}), "nothing is fetched"),
     (schema({"type": "string", "$schema": "http://127.0.0.1:1/meta"}), "127.0.0.1"),
-    (schema({"not": {"type": "string"}}), "“not”"),
-    (schema({"type": "object", "if": {}, "then": {}, "else": {}}), "“if”, “then”, “else”"),
-    (schema({"type": "array", "uniqueItems": True}), "“uniqueItems”"),
-    (schema({"type": "object", "properties": {"a": {"type": "array", "contains": {}}}}), "“contains”"),
-    (schema({"type": "string", "nullable": True}), "“nullable”"),
-    (schema({"type": "object", "x-guidance": {"lenient": True}}), "“x-guidance”"),
+    (schema({"not": {"type": "string"}}), "`not`"),
+    (schema({"type": "object", "if": {}, "then": {}, "else": {}}), "`if`, `then`, `else`"),
+    (schema({"type": "array", "uniqueItems": True}), "`uniqueItems`"),
+    (schema({"type": "object", "properties": {"a": {"type": "array", "contains": {}}}}), "`contains`"),
+    (schema({"type": "string", "nullable": True}), "`nullable`"),
+    (schema({"type": "object", "x-guidance": {"lenient": True}}), "`x-guidance`"),
     (schema({"type": "string", "format": "regex"}), "regex"),
     (schema({"oneOf": [{"type": "number"}, {"type": "integer"}]}), "oneOf"),
     (schema({"enum": []}), "empty"),
     (schema({"type": "integer", "minimum": 5, "maximum": 3}), "minimum"),
     (schema(False), "schema is false"),
+    (schema({"type": "integer", "maximum": 10**300}), "`#/maximum`"),
+    (
+        schema({"properties": {"a/b": {"anyOf": [True, {"const": [{"c": -(2**63) - 1}]}]}}}),
+        "#/properties/a~1b/anyOf/1/const/0/c",
+    ),
+    (schema({"enum": [1, 2**64]}), "`#/enum/1`"),
+    (schema({"type": "string", "minLength": 2**53}), "`#/minLength`"),
+    (schema({"items": {"default": 10**400}}), "`#/items/default`"),
+    (schema({"prefixItems": [{"minItems": 10**30}]}), "`#/prefixItems/0/minItems`"),
+    (schema({"x-order": 10**30}), "`#/x-order`"),
+    (schema({"const": 2**63 - 1}), "`#/const`"),
+    (schema({"minimum": -(2**63)}), "`#/minimum`"),
+    (schema({"type": "string", "minLength": 2**40}), "decimal literal invalid"),
+    (schema({"type": "string", "maxLength": 1.5}), "maxLength"),
+    (schema({"type": "number", "maximum": 1e300}), "1e300"),
+    (schema({"type": "integer", "maximum": "9"}), "maximum"),
     (schema({"type": "object", "properties": []}), "object"),
     (schema({"anyOf": [3]}), "object or a boolean"),
     (Grammar("json_schema", "{"), "JSON"),
@@ -120,6 +136,27 @@ ACCEPTED = [
     schema({"oneOf": [{"type": "string"}, {"type": "integer"}]}),
     Grammar("json_object"),
 ]
+
+
+@pytest.mark.parametrize("limit", [2**53 - 1, -(2**53) + 1, 5, 0])
+def test_integers_are_enforced_to_the_last_digit_up_to_the_limit(compiler, limit):
+    """Beyond it llguidance would take an integer for its neighbour, which is why such schemas are refused."""
+    for value in ({"const": limit}, {"enum": [limit]}, {"type": "integer", "minimum": limit, "maximum": limit}):
+        found = [number for number in range(limit - 2, limit + 3) if is_complete(compiler, value, str(number))]
+        assert found == [limit]
+
+
+def test_the_maximum_of_64_bit_integers_is_kept(compiler):
+    bounded = {"type": "integer", "minimum": 0, "maximum": 2**63 - 1}
+    assert is_complete(compiler, bounded, str(2**63 - 1))
+    assert not is_complete(compiler, bounded, str(2**63))
+
+
+def is_complete(compiler: GrammarCompiler, value: dict, text: str) -> bool:
+    """Whether ``text`` is all that the schema asks for."""
+    matcher = compiler.template(schema(value)).deep_copy()
+    tokens = build_tokenizer().encode(text, add_special_tokens=False)
+    return all(matcher.try_consume_tokens([token]) for token in tokens) and matcher.is_accepting()
 
 
 @pytest.mark.parametrize("grammar", ACCEPTED, ids=lambda value: repr(value)[:60])

@@ -286,6 +286,12 @@ async def test_counting(api: Api):
         ({"stop_sequences": [""]}, "stop_sequences[0]", "invalid_value"),
         ({"tools": [{"type": "web_search_20250305", "name": "w"}]}, "tools[0]", "unsupported_parameter"),
         ({"tools": [TOOL]}, "tools", "unsupported_parameter"),
+        (
+            {"tools": [{"name": "w", "strict": True, "input_schema": {"properties": {"a": {"maximum": 10**300}}}}]},
+            "tools[0].input_schema",
+            "invalid_schema",
+        ),
+        ({"tools": [TOOL, TOOL]}, "tools[1].name", "invalid_value"),
         ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens", "invalid_value"),
         ({"thinking": {"type": "enabled", "budget_tokens": 60}}, "thinking.budget_tokens", "invalid_value"),
         ({"tool_choice": {"type": "tool"}}, "tool_choice.name", "invalid_value"),

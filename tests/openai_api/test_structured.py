@@ -146,9 +146,47 @@ async def test_patterns_that_ruin_backtracking_engines_are_fine(api: Api, patter
     assert response.status_code == 200
 
 
+HUGE_SCHEMAS: list[tuple[dict[str, Any], str]] = [
+    ({"type": "integer", "maximum": 10**300}, "#/maximum"),
+    ({"type": "string", "minLength": 10**300}, "#/minLength"),
+    ({"properties": {"age": {"const": 10**300}}}, "#/properties/age/const"),
+    ({"$defs": {"a": {"items": [{"enum": ["x", -(10**300)]}]}}}, "#/$defs/a/items/0/enum/1"),
+    ({"default": {"deep": [10**4_000]}}, "#/default/deep/0"),
+    ({"examples": [2**63]}, "#/examples/0"),
+]
+
+
+@pytest.mark.parametrize(("schema", "place"), HUGE_SCHEMAS, ids=lambda value: repr(value)[:60])
+async def test_huge_integers_in_schemas_are_refused_with_their_place(api: Api, schema: dict[str, Any], place: str):
+    text = {"format": {"type": "json_schema", "name": "x", "schema": schema}}
+    message = {"model": "tiny", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
+    answers = [
+        (await api.chat(**json_schema(schema)), SCHEMA_PARAM),
+        (await api.complete(guided_json=schema), "guided_json"),
+        (await api.chat(structured_outputs={"json": schema}), "structured_outputs.json"),
+        (
+            await api.post("/v1/responses", {"model": "tiny", "input": "hi", "text": text, "store": False}),
+            "text.format.schema",
+        ),
+        (
+            await api.post(
+                "/v1/messages", {**message, "output_config": {"format": {**text["format"], "type": "json_schema"}}}
+            ),
+            "output_config.format.schema",
+        ),
+    ]
+    for response, param in answers:
+        assert response.status_code == 400, response.content[:300]
+        error = response.json()["error"]
+        assert (error["param"], error["code"]) == (param, "invalid_schema")
+        assert f"`{place}`" in error["message"]
+        assert len(error["message"]) < 500
+    assert api.engine.requests == []
+
+
 async def test_unsupported_keywords_are_named(api: Api):
     error = (await api.chat(**json_schema({"type": "object", "if": {}, "uniqueItems": True}))).json()["error"]
-    assert "“if”, “uniqueItems”" in error["message"]
+    assert "`if`, `uniqueItems`" in error["message"]
 
 
 async def test_two_grammars_are_named(api: Api):

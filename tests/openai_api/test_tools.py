@@ -26,6 +26,7 @@ WEATHER: dict[str, Any] = {
 }
 NOW = {"type": "function", "function": {"name": "now"}}
 TOOLS = [WEATHER, NOW]
+HUGE = 10**300  # beyond what the compiler of grammars can read
 ARGUMENTS = '{"city": "Rome"}'
 CALL = f'<tool_call>\n{{"name": "get_weather", "arguments": {ARGUMENTS}}}\n</tool_call>'
 NOW_CALL = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
@@ -251,28 +252,37 @@ async def test_bad_tools_are_refused_by_name(caller: Api, fields: dict[str, Any]
 
 
 @pytest.mark.parametrize(
-    "schema",
+    ("schema", "param"),
     [
-        {"type": "object", "properties": {"a": {"not": {}}}},
-        {"type": "object", "properties": {"a": {"$ref": "http://localhost/x"}}},
-        {"type": "object", "properties": {"a": {"type": "string", "pattern": "(?=a)b"}}},
-        {"type": "object", "properties": {"a": {"enum": []}}, "required": ["a"]},
-        {"type": "object", "properties": {"a": {"enum": list(range(2_000))}}},
-        {"type": "object", "title": "x" * 70_000},
+        ({"type": "object", "properties": {"a": {"not": {}}}}, "tools[1].function.parameters"),
+        ({"type": "object", "properties": {"a": {"$ref": "http://localhost/x"}}}, "tools[1].function.parameters"),
+        ({"type": "object", "properties": {"a": {"enum": list(range(2_000))}}}, "tools[1].function.parameters"),
+        ({"type": "object", "title": "x" * 70_000}, "tools[1].function.parameters"),
+        ({"type": "object", "properties": {"a": {"const": HUGE}}}, "tools[1].function.parameters"),
+        ({"type": "object", "properties": {"a": {"type": "string", "pattern": "(?=a)b"}}}, "tools"),
+        ({"type": "object", "properties": {"a": {"enum": []}}, "required": ["a"]}, "tools"),
     ],
     ids=lambda value: repr(value)[:60],
 )
-async def test_schemas_of_strict_tools_are_enforced_or_refused(caller: Api, schema: dict[str, Any]):
+async def test_schemas_of_strict_tools_are_enforced_or_refused(caller: Api, schema: dict[str, Any], param: str):
     tool = {"type": "function", "function": {"name": "f", "parameters": schema, "strict": True}}
-    error = (await caller.chat(tools=[tool])).json()["error"]
-    assert (error["param"], error["code"]) == ("tools", "invalid_schema")
+    error = (await caller.chat(tools=[NOW, tool])).json()["error"]
+    assert (error["param"], error["code"]) == (param, "invalid_schema")
     assert caller.engine.requests == []
 
 
+async def test_a_huge_integer_in_a_strict_tool_s_schema_is_located(caller: Api):
+    parameters = {"type": "object", "properties": {"a": {"type": "integer", "maximum": HUGE}}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters, "strict": True}}
+    error = (await caller.chat(tools=[tool])).json()["error"]
+    assert "#/properties/a/maximum" in error["message"]
+
+
 async def test_schemas_of_other_tools_are_advice(caller: Api):
-    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "if": {}}}}
-    assert (await caller.chat(tools=[tool])).status_code == 200
-    assert (await caller.chat(tools=[tool], tool_choice="required")).status_code == 200
+    for extra in ({"if": {}}, {"maxProperties": HUGE}, {"default": HUGE}):
+        tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", **extra}}}
+        assert (await caller.chat(tools=[tool])).status_code == 200
+        assert (await caller.chat(tools=[tool], tool_choice="required")).status_code == 200
 
 
 async def test_held_text_goes_out_before_the_finish_reason(caller: Api):
