@@ -1,16 +1,24 @@
-"""Users in the admin: one page for name, password and role."""
+"""Users and groups in the admin: one page for name, password and role.
+
+Who is not a superuser changes only accounts and groups that have no more rights than their own, and gives no more.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.contrib import admin
-from django.contrib.auth.admin import UserAdmin
+from django.contrib.auth.admin import GroupAdmin, UserAdmin
 from django.contrib.auth.forms import AdminUserCreationForm
-from django.contrib.auth.models import User
+from django.contrib.auth.models import Group, User
 from django.db.models import QuerySet
 from django.forms import CheckboxSelectMultiple
 from django.http import HttpRequest
 
+from inference.rights import grantable_groups, grantable_permissions, has_rights_of, is_superuser
+
 admin.site.unregister(User)
+admin.site.unregister(Group)
 
 
 class NewUserForm(AdminUserCreationForm[User]):
@@ -27,8 +35,30 @@ class NewUserForm(AdminUserCreationForm[User]):
         self.fields["is_staff"].initial = True
 
 
+class GrantsOwnRights(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
+    """Offer only groups and permissions that whoever edits has too. What is not offered is not accepted."""
+
+    def formfield_for_manytomany(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
+        if db_field.name == "groups":
+            kwargs["queryset"] = grantable_groups(request.user)
+        elif db_field.name in {"user_permissions", "permissions"}:
+            kwargs["queryset"] = grantable_permissions(request.user)
+        return super().formfield_for_manytomany(db_field, request, **kwargs)
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return super().has_change_permission(request, obj) and self._is_within_rights(request, obj)
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return super().has_delete_permission(request, obj) and self._is_within_rights(request, obj)
+
+    def _is_within_rights(self, request: HttpRequest, obj: Any) -> bool:
+        if isinstance(obj, User):
+            return has_rights_of(request.user, obj)
+        return not isinstance(obj, Group) or grantable_groups(request.user).filter(pk=obj.pk).exists()
+
+
 @admin.register(User)
-class UserPages(UserAdmin):  # type: ignore[type-arg]  # it takes none at run time
+class UserPages(GrantsOwnRights, UserAdmin):  # type: ignore[type-arg]  # it takes none at run time
     add_form = NewUserForm
     list_display = ("username", "roles", "is_active", "is_staff", "is_superuser", "last_login")
     add_fieldsets = (
@@ -46,6 +76,15 @@ class UserPages(UserAdmin):  # type: ignore[type-arg]  # it takes none at run ti
     def get_queryset(self, request: HttpRequest) -> QuerySet[User]:
         return super().get_queryset(request).prefetch_related("groups")
 
+    def get_readonly_fields(self, request: HttpRequest, obj: User | None = None) -> Any:
+        own = super().get_readonly_fields(request, obj)
+        return own if is_superuser(request.user) else (*own, "is_superuser")
+
     @admin.display(description="Roles")
     def roles(self, user: User) -> str:
         return ", ".join(group.name for group in user.groups.all()) or "–"
+
+
+@admin.register(Group)
+class GroupPages(GrantsOwnRights, GroupAdmin):  # type: ignore[misc]  # both only narrow what the form offers
+    """Groups, with the permissions that whoever edits has."""

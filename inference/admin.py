@@ -8,6 +8,7 @@ from typing import Any
 from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.utils import unquote
+from django.contrib.auth.models import User
 from django.db.models import QuerySet
 from django.forms.widgets import Script
 from django.http import HttpRequest, HttpResponse
@@ -19,6 +20,7 @@ from inference import services
 from inference.client import EngineError, get_client
 from inference.model_pages import LIVE_URL, ModelPages, live_html, page_context
 from inference.models import LanguageModel
+from inference.rights import is_superuser
 
 LIVE_FIELDS = (
     "state",
@@ -53,7 +55,15 @@ class LanguageModelAdmin(ModelPages, admin.ModelAdmin):  # type: ignore[type-arg
             },
         ),
         ("Requests", {"fields": ("default_profile", "default_sampling", "chat_template", "tool_format")}),
-        ("Trust", {"fields": ("trust_remote_code", "allow_pickle"), "classes": ("collapse",)}),
+        (
+            "Trust",
+            {
+                "fields": ("trust_remote_code", "allow_pickle"),
+                "classes": ("collapse",),
+                "description": "Either lets the model run its own code. Only a superuser can change them, and they "
+                "have no effect unless the server runs with MILLM_ALLOW_REMOTE_CODE=true.",
+            },
+        ),
     )
 
     class Media:
@@ -146,13 +156,22 @@ class LanguageModelAdmin(ModelPages, admin.ModelAdmin):  # type: ignore[type-arg
         form: forms.ModelForm[LanguageModel],
         change: bool,  # noqa: FBT001
     ) -> None:
-        services.save_model(obj)
+        assert isinstance(request.user, User)
+        services.save_model(obj, user=request.user)
 
     def delete_model(self, request: HttpRequest, obj: LanguageModel) -> None:
         services.remove_models(models=[obj])
 
     def delete_queryset(self, request: HttpRequest, queryset: QuerySet[LanguageModel]) -> None:
         services.remove_models(models=queryset)
+
+    def get_readonly_fields(self, request: HttpRequest, obj: LanguageModel | None = None) -> Any:
+        """What only a superuser changes is shown to others, and not read from their forms."""
+        own = (*super().get_readonly_fields(request, obj),)
+        if is_superuser(request.user):
+            return own
+        is_trusted = obj is not None and any(getattr(obj, name) for name in services.TRUST_FIELDS)
+        return (*own, *services.TRUST_FIELDS, *(services.ORIGIN_FIELDS if is_trusted else ()))
 
     def formfield_for_dbfield(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
         field = super().formfield_for_dbfield(db_field, request, **kwargs)

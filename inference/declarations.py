@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from django.contrib.auth.models import User
 from django.core.exceptions import ValidationError
 from django.db import transaction
 from pydantic import BaseModel, ConfigDict, Field
@@ -22,6 +23,7 @@ from pydantic import ValidationError as SchemaError
 
 from inference import services
 from inference.models import LanguageModel
+from inference.rights import FieldDenied
 from inference.sources import SourceError
 
 Outcome = Literal["created", "updated", "unchanged"]
@@ -99,27 +101,35 @@ def read_declarations(path: Path) -> dict[str, ModelDeclaration]:
         raise DeclarationError("\n".join(_problem(item["loc"], item) for item in error.errors())) from error
 
 
-def sync_models(*, path: Path) -> list[Synced]:
-    """Bring the table to what the file declares; models that it does not name stay. All or nothing."""
+def sync_models(*, path: Path, user: User | None = None) -> list[Synced]:
+    """Bring the table to what the file declares; models that it does not name stay. All or nothing.
+
+    ``user`` is whose file it is, with that user's rights; None is an operator at the shell.
+    """
     declared = read_declarations(path)
     if sum(declaration.default for declaration in declared.values()) > 1:
         raise DeclarationError("More than one model is declared as default; keep one.")
     problems: list[str] = []
     with transaction.atomic():
-        synced = [_sync(name, declaration, path.parent, problems) for name, declaration in declared.items()]
+        synced = [_sync(name, declaration, path.parent, problems, user) for name, declaration in declared.items()]
         if problems:
             raise DeclarationError("\n".join(problems))
     return synced
 
 
-def _sync(name: str, declaration: ModelDeclaration, base: Path, problems: list[str]) -> Synced:
+def _sync(
+    name: str, declaration: ModelDeclaration, base: Path, problems: list[str], user: User | None = None
+) -> Synced:
     before = LanguageModel.objects.filter(name=name).first()
     options = declaration.options()
     if options["source"].startswith("."):  # relative to the file
         options["source"] = str(base / options["source"])
     try:
         with transaction.atomic():
-            after = services.add_model(name=name, exist_ok=True, **options)
+            after = services.add_model(name=name, exist_ok=True, user=user, **options)
+    except FieldDenied as error:
+        problems.append(f"models.{name}.{error.param}: {error}")
+        return Synced(name, "unchanged")
     except SourceError as error:
         problems.append(f"models.{name}.source: {error}")
         return Synced(name, "unchanged")

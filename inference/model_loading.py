@@ -22,13 +22,14 @@ def spec_for(row: LanguageModel, path: Path) -> ModelSpec:
     """What the engine shall load."""
     from inference.engine.loader import ModelSpec
 
+    source = row.model_source
     return ModelSpec(
         name=row.name,
         path=path,
         dtype=row.dtype,
         device=row.device,
-        trust_remote_code=row.trust_remote_code,
-        allow_pickle=row.allow_pickle,
+        trust_remote_code=source.trust_remote_code,
+        allow_pickle=source.allow_pickle,
         max_seq_len=smallest(row.context_length, settings.MILLM_MAX_SEQ_LEN),
         kind=kind_of_directory(path),
         weights="int8" if row.quantization == LanguageModel.Quantization.INT8 else "native",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from django.conf import settings
 from django.contrib.postgres.fields import ArrayField
 from django.core.exceptions import ValidationError
 from django.db import models
@@ -118,7 +119,11 @@ class LanguageModel(models.Model):
 
     @property
     def model_source(self) -> ModelSource:
-        return ModelSource(self.source, self.revision, self.trust_remote_code, self.allow_pickle)
+        """Where the model comes from, with the trust that both this row and the deployment grant it."""
+        is_allowed: bool = settings.MILLM_ALLOW_REMOTE_CODE
+        return ModelSource(
+            self.source, self.revision, self.trust_remote_code and is_allowed, self.allow_pickle and is_allowed
+        )
 
     def _taken_names(self, names: list[str]) -> list[str]:
         taken = models.Q(name__in=self.aliases) | models.Q(aliases__overlap=names)

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from django.conf import settings
+from django.contrib.auth.models import User
 from django.core.exceptions import ValidationError
 from django.db import transaction
 
@@ -16,7 +18,9 @@ from inference.client import EngineError, get_client
 from inference.models import LanguageModel
 from inference.records import model_table
 from inference.registry import get_registry
+from inference.rights import FieldDenied, is_superuser
 from inference.sources import (
+    ALLOW_CODE_HINT,
     ModelSource,
     SourceError,
     is_local,
@@ -28,6 +32,8 @@ from inference.sources import (
 )
 
 LIVE_FIELDS = frozenset({"state", "error", "memory_bytes", "loaded_at", "created_at"})
+TRUST_FIELDS = ("trust_remote_code", "allow_pickle")
+ORIGIN_FIELDS = ("source", "revision")
 NOT_AUDITED = LIVE_FIELDS | {"own_context_length", "kind"}  # what the server finds out is nobody's change
 
 
@@ -53,8 +59,9 @@ def register_model(
     default_sampling: Mapping[str, Any] | None = None,
     default_profile: str = "",
     exist_ok: bool = False,
+    user: User | None = None,
 ) -> LanguageModel:
-    """Register a model; ValidationError or SourceError when it cannot be served.
+    """Register a model; ValidationError or SourceError when it cannot be served, and what :func:`save_model` raises.
 
     With ``exist_ok`` a model of that name is brought to these values instead. A Hub source is downloaded by
     :func:`inference.sources.resolve_source` before (see :func:`add_model`) or when it is first loaded.
@@ -64,7 +71,7 @@ def register_model(
         raise ValidationError(f"There is a model named {name} already; choose another name, or remove that one.")
     row = row or LanguageModel(name=name)
     values = {
-        "source": absolute_source(source),
+        "source": source,
         "revision": revision,
         "dtype": dtype,
         "device": device,
@@ -84,11 +91,16 @@ def register_model(
     }
     for field, value in values.items():
         setattr(row, field, value)
-    return save_model(row)
+    return save_model(row, user=user)
 
 
-def add_model(*, name: str, source: str, **options: Any) -> LanguageModel:
+def add_model(*, name: str, source: str, user: User | None = None, **options: Any) -> LanguageModel:
     """Like :func:`register_model`, for sources that may have to be downloaded and are checked here and now."""
+    row = LanguageModel.objects.filter(name=name).first() or LanguageModel(name=name)
+    before = stored_fields(row)
+    for field in (*TRUST_FIELDS, *ORIGIN_FIELDS):
+        setattr(row, field, source if field == "source" else options.get(field, "" if field == "revision" else False))
+    check_may_trust(row, before, user)
     located = resolve_source(
         ModelSource(
             source,
@@ -97,17 +109,23 @@ def add_model(*, name: str, source: str, **options: Any) -> LanguageModel:
             options.get("allow_pickle", False),
         )
     )
-    return register_model(name=name, source=str(located) if is_local(source) else source, **options)
+    return register_model(name=name, source=str(located) if is_local(source) else source, user=user, **options)
 
 
 @transaction.atomic
-def save_model(row: LanguageModel) -> LanguageModel:
-    """Check and write a row, and tell all processes. Live fields are left to the registry."""
+def save_model(row: LanguageModel, *, user: User | None = None) -> LanguageModel:
+    """Check and write a row, and tell all processes. Live fields are left to the registry.
+
+    ``user`` is who asks for it over the network; None is an operator at the shell, or the program itself. Raises
+    ValidationError, and FieldDenied for what this user may not change.
+    """
+    before = stored_fields(row)
+    check_may_trust(row, before, user)
+    row.source = absolute_source(row.source)
     row.full_clean(exclude=LIVE_FIELDS)
     directory = local_directory(row.source)
     row.own_context_length = own_context_length(directory) if directory else 0
     row.kind = kind_of_directory(directory) if directory else row.kind  # a Hub model's is known once it was loaded
-    before = stored_fields(row)
     if row.is_default:
         LanguageModel.objects.filter(is_default=True).exclude(pk=row.pk).update(is_default=False)
     row.save(update_fields=None if row.pk is None else edited_fields())
@@ -178,6 +196,28 @@ def describe_limits(*, model: LanguageModel) -> Mapping[str, object]:
     """
     found = next((each for each in get_client().stats().by_model if each.name == model.name), None)
     return {} if found is None else dataclasses.asdict(found.limits)
+
+
+def check_may_trust(row: LanguageModel, before: Mapping[str, Any] | None, user: User | None) -> None:
+    """Only a superuser lets a model run code that comes with it, and only where the deployment allows such code at all.
+
+    ``before`` are the row's stored fields. Whoever chose the source of a model that is trusted already would choose the
+    code, so source and revision of such a model are a superuser's too. Raises ValidationError or FieldDenied.
+    """
+    stored = before or {}
+    new_trust = [name for name in TRUST_FIELDS if getattr(row, name) and not stored.get(name)]
+    if new_trust and not settings.MILLM_ALLOW_REMOTE_CODE:
+        raise ValidationError({new_trust[0]: f"This server runs no code of models. {ALLOW_CODE_HINT}"})
+    if user is None or is_superuser(user):
+        return
+    if new_trust:
+        raise FieldDenied(new_trust[0], f"Only a superuser can set {new_trust[0]}: the model could run its own code.")
+    if any(stored.get(name) and getattr(row, name) for name in TRUST_FIELDS):
+        moved = [name for name in ORIGIN_FIELDS if getattr(row, name) != stored[name]]
+        if moved:
+            raise FieldDenied(
+                moved[0], f"Only a superuser can change the {moved[0]} of a model that may run code that comes with it."
+            )
 
 
 def models_changed() -> None:

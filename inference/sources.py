@@ -43,6 +43,7 @@ UNREACHABLE = frozenset(
     }
 )
 MAX_CONFIG_BYTES = 1_000_000
+ALLOW_CODE_HINT = "Whoever operates it can allow that with MILLM_ALLOW_REMOTE_CODE=true."
 DOWNLOADED = ".downloaded.json"  # the patterns of files that were fetched completely
 
 
@@ -252,7 +253,10 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 def _check_code(config: dict[str, Any], source: ModelSource) -> None:
     if config.get("auto_map") and not source.trust_remote_code:
-        raise SourceError(f"{source.source} brings its own code; allow that with --trust-remote-code if you trust it.")
+        raise SourceError(
+            f"{source.source} brings its own code; allow that with --trust-remote-code if you trust it, and "
+            "MILLM_ALLOW_REMOTE_CODE=true."
+        )
 
 
 def _listed(names: Any) -> str:
@@ -265,4 +269,7 @@ def _check_weights(path: Path, source: ModelSource) -> None:
     if not any(path.glob("*.bin")):
         raise SourceError(f"{path} has no weights (*.safetensors).")
     if not source.allow_pickle:
-        raise SourceError(f"{path} has pickled weights only, which can run code; allow that with --allow-pickle.")
+        raise SourceError(
+            f"{path} has pickled weights only, which can run code; allow that with --allow-pickle and "
+            "MILLM_ALLOW_REMOTE_CODE=true."
+        )

@@ -58,7 +58,8 @@ def _http_refusal(error: Exception, context: dict[str, Any]) -> ApiError | None:
             return wrong_key()
         case exceptions.PermissionDenied() | DjangoPermissionDenied():
             code = getattr(error, "default_code", "permission_denied")
-            return forbidden(str(error), code=code if isinstance(code, str) else "permission_denied")
+            code = code if isinstance(code, str) else "permission_denied"
+            return forbidden(str(error), code=code, param=getattr(error, "param", None))
         case Http404() | exceptions.NotFound():
             return not_found()
         case exceptions.MethodNotAllowed():

@@ -85,6 +85,11 @@ class Environment(BaseSettings):
         description="Who needs an API key on /v1. `loopback`: everyone but clients on this machine; `required`: "
         "everyone. Empty: `loopback` with MILLM_DEBUG, else `required`. `make run` sets `loopback`.",
     )
+    allow_remote_code: bool = Field(
+        default=False,
+        description="Models may run code that comes with them, where a superuser or a command has set "
+        "`trust_remote_code` or `allow_pickle` for the model. Off: these fields have no effect.",
+    )
     secret_key: SecretStr = Field(
         SecretStr(""), description="Django's secret key. Empty: generated once and kept in MILLM_HOME/secret_key."
     )

@@ -26,6 +26,7 @@ MILLM_TLS = ENV.tls
 MILLM_CORS_ORIGINS = ENV.cors_origins
 MILLM_TRUSTED_PROXIES = ENV.trusted_proxies
 MILLM_AUTH = ENV.auth_mode
+MILLM_ALLOW_REMOTE_CODE = ENV.allow_remote_code
 MILLM_ADMIN_USER = ENV.admin_user
 MILLM_ADMIN_PASSWORD = ENV.admin_password.get_secret_value()
 MILLM_ADMIN_EMAIL = ENV.admin_email

@@ -87,7 +87,7 @@ class Models(Resource):
     @described(request=ModelInput, responses={201: ModelShown})
     def create(self, request: Request) -> Response:
         """A model of the Hub is downloaded when it is first loaded."""
-        return self.answer(services.register_model(**self.read(ModelInput)), status=201)
+        return self.answer(services.register_model(**self.read(ModelInput), user=self.user), status=201)
 
     @described(request=ModelInput)
     def partial_update(self, request: Request, pk: str) -> Response:
@@ -95,7 +95,7 @@ class Models(Resource):
         model = self.get_object()
         for name, value in self.read(ModelInput, instance=model, partial=True).items():
             setattr(model, name, value)
-        return self.answer(services.save_model(model))
+        return self.answer(services.save_model(model, user=self.user))
 
     @described(responses={204: None})
     def destroy(self, request: Request, pk: str) -> Response:

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from django.contrib.auth.models import User
-from django.core.exceptions import PermissionDenied, ValidationError
+from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.db.models import QuerySet
 from django.utils import timezone
@@ -15,6 +15,7 @@ from django.utils import timezone
 from audit.changes import stored_fields
 from audit.models import AuditEvent
 from audit.trail import record, record_deleted, record_saved
+from inference.rights import CHANGE_USERS, FieldDenied, may_act_as
 from openai_api.keys import PREFIX_LENGTH, digest_of, new_key, snapshot
 from openai_api.models import ApiKey
 from openai_api.scopes import Scope
@@ -43,8 +44,10 @@ def create_api_key(*, name: str, owner: User, **fields: Any) -> CreatedKey:
 
 @transaction.atomic
 def save_new_api_key(*, api_key: ApiKey, user: User | None = None) -> CreatedKey:
-    """Give an unsaved key its secret and save it. Raises ValidationError, and what :func:`check_may_give` does."""
-    check_may_give(api_key=api_key, user=user)
+    """Give an unsaved key its secret and save it. Raises ValidationError, and PermissionDenied for a key in another
+    user's name by one who has no right to act as them.
+    """
+    check_may_act_as(api_key.owner, user)
     plain = _give_secret(api_key)
     api_key.full_clean()
     api_key.save(force_insert=True)
@@ -59,9 +62,10 @@ def change_api_key(*, api_key: ApiKey, user: User | None = None) -> None:
 
     A key that shares its texts as examples no more takes all such examples with it: nobody knows whose each one was.
     """
-    check_may_give(api_key=api_key, user=user)
     ApiKey.objects.select_for_update().filter(pk=api_key.pk).first()  # what is read now stays so until it is written
     before = stored_fields(api_key)
+    if before is None or before["owner_id"] != api_key.owner_id or Scope.MANAGE in api_key.scopes:
+        check_may_act_as(api_key.owner, user)  # somebody knows the secret
     names = {field.name for field in api_key._meta.concrete_fields if not field.primary_key}
     api_key.save(update_fields=names - NOT_EDITED)
     record_saved(api_key, before=before, user=user, leave_out=NOT_EDITED)
@@ -81,7 +85,7 @@ def rotate_api_key(*, api_key: ApiKey, grace: timedelta = NO_GRACE, user: User |
     row = ApiKey.objects.select_for_update(of=("self",)).select_related("owner").get(pk=api_key.pk)
     if row.revoked_at is not None:
         raise ValidationError(f"The key {row} is revoked; create a new one.")
-    check_may_give(api_key=row, user=user)
+    check_may_act_as(row.owner, user)
     now = timezone.now()
     row.old_digest, row.old_prefix, row.old_valid_until = (row.digest, row.prefix, now + grace) if grace else NO_OLD
     row.rotated_at = now
@@ -119,16 +123,17 @@ def delete_api_keys(*, keys: QuerySet[ApiKey], user: User | None = None) -> None
     snapshot.invalidate()
 
 
-def check_may_give(*, api_key: ApiKey, user: User | None) -> None:
-    """PermissionDenied for a managing key of somebody who may do more than ``user``, who would get these rights."""
-    if user is None or Scope.MANAGE not in api_key.scopes or api_key.owner_id == user.pk:
-        return
-    if not user.is_superuser and (api_key.owner.is_superuser or _has_more_rights(api_key.owner, user)):
-        raise PermissionDenied(f"{api_key.owner} may do things that you may not, so you cannot make keys that act so.")
+def check_may_act_as(owner: User, user: User | None) -> None:
+    """Raise FieldDenied unless ``user`` may act as ``owner``. None is an operator at the shell.
 
-
-def _has_more_rights(owner: User, user: User) -> bool:
-    return not owner.get_all_permissions() <= user.get_all_permissions()
+    A key reads its owner's files, responses and chats; one with the scope to manage does all that its owner may.
+    """
+    if user is not None and not may_act_as(user, owner):
+        raise FieldDenied(
+            "owner",
+            f"You have no right to act as {owner}, so you cannot make or move keys in that name: it takes "
+            f"{CHANGE_USERS} and every permission that {owner} has.",
+        )
 
 
 def _give_secret(api_key: ApiKey) -> str:

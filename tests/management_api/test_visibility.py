@@ -261,7 +261,7 @@ def test_jobs_are_ones_own(stranger, owner):
 
 
 class TestKeysThatActForOthers:
-    """A key that manages gives away its owner's rights."""
+    """A key gives away its owner's objects, and one that manages the owner's rights."""
 
     @pytest.fixture
     def keeper(self, db: None) -> Api:
@@ -288,8 +288,9 @@ class TestKeysThatActForOthers:
         assert login(keeper.user).post("/admin/openai_api/apikey/add/", data).status_code == 403
         assert not ApiKey.objects.filter(name="trick").exists()
 
-    def test_others_that_do_not_manage(self, keeper, admin_api):
-        assert keeper.post("keys", {"name": "plain", "owner": "ada"}).status_code == 201
+    def test_nor_one_that_does_not_manage(self, keeper, admin_api):
+        """It would read the owner's files, responses and chats."""
+        assert refusal(keeper.post("keys", {"name": "plain", "owner": "ada"}))[:2] == (403, "permission_denied")
 
 
 def test_refusals_of_a_hidden_profile_say_nothing(stranger, hidden, model):

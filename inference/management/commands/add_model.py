@@ -58,8 +58,16 @@ class Command(BaseCommand):
         parser.add_argument(
             "--keep-alive", type=int, dest="keep_alive_s", help="seconds idle before it is unloaded; 0: never"
         )
-        parser.add_argument("--trust-remote-code", action="store_true", help="run code that comes with the model")
-        parser.add_argument("--allow-pickle", action="store_true", help="accept pickled weights, which can run code")
+        parser.add_argument(
+            "--trust-remote-code",
+            action="store_true",
+            help="run code that comes with the model; needs MILLM_ALLOW_REMOTE_CODE=true",
+        )
+        parser.add_argument(
+            "--allow-pickle",
+            action="store_true",
+            help="accept pickled weights, which can run code; needs MILLM_ALLOW_REMOTE_CODE=true",
+        )
 
     def handle(self, **options: Any) -> None:
         try:
