@@ -19,4 +19,5 @@ def described(**options: Any) -> Callable[[F], F]:
 
 
 def number_in_query(name: str) -> Any:
-    return OpenApiParameter(name, OpenApiTypes.INT)
+    """The number of a version, which begins at 1."""
+    return OpenApiParameter(name, {"type": "integer", "minimum": 1})

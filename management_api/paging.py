@@ -55,6 +55,11 @@ class CursorPages(CursorPagination):
     def get_paginated_response(self, data: Any) -> Response:
         return Response({"object": "list", "data": data, "next": _cursor_of(self.get_next_link())})
 
+    def get_schema_operation_parameters(self, view: Any) -> list[dict[str, Any]]:
+        parameters = cast("list[dict[str, Any]]", super().get_schema_operation_parameters(view))
+        limits = {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT, "default": DEFAULT_LIMIT}
+        return [{**each, "schema": limits} if each["name"] == "limit" else each for each in parameters]
+
     def get_paginated_response_schema(self, schema: dict[str, Any]) -> dict[str, Any]:
         return {
             "type": "object",

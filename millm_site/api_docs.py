@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
-from django.views.decorators.http import require_safe
+from django.views.decorators.http import condition, require_safe
 
-from management_api.openapi import document
+from management_api.openapi import document_json, document_tag
 
 
 @require_safe
+@condition(etag_func=lambda request: document_tag())
 def openapi(request: HttpRequest) -> HttpResponse:
-    return JsonResponse(document())
+    """Made once for each process; clients may keep it as long as its ETag stays the same."""
+    return HttpResponse(document_json(), content_type="application/json", headers={"Cache-Control": "no-cache"})
 
 
 @require_safe

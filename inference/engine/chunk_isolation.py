@@ -48,7 +48,7 @@ class _Before:
     @classmethod
     def of(cls, chunk: Chunk) -> _Before:
         sequence = chunk.sequence
-        draws = chunk.samples and sequence.request.sampling.temperature > 0
+        draws = chunk.samples and not sequence.request.sampling.is_greedy
         return cls(
             sequence,
             sequence.num_computed,

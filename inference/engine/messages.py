@@ -36,11 +36,11 @@ class ThinkingBudget:
 class SamplingParams:
     """How the next token is chosen. Values are validated at the HTTP edge and trusted here.
 
-    ``temperature`` below :data:`GREEDY_BELOW` is greedy. ``top_k`` 0, ``top_p`` 1, ``min_p`` 0 and ``typical_p`` 1 are
-    off. ``presence_penalty`` and ``frequency_penalty`` are OpenAI's additive penalties over generated tokens;
-    ``repetition_penalty`` is multiplicative over prompt and generated tokens (1 is off). ``bad_words`` are token
-    sequences that must not appear; ``allowed_token_ids`` None allows all. Before ``min_tokens`` generated tokens
-    neither the model's end nor a stop token can be chosen, and stop strings are not looked for.
+    ``temperature`` below :data:`GREEDY_BELOW` is greedy, and so is ``top_k`` 1. ``top_k`` 0, ``top_p`` 1, ``min_p`` 0
+    and ``typical_p`` 1 are off. ``presence_penalty`` and ``frequency_penalty`` are OpenAI's additive penalties over
+    generated tokens; ``repetition_penalty`` is multiplicative over prompt and generated tokens (1 is off).
+    ``bad_words`` are token sequences that must not appear; ``allowed_token_ids`` None allows all. Before ``min_tokens``
+    generated tokens neither the model's end nor a stop token can be chosen, and stop strings are not looked for.
     ``logprobs`` None asks for none, k >= 0 for the chosen token's and the k most likely ones'. ``prompt_logprobs``
     likewise, for the prompt's tokens.
     The output matches ``grammar`` if it ends with reason ``stop``, unless a stop string or stop token cut it.
@@ -73,7 +73,8 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        return self.temperature < GREEDY_BELOW
+        """Whether no chance is left. Of tokens that tie, the first in the vocabulary is taken."""
+        return self.temperature < GREEDY_BELOW or self.top_k == 1
 
 
 BACKGROUND_PRIORITY = -(2**20)  # lower than any key's

@@ -122,14 +122,14 @@ def _choose(
         best, tokens = peaks(logits)
     if table.random is not None:
         tokens = tokens.clone()
-        tokens[table.random.rows] = _draw(logits, best, table.random, uniforms, search)
+        tokens[table.random.rows] = _draw(logits, best, tokens, table.random, uniforms, search)
     return tokens, best != -torch.inf
 
 
-def _draw(logits: Tensor, best: Tensor, random: RandomRows, uniforms: Tensor, search: Search) -> Tensor:
+def _draw(logits: Tensor, best: Tensor, tokens: Tensor, random: RandomRows, uniforms: Tensor, search: Search) -> Tensor:
     scaled = logits[random.rows].float() / random.temperature
     scaled_best = best[random.rows].float() / random.temperature.squeeze(1)
-    return draw(truncated_weights(scaled, scaled_best, random.limits, search), uniforms)
+    return draw(truncated_weights(scaled, scaled_best, tokens[random.rows], random.limits, search), uniforms)
 
 
 def _uniforms(random: RandomRows, device: torch.device) -> Tensor:

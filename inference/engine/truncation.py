@@ -1,7 +1,8 @@
 """Top-k, top-p, min-p and typical-p: which tokens may be drawn, in transformers' order of warpers.
 
 No row is sorted whole where the best few hundred tokens decide. Tokens that tie with the last one kept are kept, so
-that a row's distribution does not depend on the order of the vocabulary nor on the rows beside it.
+that a row's distribution does not depend on the order of the vocabulary nor on the rows beside it. The exception is a
+top-p that one token suffices for: then only the token that greedy decoding takes is left, whatever ties with it.
 """
 
 from __future__ import annotations
@@ -49,17 +50,20 @@ class Search:
     too_short: list[Tensor] = field(default_factory=list)
 
 
-def truncated_weights(scaled: Tensor, best: Tensor, limits: Limits, search: Search | None = None) -> Tensor:
+def truncated_weights(
+    scaled: Tensor, best: Tensor, tokens: Tensor, limits: Limits, search: Search | None = None
+) -> Tensor:
     """``[rows, vocab]`` probabilities up to a factor a row; the best token has weight 1, forbidden ones 0.
 
-    ``scaled`` are logits ``[rows, vocab]`` over temperature in float32, ``best`` ``[rows]`` their greatest.
+    ``scaled`` are logits ``[rows, vocab]`` over temperature in float32, ``best`` ``[rows]`` their greatest and
+    ``tokens`` ``[rows]`` the first ones that have it.
     """
     search = search or Search()
     weights = (scaled - best.unsqueeze(1)).exp_()
     if limits.top_k is not None:
         _cut_top_k(weights, scaled, limits.top_k, limits.width)
     if limits.top_p is not None:
-        _cut_top_p(weights, scaled, limits.top_p, limits, search)
+        _cut_top_p(weights, scaled, tokens, limits.top_p, limits, search)
     if limits.min_p is not None:
         _keep(weights, limits.min_p, weights[limits.min_p.rows], limits.min_p.values)
     if limits.typical_p is not None:
@@ -74,11 +78,16 @@ def _cut_top_k(weights: Tensor, scaled: Tensor, limit: Limit, width: int) -> Non
     _keep(weights, limit, some, floor)
 
 
-def _cut_top_p(weights: Tensor, scaled: Tensor, limit: Limit, limits: Limits, search: Search) -> None:
+def _cut_top_p(weights: Tensor, scaled: Tensor, tokens: Tensor, limit: Limit, limits: Limits, search: Search) -> None:
     some, mass = scaled[limit.rows], weights[limit.rows]
     width = limits.width if limits.unbounded is None else max(limits.width, FIRST_WIDTH)
-    floor = _floor_of_mass(some, mass, limit.values, width, limits.unbounded, search)
-    _keep(weights, limit, some, floor)
+    needed = limit.values * mass.sum(-1, keepdim=True)
+    floor = _floor_of_mass(some, mass, needed, width, limits.unbounded, search)
+    is_alone = needed <= 1.0  # the best token's weight
+    _keep(weights, limit, some, floor.masked_fill(is_alone, torch.inf))
+    rows = torch.arange(len(weights), device=weights.device)[limit.rows]
+    places = tokens[limit.rows]
+    weights[rows, places] = weights[rows, places].masked_fill(is_alone.squeeze(1), 1.0)
 
 
 def _cut_typical(weights: Tensor, limit: Limit, search: Search) -> None:
@@ -88,7 +97,8 @@ def _cut_typical(weights: Tensor, limit: Limit, search: Search) -> None:
     entropy = torch.where(some > 0, surprise * (-surprise).exp(), 0.0).sum(-1, keepdim=True)
     nearness = -(surprise - entropy).abs()
     everywhere = torch.ones(len(some), dtype=torch.bool, device=some.device)
-    floor = _floor_of_mass(nearness, some, limit.values, FIRST_WIDTH, everywhere, search)
+    needed = limit.values * some.sum(-1, keepdim=True)
+    floor = _floor_of_mass(nearness, some, needed, FIRST_WIDTH, everywhere, search)
     _keep(weights, limit, nearness, floor)
 
 
@@ -105,9 +115,9 @@ def _keep(weights: Tensor, limit: Limit, key: Tensor, floor: Tensor) -> None:
 
 
 def _floor_of_mass(
-    key: Tensor, weights: Tensor, share: Tensor, width: int, unbounded: Tensor | None, search: Search
+    key: Tensor, weights: Tensor, needed: Tensor, width: int, unbounded: Tensor | None, search: Search
 ) -> Tensor:
-    """``[rows, 1]``: the key of the last token needed so that the greatest keys' weights reach ``share`` of all.
+    """``[rows, 1]``: the key of the last token needed so that the greatest keys' weights add up to ``needed``.
 
     Rows for which the best ``width`` tokens do not suffice are looked at again with more. Only those marked in
     ``unbounded`` can be such: a top-k that is no wider leaves the others no further tokens but ties.
@@ -116,7 +126,7 @@ def _floor_of_mass(
     width = min(width if unbounded is None else max(width, search.reach), vocab)
     greatest = key.topk(width)
     reached = weights.gather(1, greatest.indices).double().cumsum(-1)
-    num_before = (reached < share * weights.sum(-1, keepdim=True)).sum(-1, keepdim=True)
+    num_before = (reached < needed).sum(-1, keepdim=True)
     floor = greatest.values.gather(1, num_before.clamp(max=width - 1))
     if unbounded is None or width == vocab:
         return floor
@@ -126,5 +136,5 @@ def _floor_of_mass(
     elif bool(short.any()):
         rows = short.nonzero().squeeze(1)
         wider = SECOND_WIDTH if width < SECOND_WIDTH else vocab
-        floor[rows] = _floor_of_mass(key[rows], weights[rows], share[rows], wider, unbounded[rows], search)
+        floor[rows] = _floor_of_mass(key[rows], weights[rows], needed[rows], wider, unbounded[rows], search)
     return floor

@@ -64,6 +64,15 @@ class ReviewShown(Shown):
         )
 
 
+class ImportedShown(serializers.Serializer[Any]):
+    """The new drafts, and what of the file they do not have in the same way."""
+
+    object = serializers.ChoiceField(["list"])
+    data: Any = ProfileShown(many=True)
+    doubts = serializers.ListField(child=serializers.CharField())
+    next = serializers.CharField(allow_null=True)
+
+
 class ProfileFilters(Filters):
     model = serializers.IntegerField(min_value=0, max_value=2**62, required=False)
     name = serializers.CharField(max_length=100, required=False)
@@ -215,11 +224,11 @@ class Profiles(Resource):
         return Response(ReviewShown(decided).data)
 
     @described(responses=ReviewShown(many=True))
-    @action(detail=True, methods=["get"], pagination_class=None)
+    @action(detail=True, methods=["get"], ordering=("-pk",))
     def reviews(self, request: Request, pk: str) -> Response:
-        """The newest fifty."""
-        found = self.get_object().reviews.select_related("requested_by", "decided_by")[:50]
-        return Response({"object": "list", "data": ReviewShown(found, many=True).data, "next": None})
+        """The newest first."""
+        page = self.paginate_queryset(self.get_object().reviews.select_related("requested_by", "decided_by"))
+        return self.get_paginated_response(ReviewShown(page, many=True).data)
 
     @described(request=RollBackInput, responses={201: VersionShown})
     @action(detail=True, methods=["post"])
@@ -284,7 +293,7 @@ class Profiles(Resource):
             return Response(draft_document(profile))
         return Response(version_document(_version(profile, _number(request, "version"))))
 
-    @described(request=ImportInput, responses={201: ProfileShown(many=True)})
+    @described(request=ImportInput, responses={201: ImportedShown})
     @action(detail=False, methods=["post"], url_path="import", pagination_class=None)
     def import_file(self, request: Request) -> Response:
         """Everything in the file becomes drafts, or nothing; see docs/steering.md for the formats."""

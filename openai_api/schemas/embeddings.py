@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from openai_api.errors import invalid
 from openai_api.schemas.prompt_forms import Prompts
 from openai_api.schemas.unsteered import UnsteeredSchema
 
@@ -17,3 +18,10 @@ class EmbeddingsRequest(UnsteeredSchema):
         None, description="base64: float32 numbers, little endian."
     )
     dimensions: int | None = Field(None, ge=1, description="Keeps the first ones and makes the vector's length 1.")
+
+    def check_together(self) -> None:
+        """A text without any characters has no meaning to embed, also where the tokenizer adds tokens of its own."""
+        super().check_together()
+        if "" in self.input:
+            message = f"`input` has an empty string at place {self.input.index('')}. Send some text."
+            raise invalid(message, param="input", code="invalid_prompt")

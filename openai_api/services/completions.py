@@ -71,7 +71,8 @@ async def encode_prompts(model: ReadyModel, prompts: list[Prompt], *, param: str
     for ids in encoded:
         check_token_ids(ids, model.vocab_size, param=param, code="invalid_prompt")
         if not ids:
-            raise invalid(f"One {param} has no tokens. Send some text.", param=param, code="invalid_prompt")
+            message = f"One {param} has no tokens, and this model's texts do not begin with one. Send some text."
+            raise invalid(message, param=param, code="invalid_prompt")
     return encoded
 
 

@@ -43,10 +43,12 @@ def edited(logits: Tensor, *sequences: Sequence, masks: TokenMasks | None = None
 
 
 def distribution(logits: Tensor, *sequences: Sequence) -> Tensor:
-    """``[rows, vocab]``: the probabilities that random rows are drawn by."""
+    """``[rows, vocab]``: the probabilities that rows are drawn by; greedy ones have one token each."""
     random = build_table(list(sequences), (), logits.shape[1], CPU).random
-    assert random is not None
-    logits = edited(logits, *sequences)
-    scaled = logits / random.temperature
-    weights = truncated_weights(scaled, peaks(scaled)[0], random.limits).double()
+    best = peaks(logits)[1].unsqueeze(1)
+    weights = torch.zeros(logits.shape, dtype=torch.float64).scatter_(1, best, 1.0)
+    if random is not None:
+        rows = [i for i, sequence in enumerate(sequences) if not sequence.request.sampling.is_greedy]
+        scaled = edited(logits[rows], *(sequences[i] for i in rows)) / random.temperature
+        weights[rows] = truncated_weights(scaled, *peaks(scaled), random.limits).double()
     return weights / weights.sum(-1, keepdim=True)

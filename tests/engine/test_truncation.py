@@ -15,6 +15,7 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
+from inference.engine.sampler import Sampler
 from tests.engine.sampling import VOCAB, distribution, random_logits, sequence
 
 LARGE = 20_000  # a vocabulary that the first look at the best tokens does not cover
@@ -112,6 +113,7 @@ def test_the_definitions(top_k, top_p, min_p, seed):
 @settings(max_examples=80, deadline=None)
 def test_the_order_of_the_vocabulary_does_not_matter(logits, parameters, seed):
     row = torch.tensor([logits], dtype=torch.float32)
+    assume(distribution(row, sequence(**parameters)).max() < 1.0)  # greedy ones take the first of ties
     order = torch.randperm(len(logits), generator=torch.Generator().manual_seed(seed))
     made = sequence(**parameters)
     shuffled = distribution(row[:, order], made)
@@ -147,6 +149,47 @@ def test_tokens_that_tie_with_the_last_one_are_kept():
     logits = torch.tensor([[3.0, 1.0, 1.0, 1.0, 0.0]])
     kept = distribution(logits, sequence(temperature=1.0, top_k=2))[0] > 0
     assert kept.tolist() == [True, True, True, True, False]
+
+
+TIED = torch.tensor([[1.0, 3.0, 3.0, 3.0, 0.0] * 200])  # greedy decoding takes the token 1
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [{"top_k": 1}, {"top_p": 1e-12}, {"top_p": 1e-3}, {"top_k": 50, "top_p": 1e-3}, {"top_k": 1, "top_p": 0.9}],
+    ids=str,
+)
+@pytest.mark.parametrize("also", [{}, {"min_p": 0.5}, {"typical_p": 0.5}, {"repetition_penalty": 1.1}], ids=str)
+def test_one_token_only_is_the_greedy_one_whatever_ties_with_it(parameters, also):
+    rows = [
+        sequence(temperature=1.0, **parameters, **also),
+        sequence(temperature=1.0),
+        sequence(temperature=0.0, **also),
+    ]
+    for sampler in (Sampler(), Sampler(reach=8)):
+        drawn = {tuple(sampler.sample(TIED.repeat(3, 1), rows).token_ids[::2]) for _ in range(30)}
+        assert drawn == {(6, 6) if "repetition_penalty" in also else (1, 1)}  # 1 stands in the prompt
+
+
+def test_a_row_with_one_token_leaves_its_neighbours_alone():
+    rows = [sequence(temperature=1.0, top_p=top_p) for top_p in (0.9, 1e-6, 1.0, 0.5)]
+    together = distribution(TIED.repeat(4, 1), *rows)
+    assert [int((row > 0).sum()) for row in together] == [600, 1, 1000, 600]
+    assert together[1, 1] == 1.0
+
+
+@given(top_p=st.floats(0.01, 1.0), logits=st.lists(st.integers(0, 2), min_size=2, max_size=8))
+@settings(max_examples=60, deadline=None)
+def test_a_top_p_that_one_token_suffices_for_keeps_one_token(top_p, logits):
+    row = torch.tensor([logits], dtype=torch.float32)
+    kept = distribution(row, sequence(temperature=1.0, top_p=top_p))[0] > 0
+    best = row[0].double().softmax(-1).max().item()
+    assume(abs(best - top_p) > 1e-6)
+    if best > top_p:
+        assert kept.nonzero().flatten().tolist() == [logits.index(max(logits))]
+    else:
+        assert kept.sum() > 1
+        assert row[0][~kept].lt(row[0][kept].min()).all()
 
 
 def test_hardly_any_temperature_is_greedy_and_a_small_one_is_finite():

@@ -83,8 +83,29 @@ def test_answers_match_it(described, researcher_api: Api, profile: SteeringProfi
     ):
         validate(described, "get", path, 200, researcher_api.get(address).json())
     validate(described, "get", "/api/profiles/{id}", 404, researcher_api.get("profiles/0").json())
+    exported = researcher_api.get(f"versions/{version.pk}").json()
+    assert exported["number"] == 1
+    document_of_profile = researcher_api.get(f"profiles/{profile.pk}/export").json()
+    body = {"model": profile.model_id, "file_name": "x.json", "text": json.dumps(document_of_profile), "name": "again"}
+    imported = researcher_api.post("profiles/import", body)
+    validate(described, "post", "/api/profiles/import", 201, imported.json())
     job = researcher_api.post(f"versions/{version.pk}/sweep", {"prompts": ["Hi."]})
     validate(described, "post", "/api/versions/{id}/sweep", 202, job.json())
+
+
+def test_reviews_are_a_list_as_described(described, researcher_api: Api, profile: SteeringProfile, settings: Any):
+    settings.MILLM_PROFILE_REVIEW = True
+    path = f"profiles/{profile.pk}"
+    for note in ("first", "second"):
+        assert researcher_api.post(f"{path}/request_review", {"note": note}).status_code == 201
+        profile.reviews.filter(state="open").update(state="rejected")
+    whole = researcher_api.get(f"{path}/reviews").json()
+    validate(described, "get", "/api/profiles/{id}/reviews", 200, whole)
+    assert [row["note"] for row in whole["data"]] == ["second", "first"]
+    page = researcher_api.get(f"{path}/reviews?limit=1").json()
+    rest = researcher_api.get(f"{path}/reviews?limit=1&cursor={page['next']}").json()
+    assert [row["note"] for row in page["data"] + rest["data"]] == ["second", "first"]
+    assert researcher_api.get(f"{path}/reviews?limit=0").status_code == 400
 
 
 def test_every_code_in_the_sources_is_documented():

@@ -36,6 +36,14 @@ async def test_completion_has_the_contracts_body(api: Api):
     assert COMPLETION.validate_json(response.content, strict=True).choices[0].text == "Hello sea"
 
 
+@pytest.mark.parametrize("prompt", ["", [""], ["a", ""]])
+async def test_an_empty_prompt_is_continued_where_texts_begin_with_a_token(api: Api, prompt: Any):
+    text = api.registry.text
+    text.encode = lambda given, **options: [BOS, *given.encode()]  # type: ignore[method-assign]
+    assert (await api.complete(prompt=prompt)).status_code == 200
+    assert api.engine.requests[-1].prompt_token_ids == (BOS,)
+
+
 @pytest.mark.parametrize(
     ("prompt", "ids"),
     [

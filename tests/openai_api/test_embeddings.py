@@ -72,6 +72,15 @@ async def test_dimensions_shorten_to_a_vector_of_length_1(api: Api, encoding: st
     np.testing.assert_allclose(vector, [2 / 3, 1 / 3, 2 / 3], rtol=1e-6)
 
 
+@pytest.mark.parametrize("text", ["", ["a", ""]])
+async def test_empty_texts_are_refused_whatever_the_tokenizer_adds(api: Api, text: Any):
+    api.registry.text.encode = lambda given, **options: [1, *given.encode(), 2]  # type: ignore[method-assign]
+    response = await embed(api, input=text)
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "invalid_prompt"
+    assert (await embed(api, input=" ")).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "code"),
     [

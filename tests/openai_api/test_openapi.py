@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.core.management import call_command
+import yaml
+from django.core.management import CommandError, call_command
 from jsonschema import Draft202012Validator
 
 from management_api.openapi import document
@@ -19,7 +20,7 @@ SNAPSHOT = Path(__file__).with_name("openapi.json")
 
 
 def test_the_document_is_the_snapshot():
-    """After a wanted change: manage.py openapi > tests/openai_api/openapi.json"""
+    """After a wanted change: manage.py openapi --output tests/openai_api/openapi.json"""
     assert document() == json.loads(SNAPSHOT.read_text())
 
 
@@ -27,6 +28,47 @@ def test_the_command_prints_the_document():
     out = StringIO()
     call_command("openapi", stdout=out)
     assert json.loads(out.getvalue()) == document()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name", "read"),
+    [
+        ([], "v1.json", json.loads),
+        ([], "v1.yaml", yaml.safe_load),
+        ([], "v1.YML", yaml.safe_load),
+        (["--format", "yaml"], "v1.txt", yaml.safe_load),
+        (["--format", "json"], "v1.yaml", json.loads),
+    ],
+)
+def test_the_command_writes_a_file_as_json_or_yaml(tmp_path: Path, arguments: list[str], name: str, read: Any):
+    call_command("openapi", *arguments, "--output", str(tmp_path / name), stdout=StringIO())
+    assert read((tmp_path / name).read_text()) == document()
+
+
+def test_the_command_prints_yaml():
+    out = StringIO()
+    call_command("openapi", "--format", "yaml", stdout=out)
+    assert out.getvalue().startswith("openapi: 3.1.0\n")
+    assert yaml.safe_load(out.getvalue()) == document()
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path):
+    with pytest.raises(CommandError, match=r"absent/v1\.json"):
+        call_command("openapi", "--output", str(tmp_path / "absent" / "v1.json"), stdout=StringIO())
+
+
+def limits_of(item: dict[str, Any]) -> list[dict[str, Any]]:
+    """The schemas of the parameter `limit` of a path's operations."""
+    operations = [each for each in item.values() if isinstance(each, dict)]
+    parameters = [parameter for each in operations for parameter in each.get("parameters", ())]
+    schemas = [parameter["schema"] for parameter in parameters if parameter["name"] == "limit"]
+    return [inner for schema in schemas for inner in schema.get("anyOf", [schema]) if inner != {"type": "null"}]
+
+
+def test_every_limit_of_a_list_has_its_bounds():
+    limits = [limit for item in document()["paths"].values() for limit in limits_of(item)]
+    assert len(limits) > 15
+    assert all(limit["minimum"] == 1 and limit["maximum"] >= 100 for limit in limits)
 
 
 def validator(name: str) -> Draft202012Validator:

@@ -207,6 +207,8 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
         for name in ("two words", "../x", "", "x" * 65, "é", "f\n", "a\0")
     ),
     ({"tools": [{"type": "function"}]}, "tools[0].function", "missing_required_parameter"),
+    ({"tools": [{"type": "zzz", "function": {"name": "f"}}]}, "tools[0]", "unsupported_parameter"),
+    ({"tools": [{"function": {"name": "f"}}]}, "tools[0].type", "missing_required_parameter"),
     ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0]", "unsupported_parameter"),
     ({"tools": [{"function": {"name": "f"}}]}, "tools[0].type", "missing_required_parameter"),
     ({"tools": "f"}, "tools", "invalid_type"),

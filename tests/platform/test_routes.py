@@ -12,6 +12,7 @@ from django.test import Client
 from django.urls import reverse
 from pytest_django.fixtures import Settings
 
+from management_api.openapi import document_json
 from openai_api.apps import stop_log_writer
 
 
@@ -54,6 +55,17 @@ def test_openapi_document_describes_the_api(client: Client) -> None:
     document = json.loads(client.get("/openapi.json").content)
     assert document["openapi"].startswith("3.")
     assert "/v1/chat/completions" in document["paths"]
+
+
+def test_the_openapi_document_is_made_once_and_revalidated(client: Client) -> None:
+    first = client.get("/openapi.json")
+    assert first["Content-Type"] == "application/json"
+    assert first.content == document_json()
+    assert document_json() is document_json()
+    assert client.get("/openapi.json", headers={"If-None-Match": first["ETag"]}).status_code == 304
+    assert client.get("/openapi.json", headers={"If-None-Match": '"other"'}).status_code == 200
+    head = client.head("/openapi.json")
+    assert (head.status_code, head["ETag"]) == (200, first["ETag"])
 
 
 def test_docs_page_loads_everything_from_here(client: Client) -> None:

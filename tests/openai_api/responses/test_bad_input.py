@@ -68,6 +68,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"reasoning": {"effort": "huge"}}, "reasoning.effort", "invalid_value"),
     ({"tools": [{"type": "custom", "name": "x"}]}, "tools[0]", "unsupported_parameter"),
+    ({"tools": [{"type": "zzz", "name": "x"}]}, "tools[0]", "unsupported_parameter"),
     ({"tools": [{"type": "function"}]}, "tools[0].name", "missing_required_parameter"),
     ({"tools": [{"type": "function", "name": "../x"}]}, "tools[0].name", "invalid_value"),
     ({"tools": [{"type": "web_search"}] * 129}, "tools", "invalid_value"),
