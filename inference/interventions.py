@@ -24,10 +24,10 @@ from inference.parts import ALL_PARTS, Part
 if TYPE_CHECKING:
     from torch import Tensor
 
-SiteKind = Literal["resid_pre", "resid_post", "mlp_out", "attn_out"]
+SiteKind = Literal["resid_pre", "resid_post", "mlp_raw", "mlp_out", "attn_out"]
 Phase = Literal["prompt", "generation", "both"]
 Normalization = Literal["none", "constant_norm_rescale", "layer_norm"]
-SITE_KINDS: tuple[SiteKind, ...] = ("resid_pre", "resid_post", "mlp_out", "attn_out")
+SITE_KINDS: tuple[SiteKind, ...] = ("resid_pre", "resid_post", "mlp_raw", "mlp_out", "attn_out")
 MAX_GATES = 2
 
 
@@ -35,7 +35,8 @@ MAX_GATES = 2
 class Site:
     """A place in the model: ``resid_post`` of layer N is the output of ``model.layers[N]``.
 
-    ``resid_pre`` is that layer's input, ``mlp_out`` the output of its MLP, ``attn_out`` the input of ``o_proj``
+    ``resid_pre`` is that layer's input, ``mlp_raw`` the output of its MLP module, ``mlp_out`` what the MLP adds to the
+    residual (after the norm that some architectures put behind it), ``attn_out`` the input of ``o_proj``
     (TransformerLens' hook_z, heads concatenated).
     """
 

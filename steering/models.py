@@ -39,7 +39,8 @@ class SAE(models.Model):
     class Site(models.TextChoices):
         RESID_PRE = "resid_pre", "residual before the layer"
         RESID_POST = "resid_post", "residual after the layer"
-        MLP_OUT = "mlp_out", "output of the MLP"
+        MLP_RAW = "mlp_raw", "output of the MLP, before any norm behind it"
+        MLP_OUT = "mlp_out", "output of the MLP, as it joins the residual"
         ATTN_OUT = "attn_out", "attention heads, before their projection"
 
     name = models.CharField(max_length=200, unique=True)

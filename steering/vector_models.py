@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 _SITES = (
     ("resid_pre", "residual before the layer"),
     ("resid_post", "residual after the layer"),
-    ("mlp_out", "output of the MLP"),
+    ("mlp_raw", "output of the MLP, before any norm behind it"),
+    ("mlp_out", "output of the MLP, as it joins the residual"),
     ("attn_out", "attention heads, before their projection"),
 )
 

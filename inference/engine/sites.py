@@ -2,8 +2,9 @@
 
 The common decoder layout: a list of decoder layers, each with an MLP and an attention that ends in an output
 projection, under the names that transformers' architectures give them. Where a layer normalises the MLP's output before
-it joins the residual (Gemma 2 and 3, OLMo 2, GLM 4), ``mlp_out`` is after that norm, as in TransformerLens'
-hook_mlp_out.
+it joins the residual (Gemma 2 and 3, OLMo 2, GLM 4), ``mlp_out`` is after that norm, as TransformerLens' hook_mlp_out,
+and ``mlp_raw`` before it, as a hook on the MLP module. Elsewhere both are the MLP module's output, and edits of
+``mlp_raw`` run before those of ``mlp_out``.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ def attach(module: nn.Module, site: Site, edit: Edit) -> Callable[[], None]:
     target = _target(module, site)
     if site.kind in {"resid_pre", "attn_out"}:
         return target.register_forward_pre_hook(_input_hook(edit), with_kwargs=True).remove
-    return target.register_forward_hook(_output_hook(edit)).remove
+    comes_first = site.kind == "mlp_raw"  # the same module as mlp_out where no norm stands between them
+    return target.register_forward_hook(_output_hook(edit), prepend=comes_first).remove
 
 
 def _target(module: nn.Module, site: Site) -> nn.Module:
@@ -71,6 +73,7 @@ def _targets(layer: nn.Module) -> dict[SiteKind, nn.Module | None]:
     return {
         "resid_pre": layer,
         "resid_post": layer,
+        "mlp_raw": _mlp(layer),
         "mlp_out": _child(layer, MLP_NORMS) or _mlp(layer),
         "attn_out": _output_projection(layer),
     }

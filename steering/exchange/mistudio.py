@@ -25,7 +25,7 @@ _MAX_INTENSITY = 2.0
 _SITES = {
     "resid_post": "resid_post", "hook_resid_post": "resid_post", "residual": "resid_post",
     "resid_pre": "resid_pre", "hook_resid_pre": "resid_pre",
-    "mlp": "mlp_out", "mlp_out": "mlp_out", "hook_mlp_out": "mlp_out",
+    "mlp": "mlp_raw", "mlp_out": "mlp_out", "hook_mlp_out": "mlp_out",
     "hook_z": "attn_out",
 }  # fmt: skip
 

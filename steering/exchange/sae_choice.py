@@ -75,7 +75,7 @@ class SAEChoice:
         named = [sae for sae in self._all if hint.name and hint.name in _names(sae)]
         rows = named or self._all
         rows = [sae for sae in rows if hint.layer in (None, sae.layer)]
-        rows = [sae for sae in rows if hint.site in (None, sae.site)]
+        rows = [sae for sae in rows if sae.site == hint.site] or [sae for sae in rows if _may_be_at(sae, hint.site)]
         return [sae for sae in rows if hint.format in ("", sae.format)]
 
     def _refusal(self, hint: SAEHint, fitting: Sequence[SAE]) -> str:
@@ -89,6 +89,12 @@ class SAEChoice:
         )
 
 
+def _may_be_at(sae: SAE, site: str | None) -> bool:
+    """Whether the file's site can be the SAE's. Where no norm follows the MLP, its two sites are one place."""
+    mlp = (SAE.Site.MLP_RAW, SAE.Site.MLP_OUT)
+    return site in (None, sae.site) or (site in mlp and sae.site in mlp)
+
+
 def _names(sae: SAE) -> tuple[str, ...]:
     """As it is called here, and where it came from."""
     return sae.name, sae.source, f"{sae.source}/{sae.subfolder}"
@@ -97,7 +103,7 @@ def _names(sae: SAE) -> tuple[str, ...]:
 def _differences(sae: SAE, hint: SAEHint) -> str:
     pairs = (
         ("layer", hint.layer, sae.layer),
-        ("site", hint.site, sae.site),
+        ("site", None if _may_be_at(sae, hint.site) else hint.site, sae.site),
         ("features", hint.d_sae, sae.d_sae),
         ("width", hint.d_in, sae.d_in),
     )

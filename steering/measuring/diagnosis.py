@@ -80,7 +80,7 @@ def _try(
 
 def _other_sites(sae: SparseAutoencoder, site: Site, num_layers: int) -> Iterator[Suspect]:
     """The same SAE elsewhere: at every layer, and at the other places of its own one that are as wide."""
-    kinds: tuple[SiteKind, ...] = ("resid_pre", "resid_post", "mlp_out") if site.kind != "attn_out" else ()
+    kinds: tuple[SiteKind, ...] = ("resid_pre", "resid_post", "mlp_raw", "mlp_out") if site.kind != "attn_out" else ()
     places = {Site(layer, site.kind) for layer in range(num_layers)} | {Site(site.layer, kind) for kind in kinds}
     for place in sorted(places - {site}):
         yield Suspect(f"at {place}: look at the layer and the site that it was registered with", place, _plain(sae))

@@ -1,8 +1,14 @@
-"""Hook names of TransformerLens and Hugging Face, as sites of our hook protocol."""
+"""Hook names of TransformerLens, circuit-tracer and Hugging Face, as sites of our hook protocol.
+
+Architectures such as Gemma 2 and 3, OLMo 2 and GLM 4 normalise the MLP's output before it joins the residual.
+TransformerLens' ``hook_mlp_out`` is after that norm. A hook on the MLP module itself (``model.layers.N.mlp``, and
+circuit-tracer's ``mlp.hook_out``) is before it.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from inference.interventions import Site, SiteKind
 from steering.saes.errors import InvalidSAEError
@@ -14,19 +20,27 @@ _KINDS: dict[str, SiteKind] = {
     "hook_resid_pre": "resid_pre",
     "hook_resid_post": "resid_post",
     "hook_mlp_out": "mlp_out",
+    "mlp.hook_out": "mlp_raw",
     "attn.hook_z": "attn_out",
 }
 _LAYERS = rf"(?:[a-z_]+\.){{0,3}}(?:layers|h)\.{_LAYER}"  # model.layers.3, gpt_neox.layers.3, transformer.h.3
 _HUGGING_FACE: tuple[tuple[re.Pattern[str], SiteKind], ...] = (
     (re.compile(rf"{_LAYERS}(?:\.output)?"), "resid_post"),
     (re.compile(rf"{_LAYERS}\.input"), "resid_pre"),
-    (re.compile(rf"{_LAYERS}\.(?:mlp|post_feedforward_layernorm)(?:\.output)?"), "mlp_out"),
+    (re.compile(rf"{_LAYERS}\.mlp(?:\.output)?"), "mlp_raw"),
+    (re.compile(rf"{_LAYERS}\.(?:post_feedforward_layernorm|post_mlp_layernorm)(?:\.output)?"), "mlp_out"),
     (re.compile(rf"{_LAYERS}\.(?:self_attn\.o_proj|attention\.dense|attn\.c_proj)\.input"), "attn_out"),
 )
-# What an MLP reads: where transcoders begin, and no site of ours.
-_MLP_INPUTS = (
-    re.compile(rf"blocks\.{_LAYER}\.(?:ln2\.hook_normalized|hook_mlp_in|mlp\.hook_in|hook_resid_mid)"),
-    re.compile(rf"{_LAYERS}\.(?:mlp\.input|pre_feedforward_layernorm\.output|post_attention_layernorm\.output)"),
+# What an MLP reads: where transcoders begin, and no site of ours. The second of each pair is where a transcoder writes
+# whose configuration names no output.
+_MLP_INPUTS: tuple[tuple[re.Pattern[str], SiteKind], ...] = (
+    (re.compile(rf"blocks\.{_LAYER}\.(?:ln2\.hook_normalized|hook_mlp_in|hook_resid_mid)"), "mlp_out"),
+    (re.compile(rf"blocks\.{_LAYER}\.mlp\.hook_in"), "mlp_raw"),
+    (re.compile(rf"{_LAYERS}\.mlp\.input"), "mlp_raw"),
+    (
+        re.compile(rf"{_LAYERS}\.(?:pre_feedforward_layernorm\.output|post_attention_layernorm\.output)"),
+        "mlp_out",
+    ),
 )
 
 
@@ -42,14 +56,40 @@ def parse_hook_name(name: str) -> Site:
     raise InvalidSAEError(f"The hook {shown(name)} is not supported; known are {known} and model.layers.N.")
 
 
-def mlp_output_of(input_hook: str) -> Site:
-    """Where a transcoder writes that reads ``input_hook``: the same layer's MLP output.
+def transcoder_site(input_hook: str, output_hook: str = "") -> Site:
+    """Return where a transcoder writes: the output of the MLP whose input it reads.
 
-    InvalidSAEError for a hook that is not an MLP's input.
+    Without ``output_hook`` that is the output of the module, or of the norms around it, that ``input_hook`` belongs to.
+    InvalidSAEError for hooks that are not one MLP's input and output.
     """
-    for pattern in _MLP_INPUTS:
+    expected = _mlp_output_of(input_hook)
+    if not output_hook:
+        return expected
+    site = parse_hook_name(output_hook)
+    if site.layer != expected.layer or site.kind not in ("mlp_raw", "mlp_out"):
+        raise InvalidSAEError(
+            f"The transcoder reads {shown(input_hook)} and writes {shown(output_hook)}; supported is the same layer's"
+            " MLP."
+        )
+    return site
+
+
+def same_place(names: Sequence[str]) -> Site:
+    """Return the site that all the hook names mean; the first one decides where they differ in the MLP's norm only.
+
+    A name that belongs to the MLP module and one that belongs to what it adds to the residual mean the same place in a
+    model without a norm between them, and configurations name both. InvalidSAEError for different places.
+    """
+    sites = [parse_hook_name(name) for name in names]
+    if len({(site.layer, "mlp" if site.kind in ("mlp_raw", "mlp_out") else site.kind) for site in sites}) > 1:
+        raise InvalidSAEError(f"The hook names {' and '.join(names)} mean different places.")
+    return sites[0]
+
+
+def _mlp_output_of(input_hook: str) -> Site:
+    for pattern, kind in _MLP_INPUTS:
         if match := pattern.fullmatch(input_hook):
-            return Site(int(match[1]), "mlp_out")
+            return Site(int(match[1]), kind)
     raise InvalidSAEError(
         f"The transcoder reads {shown(input_hook)}; supported are those of an MLP, such as"
         " blocks.N.ln2.hook_normalized, blocks.N.mlp.hook_in and model.layers.N.mlp.input."

@@ -75,6 +75,8 @@ def plain_residuals(
 def _hook(layer: Any, site: Site, edit: Any) -> Any:
     if site.kind == "resid_post":
         return layer.register_forward_hook(lambda _, __, output: edit(output))
+    if site.kind == "mlp_raw":
+        return layer.mlp.register_forward_hook(lambda _, __, output: edit(output))
     if site.kind == "mlp_out":
         module = getattr(layer, "post_feedforward_layernorm", layer.mlp)
         return module.register_forward_hook(lambda _, __, output: edit(output))

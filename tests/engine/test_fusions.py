@@ -15,6 +15,7 @@ from inference.engine.fused_layer import FusedLayer
 from inference.engine.fusions import FusionReport, fuse
 from inference.engine.linear_kinds import quantise
 from inference.engine.loader import ModelSpec, load_model
+from inference.interventions import Intervention, Site, VectorEdit
 from tests.builders import ARCHITECTURES, build_model
 from tests.engine.harness import EngineHarness
 
@@ -134,10 +135,13 @@ def fused_model(request, tmp_path):
     return load
 
 
-def transcripts(loaded, lengths=(3, 20, 41)):
+def transcripts(loaded, lengths=(3, 20, 41), intervention=None):
     """Tokens and log-probabilities of sequences that decode together."""
     harness = EngineHarness(loaded)
-    found = [harness.add(prompt=tuple(range(5, 5 + n)), max_tokens=30, logprobs=2) for n in lengths]
+    found = [
+        harness.add(prompt=tuple(range(5, 5 + n)), max_tokens=30, logprobs=2, intervention=intervention)
+        for n in lengths
+    ]
     harness.run()
     return [t.token_ids for t in found], [p.logprob for t in found for p in t.logprobs]
 
@@ -165,6 +169,21 @@ def test_hooks_inside_a_fused_layer_run(fused_model, part):
     assert len(runs) >= 30  # each decode step
     assert steered != before
     assert transcripts(loaded) == before
+
+
+@pytest.mark.parametrize("kind", ["mlp_raw", "mlp_out"])
+def test_a_fused_layer_does_not_skip_an_edit_of_its_mlp(fused_model, kind):
+    """Gemma 3 has a norm behind the MLP, inside of the fused layer: both sites are steered as in the plain layer."""
+    loaded = fused_model("gemma3")
+    step = torch.randn(loaded.hidden_size, generator=torch.Generator().manual_seed(1)) * 2
+    intervention = Intervention(f"add at {kind}", (VectorEdit(Site(1, kind), step),))
+    unsteered, (steered, logprobs) = transcripts(loaded), transcripts(loaded, intervention=intervention)
+    for layer in fused_layers(loaded.module):
+        layer.forward = layer.forward.original
+    plain, plain_logprobs = transcripts(loaded, intervention=intervention)
+    assert steered == plain
+    np.testing.assert_allclose(logprobs, plain_logprobs, atol=1e-5)
+    assert unsteered != (steered, logprobs)
 
 
 class OddRMSNorm(nn.Module):

@@ -33,7 +33,7 @@ from tests.engine.readers import TopKReader, plain_residuals, top_k_reader
 from tests.engine.test_accelerator import accelerated
 
 PROMPT = tuple(range(5, 25))
-SITES = [Site(1, "resid_post"), Site(2, "resid_pre"), Site(1, "mlp_out"), Site(2, "attn_out")]
+SITES = [Site(1, "resid_post"), Site(2, "resid_pre"), Site(1, "mlp_raw"), Site(1, "mlp_out"), Site(2, "attn_out")]
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
 BACKENDS: dict[str, dict[str, Any]] = {
     "contiguous": {"kv_cache_backend": "contiguous"},

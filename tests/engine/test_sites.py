@@ -50,6 +50,7 @@ PLACES: dict[str, tuple[str, str, str]] = {
     "gpt_bigcode": ("transformer.h", "mlp", "attn.c_proj"),
     "gptj": ("transformer.h", "mlp", "attn.out_proj"),
 }  # fmt: skip
+POST_NORMS = ("post_feedforward_layernorm", "post_mlp_layernorm")
 IDS = torch.tensor([[5, 6, 7, 8, 9]])
 LAYER = 1
 
@@ -69,6 +70,7 @@ def test_each_site_is_where_the_architecture_has_it(architecture):
     places = {
         "resid_pre": (layer, True),
         "resid_post": (layer, False),
+        "mlp_raw": (f"{layer}.{mlp if mlp not in POST_NORMS else 'mlp'}", False),
         "mlp_out": (f"{layer}.{mlp}", False),
         "attn_out": (f"{layer}.{projection}", True),
     }
@@ -85,6 +87,27 @@ def test_each_site_is_where_the_architecture_has_it(architecture):
         assert torch.equal(ours, theirs), kind
         assert not torch.allclose(ours, plain, atol=1e-6), kind
     assert torch.equal(logits(model), plain)
+
+
+@pytest.mark.parametrize("architecture", ["gemma2", "gemma3_text", "olmo2", "glm4"])
+def test_mlp_raw_is_before_the_norm_behind_the_mlp_and_mlp_out_after_it(architecture):
+    model = build(architecture)
+    layer = model.get_submodule(f"{PLACES[architecture][0]}.{LAYER}")
+    norm = getattr(layer, PLACES[architecture][1])
+    seen = capture(model, Site(LAYER, "mlp_raw"), Site(LAYER, "mlp_out"))
+    assert torch.equal(norm(seen[Site(LAYER, "mlp_raw")]), seen[Site(LAYER, "mlp_out")])
+    assert not torch.allclose(seen[Site(LAYER, "mlp_raw")], seen[Site(LAYER, "mlp_out")], atol=1e-3)
+
+
+@pytest.mark.parametrize("order", [("mlp_raw", "mlp_out"), ("mlp_out", "mlp_raw")])
+def test_without_a_norm_behind_the_mlp_its_two_sites_are_one_place_and_mlp_raw_comes_first(order):
+    model = build("llama")
+    seen: list[str] = []
+    removes = [attach(model, Site(LAYER, kind), lambda h, kind=kind: seen.append(kind)) for kind in order]
+    logits(model)
+    assert seen == ["mlp_raw", "mlp_out"], "whichever was attached first"
+    for remove in removes:
+        remove()
 
 
 def test_resid_pre_is_what_the_layer_before_puts_out():
@@ -113,6 +136,15 @@ def test_a_site_that_does_not_exist_is_an_error_that_names_the_valid_ones(archit
         with pytest.raises(SiteError) as caught:
             use()
         assert str(caught.value).endswith(message)
+
+
+def capture(model: Any, *sites: Site) -> dict[Site, torch.Tensor]:
+    seen: dict[Site, torch.Tensor] = {}
+    removes = [attach(model, site, lambda h, site=site: seen.update({site: h})) for site in sites]
+    logits(model)
+    for remove in removes:
+        remove()
+    return seen
 
 
 def logits(model: Any) -> torch.Tensor:

@@ -13,7 +13,7 @@ from tests.engine.harness import EngineHarness, reference_tokens
 
 PROMPTS = [tuple(range(3 + 9 * i, 3 + 9 * i + length)) for i, length in enumerate((5, 12, 3, 20, 8, 2, 9, 14))]
 NUM_TOKENS = 16
-SITES = [Site(1, "resid_post"), Site(2, "resid_pre"), Site(1, "mlp_out"), Site(2, "attn_out")]
+SITES = [Site(1, "resid_post"), Site(2, "resid_pre"), Site(1, "mlp_raw"), Site(1, "mlp_out"), Site(2, "attn_out")]
 
 
 @dataclass

@@ -39,7 +39,7 @@ class TableReader:
         self.table = torch.from_numpy(table)
 
     def read(self, token_ids: Sequence[int], sites: Sequence[Site]) -> dict[Site, torch.Tensor]:
-        own = {"resid_pre": 0.5, "mlp_out": 0.25}
+        own = {"resid_pre": 0.5, "mlp_raw": 0.125, "mlp_out": 0.25}
         return {site: self.table[site.layer, list(token_ids)] * own.get(site.kind, 1.0) for site in sites}
 
 

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from inference.interventions import Site
 from steering.saes.errors import InvalidSAEError
 from steering.saes.files import sae_folder
-from steering.saes.hooks import parse_hook_name
+from steering.saes.hooks import parse_hook_name, same_place, transcoder_site
 from steering.saes.loader import load_sae
 from steering.saes.preview import preview_sae, sae_checksum
 from tests.steering.sae_files import random_weights, sae_config, write_sae
@@ -264,13 +264,61 @@ def test_preview_reads_no_weights(tmp_path):
         ("blocks.3.hook_resid_post", Site(3, "resid_post")),
         ("blocks.0.hook_resid_pre", Site(0, "resid_pre")),
         ("blocks.12.hook_mlp_out", Site(12, "mlp_out")),
+        ("blocks.12.mlp.hook_out", Site(12, "mlp_raw")),
         ("blocks.7.attn.hook_z", Site(7, "attn_out")),
+        ("model.layers.20.mlp", Site(20, "mlp_raw")),
+        ("gpt_neox.layers.20.mlp.output", Site(20, "mlp_raw")),
+        ("model.layers.20.post_feedforward_layernorm.output", Site(20, "mlp_out")),
+        ("model.layers.20.post_mlp_layernorm", Site(20, "mlp_out")),
         ("model.layers.20", Site(20, "resid_post")),
         ("model.layers.20.output", Site(20, "resid_post")),
     ],
 )
 def test_hook_names(name, site):
     assert parse_hook_name(name) == site
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "kind"),
+    [
+        ("blocks.3.mlp.hook_in", "blocks.3.mlp.hook_out", "mlp_raw"),
+        ("blocks.3.mlp.hook_in", "blocks.3.hook_mlp_out", "mlp_out"),
+        ("blocks.3.ln2.hook_normalized", "", "mlp_out"),
+        ("blocks.3.mlp.hook_in", "", "mlp_raw"),
+        ("model.layers.3.mlp.input", "", "mlp_raw"),
+        ("model.layers.3.mlp.input", "model.layers.3.post_feedforward_layernorm.output", "mlp_out"),
+        ("model.layers.3.pre_feedforward_layernorm.output", "", "mlp_out"),
+    ],
+)
+def test_a_transcoder_writes_where_its_configuration_says(source, target, kind):
+    assert transcoder_site(source, target) == Site(3, kind)
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [("blocks.3.mlp.hook_in", "blocks.4.mlp.hook_out"), ("blocks.3.mlp.hook_in", "blocks.3.hook_resid_post")],
+)
+def test_a_transcoder_across_layers_is_refused(source, target):
+    with pytest.raises(InvalidSAEError, match="supported is the same layer's MLP"):
+        transcoder_site(source, target)
+
+
+@pytest.mark.parametrize(
+    ("names", "site"),
+    [
+        (["blocks.1.hook_mlp_out", "model.layers.1.mlp.output"], Site(1, "mlp_out")),
+        (["model.layers.1.mlp"], Site(1, "mlp_raw")),
+        (["blocks.1.hook_mlp_out", "model.layers.1.post_feedforward_layernorm"], Site(1, "mlp_out")),
+        (["blocks.1.hook_mlp_out", "model.layers.2.mlp"], None),
+        (["blocks.1.hook_resid_post", "model.layers.1.mlp"], None),
+    ],
+)
+def test_two_names_of_one_place(names, site):
+    if site is not None:
+        assert same_place(names) == site
+        return
+    with pytest.raises(InvalidSAEError, match="mean different places"):
+        same_place(names)
 
 
 @pytest.mark.parametrize(

@@ -259,7 +259,7 @@ class TestParsing:
             whole=[edits_to_json([keep_norm()])[0] | {"site": {"layer": 1, "site": "resid_mid"}}]
         )
         assert problem == (
-            "edits[0].site.site: Expected one of resid_pre, resid_post, mlp_out, attn_out, found 'resid_mid'."
+            "edits[0].site.site: Expected one of resid_pre, resid_post, mlp_raw, mlp_out, attn_out, found 'resid_mid'."
         )
 
     def test_a_vector_of_zeros_has_no_direction(self):

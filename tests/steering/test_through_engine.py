@@ -180,7 +180,7 @@ def test_operation_of_an_sae_that_normalises(name, normalization, loaded, tmp_pa
     assert_same(got, expected)
 
 
-@pytest.mark.parametrize("kind", ["resid_pre", "resid_post", "mlp_out", "attn_out"])
+@pytest.mark.parametrize("kind", ["resid_pre", "resid_post", "mlp_raw", "mlp_out", "attn_out"])
 @pytest.mark.parametrize("architecture", ["jumprelu", "topk"])
 def test_every_site(kind, architecture, loaded, tmp_path):
     sae, oracle = load(config_of(architecture), tmp_path)

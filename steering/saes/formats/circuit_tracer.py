@@ -9,7 +9,7 @@ from steering.saes.config import SAEConfig, SAEMath
 from steering.saes.errors import InvalidSAEError
 from steering.saes.fields import Config, read_choice, read_int, read_text
 from steering.saes.formats.format import Layout, SAEFormat, shape_of
-from steering.saes.hooks import mlp_output_of, parse_hook_name
+from steering.saes.hooks import transcoder_site
 from steering.saes.place import SAEPlace
 from steering.saes.tensors import Header, Shape
 
@@ -50,9 +50,6 @@ class CircuitTracer(SAEFormat):
         source, target = (
             f"blocks.{layer}.{read_text(config, name)}" for name in ("feature_input_hook", "feature_output_hook")
         )
-        site = mlp_output_of(source)
-        if parse_hook_name(target) != site:
-            raise InvalidSAEError(f"It reads {source} and writes {target}; supported is the same layer's MLP.")
         (d_sae, d_in), (_, d_out) = shape_of(headers, "W_enc", 2), shape_of(headers, "W_dec", 2)
         architecture = _architecture(config, headers)
         return SAEConfig(
@@ -69,7 +66,7 @@ class CircuitTracer(SAEFormat):
             ),
             weights_file=file,
             hook_name=target,
-            site=site,
+            site=transcoder_site(source, target),
             model_name=read_text(config, "model_name"),
             input_hook=source,
         )

@@ -9,7 +9,7 @@ from steering.saes.config import SAEConfig, SAEMath
 from steering.saes.errors import InvalidSAEError
 from steering.saes.fields import read_bool, read_text, shown
 from steering.saes.formats.format import Layout, SAEFormat, shape_of
-from steering.saes.hooks import mlp_output_of, parse_hook_name
+from steering.saes.hooks import parse_hook_name, transcoder_site
 from steering.saes.place import SAEPlace
 from steering.saes.tensors import Header, Shape
 
@@ -51,9 +51,7 @@ class GemmaScope2(SAEFormat):
         is_transcoder = bool(target) and target != source
         headers = self.headers(place)
         (d_in, d_sae), (_, d_out) = shape_of(headers, "w_enc", 2), shape_of(headers, "w_dec", 2)
-        site = mlp_output_of(source) if is_transcoder else parse_hook_name(source)
-        if is_transcoder and parse_hook_name(target) != site:
-            raise InvalidSAEError(f"It reads {source} and writes {target}; supported is the same layer's MLP.")
+        site = transcoder_site(source, target) if is_transcoder else parse_hook_name(source)
         return SAEConfig(
             format=self.name,
             math=SAEMath(

@@ -23,7 +23,7 @@ from steering.saes.fields import (
     shown,
 )
 from steering.saes.formats.format import Layout, SAEFormat
-from steering.saes.hooks import mlp_output_of, parse_hook_name
+from steering.saes.hooks import same_place, transcoder_site
 from steering.saes.place import SAEPlace
 from steering.saes.tensors import Header, Shape
 
@@ -261,10 +261,7 @@ def _read_site(metadata: Config, *, is_transcoder: bool) -> Site | None:
     output = read_text(metadata, "hook_name_out")
     if output and output not in names:
         raise InvalidSAEError(f"The SAE writes to another hook ({output}) than it reads, and is no transcoder.")
-    sites = {parse_hook_name(name) for name in names}
-    if len(sites) > 1:
-        raise InvalidSAEError(f"The hook names {' and '.join(names)} mean different places.")
-    return sites.pop() if sites else None
+    return same_place(names) if names else None
 
 
 def _read_output_site(metadata: Config) -> Site | None:
@@ -272,7 +269,4 @@ def _read_output_site(metadata: Config) -> Site | None:
     source, target = read_text(metadata, "hook_name"), read_text(metadata, "hook_name_out")
     if not source and not target:
         return None
-    site = mlp_output_of(source)
-    if target and parse_hook_name(target) != site:
-        raise InvalidSAEError(f"The transcoder reads {source} and writes {target}; supported is the same layer's MLP.")
-    return site
+    return transcoder_site(source, target)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _CONFIG_FILE = "cfg.json"
 _WEIGHTS_FILE = "sae.safetensors"
-_KINDS: dict[str | None, SiteKind] = {None: "resid_post", "mlp": "mlp_out"}
+_KINDS: dict[str | None, SiteKind] = {None: "resid_post", "mlp": "mlp_raw"}
 
 
 class Sparsify(SAEFormat):
