@@ -50,8 +50,16 @@ def installed_place(sae: SAE) -> SAEPlace:
     """Where a registered SAE lies; InvalidSAEError when its files are not the registered ones any more."""
     place = locate_sae(sae.source, revision=sae.revision, subfolder=sae.subfolder)
     if place_checksum(place) != sae.checksum:
-        raise InvalidSAEError(f"The files of the SAE {sae.name} in {place} have changed since it was registered.")
+        raise InvalidSAEError(changed_since_registered(sae.name, f" in {place}"))
     return place
+
+
+def changed_since_registered(name: str, where: str = "") -> str:
+    """Return the sentence about an SAE whose checksum is not the registered one."""
+    return (
+        f"The files of the SAE {name}{where} have changed since it was registered, or this version of miLLM reads their"
+        " format in another way; add it again."
+    )
 
 
 def load_source(source: SAESource) -> SparseAutoencoder:

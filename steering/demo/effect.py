@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from steering.demo.concept import NEUTRAL_PROMPT, word_share
+from steering.evaluation.text_measures import perplexity
 
 IGNORED = -100  # the target that cross_entropy skips
 
@@ -25,7 +26,7 @@ class Samples:
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """Unsteered samples and their mean perplexity."""
+    """Unsteered samples and their perplexity."""
 
     samples: Samples
     perplexity: float
@@ -44,7 +45,7 @@ class SamplingPlan:
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """Shares of a concept's words and mean perplexities under the unsteered model, steered against unsteered."""
+    """Shares of a concept's words and perplexities under the unsteered model, steered against unsteered."""
 
     share: float
     base_share: float
@@ -99,16 +100,17 @@ class Bench:
 
     @torch.no_grad()
     def perplexity(self, samples: Samples, prompt: str = NEUTRAL_PROMPT) -> float:
-        """Mean over the samples of their perplexity after `prompt`, under the unsteered model."""
+        """Return the perplexity of all answers to `prompt` together, under the unsteered model."""
         start = self.prompt_ids(prompt)
         answers = [ids for ids in samples.ids if ids]
         longest = max(map(len, answers), default=0)
         padded = torch.tensor([start + ids + [0] * (longest - len(ids)) for ids in answers])  # [samples, length]
         targets = torch.tensor([ids + [IGNORED] * (longest - len(ids)) for ids in answers])  # [samples, longest]
         logits = self.model(input_ids=padded).logits[:, len(start) - 1 : -1]
-        losses = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
-        lengths = (targets != IGNORED).sum(1)
-        return float((losses.sum(1) / lengths).exp().mean())
+        losses = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
+        together = perplexity((-losses[targets.flatten() != IGNORED]).tolist())
+        assert together is not None
+        return together
 
     def baseline(self, plan: SamplingPlan) -> Baseline:
         """Unsteered samples of the plan with their perplexity."""

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from steering.demo.concept import CONCEPTS, labelled_stories, word_share
-from steering.demo.effect import Bench, Effect, SamplingPlan, compare
+from steering.demo.concept import CONCEPTS, NEUTRAL_PROMPT, labelled_stories, word_share
+from steering.demo.effect import Bench, Effect, Samples, SamplingPlan, compare
 from steering.demo.profile import (
     FEATURE_COUNTS,
     MAX_PERPLEXITY_RATIO,
@@ -18,6 +18,7 @@ from steering.demo.profile import (
 )
 from steering.demo.residual import read_residuals
 from steering.demo.sae import TopKSae
+from steering.evaluation.text_measures import perplexity
 
 PLAN = SamplingPlan(count=3, tokens=6, seed=1)
 
@@ -150,6 +151,18 @@ def test_comparison_measures_perplexity_without_steering(bench):
     result = compare(bench, base, base.samples, ("the",))
     assert result.perplexity_ratio == pytest.approx(1)
     assert result.perplexity > 1
+
+
+def test_the_perplexity_is_that_of_all_samples_together(bench):
+    """Every token counts the same, as in a sweep's report: a short sample weighs less than a long one."""
+    prompt = bench.prompt_ids(NEUTRAL_PROMPT)
+    ids = [[5, 6, 7, 8, 9, 10], [11], []]
+    logprobs = []
+    for answer in ids:
+        with torch.no_grad():
+            logits = bench.model(input_ids=torch.tensor([prompt + answer])).logits[0].double().log_softmax(-1)
+        logprobs += [logits[len(prompt) - 1 + place, token].item() for place, token in enumerate(answer)]
+    assert bench.perplexity(Samples(["a", "b", ""], ids)) == pytest.approx(perplexity(logprobs), rel=1e-4)
 
 
 def test_mean_activations_cover_labels_and_all(bench, dictionary):

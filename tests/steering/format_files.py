@@ -335,24 +335,24 @@ def dictionary_learning(folder: Path, dict_class: str, **overrides: Any) -> Writ
 
     def gated(h: Array) -> Array:
         x = (h - w["b_dec"]) @ w["W_enc"]
-        result: Array = ((x + g["b_gate"]) > 0) * relu(np.exp(g["r_mag"]) * x + g["b_mag"]) * scale
+        result: Array = ((x + g["b_gate"]) > 0) * relu(np.exp(g["r_mag"]) * x + g["b_mag"])
         return result
 
     threshold = {"threshold": torch.tensor(SCALAR_THRESHOLD)}
     plain = f32(**{name: w[name] for name in ("W_enc", "b_enc", "W_dec", "b_dec")})
     tensors, encode, back = {
-        "AutoEncoder": (encoder | f32(bias=w["b_dec"]), lambda h: relu(pre(h)), decode),
+        "AutoEncoder": (encoder | f32(bias=w["b_dec"]), lambda h: relu(pre(h)) * scale, unscaled),
         "AutoEncoderNew": (linear, lambda h: relu(h @ w["W_enc"] + w["b_enc"]), decode),
         "GatedAutoEncoder": (
             {name: encoder[name] for name in ("encoder.weight", "decoder.weight")}
             | f32(decoder_bias=w["b_dec"], r_mag=g["r_mag"], gate_bias=g["b_gate"], mag_bias=g["b_mag"]),
             gated,
-            unscaled,
+            decode,
         ),
         "JumpReluAutoEncoder": (
             plain | f32(threshold=w["threshold"]),
-            lambda h: jump(h @ w["W_enc"] + w["b_enc"], w["threshold"]) * scale,
-            unscaled,
+            lambda h: jump(h @ w["W_enc"] + w["b_enc"], w["threshold"]),
+            decode,
         ),
         "AutoEncoderTopK": (encoder | b_dec | counts | threshold, lambda h: top_k(pre(h)), decode),
         "BatchTopKSAE": (encoder | b_dec | counts | threshold, lambda h: jump(pre(h), SCALAR_THRESHOLD), decode),
@@ -422,7 +422,7 @@ DICTIONARY_CLASSES = {
     "BatchTopKSAE": "jumprelu",
     "MatryoshkaBatchTopKSAE": "jumprelu",
 }
-_OUT = Site(1, "mlp_out")
+_OUT, _RAW = Site(1, "mlp_out"), Site(1, "mlp_raw")
 CASES: dict[str, Case] = {
     "saelens-gated": Case(saelens_gated, "saelens", "gated", Site(1), "tiny"),
     "saelens-transcoder": Case(saelens_transcoder, "saelens", "transcoder", _OUT, "tiny"),
@@ -477,8 +477,8 @@ CASES: dict[str, Case] = {
     "sparsify-expansion": Case(
         lambda f: sparsify(f, num_latents=0, expansion_factor=D_SAE / D_IN), "sparsify", "topk", Site(1)
     ),
-    "sparsify-transcoder": Case(lambda f: sparsify(f, transcode=True), "sparsify", "topk_transcoder", _OUT),
-    "sparsify-skip": Case(lambda f: sparsify(f, transcode=True, skip=True), "sparsify", "topk_transcoder", _OUT),
+    "sparsify-transcoder": Case(lambda f: sparsify(f, transcode=True), "sparsify", "topk_transcoder", _RAW),
+    "sparsify-skip": Case(lambda f: sparsify(f, transcode=True, skip=True), "sparsify", "topk_transcoder", _RAW),
     "goodfire": Case(goodfire, "goodfire", "standard", Site(19), "Llama-3.1-8B-Instruct"),
     "goodfire-pt": Case(
         lambda f: goodfire(f, suffix=".pt", linear=""), "goodfire", "standard", Site(19), "Llama-3.1-8B-Instruct"
@@ -492,6 +492,10 @@ CASES: dict[str, Case] = {
     },
     "qwen-scope": Case(qwen_scope, "qwen-scope", "topk", Site(7), "Qwen/Qwen3-1.7B-Base"),
     "circuit-tracer": Case(circuit_tracer, "circuit-tracer", "transcoder", _OUT, "org/tiny"),
+    "circuit-tracer-qwen3": Case(
+        lambda f: circuit_tracer(f, feature_output_hook="mlp.hook_out"),
+        "circuit-tracer", "transcoder", _RAW, "org/tiny",
+    ),
     "circuit-tracer-skip": Case(
         lambda f: circuit_tracer(f, skip=True), "circuit-tracer", "transcoder", _OUT, "org/tiny"
     ),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -85,3 +87,23 @@ def test_activations_of_some_features_are_columns_of_encode(name, tmp_path):
     sae, h = load_sae(CASES[name].write(tmp_path).path), as_tensor(residuals())
     features = torch.tensor([7, 0, 39, 7])
     np.testing.assert_allclose(sae.activations(h, features), sae.encode(h)[:, features], atol=1e-6)
+
+
+def test_a_dictionary_learning_autoencoder_has_decoder_rows_of_norm_1_as_its_library_loads_it(tmp_path):
+    """Else a strength in raw units, and an activation on its dashboards, would mean something else here."""
+    written = CASES["AutoEncoder"].write(tmp_path)
+    sae, h = load_sae(written.path), residuals(50)
+    np.testing.assert_allclose(sae.decoder_norms().numpy(), 1, atol=1e-6)
+    stored = torch.load(written.path / "ae.pt", weights_only=True)
+    norms = stored["decoder.weight"].double().norm(dim=0).numpy()
+    assert not np.allclose(norms, 1, atol=0.1), "the file's rows are of other norms"
+    np.testing.assert_allclose(sae.encode(as_tensor(h)).numpy(), written.encode(h), atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["AutoEncoder", "GatedAutoEncoder", "JumpReluAutoEncoder"])
+def test_what_is_read_in_another_way_than_before_is_another_sae(kind, tmp_path):
+    """A published profile names its SAE by checksum: it must not steer by another amount from one day to the next."""
+    path = CASES[kind].write(tmp_path).path
+    config = preview_sae(path)
+    before = replace(config, math=replace(config.math, layout=f"dictionary-learning:{kind}"))
+    assert sae_checksum(path, config) != sae_checksum(path, before)

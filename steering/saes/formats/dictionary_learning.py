@@ -1,10 +1,13 @@
 """dictionary_learning: ``ae.pt`` beside ``config.json``, whose ``trainer.dict_class`` says which class saved it.
 
+Each class is read as the library's current version reads it. Earlier versions scaled other classes by the decoder's
+norms: GatedAutoEncoder and JumpReluAutoEncoder, but not AutoEncoder.
+
 ========================  =====================================================================================
-AutoEncoder               ``a = relu((x - bias) E + e)``
+AutoEncoder               ``a = relu((x - bias) E + e)``; ``a`` times the decoder's norms, whose rows are of norm 1 then
 AutoEncoderNew            ``a = relu(x E + e)``
-GatedAutoEncoder          gated; ``a`` times the decoder's norms
-JumpReluAutoEncoder       jumprelu, no bias subtracted; ``a`` times the decoder's norms
+GatedAutoEncoder          gated
+JumpReluAutoEncoder       jumprelu, no bias subtracted
 AutoEncoderTopK           topk of ``(x - b_dec) E + e``
 BatchTopKSAE              jumprelu of ``(x - b_dec) E + e`` with one threshold for all features
 MatryoshkaBatchTopKSAE    the same
@@ -42,9 +45,13 @@ _ARCHITECTURES = {
 }
 _SUBTRACTS_NOTHING = frozenset({"AutoEncoderNew", "JumpReluAutoEncoder"})
 _BATCH_TOP_K = frozenset({"BatchTopKSAE", "MatryoshkaBatchTopKSAE"})
-_KINDS: dict[str, SiteKind] = {"resid_post": "resid_post", "resid": "resid_post", "mlp_out": "mlp_out"}
+# The library hooks modules, so what it calls mlp_out is the output of the MLP module.
+_KINDS: dict[str, SiteKind] = {"resid_post": "resid_post", "resid": "resid_post", "mlp_out": "mlp_raw"}
 _MATRICES = frozenset({"W_enc", "b_enc", "W_dec"})  # as Matryoshka and JumpReLU call them; others have linear layers
 _LAYOUT = "dictionary-learning:"
+# Classes that miLLM once read by the library's former rules: the mark gives them another checksum, so that a profile
+# that was published with the former strengths is refused instead of steering by another amount.
+_READ_ANEW = dict.fromkeys(("AutoEncoder", "GatedAutoEncoder", "JumpReluAutoEncoder"), ":2")
 
 
 class DictionaryLearning(SAEFormat):
@@ -74,7 +81,7 @@ class DictionaryLearning(SAEFormat):
                 d_sae=read_int(trainer, "dict_size"),
                 k=read_int(trainer, "k") if architecture == "topk" else None,
                 apply_b_dec_to_input=kind not in _SUBTRACTS_NOTHING,
-                layout=_LAYOUT + kind,
+                layout=_LAYOUT + kind + _READ_ANEW.get(kind, ""),
             ),
             weights_file=_WEIGHTS_FILE,
             hook_name=read_text(trainer, "submodule_name"),
@@ -106,7 +113,7 @@ class DictionaryLearning(SAEFormat):
         )
 
     def convert(self, tensors: dict[str, Tensor], config: SAEConfig) -> SAEWeights:
-        from steering.saes.folding import by_decoder_norm
+        from steering.saes.folding import by_decoder_norm  # imports torch
         from steering.saes.gated import gated_weights
         from steering.saes.sae import SAEWeights
 
@@ -117,10 +124,8 @@ class DictionaryLearning(SAEFormat):
         b_dec = tensors[_BIASES.get(kind, "b_dec")]
         if kind == "GatedAutoEncoder":
             b_gate, b_mag = tensors["gate_bias"], tensors["mag_bias"]
-            return by_decoder_norm(
-                gated_weights(
-                    encoder=encoder, b_gate=b_gate, b_mag=b_mag, r_mag=tensors["r_mag"], W_dec=W_dec, b_dec=b_dec
-                )
+            return gated_weights(
+                encoder=encoder, b_gate=b_gate, b_mag=b_mag, r_mag=tensors["r_mag"], W_dec=W_dec, b_dec=b_dec
             )
         weights = SAEWeights(
             encoder=encoder,
@@ -130,14 +135,14 @@ class DictionaryLearning(SAEFormat):
             threshold=_threshold(tensors, config),
         )
         _check_k(tensors, config)
-        return by_decoder_norm(weights) if kind == "JumpReluAutoEncoder" else weights
+        return by_decoder_norm(weights) if kind == "AutoEncoder" else weights
 
 
 _BIASES = {"AutoEncoder": "bias", "AutoEncoderNew": "decoder.bias", "GatedAutoEncoder": "decoder_bias"}
 
 
 def _kind(config: SAEConfig) -> str:
-    return config.math.layout.removeprefix(_LAYOUT)
+    return config.math.layout.split(":")[1]
 
 
 def _site(trainer: Config) -> Site | None:
