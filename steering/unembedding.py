@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float32]
 
+# What the head is called in files whose names transformers changes when it loads them (GPT-NeoX, so Pythia).
+_OTHER_HEAD_NAMES = ("embed_out.weight",)
 _INDEX = "model.safetensors.index.json"
 _PIECE_BYTES = 8 << 20
 _MAX_HEADER_BYTES = 100 << 20
@@ -59,23 +61,36 @@ class StoredTensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Unembedding:
-    """``logits = norm(x) @ embeddings.T + bias``, as the model ends; without soft caps, which keep the order."""
+class Gain:
+    """What a norm does to a direction besides scaling it: ``gamma``, after taking out the mean where it ``centres``."""
 
-    norm: nn.Module
+    gamma: Floats
+    centres: bool
+
+    def apply(self, direction: Floats) -> Floats:
+        centred: Floats = direction - direction.mean() if self.centres else direction
+        product: Floats = centred * self.gamma
+        return product
+
+
+@dataclass(frozen=True, slots=True)
+class Unembedding:
+    """How much a step along a direction moves each logit, up to the final norm's scale: ``direction . gamma . W_U``.
+
+    A direction is a change of the residual, so the final norm is not run on it: that would scale every direction to the
+    same length and add the norm's bias. Biases, scales and soft caps of the head are left out: they keep the order.
+    """
+
+    gain: Gain
     embeddings: StoredTensor
-    bias: Floats | None
 
     def logits(self, direction: Floats) -> Floats:
         """``[hidden_size]`` -> one logit per row of the embeddings."""
-        import torch
-
-        with torch.inference_mode():
-            x = self.norm(torch.from_numpy(direction)[None]).numpy()[0]
+        x = self.gain.apply(direction)
         # Not a matrix product: that would wake the workers of the linear algebra library.
         parts = [np.einsum("vd,d->v", piece, x, optimize=False) for piece in self.embeddings.rows()]
         logits: Floats = np.concatenate(parts)
-        return logits if self.bias is None else logits + self.bias
+        return logits
 
 
 def open_unembedding(folder: Path, *, trust_remote_code: bool = False) -> Unembedding:
@@ -84,14 +99,43 @@ def open_unembedding(folder: Path, *, trust_remote_code: bool = False) -> Unembe
     stored = _stored_tensors(folder)
     norm_name, norm = _final_norm(module)
     head_name, head = _named(module, module.get_output_embeddings(), "output embeddings")
-    names = [f"{head_name}.weight"]
+    names = [f"{head_name}.weight", *_OTHER_HEAD_NAMES]
     if module.config.get_text_config().tie_word_embeddings:
         names.insert(0, f"{_named(module, module.get_input_embeddings(), 'input embeddings')[0]}.weight")
     embeddings = _first(stored, names)
     if embeddings.shape != tuple(head.weight.shape):
         raise UnembeddingError(f"The output embeddings are {embeddings.shape}, the configuration says otherwise.")
-    bias = _first(stored, [f"{head_name}.bias"]).whole() if getattr(head, "bias", None) is not None else None
-    return Unembedding(_loaded(norm, norm_name, stored), embeddings, bias)
+    return Unembedding(read_gain(_loaded(norm, norm_name, stored), embeddings.shape[1]), embeddings)
+
+
+def read_gain(norm: nn.Module, width: int) -> Gain:
+    """Find out from a norm's outputs what it multiplies by and whether it centres, whatever its class calls that.
+
+    UnembeddingError where the norm is not ``gamma * (x - mean) / deviation + bias`` or ``gamma * x / RMS + bias``.
+    """
+    import torch
+
+    def run(x: Floats) -> Floats:
+        with torch.inference_mode():
+            found: Floats = norm(torch.from_numpy(x)[None]).numpy()[0]
+        return found
+
+    bias = run(np.zeros(width, np.float32))
+    # Large, so that the norm's epsilon does not count; not constant, so that nothing is left where it centres.
+    probe = np.where(np.arange(width) % 2, -1e4, 3e4).astype(np.float32)
+    other = (np.random.default_rng(0).normal(size=width) * 1e4).astype(np.float32)
+    for centres in (False, True):
+        gain = Gain((run(probe) - bias) / _normed(probe, centres=centres), centres)
+        guess = gain.gamma * _normed(other, centres=centres) + bias
+        if np.allclose(run(other), guess, rtol=1e-3, atol=1e-3 * float(np.abs(guess).max())):
+            return gain
+    raise UnembeddingError(f"{type(norm).__name__} is neither a layer norm nor an RMS norm.")
+
+
+def _normed(x: Floats, *, centres: bool) -> Floats:
+    centred = x - x.mean() if centres else x
+    normed: Floats = centred / np.sqrt(np.mean(centred**2, dtype=np.float32))
+    return normed
 
 
 def _skeleton(folder: Path, *, trust_remote_code: bool) -> Any:

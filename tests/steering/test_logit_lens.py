@@ -1,4 +1,4 @@
-"""The logit lens equals what the model itself would say of a direction, and disturbs nobody."""
+"""The logit lens equals the product of a direction with the model's last weights, and disturbs nobody."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from inference.models import LanguageModel
 from inference.sources import ModelSource
@@ -39,28 +39,93 @@ def subject(index: int = 0, *, is_in_residual: bool = True) -> LensSubject:
     return LensSubject(ModelSource("/no/such/model"), SAESource("s", "c", "/no", "", ""), index, is_in_residual)
 
 
+NORMS = {"gpt2": "transformer.ln_f", "gpt_neox": "gpt_neox.final_layer_norm"}
+
+
 def expected(path: Path, direction: torch.Tensor) -> torch.Tensor:
-    """Plain torch: the model's own norm and head, applied to the direction."""
+    """``direction . gamma . W_U``, from the weights alone; the direction is centred where the norm centres."""
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    norm = model.get_submodule(NORMS.get(model.config.model_type, "model.norm"))
+    gamma = norm.weight + 1 if "Gemma" in type(norm).__name__ else norm.weight
+    centred = direction - direction.mean() if "LayerNorm" in type(norm).__name__ else direction
     with torch.no_grad():
-        return model.get_output_embeddings()(model.model.norm(direction[None]))[0]
+        return model.get_output_embeddings().weight @ (centred * gamma)
+
+
+@pytest.fixture
+def direction() -> torch.Tensor:
+    """Not centred, and longer than a residual of norm 1."""
+    return torch.randn(32, generator=torch.Generator().manual_seed(3)) * 5 + 2
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("tied", [False, True])
-def test_equals_the_models_own_end(architecture, tied, tmp_path, monkeypatch):
-    path = build_model(tmp_path, architecture, tie_word_embeddings=tied)
-    direction = torch.randn(32, generator=torch.Generator().manual_seed(3))
+def test_equals_the_product_of_the_weights(architecture, tied, tmp_path, monkeypatch, direction):
+    path = randomised_norms(build_model(tmp_path, architecture, tie_word_embeddings=tied))
     monkeypatch.setattr(unembedding, "_PIECE_BYTES", 1000)  # several pieces, the last one shorter
     logits = open_unembedding(path).logits(direction.numpy())
     torch.testing.assert_close(torch.from_numpy(logits), expected(path, direction), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("architecture", NORMS)
+@pytest.mark.parametrize("width", [32, 33])
+def test_a_layer_norm_centres_and_its_bias_is_no_part_of_a_direction(architecture, width, tmp_path):
+    """The bias would be the same for all features, and larger than what a short direction says."""
+    path = layer_norm_model(tmp_path / "model", architecture, width)
+    for scale in (0.05, 1.0, 20.0):
+        direction = torch.randn(width, generator=torch.Generator().manual_seed(3)) * scale + 1
+        found = torch.from_numpy(open_unembedding(path).logits(direction.numpy()))
+        torch.testing.assert_close(found, expected(path, direction), atol=1e-3, rtol=1e-3)
+        assert set(found.topk(10).indices.tolist()) == set(expected(path, direction).topk(10).indices.tolist())
+
+
+def test_logits_grow_with_the_direction(tmp_path, direction):
+    """As on Neuronpedia: twice the decoder row has twice the logits, and a row of zeros has none."""
+    lens = open_unembedding(layer_norm_model(tmp_path / "model", "gpt2", 32))
+    np.testing.assert_allclose(lens.logits(2 * direction.numpy()), 2 * lens.logits(direction.numpy()), rtol=1e-4)
+    assert not lens.logits(np.zeros(32, np.float32)).any()
+
+
+def test_a_norm_that_is_no_linear_map_of_directions_is_refused():
+    class Odd(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.tanh(x)
+
+    with pytest.raises(UnembeddingError, match="Odd is neither a layer norm nor an RMS norm"):
+        unembedding.read_gain(Odd(), 16)
+
+
+def randomised_norms(path: Path) -> Path:
+    """A random model's norms are all ones, of which no test would notice that they are left out."""
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    generator = torch.Generator().manual_seed(5)
+    for name, parameter in model.named_parameters():
+        if (
+            parameter.ndim == 1
+            and "norm" in name.lower() + type(model.get_submodule(name.rpartition(".")[0])).__name__.lower()
+        ):
+            parameter.data = torch.randn(parameter.shape, generator=generator) * 2 + 1
+    model.save_pretrained(path)
+    return path
+
+
+def layer_norm_model(path: Path, architecture: str, width: int) -> Path:
+    sizes = {
+        "gpt2": {"n_embd": width, "n_layer": 1, "n_head": 1, "n_positions": 16},
+        "gpt_neox": {
+            "hidden_size": width, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1,
+            "rotary_pct": 1.0, "max_position_embeddings": 16,
+        },
+    }  # fmt: skip
+    config = AutoConfig.for_model(architecture, vocab_size=200, bos_token_id=0, eos_token_id=1, **sizes[architecture])
+    AutoModelForCausalLM.from_config(config).save_pretrained(path)
+    return randomised_norms(path)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_reads_half_precision(dtype, tmp_path):
+def test_reads_half_precision(dtype, tmp_path, direction):
     path = build_model(tmp_path)
     AutoModelForCausalLM.from_pretrained(path, dtype=dtype).save_pretrained(path)
-    direction = torch.randn(32, generator=torch.Generator().manual_seed(3))
     logits = open_unembedding(path).logits(direction.numpy())
     torch.testing.assert_close(torch.from_numpy(logits), expected(path, direction), atol=1e-4, rtol=1e-4)
 
