@@ -11,6 +11,7 @@ from steering.draft_trail import draft_words, record_draft
 from steering.drafts import draft_edits, feature_target, rows_of
 from steering.errors import InvalidProfileError
 from steering.models import Feature, SteeringProfile
+from steering.published import registered_saes
 from steering.services import create_profile
 from steering.spec.conflicts import check_conflicts
 from steering.spec.edit import EditSpec, Operation
@@ -57,4 +58,5 @@ def label_feature(*, feature: Feature, user: User | None = None) -> Feature:
     before = stored_fields(feature)
     feature.save(update_fields=["label", "description", "label_source"])
     record_saved(feature, before=before, user=user, model=feature.sae.model.name)
+    registered_saes.invalidate()
     return feature

@@ -16,7 +16,7 @@ from steering.label_import import IMPORTED, example_json
 from steering.labels import FeatureExample, top_tokens
 from steering.models import SAE, Feature
 from steering.profiles import get_resolver
-from steering.published import source_of
+from steering.published import registered_saes, source_of
 from steering.traffic_examples import keep_traffic_examples, lock_examples
 
 if TYPE_CHECKING:
@@ -125,6 +125,7 @@ def save_check(*, sae: SAE, checked: Checked) -> SAE:
     sae.measured_at, sae.measured_tokens = timezone.now(), measurement.num_tokens
     sae.corpus, sae.causes = checked.wish.corpus.label, [*checked.causes, *_import_doubts(ratios)]
     sae.save()
+    registered_saes.invalidate()
     return sae
 
 

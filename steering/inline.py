@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 from typing import Any
 
 from django.db import close_old_connections, connection
+from django.db.models import Q
 
 from steering.drafts import feature_target
 from steering.errors import InlineSteeringError
 from steering.models import SAE, Feature
-from steering.published import PublishedVersion, source_of
+from steering.published import PublishedVersion, registered_saes, source_of
 from steering.spec.edit import EditSpec, FeatureTarget
 from steering.spec.errors import InvalidSpecError, Problem
 from steering.spec.parsing import parse_edits
@@ -20,26 +27,65 @@ from steering.spec.units import MAX_PUSH
 INLINE = "inline"
 """Stands where a version's name@number would: no version is called so."""
 MAX_FEATURES = 64
+_FIGURES = ("sae_id", "index", "max_activation", "decoder_norm", "label")
+
+
+@dataclass(frozen=True, slots=True)
+class FeaturePlace:
+    """A feature that an SAE has."""
+
+    sae: SAE
+    index: int
 
 
 def read_inline(model: int, model_name: str, value: object) -> PublishedVersion:
     """The version that ``{"features": [...]}`` would be if it were published; InlineSteeringError names the field.
 
-    Asks the database what the features' strengths refer to, so it runs in a thread of its own.
+    Edits that were not read lately cost one query, so it runs in a thread of its own.
     """
-    close_old_connections()
-    try:
-        saes = {sae.name: sae for sae in SAE.objects.filter(model_id=model)}
-        edits = _parse(_features(value), model_name, saes)
-    except InvalidSpecError as error:
-        raise InlineSteeringError.from_spec(error) from error
-    finally:
-        if not connection.in_atomic_block:
-            connection.close()
+    features = _features(value)
+    text = _canonical(features)
+    with _own_connection():
+        registered = registered_saes.get()
+        saes = registered.of(model)
+        if (known := registered.recent.find(model, text)) is not None:
+            return known
+        try:
+            edits = _parse(features, model_name, saes)
+        except InvalidSpecError as error:
+            raise InlineSteeringError.from_spec(error) from error
     by_checksum = {sae.checksum: sae for sae in saes.values()}
     checksums = sorted({identity.checksum for edit in edits for identity in edit.saes})
     sources = tuple(source_of(by_checksum[checksum]) for checksum in checksums)
-    return PublishedVersion(INLINE, 0, fingerprint(edits), edits_to_json(edits), sources)
+    version = PublishedVersion(INLINE, 0, fingerprint(edits), edits_to_json(edits), sources)
+    registered.recent.keep(model, text, version)
+    return version
+
+
+async def find_inline(model: int, value: object) -> PublishedVersion | None:
+    """What :func:`read_inline` answered for the same edits, if it is still known; asks no database."""
+    text = _canonical(_features(value))
+    return (await registered_saes.aget()).recent.find(model, text)
+
+
+def _canonical(features: list[Any]) -> str:
+    """The same text for edits that differ in nothing but the order of their fields."""
+    try:
+        return json.dumps(features, sort_keys=True, separators=(",", ":"))
+    except RecursionError as error:
+        message = "The values in “steering.features” are nested too deeply."
+        raise InlineSteeringError(message, "steering.features") from error
+
+
+@contextmanager
+def _own_connection() -> Iterator[None]:
+    """Leave no connection behind in this thread, unless a transaction of the caller's is under way."""
+    close_old_connections()
+    try:
+        yield
+    finally:
+        if not connection.in_atomic_block:
+            connection.close()
 
 
 def _features(value: object) -> list[Any]:
@@ -55,7 +101,9 @@ def _features(value: object) -> list[Any]:
 
 
 def _parse(items: list[Any], model_name: str, saes: Mapping[str, SAE]) -> tuple[EditSpec, ...]:
-    edits = parse_edits([_edit(item, f"edits[{number}]", model_name, saes) for number, item in enumerate(items)])
+    places = [_place(item, f"edits[{number}]", model_name, saes) for number, item in enumerate(items)]
+    targets = feature_targets([place for place in places if place is not None])
+    edits = parse_edits([_edit(item, place, targets) for item, place in zip(items, places, strict=True)])
     problems = [
         Problem(f"edits[{number}].strength", f"The edit would push the residual by {edit.push:.3g} times its norm.")
         for number, edit in enumerate(edits)
@@ -66,17 +114,28 @@ def _parse(items: list[Any], model_name: str, saes: Mapping[str, SAE]) -> tuple[
     return edits
 
 
-def _edit(item: Any, path: str, model_name: str, saes: Mapping[str, SAE]) -> Any:
-    """In the form of a version's JSON, the feature filled in; the parser names what else is wrong."""
+def _place(item: Any, path: str, model_name: str, saes: Mapping[str, SAE]) -> FeaturePlace | None:
+    """None where the item is no object, which the parser will say."""
     if not isinstance(item, dict):
-        return item
-    rest = {name: value for name, value in item.items() if name not in {"sae", "index"}}
-    if not rest.keys().isdisjoint({"feature", "vector", "site", "gate"}):
+        return None
+    if not item.keys().isdisjoint({"feature", "vector", "site", "gate"}):
         message = "A request's own edits are of features, by “sae” and “index”; publish a profile for anything else."
         raise InvalidSpecError([Problem(path, message)])
     sae = named_sae(item.get("sae"), f"{path}.sae", model_name, saes)
-    target = feature_at(sae, item.get("index"), f"{path}.index")
-    return {**rest, "feature": edit_to_json(EditSpec(target, "add", 0.0, "raw"))["feature"]}
+    return feature_place(sae, item.get("index"), f"{path}.index")
+
+
+def _edit(item: Any, place: FeaturePlace | None, targets: Mapping[FeaturePlace, FeatureTarget]) -> Any:
+    """In the form of a version's JSON, the feature filled in; the parser names what else is wrong."""
+    if place is None:
+        return item
+    rest = {name: value for name, value in item.items() if name not in {"sae", "index"}}
+    return {**rest, "feature": feature_json(targets[place])}
+
+
+def feature_json(target: FeatureTarget) -> Any:
+    """The target as a version's JSON has it."""
+    return edit_to_json(EditSpec(target, "add", 0.0, "raw"))["feature"]
 
 
 def named_sae(name: object, path: str, model_name: str, saes: Mapping[str, SAE]) -> SAE:
@@ -90,9 +149,27 @@ def named_sae(name: object, path: str, model_name: str, saes: Mapping[str, SAE])
     raise InvalidSpecError([Problem(path, f"The model {model_name} has {found}. It has: {known}.", "sae_not_found")])
 
 
-def feature_at(sae: SAE, index: object, path: str) -> FeatureTarget:
+def feature_place(sae: SAE, index: object, path: str) -> FeaturePlace:
     if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < sae.d_sae:
         message = f"{sae.name} has features 0 to {sae.d_sae - 1}; expected is one of these numbers."
         raise InvalidSpecError([Problem(path, message, "invalid_feature")])
-    feature = Feature.objects.select_related("sae").get(sae=sae, index=index)
-    return feature_target(feature)
+    return FeaturePlace(sae, index)
+
+
+def feature_targets(places: Sequence[FeaturePlace]) -> dict[FeaturePlace, FeatureTarget]:
+    """What strengths at these features refer to, by one query."""
+    indices: dict[SAE, set[int]] = defaultdict(set)
+    for place in places:
+        indices[place.sae].add(place.index)
+    if not indices:
+        return {}
+    wanted = reduce(or_, (Q(sae=sae, index__in=found) for sae, found in indices.items()))
+    by_pk = {sae.pk: sae for sae in indices}
+    targets = {}
+    for row in Feature.objects.filter(wanted).only(*_FIGURES):
+        row.sae = by_pk[row.sae_id]
+        targets[FeaturePlace(row.sae, row.index)] = feature_target(row)
+    if missing := set(places) - targets.keys():
+        names = ", ".join(sorted({place.sae.name for place in missing}))
+        raise InvalidSpecError([Problem("edits", f"The SAE {names} is being removed or replaced.", "sae_not_found")])
+    return targets

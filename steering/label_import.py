@@ -13,6 +13,7 @@ from audit.models import AuditEvent
 from audit.trail import record
 from steering.labels import FeatureExample, FeatureLabel, LabelSet, top_tokens
 from steering.models import SAE, Feature
+from steering.published import registered_saes
 
 IMPORTED = "imported"
 _BATCH = 1000
@@ -46,6 +47,7 @@ def import_labels(*, sae: SAE, found: LabelSet) -> ImportReport:
         num_examples=sum(len(label.examples) for label in found.labels),
         doubts=tuple(_doubts(sae, found)),
     )
+    registered_saes.invalidate()
     record(AuditEvent.Action.IMPORT, sae, model=sae.model.name, detail=f"labels of {report}")
     return report
 

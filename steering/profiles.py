@@ -25,10 +25,10 @@ from steering.errors import (
     SAEUnavailableError,
     SteeringError,
 )
-from steering.inline import INLINE, read_inline
+from steering.inline import INLINE, find_inline, read_inline
 from steering.published import DRAFT, WATCH, PublishedProfiles, PublishedVersion, SAESource, published_profiles
 from steering.sae_cache import SAECache
-from steering.sae_source import load_source
+from steering.sae_source import changed_since_registered, load_source
 from steering.saes.errors import InvalidSAEError
 from steering.spec.errors import InvalidSpecError
 from steering.spec.parsing import parse_edits
@@ -172,7 +172,8 @@ class ProfileResolver:
         if wish.draft is not None:
             return wish.draft
         if wish.inline is not None:
-            return await asyncio.to_thread(read_inline, pk, model, wish.inline)
+            known = await find_inline(pk, wish.inline)
+            return known or await asyncio.to_thread(read_inline, pk, model, wish.inline)
         return None if wish.reference is None else find_version(profiles, pk, model, wish.reference)
 
     async def _intervention(self, version: PublishedVersion, special_token_ids: frozenset[int]) -> Intervention:
@@ -212,7 +213,7 @@ class ProfileResolver:
     def _load(self, source: SAESource) -> SparseAutoencoder:
         sae = self._load_sae(source)
         if sae.key != source.checksum:
-            raise InvalidSAEError(f"The files of the SAE {source.name} have changed since it was registered.")
+            raise InvalidSAEError(changed_since_registered(source.name))
         return sae
 
     def _forget(self, checksum: str) -> None:

@@ -1,7 +1,9 @@
-"""The published versions of all profiles, as a snapshot in this process."""
+"""The published versions of all profiles, and the registered SAEs, as snapshots in this process."""
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -11,6 +13,7 @@ from steering.models import SAE, ProfileVersion, SteeringPolicy, SteeringProfile
 from steering.spec.edit import EditSpec
 from steering.spec.rendering import edits_to_json, fingerprint
 
+MAX_RECENT = 256
 WATCH = "watch:"
 DRAFT = "@draft"
 """Stands where a version's @number would, in the name of a draft that is tried out."""
@@ -103,4 +106,47 @@ def source_of(sae: SAE) -> SAESource:
     return SAESource(sae.name, sae.checksum, sae.source, sae.revision, sae.subfolder)
 
 
+class RecentVersions:
+    """The versions that were made of requests' own edits last, so that equal edits are read once. Thread-safe."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._versions: OrderedDict[tuple[int, str], PublishedVersion] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def find(self, model: int, text: str) -> PublishedVersion | None:
+        with self._lock:
+            if (version := self._versions.get((model, text))) is not None:
+                self._versions.move_to_end((model, text))
+            return version
+
+    def keep(self, model: int, text: str, version: PublishedVersion) -> None:
+        with self._lock:
+            self._versions[model, text] = version
+            if len(self._versions) > self._size:
+                self._versions.popitem(last=False)
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredSAEs:
+    """All SAEs by model (its primary key) and name, as rows that nobody saves.
+
+    ``recent`` belongs to these rows: it is dropped with them when an SAE or the figures of its features change.
+    """
+
+    by_model: Mapping[int, Mapping[str, SAE]]
+    recent: RecentVersions
+
+    def of(self, model: int) -> Mapping[str, SAE]:
+        return self.by_model.get(model, {})
+
+
+def _load_saes() -> RegisteredSAEs:
+    by_model: dict[int, dict[str, SAE]] = {}
+    for sae in SAE.objects.order_by("pk"):
+        by_model.setdefault(sae.model_id, {})[sae.name] = sae
+    return RegisteredSAEs(by_model, RecentVersions(MAX_RECENT))
+
+
+registered_saes: Snapshot[RegisteredSAEs] = Snapshot("steering_saes", _load_saes)
 published_profiles: Snapshot[PublishedProfiles] = Snapshot("steering_profiles", _load)

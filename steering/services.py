@@ -38,7 +38,7 @@ from steering.models import (
     VersionVector,
     WatchRule,
 )
-from steering.published import published_profiles
+from steering.published import published_profiles, registered_saes
 from steering.registration import PreparedSAE, SAEHealth, SAELocation, inspect_sae, prepare_sae
 from steering.sae_source import installed_place
 from steering.saes.errors import InvalidSAEError
@@ -75,6 +75,7 @@ def save_sae(*, prepared: PreparedSAE) -> SAE:
     sae.save()
     Feature.objects.bulk_create(prepared.features(), batch_size=_BATCH)
     record_saved(sae, before=None, model=sae.model.name)
+    registered_saes.invalidate()
     return sae
 
 
@@ -84,6 +85,7 @@ def rename_sae(*, sae: SAE) -> SAE:
     before = stored_fields(sae)
     sae.save(update_fields=["name"])
     record_saved(sae, before=before, model=sae.model.name)
+    registered_saes.invalidate()
     return sae
 
 
@@ -97,6 +99,7 @@ def move_sae(*, sae: SAE, location: SAELocation) -> SAE:
     sae.save(update_fields=["source", "revision", "subfolder"])
     record_saved(sae, before=before, model=sae.model.name)
     published_profiles.invalidate()
+    registered_saes.invalidate()
     return sae
 
 
@@ -106,6 +109,7 @@ def delete_sae(*, sae: SAE) -> None:
     check_sae_is_unused(sae=sae)
     record_deleted(sae, model=sae.model.name, detail=f"from {sae.source} {sae.subfolder}".strip())
     sae.delete()
+    registered_saes.invalidate()
 
 
 def check_sae_is_unused(*, sae: SAE) -> None:

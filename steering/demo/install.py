@@ -21,6 +21,7 @@ from steering.drafts import draft_edits, feature_target
 from steering.errors import SteeringError
 from steering.label_files import read_labels
 from steering.models import SAE, SteeringProfile
+from steering.published import registered_saes
 from steering.registration import SAELocation, inspect_sae, prepare_sae, read_health
 from steering.sae_jobs import AddedSAE, add_sae
 from steering.sae_source import locate_sae, place_checksum
@@ -112,6 +113,7 @@ def _retire(sae: SAE) -> None:
     """Versions of profiles still name the SAE that was shipped before; its weights are gone, and they say so."""
     sae.name = f"{SAE_NAME}-{sae.checksum[:8]}"
     sae.save(update_fields=["name"])
+    registered_saes.invalidate()
 
 
 def _install_profile(model: LanguageModel, sae: SAE, entry: Mapping[str, Any]) -> str | None:

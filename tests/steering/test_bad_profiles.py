@@ -18,6 +18,7 @@ from steering.errors import InlineSteeringError, SAEUnavailableError
 from steering.exchange.exports import draft_document
 from steering.models import SAE, FeatureEdit, ProfileVersion, SteeringProfile
 from steering.profiles import ProfileResolver, SteeringWish
+from steering.published import registered_saes
 from tests.steering.pages import page, said
 
 pytestmark = pytest.mark.django_db(transaction=True)  # requests read in threads of their own
@@ -135,6 +136,7 @@ class TestSAEs:
             name="second", model=sae.model, source="/x", format="saelens", architecture="relu", layer=2, d_in=12,
             d_sae=40, checksum="f" * 64,
         )  # fmt: skip
+        registered_saes.invalidate()
         error = inline([{"index": 0, "sae": name}])
         assert (error.param, error.code) == ("steering.features[0].sae", "sae_not_found")
         assert "second, tiny-sae" in error.message

@@ -1,0 +1,143 @@
+"""Edits that requests bring along: read once, by one query, and never with figures that are not true any more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from inference.records import model_table
+from steering import services
+from steering.errors import InlineSteeringError
+from steering.feature_services import label_feature
+from steering.inline import find_inline, read_inline
+from steering.label_import import import_labels
+from steering.labels import FeatureLabel, LabelSet
+from steering.models import SAE
+from steering.profiles import ProfileResolver, SteeringWish
+from steering.published import MAX_RECENT, RecentVersions, registered_saes
+from steering.short_edits import read_short_edits
+from steering.spec.parsing import parse_edits
+
+pytestmark = pytest.mark.django_db(transaction=True)  # a snapshot is read anew inside a transaction that writes
+
+
+def edits(num: int = 3, **fields: Any) -> dict[str, Any]:
+    return {"features": [{"index": index, "strength": 1.0, "unit": "raw", **fields} for index in range(num)]}
+
+
+def queries(sae: SAE, value: object) -> int:
+    with CaptureQueriesContext(connection) as seen:
+        read_inline(sae.model_id, "tiny", value)
+    return len(seen)
+
+
+def test_edits_cost_one_query_however_many_and_none_when_they_come_again(sae):
+    registered_saes.get()
+    assert queries(sae, edits(20)) == 1
+    assert queries(sae, edits(20)) == 0
+    turned = {"features": [dict(reversed(edit.items())) for edit in edits(20)["features"]]}
+    assert queries(sae, turned) == 0, "fields in another order are the same edits"
+    assert queries(sae, edits(20, phase="prompt")) == 1
+
+
+def test_a_request_that_comes_again_asks_neither_the_database_nor_a_thread(sae, monkeypatch):
+    resolver = ProfileResolver(lambda name: model_table.get().find(name).pk)
+    wish = SteeringWish(inline=edits(5))
+    first = async_to_sync(resolver.steer)("tiny", wish, special_token_ids=frozenset())
+    monkeypatch.setattr("steering.profiles.read_inline", lambda *_: pytest.fail("read again"))
+    again = async_to_sync(resolver.steer)("tiny", wish, special_token_ids=frozenset())
+    assert first is not None
+    assert again is not None
+    assert again.fingerprint == first.fingerprint
+
+
+def test_a_model_does_not_get_another_ones_edits(sae, other_sae):
+    read_inline(sae.model_id, "tiny", edits())
+    assert async_to_sync(find_inline)(sae.model_id, edits()) is not None
+    assert async_to_sync(find_inline)(other_sae.model_id, edits()) is None
+    (other,) = read_inline(other_sae.model_id, "other", edits()).saes
+    assert other.checksum == other_sae.checksum
+
+
+def test_equal_in_python_is_not_equal_in_json(sae):
+    """1 and true are the same key of a dict; true is no strength."""
+    read_inline(sae.model_id, "tiny", {"features": [{"index": 1, "strength": 1, "unit": "raw"}]})
+    for bad in ({"index": True, "strength": 1, "unit": "raw"}, {"index": 1, "strength": True, "unit": "raw"}):
+        with pytest.raises(InlineSteeringError):
+            read_inline(sae.model_id, "tiny", {"features": [bad]})
+
+
+def in_max_act(sae: SAE) -> float:
+    """What half of feature 0's largest activation comes to."""
+    value = {"features": [{"index": 0, "strength": 0.5}]}
+    version = async_to_sync(find_inline)(sae.model_id, value) or read_inline(sae.model_id, "tiny", value)
+    (edit,) = parse_edits(version.edits)
+    return edit.raw
+
+
+def test_new_figures_are_used_at_once(sae):
+    before = in_max_act(sae)
+    import_labels(sae=sae, found=LabelSet((FeatureLabel(index=0, label="x", max_activation=64.0),)))
+    assert in_max_act(sae) == 32.0 != before
+
+
+def test_what_changes_an_sae_or_its_features_drops_what_was_read(sae, model):
+    feature = sae.features.get(index=0)
+    changes = {
+        "label": lambda: label_feature(feature=feature),
+        "rename": lambda: services.rename_sae(sae=sae),
+        "delete": lambda: services.delete_sae(sae=sae),
+    }
+    for name, change in changes.items():
+        read_inline(sae.model_id, "tiny", edits())
+        change()
+        assert async_to_sync(find_inline)(model.pk, edits()) is None, name
+    with pytest.raises(InlineSteeringError, match="It has: none"):
+        read_inline(model.pk, "tiny", edits())
+
+
+def test_an_sae_that_goes_while_it_is_asked_for_is_refused(sae):
+    registered_saes.get()
+    sae.features.all().delete()  # as in the moment between the snapshot and the query
+    with pytest.raises(InlineSteeringError, match="tiny-sae is being removed or replaced"):
+        read_inline(sae.model_id, "tiny", edits())
+
+
+@pytest.mark.parametrize("value", [{"features": "x"}, {}, None, {"features": []}, {"features": [{}] * 65}])
+def test_a_wrong_form_is_refused_before_anything_is_looked_up(value, sae):
+    with CaptureQueriesContext(connection) as seen, pytest.raises(InlineSteeringError):
+        async_to_sync(find_inline)(sae.model_id, value)
+    assert not seen.captured_queries
+
+
+def test_values_without_end_are_refused(sae):
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(InlineSteeringError, match="nested too deeply"):
+        async_to_sync(find_inline)(sae.model_id, {"features": [{"index": 0, "strength": deep}]})
+
+
+def test_the_oldest_are_forgotten(sae):
+    recent, version = RecentVersions(2), read_inline(sae.model_id, "tiny", edits())
+    recent.keep(1, "a", version)
+    recent.keep(1, "b", version)
+    assert recent.find(1, "a") is version
+    recent.keep(1, "c", version)
+    assert [recent.find(1, text) for text in "abc"] == [version, None, version]
+    assert MAX_RECENT >= 16
+
+
+def test_edits_of_the_management_api_cost_two_queries_however_many(sae, model):
+    items = [
+        {"index": index, "strength": 1.0, "unit": "raw", "gate": {"index": 3, "above": 0.2, "unit": "raw"}}
+        for index in range(8)
+    ]
+    with CaptureQueriesContext(connection) as seen:
+        found = read_short_edits(model, items)
+    assert len(found) == 8
+    assert len(seen) == 2, "the model's SAEs, and their features"
