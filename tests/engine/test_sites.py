@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -140,7 +141,7 @@ def test_a_site_that_does_not_exist_is_an_error_that_names_the_valid_ones(archit
 
 def capture(model: Any, *sites: Site) -> dict[Site, torch.Tensor]:
     seen: dict[Site, torch.Tensor] = {}
-    removes = [attach(model, site, lambda h, site=site: seen.update({site: h})) for site in sites]
+    removes = [attach(model, site, partial(seen.__setitem__, site)) for site in sites]
     logits(model)
     for remove in removes:
         remove()

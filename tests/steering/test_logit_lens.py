@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -110,7 +111,7 @@ def randomised_norms(path: Path) -> Path:
 
 
 def layer_norm_model(path: Path, architecture: str, width: int) -> Path:
-    sizes = {
+    sizes: dict[str, dict[str, Any]] = {
         "gpt2": {"n_embd": width, "n_layer": 1, "n_head": 1, "n_positions": 16},
         "gpt_neox": {
             "hidden_size": width, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1,
