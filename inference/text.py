@@ -101,6 +101,10 @@ class ModelText:
         """A short piece of text, without BOS."""
         return self._encoder.encode_plain(text)
 
+    def tokenizer_json(self) -> bytes:
+        """The tokenizer for another process, which loads it with the library tokenizers."""
+        return str(self._backend.to_str()).encode()
+
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         return str(self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
 

@@ -1,49 +1,156 @@
-"""Texts cut into pieces at their seams, by the tokens of the model that embeds them."""
+"""Texts cut into pieces at their seams, by the tokens of the model that embeds them.
+
+The effort is linear in the text: each stretch of it is tokenised a bounded number of times, whatever it holds. Imports
+no Django: the parser's process cuts what it has read (storage/extraction).
+"""
 
 from __future__ import annotations
 
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from semantic_text_splitter import MarkdownSplitter, TextSplitter
+from storage.extraction.errors import ExtractionError
 
-from inference.readiness import ReadyModel
-from storage.extraction.formats import MARKDOWN, suffix_of
+if TYPE_CHECKING:
+    from inference.readiness import ReadyModel
 
 MAX_TOKENS, OVERLAP = 800, 400  # OpenAI's
-SECTION = 200_000  # characters that the splitter sees at once: its effort grows faster than the text
-HEADED = MARKDOWN | {".html", ".htm", ".docx"}  # whose headings are Markdown's by now
+SECTION = 200_000  # characters that are tokenised at once: bounds the memory for their offsets
+MAX_WORD = 2**20  # characters without a blank; text that people or programs write has no such words
+_WORD = re.compile(r"[^\s。、，！？；：]+")
+_HEADINGS = tuple(re.compile(rf"^#{{{level}}}[ \t]", re.MULTILINE) for level in range(1, 7))  # a piece begins with one
+_ENDS = (  # the next piece begins behind them
+    re.compile(r"\n[^\S\n]*\n\s*(?<=\n)"),  # of a paragraph
+    re.compile(r"\n"),
+    re.compile(r"[.!?…][\"'”’)\]]*\s+|[。！？]"),  # of a sentence
+    re.compile(r"\s+|[、，；：]"),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Chunking:
-    """Most tokens of a piece, and those that it shares with the one before."""
+    """Most tokens of a piece, those that it shares with the one before, and most characters."""
 
     max_tokens: int = MAX_TOKENS
     overlap: int = OVERLAP
+    max_chars: int = SECTION
 
     def fitting(self, model: ReadyModel) -> Chunking:
         """Pieces that the model takes as a whole; the overlap shrinks in proportion."""
         special = len(model.text.encode("a")) - len(model.text.encode_plain("a"))
         most = max(1, min(self.max_tokens, model.max_model_len - special))
-        return Chunking(most, min(self.overlap * most // self.max_tokens, most // 2))
+        overlap = min(self.overlap * most // self.max_tokens, most // 2)
+        return Chunking(most, overlap, min(self.max_chars, model.text.max_chars))
 
 
-def chunks_of(text: str, filename: str, model: ReadyModel, chunking: Chunking) -> list[str]:
-    """The same pieces each time. Pieces of blanks are left out."""
-    size = chunking.fitting(model)
-    kind = MarkdownSplitter if suffix_of(filename) in HEADED else TextSplitter
-    splitter = kind.from_callback(lambda piece: len(model.text.encode_plain(piece)), size.max_tokens, size.overlap)
-    return [piece for section in sections_of(text) for piece in splitter.chunks(section) if piece.strip()]
+def chunks_of(text: str, tokenizer: Any, chunking: Chunking, *, has_headings: bool) -> Iterator[str]:
+    """The same pieces each time; pieces of blanks are left out. Raises ExtractionError for endless words.
+
+    ``tokenizer`` is one of the library tokenizers. ``has_headings``: lines that begin with ``#`` are Markdown's.
+    """
+    check_words(text)
+    for section in sections_of(text):
+        for piece in _Section(section, tokenizer, chunking, has_headings=has_headings).pieces():
+            if piece.strip():
+                yield piece.lstrip("\r\n").rstrip()
 
 
-def sections_of(text: str, size: int = SECTION) -> list[str]:
+def check_words(text: str) -> None:
+    longest = max((match.end() - match.start() for match in _WORD.finditer(text)), default=0)
+    if longest > MAX_WORD:
+        raise ExtractionError(f"The file has a word of {longest} characters; the limit is {MAX_WORD}.")
+
+
+def sections_of(text: str, size: int = SECTION) -> Iterator[str]:
     """Parts of at most ``size`` characters, cut at paragraphs, else lines, else blanks, where there are any."""
-    sections, start = [], 0
+    start = 0
     while start < len(text):
         end = min(len(text), start + size)
         if end < len(text):
             seams = (text.rfind(seam, start + size // 2, end) for seam in ("\n\n", "\n", " "))
             end = next((seam + 1 for seam in seams if seam > 0), end)
-        sections.append(text[start:end])
+        yield text[start:end]
         start = end
-    return sections
+
+
+class _Section:
+    """One section with the places of its tokens and of its seams."""
+
+    def __init__(self, text: str, tokenizer: Any, chunking: Chunking, *, has_headings: bool) -> None:
+        self._text = text
+        self._tokenizer = tokenizer
+        self._chunking = chunking
+        self._token_starts = _rising(start for start, _ in tokenizer.encode(text, add_special_tokens=False).offsets)
+        headings = _HEADINGS if has_headings else ()
+        self._seams = [
+            *([match.start() for match in pattern.finditer(text)] for pattern in headings),
+            *([match.end() for match in pattern.finditer(text)] for pattern in _ENDS),
+        ]
+
+    def pieces(self) -> Iterator[str]:
+        start = done = 0
+        while done < len(self._text):
+            end = self._end_of_piece(start, done)
+            if end is None:  # what is shared leaves no room for anything new
+                start = done
+                continue
+            yield self._text[start:end]
+            start, done = self._start_of_next(start, end), end
+
+    def _end_of_piece(self, start: int, done: int) -> int | None:
+        """Where the piece from ``start`` on ends, behind ``done``; None where it would not come so far.
+
+        A piece alone may have more tokens than its stretch of the section; then fewer are tried.
+        """
+        limit, most = self._chunking.max_tokens, self._chunking.max_tokens
+        while True:
+            end = self._cut(start, self._furthest(start, limit), done)
+            if end <= done:
+                return None if done > start else start + 1
+            size = len(self._tokenizer.encode(self._text[start:end].strip(), add_special_tokens=False).ids)
+            if size <= most or end == start + 1:
+                return end
+            limit = min(limit - 1, limit * most // size)
+            if limit < 1:
+                return None if done > start else start + 1
+
+    def _furthest(self, start: int, num_tokens: int) -> int:
+        behind = bisect_left(self._token_starts, start) + num_tokens
+        end = self._token_starts[behind] if behind < len(self._token_starts) else len(self._text)
+        return min(max(end, start + 1), start + self._chunking.max_chars)
+
+    def _cut(self, start: int, end: int, done: int) -> int:
+        """The best seam in the latter half of the stretch, the last one of its kind; without a seam its end."""
+        if end >= len(self._text):
+            return end
+        floor = max(start + (end - start) // 2, done)
+        for seams in self._seams:
+            place = bisect_right(seams, end) - 1
+            if place >= 0 and seams[place] > floor:
+                return seams[place]
+        return end
+
+    def _start_of_next(self, start: int, end: int) -> int:
+        """The best seam in the former half of what may be shared; without a seam all of it is."""
+        if not self._chunking.overlap or end >= len(self._text):
+            return end
+        before = bisect_left(self._token_starts, end) - self._chunking.overlap
+        first = self._token_starts[before] if before > 0 else 0
+        first = max(first, end - self._chunking.max_chars // 2, start + 1)
+        for seams in self._seams:
+            place = bisect_left(seams, first)
+            if place < len(seams) and seams[place] <= first + (end - first) // 2:
+                return seams[place]
+        return min(first, end)
+
+
+def _rising(starts: Iterator[int]) -> Sequence[int]:
+    """Normalisers may move characters; the places of tokens never go back."""
+    rising, highest = [], 0
+    for start in starts:
+        highest = max(highest, start)
+        rising.append(highest)
+    return rising

@@ -19,16 +19,14 @@ from inference.readiness import ModelNotReadyError, ReadyModel
 from jobs.errors import JobCancelled
 from jobs.running_job import RunningJob
 from storage.blobs import BlobStore
-from storage.chunking import Chunking, chunks_of
+from storage.chunking import Chunking
 from storage.embedder import AT_ONCE, EmbeddingFailedError, get_embedder
 from storage.errors import StorageError
 from storage.extraction.errors import ExtractionError
-from storage.extraction.process import extract_text
+from storage.extraction.process import extract_pieces
 from storage.models import Chunk, VectorStore, VectorStoreFile
 from storage.vector_index import ensure_index
 from storage.vector_stores import Status, end_files
-
-MAX_CHUNKS = 100_000  # of one file
 
 
 class FileLeftError(Exception):
@@ -83,11 +81,22 @@ class FileReading:
             claim_model(store=self.row.store, model=model.record.name, dimensions=model.dimensions)
             ensure_index(model.dimensions)
             pieces = self._pieces(model)
-            done = self.row.chunks.count()
+            done = self._done(pieces)
             for start, group in groups(pieces, done):
                 self.job.check_cancelled()
                 self._keep(start, group, runner.run(self._vectors(model, group)))
         self._complete(pieces)
+
+    def _done(self, pieces: Sequence[str]) -> int:
+        """How many pieces are there already. Pieces that an older version cut otherwise are made again."""
+        done = self.row.chunks.count()
+        last = self.row.chunks.filter(position=done - 1).first()
+        if done and (last is None or pieces[done - 1 : done] != [last.text]):
+            with transaction.atomic():
+                self._lock()
+                self.row.chunks.all().delete()
+            return 0
+        return done
 
     async def _model(self) -> ReadyModel:
         embedder = get_embedder()
@@ -98,12 +107,14 @@ class FileReading:
         return await get_embedder().embed(model, texts, priority=BACKGROUND_PRIORITY)
 
     def _pieces(self, model: ReadyModel) -> list[str]:
-        file = self.row.file
-        text = extract_text(BlobStore.from_settings().path(file.blob), file.filename)
-        pieces = chunks_of(text, file.filename, model, Chunking(self.row.max_chunk_tokens, self.row.overlap_tokens))
-        if len(pieces) > MAX_CHUNKS:
-            raise ExtractionError(f"The file has more than {MAX_CHUNKS} chunks. Make them larger, or split the file.")
-        return pieces
+        file, chunking = self.row.file, Chunking(self.row.max_chunk_tokens, self.row.overlap_tokens)
+        return extract_pieces(
+            BlobStore.from_settings().path(file.blob),
+            file.filename,
+            tokenizer=model.text.tokenizer_json(),
+            chunking=chunking.fitting(model),
+            check=self.job.check_cancelled,
+        )
 
     def _keep(self, start: int, texts: Sequence[str], vectors: Sequence[Sequence[float]]) -> None:
         rows = [

@@ -1,41 +1,97 @@
-"""``python -m storage.extraction PATH FILENAME CPU_SECONDS MEMORY_BYTES``: the text on standard output.
+"""``python -m storage.extraction FILENAME``: a document on standard input, its pieces on standard output.
 
-Exit codes: 0 text, 3 an ExtractionError as JSON in the last line of standard error, others the parser's own death.
+Further arguments, as JSON: see :class:`Task`. Output: a line of JSON that names what isolates the process, then the
+pieces, with a NUL between them. Exit codes: 0 pieces, 3 an ExtractionError as JSON in the last line of standard error,
+others the parser's own death.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import resource
+import signal
 import sys
-from pathlib import Path
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import IO, Any
 
+from storage.chunking import Chunking, chunks_of
+from storage.extraction import isolation
 from storage.extraction.errors import ExtractionError
-from storage.extraction.formats import extract
+from storage.extraction.formats import HEADED, extract, suffix_of
 
 REFUSED = 3
+CUTTING_S, CUTTING_S_PER_MIB = 30, 6  # of CPU time; a slow core takes 3 s for a MiB of prose
 
 
-def main(path: str, filename: str, cpu_s: str, memory: str) -> int:
-    resource.setrlimit(resource.RLIMIT_CPU, (int(cpu_s), int(cpu_s)))
-    resource.setrlimit(resource.RLIMIT_AS, (int(memory), int(memory)))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+@dataclass(frozen=True, slots=True)
+class Task:
+    """``tokenizer`` is a file descriptor with a tokenizer's JSON; without it the text stays whole."""
+
+    cpu_s: int
+    memory: int
+    max_text: int
+    max_pieces: int
+    tokenizer: int | None = None
+    max_tokens: int = 0
+    overlap: int = 0
+    max_chars: int = 0
+
+
+def main(filename: str, task: Task) -> int:
+    _set_limits(task)
+    out = sys.stdout.buffer
+    out.write(json.dumps(isolation.enter()).encode() + b"\n")
     try:
-        text = extract(Path(path), filename)
+        for number, piece in enumerate(_pieces(sys.stdin.buffer, filename, task)):
+            if number >= task.max_pieces:
+                message = f"The file has more than {task.max_pieces} chunks. Make them larger, or split the file."
+                raise ExtractionError(message)
+            out.write((b"\0" if number else b"") + piece.encode("utf-8", "replace"))
     except ExtractionError as error:
-        _refuse(error.code, error.message)
-        return REFUSED
+        return _refuse(error.code, error.message)
     except MemoryError:
-        _refuse("invalid_file", "The document needs too much memory to be read.")
-        return REFUSED
-    sys.stdout.buffer.write(text.encode("utf-8", "replace"))
+        return _refuse("invalid_file", "The document needs too much memory to be read.")
     return 0
 
 
-def _refuse(code: str, message: str) -> None:
+def _pieces(document: IO[bytes], filename: str, task: Task) -> Iterator[str]:
+    text = extract(document, filename).replace("\0", "")
+    size = len(text.encode("utf-8", "replace"))
+    if size > task.max_text:
+        raise ExtractionError(f"The document has more than {task.max_text} bytes of text.")
+    if task.tokenizer is None:
+        return iter((text,))
+    signal.setitimer(signal.ITIMER_PROF, CUTTING_S + CUTTING_S_PER_MIB * size / 2**20)
+    chunking = Chunking(task.max_tokens, task.overlap, task.max_chars)
+    return chunks_of(text, _tokenizer(task.tokenizer), chunking, has_headings=suffix_of(filename) in HEADED)
+
+
+def _tokenizer(descriptor: int) -> Any:
+    from tokenizers import Tokenizer
+
+    with os.fdopen(descriptor, "rb") as file:
+        tokenizer = Tokenizer.from_buffer(file.read())
+    tokenizer.encode_special_tokens = True  # special tokens in a document are text like any other
+    return tokenizer
+
+
+def _set_limits(task: Task) -> None:
+    """The timer ends a parser that takes long; the hard limit holds even if a parser that is taken over stops it."""
+    signal.setitimer(signal.ITIMER_PROF, task.cpu_s)
+    cpu_s = int(task.cpu_s + CUTTING_S + CUTTING_S_PER_MIB * task.max_text / 2**20)
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
+    resource.setrlimit(resource.RLIMIT_AS, (task.memory, task.memory))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _refuse(code: str, message: str) -> int:
+    sys.stdout.flush()
     sys.stderr.write("\n" + json.dumps({"code": code, "message": message}))
+    return REFUSED
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(main(sys.argv[1], Task(**json.loads(sys.argv[2]))))

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 from storage.extraction.errors import ExtractionError
 from storage.extraction.markup import read_html, read_xml
 from storage.extraction.office import read_docx, read_pdf
 from storage.extraction.plain import read_json, read_table, read_text
 
-Reader = Callable[[Path], str]
+Reader = Callable[[IO[bytes]], str]
 
 MARKDOWN = frozenset({".md", ".markdown", ".mdx"})
+HEADED = MARKDOWN | {".html", ".htm", ".docx"}  # whose headings are Markdown's once they are read
 _TEXT = """
 .txt .text .log .rst .tex .ini .cfg .conf .toml .yaml .yml .env .diff .patch .srt .vtt .c .h .cc .cpp .cxx .hpp .cs .css
 .dart .erl .ex .exs .f90 .go .hs .java .jl .js .jsx .kt .lua .m .ml .pl .php .proto .ps1 .py .pyi .r .rb .rs .sass
@@ -46,7 +48,7 @@ def check_supported(filename: str) -> None:
         raise ExtractionError(message, code="unsupported_file")
 
 
-def extract(path: Path, filename: str) -> str:
-    """The document's text; raises ExtractionError."""
+def extract(document: IO[bytes], filename: str) -> str:
+    """The text of ``document``, a file that can be sought in; raises ExtractionError."""
     check_supported(filename)
-    return READERS.get(suffix_of(filename), read_text)(path)
+    return READERS.get(suffix_of(filename), read_text)(document)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from html.parser import HTMLParser
-from pathlib import Path
+from typing import IO
 
 from defusedxml import DefusedXmlException
 from defusedxml.ElementTree import ParseError, fromstring
@@ -44,18 +44,18 @@ class _Text(HTMLParser):
             self.parts.append(data)
 
 
-def read_html(path: Path) -> str:
+def read_html(document: IO[bytes]) -> str:
     parser = _Text()
-    parser.feed(read_text(path))
+    parser.feed(read_text(document))
     parser.close()
     lines = [" ".join(line.split()) for line in "".join(parser.parts).splitlines()]
     return "\n".join(line for line, before in zip(lines, ["", *lines], strict=False) if line or before)
 
 
-def read_xml(path: Path) -> str:
+def read_xml(document: IO[bytes]) -> str:
     """The texts of all elements. Entities, and what is outside of the document, are refused."""
     try:
-        root = fromstring(path.read_bytes(), forbid_dtd=True)
+        root = fromstring(document.read(), forbid_dtd=True)
     except DefusedXmlException:
         raise ExtractionError("The XML defines entities or refers to other documents; that is not read.") from None
     except (ParseError, ValueError) as error:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from storage.extraction.errors import ExtractionError
 
@@ -13,13 +12,13 @@ MAX_UNPACKED = 200 * 2**20
 MAX_PARTS = 10_000
 
 
-def read_pdf(path: Path) -> str:
+def read_pdf(document: IO[bytes]) -> str:
     """The text layer: pages that are pictures have none."""
     from pypdf import PdfReader
     from pypdf.errors import PyPdfError
 
     try:
-        reader = PdfReader(path)
+        reader = PdfReader(document)
         if reader.is_encrypted and not reader.decrypt(""):
             raise ExtractionError("The PDF is encrypted.")
         text = "\n\n".join(page.extract_text() for page in reader.pages)
@@ -30,24 +29,23 @@ def read_pdf(path: Path) -> str:
     return text
 
 
-def read_docx(path: Path) -> str:
+def read_docx(document: IO[bytes]) -> str:
     """Paragraphs and tables in their order; headings as Markdown's."""
     from docx import Document
     from docx.opc.exceptions import OpcError
     from lxml.etree import LxmlError
 
-    check_archive(path)
+    check_archive(document)
     try:
-        document = Document(str(path))
-        return "\n\n".join(text for text in _blocks(document) if text.strip())
+        return "\n\n".join(text for text in _blocks(Document(document)) if text.strip())
     except (OpcError, LxmlError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise ExtractionError(f"The DOCX cannot be read: {str(error)[:200]}.") from None
 
 
-def check_archive(path: Path) -> None:
+def check_archive(document: IO[bytes]) -> None:
     """Sizes are declared in the archive's directory; unpacking stops at them."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        with zipfile.ZipFile(document) as archive:
             parts = archive.infolist()
     except zipfile.BadZipFile:
         raise ExtractionError("The file is no DOCX document.") from None

@@ -6,16 +6,16 @@ import codecs
 import csv
 import io
 import json
-from pathlib import Path
+from typing import IO
 
 from storage.extraction.errors import ExtractionError
 
 _MARKS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
 
 
-def read_text(path: Path) -> str:
+def read_text(document: IO[bytes]) -> str:
     """UTF-8, or UTF-16 with its mark."""
-    raw = path.read_bytes()
+    raw = document.read()
     encoding = next((name for mark, name in _MARKS if raw.startswith(mark)), "utf-8")
     try:
         text = raw.decode(encoding)
@@ -26,18 +26,18 @@ def read_text(path: Path) -> str:
     return text
 
 
-def read_json(path: Path) -> str:
+def read_json(document: IO[bytes]) -> str:
     """Indented, so that it can be cut between lines."""
     try:
-        value = json.loads(read_text(path))
+        value = json.loads(read_text(document))
     except (ValueError, RecursionError):
         raise ExtractionError("The file is no valid JSON.") from None
     return json.dumps(value, ensure_ascii=False, indent=1)
 
 
-def read_table(path: Path) -> str:
+def read_table(document: IO[bytes]) -> str:
     """Each row with the names of its columns, so that a piece of the table can be understood alone."""
-    text = read_text(path)
+    text = read_text(document)
     try:
         rows = list(csv.reader(io.StringIO(text), delimiter="\t" if _has_tabs(text) else ","))
     except csv.Error as error:

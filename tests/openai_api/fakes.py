@@ -60,10 +60,21 @@ def compiler() -> GrammarCompiler:
     return GrammarCompiler(tokenizer, len(tokenizer), {tokenizer.eos_token_id})
 
 
+def tokenizer_of_bytes() -> bytes:
+    """One that the library tokenizers loads."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    vocabulary = {character: place for place, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return str(tokenizer.to_str()).encode()
+
+
 class FakeText:
     """A tokenizer of bytes: token id = byte, plus a beginning and an end of turn."""
 
     special_token_ids = frozenset({BOS, TURN})
+    max_chars = 32 * CONTEXT
     tokenizer = TokenizerFacts(
         kind="Bytes",
         vocab_size=VOCAB_SIZE,
@@ -99,6 +110,9 @@ class FakeText:
         _check_size(len(first) + len(second))
         ids = [list(text.encode()) for text in (first, second)]
         return Pair(ids[0] + ids[1], [0] * len(ids[0]) + [1] * len(ids[1]))
+
+    def tokenizer_json(self) -> bytes:
+        return tokenizer_of_bytes()
 
     def encode_plain(self, text: str) -> list[int]:
         return [*text.encode()]

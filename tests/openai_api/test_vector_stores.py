@@ -8,6 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.utils import timezone
@@ -27,6 +28,7 @@ from jobs.services import cancel_job
 from storage.embedder import Embedder, get_embedder, set_embedder
 from storage.models import Chunk, StoredFile
 from storage.models import VectorStore as StoreRow
+from storage.models import VectorStoreFile as StoreFileRow
 from storage.sweep import sweep_storage
 from tests.openai_api.conftest import Api
 from tests.openai_api.fakes import FakeRegistry, embedding, failing, record
@@ -263,6 +265,44 @@ async def test_a_run_goes_on_behind_the_chunks_that_are_there(api: Api):
     assert len(api.engine.embedded) - already == await Chunk.objects.acount() - before
     content = (await api.client.get(f"{STORES}/{store.id}/files/{file_id}/content")).json()["data"]
     assert " ".join(each["text"] for each in content) == " ".join(f"{n:09d}" for n in range(500))
+
+
+async def test_an_endless_word_is_the_file_s_fault(api: Api):
+    store = await create(api)
+    ids = [await send(api, b"x" * 2**23, "a.md"), await send(api)]
+    batch_of(await api.post(f"{STORES}/{store.id}/file_batches", {"file_ids": ids}))
+    await run_jobs()
+    rows = [file_of(await api.client.get(f"{STORES}/{store.id}/files/{file_id}")) for file_id in ids]
+    assert [row.status for row in rows] == ["failed", "completed"]
+    assert rows[0].last_error is not None
+    assert rows[0].last_error.code == "invalid_file"
+    assert "8388608 characters" in rows[0].last_error.message
+
+
+async def test_a_server_that_stops_ends_the_reading_of_a_file_at_once(api: Api):
+    """The job goes back to the queue, and the parser's process ends with it."""
+    store = await create(api)
+    await attach(api, store, await send(api, b"# a\n" * 1_500_000, "a.md"))
+    running = RunningJobs()
+    work = asyncio.create_task(run_jobs(running))
+    while not (parsers := psutil.Process().children()):
+        assert not work.done()
+        await asyncio.sleep(0.05)
+    running.stopping.set()
+    await work
+    assert not any(parser.is_running() for parser in parsers)
+    assert (await Job.objects.aget()).state == Job.State.QUEUED
+    assert (await StoreFileRow.objects.aget()).status == "in_progress"
+
+
+async def test_pieces_that_an_older_version_cut_otherwise_are_made_again(api: Api):
+    store = await create(api)
+    await attach(api, store, await send(api, b"one two"))
+    row = await StoreFileRow.objects.aget()
+    old = {"store_id": row.store_id, "store_file": row, "dimensions": 4, "embedding": [1, 1, 1, 1]}
+    await Chunk.objects.acreate(position=0, text="one", **old)
+    await run_jobs()
+    assert [chunk.text async for chunk in Chunk.objects.all()] == ["one two"]
 
 
 async def test_an_engine_that_fails_fails_the_file(api: Api):

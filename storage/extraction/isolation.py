@@ -1,0 +1,138 @@
+"""What the parser's process gives up before it looks at a document: files, network, other processes.
+
+Linux only, through the kernel's own calls: Landlock takes away the file system, a seccomp filter sockets and other
+processes, namespaces the network and root's capabilities, and root becomes nobody where nobody may read Python. Each is
+used where the kernel has it and permits it; :func:`enter` returns which were.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import platform
+import struct
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+NOBODY = 65_534
+NEEDED = frozenset({"landlock", "seccomp"})  # without these a broken parser could read files or open sockets
+
+_LIBRARIES = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/local/lib", "/nix/store")  # loaded when first needed
+_PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 22, 38
+_CLONE_NEWIPC, _CLONE_NEWUSER, _CLONE_NEWNET = 0x0800_0000, 0x1000_0000, 0x4000_0000
+_LANDLOCK_CREATE, _LANDLOCK_ADD_RULE, _LANDLOCK_RESTRICT = 444, 445, 446  # on all architectures
+_READ_FILE, _READ_DIR = 1 << 2, 1 << 3
+_FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}  # number of rights that a version of Landlock knows; 16 from 5 on
+_SECCOMP_MODE_FILTER = 2
+_KILL, _ERRNO_EPERM, _ALLOW = 0x8000_0000, 0x0005_0001, 0x7FFF_0000
+_LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
+_X32 = 0x4000_0000  # bit of x86-64's other set of calls
+
+# Sockets, other processes, limits of others, mounts, modules, keys, shared memory, and io_uring, which goes round all.
+_BOTH = (424, 425, 426, 427, 428, 429, 430, 431, 432, 434, 435, 438, 442)
+_X86_64 = """
+    29 30 41 42 43 44 45 46 47 48 49 50 53 56 57 58 59 62 64 68 101 141 155 161 165 166 167 169 175 200 234 240 246 248
+    249 250 272 288 298 299 300 302 304 307 308 310 311 312 313 321 322 323
+"""
+_AARCH64 = """
+    39 40 41 51 97 104 105 117 129 130 131 140 142 180 186 190 194 196 198 199 200 201 202 203 206 207 210 211 212 217
+    218 219 220 221 224 241 242 243 261 262 265 268 269 270 271 272 273 280 281 282
+"""
+_MACHINES = {  # the number by which the kernel calls the machine, and calls that are refused
+    "x86_64": (0xC000_003E, (*map(int, _X86_64.split()), *_BOTH)),
+    "aarch64": (0xC000_00B7, (*map(int, _AARCH64.split()), *_BOTH)),
+}
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def enter(readable: Iterable[Path] | None = None) -> list[str]:
+    """Give up whatever the kernel lets this process give up; returns the names of what was.
+
+    Files that are open stay open. ``readable`` folders may still be read: by default those that Python imports from.
+    """
+    folders = list(code_folders() if readable is None else readable)
+    entered = []
+    if os.geteuid() == 0 and all(map(is_public, code_folders())):
+        os.setgroups([])
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+        entered.append("uid")
+    _libc.prctl(_PR_SET_PDEATHSIG, 9, 0, 0, 0)  # after the change of user, which forgets it
+    if _libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET | _CLONE_NEWIPC) == 0:
+        entered.append("namespaces")
+    if _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0:
+        if _enter_landlock(folders):
+            entered.append("landlock")
+        if _enter_seccomp():  # last: it refuses what comes before
+            entered.append("seccomp")
+    return entered
+
+
+def code_folders() -> list[Path]:
+    """Where Python and the parsers are installed, and the libraries that they load."""
+    places = (sys.prefix, sys.base_prefix, Path(__file__).parents[1], *_LIBRARIES)
+    return [place for place in {Path(place).resolve() for place in places} if place.exists()]
+
+
+def is_public(folder: Path) -> bool:
+    """Whether every user may read it."""
+    return bool(folder.stat().st_mode & 0o004) and all(
+        place.stat().st_mode & 0o001 for place in (folder, *folder.parents)
+    )
+
+
+def _enter_landlock(folders: Iterable[Path]) -> bool:
+    version = _libc.syscall(_LANDLOCK_CREATE, None, 0, 1)
+    if version < 1:
+        return False
+    rights = (1 << _FILE_RIGHTS.get(version, 16)) - 1
+    # File rights, TCP ports (4), and since 6 abstract sockets and signals: all are handled, so all are refused.
+    attributes = struct.pack("=QQQ", rights, 0b11, 0b11)[: 8 if version < 4 else 16 if version < 6 else 24]
+    rules = _libc.syscall(_LANDLOCK_CREATE, attributes, len(attributes), 0)
+    if rules < 0:
+        return False
+    try:
+        for folder in folders:
+            with contextlib.suppress(OSError):  # what this user cannot open needs no permission
+                _allow_reading(rules, folder)
+        return bool(_libc.syscall(_LANDLOCK_RESTRICT, rules, 0) == 0)
+    finally:
+        os.close(rules)
+
+
+def _allow_reading(rules: int, folder: Path) -> None:
+    descriptor = os.open(folder, os.O_PATH | os.O_CLOEXEC)
+    try:
+        rule = struct.pack("=Qi", _READ_FILE | _READ_DIR, descriptor)
+        _libc.syscall(_LANDLOCK_ADD_RULE, rules, 1, rule, 0)
+    finally:
+        os.close(descriptor)
+
+
+class _Program(ctypes.Structure):
+    """The kernel's ``struct sock_fprog``."""
+
+    _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_char_p))
+
+
+def _enter_seccomp() -> bool:
+    known = _MACHINES.get(platform.machine())
+    if known is None or sys.maxsize < 2**32:
+        return False
+    code = _filter_of(*known, has_x32=platform.machine() == "x86_64")
+    program = _Program(len(code) // 8, code)
+    return bool(_libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(program), 0, 0) == 0)
+
+
+def _filter_of(machine: int, refused: Iterable[int], *, has_x32: bool) -> bytes:
+    """A program of the kernel's packet filter: calls of another machine end the process, refused ones get EPERM."""
+    numbers = sorted(set(refused))
+    steps = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, machine), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, 0)]
+    tests = ([(_AT_LEAST, _X32)] if has_x32 else []) + [(_EQUAL, number) for number in numbers]
+    for place, (test, value) in enumerate(tests):
+        steps.append((test, len(tests) - place, 0, value))  # to the last step
+    steps += [(_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _ERRNO_EPERM)]
+    return b"".join(struct.pack("=HBBI", *step) for step in steps)
