@@ -13,6 +13,7 @@ from django.core.files.uploadhandler import FileUploadHandler, StopUpload
 from django.http import HttpRequest
 from django.http.multipartparser import MultiPartParser, MultiPartParserError
 from django.http.request import UnreadablePostError
+from django.utils.http import parse_header_parameters
 
 from openai_api.call import Call
 from openai_api.errors import ApiError, forbidden, invalid, quote, unsupported_media_type
@@ -65,6 +66,31 @@ class _ToBlob(FileUploadHandler):
         raise StopUpload(connection_reset=True)
 
 
+class _Body:
+    """A form's body up to its last boundary. Django's parser takes a body that ends before it for a complete one, and
+    reads on behind it.
+    """
+
+    def __init__(self, request: HttpRequest) -> None:
+        boundary = str(parse_header_parameters(request.META.get("CONTENT_TYPE", ""))[1].get("boundary", ""))
+        self._mark = b"\n--" + boundary.encode("ascii", "replace") + b"--"
+        self._request = request
+        self._tail = b"\n"  # of what was read: a boundary may begin the body, and may lie across two blocks
+        self.is_complete = False
+
+    def read(self, size: int) -> bytes:
+        if self.is_complete:
+            return b""
+        block: bytes = self._request.read(size)
+        seen = self._tail + block
+        place = seen.find(self._mark)
+        if place >= 0:
+            self.is_complete = True
+            return block[: place + len(self._mark) - len(self._tail)]
+        self._tail = seen[-len(self._mark) :]
+        return block
+
+
 def check_multipart(call: Call) -> None:
     """Forms only; raises ApiError 415, and 403 where a page of another site made a browser send one.
 
@@ -85,9 +111,9 @@ def check_multipart(call: Call) -> None:
 
 def read_form(request: HttpRequest, writer: BlobWriter, *, name: str, max_bytes: int) -> Form:
     """Write the file of the field ``name``; raises ApiError 400 and StorageError. Reads disks: not for event loops."""
-    handler = _ToBlob(writer, name, max_bytes)
+    handler, body = _ToBlob(writer, name, max_bytes), _Body(request)
     try:
-        fields, _ = MultiPartParser(request.META, request, [handler], request.encoding).parse()
+        fields, _ = MultiPartParser(request.META, body, [handler], request.encoding).parse()
     except MultiPartParserError as error:
         raise invalid(f"The body is no valid form: {quote(str(error))}.", code="invalid_multipart") from None
     except (BadRequest, SuspiciousOperation) as error:
@@ -96,6 +122,8 @@ def read_form(request: HttpRequest, writer: BlobWriter, *, name: str, max_bytes:
         raise invalid("The body ended early.", code="invalid_multipart") from None
     if handler.problem is not None:
         raise handler.problem
+    if not body.is_complete:
+        raise invalid("The body ends before the form's last boundary: part of it is missing.", code="invalid_multipart")
     if handler.filename is None:
         raise _missing(name)
     return Form(handler.filename, {key: str(fields[key]) for key in fields})

@@ -14,14 +14,17 @@ from typing import Any
 import pytest
 from django.contrib.auth import get_user_model
 from django.core.files.uploadedfile import SimpleUploadedFile
+from django.test import RequestFactory
 from django.utils import timezone
 from openai.types import FileDeleted, FileObject, Upload
 from openai.types.uploads import UploadPart
 
+from openai_api.services.multipart import BLOCK, read_form
 from storage.blobs import BlobStore
 from storage.files import keep_file
 from storage.models import StoredFile
 from storage.models import Upload as UploadRow
+from storage.models import UploadPart as PartRow
 from storage.sweep import Sweep, sweep_storage
 from tests.openai_api.conftest import Api
 
@@ -244,7 +247,9 @@ FORMS: list[tuple[bytes, str, str | None]] = [
     (form_of(("file", "a.txt", TEXT), ("purpose", None, b"x\x00" * 500)), "invalid_value", "purpose"),
     (form_of(("file", "a.txt", TEXT), ("purpose", None, b"batch")), "invalid_file_format", "file"),
     (form_of(("file", "a.png", TEXT), ("purpose", None, b"vision")), "invalid_file_format", "file"),
-    (b"--X\r\nnonsense", "missing_required_parameter", "file"),
+    (b"--X\r\nnonsense", "invalid_multipart", None),
+    (b"--X--\r\n", "missing_required_parameter", "file"),
+    (form_of(PURPOSE) + form_of(("file", "a.txt", TEXT)), "missing_required_parameter", "file"),  # behind the end
     (form_of(("file", "x" * 4_096, TEXT), PURPOSE), "invalid_multipart", None),
     (
         form_of(("file", "a.txt", TEXT), PURPOSE, ("expires_after[seconds]", None, b"3600")),
@@ -276,6 +281,35 @@ async def test_bad_forms_leave_nothing(api: Api, home: Path, body: bytes, code: 
     assert api.log.only.error_code == code
     assert await StoredFile.objects.acount() == 0
     await kept(api)
+
+
+@pytest.mark.parametrize("path", ["files", "uploads"])
+async def test_a_form_that_ends_early_is_refused_wherever_it_is_cut(api: Api, home: Path, path: str):
+    whole = form_of(PURPOSE, ("file", "a.txt", TEXT)) if path == "files" else form_of(("data", "a.txt", TEXT))
+    url = "/v1/files"
+    if path == "uploads":
+        fields = {"filename": "a.txt", "purpose": "assistants", "bytes": len(TEXT), "mime_type": "text/plain"}
+        url = f"/v1/uploads/{(await api.post('/v1/uploads', fields)).json()['id']}/parts"
+    for length in range(len(whole) - len("--\r\n") - 12, len(whole) - len("\r\n")):
+        response = await api.client.generic("POST", url, whole[:length], content_type="multipart/form-data; boundary=X")
+        check_error(response, 400, "invalid_multipart", None)
+        assert on_disk(home) == []
+    assert not await StoredFile.objects.aexists()
+    assert not await PartRow.objects.aexists()
+    response = await api.client.generic("POST", url, whole, content_type="multipart/form-data; boundary=X")
+    assert response.status_code == 200
+
+
+@pytest.mark.parametrize("size", range(BLOCK - 150, BLOCK + 10, 7))
+def test_the_last_boundary_is_found_across_blocks(home: Path, size: int):
+    """Also without a line break behind it, and with something that is ignored behind it."""
+    store = BlobStore(home / "files", min_free_bytes=0)
+    for end in (b"--X--", b"--X--\r\n", b"--X-- and\r\n--X\r\nso on" + bytes(2 * BLOCK)):
+        body = form_of(("file", "a.txt", b"x" * size)).removesuffix(b"--X--\r\n") + end
+        request = RequestFactory().generic("POST", "/", body, content_type="multipart/form-data; boundary=X")
+        with store.writing() as writer:
+            assert read_form(request, writer, name="file", max_bytes=2**30).filename == "a.txt"
+            assert writer.size == size
 
 
 @pytest.mark.parametrize(
