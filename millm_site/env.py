@@ -230,8 +230,9 @@ class Environment(BaseSettings):
         ge=0,
         le=1_000,
         allow_inf_nan=False,
-        description="While others decode and one request waits for its prompt, a step takes at most so many times as "
-        "long as one that only decodes; each further request that waits adds as much. 0: no such limit.",
+        description="While others decode and one prompt is computed, a step takes at most so many times as long as one "
+        "that only decodes; each further prompt adds as much, requests that cannot be admitted yet do not. 0: no such "
+        "limit.",
     )
     max_seq_len: int = Field(0, ge=0, description="Cap on prompt plus completion; 0: the model's own context length.")
     batching_mode: Literal["continuous", "static"] = Field(

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 class Admission(Protocol):
     """A batching mode."""
 
-    def num_allowed(
+    def candidates(
         self, waiting: Sequence[request.Sequence], running: Sequence[request.Sequence], max_running: int
-    ) -> int:
-        """How many of the waiting may begin in this step, memory permitting."""
+    ) -> Sequence[request.Sequence]:
+        """Waiting sequences that may begin in this step, memory permitting, in the order of the queue."""
 
     def seconds_to_wait(self, waiting: Sequence[request.Sequence]) -> float:
         """While nothing runs: seconds until the waiting may begin."""
@@ -25,13 +25,10 @@ class Admission(Protocol):
 class ContinuousAdmission:
     """Whoever waits joins as soon as there is a place."""
 
-    def num_allowed(
-        self,
-        waiting: Sequence[request.Sequence],
-        running: Sequence[request.Sequence],
-        max_running: int,
-    ) -> int:
-        return max_running - len(running)
+    def candidates(
+        self, waiting: Sequence[request.Sequence], running: Sequence[request.Sequence], max_running: int
+    ) -> Sequence[request.Sequence]:
+        return waiting[: max(0, max_running - len(running))]
 
     def seconds_to_wait(self, waiting: Sequence[request.Sequence]) -> float:
         return 0.0
@@ -40,7 +37,8 @@ class ContinuousAdmission:
 class StaticAdmission:
     """A batch begins when it is full or its first member waited ``timeout_s``, and runs to its end.
 
-    What memory could not take at once joins while the batch's prompts still run; who comes later waits.
+    Members that memory could not take at once, or that were preempted, join while the batch runs, also when a request
+    of higher rank has arrived since. Requests that are not members wait for the end of the batch.
     """
 
     def __init__(self, timeout_s: float, max_running: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -49,18 +47,16 @@ class StaticAdmission:
         self._clock = clock
         self._batch: set[request.Sequence] = set()
 
-    def num_allowed(
+    def candidates(
         self, waiting: Sequence[request.Sequence], running: Sequence[request.Sequence], max_running: int
-    ) -> int:
+    ) -> Sequence[request.Sequence]:
         if not running and not self._is_open(waiting):
             self._batch = set()
             if not waiting or self.seconds_to_wait(waiting) > 0:
-                return 0
+                return []
             self._batch = set(waiting[:max_running])
-        members = 0
-        while members < len(waiting) and waiting[members] in self._batch:
-            members += 1
-        return min(members, max_running - len(running))
+        members = [sequence for sequence in waiting if sequence in self._batch]
+        return members[: max(0, max_running - len(running))]
 
     def seconds_to_wait(self, waiting: Sequence[request.Sequence]) -> float:
         if not waiting or len(waiting) >= self._max_running or self._is_open(waiting):

@@ -100,8 +100,11 @@ class AttachedModels:
         return [delivery for engine in self._engines.values() for delivery in engine.cancel(sink)]
 
     def step(self) -> list[Delivery] | None:
-        """One step of the model whose turn it is; None when no model has work."""
-        with_work = [name for name, engine in self._engines.items() if engine.has_work]
+        """One step of the model whose turn it is; None when no model can do anything.
+
+        A model that waits for its batch to fill has no turn, or its free steps would keep the others from theirs.
+        """
+        with_work = [name for name, e in self._engines.items() if e.has_work and e.seconds_to_wait() <= 0]
         if not with_work:
             return None
         name = self._rotation.next(with_work)

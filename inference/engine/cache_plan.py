@@ -15,10 +15,11 @@ from inference.engine.cache_policy import PREFIX_BLOCK, CachePolicy
 from inference.engine.config import EngineConfig
 from inference.engine.contiguous_cache import ContiguousCache
 from inference.engine.device_memory import device_memory
+from inference.engine.errors import LoadError
 from inference.engine.kv_layout import LayerGroup, LayerLayout, group_layers
 from inference.engine.kv_pool import KVPool
 from inference.engine.loader import LoadedModel
-from inference.engine.paged_cache import PagedCache
+from inference.engine.paged_cache import PagedCache, window_blocks
 from inference.engine.varlen_attention import PAGE_TOKENS, can_read_pages
 
 FREE_SHARE = 0.5  # of the free memory, when no size is set
@@ -59,7 +60,7 @@ class _Measures:
 
 
 def make_cache(loaded: LoadedModel, config: EngineConfig, max_seq_len: int) -> ModelCache:
-    """A cache for the model; MemoryError when not even one block fits."""
+    """A cache for the model; LoadError with both numbers when memory is too small for a single sequence."""
     device = torch.device(loaded.device)
     layouts = probe_layouts(loaded)
     groups = group_layers(layouts)
@@ -68,12 +69,23 @@ def make_cache(loaded: LoadedModel, config: EngineConfig, max_seq_len: int) -> M
     most = config.max_batch_size * per_token * (max_seq_len + PREFIX_BLOCK)
     num_bytes = min(most, config.kv_cache_bytes or int(device_memory(device).free * FREE_SHARE))
     if num_bytes < 2 * PREFIX_BLOCK * per_token:
-        raise MemoryError(f"{num_bytes} bytes are too few for keys and values of {per_token} bytes a token.")
+        raise _too_small(loaded.name, num_bytes, 2 * PREFIX_BLOCK * per_token)
     measures = _Measures(layouts, groups, max_seq_len, num_bytes, device)
     reads_pages = device.type != "cpu" and config.attention_kernel == "auto" and _reads_pages(loaded, layouts)
     if _backend(measures, config, reads_pages=reads_pages) == "contiguous":
         return _contiguous(measures, config)
-    return _paged(measures, config, PAGE_TOKENS if reads_pages else PREFIX_BLOCK)
+    page = PAGE_TOKENS if reads_pages else PREFIX_BLOCK
+    least = _least_bytes(measures, config, page)
+    if num_bytes < min(least, most):
+        raise _too_small(loaded.name, num_bytes, least)
+    return _paged(measures, config, page)
+
+
+def _too_small(name: str, num_bytes: int, least: int) -> LoadError:
+    return LoadError(
+        f"{name} needs at least {least} bytes for the keys and values of one sequence, but gets {num_bytes}. Raise "
+        "MILLM_KV_CACHE_BYTES or MILLM_MEMORY_BUDGET, lower MILLM_MAX_PREFILL_TOKENS, or unload another model."
+    )
 
 
 def num_heads(module: nn.Module) -> int:
@@ -120,14 +132,46 @@ def _contiguous(measures: _Measures, config: EngineConfig) -> ModelCache:
 
 
 def _paged(measures: _Measures, config: EngineConfig, page: int) -> ModelCache:
-    """Groups get blocks in proportion to what a sequence keeps in them."""
+    """Each group first gets what one sequence needs; the rest is shared in proportion to what a full batch keeps."""
     rows, length = config.max_batch_size, measures.max_seq_len
-    kept = [min(length, w + config.max_prefill_tokens) if w else length for w in measures.windows]
-    full = rows * sum(group.bytes_per_token * tokens for group, tokens in zip(measures.groups, kept, strict=True))
-    share = min(1.0, measures.num_bytes / full)
-    num_blocks = tuple(max(2, int(share * rows * tokens) // page + 1) for tokens in kept)
-    policy = PagedCache(rows, length, measures.windows, num_blocks, prefixes=config.prefix_cache, block_size=page)
+    kept = [_kept_tokens(window, length, config) for window in measures.windows]
+    least = _least_blocks(measures, config, page)
+    more = [max(0, rows * tokens // page + 1 - count) for tokens, count in zip(kept, least, strict=True)]
+    block_bytes = [page * group.bytes_per_token for group in measures.groups]
+    rest = max(0, measures.num_bytes - _least_bytes(measures, config, page))
+    share = min(1.0, rest / max(1, sum(n * size for n, size in zip(more, block_bytes, strict=True))))
+    num_blocks = tuple(count + int(share * n) for count, n in zip(least, more, strict=True))
+    policy = PagedCache(
+        rows,
+        length,
+        measures.windows,
+        num_blocks,
+        prefixes=config.prefix_cache,
+        block_size=page,
+        max_chunk=config.max_prefill_tokens,
+    )
     pool = measures.pool(num_blocks, page)
-    num_bytes = sum(n * page * g.bytes_per_token for n, g in zip(num_blocks, measures.groups, strict=True))
+    num_bytes = sum(n * size for n, size in zip(num_blocks, block_bytes, strict=True))
     num_tokens = min(n for n, kept_by in zip(num_blocks, kept, strict=True) if kept_by == max(kept)) * page
     return ModelCache(policy, pool, "paged", num_bytes, num_tokens)
+
+
+def _kept_tokens(window: int, length: int, config: EngineConfig) -> int:
+    """Of the longest sequence, in layers with that window."""
+    return min(length, window + config.max_prefill_tokens) if window else length
+
+
+def _least_blocks(measures: _Measures, config: EngineConfig, page: int) -> list[int]:
+    """Of each group, for one sequence. Layers without a window limit its length, those with one must hold them whole:
+    the cache promises that a sequence runs when it is alone.
+    """
+    longest = -(-measures.max_seq_len // page)
+    return [
+        max(2, min(longest, window_blocks(window, config.max_prefill_tokens, page) + 1)) if window else 2
+        for window in measures.windows
+    ]
+
+
+def _least_bytes(measures: _Measures, config: EngineConfig, page: int) -> int:
+    counts = _least_blocks(measures, config, page)
+    return sum(n * page * group.bytes_per_token for n, group in zip(counts, measures.groups, strict=True))

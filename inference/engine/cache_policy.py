@@ -75,7 +75,8 @@ class CachePolicy(Protocol):
     def begin(self, sequence: Sequence, headroom: int) -> bool:
         """Give a sequence a row and what the cache knows of its prefix (``num_computed`` says how much).
 
-        False, and nothing taken, unless its whole prompt and ``headroom`` tokens of others fit.
+        False, and nothing taken, unless its whole prompt and ``headroom`` tokens of others fit. A sequence of at most
+        ``max_seq_len`` tokens can always begin while no other runs.
         """
 
     def extend(self, sequence: Sequence, num_tokens: int) -> bool:

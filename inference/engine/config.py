@@ -21,9 +21,9 @@ class EngineConfig:
     ``batch_wait_timeout_s`` for a full batch and runs it to its end. ``scheduler_policy`` ``fcfs`` keeps the order of
     arrival, ``priority`` puts requests of higher priority first.
 
-    ``max_prefill_tokens`` is the token budget of prompt chunks in one step; while others decode and one prompt waits it
-    shrinks so that a step takes at most ``max_stall_factor`` times as long as one that only decodes (0: it never
-    shrinks); each further prompt that waits adds as much.
+    ``max_prefill_tokens`` is the token budget of prompt chunks in one step; while others decode and one prompt is
+    computed it shrinks so that a step takes at most ``max_stall_factor`` times as long as one that only decodes (0: it
+    never shrinks); each further prompt that is computed, or waits for what another one computes, adds as much.
     ``max_seq_len`` caps prompt plus completion of a sequence; 0 takes the model's own context length.
 
     ``kv_cache_backend`` ``auto`` is ``paged``, save on a CPU without the C++ kernels, and on a GPU whose kernel reads

@@ -77,7 +77,8 @@ class ContiguousCache:
     def begin(self, sequence: Sequence, headroom: int) -> bool:
         if not self._free:
             return False
-        needed = (sequence.num_tokens + 1 + headroom) * sum(self._bytes)
+        # The longest sequence samples at most one token more, and never runs it.
+        needed = (min(sequence.num_tokens + 1, self._max_seq_len) + headroom) * sum(self._bytes)
         if sum(self._costs[slot] for slot in self._running) + needed > self._max_bytes:
             return False
         source, known = self._longest_known(sequence)
@@ -149,12 +150,17 @@ class ContiguousCache:
         return None, 0
 
     def _target(self, source: int | None, known: int) -> int:
-        """The slot to go on in: the source itself where nothing that others may want is lost, else an empty one."""
+        """The slot to go on in: an empty one, or the source itself where that costs others nothing, or where memory is
+        too short for both.
+        """
         emptiest = self._emptiest()
         if source not in self._free:
             return emptiest
         is_whole = len(self._slots[source].keys) == known
-        return source if is_whole or self._slots[emptiest].keys else emptiest
+        if is_whole or self._slots[emptiest].keys:
+            return source
+        kept = self._costs[source] + sum(self._costs[slot] for slot in self._running)
+        return emptiest if kept + known * PREFIX_BLOCK * sum(self._bytes) <= self._max_bytes else source
 
     def _has_windows(self, slot: int, known: int) -> bool:
         dropped = self._slots[slot].dropped
@@ -182,7 +188,7 @@ class ContiguousCache:
         """Copy a beginning; returns the prefix blocks copied, 0 where memory is short."""
         num_tokens = known * PREFIX_BLOCK
         self._cut(target, 0)
-        if not self._reclaim(max(0, num_tokens - self._slots[target].written) * sum(self._bytes)):
+        if not self._reclaim(max(0, num_tokens - self._slots[target].written) * sum(self._bytes), spare=source):
             return 0
         slot = self._slots[target]
         slot.written = max(slot.written, num_tokens)
@@ -216,12 +222,13 @@ class ContiguousCache:
         slot = self._slots[number]
         return sum(b * (slot.written - d) for b, d in zip(self._bytes, slot.dropped, strict=True))
 
-    def _reclaim(self, num_bytes: int) -> bool:
-        """Make ``num_bytes`` available, if need be by emptying free slots, least recently used first."""
+    def _reclaim(self, num_bytes: int, *, spare: int = -1) -> bool:
+        """Make ``num_bytes`` available, if need be by emptying free slots, least recently used first, but ``spare``."""
         for number in list(self._free):
             if self._max_bytes - self._spent >= num_bytes:
                 break
-            self._discard(number)
+            if number != spare:
+                self._discard(number)
         return self._max_bytes - self._spent >= num_bytes
 
     def _discard(self, number: int) -> None:

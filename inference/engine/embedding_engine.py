@@ -165,7 +165,10 @@ class EmbeddingEngine:
             mask[row, : text.num_tokens] = 1
             types[row, : len(text.request.token_type_ids)] = torch.tensor(text.request.token_type_ids)
         device = self._loaded.device
-        return self._loaded.vectors(ids.to(device), mask.to(device), types.to(device)).cpu()
+        vectors = self._loaded.vectors(ids.to(device), mask.to(device), types.to(device)).cpu()
+        if len(vectors) != len(texts):  # a model's own code; here the texts fail, later it would end the thread
+            raise ValueError(f"The model made {len(vectors)} vectors of {len(texts)} texts.")
+        return vectors
 
 
 def _events(text: _Text, vector: Tensor) -> list[tuple[object, Event]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -12,18 +12,21 @@ import torch
 from inference.engine.errors import EngineDownError
 from inference.engine.stats import EngineState
 
-MAX_RESTARTS = 1
+MAX_RESTARTS = 3  # in RESTART_WINDOW_S: a thread that dies more often is better off in a new process
+RESTART_WINDOW_S = 3600.0
 
 
 class Life:
     """One lock guards the state and the order of submissions against the end: what is accepted is seen by the end."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._lock = threading.Lock()
         self._state: EngineState = "stopped"
         self._error = ""
         self._deadline: float | None = None
         self._restarts = 0
+        self._restarted_at: list[float] = []
         self._is_given_up = False  # the thread hangs; should it wake up, it ends
         self._is_device_lost = False
 
@@ -37,6 +40,7 @@ class Life:
 
     @property
     def restarts(self) -> int:
+        """Since the start of the process."""
         return self._restarts
 
     @property
@@ -99,10 +103,13 @@ class Life:
             self._is_given_up = hangs
 
     def may_restart(self) -> bool:
-        """Whether a dead thread may be replaced; if so, it counts as done."""
+        """Whether a dead thread may be replaced, which it may MAX_RESTARTS times an hour; if so, it counts as done."""
         with self._lock:
+            now = self._clock()
+            recent = [at for at in self._restarted_at if now - at < RESTART_WINDOW_S]
             is_lost = self._is_given_up or self._is_device_lost
-            if is_lost or self._deadline is not None or self._restarts >= MAX_RESTARTS:
+            if is_lost or self._deadline is not None or len(recent) >= MAX_RESTARTS:
                 return False
+            self._restarted_at = [*recent, now]
             self._restarts += 1
             return True

@@ -31,6 +31,11 @@ logger = logging.getLogger(__name__)
 IDLE_WAIT_S = 1.0
 DRAINING_WAIT_S = 0.05
 END_WAIT_S = 10.0  # for the last step, after the time to drain is up
+STUCK_WAIT_S = 0.02  # after a turn that should have done something and could not
+
+
+class StuckError(RuntimeError):
+    """The engine thread turned for too long without doing anything for those who wait."""
 
 
 class EngineLoop:
@@ -44,6 +49,9 @@ class EngineLoop:
         self._life = Life()
         self._steps = 0
         self._beats = 0
+        self._turns = 0
+        self._is_stuck = False  # the last turn could do nothing, though something was due
+        self._must_break_off = False
         self._is_taking_in_a_model = False
         self._thread = threading.Thread(target=self.run, name="engine", daemon=True)
 
@@ -130,8 +138,18 @@ class EngineLoop:
 
     @property
     def beats(self) -> int:
-        """Grows with every turn and step."""
+        """Grows with every message and step, and while nothing is due: not with a turn that does nothing."""
         return self._beats
+
+    @property
+    def turns(self) -> int:
+        """Grows with every turn."""
+        return self._turns
+
+    def break_off(self) -> None:
+        """End the thread at its next turn, as if it had died: it turns, but does nothing."""
+        self._must_break_off = True
+        self._inbox.put(Wake())
 
     @property
     def owes_work(self) -> bool:
@@ -157,7 +175,7 @@ class EngineLoop:
         self._fail_rest("server_error", "The engine failed.")
 
     def restart(self) -> bool:
-        """Start a new thread with the models of the dead one, once. False where that is not safe."""
+        """Start a new thread with the models of the dead one. False where that is not safe, or was done too often."""
         if self._thread.is_alive() or not self._life.may_restart():
             return False
         self._thread = threading.Thread(target=self.run, kwargs={"takes_over": True}, name="engine", daemon=True)
@@ -183,7 +201,10 @@ class EngineLoop:
 
     def turn(self, wait_s: float = 0.0) -> None:
         """Handle what is in the inbox, waiting ``wait_s`` for it when nothing else is to do; then make one step."""
-        self._beats += 1
+        self._turns += 1
+        if self._must_break_off:
+            self._must_break_off = False
+            raise StuckError("Turns did nothing for those who wait.")
         self._take_messages(wait_s)
         self._step()
 
@@ -193,8 +214,13 @@ class EngineLoop:
         if patience_s is None:
             self._life.note_work(busy=False)
             give_back_workers()
+        if patience_s != 0:
+            self._beats += 1
+        elif self._is_stuck:
+            patience_s = STUCK_WAIT_S
         for message in self._inbox.take(wait_s if patience_s is None else min(wait_s, patience_s)):
             self._handle(message)
+            self._beats += 1
 
     def _handle(self, message: Message) -> None:
         match message:
@@ -231,6 +257,7 @@ class EngineLoop:
 
     def _step(self) -> None:
         deliveries = self._models.step()
+        self._is_stuck = deliveries is None and self._models.seconds_to_wait() == 0
         if deliveries is None:
             return
         self._outbox.deliver(deliveries)

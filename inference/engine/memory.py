@@ -12,6 +12,7 @@ from inference.engine.cache_policy import PREFIX_BLOCK
 from inference.engine.errors import LoadError
 from inference.engine.load_faults import enough_memory, readable_files
 from inference.engine.loader import DTYPES, ModelSpec, resolve_device
+from inference.engine.varlen_attention import PAGE_TOKENS
 from inference.engine.weight_files import WeightHeader, pickled_bytes, read_headers
 
 KV_TOKENS = 4096  # of one long conversation: less would serve nobody
@@ -62,7 +63,7 @@ def _estimate(spec: ModelSpec, max_tokens: int, max_rows: int, kv_bytes: int) ->
     most_kv = max_rows * token_bytes * (length + PREFIX_BLOCK)
     return MemoryEstimate(
         weights=num_bytes + _head_copy_bytes(spec, config, dtype),
-        kv=min(most_kv, kv_bytes) if kv_bytes else token_bytes * min(KV_TOKENS, length),
+        kv=min(most_kv, kv_bytes) if kv_bytes else token_bytes * min(_least_tokens(spec, config, max_tokens), length),
         activations=_activation_bytes(config, max_tokens, max_rows, dtype),
         most_kv=most_kv,
     )
@@ -119,6 +120,14 @@ def _is_linear(header: WeightHeader) -> bool:
 def _sequence_length(config: Any, max_seq_len: int) -> int:
     own_length = int(getattr(config, "max_position_embeddings", None) or KV_TOKENS)
     return min(own_length, max_seq_len or own_length)
+
+
+def _least_tokens(spec: ModelSpec, config: Any, max_tokens: int) -> int:
+    """Of one long conversation, and of what layers with a window must hold for one step, as the paged cache cuts it."""
+    block = PREFIX_BLOCK if resolve_device(spec.device).type == "cpu" else PAGE_TOKENS
+    types = getattr(config, "layer_types", None)
+    window = 0 if types and "sliding_attention" not in types else getattr(config, "sliding_window", None) or 0
+    return max(KV_TOKENS, int(window) + max_tokens + 3 * block)
 
 
 def _token_bytes(config: Any, dtype: torch.dtype) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -36,6 +38,7 @@ from inference.engine.model_runner import ModelRunner, StepOutput
 from inference.engine.request import RequestState, Sequence
 from inference.engine.sampler import note_token
 from inference.engine.scheduler import Chunk, Scheduler
+from inference.engine.sequence_fault import SequenceFault, blaming
 from inference.engine.sequence_scoring import Scores
 from inference.engine.sites import SiteError
 from inference.engine.stats import ModelLimits, ModelStats
@@ -45,6 +48,7 @@ from inference.readings import Reading
 logger = logging.getLogger(__name__)
 
 Delivery = tuple[object, Event]
+UNEXPECTED = "The server failed on this request."
 ALL_FORBIDDEN = "No token is allowed here: the request's own constraints forbid the whole vocabulary."
 
 
@@ -148,13 +152,17 @@ class ModelEngine:
 
     def add(self, request: GenerationRequest, sink: object, submitted_at: float) -> list[Delivery]:
         """Queue a request; one that cannot run fails at once, in the returned events."""
-        problem = self._arrivals.problem(request)
-        if problem is not None:
-            return [(sink, FailedEvent.before_start(request, *problem))]
         try:
+            problem = self._arrivals.problem(request)
+            if problem is not None:
+                return [(sink, FailedEvent.before_start(request, *problem))]
             sequence = self._arrivals.sequence(request, sink, submitted_at)
         except GrammarError as error:
             return [(sink, FailedEvent.before_start(request, "grammar_failed", str(error)))]
+        except Exception:
+            # Whatever a model's own tokenizer raises concerns this request only.
+            logger.exception("A request could not be prepared.")
+            return [(sink, FailedEvent.before_start(request, "server_error", "The request could not be prepared."))]
         try:
             self._attach(sequence)
         except SiteError as error:
@@ -168,25 +176,56 @@ class ModelEngine:
 
     def cancel(self, sink: object) -> list[Delivery]:
         mine = [s for s in self._scheduler.sequences() if s.sink is sink]
-        return [d for s in mine for d in self._finish(s, "cancelled")]
+        return [d for s in mine for d in self._guarded(s, partial(self._finish, s, "cancelled"))]
 
     def fail_all(self, code: str, text: str) -> list[Delivery]:
         return [d for s in list(self._scheduler.sequences()) for d in self._fail(s, code, text)]
 
     @torch.inference_mode()  # what a step makes, such as the counts for penalties, is updated after it
-    def step(self) -> list[Delivery]:
-        """One forward pass. One that raises fails the sequences that make it raise, and the others go on."""
-        chunks = self._scheduler.schedule()
-        if not chunks:
-            return []
+    def step(self) -> list[Delivery] | None:
+        """Make one forward pass. Whatever raises fails the sequences that make it raise, and the others go on.
+
+        Return None when nothing may run yet.
+        """
+        try:
+            chunks = self._scheduler.schedule()
+        except SequenceFault as fault:
+            return self._fail(fault.sequence, fault.code, str(fault))
+        except Exception:
+            # No sequence is known to cause it, and without an end of those that run the next step would raise again.
+            logger.exception("A step could not be scheduled.")
+            concerned = list(self._scheduler.running) or list(self._scheduler.sequences())
+            return self._fail_unexpectedly(concerned)
+        return self._run(chunks) if chunks else None
+
+    def _run(self, chunks: list[Chunk]) -> list[Delivery]:
         now = time.monotonic()
         for chunk in chunks:
             if chunk.sequence.first_run_at is None:
                 chunk.sequence.first_run_at = now
         result = self._steps.run(chunks)
-        self._scheduler.note_step(result.ran, time.monotonic() - now)
-        failed = [d for f in result.failures for d in self._fail(f.part.sequence, f.code, f.message)]
-        return [*failed, *(d for ran, output in result.attempts for d in self._update(ran, output))]
+        faults = self._note_step(result.ran, time.monotonic() - now)
+        deliveries = [d for f in result.failures for d in self._fail(f.part.sequence, f.code, f.message)]
+        deliveries += [d for f in faults for d in self._fail(f.sequence, f.code, str(f))]
+        for ran, output in result.attempts:
+            events: list[Delivery] = []
+            try:
+                self._update(ran, output, events)
+            except torch.AcceleratorError:
+                raise
+            except Exception:
+                logger.exception("The output of a step could not be processed.")
+                events += self._fail_unexpectedly([chunk.sequence for chunk in ran])
+            deliveries += _merged(events) if any(chunk.drafts for chunk in ran) else events
+        return deliveries
+
+    def _note_step(self, ran: list[Chunk], seconds: float) -> list[SequenceFault]:
+        try:
+            return self._scheduler.note_step(ran, seconds)
+        except Exception:
+            # Nothing of a sequence's own raises here; what may be missing then are the books of all that ran.
+            logger.exception("A step could not be noted.")
+            return [SequenceFault(chunk.sequence, "server_error", UNEXPECTED) for chunk in ran]
 
     def check_integrity(self) -> None:
         """Raise AssertionError where slots, sequences and steering rows do not add up."""
@@ -220,29 +259,40 @@ class ModelEngine:
 
     # After a step
 
-    def _update(self, chunks: list[Chunk], output: StepOutput) -> list[Delivery]:
+    def _update(self, chunks: list[Chunk], output: StepOutput, deliveries: list[Delivery]) -> None:
+        """Take a step's output into the sequences, and append their events to ``deliveries``."""
         self._note_drafts(chunks, output)
-        deliveries = [delivery for chunk in chunks for delivery in self._check_steering(chunk.sequence)]
+        for chunk in chunks:
+            deliveries += self._guarded(chunk.sequence, partial(self._check_steering, chunk.sequence))
         for sequence in output.found:
-            deliveries.extend(self._take_found(sequence, output))
+            deliveries += self._guarded(sequence, partial(self._take_found, sequence, output))
         for sequence, scores in output.scores.items():
-            if not sequence.is_done:
-                deliveries.extend(self._note_scores(sequence, scores))
+            deliveries += self._guarded(sequence, partial(self._note_scores, sequence, scores))
         for sequence, logprobs in output.prompt_logprobs.items():
-            if not sequence.is_done:
-                deliveries.extend(self._note_prompt_logprobs(sequence, logprobs))
+            deliveries += self._guarded(sequence, partial(self._note_prompt_logprobs, sequence, logprobs))
         sampled = output.sampled
         for sequence, token, logprob, finite, is_possible in zip(
             output.sequences, sampled.token_ids, sampled.logprobs, sampled.finite, sampled.is_possible, strict=True
         ):
-            if sequence.num_left and not sequence.is_done:
-                deliveries.extend(self._note_accepted(sequence, output))
-            has_error = sequence.matcher is not None and bool(sequence.matcher.error)
-            if finite and not is_possible and not sequence.is_done and sequence.max_tokens > 0 and not has_error:
-                deliveries.extend(self._fail(sequence, "no_token_allowed", ALL_FORBIDDEN))
-            if not sequence.is_done:
-                deliveries.extend(self._advance_safely(sequence, token, logprob, finite=finite))
-        return _merged(deliveries) if any(chunk.drafts for chunk in chunks) else deliveries
+            if sequence.num_left:
+                deliveries += self._guarded(sequence, partial(self._note_accepted, sequence, output))
+            advance = partial(self._advance, sequence, token, logprob, finite=finite, is_possible=is_possible)
+            deliveries += self._guarded(sequence, advance)
+
+    def _guarded(self, sequence: Sequence, act: Callable[[], list[Delivery]]) -> list[Delivery]:
+        """Events of ``act``, or the sequence's failure where it raises: a tokenizer that fails on one sequence's tokens
+        must not take the others with it. Nothing for a sequence that has ended.
+        """
+        if sequence.is_done:
+            return []
+        try:
+            with blaming(sequence, UNEXPECTED):
+                return act()
+        except SequenceFault as fault:
+            return self._fail(sequence, fault.code, str(fault))
+
+    def _fail_unexpectedly(self, sequences: list[Sequence]) -> list[Delivery]:
+        return [d for s in sequences if not s.is_done for d in self._fail(s, "server_error", UNEXPECTED)]
 
     def _note_drafts(self, chunks: list[Chunk], output: StepOutput) -> None:
         if not any(chunk.drafts for chunk in chunks):
@@ -259,11 +309,12 @@ class ModelEngine:
             expected, applied = next(output.draft_steering[sequence])
             sequence.steering_expected += expected
             sequence.steering_applied += applied
-        return [*self._take_found(sequence, output), *self._check_steering(sequence)]
+        found = self._take_found(sequence, output)
+        return [*found, *self._guarded(sequence, partial(self._check_steering, sequence))]
 
     def _take_found(self, sequence: Sequence, output: StepOutput) -> list[Delivery]:
         """What the step read of the tokens that are computed for good."""
-        if sequence not in output.found or sequence.is_done:
+        if sequence not in output.found:
             return []
         assert sequence.reading is not None, "something was found for it"
         readings = sequence.reading.take(output.found[sequence], sequence.num_computed)
@@ -294,24 +345,16 @@ class ModelEngine:
         sequence.has_prompt_logprobs = True
         return [(sequence.sink, PromptLogprobsEvent(sequence.request.index, tuple(known)))]
 
-    def _advance_safely(
-        self, sequence: Sequence, token: int, logprob: TokenLogprob | None, *, finite: bool
+    def _advance(
+        self, sequence: Sequence, token: int, logprob: TokenLogprob | None, *, finite: bool, is_possible: bool
     ) -> list[Delivery]:
-        try:
-            return self._advance(sequence, token, logprob, finite=finite)
-        except Exception:
-            # A tokenizer that fails on one sequence's tokens must not take the others with it.
-            logger.exception("A sampled token could not be processed.")
-            return [] if sequence.is_done else self._fail(sequence, "server_error", "The output could not be decoded.")
-
-    def _advance(self, sequence: Sequence, token: int, logprob: TokenLogprob | None, *, finite: bool) -> list[Delivery]:
         """Take a sampled token into the sequence; returns its events."""
         if sequence.max_tokens == 0:
             return self._finish(sequence, "length")
         if not finite:
             return self._fail_unstable(sequence)
-        if sequence.matcher is not None and sequence.matcher.error:
-            return self._fail(sequence, "grammar_failed", sequence.matcher.error)
+        if not is_possible or (sequence.matcher is not None and sequence.matcher.error):
+            return self._fail_without_token(sequence)
         if sequence.first_token_at is None:
             sequence.first_token_at = time.monotonic()
         sequence.state = RequestState.DECODE
@@ -337,10 +380,10 @@ class ModelEngine:
         self, sequence: Sequence, reason: FinishReason, *, stop: str = "", ending: TokenLogprob | None = None
     ) -> list[Delivery]:
         """What stands behind the stop string ``stop`` is not sent."""
-        self._remove(sequence, RequestState.FINISHED)
         events = [] if stop else _tokens_event(sequence, sequence.detokenizer.finish())
         if sequence.reading is not None:
             events += _reading_event(sequence, sequence.reading.finish())
+        self._remove(sequence, RequestState.FINISHED)  # last: if the text cannot be completed, the sequence can fail
         ended = FinishedEvent(
             sequence.request.index,
             reason,
@@ -357,6 +400,12 @@ class ModelEngine:
         if sequence.rows is None:
             return self._fail(sequence, "server_error", f"The model's {what} not finite.")
         return self._fail(sequence, "steering_unstable", "Steering drove the model's output out of range.")
+
+    def _fail_without_token(self, sequence: Sequence) -> list[Delivery]:
+        """A grammar that went wrong is to blame, or the request's own constraints."""
+        if sequence.matcher is not None and sequence.matcher.error:
+            return self._fail(sequence, "grammar_failed", sequence.matcher.error)
+        return self._fail(sequence, "no_token_allowed", ALL_FORBIDDEN)
 
     def _fail(self, sequence: Sequence, code: str, text: str) -> list[Delivery]:
         self._remove(sequence, RequestState.FAILED)

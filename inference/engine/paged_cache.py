@@ -33,7 +33,11 @@ class _Holding:
 
 
 class PagedCache:
-    """Blocks of ``block_size`` tokens; ``num_blocks[g]`` of them for the layers with ``windows[g]``."""
+    """Blocks of ``block_size`` tokens; ``num_blocks[g]`` of them for the layers with ``windows[g]``.
+
+    ``max_chunk`` is how many tokens of a sequence one step may run. A pool with a window needs
+    :func:`window_blocks` for it, or a sequence could not even run alone.
+    """
 
     def __init__(
         self,
@@ -44,11 +48,13 @@ class PagedCache:
         *,
         prefixes: bool,
         block_size: int = PREFIX_BLOCK,
+        max_chunk: int = 1,
     ) -> None:
         if block_size % PREFIX_BLOCK:
             raise ValueError(f"Blocks of {block_size} tokens are no multiple of {PREFIX_BLOCK}.")
         self.block_size = block_size
         self._windows = windows
+        self._max_chunk = max_chunk
         self._managers = tuple(BlockManager(count, self.block_size) for count in num_blocks)
         self._max_seq_len = min(
             [max_seq_len]
@@ -82,7 +88,8 @@ class PagedCache:
         if not self._rows:
             return False
         known = self._known_blocks(sequence)
-        needed = self._blocks_of(sequence.num_tokens + 1 + headroom)
+        # The longest sequence samples at most one token more, and never runs it.
+        needed = self._blocks_of(min(sequence.num_tokens + 1, self._max_seq_len) + headroom)
         for manager, window in zip(self._managers, self._windows, strict=True):
             shared = self._shared(manager, sequence, self._kept(window, known), known)
             missing = min(needed, self._most_at_once(window)) - len(shared)
@@ -198,8 +205,8 @@ class PagedCache:
         return max(0, num_computed - window + 1) // self.block_size if window else 0
 
     def _most_at_once(self, window: int) -> int:
-        """Blocks that a sequence of any length holds in a group, its next chunk not counted."""
-        return self._blocks_of(window) + 1 if window else self.tables[0].shape[1] + 1
+        """Blocks that a sequence of any length holds in a group, at the end of a step."""
+        return window_blocks(window, self._max_chunk, self.block_size) if window else self.tables[0].shape[1] + 1
 
     @staticmethod
     def _drop_passed(holding: _Holding, manager: BlockManager, first_needed: int) -> None:
@@ -208,6 +215,14 @@ class PagedCache:
             manager.release(holding.blocks[:passed])
             del holding.blocks[:passed]
             holding.first += passed
+
+
+def window_blocks(window: int, max_chunk: int, block_size: int) -> int:
+    """Blocks that one sequence may hold of layers with a window: what its chunk looks at, and the chunk.
+
+    Neither its beginning nor its end need lie at the edge of a block.
+    """
+    return -(-(window + max_chunk) // block_size) + 1
 
 
 def _leading(manager: BlockManager, keys: list[bytes | None]) -> int:

@@ -1,8 +1,9 @@
 """How many prompt tokens may join a step without holding up those who decode for too long.
 
 A step that also runs prompt tokens takes longer than one that only decodes. The budget keeps it within
-``max_stall_factor`` times as long while one sequence waits for its prompt, by the measured cost of a prompt token; each
-further one that waits adds as much again, for a step that is longer helps it sooner into the batch.
+``max_stall_factor`` times as long while one prompt is being computed, by the measured cost of a prompt token; each
+further one adds as much again, for a longer step brings it into the batch sooner. Requests that cannot be admitted yet,
+for want of a place or of memory, do not count: a longer step would not help them.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ class PrefillBudget:
         self._decode_s: float | None = None  # a step that only decodes
         self._token_s: float | None = None  # each prompt token beside it
 
-    def tokens(self, num_decoding: int, num_waiting: int) -> int:
-        """Prompt tokens for the next step."""
+    def tokens(self, num_decoding: int, num_prompts: int) -> int:
+        """Return the number of prompt tokens for the next step, in which ``num_prompts`` prompts could move on."""
         if not (num_decoding and self._factor and self._decode_s and self._token_s):
             return self._max_tokens
-        allowed = (self._factor - 1) * self._decode_s * max(1, num_waiting) / self._token_s
+        allowed = (self._factor - 1) * self._decode_s * max(1, num_prompts) / self._token_s
         return min(self._max_tokens, max(GRAIN, int(allowed) // GRAIN * GRAIN))
 
     def note(self, num_decoding: int, num_prompt_tokens: int, seconds: float) -> None:

@@ -1,9 +1,13 @@
 """Who runs in the next step. Knows nothing of tensors.
 
 All decoding sequences run in each step, one token each. Prompts share a budget of tokens a step, so decoding never
-waits for more than one chunk however long a prompt is. When memory runs short the latest sequence gives way: its
-place in the cache goes, it waits again and is computed anew. The policies differ in when they admit
-(:mod:`inference.engine.admission`).
+waits for more than one chunk however long a prompt is. Within a priority the prompt with the fewest tokens left goes
+first, and the one that waits longest always gets a part, so a long prompt neither blocks short ones nor is starved by
+them. When memory runs short the latest sequence is preempted: its place in the cache goes, it waits again and is
+computed anew. The policies differ in when they admit (:mod:`inference.engine.admission`).
+
+A step either runs something, or fails a sequence that cannot run (:class:`SequenceFault`), or waits on purpose for a
+static batch to fill: no sequence waits for ever.
 """
 
 from __future__ import annotations
@@ -18,7 +22,11 @@ from inference.engine.config import EngineConfig
 from inference.engine.messages import BACKGROUND_PRIORITY
 from inference.engine.prefill_budget import PrefillBudget
 from inference.engine.request import RequestState, Sequence
+from inference.engine.sequence_fault import SequenceFault, blaming
 from inference.engine.speculation import DraftCounts, Speculation
+from inference.engine.step_isolation import OUT_OF_MEMORY, SERVER_ERROR
+
+OLDEST_SHARE = 4  # the prompt that waits longest gets at least one in so many tokens of the budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,31 +74,40 @@ class Scheduler:
         insort(self._waiting, sequence, key=self._rank)
 
     def schedule(self) -> list[Chunk]:
-        """The next step's chunks, single tokens first; empty when nothing may run yet."""
+        """Return the next step's chunks, single tokens first; none only when nothing may run yet.
+
+        Raise SequenceFault for a sequence that cannot be scheduled. The others can be scheduled again without it.
+        """
         before = self.num_preemptions
         singles = self._decode_chunks()
-        num_behind = len(self._waiting) + sum(s.state is RequestState.PREFILL for s in self._running)
-        budget = self._budget.tokens(len(singles), num_behind)
-        prompts = self._prompt_chunks(budget)
-        budget -= sum(chunk.num_tokens for chunk in prompts)
-        if self.num_preemptions == before:  # who was just sent away needs the room first
-            prompts += self._admitted_chunks(budget, prompts)
-        # What gave way for a later chunk's sake runs no more in this step.
+        # A sequence that was just preempted needs the memory first.
+        num_deferred = self._admit() if self.num_preemptions == before else 0
+        num_behind = num_deferred + len(self._prefilling())
+        prompts = self._prompt_chunks(self._budget.tokens(len(singles), num_behind))
+        # What was preempted for the sake of a later chunk does not run in this step.
         chunks = [chunk for chunk in singles + prompts if chunk.sequence.slot >= 0]
+        if self._running and not chunks:
+            raise SequenceFault(self._running[0], SERVER_ERROR, "The request could not be scheduled.")
         if not prompts and self._speculation is not None:
             return self._with_drafts(chunks, self._speculation)
         return sorted(chunks, key=lambda chunk: chunk.num_tokens > 1)
 
-    def note_step(self, chunks: list[Chunk], seconds: float) -> None:
-        """The chunks were computed in so many seconds."""
+    def note_step(self, chunks: list[Chunk], seconds: float) -> list[SequenceFault]:
+        """The chunks were computed in so many seconds. Return the faults of sequences that cannot go on."""
         tokens = [chunk.num_tokens for chunk in chunks]
         if not any(chunk.drafts for chunk in chunks):
             num_single = tokens.count(1)
             self._budget.note(num_single, sum(tokens) - num_single, seconds)
         if self._speculation is not None and all(chunk.num_own == 1 for chunk in chunks):
             self._speculation.note_step(sum(tokens), seconds)
+        faults = []
         for chunk in chunks:
-            self._cache.note_computed(chunk.sequence)
+            try:
+                with blaming(chunk.sequence):
+                    self._cache.note_computed(chunk.sequence)
+            except SequenceFault as fault:
+                faults.append(fault)
+        return faults
 
     def note_drafts(self, chunk: Chunk, num_accepted: int) -> None:
         """So many of the chunk's drafts proved right."""
@@ -143,8 +160,11 @@ class Scheduler:
         decoding = [s for s in self._running if s.state is RequestState.DECODE]
         return [Chunk(s, 1) for s in decoding if s.slot >= 0 and self._make_room(s, 1)]
 
+    def _prefilling(self) -> list[Sequence]:
+        return [s for s in self._running if s.state is RequestState.PREFILL]
+
     def _with_drafts(self, chunks: list[Chunk], speculation: Speculation) -> list[Chunk]:
-        """Drafts behind the tokens of those who decode, where nobody has to give way for them."""
+        """Drafts behind the tokens of those who decode, where nobody has to be preempted for them."""
         drafts = speculation.drafts([chunk.sequence for chunk in chunks], self._max_drafts)
         return [
             Chunk(chunk.sequence, 1 + len(draft), draft)
@@ -154,47 +174,70 @@ class Scheduler:
         ]
 
     def _prompt_chunks(self, budget: int) -> list[Chunk]:
-        chunks = []
-        for sequence in [s for s in self._running if s.state is RequestState.PREFILL]:
-            num_tokens = min(budget, sequence.num_left)
+        """Share the budget among running prompts: fewest tokens left first, a part of it for the oldest."""
+        prefilling = self._prefilling()
+        if not prefilling:
+            return []
+        chunks, oldest = [], prefilling[0]
+        reserved = min(oldest.num_left, max(1, budget // OLDEST_SHARE))
+        for sequence in sorted(prefilling, key=self._prompt_rank):
+            if sequence is oldest:
+                reserved = 0
+            num_tokens = min(budget - reserved, sequence.num_left)
             if num_tokens > 0 and sequence.slot >= 0 and self._make_room(sequence, num_tokens):
                 chunks.append(Chunk(sequence, num_tokens))
                 budget -= num_tokens
         return chunks
 
-    def _admitted_chunks(self, budget: int, prompts: list[Chunk]) -> list[Chunk]:
-        """Begin sequences from the queue as far as places, memory and the budget go."""
-        chunks: list[Chunk] = []
-        allowed = self._admission.num_allowed(self._waiting, self._running, self._max_running)
-        computing = {key for chunk in prompts for key in self._keys_of(chunk)}
-        while budget > 0 and allowed > 0 and self._waiting:
-            sequence = self._waiting[0]
-            if _is_awaited(sequence, computing):
-                break  # this very step computes what it begins with: a step later it need not
-            if not self._begin(sequence):
-                break
-            del self._waiting[0]
-            chunk = Chunk(sequence, min(budget, sequence.num_left))
-            if not self._make_room(sequence, chunk.num_tokens):
-                break
-            chunks.append(chunk)
-            computing.update(self._keys_of(chunk))
-            budget -= chunk.num_tokens
-            allowed -= 1
-        return chunks
+    def _prompt_rank(self, sequence: Sequence) -> tuple[bool, int, int, float, int]:
+        is_background, priority, submitted_at, index = self._rank(sequence)
+        return is_background, priority, sequence.num_left, submitted_at, index
 
-    def _keys_of(self, chunk: Chunk) -> list[bytes | None]:
-        """Keys of the blocks that a chunk completes, where others may take them over."""
+    def _admit(self) -> int:
+        """Begin sequences from the queue as far as places and memory go.
+
+        Those whose beginning a running prompt computes just now are deferred until they can take it over. Return
+        their number.
+        """
+        candidates = list(self._admission.candidates(self._waiting, self._running, self._max_running))
+        if not candidates:
+            return 0
+        computing = {key for sequence in self._prefilling() for key in self._keys_to_compute(sequence)}
+        num_deferred = 0
+        for sequence in candidates:
+            with blaming(sequence):
+                if not computing.isdisjoint(self._keys_to_take_over(sequence)):
+                    num_deferred += 1
+                    continue
+                if not self._begin(sequence):
+                    break
+                self._waiting.remove(sequence)
+                computing.update(self._keys_to_compute(sequence))
+        return num_deferred
+
+    def _keys_to_compute(self, sequence: Sequence) -> list[bytes]:
+        """Keys of the full blocks that its prompt still completes."""
         if not self._shares_prefixes:
             return []
-        sequence = chunk.sequence
-        first = sequence.num_computed // PREFIX_BLOCK
-        last = (sequence.num_computed + chunk.num_tokens) // PREFIX_BLOCK
-        return sequence.prefix_keys.upto(sequence.token_ids, last)[first:]
+        keys = sequence.prefix_keys.upto(sequence.token_ids, sequence.num_tokens // PREFIX_BLOCK)
+        return [key for key in keys[sequence.num_computed // PREFIX_BLOCK :] if key is not None]
+
+    def _keys_to_take_over(self, sequence: Sequence) -> list[bytes]:
+        """Keys of the blocks that it need not compute where another one has."""
+        if not self._shares_prefixes:
+            return []
+        keys = sequence.prefix_keys.upto(sequence.token_ids, sequence.num_reusable // PREFIX_BLOCK)
+        return [key for key in keys if key is not None]
 
     def _begin(self, sequence: Sequence) -> bool:
-        """Admit, if beside the prompt each running sequence can still grow by a block."""
-        if not self._cache.begin(sequence, PREFIX_BLOCK * len(self._running)):
+        """Admit, if beside the prompt each running prompt can be computed and each running sequence grow by a block.
+
+        While nothing else runs there will never be more memory, so a sequence that cannot begin then fails.
+        """
+        headroom = PREFIX_BLOCK * len(self._running) + sum(running.num_left for running in self._prefilling())
+        if not self._cache.begin(sequence, headroom):
+            if not self._running:
+                raise _too_large(sequence)
             return False
         if sequence.state is RequestState.WAITING and not sequence.num_preemptions:
             sequence.num_cached = sequence.num_computed
@@ -205,14 +248,15 @@ class Scheduler:
     # Memory
 
     def _make_room(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Room for the sequence's next tokens; False when it had to give way itself."""
-        while not self._cache.extend(sequence, num_tokens):
-            victim = self._running[-1]
-            if victim is sequence and len(self._running) == 1:
-                raise MemoryError(f"{sequence.num_tokens} tokens do not fit into the cache.")
-            self._preempt(victim)
-            if victim is sequence:
-                return False
+        """Room for the sequence's next tokens; False when it was preempted itself."""
+        with blaming(sequence):
+            while not self._cache.extend(sequence, num_tokens):
+                victim = self._running[-1]
+                if victim is sequence and len(self._running) == 1:
+                    raise _too_large(sequence)
+                self._preempt(victim)
+                if victim is sequence:
+                    return False
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
@@ -225,9 +269,8 @@ class Scheduler:
         insort(self._waiting, sequence, key=self._rank)
 
 
-def _is_awaited(sequence: Sequence, computing: set[bytes | None]) -> bool:
-    """Whether blocks that the sequence could take over are among those being computed."""
-    if not computing:
-        return False
-    keys = sequence.prefix_keys.upto(sequence.token_ids, sequence.num_reusable // PREFIX_BLOCK)
-    return any(key is not None and key in computing for key in keys)
+def _too_large(sequence: Sequence) -> SequenceFault:
+    text = (
+        f"The keys and values of {sequence.num_tokens} tokens do not fit into the memory that this model has for them."
+    )
+    return SequenceFault(sequence, OUT_OF_MEMORY, text)

@@ -9,6 +9,7 @@ from inference.engine.config import EngineConfig
 from inference.engine.draft_budget import DraftBudget
 from inference.engine.prompt_lookup import PromptLookup
 from inference.engine.request import Sequence
+from inference.engine.sequence_fault import blaming
 
 KEPT = 0.9  # of what is known about a sequence's drafts, at each further one
 FIRST_CHANCE = 0.25
@@ -71,7 +72,7 @@ class Speculation:
 
     def drafts(self, sequences: Many[Sequence], room: int) -> list[tuple[int, ...]]:
         """For each sequence, which decodes, the tokens to check after its last one; at most ``room`` in all."""
-        proposed = [self._proposal(sequence) for sequence in sequences]
+        proposed = [self._proposal_or_fault(sequence) for sequence in sequences]
         if not any(proposed):
             return proposed
         tokens = [
@@ -98,6 +99,10 @@ class Speculation:
         self.counts.drafts += 1
         self.counts.tokens += num_drafted
         self.counts.accepted += num_accepted
+
+    def _proposal_or_fault(self, sequence: Sequence) -> tuple[int, ...]:
+        with blaming(sequence):
+            return self._proposal(sequence)
 
     def _proposal(self, sequence: Sequence) -> tuple[int, ...]:
         """Tokens that may all be right: none that ends the sequence, nor any after its end."""

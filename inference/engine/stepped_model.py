@@ -46,7 +46,8 @@ class SteppedModel(Protocol):
 
     def fail_all(self, code: str, text: str) -> list[tuple[object, Event]]: ...
 
-    def step(self) -> list[tuple[object, Event]]: ...
+    def step(self) -> list[tuple[object, Event]] | None:
+        """Do what is next, and return its events; None when nothing can be done."""
 
     def check_integrity(self) -> None: ...
 

@@ -1,4 +1,7 @@
-"""Watches the engine thread: a dead one is replaced once, a hanging one is given up, and nobody waits for either."""
+"""Watches the engine thread: a dead one is replaced, a hanging one is given up, and nobody waits for either.
+
+A thread that turns without doing anything for those who wait is ended, and then replaced as a dead one.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from typing import Protocol
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.25
+ENOUGH_TURNS = 3  # without anything done: it does not hang, but is stuck
 
 
 class WatchedLoop(Protocol):
@@ -18,7 +22,11 @@ class WatchedLoop(Protocol):
 
     @property
     def beats(self) -> int:
-        """Grows with every turn and step of the thread."""
+        """Grows whenever the thread does something, or has nothing to do."""
+
+    @property
+    def turns(self) -> int:
+        """Grows with every turn of the thread, also with one that does nothing."""
 
     @property
     def owes_work(self) -> bool:
@@ -34,7 +42,10 @@ class WatchedLoop(Protocol):
         """Fail everyone who waits, and accept nothing any more."""
 
     def restart(self) -> bool:
-        """Replace a dead thread; False where that is not safe or has been done before."""
+        """Replace a dead thread; False where that is not safe or was done too often."""
+
+    def break_off(self) -> None:
+        """Let a thread that still turns die at its next turn."""
 
 
 class Watchdog:
@@ -59,6 +70,7 @@ class Watchdog:
         self._clock = clock
         self._looked_at = clock()
         self._beats = loop.beats
+        self._turns = loop.turns  # when it was last seen to do something
         self._silent_s = 0.0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="engine-watchdog", daemon=True)
@@ -77,7 +89,10 @@ class Watchdog:
         if self._loop.has_died:
             self._replace()
         elif self._is_silent():
-            self._lose(f"The engine thread has not moved for {self._stall_s:g} s (MILLM_ENGINE_STALL_SECONDS).")
+            if self._loop.turns - self._turns >= ENOUGH_TURNS:
+                self._break_off()
+            else:
+                self._lose(f"The engine thread has not moved for {self._stall_s:g} s (MILLM_ENGINE_STALL_SECONDS).")
 
     def _is_silent(self) -> bool:
         now, beats = self._clock(), self._loop.beats
@@ -87,7 +102,14 @@ class Watchdog:
         is_quiet = self._loop.owes_work and beats == self._beats
         self._silent_s = self._silent_s + watched_s if is_quiet else 0.0
         self._beats = beats
+        if not is_quiet:
+            self._turns = self._loop.turns
         return self._silent_s > self._stall_s
+
+    def _break_off(self) -> None:
+        logger.error("The engine thread turned for %g s without doing anything for those who wait.", self._stall_s)
+        self._silent_s, self._turns = 0.0, self._loop.turns
+        self._loop.break_off()
 
     def _replace(self) -> None:
         error = self._loop.error or "The engine thread ended."

@@ -77,7 +77,7 @@ class EngineHarness:
         return transcript
 
     def step(self) -> None:
-        self._note(self.engine.step())
+        self._note(self.engine.step() or [])
         self.engine.check_integrity()
 
     def cancel(self, transcript: Transcript) -> None:

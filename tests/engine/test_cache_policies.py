@@ -94,6 +94,7 @@ def ran(cache: CachePolicy, pool: Pool, sequence: Sequence) -> Sequence:
 
 
 PROMPT = tuple(range(100, 200))
+LONG = tuple(range(100, 100 + 4 * PREFIX_BLOCK))
 
 
 @pytest.mark.parametrize("ended", [True, False])
@@ -226,6 +227,20 @@ def test_a_prefix_without_its_window_is_not_known():
     assert cache.begin(again, 0)
     pool.obey()
     pool.read(again, again.num_computed)
+
+
+@pytest.mark.parametrize(("blocks", "has_other"), [(7, False), (8, True)])
+def test_a_beginning_is_not_copied_from_a_slot_that_is_emptied_for_the_copy(blocks, has_other):
+    """Memory is too short for a copy beside all that is kept: the source was emptied first, and zeros were copied."""
+    cache = contiguous(blocks=blocks)
+    pool = Pool(cache, (0,))
+    cache.end(ran(cache, pool, build_sequence(LONG)))
+    running = ran(cache, pool, build_sequence(PREFIX_BLOCK if has_other else 2 * PREFIX_BLOCK))
+    if has_other:
+        cache.end(ran(cache, pool, build_sequence(2 * PREFIX_BLOCK)))
+    again = ran(cache, pool, build_sequence((*LONG[: 2 * PREFIX_BLOCK], 5, 6, 7)))
+    assert cache.counts.found == 2 * PREFIX_BLOCK
+    cache.check_integrity([running, again])
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))

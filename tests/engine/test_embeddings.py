@@ -145,6 +145,18 @@ def test_a_poisoned_text_fails_alone_and_is_counted(tmp_path):
     assert engine.stats().step_faults == {"server_error": 4}  # of 6 texts, of 3, of 1 or 2, and alone
 
 
+def test_a_model_that_makes_another_number_of_vectors_fails_its_texts_and_not_the_thread(tmp_path, monkeypatch):
+    loaded = load(build_embedder(tmp_path))
+    ours = type(loaded).vectors
+    monkeypatch.setattr(type(loaded), "vectors", lambda *args: ours(*args)[1:])
+    engine = EmbeddingEngine(loaded, EngineConfig())
+    events, _ = run(engine, TEXTS[:2])
+    assert [(e.index, e.code) for e in events if isinstance(e, FailedEvent)] == [
+        (0, "server_error"),
+        (1, "server_error"),
+    ]
+
+
 def test_texts_that_memory_is_too_short_for_together_are_embedded_in_halves(tmp_path):
     loaded = load(build_embedder(tmp_path))
     engine = EmbeddingEngine(loaded, EngineConfig())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -292,3 +293,23 @@ def _explode_on(token_count: int):
             raise RuntimeError("secret detail")
 
     return hook
+
+
+def test_a_model_that_waits_for_its_batch_does_not_keep_others_from_their_turns(llama, mailbox):
+    """It cost nothing to step it, so it always had the next turn, and the thread spun."""
+    loop = EngineLoop(
+        EngineConfig(batching_mode="static", batch_wait_timeout_s=3600, max_batch_size=2), mailbox.publish
+    )
+    loop.accept_requests()
+    for name in ("tiny", "other"):
+        loop.attach(replace(llama, name=name))
+    loop.turn()
+    loop.submit([build_request(model="tiny")], "waits")
+    loop.submit([build_request(model="other", index=i) for i in range(2)], "runs")
+    for _ in range(8):
+        loop.turn()
+    assert loop.stats().steps == 8
+    assert mailbox.of("runs").events
+    assert not mailbox.of("waits").events
+    loop.stop(0)
+    loop.run()

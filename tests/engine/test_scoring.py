@@ -169,7 +169,7 @@ def test_a_pair_that_gives_way_half_scored_gets_the_same(llama, backend, prefix_
     harness = PairHarness(
         llama,
         kv_cache_backend=backend,
-        kv_cache_bytes=240 * sum(layout.bytes_per_token for layout in probe_layouts(llama)),
+        kv_cache_bytes=256 * sum(layout.bytes_per_token for layout in probe_layouts(llama)),
         max_seq_len=160,
         prefix_cache=prefix_cache,
         max_prefill_tokens=2,

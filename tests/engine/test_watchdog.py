@@ -14,7 +14,9 @@ import torch
 
 from inference.engine.config import EngineConfig
 from inference.engine.errors import EngineDownError
+from inference.engine.life import MAX_RESTARTS, RESTART_WINDOW_S, Life
 from inference.engine.loop import EngineLoop
+from inference.engine.messages import GenerationRequest
 from inference.engine.watchdog import Watchdog
 from tests.builders import build_request
 from tests.engine.harness import reference_tokens
@@ -34,12 +36,18 @@ class FakeLoop:
     """What a watchdog sees and does."""
 
     beats: int = 0
+    turns: int = 0
     owes_work: bool = True
     has_died: bool = False
     error: str = ""
     can_restart: bool = True
     given_up: list[str] = field(default_factory=list)
     num_restarts: int = 0
+    num_broken_off: int = 0
+
+    def break_off(self) -> None:
+        self.num_broken_off += 1
+        self.has_died, self.error = True, "The engine died: StuckError."
 
     def give_up(self, error: str) -> None:
         self.given_up.append(error)
@@ -94,6 +102,18 @@ def test_signs_of_life_and_silence_without_work_are_fine(watched, clock, failure
     assert not failures
 
 
+def test_a_loop_that_turns_without_doing_anything_is_ended_and_replaced(watched, clock, failures):
+    loop, watchdog = watched
+    for _ in range(60):
+        loop.turns += 50
+        pass_time(watchdog, clock, 1)
+    assert not loop.num_broken_off
+    for _ in range(3):
+        loop.turns += 50
+        pass_time(watchdog, clock, 1)
+    assert (loop.num_broken_off, loop.num_restarts, failures) == (1, 1, [])
+
+
 def test_a_process_that_was_stopped_itself_blames_nobody(watched, clock, failures):
     _, watchdog = watched
     clock.now += 3600
@@ -101,7 +121,7 @@ def test_a_process_that_was_stopped_itself_blames_nobody(watched, clock, failure
     assert not failures
 
 
-def test_a_dead_thread_is_replaced_once(watched, failures):
+def test_a_dead_thread_is_replaced_until_the_loop_refuses(watched, failures):
     loop, watchdog = watched
     loop.has_died, loop.error = True, "The engine died: ValueError."
     watchdog.look()
@@ -175,16 +195,79 @@ def test_a_thread_that_dies_fails_everyone_at_once_and_its_models_serve_on(llama
     assert sum(thread.name == "engine" for thread in threading.enumerate()) == 1
 
 
-def test_a_thread_that_dies_again_stays_dead_and_says_so(llama, mailbox, guarded):
+def test_a_thread_that_dies_too_often_within_an_hour_stays_dead_and_says_so(llama, mailbox, guarded):
     with hooked(llama.module, raising(SystemExit("gone"))):
-        for sink in ("first", "second"):
+        for number in range(MAX_RESTARTS + 1):
             wait_until(lambda: guarded.loop.stats().is_up)
-            guarded.loop.submit([build_request()], sink)
-            mailbox.ended(sink)
+            guarded.loop.submit([build_request()], str(number))
+            mailbox.ended(str(number))
         wait_until(lambda: guarded.failures)
+    assert guarded.loop.stats().restarts == MAX_RESTARTS
     assert guarded.failures == ["The engine died: SystemExit."]
     with pytest.raises(EngineDownError, match="died: SystemExit"):
         guarded.loop.submit([build_request()], "late")
+
+
+def test_restarts_count_for_an_hour(clock):
+    life = Life(clock)
+    life.begin()
+    assert [life.may_restart() for _ in range(MAX_RESTARTS + 1)] == [True] * MAX_RESTARTS + [False]
+    clock.now += RESTART_WINDOW_S
+    assert life.may_restart()
+    assert life.restarts == MAX_RESTARTS + 1
+
+
+class IdleModel:
+    """Has work, and never does any."""
+
+    takes, has_work, is_in_background = GenerationRequest, True, False
+    num_running, num_waiting, num_free_slots = 0, 1, 0
+
+    def __init__(self) -> None:
+        self.num_steps = 0
+
+    def seconds_to_wait(self) -> float:
+        return 0.0
+
+    def add(self, *_: object) -> list[Any]:
+        return []
+
+    def step(self) -> None:
+        self.num_steps += 1
+
+    def fail_all(self, *_: object) -> list[Any]:
+        return []
+
+    def check_integrity(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_a_loop_that_does_nothing_is_replaced_and_everyone_is_told(llama, mailbox, guarded, monkeypatch):
+    stuck = IdleModel()
+    monkeypatch.setattr(guarded.loop._models, "_engines", {"tiny": stuck})
+    guarded.loop.submit([build_request()], "a")
+    assert mailbox.ended("a").failed.code == "server_error"
+    assert 0 < stuck.num_steps < 500, "it does not spin"
+    wait_until(lambda: guarded.loop.stats().restarts == 1 and guarded.loop.stats().is_up)
+    guarded.loop.submit([build_request()], "next")
+    assert mailbox.ended("next").token_ids == reference_tokens(llama, (5, 6, 7), 8)
+    assert not guarded.failures
+
+
+def test_a_batch_that_fills_is_not_a_stuck_loop(llama, mailbox):
+    loop = EngineLoop(EngineConfig(batching_mode="static", batch_wait_timeout_s=3600), mailbox.publish)
+    loop.accept_requests()
+    loop.attach(llama)
+    loop.turn()
+    loop.submit([build_request()], "a")
+    loop.turn()
+    beats, steps = loop.beats, loop.stats().steps
+    for _ in range(3):
+        loop.turn()
+    assert (loop.beats - beats, loop.stats().steps) == (3, steps)
+    loop.stop(0)
+    loop.run()
 
 
 def test_a_lost_device_is_not_tried_again(llama, mailbox, guarded):
