@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,10 +13,11 @@ import psycopg
 from django.db import DEFAULT_DB_ALIAS, DatabaseError, InterfaceError, close_old_connections, connections
 from psycopg import sql
 
-from inference.snapshots import Snapshot, known_snapshots, process_token
+from inference.snapshots import EVERYTHING, Snapshot, announced_ids, known_snapshots, process_token
 
 logger = logging.getLogger(__name__)
 POLL_S = 0.5
+HEARTBEAT_S = 5.0
 MAX_BACKOFF_S = 5.0
 
 
@@ -56,7 +58,8 @@ class SnapshotListener:
     def _connection(self) -> Iterator[psycopg.Connection[Any]]:
         """A connection of its own, outside Django's pool, because it waits in it."""
         params = connections[self._database].get_connection_params()
-        with psycopg.connect(**{**params, "autocommit": True}) as connection:
+        # A peer that is gone without a word is noticed by the heartbeat, within the time that TCP is given here.
+        with psycopg.connect(**{**params, "autocommit": True, "tcp_user_timeout": 15_000}) as connection:
             try:
                 yield connection
             finally:
@@ -64,13 +67,19 @@ class SnapshotListener:
 
     def _listen(self, connection: psycopg.Connection[Any]) -> None:
         channels: set[str] = set()
+        next_beat = 0.0
         while not self._stop.is_set():
             self._subscribe(connection, channels)
             self.connected.set()
             for notification in connection.notifies(timeout=POLL_S, stop_after=1):
-                if notification.payload != process_token():
-                    _mark_stale(notification.channel)
+                if notification.payload.partition(" ")[0] != process_token():
+                    _mark_stale(notification.channel, announced_ids(notification.payload))
             _reload_stale()
+            if (at := time.monotonic()) >= next_beat:
+                connection.execute("SELECT 1")
+                next_beat = at + HEARTBEAT_S
+                for snapshot in known_snapshots():
+                    snapshot.confirm(at)
 
     def _subscribe(self, connection: psycopg.Connection[Any], channels: set[str]) -> None:
         """LISTEN to new channels; their snapshots may have missed changes before."""
@@ -82,10 +91,10 @@ class SnapshotListener:
         _reload_stale()
 
 
-def _mark_stale(channel: str) -> None:
+def _mark_stale(channel: str, ids: Collection[int] | None = EVERYTHING) -> None:
     for snapshot in known_snapshots():
         if snapshot.channel == channel:
-            snapshot.mark_stale()
+            snapshot.mark_stale(ids)
 
 
 def _reload_stale() -> None:
@@ -101,7 +110,7 @@ def _reload_stale() -> None:
 
 def _reload(snapshot: Snapshot[Any]) -> None:
     try:
-        snapshot.refresh()
+        snapshot.catch_up()
     except (DatabaseError, InterfaceError):
         raise
     except Exception:  # one bad row must not keep the other snapshots from being reloaded

@@ -11,9 +11,10 @@ import asyncio
 import logging
 import os
 import threading
+import time
 import uuid
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
@@ -21,6 +22,8 @@ from django.db import close_old_connections, connection, transaction
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+MAX_CHANGED = 500  # rows that are read one by one after a change, and whose ids fit into a notification
+EVERYTHING = None  # in place of the ids of changed rows
 _TOKEN = uuid.uuid4().hex
 _snapshots: weakref.WeakSet[Snapshot[Any]] = weakref.WeakSet()
 
@@ -28,17 +31,29 @@ _snapshots: weakref.WeakSet[Snapshot[Any]] = weakref.WeakSet()
 class Snapshot(Generic[T]):
     """One value, loaded by ``load`` (synchronous ORM code) and invalidated on the PostgreSQL channel ``channel``.
 
-    In a process without a running listener (commands) only this process' own writes refresh the value.
+    ``load_changed`` makes a new value of the old one and the rows of the given ids; without it everything is loaded
+    after each change. In a process without a running listener (commands) only this process' own writes refresh the value.
     """
 
-    def __init__(self, channel: str, load: Callable[[], T]) -> None:
+    def __init__(
+        self,
+        channel: str,
+        load: Callable[[], T],
+        load_changed: Callable[[T, frozenset[int]], T] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.channel = channel
         self._load = load
+        self._load_changed = load_changed
+        self._clock = clock
         self._value: tuple[T] | None = None  # boxed, so that None can be a value
         self._loading = threading.Lock()
         self._counting = threading.Lock()
         self._wanted = 0  # tickets of refreshes asked for
         self._done = 0  # the newest ticket that the value satisfies
+        self._changed: set[int] | None = set()  # what the tickets in between are about
+        self._current_at = clock()  # when the value was last known to be what the database holds
+        self._is_broken = False  # it could not be loaded, for a reason that a retry does not cure
         self._writer = threading.local()
         _snapshots.add(self)
 
@@ -56,21 +71,44 @@ class Snapshot(Generic[T]):
         box = self._value
         return box[0] if box is not None else await asyncio.to_thread(_with_own_connection, self.refresh)
 
-    def refresh(self) -> T:
-        """Load the value again. Concurrent callers share a load that began after they asked."""
-        ticket = self.mark_stale()
+    def refresh(self, ids: Collection[int] | None = EVERYTHING) -> T:
+        """Load the value, or the rows of these ids, again. Concurrent callers share a load that begins after both."""
+        return self._loaded(self.mark_stale(ids))
+
+    def catch_up(self) -> None:
+        """Load what was announced as changed and is not in the value yet."""
+        self._loaded(self._wanted)
+
+    def _loaded(self, ticket: int) -> T:
         with self._loading:
             if self._done < ticket or self._value is None:
-                started = self._wanted
-                self._value = (self._load(),)
-                self._done = started
+                self._value = (self._reload(),)
             return self._value[0]
 
-    def invalidate(self) -> None:
-        """Tell every process at commit (at once outside a transaction) that the value changed."""
+    def _reload(self) -> T:
+        at = self._clock()
+        with self._counting:
+            started, changed, self._changed = self._wanted, self._changed, set()
+        box = self._value
+        try:
+            if box is None or changed is EVERYTHING or self._load_changed is None:
+                value = self._load()
+            else:
+                value = self._load_changed(box[0], frozenset(changed))
+        except BaseException:
+            with self._counting:
+                self._changed = _both(self._changed, changed)
+            raise
+        self._done, self._current_at, self._is_broken = started, at, False
+        return value
+
+    def invalidate(self, ids: Collection[int] | None = EVERYTHING) -> None:
+        """Tell every process at commit (at once outside a transaction) that the value, or rows of it, changed."""
+        ids = self._few(ids)
         with connection.cursor() as cursor:
-            cursor.execute("SELECT pg_notify(%s, %s)", [self.channel, process_token()])
+            cursor.execute("SELECT pg_notify(%s, %s)", [self.channel, announcement(ids)])
         self._writer.is_writing = True
+        self._writer.changed = _both(getattr(self._writer, "changed", set()), ids)
         transaction.on_commit(self._refresh_after_commit)
 
     def forget(self) -> None:
@@ -83,20 +121,38 @@ class Snapshot(Generic[T]):
         """Whether a change was announced that the value does not show yet; readers keep the old one until then."""
         return self._done < self._wanted
 
-    def mark_stale(self) -> int:
+    def mark_stale(self, ids: Collection[int] | None = EVERYTHING) -> int:
         """Announce a change; the listener reloads. Returns the ticket of the announcement."""
         with self._counting:
             self._wanted += 1
+            self._changed = _both(self._changed, self._few(ids))
             return self._wanted
 
     def give_up(self) -> None:
         """Keep the old value until the next change: loading fails for a reason that a retry does not cure."""
-        self._done = self._wanted
+        self._done, self._is_broken = self._wanted, True
+
+    def confirm(self, at: float) -> None:
+        """Every change up to ``at`` has been heard of: a value that shows them all was current then."""
+        if not self.is_stale and not self._is_broken:
+            self._current_at = max(self._current_at, at)
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the value was last known to be current; grows while the database cannot be heard."""
+        return self._clock() - self._current_at
+
+    def _few(self, ids: Collection[int] | None) -> Collection[int] | None:
+        return EVERYTHING if ids is EVERYTHING or self._load_changed is None or len(ids) > MAX_CHANGED else ids
 
     def _refresh_after_commit(self) -> None:
+        """Called once for each announcement of the transaction: the first call loads what all of them are about."""
         self._writer.is_writing = False
+        changed, self._writer.changed = getattr(self._writer, "changed", EVERYTHING), set()
+        if changed is not EVERYTHING and not changed:
+            return
         try:
-            self.refresh()
+            self.refresh(changed)
         except Exception:  # the write is committed: it must not look failed because reading it back did
             logger.exception("Could not reload the snapshot of %s after a commit.", self.channel)
             _recover_later(self)
@@ -122,8 +178,24 @@ def known_snapshots() -> list[Snapshot[Any]]:
 
 
 def process_token() -> str:
-    """Payload of this process' own notifications, which its listener skips."""
+    """Begins the payload of this process' own notifications, which its listener skips."""
     return f"{os.getpid()}-{_TOKEN}"
+
+
+def announcement(ids: Collection[int] | None) -> str:
+    """The payload of a notification: who changed something, and the ids of the rows where they are few."""
+    return process_token() if ids is EVERYTHING else f"{process_token()} {','.join(map(str, ids))}"
+
+
+def announced_ids(payload: str) -> frozenset[int] | None:
+    """The ids in a notification; of what does not look like ours, everything."""
+    numbers = payload.partition(" ")[2].split(",")
+    is_ours = all(number.isascii() and number.isdecimal() for number in numbers)
+    return frozenset(map(int, numbers)) if is_ours else EVERYTHING
+
+
+def _both(one: Collection[int] | None, other: Collection[int] | None) -> set[int] | None:
+    return EVERYTHING if one is EVERYTHING or other is EVERYTHING else {*one, *other}
 
 
 def _recover_later(snapshot: Snapshot[T]) -> None:

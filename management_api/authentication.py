@@ -10,7 +10,7 @@ from rest_framework.exceptions import PermissionDenied
 from rest_framework.request import Request
 
 from openai_api.errors import forbidden, wrong_key
-from openai_api.keys import find_key, presented_key, snapshot
+from openai_api.keys import current_keys, find_key, presented_key
 
 
 class CsrfFailed(PermissionDenied):
@@ -24,7 +24,7 @@ class KeyAuthentication(BaseAuthentication):
         plain = presented_key(request)
         if plain is None:
             return None
-        record = find_key(plain, snapshot.get())
+        record = find_key(plain, current_keys())
         if record is None:
             raise wrong_key()
         if not record.may_manage:

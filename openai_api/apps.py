@@ -22,7 +22,8 @@ class OpenaiApiConfig(AppConfig):
 
     def ready(self) -> None:
         from django.contrib.auth import get_user_model
-        from django.db.models.signals import post_delete, post_save, pre_delete
+        from django.contrib.auth.models import Group
+        from django.db.models.signals import m2m_changed, post_delete, post_save, pre_delete
 
         from jobs.kinds import JobKind, register
         from jobs.periodic import Periodic, register_periodic
@@ -34,8 +35,12 @@ class OpenaiApiConfig(AppConfig):
         register(JobKind(PRUNE, "Prune the request log", _prune))
         register_periodic(Periodic(PRUNE, timedelta(hours=1), _is_prune_due))
         register_periodic(Periodic(PRUNE_KEPT, timedelta(hours=1), _is_anything_kept_too_long))
-        for signal in (post_save, post_delete):
-            signal.connect(_reread_keys, sender=get_user_model(), dispatch_uid="openai_api.reread_keys")
+        user = get_user_model()
+        post_save.connect(_reread_keys_of_user, sender=user, dispatch_uid="openai_api.reread_keys")
+        post_delete.connect(_reread_keys, sender=user, dispatch_uid="openai_api.reread_keys.user")
+        for name, relation in _rights(user):
+            m2m_changed.connect(_reread_keys, sender=relation, dispatch_uid=f"openai_api.reread_keys.{name}")
+        pre_delete.connect(_reread_keys, sender=Group, dispatch_uid="openai_api.reread_keys.group")
         pre_delete.connect(
             _forget_their_examples, sender=get_user_model(), dispatch_uid="openai_api.forget_their_examples"
         )
@@ -88,11 +93,32 @@ def _is_prune_due() -> bool:
     return is_due()
 
 
-def _reread_keys(*, update_fields: frozenset[str] | None = None, **_: Any) -> None:
+def _rights(user: Any) -> tuple[tuple[str, Any], ...]:
+    """Where a user's permissions come from."""
+    from django.contrib.auth.models import Group
+
+    return (
+        ("groups", user.groups.through),
+        ("user_permissions", user.user_permissions.through),
+        ("permissions", Group.permissions.through),
+    )
+
+
+def _reread_keys_of_user(instance: Any, *, update_fields: frozenset[str] | None = None, **_: Any) -> None:
     """A user who is deactivated or loses rights takes the keys along. Logins only touch ``last_login``."""
     from openai_api.keys import snapshot
 
     if update_fields is None or set(update_fields) != {"last_login"}:
+        keys = list(instance.api_keys.values_list("pk", flat=True))
+        if keys:
+            snapshot.invalidate(keys)
+
+
+def _reread_keys(*, action: str = "", **_: Any) -> None:
+    """Groups give permissions to users, and these to their keys. Nobody counts whose they are."""
+    from openai_api.keys import snapshot
+
+    if not action.startswith("pre_"):
         snapshot.invalidate()
 
 

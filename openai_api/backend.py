@@ -10,7 +10,7 @@ from typing import Protocol
 from inference.client import EngineClient, get_client
 from inference.registry import ModelRecord, ReadyModel, get_registry
 from openai_api.call import Call
-from openai_api.keys import KeySource, snapshot
+from openai_api.keys import KeySource, acurrent_keys
 from openai_api.unloading import unload
 from steering.feature_reader import FeatureDetail, FeatureQuery, FeatureReader, FeatureRecord, SAERecord
 from steering.logit_lens import LogitLens
@@ -76,7 +76,7 @@ class Backend:
     client: Callable[[], EngineClient] = get_client
     registry: Callable[[], Registry] = get_registry
     steer: Steering = steer
-    keys: KeySource = snapshot.aget
+    keys: KeySource = acurrent_keys
     features: Callable[[], Features] = feature_reader
     watch: Watching = watch
     unload: Unloading = unload

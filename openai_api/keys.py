@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import date, datetime
 
 from django.conf import settings
+from django.contrib.auth.models import User
 from django.http import HttpRequest
 from django.utils import timezone
 from django.utils.crypto import constant_time_compare, salted_hmac
 
+from inference.snapshot_listener import is_listening
 from inference.snapshots import Snapshot
 from openai_api.client_address import is_loopback
-from openai_api.errors import wrong_key
+from openai_api.errors import unavailable, wrong_key
 
 KEY_START = "sk-millm-"
 PREFIX_LENGTH = len(KEY_START) + 4  # shown in the admin
 MAX_KEY_LENGTH = 200
+MANAGE_MODELS = "inference.change_languagemodel"
 SHAPE = re.compile(rf"{KEY_START}[\w-]{{43}}", re.ASCII)
 MAX_INTENSITY = 2.0  # times what a profile was published with
 # What clients that insist on some key send to a server without keys; on loopback they count as none.
@@ -127,17 +130,54 @@ def find_key(key: str, records: Mapping[str, KeyRecord]) -> KeyRecord | None:
     return None if record.expires_at is not None and record.expires_at <= timezone.now() else record
 
 
-def load_keys() -> dict[str, KeyRecord]:
-    """Keys by digest: those not revoked, of owners that are active. A rotated key is there under its old digest too,
-    until that is not valid any more.
+def load_keys(ids: Collection[int] | None = None) -> dict[str, KeyRecord]:
+    """Return the usable keys by digest, all or those of these ids: not revoked, of owners that are active.
+
+    A rotated key is there under its old digest too, until that is not valid any more. Takes three queries, however many
+    keys there are.
     """
     from openai_api.models import ApiKey, KeyDay
 
-    days = {day.api_key_id: day.use() for day in KeyDay.objects.filter(day=timezone.now().date())}
-    rows = ApiKey.objects.filter(revoked_at__isnull=True, owner__is_active=True).select_related("owner")
-    records = [row.record(days.get(row.pk)) for row in rows]
-    records += [row.old_record(days.get(row.pk)) for row in rows if row.has_old_secret]
+    use = KeyDay.objects.filter(day=timezone.now().date())
+    usable = ApiKey.objects.filter(revoked_at__isnull=True, owner__is_active=True)
+    managers = User.objects.with_perm(MANAGE_MODELS, backend="django.contrib.auth.backends.ModelBackend")
+    if ids is not None:
+        use, usable = use.filter(api_key__in=ids), usable.filter(pk__in=ids)
+        managers = managers.filter(api_keys__in=ids)
+    days = {day.api_key_id: day.use() for day in use}
+    owners = set(managers.values_list("pk", flat=True))
+    records: list[KeyRecord] = []
+    for row in usable:
+        used, is_manager = days.get(row.pk), row.owner_id in owners
+        records.append(row.record(used, is_manager=is_manager))
+        if row.has_old_secret:
+            records.append(row.old_record(used, is_manager=is_manager))
     return {record.digest: record for record in records}
 
 
-snapshot: Snapshot[dict[str, KeyRecord]] = Snapshot("millm_api_keys", load_keys)
+def load_changed_keys(known: dict[str, KeyRecord], ids: frozenset[int]) -> dict[str, KeyRecord]:
+    return {digest: record for digest, record in known.items() if record.pk not in ids} | load_keys(ids)
+
+
+snapshot: Snapshot[dict[str, KeyRecord]] = Snapshot("millm_api_keys", load_keys, load_changed_keys)
+
+
+def current_keys() -> dict[str, KeyRecord]:
+    """Usable keys by digest; raises ApiError 503 where nobody knows any more whether they still are."""
+    keys = snapshot.get()
+    _check_age()
+    return keys
+
+
+async def acurrent_keys() -> dict[str, KeyRecord]:
+    """Like :func:`current_keys`, for async code."""
+    keys = await snapshot.aget()
+    _check_age()
+    return keys
+
+
+def _check_age() -> None:
+    """A process that does not listen, such as a command, reads keys when it needs them."""
+    if is_listening() and snapshot.age_s > settings.MILLM_KEY_MAX_AGE:
+        message = "The database has been out of reach for too long to know which keys are valid."
+        raise unavailable(message, code="database_unavailable")

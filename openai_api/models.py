@@ -12,7 +12,7 @@ from django.db import models
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from openai_api.keys import MAX_INTENSITY, DayUse, KeyRecord
+from openai_api.keys import MANAGE_MODELS, MAX_INTENSITY, DayUse, KeyRecord
 from openai_api.log_models import LogAccess, SavedSearch
 from openai_api.log_words import LogWords
 from openai_api.scopes import Scope
@@ -130,13 +130,21 @@ class ApiKey(models.Model):
             self.old_digest is not None and self.old_valid_until is not None and self.old_valid_until > timezone.now()
         )
 
-    def old_record(self, used: DayUse | None = None) -> KeyRecord:
+    def old_record(self, used: DayUse | None = None, *, is_manager: bool | None = None) -> KeyRecord:
         """The same key under its old secret, which expires first."""
         ends = [end for end in (self.expires_at, self.old_valid_until) if end is not None]
-        return replace(self.record(used), digest=self.old_digest or "", prefix=self.old_prefix, expires_at=min(ends))
+        return replace(
+            self.record(used, is_manager=is_manager),
+            digest=self.old_digest or "",
+            prefix=self.old_prefix,
+            expires_at=min(ends),
+        )
 
-    def record(self, used: DayUse | None = None) -> KeyRecord:
-        """The key as requests see it; asks the database for the owner's permissions. ``used`` is today's use."""
+    def record(self, used: DayUse | None = None, *, is_manager: bool | None = None) -> KeyRecord:
+        """The key as requests see it. ``used`` is today's use.
+
+        ``is_manager``: whether the owner may change models; None asks the database.
+        """
         return KeyRecord(
             pk=self.pk,
             name=self.name,
@@ -157,14 +165,14 @@ class ApiKey(models.Model):
             priority=self.priority,
             log_content=self.log_content,
             expires_at=self.expires_at,
-            may_manage_models=self._may_manage_models(),
+            may_manage_models=self._may_manage_models(is_manager),
             scopes=frozenset(self.scopes),
             used=used,
         )
 
-    def _may_manage_models(self) -> bool:
+    def _may_manage_models(self, is_manager: bool | None) -> bool:  # noqa: FBT001 - None is an answer too
         is_in_scope = not self.scopes or Scope.MANAGE in self.scopes
-        return is_in_scope and self.owner.has_perm("inference.change_languagemodel")
+        return is_in_scope and (self.owner.has_perm(MANAGE_MODELS) if is_manager is None else is_manager)
 
 
 class KeyDay(models.Model):

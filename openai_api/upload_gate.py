@@ -12,7 +12,7 @@ from django.db import InterfaceError, OperationalError
 from django.http import HttpRequest
 
 from openai_api.errors import ApiError, unavailable
-from openai_api.keys import needs_no_key, require_key, snapshot
+from openai_api.keys import current_keys, needs_no_key, require_key
 
 Header = tuple[bytes, bytes]
 
@@ -22,7 +22,7 @@ def upload_refusal(headers: Iterable[Header], peer: str) -> ApiError | None:
     request = _request(headers, peer)
     try:
         if not needs_no_key(request):
-            require_key(request, snapshot.get())
+            require_key(request, current_keys())
     except ApiError as refusal:
         return refusal
     except (OperationalError, InterfaceError):

@@ -52,7 +52,7 @@ def save_new_api_key(*, api_key: ApiKey, user: User | None = None) -> CreatedKey
     api_key.full_clean()
     api_key.save(force_insert=True)
     record_saved(api_key, before=None, user=user, leave_out=SECRETS)
-    snapshot.invalidate()
+    snapshot.invalidate([api_key.pk])
     return CreatedKey(api_key, plain)
 
 
@@ -71,7 +71,7 @@ def change_api_key(*, api_key: ApiKey, user: User | None = None) -> None:
     record_saved(api_key, before=before, user=user, leave_out=NOT_EDITED)
     if before is not None and before["shares_examples"] and not api_key.shares_examples:
         forget_traffic_examples()
-    snapshot.invalidate()
+    snapshot.invalidate([api_key.pk])
 
 
 @transaction.atomic
@@ -94,7 +94,7 @@ def rotate_api_key(*, api_key: ApiKey, grace: timedelta = NO_GRACE, user: User |
     row.save(update_fields=["digest", "prefix", "old_digest", "old_prefix", "old_valid_until", "rotated_at"])
     until = f"until {row.old_valid_until:%Y-%m-%d %H:%M} UTC" if row.old_valid_until else "no longer"
     record(AuditEvent.Action.ROTATE, row, user=user, detail=f"the secret of {before} is valid {until}")
-    snapshot.invalidate()
+    snapshot.invalidate([row.pk])
     return CreatedKey(row, plain)
 
 
@@ -107,7 +107,7 @@ def revoke_api_keys(*, keys: QuerySet[ApiKey], reason: str = "", user: User | No
         row.old_digest, row.old_prefix, row.old_valid_until = NO_OLD
         row.save(update_fields=["revoked_at", "revoked_reason", "old_digest", "old_prefix", "old_valid_until"])
         record(AuditEvent.Action.REVOKE, row, user=user, detail=reason)
-    snapshot.invalidate()
+    snapshot.invalidate([row.pk for row in rows])
     return len(rows)
 
 
@@ -117,10 +117,11 @@ def delete_api_keys(*, keys: QuerySet[ApiKey], user: User | None = None) -> None
     rows = list(keys.select_for_update(of=("self",)))
     if any(row.shares_examples for row in rows):
         forget_traffic_examples()
+    pks = [row.pk for row in rows]
     for row in rows:
         record_deleted(row, user=user)
-    ApiKey.objects.filter(pk__in=[row.pk for row in rows]).delete()
-    snapshot.invalidate()
+    ApiKey.objects.filter(pk__in=pks).delete()
+    snapshot.invalidate(pks)
 
 
 def check_may_act_as(owner: User, user: User | None) -> None:
