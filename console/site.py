@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from django.contrib.admin import AdminSite
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
 from django.urls import URLPattern, URLResolver
 
+from console.login_limit import LimitedLoginForm
 from console.navigation import place_of, sections
 from console.pages import PAGES
 
@@ -17,9 +20,18 @@ class ConsoleSite(AdminSite):
     index_title = "Dashboard"
     enable_nav_sidebar = False  # ours stands in the header block of base_site.html
     site_url = None
+    login_form = LimitedLoginForm
 
     def get_urls(self) -> list[URLPattern | URLResolver]:
         return [*PAGES.urls(self), *super().get_urls()]
+
+    def login(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        response = super().login(request, extra_context)
+        form = (response.context_data or {}).get("form") if isinstance(response, TemplateResponse) else None
+        if isinstance(form, LimitedLoginForm) and form.wait_s:
+            response.status_code = 429
+            response.headers["Retry-After"] = str(math.ceil(form.wait_s))
+        return response
 
     def each_context(self, request: HttpRequest) -> dict[str, Any]:
         context = super().each_context(request)

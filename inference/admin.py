@@ -18,7 +18,7 @@ from django.utils.safestring import SafeString
 
 from inference import services
 from inference.client import EngineError, get_client
-from inference.model_pages import LIVE_URL, ModelPages, live_html, page_context
+from inference.model_pages import LIVE_URL, LanguageModelForm, ModelPages, live_html, page_context
 from inference.models import LanguageModel
 from inference.rights import is_superuser
 
@@ -38,6 +38,7 @@ LIVE_FIELDS = (
 
 @admin.register(LanguageModel)
 class LanguageModelAdmin(ModelPages, admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
+    form = LanguageModelForm
     empty_words = "No model yet. Who may register one sees first what a directory or a Hub id holds."
     list_display = ("name", "kind", "source", "standing", "memory", "loaded_at", "pinned", "is_default")
     list_filter = ("state", "kind", "is_default", "autoload", "pinned")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from django.core.exceptions import ValidationError
+
 from inference.chat_template import ChatTemplate, ChatTemplateError
-from inference.sources import ModelSource, SourceError, local_directory, resolve_source
+from inference.sources import ModelSource, SourceError, check_within_roots, local_directory, resolve_source
 
 MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/@+-]*")
 DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
@@ -35,6 +37,15 @@ def source_problems(source: ModelSource) -> list[str]:
     except SourceError as error:
         return [str(error)]
     return []
+
+
+def within_roots(source: str) -> str:
+    """A source that somebody names in a form; ValidationError for a path outside of MILLM_MODEL_ROOTS."""
+    try:
+        check_within_roots(source)
+    except SourceError as error:
+        raise ValidationError(str(error)) from error
+    return source
 
 
 def template_problems(source: str) -> list[str]:

@@ -20,6 +20,7 @@ from django.views.decorators.cache import never_cache
 from inference import services
 from inference.client import EngineError
 from inference.job_kinds import WARM
+from inference.model_checks import within_roots
 from inference.model_preview import preview_model
 from inference.model_standing import memory_need, model_standing
 from inference.model_template import own_chat_template
@@ -34,6 +35,14 @@ MAX_LIVE = 100
 LIVE_URL = reverse_lazy("admin:inference_languagemodel_live")
 
 
+class LanguageModelForm(forms.ModelForm[LanguageModel]):
+    """Checks a new source before the model looks at it."""
+
+    def clean_source(self) -> str:
+        source = str(self.cleaned_data["source"])
+        return within_roots(source) if "source" in self.changed_data else source
+
+
 class PreviewForm(forms.Form):
     source = forms.CharField(
         max_length=500, widget=forms.TextInput(attrs={"size": 60}), help_text="A directory of the server, or a Hub id."
@@ -44,7 +53,7 @@ class PreviewForm(forms.Form):
         source = str(self.cleaned_data["source"]).replace("\0", "")
         if not is_local(source) and not HUB_ID.fullmatch(source):
             raise forms.ValidationError("This is neither a directory nor a Hub id such as org/model.")
-        return source
+        return within_roots(source)
 
 
 class ModelPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time

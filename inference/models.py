@@ -105,7 +105,7 @@ class LanguageModel(models.Model):
         names = [self.name, *self.aliases]
         problems = {
             "name": [*name_problems(names), *self._taken_names(names)],
-            "source": source_problems(self.model_source),
+            "source": source_problems(self.model_source) if self.source else [],  # a blank one is refused as such
             "device": device_problems(self.device),
             "chat_template": template_problems(self.chat_template),
             "default_sampling": sampling_problems(self.default_sampling),

@@ -23,6 +23,7 @@ from inference.sources import (
     ALLOW_CODE_HINT,
     ModelSource,
     SourceError,
+    check_within_roots,
     is_local,
     kind_of_directory,
     local_directory,
@@ -101,6 +102,8 @@ def add_model(*, name: str, source: str, user: User | None = None, **options: An
     for field in (*TRUST_FIELDS, *ORIGIN_FIELDS):
         setattr(row, field, source if field == "source" else options.get(field, "" if field == "revision" else False))
     check_may_trust(row, before, user)
+    if user is not None:
+        check_within_roots(source)
     located = resolve_source(
         ModelSource(
             source,
@@ -121,6 +124,8 @@ def save_model(row: LanguageModel, *, user: User | None = None) -> LanguageModel
     """
     before = stored_fields(row)
     check_may_trust(row, before, user)
+    if user is not None and (before is None or before["source"] != row.source):
+        check_within_roots(row.source)
     row.source = absolute_source(row.source)
     row.full_clean(exclude=LIVE_FIELDS)
     directory = local_directory(row.source)

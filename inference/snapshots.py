@@ -32,7 +32,7 @@ class Snapshot(Generic[T]):
     """One value, loaded by ``load`` (synchronous ORM code) and invalidated on the PostgreSQL channel ``channel``.
 
     ``load_changed`` makes a new value of the old one and the rows of the given ids; without it everything is loaded
-    after each change. In a process without a running listener (commands) only this process' own writes refresh the value.
+    after each change. Without a running listener (in commands) only this process' own writes refresh the value.
     """
 
     def __init__(

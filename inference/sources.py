@@ -43,6 +43,11 @@ UNREACHABLE = frozenset(
     }
 )
 MAX_CONFIG_BYTES = 1_000_000
+MAX_MODEL_FILES = 20_000
+OUTSIDE_ROOTS = (
+    "Local sources are read only below the server's MILLM_MODEL_ROOTS. Put the files there, give a Hub id such as "
+    "org/model, or have it registered by a command of manage.py."
+)
 ALLOW_CODE_HINT = "Whoever operates it can allow that with MILLM_ALLOW_REMOTE_CODE=true."
 DOWNLOADED = ".downloaded.json"  # the patterns of files that were fetched completely
 
@@ -116,8 +121,32 @@ def present_directory(source: ModelSource) -> Path | None:
 
 
 def is_local(source: str) -> bool:
-    """Whether ``source`` is written as a path, or names a directory that exists."""
-    return source.startswith(("/", ".", "~")) or (source != "" and os.path.isdir(source))
+    """Whether ``source`` is written as a path; what a directory of the server is called changes no Hub id."""
+    return source.startswith(("/", ".", "~"))
+
+
+def source_at_shell(source: str) -> str:
+    """The source that an operator means: a directory beside them may be named as it is."""
+    return os.path.abspath(source) if source and not is_local(source) and os.path.isdir(source) else source
+
+
+def check_within_roots(source: str) -> None:
+    """SourceError for a path that somebody names over the network and that lies outside MILLM_MODEL_ROOTS.
+
+    All of them get the same answer, whether there is something or not, and nothing outside is looked at.
+    """
+    if not is_local(source):
+        return
+    roots: Sequence[Path] = settings.MILLM_MODEL_ROOTS
+    real_roots = [os.path.realpath(root) for root in roots]
+    named = os.path.abspath(os.path.expanduser(source))
+    is_named_inside = any(_is_below(named, root) for root in (*map(os.path.abspath, roots), *real_roots))
+    if "\0" in source or not is_named_inside or not any(_is_below(os.path.realpath(named), r) for r in real_roots):
+        raise SourceError(OUTSIDE_ROOTS)
+
+
+def _is_below(path: str, root: str) -> bool:
+    return path == root or path.startswith(root.rstrip("/") + "/")
 
 
 def local_directory(source: str) -> Path | None:
@@ -134,9 +163,11 @@ def local_directory(source: str) -> Path | None:
 
 def check_directory(path: Path, source: ModelSource) -> None:
     """SourceError unless the directory holds a model that can be served."""
-    for file in _files(path):
+    config = _read_config(path)  # first: a directory that is no model is not walked
+    for number, file in enumerate(_files(path)):
+        if number >= MAX_MODEL_FILES:
+            raise SourceError(f"{path} holds more than {MAX_MODEL_FILES} files; give the model's own directory.")
         _check_file(file, path)
-    config = _read_config(path)
     kind_of_directory(path)
     _check_code(config, source)
     if not (path / "tokenizer.json").is_file():

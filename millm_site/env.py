@@ -15,6 +15,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from millm_site.cors import is_origin
 
 PROJECT_DIR = Path(__file__).resolve().parent.parent
+DEMO_DIR = PROJECT_DIR / "steering" / "demo" / "artifacts"
 PREFIX = "MILLM_"
 
 Names = Annotated[tuple[str, ...], NoDecode]
@@ -82,8 +83,27 @@ class Environment(BaseSettings):
 
     auth: Literal["", "loopback", "required"] = Field(
         "",
-        description="Who needs an API key on /v1. `loopback`: everyone but clients on this machine; `required`: "
-        "everyone. Empty: `loopback` with MILLM_DEBUG, else `required`. `make run` sets `loopback`.",
+        validate_default=True,
+        description="Who needs an API key on /v1. `loopback`: everyone but clients on this machine (not pages of other "
+        "sites in its browsers, and not through proxies); `required`: everyone. Empty: `loopback` with MILLM_DEBUG, "
+        "else `required`. `make run` sets `loopback`, which is refused with MILLM_CORS_ORIGINS=*.",
+    )
+    key_max_age: Seconds = Field(
+        300.0,
+        description="Seconds for which keys are accepted as they were last read while the database is out of reach, so "
+        "that changes and revocations are not heard of; then requests with a key are answered 503.",
+    )
+    login_attempts: int = Field(
+        10,
+        ge=0,
+        le=1_000_000,
+        description="Logins to the console that may fail from one address within 15 minutes, and five times as many "
+        "for one user from all addresses; then the answer is 429. Counted by each process. 0: no limit.",
+    )
+    model_roots: Names = Field(
+        (),
+        description="Directories, separated by commas, below which the console and /api may name local models and "
+        "SAEs. Empty: MILLM_HOME/models, and what is shipped of the demo. Commands of manage.py may name any path.",
     )
     allow_remote_code: bool = Field(
         default=False,
@@ -148,6 +168,13 @@ class Environment(BaseSettings):
         ge=0,
         le=36_500,
         description="Days after which rows of the request log are deleted; 0: never. Keys may say less.",
+    )
+    refusal_retention_days: int = Field(
+        7,
+        ge=0,
+        le=36_500,
+        description="Days after which the log's rows of requests without a valid key (401, and 404 of no endpoint) are "
+        "deleted; 0: as other rows. Beyond ten a minute from one address they are counted in one row.",
     )
     log_text_retention_days: int = Field(
         0,
@@ -331,7 +358,7 @@ class Environment(BaseSettings):
     def _absolute(cls, value: Path) -> Path:
         return (PROJECT_DIR / value.expanduser()).resolve()
 
-    @field_validator("allowed_hosts", "cors_origins", "trusted_proxies", mode="before")
+    @field_validator("allowed_hosts", "cors_origins", "model_roots", "trusted_proxies", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         if isinstance(value, str):
@@ -347,12 +374,30 @@ class Environment(BaseSettings):
             ipaddress.ip_network(network, strict=False)
         return value
 
+    @field_validator("model_roots")
+    @classmethod
+    def _roots(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        relative = [root for root in value if not Path(root).expanduser().is_absolute()]
+        if relative:
+            raise ValueError(f"{relative[0]} is no absolute path")
+        return value
+
     @field_validator("cors_origins")
     @classmethod
     def _origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         wrong = [origin for origin in value if not is_origin(origin)]
         if wrong:
             raise ValueError(f"{wrong[0]} is no origin such as https://app.example.org")
+        return value
+
+    @field_validator("auth")
+    @classmethod
+    def _not_open_to_every_page(cls, value: str, info: ValidationInfo) -> str:
+        is_loopback = value == "loopback" or (not value and info.data.get("debug"))
+        if is_loopback and "*" in info.data.get("cors_origins", ()):
+            raise ValueError(
+                "must be `required` while MILLM_CORS_ORIGINS is `*`: any page in a browser of this machine could use it"
+            )
         return value
 
     @field_validator("database_url")
@@ -365,6 +410,11 @@ class Environment(BaseSettings):
         except ProgrammingError as error:
             raise ValueError(f"is no PostgreSQL URL: {str(error).strip()}") from None
         return value
+
+    @property
+    def local_roots(self) -> tuple[Path, ...]:
+        """The directories of ``model_roots``, or those that downloads and the demo lie in."""
+        return tuple(Path(root).expanduser() for root in self.model_roots) or (self.home / "models", DEMO_DIR)
 
     def engine_options(self) -> dict[str, Any]:
         """The fields of inference.engine.config.EngineConfig."""

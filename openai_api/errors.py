@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
 ErrorType = Literal["invalid_request_error", "permission_error", "rate_limit_error", "server_error"]
 
+# A path of this machine with at least two parts, quoted or not; addresses of this server's own are none.
+QUOTED_PATH = re.compile(r"""(['"`“])/(?!v1/|api/|admin/)[^'"`”\n]*?([^'"`”/\n]+)/?(['"`”])""")
+PATH = re.compile(r"(?<![\w/:.@~-])~?/(?!(?:v1|api|admin)/)(?:[\w.@+~%-]+/)+([\w.@+~%-]*)")
 MAX_QUOTED = 200  # characters of a client's input that an error repeats
 MAX_PROBLEMS = 10  # validation problems that one message lists
 MAX_RETRY_AFTER_S = 120.0  # above it the SDKs do not retry
@@ -167,8 +171,13 @@ def server_error(request_id: str) -> ApiError:
     return ApiError(500, message, error_type="server_error")
 
 
+def without_paths(message: str) -> str:
+    """A sentence of the server's own with only the last part of each path: where its files lie is nobody's business."""
+    return PATH.sub(r"…/\1", QUOTED_PATH.sub(r"\1…/\2\3", message))
+
+
 def unavailable(message: str, *, code: str, retry_after_s: float = 5.0) -> ApiError:
-    return ApiError(503, message, error_type="server_error", code=code, retry_after_s=retry_after_s)
+    return ApiError(503, without_paths(message), error_type="server_error", code=code, retry_after_s=retry_after_s)
 
 
 def timed_out(seconds: float, setting: str = "MILLM_REQUEST_TIMEOUT") -> ApiError:

@@ -17,6 +17,7 @@ from typing import Protocol
 from django.db import InterfaceError, OperationalError
 
 from openai_api.log_entry import LogEntry
+from openai_api.refusals import Refusals
 
 logger = logging.getLogger(__name__)
 
@@ -47,8 +48,10 @@ class LogWriter:
         max_entries: int = MAX_ENTRIES,
         max_characters: int = MAX_CHARACTERS,
         retry_s: float = RETRY_S,
+        refusals: Refusals | None = None,
     ) -> None:
         self._store = store
+        self._refusals = refusals or Refusals()
         self._queue: queue.Queue[LogEntry] = queue.Queue(max_entries)
         self._max_characters = max_characters
         self._retry_s = retry_s
@@ -73,7 +76,11 @@ class LogWriter:
         return self._queue.unfinished_tasks
 
     def write(self, entry: LogEntry) -> None:
-        """Queue ``entry``. Never blocks, never raises."""
+        """Queue ``entry``, or count it if it is one of too many refusals. Never blocks, never raises."""
+        if self._refusals.keeps(entry):
+            self._put(entry)
+
+    def _put(self, entry: LogEntry) -> None:
         with self._lock:
             if self._characters + entry.num_characters > self._max_characters:
                 entry.drop_texts()
@@ -86,6 +93,7 @@ class LogWriter:
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until all queued entries are written or lost; False when that took too long."""
+        self._put_refusals(all_of_them=True)
         deadline = time.monotonic() + timeout_s
         with self._queue.all_tasks_done:
             while self._queue.unfinished_tasks:
@@ -95,6 +103,7 @@ class LogWriter:
 
     def stop(self, timeout_s: float = 5.0) -> None:
         """Write what is queued, for at most ``timeout_s``, and end the thread."""
+        self._put_refusals(all_of_them=True)
         self._deadline = time.monotonic() + timeout_s
         self._stop.set()
         if self._thread.is_alive():
@@ -104,12 +113,17 @@ class LogWriter:
 
     def _run(self) -> None:
         while not (self._stop.is_set() and self._queue.empty()):
+            self._put_refusals()
             batch = self._take_batch()
             if batch:
                 self._write_until_done(batch)
             if time.monotonic() > self._deadline:
                 break
         self._store.close()
+
+    def _put_refusals(self, *, all_of_them: bool = False) -> None:
+        for entry in self._refusals.due(all_of_them=all_of_them):
+            self._put(entry)
 
     def _take_batch(self) -> list[LogEntry]:
         """Entries that are there, after a short wait for a first one."""

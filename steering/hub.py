@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,9 +103,13 @@ def _is_in(path: str, folder: str) -> bool:
 
 def _local_files(root: Path) -> dict[str, int]:
     files: dict[str, int] = {}
-    for path in root.rglob("*"):
-        if path.is_file() and not path.is_symlink():
-            files[path.relative_to(root).as_posix()] = path.stat().st_size
-        if len(files) > _MAX_FILES:
+    num_entries = 0
+    for folder, names, file_names in os.walk(root):
+        num_entries += len(names) + len(file_names)  # a tree of empty directories takes its time too
+        if num_entries > _MAX_FILES:
             raise SourceError(f"{root} holds more than {_MAX_FILES} files; give a sub-folder.")
+        for name in file_names:
+            path = Path(folder, name)
+            if path.is_file() and not path.is_symlink():
+                files[path.relative_to(root).as_posix()] = path.stat().st_size
     return files

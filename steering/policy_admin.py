@@ -11,6 +11,7 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 
 from inference.admin import LanguageModelAdmin
+from inference.model_pages import LanguageModelForm
 from inference.models import LanguageModel
 from steering import governance
 from steering.forms import PolicyForm
@@ -51,7 +52,7 @@ class SteeringPolicyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it tak
             governance.remove_policy(policy=policy, user=_user(request))
 
 
-class GovernedModelForm(forms.ModelForm[LanguageModel]):
+class GovernedModelForm(LanguageModelForm):
     """Offers the published profiles of the model, and refuses a default that requests could not name."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from django import forms
 from django.core.exceptions import ValidationError
 
+from inference.model_checks import within_roots
 from inference.models import LanguageModel
 from inference.sources import SourceError, local_directory
 from steering.corpus import DEFAULT_TOKENS, MAX_TOKENS
@@ -39,6 +40,9 @@ class SourceForm(forms.Form):
         label="Measure it when it is added",
         help_text="A job reads the default corpus through the model, behind the traffic, and tells whether it fits.",
     )
+
+    def clean_source(self) -> str:
+        return within_roots(str(self.cleaned_data["source"]))
 
     @property
     def location(self) -> SAELocation:

@@ -11,6 +11,7 @@ import hypothesis
 import pytest
 from django.conf import settings
 
+from millm_site.env import DEMO_DIR
 from tests import live
 
 # How long a test takes says nothing here: machines are slow, shared, or both.
@@ -92,6 +93,7 @@ def site_environment(database_url: str, home: Path) -> dict[str, str]:
         "MILLM_HOME": str(home),
         "MILLM_DATABASE_URL": database_url,
         "MILLM_AUTH": "loopback",
+        "MILLM_MODEL_ROOTS": f"{home.parent},{DEMO_DIR}",  # what tests make lies beside the home
         "MILLM_ADMIN_USER": ADMIN_USER,
         "MILLM_ADMIN_PASSWORD": ADMIN_PASSWORD,
     }

@@ -10,6 +10,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from inference.models import LanguageModel
+from inference.sources import check_within_roots
 from management_api.described import described
 from management_api.resources.job import JobShown, job_started
 from management_api.rows import Row
@@ -105,6 +106,7 @@ class SAEs(Resource):
         data = self.read(SAEInput)
         if SAE.objects.filter(name=data["name"]).exists():
             raise serializers.ValidationError({"name": f"There is an SAE {data['name']} already."})
+        check_within_roots(data["source"])
         location = SAELocation(data["source"], data["revision"], data["subfolder"])
         inspect_sae(location, data["model"], layer=data["layer"], site=data["site"] or None)
         place = {name: data[name] for name in ("name", "model", "layer", "site", "measures")}

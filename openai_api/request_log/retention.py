@@ -12,11 +12,13 @@ from django.db.models import Q, QuerySet
 from django.utils import timezone
 
 from openai_api.models import ApiKey, RequestLog
+from openai_api.refusals import NOWHERE
 from openai_api.request_log.metadata import bare_parameters, quotes_client
 
 BATCH = 2_000
 AT_ONCE = 100  # of rows whose parameters are in memory: they may hold what was known of each token
 HAS_TEXT = ~Q(prompt="", completion="")
+REFUSED = Q(api_key=None) & (Q(status=401) | Q(status__in=(404, 405), endpoint=NOWHERE))  # as refusals.is_refusal
 Tell = Callable[[int], None]
 
 
@@ -26,15 +28,22 @@ class Retention:
 
     days: int
     text_days: int
+    refusal_days: int = 0
 
     @classmethod
     def from_settings(cls) -> Retention:
-        return cls(settings.MILLM_LOG_RETENTION_DAYS, settings.MILLM_LOG_TEXT_RETENTION_DAYS)
+        return cls(
+            settings.MILLM_LOG_RETENTION_DAYS,
+            settings.MILLM_LOG_TEXT_RETENTION_DAYS,
+            settings.MILLM_REFUSAL_RETENTION_DAYS,
+        )
 
     def old_rows(self, now: datetime) -> Iterator[QuerySet[RequestLog]]:
-        """Those of everybody, then those of keys that keep theirs for less."""
+        """Those of everybody, refusals, then those of keys that keep theirs for less."""
         if self.days:
             yield RequestLog.objects.filter(created_at__lt=now - timedelta(days=self.days))
+        if self.refusal_days:
+            yield RequestLog.objects.filter(REFUSED, created_at__lt=now - timedelta(days=self.refusal_days))
         for pk, days in ApiKey.objects.exclude(log_retention_days=None).values_list("pk", "log_retention_days"):
             yield RequestLog.objects.filter(api_key=pk, created_at__lt=now - timedelta(days=days or 0))
 

@@ -12,7 +12,7 @@ from inference.registry import ModelNotFoundError, ModelRecord
 from openai_api.backend import get_backend
 from openai_api.call import Call
 from openai_api.endpoint import json_response
-from openai_api.errors import ApiError, invalid, model_not_found, timed_out, unavailable
+from openai_api.errors import ApiError, invalid, model_not_found, timed_out, unavailable, without_paths
 from openai_api.schemas.features import (
     FeatureBody,
     FeatureDetailBody,
@@ -144,7 +144,7 @@ async def look(call: Call, sae: SAERecord, index: int) -> tuple[LogitLens | None
         async with asyncio.timeout_at(call.deadline):
             return await get_backend().features().lens(sae, index), None
     except LensUnavailableError as error:
-        return None, str(error)
+        return None, without_paths(str(error))
     except LensBusyError:
         raise unavailable("Too many features are being looked at.", code="server_is_overloaded") from None
     except TimeoutError:

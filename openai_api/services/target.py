@@ -8,7 +8,16 @@ from inference.model_kind import ModelKind
 from inference.registry import ModelNotFoundError, ModelNotReadyError, ModelRecord, ReadyModel
 from openai_api.backend import Registry, get_backend
 from openai_api.call import Call
-from openai_api.errors import ApiError, forbidden, invalid, model_not_found, quote, unavailable, unsupported_parameter
+from openai_api.errors import (
+    ApiError,
+    forbidden,
+    invalid,
+    model_not_found,
+    quote,
+    unavailable,
+    unsupported_parameter,
+    without_paths,
+)
 from openai_api.keys import KeyRecord
 from openai_api.schemas.steered import SteeredSchema
 from steering.errors import SteeringError
@@ -215,4 +224,6 @@ def check_intensity_allowed(key: KeyRecord | None, intensity: float) -> None:
 
 
 def steering_refusal(error: SteeringError) -> ApiError:
-    return ApiError(error.status, str(error), code=error.code, param=error.param, can_retry=error.status != 409)
+    return ApiError(
+        error.status, without_paths(str(error)), code=error.code, param=error.param, can_retry=error.status != 409
+    )

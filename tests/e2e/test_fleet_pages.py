@@ -8,6 +8,7 @@ import pytest
 from openai import AuthenticationError, OpenAI
 from playwright.sync_api import Page, expect
 
+from millm_site.env import DEMO_DIR
 from tests.conftest import LiveSite
 
 pytestmark = pytest.mark.browser
@@ -71,11 +72,11 @@ def told(page: Page, said: list[str], topic: str, *, tries: int) -> bool:
 
 def test_a_source_is_previewed_before_it_is_registered(page: Page, live_site: LiveSite):
     page.goto(f"{live_site.url}{MODELS}preview/")
-    page.fill("[name=source]", "steering/demo/artifacts/model")
+    page.fill("[name=source]", str(DEMO_DIR / "model"))
     page.click("input[type=submit]")
     expect(page.locator("#preview")).to_contain_text("ForCausalLM")
     page.click("#preview a.button")
-    expect(page.locator("#id_source")).to_have_value("steering/demo/artifacts/model")
+    expect(page.locator("#id_source")).to_have_value(str(DEMO_DIR / "model"))
 
 
 def test_a_key_is_made_used_rotated_and_revoked(page: Page, live_site: LiveSite):

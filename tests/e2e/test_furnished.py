@@ -11,6 +11,7 @@ from django.contrib.auth.models import User
 from django.test import RequestFactory
 from playwright.sync_api import Page, expect
 
+from millm_site.env import DEMO_DIR
 from tests.conftest import LiveSite, served_site
 from tests.e2e.console_pages import admin_names, follow
 from tests.e2e.furnished_site import furnish
@@ -107,12 +108,12 @@ def answer_forms(page: Page, site: LiveSite) -> Iterator[str]:
     visitor.press("Save")
     yield "key-shown-once"
     open_page(page, site, "/admin/inference/languagemodel/preview/")
-    page.fill("[name=source]", "steering/demo/artifacts/model")
+    page.fill("[name=source]", str(DEMO_DIR / "model"))
     page.click("#content input[type=submit]")
     yield "model-preview"
     open_page(page, site, "/admin/steering/sae/add/")
     page.select_option("[name=model]", label="demo")
-    page.fill("[name=source]", "steering/demo/artifacts")
+    page.fill("[name=source]", str(DEMO_DIR))
     page.click("text=List what it holds")
     expect(page.locator("#found")).to_be_visible()
     yield "sae-list"

@@ -7,6 +7,7 @@ import re
 import pytest
 from playwright.sync_api import Page, expect
 
+from millm_site.env import DEMO_DIR
 from tests.conftest import LiveSite
 
 pytestmark = pytest.mark.browser
@@ -47,7 +48,7 @@ def test_measure_find_look_and_steer(page: Page, live_site: LiveSite):
 def test_a_source_is_listed_and_previewed(page: Page, live_site: LiveSite):
     page.goto(f"{live_site.url}{SAES}add/")
     page.select_option("[name=model]", label="demo")
-    page.fill("[name=source]", "steering/demo/artifacts")
+    page.fill("[name=source]", str(DEMO_DIR))
     page.click("text=List what it holds")
     page.locator("#found tr", has_text="saelens").get_by_role("button", name="Preview").click()
     expect(page.locator("#preview")).to_contain_text("topk with 2048 features of width 256")

@@ -25,6 +25,21 @@ from tests.openai_api.conftest import Api
 from tests.openai_api.connection import Connection
 
 MODELS = "/v1/models"
+PROXY_HEADERS = (
+    *("CF-Connecting-IP", "CF-Connecting-IPv6", "CF-Ray", "CDN-Loop", "True-Client-IP", "Fastly-Client-IP"),
+    *("X-Client-IP", "X-Cluster-Client-IP", "X-Azure-ClientIP", "X-Azure-SocketIP", "X-Original-Forwarded-For"),
+    *("X-Envoy-External-Address", "X-Appengine-User-IP", "Fly-Client-IP", "X-Vercel-Forwarded-For", "X-Vercel-Id"),
+    *(
+        "X-NF-Client-Connection-IP",
+        "DO-Connecting-IP",
+        "X-ProxyUser-IP",
+        "Tailscale-User-Login",
+        "CloudFront-Viewer-Address",
+    ),
+    *("Akamai-Origin-Hop", "X-Sucuri-ClientIP", "Incap-Client-IP", "Forwarded-For", "X-Forwarded", "X-Forwarded-Host"),
+    *("X-Forwarded-Port", "X-Forwarded-Proto", "X-Forwarded-Server", "Client-IP", "WL-Proxy-Client-IP"),
+    *("X-Remote-Addr", "X-Original-For", "X-Original-Host", "X-Amz-Cf-Id", "ngrok-trace-id"),
+)
 
 
 @pytest.fixture
@@ -133,6 +148,22 @@ async def test_keys_in_a_database_that_is_away(required: Api):
         ({"Via": "1.1 proxy"}, 401),
         ({"X-Forwarded-For": "junk"}, 401),
         ({"X-Forwarded-For": "127.0.0.1"}, 200),
+        *[({name: "203.0.113.9"}, 401) for name in PROXY_HEADERS],
+        *[({name: "127.0.0.1"}, 401) for name in PROXY_HEADERS],
+        ({"X-Forwarded-For": "127.0.0.1", "CF-Connecting-IP": "203.0.113.9"}, 401),
+        # pages of other sites, open in a browser on this machine
+        ({"Origin": "https://evil.example"}, 401),
+        ({"Origin": "null"}, 401),
+        ({"Origin": ""}, 401),
+        ({"Origin": "http://testserver.evil.example"}, 401),
+        ({"Origin": "http://testserver:81"}, 401),
+        ({"Origin": "https://evil.example", "api-key": "none"}, 401),
+        ({"Sec-Fetch-Site": "cross-site"}, 401),
+        ({"Sec-Fetch-Site": "same-site"}, 401),
+        ({"Origin": "http://testserver"}, 200),
+        ({"Origin": "http://testserver", "Sec-Fetch-Site": "same-origin"}, 200),
+        ({"Sec-Fetch-Site": "none"}, 200),
+        ({"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}, 200),
     ],
     ids=repr,
 )

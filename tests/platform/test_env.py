@@ -67,6 +67,14 @@ def test_bad_value_is_explained_with_name_value_and_reason(name: str, value: obj
     assert str(value) in message
 
 
+@pytest.mark.parametrize("variables", [{"auth": "loopback"}, {"debug": 1}])
+def test_no_page_of_any_site_may_use_a_server_without_keys(variables: dict[str, object]) -> None:
+    message = problems(cors_origins="https://a.example,*", **variables)
+    assert message.startswith("MILLM_AUTH: must be `required` while MILLM_CORS_ORIGINS is `*`")
+    assert environment(cors_origins="*", auth="required", debug=1).auth_mode == "required"
+    assert environment(cors_origins="https://a.example", **variables).auth_mode == "loopback"
+
+
 def test_bad_secret_is_not_repeated() -> None:
     message = problems(database_url="mysql://root:hunter2@db/x")
     assert "MILLM_DATABASE_URL: must start with postgresql://" in message

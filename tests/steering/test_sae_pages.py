@@ -72,7 +72,7 @@ class TestAdd:
             ({"_preview": "layer_2"}, "The model has layers 0 to 2, not 9"),
             ({"_preview": "../../etc"}, "must be a relative path"),
             ({"_list": "1", "subfolder": "/etc"}, "must be a relative path"),
-            ({"_list": "1", "source": "/no/such/folder"}, "There is no directory"),
+            ({"_list": "1", "source": "/no/such/folder"}, "MILLM_MODEL_ROOTS"),
             ({"_list": "1", "source": "a b c"}, "neither a directory nor a Hub id"),
             ({"_list": "1", "source": ""}, "This field is required"),
             ({"_preview": "", "layer": "-1"}, "greater than or equal to 0"),

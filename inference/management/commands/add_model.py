@@ -11,7 +11,7 @@ from django.core.management.base import BaseCommand, CommandError
 from inference import services
 from inference.dialects.tool_formats import TOOL_FORMATS
 from inference.models import LanguageModel
-from inference.sources import SourceError
+from inference.sources import SourceError, source_at_shell
 
 OPTIONS = (
     "name",
@@ -71,7 +71,9 @@ class Command(BaseCommand):
 
     def handle(self, **options: Any) -> None:
         try:
-            model = services.add_model(**{name: options[name] for name in OPTIONS})
+            model = services.add_model(
+                **{name: options[name] for name in OPTIONS} | {"source": source_at_shell(options["source"])}
+            )
         except SourceError as error:
             raise CommandError(str(error)) from error
         except ValidationError as error:

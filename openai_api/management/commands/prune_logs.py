@@ -16,7 +16,8 @@ from openai_api.request_log.retention import Retention, prune_log
 class Command(BaseCommand):
     help = (
         "Delete old rows of the request log, and texts of rows that stay, as MILLM_LOG_RETENTION_DAYS, "
-        "MILLM_LOG_TEXT_RETENTION_DAYS and the keys say. Servers do this by themselves, every hour."
+        "MILLM_LOG_TEXT_RETENTION_DAYS, MILLM_REFUSAL_RETENTION_DAYS and the keys say. Servers do this by themselves, "
+        "every hour."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -28,6 +29,7 @@ class Command(BaseCommand):
         given = Retention(
             own.days if options["days"] is None else options["days"],
             own.text_days if options["text_days"] is None else options["text_days"],
+            own.refusal_days,
         )
         if min(given.days, given.text_days) < 0:
             raise CommandError("Days cannot be less than 0.")

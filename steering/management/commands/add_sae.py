@@ -11,7 +11,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 from inference.interventions import SITE_KINDS
 from inference.models import LanguageModel
-from inference.sources import SourceError
+from inference.sources import SourceError, source_at_shell
 from steering.candidate_wording import describe, found_line
 from steering.errors import SteeringError
 from steering.health import judge
@@ -52,6 +52,7 @@ class Command(BaseCommand):
         model = LanguageModel.objects.filter(name=options["model"]).first()
         if model is None:
             raise CommandError(f"There is no model {options['model']}; register it with add_model first.")
+        options["source"] = source_at_shell(options["source"])
         try:
             if options["list"]:
                 self._list(options["source"], options["revision"], options["subfolder"])

@@ -1,0 +1,97 @@
+"""Logins to the console: how often an address, and how often anybody for one user, may fail."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import unicodedata
+from collections import OrderedDict
+from collections.abc import Callable
+from time import monotonic
+from typing import Any
+
+from django.conf import settings
+from django.contrib.admin.forms import AdminAuthenticationForm
+from django.core.exceptions import ValidationError
+
+from openai_api.attempts import MAX_NAMES, Attempts
+from openai_api.client_address import client_address, client_network
+
+logger = logging.getLogger(__name__)
+
+WINDOW_S = 900.0
+PER_USER = 5  # times the attempts of one address, because a user may be guessed at from many
+TOO_MANY = "too_many_logins"
+
+
+class LoginLimit:
+    """Attempts are counted before the password is checked, so that many at once pass no more than one by one.
+
+    An address from which a user has logged in before is not held up by what others try in that user's name.
+    """
+
+    def __init__(self, limit: int, clock: Callable[[], float] = monotonic) -> None:
+        self._by_address = Attempts(limit, WINDOW_S, clock=clock)
+        self._by_user = Attempts(PER_USER * limit, WINDOW_S, clock=clock)
+        self._lock = threading.Lock()
+        self._known: OrderedDict[tuple[str, str], None] = OrderedDict()
+
+    def take(self, address: str, user: str) -> float:
+        """Count an attempt and return 0, or return the seconds to wait."""
+        wait_s = self._by_address.take(address)
+        if not wait_s and (user, address) not in self._known:
+            wait_s = self._by_user.take(user)
+        return wait_s
+
+    def succeeded(self, address: str, user: str) -> None:
+        """The attempt that was counted last was right."""
+        self._by_address.give_back(address)
+        self._by_user.give_back(user)
+        with self._lock:
+            self._known[user, address] = None
+            while len(self._known) > MAX_NAMES:
+                self._known.popitem(last=False)
+
+
+class LimitedLoginForm(AdminAuthenticationForm):
+    """The admin's form; refuses without checking the password once there were too many failures."""
+
+    wait_s = 0.0
+
+    def clean(self) -> dict[str, Any]:
+        name, password = self.cleaned_data.get("username"), self.cleaned_data.get("password")
+        if not name or not password:  # nothing is checked
+            return super().clean()
+        assert self.request is not None
+        address, user = client_network(client_address(self.request)), _normal(name)
+        self.wait_s = get_login_limit().take(address, user)
+        if self.wait_s:
+            logger.warning("A login from %s is refused: too many failed.", address)
+            minutes = math.ceil(self.wait_s / 60)
+            message = f"Too many failed logins. Try again in {minutes} minute{'s' if minutes > 1 else ''}."
+            raise ValidationError(message, code=TOO_MANY)
+        cleaned = super().clean()
+        get_login_limit().succeeded(address, user)
+        return cleaned
+
+
+def _normal(name: str) -> str:
+    return unicodedata.normalize("NFKC", name).casefold()
+
+
+_limit: LoginLimit | None = None
+
+
+def get_login_limit() -> LoginLimit:
+    """This process' counts."""
+    global _limit
+    if _limit is None:
+        _limit = LoginLimit(settings.MILLM_LOGIN_ATTEMPTS)
+    return _limit
+
+
+def set_login_limit(limit: LoginLimit | None) -> None:
+    """For tests; None: the settings' own, from the next use on."""
+    global _limit
+    _limit = limit
