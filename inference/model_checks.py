@@ -10,13 +10,14 @@ from django.core.exceptions import ValidationError
 from inference.chat_template import ChatTemplate, ChatTemplateError
 from inference.sources import ModelSource, SourceError, check_within_roots, local_directory, resolve_source
 
-MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/@+-]*")
+MODEL_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._/@+:-]*[A-Za-z0-9._/@+-])?")
 DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 
 
 def name_problems(names: Sequence[str]) -> list[str]:
     problems = [
-        f"{name!r} cannot be a model's name: letters, digits and . _ / @ + - only, first a letter or digit."
+        f"{name!r} cannot be a model's name: letters, digits and . _ / @ + : - only, first a letter or digit, "
+        "and no colon at the end."
         for name in names
         if not MODEL_NAME.fullmatch(name) or ".." in name
     ]

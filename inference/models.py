@@ -84,6 +84,9 @@ class LanguageModel(models.Model):
     own_context_length = models.PositiveIntegerField(
         default=0, db_default=0, editable=False, help_text="0: not known yet."
     )
+    num_labels = models.PositiveIntegerField(
+        default=0, db_default=0, editable=False, help_text="Of a classifier; 0: not known yet, or none."
+    )
     loaded_at = models.DateTimeField(null=True, blank=True, editable=False)
     created_at = models.DateTimeField(db_default=Now(), editable=False)
 

@@ -38,6 +38,7 @@ class ModelRecord:
     keep_alive_s: int | None = None
     is_pinned: bool = False
     kind: str = LanguageModel.Kind.GENERATION
+    num_labels: int = 0  # of a classifier; 0 while they are not known
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ def model_record(row: LanguageModel) -> ModelRecord:
         keep_alive_s=row.keep_alive_s,
         is_pinned=row.pinned,
         kind=row.kind,
+        num_labels=row.num_labels,
     )
 
 

@@ -317,6 +317,7 @@ class ModelRegistry:
             "memory_bytes": loaded.memory_bytes,
             "own_context_length": own_context_length(path),
             "kind": spec.kind,
+            "num_labels": len(loaded.labels),
         }
 
     def _num_expected(self) -> int:

@@ -27,6 +27,7 @@ from inference.sources import (
     is_local,
     kind_of_directory,
     local_directory,
+    num_labels,
     own_context_length,
     present_directory,
     resolve_source,
@@ -35,7 +36,7 @@ from inference.sources import (
 LIVE_FIELDS = frozenset({"state", "error", "memory_bytes", "loaded_at", "created_at"})
 TRUST_FIELDS = ("trust_remote_code", "allow_pickle")
 ORIGIN_FIELDS = ("source", "revision")
-NOT_AUDITED = LIVE_FIELDS | {"own_context_length", "kind"}  # what the server finds out is nobody's change
+NOT_AUDITED = LIVE_FIELDS | {"own_context_length", "kind", "num_labels"}  # what the server finds out is nobody's change
 
 
 @transaction.atomic
@@ -130,6 +131,7 @@ def save_model(row: LanguageModel, *, user: User | None = None) -> LanguageModel
     row.full_clean(exclude=LIVE_FIELDS)
     directory = local_directory(row.source)
     row.own_context_length = own_context_length(directory) if directory else 0
+    row.num_labels = num_labels(directory) if directory else 0
     row.kind = kind_of_directory(directory) if directory else row.kind  # a Hub model's is known once it was loaded
     if row.is_default:
         LanguageModel.objects.filter(is_default=True).exclude(pk=row.pk).update(is_default=False)

@@ -21,6 +21,7 @@ from django.conf import settings
 
 from inference.model_kind import ModelKind, model_kind
 
+DEFAULT_LABELS = 2  # of a classifier whose config names none, as transformers has it
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 SAFE_PATTERNS = (
     "*.safetensors",
@@ -196,6 +197,16 @@ def own_context_length(path: Path) -> int:
     text = config.get("text_config")
     length = (text if isinstance(text, dict) else config).get("max_position_embeddings")
     return length if isinstance(length, int) and 0 < length < 2**31 else 0
+
+
+def num_labels(path: Path) -> int:
+    """What the classifier in this directory tells apart: one is the score of a reranker. 0 where it is none."""
+    config = _read_config(path)
+    if model_kind(path, config) != "classification":
+        return 0
+    labels = config.get("id2label")
+    count = config.get("num_labels", len(labels) if isinstance(labels, dict) else DEFAULT_LABELS)
+    return count if isinstance(count, int) and 0 < count < 2**31 else 0
 
 
 def _patterns(source: ModelSource) -> list[str]:

@@ -36,6 +36,7 @@ REQUEST_HEADERS = (
 )
 RESPONSE_HEADERS = (
     "openai-processing-ms",
+    "request-id",
     "retry-after",
     "x-millm-ignored-fields",
     "x-millm-policies",

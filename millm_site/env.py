@@ -249,6 +249,11 @@ class Environment(BaseSettings):
         description="Fields of a request that the API does not know: named in x-millm-ignored-fields, or refused.",
     )
     max_tokens_default: int = Field(512, ge=1, description="Completion length where a request names none.")
+    clamp_max_tokens: bool = Field(
+        default=False,
+        description="Generate as much as fits where a request asks for more tokens than the model's context has room "
+        "for, instead of answering 400. /v1/messages always does.",
+    )
     max_batch_size: int = Field(16, ge=1, le=4_096, description="Sequences generated at once.")
     max_waiting_requests: int = Field(64, ge=1, description="Sequences that may queue; then the answer is 503.")
     max_prefill_tokens: int = Field(512, ge=1, description="Prompt tokens of one step: decoding never waits for more.")

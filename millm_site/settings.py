@@ -59,6 +59,7 @@ MILLM_ENGINE_STALL_SECONDS = ENV.engine_stall_seconds
 MILLM_DATABASE_TIMEOUT = ENV.database_timeout
 MILLM_UNKNOWN_FIELDS = ENV.unknown_fields
 MILLM_MAX_TOKENS_DEFAULT = ENV.max_tokens_default
+MILLM_CLAMP_MAX_TOKENS = ENV.clamp_max_tokens
 MILLM_MAX_BATCH_SIZE = ENV.max_batch_size
 MILLM_MAX_WAITING_REQUESTS = ENV.max_waiting_requests
 MILLM_MAX_SEQ_LEN = ENV.max_seq_len

@@ -1,10 +1,15 @@
-"""Refusals and failures in Anthropic's form."""
+"""Refusals and failures in Anthropic's form, and which requests expect it."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from django.http import HttpRequest
+
 from openai_api.errors import ApiError
+
+VERSION_HEADER = "anthropic-version"  # every client of Anthropic's API sends it
+MESSAGES = "/v1/messages"
 
 TYPES = {
     401: "authentication_error",
@@ -16,6 +21,12 @@ TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
+
+
+def speaks_anthropic(request: HttpRequest) -> bool:
+    """Whether the client is one of Anthropic's API, on any path."""
+    path = request.path.rstrip("/")
+    return VERSION_HEADER in request.headers or path == MESSAGES or path.startswith(f"{MESSAGES}/")
 
 
 def anthropic_error(error: ApiError) -> dict[str, Any]:

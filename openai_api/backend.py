@@ -14,7 +14,7 @@ from openai_api.keys import KeySource, acurrent_keys
 from openai_api.unloading import unload
 from steering.feature_reader import FeatureDetail, FeatureQuery, FeatureReader, FeatureRecord, SAERecord
 from steering.logit_lens import LogitLens
-from steering.profiles import ResolvedProfile, SteeringWish, steer
+from steering.profiles import ResolvedProfile, SteeringWish, find_profile, steer
 from steering.readable_sae import ReadableSAE
 from steering.watched import Watch, watch
 
@@ -39,6 +39,10 @@ class Steering(Protocol):
     async def __call__(
         self, model: str, wish: SteeringWish, *, special_token_ids: frozenset[int]
     ) -> ResolvedProfile | None: ...
+
+
+class ProfileFinder(Protocol):
+    async def __call__(self, model: str, reference: str) -> str: ...
 
 
 class Watching(Protocol):
@@ -80,6 +84,7 @@ class Backend:
     features: Callable[[], Features] = feature_reader
     watch: Watching = watch
     unload: Unloading = unload
+    find_profile: ProfileFinder = find_profile
     ping_s: float = 10.0
     first_event_s: float = 1.0
 

@@ -15,6 +15,7 @@ from django.http import HttpRequest
 from django.utils import timezone
 
 from inference.client import BACKGROUND_PRIORITY
+from openai_api.anthropic_errors import speaks_anthropic
 from openai_api.client_address import client_address
 from openai_api.errors import ApiError, unknown_parameter
 from openai_api.in_flight import in_flight
@@ -143,6 +144,8 @@ class Call:
     def headers(self) -> dict[str, str]:
         """Those of every response."""
         headers = {"x-request-id": self.id, "openai-processing-ms": str(round(self._elapsed_ms()))}
+        if speaks_anthropic(self.request):
+            headers["request-id"] = self.id
         if self.key is not None:
             headers |= get_limits().headers(self.key)
         steering = {

@@ -14,6 +14,7 @@ from django.http.response import HttpResponseBase
 from django.views.decorators.csrf import csrf_exempt
 
 from inference.client import EngineError, QueueFullError
+from openai_api.anthropic_errors import anthropic_error, speaks_anthropic
 from openai_api.backend import get_backend
 from openai_api.call import Call
 from openai_api.errors import ApiError, method_not_allowed, server_error, unavailable
@@ -155,7 +156,8 @@ def _handler_for(method: str, handlers: Mapping[str, Handler]) -> Handler:
 
 def _error_response(call: Call, error: ApiError, error_body: ErrorBody) -> HttpResponse:
     call.refuse(error)
-    response = json_response(error_body(error), error.status)
+    form = anthropic_error if speaks_anthropic(call.request) else error_body
+    response = json_response(form(error), error.status)
     for header, value in error.all_headers().items():
         response.headers[header] = value
     return response

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
-ErrorType = Literal["invalid_request_error", "permission_error", "rate_limit_error", "server_error"]
+ErrorType = Literal[
+    "invalid_request_error", "permission_error", "rate_limit_error", "insufficient_quota", "server_error"
+]
 
 # A path of this machine with at least two parts, quoted or not; addresses of this server's own are none.
 QUOTED_PATH = re.compile(r"""(['"`“])/(?!v1/|api/|admin/)[^'"`”\n]*?([^'"`”/\n]+)/?(['"`”])""")
@@ -56,7 +59,8 @@ class ApiError(Exception):
     def all_headers(self) -> dict[str, str]:
         headers = dict(self.headers)
         if self.retry_after_s is not None:
-            headers["Retry-After"] = str(max(1, round(min(self.retry_after_s, MAX_RETRY_AFTER_S))))
+            wait_s = min(self.retry_after_s, MAX_RETRY_AFTER_S) if self.can_retry else self.retry_after_s
+            headers["Retry-After"] = str(max(1, math.ceil(wait_s)))
         if not self.can_retry:
             headers["x-should-retry"] = "false"
         return headers
@@ -92,8 +96,9 @@ def unsupported_parameter(name: str, remedy: str = "Leave it out.") -> ApiError:
     return ApiError(400, message, code="unsupported_parameter", param=name)
 
 
-def unknown_parameter(name: str) -> ApiError:
-    message = f"There is no parameter “{quote(name)}”. Leave it out."
+def unknown_parameter(name: str, *, meant: str | None = None) -> ApiError:
+    remedy = f"Did you mean `{meant}`?" if meant else "Leave it out."
+    message = f"There is no parameter `{quote(name)}`. {remedy}"
     return ApiError(400, message, code="unknown_parameter", param=quote(name))
 
 
@@ -156,10 +161,11 @@ def rate_limited(message: str, *, retry_after_s: float) -> ApiError:
 
 
 def insufficient_quota(message: str, *, retry_after_s: float) -> ApiError:
+    """Clients are told when the quota begins anew, and not to try before."""
     return ApiError(
         429,
         message,
-        error_type="rate_limit_error",
+        error_type="insufficient_quota",
         code="insufficient_quota",
         retry_after_s=retry_after_s,
         can_retry=False,

@@ -269,6 +269,12 @@ def find_version(profiles: PublishedProfiles, model: int, model_name: str, refer
     return versions[int(number)]
 
 
+async def find_profile(model: str, reference: str) -> str:
+    """``name@number`` of the version that ``reference`` means for the model; raises what :func:`resolve` does."""
+    profiles = await published_profiles.aget()
+    return find_version(profiles, model_table.get().find(model).pk, model, reference).label
+
+
 @cache
 def get_resolver() -> ProfileResolver:
     """This process' resolver."""

@@ -19,8 +19,11 @@ from openai_api.responses.schemas.tools import FILE_SEARCH, AllowedFunctions, Fi
 from openai_api.responses.transcript import messages_of
 from openai_api.schemas.chat import ChatRequest
 from openai_api.schemas.drawing import DrawingSchema
+from openai_api.schemas.structured import GrammarExtensions
 
 ChatBody = dict[str, Any]
+# Fields that mean the same in a chat, under the same name.
+_SHARED = {*DrawingSchema.model_fields, *GrammarExtensions.model_fields, "reasoning_budget"} - {"stream"}
 MAX_QUERIES = 4
 MAX_QUERY_CHARS = 200  # a small model may not find the end of one by itself
 
@@ -67,6 +70,8 @@ def chat_body(wanted: PromptSchema, items: Sequence[Item]) -> ChatBody:
         **_tool_fields(wanted),
         **_format_fields(wanted),
     }
+    if wanted.chat_template_kwargs is not None:
+        body["chat_template_kwargs"] = wanted.chat_template_kwargs.model_dump(exclude_unset=True)
     if wanted.reasoning is not None and wanted.reasoning.effort is not None:
         body["reasoning_effort"] = wanted.reasoning.effort
     if isinstance(wanted, ResponseRequest):
@@ -134,8 +139,8 @@ def _format_fields(wanted: PromptSchema) -> ChatBody:
 
 
 def _drawing_fields(wanted: ResponseRequest) -> ChatBody:
-    names = DrawingSchema.model_fields.keys() & wanted.model_fields_set - {"stream"}
-    fields = wanted.model_dump(include=set(names), by_alias=True)
+    names = _SHARED & wanted.model_fields_set
+    fields = wanted.model_dump(include=set(names), by_alias=True, exclude_unset=True)
     if wanted.max_output_tokens is not None:
         fields["max_completion_tokens"] = wanted.max_output_tokens
     if wanted.num_logprobs is not None:

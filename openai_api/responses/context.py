@@ -17,7 +17,7 @@ from openai_api.responses.refusals import (
 )
 from openai_api.responses.schemas.bodies import Item
 from openai_api.responses.schemas.items import AnyItem, ReferenceItem
-from openai_api.responses.schemas.request import PromptSchema
+from openai_api.responses.schemas.request import InputSchema, PromptSchema
 from openai_api.responses.store import (
     MAX_CHAIN,
     ChainTooLongError,
@@ -41,7 +41,7 @@ class Context:
         return [*self.history, *self.input]
 
 
-async def read_context(call: Call, wanted: PromptSchema) -> Context:
+async def read_context(call: Call, wanted: InputSchema) -> Context:
     """Touches the database only for what is stored there; raises ApiError 400 and 404."""
     return Context(await _history(owner_of(call), wanted), await own_items(call, wanted.input))
 
@@ -65,8 +65,9 @@ def owner_of(call: Call) -> int | None:
     return call.key.owner_id if call.key is not None else None
 
 
-async def _history(owner_id: int | None, wanted: PromptSchema) -> list[Item]:
-    conversation, previous = wanted.conversation, wanted.previous_response_id
+async def _history(owner_id: int | None, wanted: InputSchema) -> list[Item]:
+    conversation = wanted.conversation if isinstance(wanted, PromptSchema) else None
+    previous = wanted.previous_response_id
     if conversation is not None:
         try:
             return await in_database(lambda: conversation_items(conversation, owner_id))

@@ -48,7 +48,7 @@ async def create_response(call: Call) -> HttpResponseBase:
     if is_effort_without_effect(planned.target.model.text, planned.chat):
         call.note_ignored("reasoning.effort")
     status: ResponseStatus = "queued" if wanted.background else "in_progress"
-    body = new_body(call.answer_id("resp_"), wanted, planned.target.model.record.name, status)
+    body = new_body(call.answer_id("resp_"), wanted, planned.target.model.record.name, status, planned.plan.params[0])
     call.entry.parameters["response"] = body["id"]
     searching = Searching(is_on=search is not None, shows_results=wanted.wants_search_results)
     searching.note(planned.items if searching.is_on else ())

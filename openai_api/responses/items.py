@@ -9,17 +9,21 @@ from openai_api.request_id import new_id
 from openai_api.responses.schemas.bodies import Item
 from openai_api.responses.schemas.items import (
     AnyItem,
+    CompactionItem,
     FileSearchItem,
     FunctionCallItem,
     FunctionOutputItem,
     ItemText,
     MessageItem,
-    ReasoningItem,
+    OwnItem,
     ReferenceItem,
+    compaction_of,
+    summary_in,
     text_of,
 )
 from openai_api.schemas.messages import RefusalPart
 
+SUMMARY = "Summary of the conversation until here:\n"  # what the model reads before a compaction's text
 Content = str | list[ItemText | RefusalPart]
 
 
@@ -36,7 +40,13 @@ def user_message(text: str) -> Item:
     return _message(new_id("msg_"), "user", [{"type": "input_text", "text": text}])
 
 
-def stored_item(item: MessageItem | FunctionCallItem | FunctionOutputItem | ReasoningItem | FileSearchItem) -> Item:
+def compaction_item(item_id: str, summary: str) -> Item:
+    return {"id": item_id, "type": "compaction", "encrypted_content": compaction_of(summary)}
+
+
+def stored_item(item: OwnItem) -> Item:
+    if isinstance(item, CompactionItem):
+        return {"id": item.id or new_id("cmp_"), "type": "compaction", "encrypted_content": item.encrypted_content}
     status = item.status or "completed"
     if isinstance(item, MessageItem):
         return _message(item.id or new_id("msg_"), item.role, _parts(item.role, item.content), status)
@@ -84,6 +94,8 @@ def item_text(item: Item) -> str:
         return str(item["arguments"])
     if item["type"] == "file_search_call":
         return "\n".join(item["queries"])
+    if item["type"] == "compaction":
+        return f"{SUMMARY}{summary_in(item['encrypted_content'])}"
     content = item["output"] if item["type"] == "function_call_output" else item.get("content") or item.get("summary")
     if isinstance(content, str):
         return content

@@ -6,6 +6,7 @@ from typing import Any
 
 from openai_api.openapi_parts import ERRORS, GET_ERRORS, OF_FILES, Schema, error, profile_header, ref
 from openai_api.responses.schemas.bodies import (
+    CompactionBody,
     ConversationBody,
     ConversationDeletedBody,
     InputTokensBody,
@@ -18,13 +19,21 @@ from openai_api.responses.schemas.conversations import (
     ConversationRequest,
     ConversationUpdate,
 )
-from openai_api.responses.schemas.request import ResponseRequest, TokenCountRequest
+from openai_api.responses.schemas.request import CompactionRequest, ResponseRequest, TokenCountRequest
 
-REQUESTS = (ResponseRequest, TokenCountRequest, ConversationRequest, ConversationUpdate, ConversationItemsRequest)
+REQUESTS = (
+    ResponseRequest,
+    CompactionRequest,
+    TokenCountRequest,
+    ConversationRequest,
+    ConversationUpdate,
+    ConversationItemsRequest,
+)
 ANSWERS = (
     ResponseBody,
     ResponseDeletedBody,
     InputTokensBody,
+    CompactionBody,
     ItemListBody,
     ConversationBody,
     ConversationDeletedBody,
@@ -37,6 +46,9 @@ def response_paths() -> Schema:
     create = _writing("createResponse", "Respond to an input", ResponseRequest, "ResponseBody", streams=True)
     return {
         "/v1/responses": {"post": {**create, "parameters": [profile_header()]}},
+        "/v1/responses/compact": {
+            "post": _writing("compactResponse", "Summarise a conversation", CompactionRequest, "CompactionBody")
+        },
         "/v1/responses/input_tokens": {
             "post": _writing("countInputTokens", "Count an input's tokens", TokenCountRequest, "InputTokensBody")
         },
@@ -79,7 +91,7 @@ def response_paths() -> Schema:
 
 
 def _writing(operation: str, summary: str, request: type[Any], answer: str, *, streams: bool = False) -> Schema:
-    generates = request in {ResponseRequest, TokenCountRequest}
+    generates = request in {ResponseRequest, CompactionRequest, TokenCountRequest}
     errors = [*(set(ERRORS) - OF_FILES)] if generates else [*STORED_ERRORS, "413", "415"]
     reading = _reading(operation, summary, answer, errors=tuple(sorted(errors)))
     reading["requestBody"] = {"required": True, "content": {"application/json": {"schema": ref(request.__name__)}}}

@@ -21,13 +21,14 @@ MAX_NUMBER = 10**9
 
 
 async def get_response(call: Call, response_id: str) -> HttpResponseBase:
-    """The object; with ``stream=true`` the events of a streamed background response, those that come included."""
+    """The object; with ``stream=true`` the events of a streamed background response, those that come included.
+
+    ``starting_after`` without ``stream`` has nothing to start after, and no effect.
+    """
     owner_id, query = owner_of(call), call.request.GET
     wants_stream = read_flag(query.get("stream", "false"), "stream")
     after = query.get("starting_after")
     number = read_number(after, "starting_after", least=0, most=MAX_NUMBER) if after is not None else None
-    if number is not None and not wants_stream:
-        raise invalid("“starting_after” needs “stream=true”.", param="starting_after")
     try:
         row, body = await in_database(lambda: _read(response_id, owner_id))
     except NotFoundError:

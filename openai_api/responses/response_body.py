@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from inference.client import Usage
+from inference.client import SamplingParams, Usage
 from openai_api.errors import ApiError
 from openai_api.responses.schemas.bodies import (
     ResponseBody,
@@ -18,9 +18,13 @@ from openai_api.responses.schemas.tools import FileSearchTool, OfferedFunction
 
 _CODES = {429: "rate_limit_exceeded"}  # OpenAI's codes of failed responses by HTTP status; others are the server's
 _BAD_REQUEST = "invalid_prompt"
+DEFAULT_VERBOSITY = "medium"  # OpenAI's
 
 
-def new_body(response_id: str, wanted: ResponseRequest, model: str, status: ResponseStatus) -> ResponseBody:
+def new_body(
+    response_id: str, wanted: ResponseRequest, model: str, status: ResponseStatus, params: SamplingParams
+) -> ResponseBody:
+    """``params`` are what the answer is drawn by, the model's and the server's defaults included."""
     conversation = wanted.conversation
     return {
         "id": response_id,
@@ -31,7 +35,7 @@ def new_body(response_id: str, wanted: ResponseRequest, model: str, status: Resp
         "background": bool(wanted.background),
         "conversation": {"id": conversation} if conversation is not None else None,
         "error": None,
-        "frequency_penalty": wanted.frequency_penalty,
+        "frequency_penalty": params.frequency_penalty,
         "incomplete_details": None,
         "instructions": wanted.instructions,
         "max_output_tokens": wanted.max_output_tokens,
@@ -40,19 +44,19 @@ def new_body(response_id: str, wanted: ResponseRequest, model: str, status: Resp
         "model": model,
         "output": [],
         "parallel_tool_calls": wanted.parallel_tool_calls is not False,
-        "presence_penalty": wanted.presence_penalty,
+        "presence_penalty": params.presence_penalty,
         "previous_response_id": wanted.previous_response_id,
         "prompt_cache_key": wanted.prompt_cache_key,
         "reasoning": {"effort": wanted.reasoning.effort if wanted.reasoning else None, "summary": None},
         "safety_identifier": wanted.safety_identifier,
         "service_tier": "default",
         "store": wanted.is_stored,
-        "temperature": wanted.temperature,
-        "text": {"format": _format(wanted), "verbosity": wanted.text.verbosity if wanted.text else None},
+        "temperature": params.temperature,
+        "text": {"format": _format(wanted), "verbosity": _verbosity(wanted)},
         "tool_choice": _tool_choice(wanted),
         "tools": _tools(wanted),
         "top_logprobs": wanted.top_logprobs or 0,
-        "top_p": wanted.top_p,
+        "top_p": params.top_p,
         "truncation": wanted.truncation or "disabled",
         "usage": None,
         "user": wanted.user,
@@ -84,6 +88,11 @@ def error_body(error: ApiError) -> ResponseErrorBody:
 def _format(wanted: ResponseRequest) -> dict[str, Any]:
     form = wanted.text.format if wanted.text else None
     return {"type": "text"} if form is None else form.model_dump(by_alias=True, exclude_unset=True)
+
+
+def _verbosity(wanted: ResponseRequest) -> str:
+    """Without effect here; clients expect a value."""
+    return (wanted.text.verbosity if wanted.text else None) or DEFAULT_VERBOSITY
 
 
 def _tools(wanted: ResponseRequest) -> list[dict[str, Any]]:

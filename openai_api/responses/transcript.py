@@ -68,6 +68,8 @@ def _add(transcript: Transcript, item: Item) -> None:
         transcript.add({"role": "tool", "tool_call_id": item["id"], "content": text})
     elif kind == "function_call_output":
         transcript.add({"role": "tool", "tool_call_id": item["call_id"], "content": text})
+    elif kind == "compaction":
+        transcript.instruct(text)
     elif kind == "reasoning":
         if text:
             transcript.turn()["reasoning_content"] = text

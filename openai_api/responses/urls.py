@@ -9,6 +9,7 @@ _CONVERSATION = r"^conversations/(?P<conversation_id>[^/]+)"
 
 urlpatterns = [
     re_path(r"^responses/?\Z", views.responses, name="responses"),
+    re_path(r"^responses/compact/?\Z", views.compaction, name="response-compaction"),
     re_path(r"^responses/input_tokens/?\Z", views.input_tokens, name="response-input-tokens"),
     re_path(_RESPONSE + r"/?\Z", views.response, name="response"),
     re_path(_RESPONSE + r"/cancel/?\Z", views.cancellation, name="response-cancel"),

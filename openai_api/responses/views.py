@@ -1,6 +1,7 @@
 """/v1/responses and /v1/conversations"""
 
 from openai_api.endpoint import endpoint
+from openai_api.responses.compaction import compact_response
 from openai_api.responses.conversations import (
     add_items,
     change_conversation,
@@ -19,6 +20,7 @@ responses = endpoint("/v1/responses", POST=create_response)
 response = endpoint("/v1/responses/{id}", GET=get_response, DELETE=remove_response)
 cancellation = endpoint("/v1/responses/{id}/cancel", POST=stop_response)
 input_items = endpoint("/v1/responses/{id}/input_items", GET=list_input_items)
+compaction = endpoint("/v1/responses/compact", POST=compact_response)
 input_tokens = endpoint("/v1/responses/input_tokens", POST=count_input_tokens)
 
 conversations = endpoint("/v1/conversations", POST=create_conversation)

@@ -154,7 +154,22 @@ class CountTokensRequest(RequestSchema):
     speed: Annotated[str | None, IGNORED] = None
 
     TEXTS: ClassVar[tuple[str, ...]] = ("system", "messages", "tools")
-    REFUSED: ClassVar[Mapping[str, Harmless]] = {"container": (), "mcp_servers": ([],)}
+    REFUSED: ClassVar[Mapping[str, Harmless]] = {
+        "container": (),
+        "max_completion_tokens": (),
+        "mcp_servers": ([],),
+        "reasoning_budget": (),
+        "reasoning_effort": (),
+        "response_format": ({"type": "text"},),
+        "stop": ([],),
+    }
+    REMEDIES: ClassVar[Mapping[str, str]] = {
+        "max_completion_tokens": "Send `max_tokens` instead.",
+        "reasoning_budget": "Send `thinking.budget_tokens` instead.",
+        "reasoning_effort": "Send `output_config.effort` instead.",
+        "response_format": "Send `output_config.format` instead.",
+        "stop": "Send `stop_sequences` instead.",
+    }
 
     def check_together(self) -> None:
         super().check_together()

@@ -11,18 +11,39 @@ from openai_api.schemas.bodies import MillmBody
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 
-class MessageUsageBody(TypedDict):
+class CacheCreationBody(TypedDict):
+    """Nothing is paid for here, so nothing counts as written."""
+
+    ephemeral_1h_input_tokens: int
+    ephemeral_5m_input_tokens: int
+
+
+class OutputTokensDetailsBody(TypedDict):
+    thinking_tokens: int
+
+
+class DeltaUsageBody(TypedDict):
     """``input_tokens`` without those that were read from the cache."""
 
     input_tokens: int
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
     output_tokens: int
+    output_tokens_details: OutputTokensDetailsBody
+    server_tool_use: None
+
+
+class MessageUsageBody(DeltaUsageBody):
+    cache_creation: CacheCreationBody
+    inference_geo: None
+    service_tier: Literal["standard"]
+    speed: Literal["standard"]
 
 
 class TextBlockBody(TypedDict):
     type: Literal["text"]
     text: str
+    citations: None
 
 
 class ThinkingBlockBody(TypedDict):
@@ -33,6 +54,10 @@ class ThinkingBlockBody(TypedDict):
     signature: str
 
 
+class CallerBody(TypedDict):
+    type: Literal["direct"]
+
+
 class ToolUseBlockBody(TypedDict):
     """``input`` is {"raw": text} where the model wrote no JSON object."""
 
@@ -40,6 +65,7 @@ class ToolUseBlockBody(TypedDict):
     id: str
     name: str
     input: dict[str, Any]
+    caller: CallerBody
 
 
 Block = TextBlockBody | ThinkingBlockBody | ToolUseBlockBody
@@ -53,6 +79,9 @@ class AnthropicMessageBody(TypedDict):
     content: list[Block]
     stop_reason: StopReason | None
     stop_sequence: str | None
+    stop_details: None
+    container: None
+    diagnostics: None
     usage: MessageUsageBody
     millm: NotRequired[MillmBody]
 
@@ -60,6 +89,8 @@ class AnthropicMessageBody(TypedDict):
 class MessageStopDelta(TypedDict):
     stop_reason: StopReason
     stop_sequence: str | None
+    stop_details: None
+    container: None
 
 
 class MessageEventBody(TypedDict):
@@ -78,8 +109,29 @@ class MessageEventBody(TypedDict):
     index: NotRequired[int]
     content_block: NotRequired[Block]
     delta: NotRequired[dict[str, str] | MessageStopDelta]
-    usage: NotRequired[MessageUsageBody]
+    usage: NotRequired[DeltaUsageBody]
     millm: NotRequired[MillmBody]
+
+
+class AnthropicModelBody(TypedDict):
+    type: Literal["model"]
+    id: str
+    display_name: str
+    created_at: str
+    deprecated_at: None
+    retires_at: None
+    lifecycle: Literal["active"]
+    line: None
+    max_input_tokens: int | None
+    max_tokens: int | None
+    capabilities: None
+
+
+class AnthropicModelListBody(TypedDict):
+    data: list[AnthropicModelBody]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
 
 
 class TokenCountBody(TypedDict):

@@ -8,16 +8,22 @@ not implement, with the values that are harmless. Null means the default everywh
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from difflib import get_close_matches
+from functools import cache
+from types import UnionType
+from typing import Annotated, Any, ClassVar, Self, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, ValidationError
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from openai_api.errors import unsupported_parameter
+from openai_api.errors import unknown_parameter, unsupported_parameter
 from openai_api.schemas.problems import api_error
 
 Harmless = tuple[object, ...]
+OWN_FIELDS = frozenset({"profile", "return_activations", "steering", "steering_intensity"})
+NEAR = 0.8  # of difflib's ratio
+MAX_NAME = 64  # characters of an unknown name that are compared
 
 
 class Ignored:
@@ -47,8 +53,9 @@ class RequestSchema(Part):
     def parse(cls, body: Mapping[str, Any]) -> Self:
         """Raises ApiError 400 with ``param``."""
         cls._refuse_unsupported(body)
+        cls._refuse_near_misses(body)
         try:
-            parsed = cls.model_validate(body)
+            parsed = cls.model_validate(cls._with_integers(body))
         except ValidationError as error:
             raise api_error(error) from None
         parsed.check_together()
@@ -77,6 +84,24 @@ class RequestSchema(Part):
     def honoured_fields(cls) -> set[str]:
         return cls.model_fields.keys() - cls.ignored_fields()
 
+    @classmethod
+    def _refuse_near_misses(cls, body: Mapping[str, Any]) -> None:
+        """An answer without the steering that a mistyped name asked for would look like one with it."""
+        own = OWN_FIELDS & (cls.model_fields.keys() | cls.REFUSED.keys())
+        for name in cls.unknown_in(body):
+            meant = get_close_matches(name[:MAX_NAME], own, n=1, cutoff=NEAR)
+            if meant:
+                raise unknown_parameter(name, meant=meant[0])
+
+    @classmethod
+    def _with_integers(cls, body: Mapping[str, Any]) -> dict[str, Any]:
+        """With integers in place of floats like 16.0, which some languages write, where integers are expected."""
+        whole = integer_fields(cls)
+        return {
+            name: int(value) if type(value) is float and name in whole and value.is_integer() else value
+            for name, value in body.items()
+        }
+
     def parameters(self) -> dict[str, Any]:
         """What the client set besides texts, for the request log."""
         unwanted = self.ignored_fields() | {*self.TEXTS, "model", "profile", "stream", "user"}
@@ -88,6 +113,23 @@ class RequestSchema(Part):
             value = body[name]
             if value is not None and not any(_same(value, harmless) for harmless in cls.REFUSED[name]):
                 raise unsupported_parameter(name, cls.REMEDIES.get(name, "Leave it out."))
+
+
+@cache
+def integer_fields(schema: type[BaseModel]) -> frozenset[str]:
+    """Names of the fields that take integers and no other numbers."""
+    kinds = {field.alias or name: _kinds(field.annotation) for name, field in schema.model_fields.items()}
+    return frozenset(name for name, found in kinds.items() if int in found and float not in found)
+
+
+def _kinds(annotation: Any) -> set[Any]:
+    """The plain types of a field, those of a union's branches; not what is inside of lists and objects."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return _kinds(get_args(annotation)[0])
+    if origin in {Union, UnionType}:
+        return set[Any]().union(*map(_kinds, get_args(annotation)))
+    return {annotation}
 
 
 def _same(value: object, harmless: object) -> bool:

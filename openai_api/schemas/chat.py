@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from openai_api.errors import invalid
 from openai_api.schemas.base import IGNORED, Harmless
@@ -29,7 +29,23 @@ class TemplateKwargs(BaseModel):
     reasoning_effort: Annotated[str, Field(max_length=20)] | None = None
 
 
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Verbosity = Literal["low", "medium", "high"]
+
+
+def _read_budget(value: Any) -> Any:
+    """true: no limit; false: no reasoning."""
+    return (-1 if value else 0) if isinstance(value, bool) else value
+
+
+ReasoningBudget = Annotated[
+    int | None,
+    Field(ge=-1, le=MAX_TOKENS, description="Tokens of reasoning at most; -1 or true: no limit, 0 or false: none."),
+    BeforeValidator(_read_budget),
+    WithJsonSchema(
+        {"anyOf": [{"type": "integer", "minimum": -1, "maximum": MAX_TOKENS}, {"type": "boolean"}, {"type": "null"}]}
+    ),
+]
 
 
 class ChatRequest(SamplingSchema):
@@ -46,9 +62,7 @@ class ChatRequest(SamplingSchema):
     reasoning_effort: Effort | None = Field(
         None, description="As far as the model's chat template knows it; none turns reasoning off."
     )
-    reasoning_budget: int | None = Field(
-        None, ge=-1, le=MAX_TOKENS, description="Tokens of reasoning at most; -1: no limit."
-    )
+    reasoning_budget: ReasoningBudget = None
     add_generation_prompt: bool | None = Field(None, description="false: no beginning of an assistant's turn.")
     continue_final_message: bool | None = Field(None, description="Go on with the last message, the assistant's.")
 
@@ -56,7 +70,7 @@ class ChatRequest(SamplingSchema):
     metadata: Metadata | None = Field(None, description="Kept with a stored completion.")
 
     prediction: Annotated[dict[str, Any] | None, IGNORED] = None
-    verbosity: Annotated[str | None, IGNORED] = None
+    verbosity: Annotated[Verbosity | None, IGNORED] = None
 
     REFUSED: ClassVar[Mapping[str, Harmless]] = {
         **SamplingSchema.REFUSED,

@@ -11,9 +11,10 @@ from openai_api.errors import invalid
 from openai_api.schemas.base import Harmless
 from openai_api.schemas.drawing import MAX_TOKENS
 from openai_api.schemas.prompt_forms import MAX_PROMPTS, Prompts
-from openai_api.schemas.sampling import MAX_CHOICES, SamplingSchema
+from openai_api.schemas.sampling import SamplingSchema
 
 MAX_LOGPROBS = 5
+MAX_BEST_OF = 16
 
 
 class CompletionRequest(SamplingSchema):
@@ -21,11 +22,21 @@ class CompletionRequest(SamplingSchema):
     max_tokens: int | None = Field(None, ge=0, le=MAX_TOKENS)
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     echo: bool | None = None
-    best_of: int | None = Field(None, ge=1, le=MAX_CHOICES)
+    best_of: int | None = Field(None, ge=1, le=MAX_BEST_OF)
 
     REFUSED: ClassVar[Mapping[str, Harmless]] = {
         **SamplingSchema.REFUSED,
+        "max_completion_tokens": (),
+        "messages": (),
+        "reasoning_budget": (),
         "suffix": ("",),
+        "tools": ([],),
+    }
+    REMEDIES: ClassVar[Mapping[str, str]] = {
+        "max_completion_tokens": "Send `max_tokens` instead.",
+        "messages": "Send them to /v1/chat/completions.",
+        "reasoning_budget": "Send it to /v1/chat/completions.",
+        "tools": "Send them to /v1/chat/completions.",
     }
 
     def check_together(self) -> None:
@@ -37,7 +48,7 @@ class CompletionRequest(SamplingSchema):
                 f"{len(self.prompt)} prompts with {self.num_candidates} completions each are more than {MAX_PROMPTS}.",
                 param="prompt",
             )
-        if self.num_candidates < self.num_choices:
+        if self.best_of is not None and self.best_of < self.num_choices:
             raise invalid(f"“best_of” is {self.best_of}, less than “n”, which is {self.num_choices}.", param="best_of")
         if self.stream and self.num_candidates > self.num_choices:
             raise invalid("“best_of” cannot be streamed: the best is known at the end only.", param="best_of")

@@ -13,7 +13,7 @@ from openai_api.schemas.drawing import DrawingSchema
 from openai_api.schemas.reading import WishOrFlag
 from openai_api.schemas.structured import StructuredSchema
 
-MAX_CHOICES = 16
+MAX_CHOICES = 128
 MAX_PROMPT_LOGPROBS = 20
 
 

@@ -101,10 +101,9 @@ class StructuredOutputs(Part):
     structural_tag: None = None
 
 
-class StructuredSchema(RequestSchema):
-    """The fields; at most one of them may ask for something."""
+class GrammarExtensions(RequestSchema):
+    """Other servers' fields; at most one of them may ask for something."""
 
-    response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: AnySchema | None = None
     guided_regex: GrammarText | None = None
@@ -134,7 +133,16 @@ class StructuredSchema(RequestSchema):
             "json_schema": _schema(self.json_schema),
         }
         found = [GrammarWish(grammar, name) for name, grammar in extensions.items() if grammar is not None]
-        return [*_of_format(self.response_format), *_of_outputs(self.structured_outputs), *found]
+        return [*_of_outputs(self.structured_outputs), *found]
+
+
+class StructuredSchema(GrammarExtensions):
+    """Those, and OpenAI's own."""
+
+    response_format: ResponseFormat | None = None
+
+    def _grammar_wishes(self) -> list[GrammarWish]:
+        return [*_of_format(self.response_format), *super()._grammar_wishes()]
 
 
 def _of_format(wanted: TextFormat | JsonObjectFormat | JsonSchemaFormat | None) -> Iterator[GrammarWish]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema
 
 from openai_api.errors import invalid
 from openai_api.schemas.attributes import MAX_DEPTH, MAX_PARTS, Attributes, FilterSchema, size_of
-from openai_api.schemas.base import Harmless, Part, RequestSchema
+from openai_api.schemas.base import IGNORED, Part, RequestSchema
 from openai_api.schemas.listing import ListQuery
 from openai_api.schemas.metadata import NO_NUL, Metadata
 from openai_api.schemas.problems import TAG
@@ -127,8 +126,7 @@ class SearchRequest(RequestSchema):
     max_num_results: int | None = Field(None, ge=1, le=50, description="10 by default.")
     ranking_options: RankingOptions | None = None
     embedding_model: str | None = Field(None, min_length=1, max_length=200, pattern=NO_NUL, description="Extension.")
-
-    REFUSED: ClassVar[Mapping[str, Harmless]] = {"rewrite_query": (False,)}
+    rewrite_query: Annotated[bool | None, IGNORED] = None
 
     def check_together(self) -> None:
         if self.filters is not None:

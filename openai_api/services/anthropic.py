@@ -29,7 +29,7 @@ async def create_message(call: Call) -> HttpResponseBase:
     call.entry.user = (chat.user or "")[:200]
     with renaming(renamed):
         target = await resolve_target(call, chat)
-        plan, answers = await plan_chat(chat, target)
+        plan, answers = await plan_chat(chat, target, clamps=True)
     generation = Generation(call, target, plan)
     events = MessageEvents(generation, answers)
     if wanted.stream:

@@ -25,7 +25,6 @@ from openai_api.schemas.anthropic import (
 from openai_api.schemas.chat import ChatRequest
 
 MODES = {"auto": "auto", "any": "required", "none": "none"}
-EFFORTS = {"max": "xhigh"}
 _NAMES = (  # what a chat's field is called here
     (re.compile(r"(?:(?<=[“`])|^)stop\b"), "stop_sequences"),
     (re.compile(r"\breasoning_budget\b"), "thinking"),
@@ -141,8 +140,7 @@ def _thinking(wanted: CountTokensRequest) -> dict[str, Any]:
     """Models that do not think take no notice of it."""
     found: dict[str, Any] = {}
     if wanted.output_config is not None and wanted.output_config.effort is not None:
-        effort = wanted.output_config.effort
-        found["reasoning_effort"] = EFFORTS.get(effort, effort)
+        found["reasoning_effort"] = wanted.output_config.effort
     if wanted.thinking is None:
         return found
     if wanted.thinking.type == "disabled":

@@ -18,12 +18,14 @@ from inference.dialects.events import (
 from openai_api.schemas.anthropic_bodies import (
     AnthropicMessageBody,
     Block,
+    DeltaUsageBody,
     MessageEventBody,
     MessageUsageBody,
     StopReason,
 )
 from openai_api.services.answer import AnswerPlan
 from openai_api.services.generation import Generation
+from openai_api.services.reasoning_tokens import ReasoningTokens
 
 
 class MessageEvents:
@@ -32,6 +34,7 @@ class MessageEvents:
     def __init__(self, generation: Generation, answers: AnswerPlan) -> None:
         self._generation = generation
         self._reader = answers.reader()
+        self._reasoning = ReasoningTokens(generation.target.model.text)
         self._id = generation.call.answer_id("msg_")
         self._num_blocks = 0
         self._open: str | None = None  # the kind of the block at hand
@@ -46,13 +49,18 @@ class MessageEvents:
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": self._usage(),
+            "stop_details": None,
+            "container": None,
+            "diagnostics": None,
+            "usage": whole_usage(self._usage()),
         }
         yield {"type": "message_start", "message": message}
 
     def of(self, event: Event) -> Iterator[MessageEventBody]:
         if isinstance(event, TokensEvent):
-            yield from self._parts(self._reader.feed(event.text))
+            parts = list(self._reader.feed(event.text))
+            self._reasoning.note(event, self._reader)
+            yield from self._parts(parts)
         elif isinstance(event, FinishedEvent):
             self._end = event
             yield from self._parts(self._reader.finish())
@@ -62,7 +70,12 @@ class MessageEvents:
         assert self._end is not None, "the answer has ended"
         last: MessageEventBody = {
             "type": "message_delta",
-            "delta": {"stop_reason": self._reason(self._end), "stop_sequence": self._end.stop or None},
+            "delta": {
+                "stop_reason": self._reason(self._end),
+                "stop_sequence": self._end.stop or None,
+                "stop_details": None,
+                "container": None,
+            },
             "usage": self._usage(),
         }
         millm = self._generation.millm
@@ -85,13 +98,20 @@ class MessageEvents:
     def _part(self, event: AnswerEvent) -> Iterator[MessageEventBody]:
         match event:
             case ContentDelta(text):
-                yield from self._begin("text", {"type": "text", "text": ""})
+                yield from self._begin("text", {"type": "text", "text": "", "citations": None})
                 yield self._delta({"type": "text_delta", "text": text})
             case ReasoningDelta(text):
                 yield from self._begin("thinking", {"type": "thinking", "thinking": "", "signature": ""})
                 yield self._delta({"type": "thinking_delta", "thinking": text})
             case ToolCallStart(index, call_id, name):
-                yield from self._begin(f"call {index}", {"type": "tool_use", "id": call_id, "name": name, "input": {}})
+                block: Block = {
+                    "type": "tool_use",
+                    "id": call_id,
+                    "name": name,
+                    "input": {},
+                    "caller": {"type": "direct"},
+                }
+                yield from self._begin(f"call {index}", block)
             case ToolCallArguments(_, text):
                 yield self._delta({"type": "input_json_delta", "partial_json": text})
             case ToolCallEnd():
@@ -113,14 +133,27 @@ class MessageEvents:
             yield {"type": "content_block_stop", "index": self._num_blocks}
             self._num_blocks += 1
 
-    def _usage(self) -> MessageUsageBody:
+    def _usage(self) -> DeltaUsageBody:
         usage = self._generation.tally.usage
         return {
             "input_tokens": usage.prompt_tokens - usage.cached_tokens,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": usage.cached_tokens,
             "output_tokens": usage.completion_tokens,
+            "output_tokens_details": {"thinking_tokens": self._reasoning.count},
+            "server_tool_use": None,
         }
+
+
+def whole_usage(usage: DeltaUsageBody) -> MessageUsageBody:
+    """A message's: with what does not change on the way."""
+    return {
+        **usage,
+        "cache_creation": {"ephemeral_1h_input_tokens": 0, "ephemeral_5m_input_tokens": 0},
+        "inference_geo": None,
+        "service_tier": "standard",
+        "speed": "standard",
+    }
 
 
 class MessageFold:
@@ -143,7 +176,7 @@ class MessageFold:
         elif event["type"] == "message_delta":
             ending: Any = event["delta"]
             message["stop_reason"], message["stop_sequence"] = ending["stop_reason"], ending["stop_sequence"]
-            message["usage"] = event["usage"]
+            message["usage"] = whole_usage(event["usage"])
             if "millm" in event:
                 message["millm"] = event["millm"]
 

@@ -55,14 +55,17 @@ async def create_chat_completion(call: Call) -> HttpResponseBase:
     return response
 
 
-async def plan_chat(wanted: ChatRequest, target: Target) -> tuple[Plan, AnswerPlan]:
-    """What the engine is to write, and how that is read. Raises ApiError 400 or 503."""
+async def plan_chat(wanted: ChatRequest, target: Target, *, clamps: bool = False) -> tuple[Plan, AnswerPlan]:
+    """What the engine is to write, and how that is read. Raises ApiError 400 or 503.
+
+    ``clamps``: a limit of tokens beyond the room that the prompt leaves means that room.
+    """
     text = target.model.text
     check_tools(wanted.tool_use, text.dialect)
     ids = await prompt_ids(text, wanted)
     thinking = thinking_state(text, ids, continues=bool(wanted.continue_final_message))
     answers = AnswerPlan(text.dialect, thinking, wanted.tool_use)
-    budget = completion_budget(wanted.token_limit, len(ids), target.model, param=wanted.limit_param)
+    budget = completion_budget(wanted.token_limit, len(ids), target.model, param=wanted.limit_param, clamps=clamps)
     params = dataclasses.replace(
         sampling_params(wanted, target.model, budget),
         logprobs=wanted.num_logprobs,

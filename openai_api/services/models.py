@@ -5,24 +5,51 @@ from __future__ import annotations
 from django.http.response import HttpResponseBase
 
 from inference.registry import ModelNotFoundError, ModelRecord
+from openai_api.anthropic_errors import speaks_anthropic
 from openai_api.backend import get_backend
 from openai_api.call import Call
 from openai_api.endpoint import json_response
 from openai_api.errors import forbidden, model_not_found
 from openai_api.schemas.bodies import ModelBody, ModelDeletedBody, ModelListBody
-from openai_api.services.target import check_model_allowed, is_model_allowed
+from openai_api.services.anthropic_models import anthropic_list, anthropic_model
+from openai_api.services.target import (
+    check_model_allowed,
+    check_profile_allowed,
+    find_model,
+    is_model_allowed,
+    steering_refusal,
+)
+from steering.errors import SteeringError
 
 
 async def list_models(call: Call) -> HttpResponseBase:
-    """Those that the key may use."""
-    records = get_backend().registry().records()
-    data = [model_body(record) for record in records if is_model_allowed(call.key, record)]
+    """Those that the key may use; in Anthropic's form for its clients."""
+    records = [one for one in get_backend().registry().records() if is_model_allowed(call.key, one)]
+    if speaks_anthropic(call.request):
+        return json_response(anthropic_list([anthropic_model(one) for one in records], call.request.GET))
+    data = [model_body(record) for record in records]
     body: ModelListBody = {"object": "list", "data": data}
     return json_response(body)
 
 
 async def get_model(call: Call, name: str) -> HttpResponseBase:
-    return json_response(model_body(_find(call, name)))
+    """``model:profile`` too, where the model has that profile: requests may name the model so."""
+    call.entry.model = name[:200]
+    record, profile = find_model(get_backend().registry(), name)
+    check_model_allowed(call.key, record)
+    body = model_body(record)
+    if speaks_anthropic(call.request) and profile is None:
+        return json_response(anthropic_model(record))
+    if profile is not None:
+        check_profile_allowed(call.key, profile)
+        try:
+            label = await get_backend().find_profile(record.name, profile)
+        except SteeringError as error:
+            raise steering_refusal(error) from None
+        body = {**body, "id": f"{record.name}:{profile}", "default_profile": label}
+        if speaks_anthropic(call.request):
+            return json_response({**anthropic_model(record), "id": body["id"]})
+    return json_response(body)
 
 
 async def delete_model(call: Call, name: str) -> HttpResponseBase:

@@ -6,7 +6,7 @@ import numpy as np
 from django.http.response import HttpResponseBase
 
 from inference.client import EmbeddingRequest
-from inference.registry import ReadyModel
+from inference.registry import ModelRecord, ReadyModel
 from openai_api.backend import get_backend
 from openai_api.call import Call
 from openai_api.endpoint import json_response
@@ -25,6 +25,8 @@ async def create_moderations(call: Call) -> HttpResponseBase:
     wanted = call.read(ModerationsRequest)
     name = wanted.model if wanted.model is not None else only_classifier(call)
     model = await resolve_unsteered(call, name, "classification")
+    if len(model.labels) == 1 and wanted.model is None:  # it had never been loaded, so nobody knew
+        raise no_classifier()
     texts = await encode_prompts(model, list(wanted.input), param="input")
     check_lengths(texts, model)
     call.reserve_tokens(sum(map(len, texts)))
@@ -43,14 +45,23 @@ async def create_moderations(call: Call) -> HttpResponseBase:
 def only_classifier(call: Call) -> str:
     """Of those that the key may use; raises ApiError 400 and 404."""
     records = get_backend().registry().records()
-    names = [one.name for one in records if one.kind == "classification" and is_model_allowed(call.key, one)]
+    names = [one.name for one in records if is_classifier(one) and is_model_allowed(call.key, one)]
     if not names:
-        message = "No classifier is registered on this server. Register a model for classification, then name it."
-        raise ApiError(404, message, code="model_not_found", param="model")
+        raise no_classifier()
     if len(names) > 1:
         message = f"There are several classifiers: name one of {', '.join(names[:10])} in “model”."
         raise invalid(message, param="model", code="missing_required_parameter")
     return names[0]
+
+
+def no_classifier() -> ApiError:
+    message = "No classifier is registered on this server. Register a model for classification, then name it."
+    return ApiError(404, message, code="model_not_found", param="model")
+
+
+def is_classifier(record: ModelRecord) -> bool:
+    """Whether it tells labels apart. A reranker has one, whose value is a score."""
+    return record.kind == "classification" and record.num_labels != 1
 
 
 def moderation_body(model: ReadyModel, values: bytes) -> ModerationBody:

@@ -55,9 +55,16 @@ def of_choice(params: SamplingParams, choice: int) -> SamplingParams:
     return dataclasses.replace(params, seed=(params.seed + choice) & INT64_MAX)
 
 
-def completion_budget(asked: int | None, prompt_tokens: int, model: ReadyModel, *, param: str) -> int:
-    """How many tokens may be generated; raises ApiError 400 when the prompt leaves no room for them."""
+def completion_budget(
+    asked: int | None, prompt_tokens: int, model: ReadyModel, *, param: str, clamps: bool = False
+) -> int:
+    """How many tokens may be generated; raises ApiError 400 when the prompt leaves no room for them.
+
+    ``clamps``, or the setting of that name: more than there is room for means all of the room.
+    """
     limit = model.max_model_len
+    if asked is not None and (clamps or settings.MILLM_CLAMP_MAX_TOKENS):
+        asked = min(asked, max(1, limit - prompt_tokens))
     needed = 1 if asked is None else asked
     if prompt_tokens + needed > limit:
         raise context_length_exceeded(limit=limit, prompt=prompt_tokens, completion=needed, param=param)

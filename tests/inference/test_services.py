@@ -51,13 +51,13 @@ def test_a_name_is_registered_once_unless_asked_for(model_dir):
     assert (second.pk, second.aliases) == (first.pk, ["b"])
 
 
-@pytest.mark.parametrize("name", ["", " ", "a b", "-a", "a..b", "../a", "a\nb", "ä", "a:b", "x" * 201])
+@pytest.mark.parametrize("name", ["", " ", "a b", "-a", "a..b", "../a", "a\nb", "ä", "a:", ":a", "x" * 201])
 def test_bad_names_are_refused(model_dir, name):
     assert problems(name=name, source=str(model_dir))
     assert problems(name="good", source=str(model_dir), aliases=[name])
 
 
-@pytest.mark.parametrize("name", ["a", "org/model-1.5_b", "a/b/c", "m@v1", "1B+"])
+@pytest.mark.parametrize("name", ["a", "org/model-1.5_b", "a/b/c", "m@v1", "1B+", "llama3:8b", "ft:m:me::1"])
 def test_good_names_are_accepted(model_dir, name):
     assert services.register_model(name=name, source=str(model_dir)).name == name
 

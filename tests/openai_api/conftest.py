@@ -22,7 +22,7 @@ from openai_api.limits import Limits, set_limits
 from openai_api.log_entry import LogEntry
 from openai_api.log_writer import set_log_writer
 from steering.watched import NO_WATCH, Watch
-from tests.openai_api.fakes import FakeEngine, FakeRegistry, FakeSteering, record
+from tests.openai_api.fakes import FakeEngine, FakeRegistry, FakeSteering, record, version_of
 
 
 class Log:
@@ -123,6 +123,11 @@ async def unwatched(model: str, *, special_token_ids: frozenset[int]) -> Watch:
     return NO_WATCH
 
 
+async def find_profile(model: str, reference: str) -> str:
+    name, number = version_of(reference)
+    return f"{name}@{number}"
+
+
 @pytest.fixture
 def api(settings: Any) -> Iterator[Api]:
     settings.MILLM_AUTH = "loopback"
@@ -145,6 +150,7 @@ def api(settings: Any) -> Iterator[Api]:
             lambda: registry,
             steering,
             keys,
+            find_profile=find_profile,
             watch=unwatched,
             unload=unload,
             ping_s=0.05,

@@ -353,7 +353,7 @@ class FakeSteering:
         self.wishes.append(wish)
         if not wish and not self.policies:
             return None
-        name, number = ("inline", 0) if wish.inline is not None else _version(wish.reference)
+        name, number = ("inline", 0) if wish.inline is not None else version_of(wish.reference)
         if wish.draft is not None:
             name, number = wish.draft.name, 0
         parts = [*([f"print-{name}"] if name else []), *self.policies]
@@ -363,7 +363,7 @@ class FakeSteering:
         )
 
 
-def _version(reference: str | None) -> tuple[str, int]:
+def version_of(reference: str | None) -> tuple[str, int]:
     if reference is None:
         return "", 0
     name, _, number = reference.partition("@")

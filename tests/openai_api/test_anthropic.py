@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, get_args
 
 import pytest
-from anthropic.types import Message, MessageTokensCount, RawMessageStreamEvent
+from anthropic.types import Message, MessageDeltaUsage, MessageTokensCount, ModelInfo, RawMessageStreamEvent
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 
 from inference.client import FailedEvent, Timings, TokensEvent, Usage
 from inference.dialects.dialect import Dialect
@@ -48,6 +48,16 @@ async def stream_of(response: Any) -> list[Any]:
     return events
 
 
+def assert_whole(kind: type[BaseModel], body: dict[str, Any]) -> None:
+    """All fields of the client's type are there, of the objects inside too."""
+    assert body.keys() >= kind.model_fields.keys(), kind
+    for name, field in kind.model_fields.items():
+        inner = [one for one in (field.annotation, *get_args(field.annotation)) if isinstance(one, type)]
+        for one in inner:
+            if isinstance(body[name], dict) and issubclass(one, BaseModel):
+                assert_whole(one, body[name])
+
+
 @pytest.fixture
 def tools(api: Api) -> Api:
     api.registry.text.dialect = Dialect(KNOWN_MARKS[0], HERMES)
@@ -59,7 +69,8 @@ async def test_a_message(api: Api):
     response = await ask(api)
     message = parsed(response)
 
-    assert [block.to_dict() for block in message.content] == [{"type": "text", "text": "Hello sea"}]
+    assert [block.to_dict() for block in message.content] == [{"type": "text", "text": "Hello sea", "citations": None}]
+    assert_whole(Message, response.json())
     assert (message.stop_reason, message.stop_sequence, message.role, message.model) == (
         "end_turn",
         None,
@@ -68,7 +79,7 @@ async def test_a_message(api: Api):
     )
     assert (message.usage.input_tokens, message.usage.cache_read_input_tokens) == (2, 2)
     assert message.usage.output_tokens == 9
-    assert response.headers["x-request-id"]
+    assert response.headers["request-id"] == response.headers["x-request-id"] == api.log.only.id
     assert (api.log.only.endpoint, api.log.only.status, api.log.only.completion) == ("/v1/messages", 200, "Hello sea")
 
 
@@ -85,7 +96,14 @@ async def test_a_stream_has_the_events_in_order(api: Api):
         "message_stop",
     ]
     assert "".join(event["delta"]["text"] for event in events[2:-3]) == "Hello sea"
-    assert events[-2]["delta"] == {"stop_reason": "end_turn", "stop_sequence": None}
+    assert events[-2]["delta"] == {
+        "stop_reason": "end_turn",
+        "stop_sequence": None,
+        "stop_details": None,
+        "container": None,
+    }
+    assert_whole(Message, events[0]["message"])
+    assert_whole(MessageDeltaUsage, events[-2]["usage"])
     assert events[-2]["usage"]["output_tokens"] == 9
     assert api.log.only.stream is True
 
@@ -96,6 +114,48 @@ async def test_the_limit(api: Api, stream: bool):
     ending = (await stream_of(response))[-2]["delta"] if stream else response.json()
 
     assert ending["stop_reason"] == "max_tokens"
+
+
+async def test_more_tokens_than_there_is_room_for_mean_the_room(api: Api, settings: Any):
+    """Clients of Anthropic's have to name a limit, and name a large one."""
+    assert (await ask(api, max_tokens=64_000)).status_code == 200
+    assert api.engine.requests[0].sampling.max_tokens == 100 - 4
+    assert (await api.chat(max_tokens=64_000)).status_code == 400
+    settings.MILLM_CLAMP_MAX_TOKENS = True
+    assert (await api.chat(max_tokens=64_000)).status_code == 200
+    assert (await api.complete(max_tokens=64_000)).status_code == 200
+    too_long = await api.complete(prompt="x" * 100, max_tokens=5)
+    assert (too_long.status_code, too_long.json()["error"]["code"]) == (400, "context_length_exceeded")
+
+
+async def test_models_have_anthropic_s_form_for_its_clients(api: Api):
+    version = {"anthropic-version": "2023-06-01"}
+    response = await api.client.get("/v1/models", headers=version)
+    body = response.json()
+    assert [TypeAdapter(ModelInfo).validate_json(json.dumps(model), strict=True).id for model in body["data"]] == [
+        "tiny",
+        "org/steered",
+        "cold:8b",
+        "vectors",
+    ]
+    assert body["data"][0].keys() >= ModelInfo.model_fields.keys()
+    assert (body["has_more"], body["first_id"], body["last_id"]) == (False, "tiny", "vectors")
+    assert response.headers["request-id"] == api.log.only.id
+    pages = {
+        "limit=2": (["tiny", "org/steered"], True),
+        "limit=2&after_id=org/steered": (["cold:8b", "vectors"], False),
+        "limit=1&before_id=cold:8b": (["org/steered"], True),
+        "after_id=vectors": ([], False),
+    }
+    for query, (ids, has_more) in pages.items():
+        page = (await api.client.get(f"/v1/models?{query}", headers=version)).json()
+        assert ([model["id"] for model in page["data"]], page["has_more"]) == (ids, has_more)
+    one = await api.client.get("/v1/models/tiny:gloomy", headers=version)
+    assert TypeAdapter(ModelInfo).validate_json(one.content, strict=True).id == "tiny:gloomy"
+    assert (await api.client.get("/v1/models/small", headers=version)).json()["type"] == "model"
+    for path, status in (("models/nobody", 404), ("models?limit=0", 400), ("models?after_id=x", 400), ("nothing", 404)):
+        refused = await api.client.get(f"/v1/{path}", headers=version)
+        assert (refused.status_code, refused.json()["type"]) == (status, "error")
 
 
 async def test_a_stop_sequence_is_named(api: Api):
@@ -226,7 +286,7 @@ def test_choices_of_tools(choice: dict[str, Any], wanted: str, parallel: bool):
         ({"thinking": {"type": "disabled"}}, "none", None),
         ({"thinking": {"type": "adaptive"}}, None, None),
         ({"thinking": {"type": "enabled", "budget_tokens": 3}}, None, 3),
-        ({"output_config": {"effort": "max"}}, "xhigh", None),
+        ({"output_config": {"effort": "max"}}, "max", None),
     ],
 )
 def test_thinking(fields: dict[str, Any], effort: str | None, budget: int | None):
@@ -272,7 +332,9 @@ async def test_counting(api: Api):
     [
         ({"max_tokens": None}, "max_tokens", "invalid_type"),
         ({"max_tokens": 0}, "max_tokens", "invalid_value"),
-        ({"max_tokens": 1_000}, "max_tokens", "context_length_exceeded"),
+        ({"messages": [{"role": "user", "content": "x" * 120}]}, "max_tokens", "context_length_exceeded"),
+        ({"stop": ["x"]}, "stop", "unsupported_parameter"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
         ({"messages": []}, "messages", "invalid_value"),
         ({"messages": [{"role": "robot", "content": "a"}]}, "messages[0]", "invalid_value"),
         ({"messages": [{"role": "user", "content": []}]}, "messages[0].user.content", "invalid_value"),

@@ -18,6 +18,58 @@ def strict(body: bytes) -> ChatCompletion:
     return TypeAdapter(ChatCompletion).validate_json(body, strict=True)
 
 
+async def test_integers_may_be_written_as_floats(api: Api):
+    """As languages with a single type of numbers write them."""
+    response = await api.chat(n=2.0, max_tokens=16.0, seed=-3.0, top_k=5.0, min_tokens=1.0, stop=None)
+    assert response.status_code == 200, response.content
+    assert len(response.json()["choices"]) == 2
+    sampling = api.engine.requests[0].sampling
+    assert (sampling.max_tokens, sampling.top_k, sampling.min_tokens) == (16, 5, 1)
+    assert all(type(value) is int for value in (sampling.max_tokens, sampling.top_k, sampling.seed))
+    assert api.log.only.parameters["n"] == 2
+
+
+async def test_128_choices(api: Api):
+    choices = (await api.chat(n=128)).json()["choices"]
+    assert [choice["index"] for choice in choices] == list(range(128))
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("profil", "profile"),
+        ("profiles", "profile"),
+        ("Profile", "profile"),
+        ("stering", "steering"),
+        ("steering_intensty", "steering_intensity"),
+        ("return_activation", "return_activations"),
+    ],
+)
+async def test_near_misses_of_our_own_fields_are_refused(api: Api, name: str, meant: str):
+    for response in (await api.chat(**{name: "gloomy"}), await api.complete(**{name: "gloomy"})):
+        assert response.status_code == 400
+        error = response.json()["error"]
+        assert (error["code"], error["param"]) == ("unknown_parameter", name)
+        assert f"Did you mean `{meant}`?" in error["message"]
+    assert api.engine.requests == []
+
+
+@pytest.mark.parametrize(
+    "name", ["file", "prefix", "profiling_level", "stream_id", "activations", "provider", "x" * 5_000]
+)
+async def test_other_unknown_fields_are_ignored_by_name(api: Api, name: str):
+    response = await api.chat(**{name: "x"})
+    assert response.status_code == 200
+    assert name[:64] in response.headers["x-millm-ignored-fields"]
+
+
+@pytest.mark.parametrize("effort", ["xhigh", "max"])
+async def test_the_greatest_efforts_reach_the_template(api: Api, effort: str):
+    api.registry.text.variables = frozenset({"reasoning_effort"})
+    assert (await api.chat(reasoning_effort=effort)).status_code == 200
+    assert api.registry.text.kwargs == {"reasoning_effort": effort}
+
+
 async def test_completion_has_the_contracts_body(api: Api):
     response = await api.chat()
     assert response.status_code == 200

@@ -36,6 +36,14 @@ async def test_completion_has_the_contracts_body(api: Api):
     assert COMPLETION.validate_json(response.content, strict=True).choices[0].text == "Hello sea"
 
 
+async def test_a_completion_without_max_tokens_has_the_server_s_default(api: Api, settings: Any):
+    """OpenAI's default is 16 tokens; the page says how this server differs."""
+    settings.MILLM_MAX_TOKENS_DEFAULT = 40
+    await api.complete()
+    await api.complete(max_tokens=16)
+    assert [request.sampling.max_tokens for request in api.engine.requests] == [40, 16]
+
+
 @pytest.mark.parametrize("prompt", ["", [""], ["a", ""]])
 async def test_an_empty_prompt_is_continued_where_texts_begin_with_a_token(api: Api, prompt: Any):
     text = api.registry.text

@@ -17,6 +17,7 @@ from openai_api.keys import KeyRecord, snapshot
 from openai_api.services import create_api_key
 from tests.inference.test_admin import FakeRegistry as UnloadingRegistry
 from tests.openai_api.conftest import Api
+from tests.openai_api.fakes import record
 
 
 async def test_all_registered_models_are_listed(api: Api):
@@ -56,13 +57,48 @@ async def test_head_answers_like_get(api: Api):
     assert (await api.client.head("/v1/models")).status_code == 200
 
 
-@pytest.mark.parametrize("path", ["nope", "../../etc/passwd", "x" * 5_000, "tiny:gloomy"])
+@pytest.mark.parametrize("path", ["nope", "../../etc/passwd", "x" * 5_000])
 @pytest.mark.parametrize("method", ["get", "delete"])
 async def test_unknown_models_are_404(api: Api, path: str, method: str):
     response = await getattr(api.client, method)(f"/v1/models/{path}")
     assert response.status_code == 404
     assert response.json()["error"]["code"] == "model_not_found"
     assert api.log.only.status == 404
+
+
+async def test_a_model_with_a_profile_can_be_looked_up(api: Api):
+    for path, label in (("tiny:gloomy", "gloomy@2"), ("small:gloomy@1", "gloomy@1"), ("cold:8b:cats", "cats@2")):
+        response = await api.client.get(f"/v1/models/{path}")
+        assert response.status_code == 200, response.content
+        TypeAdapter(Model).validate_json(response.content, strict=True)
+        body = response.json()
+        base, _, reference = path.rpartition(":")
+        assert body["id"] == f"{'tiny' if base == 'small' else base}:{reference}"
+        assert body["default_profile"] == label
+    for path, status, code in (
+        ("tiny:nobody", 404, "profile_not_found"),
+        ("nobody:gloomy", 404, "model_not_found"),
+        ("tiny:", 404, "model_not_found"),
+        ("ft:tiny:me::1", 404, "model_not_found"),
+    ):
+        refused = await api.client.get(f"/v1/models/{path}")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (status, code)
+
+
+async def test_a_key_sees_a_model_only_with_its_own_profiles(api: Api):
+    headers = api.keys.add("key", allowed_profiles=frozenset({"cats"}))
+    assert (await api.client.get("/v1/models/tiny:cats", headers=headers)).status_code == 200
+    refused = await api.client.get("/v1/models/tiny:gloomy", headers=headers)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "profile_not_allowed")
+
+
+async def test_names_may_have_colons(api: Api):
+    api.registry._records = (record("ft:tiny:me::1"), record("llama3:8b"), record("llama3"))
+    for name in ("ft:tiny:me::1", "llama3:8b", "llama3"):
+        assert (await api.client.get(f"/v1/models/{name}")).json()["id"] == name
+        assert (await api.chat(model=name)).json()["model"] == name
+        assert (await api.chat(model=f"{name}:gloomy")).headers["x-millm-profile"] == "gloomy@2"
+        assert (await api.client.delete(f"/v1/models/{name}")).json()["id"] == name
 
 
 async def test_delete_unloads(api: Api):

@@ -55,6 +55,23 @@ async def test_categories_are_the_labels(judge: Api):
     assert (judge.log.only.endpoint, judge.log.only.prompt_tokens) == ("/v1/moderations", len("bad words"))
 
 
+async def test_a_reranker_is_no_classifier(judge: Api):
+    judge.registry._records = (record("ranker", kind="classification", num_labels=1), *judge.registry._records)
+    assert (await moderate(judge)).json()["model"] == "judge"
+
+    judge.registry._records = (record("ranker", kind="classification", num_labels=1),)
+    alone = await moderate(judge)
+    assert (alone.status_code, alone.json()["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_a_reranker_that_was_never_loaded_is_found_out(judge: Api):
+    judge.registry._records = (record("ranker", kind="classification"),)
+    judge.registry.labels = ("LABEL_0",)
+    response = await moderate(judge)
+    assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")
+    assert judge.engine.requests == []
+
+
 async def test_a_harmless_label_does_not_flag(judge: Api):
     judge.engine.embedding_script = answering(0.9, 0.1, 0.0)
     result = (await moderate(judge)).json()["results"][0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, time, timedelta
 from typing import Any
 
 import pytest
@@ -53,11 +53,14 @@ async def test_requests_of_a_day(api: Api, wall: Wall):
     statuses = [(await api.chat(headers)).status_code for _ in range(2)]
     refused = await api.chat(headers)
     error = refused.json()["error"]
+    left_s = round(
+        (datetime.combine(wall.now.date() + timedelta(days=1), time(), tzinfo=UTC) - wall.now).total_seconds()
+    )
     wall.now += timedelta(hours=12)
 
     assert statuses == [200, 200]
-    assert (refused.status_code, error["type"], error["code"]) == (429, "rate_limit_error", "insufficient_quota")
-    assert (refused["x-should-retry"], refused["Retry-After"]) == ("false", "120")
+    assert (refused.status_code, error["type"], error["code"]) == (429, "insufficient_quota", "insufficient_quota")
+    assert (refused["x-should-retry"], refused["Retry-After"]) == ("false", str(left_s))
     assert api.log.entries[-1].error_code == "insufficient_quota"
     assert (await api.chat(headers)).status_code == 200
 

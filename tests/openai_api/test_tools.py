@@ -281,7 +281,8 @@ async def test_a_huge_integer_in_a_strict_tool_s_schema_is_located(caller: Api):
 
 
 async def test_schemas_of_other_tools_are_advice(caller: Api):
-    for extra in ({"if": {}}, {"maxProperties": HUGE}, {"default": HUGE}):
+    extras: list[dict[str, Any]] = [{"if": {}}, {"maxProperties": HUGE}, {"default": HUGE}]
+    for extra in extras:
         tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", **extra}}}
         assert (await caller.chat(tools=[tool])).status_code == 200
         assert (await caller.chat(tools=[tool], tool_choice="required")).status_code == 200

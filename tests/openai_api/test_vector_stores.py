@@ -179,7 +179,7 @@ async def test_filters_ranking_and_several_queries(api: Api):
         ({"filters": {"type": "eq", "key": "a\0", "value": "b"}}, "filters.key"),
         ({"filters": {"type": "and", "filters": []}}, "filters.filters"),
         ({"filters": {"type": "gt", "key": "a", "value": 10**400}}, "filters.value"),
-        ({"rewrite_query": True}, "rewrite_query"),
+        ({"rewrite_query": "yes"}, "rewrite_query"),
     ],
 )
 async def test_searches_that_are_refused(api: Api, fields: dict[str, Any], param: str):
@@ -187,6 +187,13 @@ async def test_searches_that_are_refused(api: Api, fields: dict[str, Any], param
     response = await api.post(f"{STORES}/{store.id}/search", {"query": "x", **fields})
     assert response.status_code == 400
     assert response.json()["error"]["param"].startswith(param)
+
+
+async def test_rewriting_the_query_is_ignored_by_name(api: Api):
+    store = await create(api)
+    response = await api.post(f"{STORES}/{store.id}/search", {"query": "x", "rewrite_query": True})
+    assert response.status_code == 200, response.content
+    assert response.headers["x-millm-ignored-fields"] == "rewrite_query"
 
 
 async def test_filters_are_bounded(api: Api):

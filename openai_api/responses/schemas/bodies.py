@@ -58,7 +58,7 @@ class ReasoningBody(TypedDict):
 
 class TextBody(TypedDict):
     format: dict[str, Any]
-    verbosity: str | None
+    verbosity: str
 
 
 class ResponseBody(TypedDict):
@@ -70,7 +70,7 @@ class ResponseBody(TypedDict):
     background: bool
     conversation: ConversationReference | None
     error: ResponseErrorBody | None
-    frequency_penalty: float | None
+    frequency_penalty: float
     incomplete_details: IncompleteDetails | None
     instructions: str | None
     max_output_tokens: int | None
@@ -79,19 +79,19 @@ class ResponseBody(TypedDict):
     model: str
     output: list[Item]
     parallel_tool_calls: bool
-    presence_penalty: float | None
+    presence_penalty: float
     previous_response_id: str | None
     prompt_cache_key: str | None
     reasoning: ReasoningBody
     safety_identifier: str | None
     service_tier: str
     store: bool
-    temperature: float | None
+    temperature: float
     text: TextBody
     tool_choice: Any
     tools: list[dict[str, Any]]
     top_logprobs: int
-    top_p: float | None
+    top_p: float
     truncation: Literal["auto", "disabled"]
     usage: ResponseUsageBody | None
     user: str | None
@@ -107,6 +107,16 @@ class ResponseDeletedBody(TypedDict):
 class InputTokensBody(TypedDict):
     object: Literal["response.input_tokens"]
     input_tokens: int
+
+
+class CompactionBody(TypedDict):
+    """``output`` is a single item, which stands for all that was compacted in the input of later responses."""
+
+    id: str
+    object: Literal["response.compaction"]
+    created_at: int
+    output: list[Item]
+    usage: ResponseUsageBody
 
 
 class ItemListBody(TypedDict):

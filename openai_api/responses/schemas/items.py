@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from openai_api.schemas.base import Part
@@ -13,6 +15,7 @@ from openai_api.schemas.messages import RefusalPart
 MAX_ITEMS = 2048
 MAX_PARTS = 1024
 MAX_CALL_CHARACTERS = 2**20  # of one call's arguments
+MAX_COMPACTION = 2**20
 
 ItemId = Annotated[str, Field(min_length=1, max_length=64)]
 CallId = Annotated[str, Field(min_length=1, max_length=256)]
@@ -101,6 +104,39 @@ class FileSearchItem(Part):
     status: Literal["in_progress", "searching", "completed", "incomplete", "failed"] | None = None
 
 
+def _readable(content: str) -> str:
+    try:
+        summary_in(content)
+    except ValueError:
+        raise PydanticCustomError("invalid_item", "it is no compaction of this server's") from None
+    return content
+
+
+class CompactionItem(Part):
+    """What /v1/responses/compact made of a conversation."""
+
+    type: Literal["compaction"]
+    encrypted_content: Annotated[str, Field(max_length=MAX_COMPACTION), AfterValidator(_readable)]
+    id: ItemId | None = None
+
+
+def compaction_of(summary: str) -> str:
+    """What a compaction item carries."""
+    return base64.b64encode(json.dumps({"millm": 1, "summary": summary}).encode()).decode()
+
+
+def summary_in(content: str) -> str:
+    """The reverse; raises ValueError for anything else."""
+    try:
+        found = json.loads(base64.b64decode(content, validate=True))
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    if not isinstance(found, dict) or found.get("millm") != 1 or not isinstance(found.get("summary"), str):
+        raise ValueError("not a compaction")
+    summary: str = found["summary"]
+    return summary
+
+
 class ReferenceItem(Part):
     type: Literal["item_reference"] | None = None
     id: ItemId
@@ -112,17 +148,27 @@ InputItem = Annotated[
     | Annotated[FunctionOutputItem, Tag("~function_call_output")]
     | Annotated[ReasoningItem, Tag("~reasoning")]
     | Annotated[FileSearchItem, Tag("~file_search_call")]
+    | Annotated[CompactionItem, Tag("~compaction")]
     | Annotated[ReferenceItem, Tag("~item_reference")],
     Discriminator(
         lambda value: _item_kind(value),
         custom_error_type="invalid_item",
         custom_error_message="each item needs a type out of message, function_call, function_call_output, reasoning, "
-        "file_search_call, item_reference",
+        "file_search_call, compaction, item_reference",
     ),
     BeforeValidator(lambda value: _known_item(value)),
 ]
-AnyItem = MessageItem | FunctionCallItem | FunctionOutputItem | ReasoningItem | FileSearchItem | ReferenceItem
-KINDS = ("message", "function_call", "function_call_output", "reasoning", "file_search_call", "item_reference")
+OwnItem = MessageItem | FunctionCallItem | FunctionOutputItem | ReasoningItem | FileSearchItem | CompactionItem
+AnyItem = OwnItem | ReferenceItem
+KINDS = (
+    "message",
+    "function_call",
+    "function_call_output",
+    "reasoning",
+    "file_search_call",
+    "compaction",
+    "item_reference",
+)
 
 
 def _kind(value: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema
 
 from openai_api.errors import invalid
 from openai_api.responses.schemas.items import MAX_ITEMS, InputItem, ItemId
@@ -22,7 +22,10 @@ from openai_api.responses.schemas.tools import (
 )
 from openai_api.schemas.attributes import MAX_DEPTH, MAX_PARTS, size_of
 from openai_api.schemas.base import IGNORED, Harmless, Part, RequestSchema
+from openai_api.schemas.chat import ChatRequest, ReasoningBudget, TemplateKwargs
 from openai_api.schemas.drawing import MAX_TOKENS, DrawingSchema
+from openai_api.schemas.steered import SteeredSchema
+from openai_api.schemas.structured import GrammarExtensions
 
 MAX_TOP_LOGPROBS = 20
 LOGPROBS = "message.output_text.logprobs"
@@ -58,13 +61,18 @@ def _conversation_id(value: Any) -> Any:
     return value["id"] if isinstance(value, Mapping) and isinstance(value.get("id"), str) else value
 
 
-class PromptSchema(RequestSchema):
-    """What the model reads."""
+class InputSchema(RequestSchema):
+    """The items that the model reads."""
 
     model: str
     input: Input | None = None
     instructions: str | None = Field(None, description="The system message; those of earlier responses do not count.")
     previous_response_id: ItemId | None = Field(None, description="The response that this one continues.")
+
+
+class PromptSchema(InputSchema):
+    """All that the model reads."""
+
     conversation: Annotated[ItemId | None, BeforeValidator(_conversation_id)] = Field(
         None, description="The conversation that this response continues and joins: its id, or {“id”}."
     )
@@ -76,6 +84,9 @@ class PromptSchema(RequestSchema):
     truncation: Literal["auto", "disabled"] | None = Field(
         None, description="auto: the oldest items are left out until the rest fits the model's context."
     )
+    chat_template_kwargs: TemplateKwargs | None = None
+
+    NEEDS_INPUT: ClassVar[bool] = True
 
     def check_together(self) -> None:
         super().check_together()
@@ -86,7 +97,8 @@ class PromptSchema(RequestSchema):
                 param="previous_response_id",
             )
         self._check_file_search()
-        if not self.input and self.previous_response_id is None and self.conversation is None:
+        continues = self.previous_response_id is not None or self.conversation is not None
+        if self.NEEDS_INPUT and not self.input and not continues:
             raise invalid(
                 "There is nothing to respond to: send “input”.", param="input", code="missing_required_parameter"
             )
@@ -137,7 +149,7 @@ class ResponseStreamOptions(Part):
     include_obfuscation: Annotated[bool | None, IGNORED] = None
 
 
-class ResponseRequest(PromptSchema, DrawingSchema):
+class ResponseRequest(PromptSchema, DrawingSchema, GrammarExtensions):
     stream_options: ResponseStreamOptions | None = None
     max_output_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS, description="Reasoning included.")
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
@@ -145,6 +157,8 @@ class ResponseRequest(PromptSchema, DrawingSchema):
     store: bool | None = Field(None, description="true by default: the response can be read and continued later.")
     background: bool | None = Field(None, description="Answer at once, respond later; needs “store”.")
     metadata: Metadata | None = None
+
+    reasoning_budget: ReasoningBudget = None
 
     max_tool_calls: int | None = Field(None, ge=1, le=MAX_TOKENS, description="Calls of file_search at most.")
     prompt_cache_key: Annotated[str | None, Field(max_length=512), IGNORED] = None
@@ -154,16 +168,35 @@ class ResponseRequest(PromptSchema, DrawingSchema):
     service_tier: Annotated[str | None, Field(max_length=64), IGNORED] = None
 
     REFUSED: ClassVar[Mapping[str, Harmless]] = {
+        **ChatRequest.REFUSED,
         "access_programs": (),
+        "add_generation_prompt": (True,),
         "context_management": ([],),
+        "continue_final_message": (False,),
         "image": (),
-        "moderation": (),
+        "logprobs": (False,),
+        "max_completion_tokens": (),
+        "max_tokens": (),
+        "messages": (),
         "n": (1,),
         "prompt": (),
+        "prompt_logprobs": (),
+        "reasoning_effort": (),
+        "response_format": ({"type": "text"},),
+        "return_activations": (False,),
     }
     REMEDIES: ClassVar[Mapping[str, str]] = {
+        "function_call": "Send `tool_choice` instead.",
+        "functions": "Send `tools` instead.",
+        "logprobs": "Send `top_logprobs`, or `message.output_text.logprobs` in `include`.",
+        "max_completion_tokens": "Send `max_output_tokens` instead.",
+        "max_tokens": "Send `max_output_tokens` instead.",
+        "messages": "Send `input` instead.",
         "n": "A response is one; send several requests.",
-        "prompt": "This server keeps no prompt templates: send “instructions” and “input”.",
+        "prompt": "This server keeps no prompt templates: send `instructions` and `input`.",
+        "reasoning_effort": "Send `reasoning.effort` instead.",
+        "response_format": "Send `text.format` instead.",
+        "return_activations": "Send it to /v1/chat/completions.",
     }
 
     def check_together(self) -> None:
@@ -192,7 +225,23 @@ class ResponseRequest(PromptSchema, DrawingSchema):
         return parameters
 
 
+class CompactionRequest(InputSchema, SteeredSchema):
+    prompt_cache_key: Annotated[str | None, Field(max_length=512), IGNORED] = None
+    prompt_cache_options: Annotated[dict[str, Any] | None, IGNORED] = None
+    prompt_cache_retention: Annotated[Literal["in_memory", "24h"] | None, IGNORED] = None
+    service_tier: Annotated[str | None, Field(max_length=64), IGNORED] = None
+
+
+def _or_empty(value: Any) -> Any:
+    return "" if value is None else value
+
+
 class TokenCountRequest(PromptSchema):
+    model: Annotated[
+        str, BeforeValidator(_or_empty), WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "null"}]})
+    ] = Field("", description="Absent: the server's default model, or its only one.")
+
+    NEEDS_INPUT = False
     personality: Annotated[str | None, Field(max_length=64), IGNORED] = None
 
 

@@ -75,6 +75,20 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"tool_choice": {"type": "web_search"}}, "tool_choice", "unsupported_parameter"),
     ({"prompt": {"id": "pmpt_1"}}, "prompt", "unsupported_parameter"),
     ({"n": 2}, "n", "unsupported_parameter"),
+    ({"max_tokens": 5}, "max_tokens", "unsupported_parameter"),
+    ({"max_completion_tokens": 5}, "max_completion_tokens", "unsupported_parameter"),
+    ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
+    ({"messages": [MESSAGE]}, "messages", "unsupported_parameter"),
+    ({"logprobs": True}, "logprobs", "unsupported_parameter"),
+    ({"reasoning_effort": "low"}, "reasoning_effort", "unsupported_parameter"),
+    ({"return_activations": True}, "return_activations", "unsupported_parameter"),
+    ({"guided_json": {"not": {}}}, "guided_json", "invalid_schema"),
+    ({"guided_regex": "a", "text": {"format": {"type": "json_object"}}}, "guided_regex", "invalid_value"),
+    ({"reasoning_budget": "none"}, "reasoning_budget", "invalid_type"),
+    ({"chat_template_kwargs": {"x": 1}}, "chat_template_kwargs.x", "unsupported_parameter"),
+    ({"text": {"verbosity": "loud"}}, "text.verbosity", "invalid_value"),
+    ({"input": [{"type": "compaction", "encrypted_content": "aaaa"}]}, "input[0].encrypted_content", "invalid_value"),
+    ({"input": [{"type": "compaction", "encrypted_content": "e30="}]}, "input[0].encrypted_content", "invalid_value"),
     ({"logit_bias": {"258": 1}}, "logit_bias", "invalid_value"),
 ]
 
@@ -132,13 +146,19 @@ async def test_bad_pages_are_named(stored: Api, query: str, param: str):
     [
         ("stream=maybe", "stream"),
         ("stream=true&starting_after=-1", "starting_after"),
-        ("starting_after=1", "starting_after"),
+        ("starting_after=x", "starting_after"),
     ],
 )
 async def test_bad_queries_of_a_stream_are_named(stored: Api, query: str, param: str):
     made = (await create(stored)).json()
     response = await stored.client.get(f"/v1/responses/{made['id']}?{query}")
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+async def test_a_place_to_start_after_means_nothing_without_a_stream(stored: Api):
+    made = (await create(stored)).json()
+    response = await stored.client.get(f"/v1/responses/{made['id']}?starting_after=1")
+    assert (response.status_code, response.json()["id"]) == (200, made["id"])
 
 
 async def test_conversations_take_twenty_items_at_once(stored: Api):

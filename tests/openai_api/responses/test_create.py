@@ -7,13 +7,17 @@ from typing import Any
 
 import pytest
 from openai import AsyncOpenAI
-from openai.types.responses import Response, ResponseStreamEvent
+from openai.types.responses import CompactedResponse, Response, ResponseCompactionItem, ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from inference.client import ThinkingBudget
+from inference.dialects.dialect import Dialect
+from inference.dialects.thinking import KNOWN_MARKS
+from inference.grammars import Grammar
 from openai_api.responses.models import StoredResponse
 from tests.openai_api.conftest import Api, events_of
 from tests.openai_api.connection import Connection
-from tests.openai_api.fakes import answering, failing, tokens_of
+from tests.openai_api.fakes import answering, failing, record, tokens_of
 
 RESPONSE = TypeAdapter(Response)
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
@@ -211,6 +215,97 @@ async def test_sampling_reaches_the_engine(stored: Api):
     sampling = stored.engine.requests[-1].sampling
     assert (sampling.temperature, sampling.top_p, sampling.seed, sampling.max_tokens) == (0.25, 0.5, 3, 5)
     assert (sampling.top_k, sampling.stop) == (7, ("x",))
+
+
+@pytest.mark.parametrize("store", [True, False])
+async def test_a_response_tells_what_it_was_drawn_by(stored: Api, store: bool):
+    body = (await create(stored, store=store)).json()
+    assert (body["temperature"], body["top_p"], body["presence_penalty"], body["frequency_penalty"]) == (1, 1, 0, 0)
+    assert body["text"]["verbosity"] == "medium"
+    fields = {"temperature": 0.25, "presence_penalty": 1.5, "frequency_penalty": None, "text": {"verbosity": "low"}}
+    body = (await create(stored, store=store, model="org/steered", **fields)).json()
+    assert (body["temperature"], body["presence_penalty"], body["frequency_penalty"]) == (0.25, 1.5, 0)
+    assert body["text"]["verbosity"] == "low"
+    defaults = await events(stored, store=store, model="org/steered")  # whose own temperature is 0.5
+    told = [event["response"]["temperature"] for event in defaults if "response" in event]
+    assert told == [0.5] * len(told)
+    assert stored.engine.requests[-1].sampling.temperature == 0.5
+
+
+async def test_fields_of_chats_are_honoured_where_they_mean_the_same(stored: Api):
+    for fields, grammar in (
+        ({"guided_regex": "a+"}, Grammar("regex", "a+")),
+        ({"structured_outputs": {"choice": ["x", "y"]}}, Grammar.of_choices(["x", "y"])),
+        ({"guided_json": SCHEMA}, Grammar.of_schema(SCHEMA)),
+        ({"json_schema": SCHEMA, "text": {"format": {"type": "text"}}}, Grammar.of_schema(SCHEMA)),
+    ):
+        response = await create(stored, **fields)
+        assert response.status_code == 200, response.content
+        assert "x-millm-ignored-fields" not in response.headers
+        assert stored.engine.requests[-1].sampling.grammar == grammar
+    stored.registry.text.dialect = Dialect(KNOWN_MARKS[0])
+    stored.registry.text.prompt_end = "<think>"
+    await create(stored, reasoning_budget=False, chat_template_kwargs={"enable_thinking": True})
+    assert stored.engine.requests[-1].sampling.thinking == ThinkingBudget(0, 1, 2, has_begun=True)
+    assert stored.registry.text.kwargs == {"enable_thinking": True}
+
+
+async def test_harmless_values_of_a_chat_s_fields_pass(stored: Api):
+    harmless = {"n": 1, "response_format": {"type": "text"}, "logprobs": False, "max_tokens": None, "messages": None}
+    assert (await create(stored, **harmless)).status_code == 200
+
+
+async def test_tokens_can_be_counted_without_a_model_and_an_input(stored: Api):
+    stored.registry._records = (record("only", is_default=True), record("vectors", kind="embedding"))
+    empty = await stored.post("/v1/responses/input_tokens", {})
+    assert empty.json() == {"object": "response.input_tokens", "input_tokens": 2}  # of an empty message
+    given = await stored.post("/v1/responses/input_tokens", {"model": None, "input": "hi", "instructions": "Be."})
+    assert given.json()["input_tokens"] == 2 + 2 + 4
+    stored.registry._records = (record("one"), record("two"))
+    error = (await stored.post("/v1/responses/input_tokens", {"input": "hi"})).json()["error"]
+    assert (error["param"], error["code"]) == ("model", "missing_required_parameter")
+
+
+async def test_a_conversation_is_compacted_to_one_item(stored: Api):
+    stored.registry.context = 2_000
+    stored.engine.script = answering("They launch on Tuesday.")
+    before = (await create(stored, input="We launch on Tuesday.")).json()
+    fields = {"model": "tiny", "previous_response_id": before["id"], "input": [{"role": "user", "content": "Fine."}]}
+    response = await stored.post("/v1/responses/compact", {**fields, "instructions": "Be brief.", "profile": "cats"})
+    assert response.status_code == 200, response.content
+    compacted = TypeAdapter(CompactedResponse).validate_json(response.content, strict=True)
+    (item,) = compacted.output
+    assert isinstance(item, ResponseCompactionItem)
+    assert compacted.usage.output_tokens == len("They launch on Tuesday.")
+    asked = stored.registry.text.rendered[0]["content"]
+    for said in ("instructions: Be brief.", "user: We launch on Tuesday.", "assistant: They launch", "user: Fine."):
+        assert said in asked
+    assert stored.log.entries[-1].profile.startswith("cats")
+
+    then = [*response.json()["output"], {"role": "user", "content": "When?"}]
+    following = await create(stored, input=then, instructions="Be kind.")
+    assert following.status_code == 200, following.content
+    system, question = stored.registry.text.rendered
+    assert system["content"].startswith("Be kind.")
+    assert system["content"].endswith("They launch on Tuesday.")
+    assert (system["role"], question["content"]) == ("system", "When?")
+    listed = await stored.client.get(f"/v1/responses/{following.json()['id']}/input_items")
+    assert {"message", "compaction"} == {each["type"] for each in listed.json()["data"]}
+    again = await create(stored, previous_response_id=following.json()["id"])
+    assert again.status_code == 200
+
+
+async def test_compaction_needs_a_model_and_something_to_compact(stored: Api):
+    for body, param in (
+        ({"input": "hi"}, "model"),
+        ({"model": "tiny"}, "input"),
+        ({"model": "tiny", "input": []}, "input"),
+    ):
+        response = await stored.post("/v1/responses/compact", body)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+    long = await stored.post("/v1/responses/compact", {"model": "tiny", "input": "x" * 200})
+    assert (long.status_code, long.json()["error"]["code"]) == (400, "context_length_exceeded")
+    assert long.json()["error"]["param"] == "input"
 
 
 SCHEMA = {
