@@ -52,6 +52,7 @@ check: $(VENV)/.dev
 	MILLM_DEBUG= MILLM_TLS=true $(BIN)/python manage.py check --deploy --fail-level WARNING
 	$(BIN)/python manage.py settings_doc --check
 	$(BIN)/python manage.py commands_doc --check
+	$(BIN)/python manage.py models_doc --check
 	$(BIN)/python manage.py compatibility_doc --check
 
 bench: $(VENV)/.dev

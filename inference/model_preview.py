@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from typing import Any
 
+from inference.architectures import architecture_problem
 from inference.model_kind import SENTENCE_TRANSFORMERS, kind_of_config
 from inference.model_repository import LocalRepository, ModelRepository, hub_repository
 from inference.sources import PICKLE_PATTERNS, ModelSource, SourceError, local_directory
@@ -107,8 +108,11 @@ def _has_chat_template(files: ModelRepository) -> bool:
 
 
 def _problems(files: ModelRepository, config: Mapping[str, Any], source: ModelSource) -> Iterator[str]:
-    if kind_of_config(config, has_pipeline=SENTENCE_TRANSFORMERS in files.sizes) is None:
+    kind = kind_of_config(config, has_pipeline=SENTENCE_TRANSFORMERS in files.sizes)
+    if kind is None:
         yield "It is neither a causal language model nor one for embeddings or classification, so it cannot be served."
+    elif kind == "generation" and (problem := architecture_problem(config)):
+        yield problem
     if "tokenizer.json" not in files.sizes:
         yield "It has no tokenizer.json; a fast tokenizer is needed."
     has_safe = any(fnmatch(name, SAFETENSORS) for name in files.sizes)

@@ -19,6 +19,7 @@ from typing import Any
 
 from django.conf import settings
 
+from inference.architectures import architecture_problem
 from inference.model_kind import ModelKind, model_kind
 
 DEFAULT_LABELS = 2  # of a classifier whose config names none, as transformers has it
@@ -169,7 +170,8 @@ def check_directory(path: Path, source: ModelSource) -> None:
         if number >= MAX_MODEL_FILES:
             raise SourceError(f"{path} holds more than {MAX_MODEL_FILES} files; give the model's own directory.")
         _check_file(file, path)
-    kind_of_directory(path)
+    if kind_of_directory(path) == "generation" and (problem := architecture_problem(config)):
+        raise SourceError(problem)
     _check_code(config, source)
     if not (path / "tokenizer.json").is_file():
         raise SourceError(

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
-from inference.engine.cache_plan import ModelCache, num_heads
+from inference.engine.cache_plan import ModelCache
 from inference.engine.config import EngineConfig
 from inference.engine.decode_graphs import Capture, CudaCapture
+from inference.engine.kv_layout import num_heads
 from inference.engine.loader import LoadedModel
 from inference.engine.varlen_attention import VarlenAttention, choose_attention
 

@@ -7,6 +7,7 @@ arguments, says which token belongs to which sequence. Single tokens come first 
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,6 @@ from inference.engine.kv_pool import KVPool
 from inference.engine.varlen_attention import Look, VarlenStep
 
 NAME = "millm"
-UNSUPPORTED = ("s_aux", "position_bias")  # attention sinks (gpt-oss) and learned biases, by transformers' names
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,23 @@ class LayoutProbe:
         self.layouts: dict[int, LayerLayout] = {}
 
 
+class _UnderWay(threading.local):
+    batch: PackedBatch | LayoutProbe | None = None
+
+
+_under_way = _UnderWay()
+
+
+def keep_batch(_: torch.nn.Module, __: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """A forward pre-hook of a module whose layers drop keyword arguments that they do not know."""
+    _under_way.batch = kwargs.get("packed_batch")
+
+
+def drop_batch(*_: Any) -> None:
+    """A forward hook, so that nothing keeps the cache's memory."""
+    _under_way.batch = None
+
+
 def packed_attention(
     module: torch.nn.Module,
     query: Tensor,  # [1, heads, tokens, head_dim]
@@ -74,28 +91,29 @@ def packed_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    packed_batch: PackedBatch | LayoutProbe,
+    packed_batch: PackedBatch | LayoutProbe | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    **others: Any,
+    s_aux: Tensor | None = None,
+    **_: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention signature; returns ``[1, tokens, heads, head_dim]`` and no weights.
 
-    NotImplementedError, before the first request, for what would change the result and is not known here.
+    ``s_aux`` are attention sinks, a score for each head. ``packed_batch`` is that of the forward pass under way where
+    the layers in between do not hand it on.
     """
     assert attention_mask is None, "packed sequences carry no mask"
+    packed_batch = packed_batch or _under_way.batch
+    assert packed_batch is not None, "the engine's forward passes have one"
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     if isinstance(packed_batch, LayoutProbe):
-        unknown = [name for name in UNSUPPORTED if others.get(name) is not None]
-        if unknown:
-            raise NotImplementedError(f"Layer {layer} attends with {', '.join(unknown)}, which is not known here.")
         packed_batch.layouts[layer] = LayerLayout(
             key.shape[1], key.shape[3], value.shape[3], key.dtype, sliding_window or 0
         )
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    look = Look(scale, sliding_window or 0, softcap or 0.0)
+    look = Look(scale, sliding_window or 0, softcap or 0.0, None if s_aux is None else s_aux.float())
     return _attend_all(layer, query[0], key[0], value[0], packed_batch, look).unsqueeze(0), None
 
 
@@ -107,7 +125,7 @@ def _attend_all(layer: int, query: Tensor, key: Tensor, value: Tensor, batch: Pa
     native.write_kv(keys, values, key.transpose(0, 1), value.transpose(0, 1), places.slot_mapping)
     if batch.varlen is not None:
         return batch.varlen.attend(query.transpose(0, 1), keys, values, group, look)
-    single, packed, how = batch.num_single, query.transpose(0, 1), (look.scale, look.window, look.softcap)
+    single, packed, how = batch.num_single, query.transpose(0, 1), (look.scale, look.window, look.softcap, look.sinks)
     outputs = []
     if single:
         table = places.block_table[:single]

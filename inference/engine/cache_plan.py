@@ -7,19 +7,18 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import nn
 
 from inference.engine import native
-from inference.engine.attention import LayoutProbe
 from inference.engine.cache_policy import PREFIX_BLOCK, CachePolicy
 from inference.engine.config import EngineConfig
 from inference.engine.contiguous_cache import ContiguousCache
 from inference.engine.device_memory import device_memory
 from inference.engine.errors import LoadError
-from inference.engine.kv_layout import LayerGroup, LayerLayout, group_layers
+from inference.engine.kv_layout import LayerGroup, LayerLayout, group_layers, num_heads
 from inference.engine.kv_pool import KVPool
 from inference.engine.loader import LoadedModel
 from inference.engine.paged_cache import PagedCache, window_blocks
+from inference.engine.self_check import probe_layouts
 from inference.engine.varlen_attention import PAGE_TOKENS, can_read_pages
 
 FREE_SHARE = 0.5  # of the free memory, when no size is set
@@ -62,7 +61,7 @@ class _Measures:
 def make_cache(loaded: LoadedModel, config: EngineConfig, max_seq_len: int) -> ModelCache:
     """A cache for the model; LoadError with both numbers when memory is too small for a single sequence."""
     device = torch.device(loaded.device)
-    layouts = probe_layouts(loaded)
+    layouts = probe_layouts(loaded.module)
     groups = group_layers(layouts)
     per_token = sum(group.bytes_per_token for group in groups)
     # A full batch of the longest sequences; paged blocks round up, and windows overlap with a chunk.
@@ -88,12 +87,6 @@ def _too_small(name: str, num_bytes: int, least: int) -> LoadError:
     )
 
 
-def num_heads(module: nn.Module) -> int:
-    """Of queries; 0 where the configuration does not say one number."""
-    found = getattr(module.config.get_text_config(), "num_attention_heads", 0)  # type: ignore[union-attr, operator]
-    return found if isinstance(found, int) else 0
-
-
 def _reads_pages(loaded: LoadedModel, layouts: list[LayerLayout]) -> bool:
     return can_read_pages(layouts, num_heads(loaded.module), torch.device(loaded.device))
 
@@ -108,15 +101,6 @@ def _backend(measures: _Measures, config: EngineConfig, *, reads_pages: bool) ->
         return "paged" if native.active().is_native else "contiguous"
     full = config.max_batch_size * measures.max_seq_len * sum(group.bytes_per_token for group in measures.groups)
     return "contiguous" if not reads_pages and full <= measures.num_bytes else "paged"
-
-
-@torch.inference_mode()
-def probe_layouts(loaded: LoadedModel) -> list[LayerLayout]:
-    """The layers' shapes, read off a forward pass of one token."""
-    probe = LayoutProbe()
-    token = torch.zeros(1, 1, dtype=torch.long, device=loaded.device)
-    loaded.module(input_ids=token, position_ids=token, use_cache=False, packed_batch=probe)
-    return [probe.layouts[layer] for layer in sorted(probe.layouts)]
 
 
 def _contiguous(measures: _Measures, config: EngineConfig) -> ModelCache:

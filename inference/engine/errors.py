@@ -39,3 +39,7 @@ class LoadError(EngineError):
 
 class NotEnoughMemoryError(LoadError):
     """Memory ran out while the model was loaded, although its estimate had room. What it got by then is to be freed."""
+
+
+class UnsupportedModelError(LoadError):
+    """The model's architecture needs what is not computed here; the message says what, as the end of a sentence."""

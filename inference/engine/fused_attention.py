@@ -34,13 +34,14 @@ class FusedAttention:
     def __call__(
         self,
         hidden_states: Tensor,
-        position_embeddings: tuple[Tensor, Tensor],
+        position_embeddings: tuple[Tensor, Tensor] | None,
         attention_mask: Tensor | None = None,
         past_key_values: Any = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         name = self.module.config._attn_implementation  # type: ignore[union-attr]
-        if name not in {attention.NAME, PROBE} or past_key_values is not None or hidden_states.shape[0] != 1:
+        is_packed = name in {attention.NAME, PROBE} and past_key_values is None and hidden_states.shape[0] == 1
+        if not is_packed or not rotates_whole_heads(position_embeddings, self.module.head_dim):
             return self.original(  # type: ignore[no-any-return]
                 hidden_states=hidden_states,
                 position_embeddings=position_embeddings,
@@ -50,12 +51,18 @@ class FusedAttention:
             )
         m: Any = self.module
         shape = (hidden_states.shape[1], -1, m.head_dim)
+        assert position_embeddings is not None, "they rotate whole heads"
         cos, sin = position_embeddings[0][0], position_embeddings[1][0]
         query = _rotated(m.q_proj(hidden_states).view(shape), self.query_norm, cos, sin)
         key = _rotated(m.k_proj(hidden_states).view(shape), self.key_norm, cos, sin)
         value = m.v_proj(hidden_states).view(shape).transpose(0, 1).unsqueeze(0)
         mixed, weights = ALL_ATTENTION_FUNCTIONS[name](m, query, key, value, attention_mask, **self.constants, **kwargs)
         return m.o_proj(mixed.reshape(1, shape[0], -1)), weights
+
+
+def rotates_whole_heads(position_embeddings: Any, head_dim: Any) -> bool:
+    """Whether there are positions, and for all of a head: some models rotate a part of it (GLM, Nemotron) or none."""
+    return position_embeddings is not None and position_embeddings[0].shape[-1] == head_dim
 
 
 def _rotated(x: Tensor, norm: FusedNorm | None, cos: Tensor, sin: Tensor) -> Tensor:

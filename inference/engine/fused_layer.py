@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from inference.engine.attention import GroupPlaces, PackedBatch, Segment
-from inference.engine.fused_attention import FusedAttention
+from inference.engine.fused_attention import FusedAttention, rotates_whole_heads
 from inference.engine.fused_mlp import FusedMlp
 from inference.engine.fused_norm import FusedNorm, recognise_norm
 from inference.engine.fusion_probe import PROBE_ROWS, Forward, is_close, random_input
@@ -59,6 +59,7 @@ class FusedLayer:
 
     original: Forward
     layer: int
+    head_dim: int
     norms: _Norms
     products: _Products
     look: tuple[float, int, float]
@@ -69,6 +70,8 @@ class FusedLayer:
     def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         batch = kwargs.get("packed_batch")
         if args or not isinstance(batch, PackedBatch) or not self._serves(batch):
+            return self.original(hidden_states, *args, **kwargs)
+        if not rotates_whole_heads(kwargs.get("position_embeddings"), self.head_dim):
             return self.original(hidden_states, *args, **kwargs)
         cos, sin = kwargs["position_embeddings"]
         return self._mlp(self._attend(hidden_states[0], cos[0], sin[0], batch)).unsqueeze(0)
@@ -128,10 +131,13 @@ def layer_forward(layer: nn.Module, dtype: torch.dtype) -> Forward | None:
     norms, products = _norms(layer, attention), _products(attention.module, mlp.module)
     if norms is None or products is None or norms.attention.dtype is not dtype:
         return None
+    if attention.constants.get("s_aux") is not None:  # the kernel knows no attention sinks
+        return None
     inside = [m for m in layer.modules() if m is not layer]
     fused = FusedLayer(
         original=layer.forward,
         layer=int(cast("Any", attention.module).layer_idx),
+        head_dim=int(cast("Any", attention.module).head_dim),
         norms=norms,
         products=products,
         look=_look(attention),

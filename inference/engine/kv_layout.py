@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +40,9 @@ def group_layers(layouts: Sequence[LayerLayout]) -> tuple[LayerGroup, ...]:
         layers = tuple(i for i, layout in enumerate(layouts) if layout.window == window)
         groups.append(LayerGroup(window, layers, sum(layouts[i].bytes_per_token for i in layers)))
     return tuple(groups)
+
+
+def num_heads(module: nn.Module) -> int:
+    """Of queries; 0 where the configuration does not say one number."""
+    found = getattr(module.config.get_text_config(), "num_attention_heads", 0)  # type: ignore[union-attr, operator]
+    return found if isinstance(found, int) else 0

@@ -31,9 +31,9 @@ def readable_files(name: str, path: Path) -> Iterator[None]:
     try:
         yield
     except FAULTS_OF_FILES as error:
-        if _ran_out_of_memory(error):
+        if ran_out_of_memory(error):
             raise
-        raise LoadError(f"{name} could not be loaded from {path}: {_first_line(error)}") from error
+        raise LoadError(f"{name} could not be loaded from {path}: {told(error)}") from error
 
 
 @contextmanager
@@ -42,7 +42,7 @@ def enough_memory(name: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if _ran_out_of_memory(error):
+        if ran_out_of_memory(error):
             raise NotEnoughMemoryError(
                 f"{name} could not be loaded: memory ran out on the way, although the estimate had room. Unload "
                 "another model, choose a smaller dtype, or lower MILLM_KV_CACHE_BYTES or MILLM_MEMORY_BUDGET, and load "
@@ -51,7 +51,7 @@ def enough_memory(name: str) -> Iterator[None]:
         raise
 
 
-def _ran_out_of_memory(error: BaseException | None) -> bool:
+def ran_out_of_memory(error: BaseException | None) -> bool:
     """Also when a library wrapped the error."""
     while error is not None:
         if isinstance(error, Exception) and (is_out_of_memory(error) or NO_MEMORY in str(error)):
@@ -60,6 +60,7 @@ def _ran_out_of_memory(error: BaseException | None) -> bool:
     return False
 
 
-def _first_line(error: Exception) -> str:
+def told(error: Exception) -> str:
+    """Its type and the first line of its message."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"

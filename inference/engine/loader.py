@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -13,14 +15,18 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.utils import logging as hf_logging
 
 from inference.engine import attention, native
-from inference.engine.errors import LoadError
+from inference.engine.attention_probe import check_attention, use_attention
+from inference.engine.errors import LoadError, NotEnoughMemoryError, UnsupportedModelError
 from inference.engine.fusions import fuse
 from inference.engine.int8_trial import int8_problem
 from inference.engine.linear_kinds import Weights
 from inference.engine.linears import bytes_of, prepare_linears
-from inference.engine.load_faults import enough_memory, readable_files
+from inference.engine.load_faults import enough_memory, ran_out_of_memory, readable_files, told
+from inference.engine.long_rope import freeze_long_rope
+from inference.engine.own_attention import adapt_attention
 from inference.engine.own_memory import settle_memory
-from inference.engine.sites import decoder_layers
+from inference.engine.self_check import compare, take_reference
+from inference.engine.sites import SiteError, decoder_layers
 from inference.grammar_compiler import GrammarCompiler
 from inference.torch_threads import borrowed_workers
 
@@ -29,6 +35,7 @@ logger = logging.getLogger(__name__)
 hf_logging.disable_progress_bar()  # a server's log is no terminal
 
 DTYPES = {"auto": "auto", "bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+DEFAULT_LENGTH = 4096  # of a model whose configuration does not say
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +90,15 @@ def _load(spec: ModelSpec) -> LoadedModel:
     device = resolve_device(spec.device)
     check_dtype(spec.dtype)
     with readable_files(spec.name, spec.path):
-        module, tokenizer = from_pretrained(spec, device, AutoModelForCausalLM, attn_implementation=attention.NAME)
-        num_layers = len(decoder_layers(module))
+        module, tokenizer = from_pretrained(spec, device, AutoModelForCausalLM, attn_implementation="eager")
     if not tokenizer.is_fast:
         raise LoadError(f"{spec.name} has no fast tokenizer (tokenizer.json), which streaming needs.")
     if spec.weights == "int8" and device.type != "cpu" and (problem := int8_problem(device, module.dtype)):
         raise LoadError(f"{spec.name} cannot have int8 weights on {device}: {problem}.")
-    _make_fast(spec, module, device)
-    return _describe(spec, module, tokenizer, device, num_layers)
+    max_length = served_length(spec, module.config.get_text_config())
+    with _runnable(spec.name, module):
+        _prepare(spec, module, tokenizer, device, max_length)
+    return _describe(spec, module, tokenizer, device, max_length)
 
 
 def check_dtype(name: str) -> None:
@@ -130,6 +138,49 @@ def from_pretrained(
     return module.to(device).eval().requires_grad_(requires_grad=False), tokenizer
 
 
+def served_length(spec: ModelSpec, config: Any) -> int:
+    """Tokens of the longest text: what the model was made for, or less where the specification says so."""
+    own_length = int(getattr(config, "max_position_embeddings", 0) or DEFAULT_LENGTH)
+    return min(spec.max_seq_len, own_length) if spec.max_seq_len else own_length
+
+
+@contextmanager
+def _runnable(name: str, module: nn.Module) -> Iterator[None]:
+    """Say which model it is whose architecture cannot be run."""
+    try:
+        yield
+    except NotEnoughMemoryError:
+        raise
+    except Exception as error:
+        # The model's code is transformers' or its author's: whatever it raises here, it would raise for every request.
+        if ran_out_of_memory(error):
+            raise
+        reason = str(error).rstrip(".") if isinstance(error, (UnsupportedModelError, SiteError)) else told(error)
+        raise UnsupportedModelError(
+            f"{name} is a {type(module).__name__}, which miLLM cannot run: {reason}. docs/models.md lists the "
+            "architectures that it runs."
+        ) from error
+
+
+def _prepare(
+    spec: ModelSpec, module: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, device: torch.device, max_length: int
+) -> None:
+    """Make the module fast, and see that it still computes what transformers made of the files."""
+    freeze_long_rope(module, max_length)
+    reference = take_reference(
+        module,
+        spec.weights,
+        vocab_size=int(module.config.get_text_config().vocab_size),
+        max_length=max_length,
+        avoid={*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder},
+    )
+    adapt_attention(module)
+    check_attention(module, max_length)
+    use_attention(module, attention.NAME)
+    _make_fast(spec, module, device)
+    compare(module, reference)
+
+
 def _make_fast(spec: ModelSpec, module: nn.Module, device: torch.device) -> None:
     """Kernels and layouts of ours; what they cannot do stays as transformers has it."""
     if device.type == "cpu":
@@ -140,22 +191,21 @@ def _make_fast(spec: ModelSpec, module: nn.Module, device: torch.device) -> None
 
 
 def _describe(
-    spec: ModelSpec, module: nn.Module, tokenizer: PreTrainedTokenizerBase, device: torch.device, num_layers: int
+    spec: ModelSpec, module: nn.Module, tokenizer: PreTrainedTokenizerBase, device: torch.device, max_length: int
 ) -> LoadedModel:
     config = module.config.get_text_config()  # type: ignore[union-attr, operator]
     eos_token_ids = _eos_token_ids(module, tokenizer)
-    own_length = int(getattr(config, "max_position_embeddings", 0) or 4096)
     return LoadedModel(
         name=spec.name,
         module=module,
         tokenizer=tokenizer,
-        max_model_len=min(spec.max_seq_len, own_length) if spec.max_seq_len else own_length,
+        max_model_len=max_length,
         vocab_size=int(config.vocab_size),
         eos_token_ids=eos_token_ids,
         special_token_ids=frozenset(tokenizer.all_special_ids),
         memory_bytes=bytes_of(module),
         hidden_size=int(config.hidden_size),
-        num_layers=num_layers,
+        num_layers=len(decoder_layers(module)),
         dtype=str(next(module.parameters()).dtype).removeprefix("torch."),
         device=str(device),
         grammars=GrammarCompiler(tokenizer, int(config.vocab_size), eos_token_ids),

@@ -33,7 +33,7 @@ class SiteError(ValueError):
 def decoder_layers(module: nn.Module) -> nn.ModuleList:
     """The list of decoder layers; SiteError where the architecture has no such list."""
     decoder = module.get_decoder() if hasattr(module, "get_decoder") else module  # type: ignore[operator]
-    layers = _child(decoder, LAYERS)
+    layers = _child(decoder, LAYERS) or _child(_child(module, ("model",)) or decoder, LAYERS)
     if not isinstance(layers, nn.ModuleList):
         raise SiteError(f"{type(module).__name__} has no list of decoder layers to steer.")
     return layers
@@ -88,6 +88,7 @@ def _mlp(layer: nn.Module) -> nn.Module | None:
 def _output_projection(layer: nn.Module) -> nn.Module | None:
     """``nn.Linear``, or what has its sizes: GPT-2's Conv1D, and what the loader puts in a linear's place."""
     attention = _child(layer, ATTENTIONS)
+    attention = None if attention is None else _child(attention, ATTENTIONS) or attention  # GPT-Neo's is inside another
     projection = None if attention is None else _child(attention, PROJECTIONS)
     return projection if hasattr(projection, "in_features") or hasattr(projection, "nx") else None
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from inference.engine.kv_layout import LayerLayout
+from inference.engine.native.fallback import attend_explicitly
 
 logger = logging.getLogger(__name__)
 
@@ -25,13 +26,17 @@ PAGE_TOKENS = 256  # flash attention 2, which is what torch is built with, reads
 TOLERANCES = {torch.bfloat16: 2e-2, torch.float16: 4e-3}  # of the largest value; the kernel knows no other dtypes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Look:
-    """How a layer attends: ``window`` 0 sees everything, ``softcap`` 0 caps nothing."""
+    """How a layer attends: ``window`` 0 sees everything, ``softcap`` 0 caps nothing.
+
+    ``sinks`` float32 ``[heads]`` are scores that take their share of the weights and have no value.
+    """
 
     scale: float
     window: int = 0
     softcap: float = 0.0
+    sinks: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +87,7 @@ class VarlenAttention:
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     def _attend(self, query: Tensor, places: Places, part: Part, look: Look) -> Tensor:
-        if self.flash is None or look.softcap:
+        if self.flash is None or look.softcap or look.sinks is not None:
             return torch_attention(query, places, part, look)
         return self.flash(query, places, part, look)
 
@@ -152,7 +157,7 @@ def flash_attention_of_copies(query: Tensor, places: Places, part: Part, look: L
 
 
 def torch_attention(query: Tensor, places: Places, part: Part, look: Look) -> Tensor:
-    """The same in any dtype and with softcapping, on copies of the keys and values; nothing is read on the host."""
+    """The same in any dtype, with softcapping and sinks, on copies of keys and values; nothing is read on the host."""
     if part.max_queries == 1:
         return _gathered(query.unsqueeze(1), places, part.lengths, part.max_keys, look).squeeze(1)
     outputs, first = [], 0
@@ -180,8 +185,10 @@ def _gathered(query: Tensor, places: Places, lengths: Tensor, max_keys: int, loo
     rows = grouped.reshape(n, kv_heads, -1, query.shape[3])  # [n, kv_heads, group * q, d]
     seen = mask.repeat(1, heads // kv_heads, 1).unsqueeze(1)
     keys, values = keys.transpose(1, 2), values.transpose(1, 2)
-    if look.softcap:
-        out = _softcapped(rows, keys, values, look, seen)
+    if look.softcap or look.sinks is not None:
+        sinks = None if look.sinks is None else look.sinks.view(kv_heads, -1).repeat_interleave(num_queries, 1)
+        column = None if sinks is None else sinks.unsqueeze(-1)
+        out = attend_explicitly(rows, keys, values, look.scale, look.softcap, column, seen)
     else:
         out = functional.scaled_dot_product_attention(rows, keys, values, attn_mask=seen, scale=look.scale)
     split = out.view(n, kv_heads, heads // kv_heads, num_queries, -1).permute(0, 3, 1, 2, 4)
@@ -193,13 +200,6 @@ def _tokens(pool: Tensor, table: Tensor, max_keys: int) -> Tensor:
     size = pool.shape[1]
     blocks = table[:, : -(-max_keys // size)].long()
     return pool[:, : min(size, max_keys)][blocks].flatten(1, 2)[:, :max_keys]
-
-
-def _softcapped(query: Tensor, keys: Tensor, values: Tensor, look: Look, mask: Tensor) -> Tensor:
-    """Gemma 2's ``cap * tanh(scores / cap)``, in float32."""
-    scores = torch.tanh(query.float() @ keys.float().transpose(-1, -2) * look.scale / look.softcap) * look.softcap
-    scores = scores.masked_fill(~mask, float("-inf"))
-    return (scores.softmax(-1) @ values.float()).to(query.dtype)
 
 
 # The choice

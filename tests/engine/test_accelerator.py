@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from inference.engine.accelerator import Accelerate, Accelerator, accelerate
-from inference.engine.cache_plan import probe_layouts
 from inference.engine.config import EngineConfig
 from inference.engine.loader import LoadedModel
+from inference.engine.self_check import probe_layouts
 from inference.engine.varlen_attention import (
     Flash,
     VarlenAttention,
@@ -84,7 +84,7 @@ def test_beyond_a_window_and_several_blocks(loaded, flash):
 @pytest.mark.usefixtures("flash")
 def test_preempted(loaded):
     prompts = [tuple(3 + (5 * i + j) % 390 for j in range(40)) for i in range(4)]
-    token_bytes = sum(layout.bytes_per_token for layout in probe_layouts(loaded))
+    token_bytes = sum(layout.bytes_per_token for layout in probe_layouts(loaded.module))
     harness = EngineHarness(
         loaded,
         accelerate=accelerated(flash_attention),

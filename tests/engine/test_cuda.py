@@ -12,12 +12,13 @@ import pytest
 import torch
 from torch.nn import functional
 
-from inference.engine.cache_plan import make_cache, probe_layouts
+from inference.engine.cache_plan import make_cache
 from inference.engine.config import EngineConfig
 from inference.engine.int8_trial import few_packed_rows, int8_problem
 from inference.engine.kv_layout import LayerLayout
 from inference.engine.linear_kinds import GpuInt8Linear, quantise
 from inference.engine.loader import LoadedModel, ModelSpec, load_model
+from inference.engine.self_check import probe_layouts
 from inference.engine.varlen_attention import (
     PAGE_TOKENS,
     choose_attention,
@@ -91,7 +92,7 @@ def test_greedy_equality(exact, backend, cuda_graphs):
 
 def test_preempted_and_prefix_cached(exact):
     prompts = [tuple(3 + (5 * i + j) % 390 for j in range(40)) for i in range(4)]
-    token_bytes = sum(layout.bytes_per_token for layout in probe_layouts(exact))
+    token_bytes = sum(layout.bytes_per_token for layout in probe_layouts(exact.module))
     harness = EngineHarness(
         exact, kv_cache_backend="paged", kv_cache_bytes=160 * token_bytes, max_seq_len=128, max_stall_factor=0.0
     )

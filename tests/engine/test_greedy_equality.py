@@ -17,9 +17,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from inference.engine import native
-from inference.engine.cache_plan import probe_layouts
 from inference.engine.linear_kinds import quantise
 from inference.engine.loader import LoadedModel, ModelSpec, load_model
+from inference.engine.self_check import probe_layouts
 from tests.builders import ARCHITECTURES, build_model
 from tests.engine.harness import EngineHarness, Transcript, reference_tokens
 
@@ -158,7 +158,7 @@ def test_preempted_without_a_prefix_cache(subject, make):
 def run_short_of_memory(subject: Subject, make: Make, *, prefix_cache: bool) -> None:
     """The cache holds one and a half of the four, so the later ones give way and are computed anew."""
     prompts = [tuple(3 + (5 * i + j) % 390 for j in range(40)) for i in range(4)]
-    token_bytes = sum(layout.bytes_per_token for layout in probe_layouts(subject.loaded))
+    token_bytes = sum(layout.bytes_per_token for layout in probe_layouts(subject.loaded.module))
     harness = make(kv_cache_bytes=160 * token_bytes, max_seq_len=128, prefix_cache=prefix_cache, max_stall_factor=0.0)
     got = {prompt: harness.add(prompt=prompt, max_tokens=60) for prompt in prompts}
     harness.run()

@@ -8,8 +8,7 @@ import torch
 
 from inference.engine.errors import LoadError
 from inference.engine.loader import ModelSpec, load_model
-from tests.builders import ARCHITECTURES, build_model, build_tokenizer
-from tests.engine.harness import EngineHarness
+from tests.builders import ARCHITECTURES, build_model
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -104,24 +103,3 @@ def test_a_device_that_is_not_there(tmp_path, device, message):
 def test_an_unknown_dtype(tmp_path):
     with pytest.raises(LoadError, match="dtype must be one of"):
         load_model(ModelSpec("m", tmp_path, device="cpu", dtype="int3"))
-
-
-def test_attention_with_sinks_is_refused_before_the_first_request(tmp_path):
-    from transformers import GptOssConfig, GptOssForCausalLM
-
-    build_tokenizer().save_pretrained(tmp_path)
-    config = GptOssConfig(
-        vocab_size=400,
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        num_local_experts=2,
-        num_experts_per_tok=1,
-    )
-    GptOssForCausalLM(config).save_pretrained(tmp_path)
-    loaded = load_model(ModelSpec("sinks", tmp_path, dtype="float32", device="cpu"))
-    with pytest.raises(NotImplementedError, match="s_aux"):
-        EngineHarness(loaded)

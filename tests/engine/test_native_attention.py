@@ -34,8 +34,19 @@ def cases(draw):
         "window": draw(st.sampled_from([0, 0, 1, 7, 64, 1000])),
         "softcap": draw(st.sampled_from([0.0, 0.0, 5.0, 50.0])),
         "heads_first": draw(st.booleans()),
+        "has_sinks": draw(st.booleans()),
+        "first_sink": draw(st.sampled_from([float("-inf"), -80.0, 0.0, 80.0])),
         "seed": draw(st.integers(0, 2**16)),
     }
+
+
+def sinks_of(case, heads):
+    """A score for each head, from one that takes nothing to one that takes nearly everything; None without sinks."""
+    if not case.get("has_sinks"):
+        return None
+    sinks = torch.randn(heads, generator=torch.Generator().manual_seed(case["seed"])) * 3
+    sinks[0] = case["first_sink"]
+    return sinks
 
 
 def build_case(case):
@@ -55,7 +66,7 @@ def build_case(case):
     return query, *pools, table, torch.tensor(case["lengths"], dtype=torch.int32)
 
 
-def formula(query, keys, values, table, lengths, scale, window, softcap):
+def formula(query, keys, values, table, lengths, scale, window, softcap, sinks=None):
     """softmax(q k^T) v in float64, one head and one sequence after the other."""
     query, keys, values = (t.double().numpy() for t in (query, keys, values))
     size, group = keys.shape[1], query.shape[1] // keys.shape[2]
@@ -67,8 +78,9 @@ def formula(query, keys, values, table, lengths, scale, window, softcap):
             scores = np.array([query[i, head] @ keys[b, o, head // group] for b, o in rows]) * scale
             if softcap:
                 scores = softcap * np.tanh(scores / softcap)
-            weights = np.exp(scores - scores.max())
-            weights /= weights.sum()
+            sink = -np.inf if sinks is None else float(sinks[head])
+            weights = np.exp(scores - max(scores.max(), sink))
+            weights /= weights.sum() + np.exp(sink - max(scores.max(), sink))
             out[i, head] = sum(w * values[b, o, head // group] for w, (b, o) in zip(weights, rows, strict=True))
     return out
 
@@ -77,7 +89,7 @@ def formula(query, keys, values, table, lengths, scale, window, softcap):
 @given(cases())
 def test_native_and_fallback_follow_the_formula(case):
     tensors = build_case(case)
-    how = (case["head_dim"] ** -0.5, case["window"], case["softcap"])
+    how = (case["head_dim"] ** -0.5, case["window"], case["softcap"], sinks_of(case, case["heads"]))
     expected = formula(*tensors, *how)
     for attention in (native.decode_attention, fallback.decode_attention):
         got = attention(*tensors, *how)

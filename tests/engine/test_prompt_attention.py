@@ -33,8 +33,19 @@ def cases(draw):
         "window": draw(st.sampled_from([0, 0, 1, 7, 64, 1000])),
         "softcap": draw(st.sampled_from([0.0, 0.0, 5.0, 50.0])),
         "heads_first": draw(st.booleans()),
+        "has_sinks": draw(st.booleans()),
+        "first_sink": draw(st.sampled_from([float("-inf"), -80.0, 0.0, 80.0])),
         "seed": draw(st.integers(0, 2**16)),
     }
+
+
+def sinks_of(case, heads):
+    """A score for each head, from one that takes nothing to one that takes nearly everything; None without sinks."""
+    if not case.get("has_sinks"):
+        return None
+    sinks = torch.randn(heads, generator=torch.Generator().manual_seed(case["seed"])) * 3
+    sinks[0] = case["first_sink"]
+    return sinks
 
 
 def build_case(case):
@@ -56,7 +67,7 @@ def build_case(case):
     return heads_then_tokens.transpose(0, 1), *pools, table, starts, counts
 
 
-def formula(query, keys, values, table, starts, counts, scale, window, softcap):
+def formula(query, keys, values, table, starts, counts, scale, window, softcap, sinks=None):
     """softmax(q k^T) v in float64, one head of one chunk after the other."""
     query, keys, values = (t.double().numpy() for t in (query, keys, values))
     size, group = keys.shape[1], query.shape[1] // keys.shape[2]
@@ -72,8 +83,11 @@ def formula(query, keys, values, table, starts, counts, scale, window, softcap):
             if softcap:
                 scores = softcap * np.tanh(scores / softcap)
             scores[hidden] = -np.inf
-            weights = np.exp(scores - scores.max(1, keepdims=True))
-            out[first : first + count, head] = weights / weights.sum(1, keepdims=True) @ v[:, head // group]
+            sink = -np.inf if sinks is None else float(sinks[head])
+            top = np.maximum(scores.max(1, keepdims=True), sink)
+            weights = np.exp(scores - top)
+            total = weights.sum(1, keepdims=True) + np.exp(sink - top)
+            out[first : first + count, head] = weights / total @ v[:, head // group]
         first += count
     return out
 
@@ -82,7 +96,7 @@ def formula(query, keys, values, table, starts, counts, scale, window, softcap):
 @given(cases())
 def test_native_and_fallback_follow_the_formula(case):
     tensors = build_case(case)
-    how = (case["head_dim"] ** -0.5, case["window"], case["softcap"])
+    how = (case["head_dim"] ** -0.5, case["window"], case["softcap"], sinks_of(case, case["kv_heads"] * case["group"]))
     expected = formula(*tensors, *how)
     for attention in (native.prompt_attention, fallback.prompt_attention):
         got = attention(*tensors, *how)

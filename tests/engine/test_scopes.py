@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from inference.engine.cache_plan import probe_layouts
 from inference.engine.cache_policy import PREFIX_BLOCK
 from inference.engine.messages import Scoring
+from inference.engine.self_check import probe_layouts
 from inference.engine.sites import decoder_layers
 from inference.interventions import ChosenTokens, Intervention, Site, VectorEdit, Window
 from inference.parts import PLAIN, Part, PartRules
@@ -158,7 +158,7 @@ def made_parts(loaded, transcript: Transcript, rules: PartRules = RULES) -> set[
 def bytes_for(config: dict[str, Any], loaded) -> dict[str, Any]:
     if "max_stall_factor" not in config:
         return config
-    return {**config, "kv_cache_bytes": 160 * sum(layout.bytes_per_token for layout in probe_layouts(loaded))}
+    return {**config, "kv_cache_bytes": 160 * sum(layout.bytes_per_token for layout in probe_layouts(loaded.module))}
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inference.engine.arrivals import Arrivals
-from inference.engine.cache_plan import probe_layouts
 from inference.engine.comparisons import divergences
 from inference.engine.messages import DivergenceEvent, ScoresEvent, Scoring
+from inference.engine.self_check import probe_layouts
 from inference.engine.sites import decoder_layers
 from inference.interventions import Intervention, Phase, Site, VectorEdit
 from inference.readings import Read
@@ -169,7 +169,7 @@ def test_a_pair_that_gives_way_half_scored_gets_the_same(llama, backend, prefix_
     harness = PairHarness(
         llama,
         kv_cache_backend=backend,
-        kv_cache_bytes=256 * sum(layout.bytes_per_token for layout in probe_layouts(llama)),
+        kv_cache_bytes=256 * sum(layout.bytes_per_token for layout in probe_layouts(llama.module)),
         max_seq_len=160,
         prefix_cache=prefix_cache,
         max_prefill_tokens=2,

@@ -29,6 +29,7 @@ OWN: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16},
     "granitemoe": {"num_local_experts": 2, "num_experts_per_tok": 1},
     "gpt_oss": {"num_local_experts": 2, "num_experts_per_tok": 1},
+    "gpt_neo": {"num_layers": 3, "num_heads": 4, "attention_types": [[["global"], 3]]},
 }
 # Where each architecture's MLP and output projection are, written down from its source.
 LLAMA = ("model.layers", "mlp", "self_attn.o_proj")
@@ -50,6 +51,7 @@ PLACES: dict[str, tuple[str, str, str]] = {
     "gpt2": ("transformer.h", "mlp", "attn.c_proj"),
     "gpt_bigcode": ("transformer.h", "mlp", "attn.c_proj"),
     "gptj": ("transformer.h", "mlp", "attn.out_proj"),
+    "gpt_neo": ("transformer.h", "mlp", "attn.attention.out_proj"),
 }  # fmt: skip
 POST_NORMS = ("post_feedforward_layernorm", "post_mlp_layernorm")
 IDS = torch.tensor([[5, 6, 7, 8, 9]])

@@ -44,6 +44,7 @@ def cases(draw):
         "page": draw(st.sampled_from([0, 8, 32])),
         "window": draw(st.sampled_from([0, 0, 1, 7, 1000])),
         "softcap": draw(st.sampled_from([0.0, 0.0, 5.0])),
+        "sink": draw(st.sampled_from([None, float("-inf"), 0.0, 30.0])),
         "slack": draw(st.sampled_from([0, 5])),
         "seed": draw(st.integers(0, 2**16)),
     }
@@ -73,7 +74,8 @@ def build_case(case, dtype=torch.float32) -> tuple[Tensor, Places, Part, Look]:
         max(lengths) if case["page"] else min(size, max(lengths) + case["slack"]),
     )
     places = Places(pools[0].to(dtype), pools[1].to(dtype), table, starts)
-    return query.to(dtype), places, part, Look(8**-0.5, case["window"], case["softcap"])
+    sinks = None if case.get("sink") is None else torch.randn(query.shape[1], generator=generator) + case["sink"]
+    return query.to(dtype), places, part, Look(8**-0.5, case["window"], case["softcap"], sinks)
 
 
 def formula(query: Tensor, places: Places, part: Part, look: Look) -> Tensor:
@@ -90,8 +92,10 @@ def formula(query: Tensor, places: Places, part: Part, look: Look) -> Tensor:
                 scores = k @ query[token, head].double() * look.scale
                 if look.softcap:
                     scores = look.softcap * torch.tanh(scores / look.softcap)
-                out[token, head] = torch.tensor([math.exp(s - scores.max()) for s in scores.tolist()]).double() @ v
-                out[token, head] /= sum(math.exp(s - scores.max()) for s in scores.tolist())
+                sink = -math.inf if look.sinks is None else float(look.sinks[head])
+                top = max(float(scores.max()), sink)
+                out[token, head] = torch.tensor([math.exp(s - top) for s in scores.tolist()]).double() @ v
+                out[token, head] /= sum(math.exp(s - top) for s in [*scores.tolist(), sink])
             token += 1
     return out
 

@@ -102,21 +102,23 @@ def decode_attention(
     scale: float,
     window: int,
     softcap: float,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention of one new token of each of ``n`` sequences over all its tokens, itself included.
 
     ``query`` ``[n, heads, head_dim]``; ``keys``, ``values`` ``[blocks, block_size, kv_heads, head_dim]`` with stride 1
     in the last dimension; ``block_table`` int32 ``[n, max_blocks]`` and ``lengths`` int32 ``[n]`` on the CPU. A
-    ``window`` of 0 sees everything, else the last ``window`` tokens; ``softcap`` 0 caps nothing. Sums are float32.
+    ``window`` of 0 sees everything, else the last ``window`` tokens; ``softcap`` 0 caps nothing. ``sinks`` float32
+    ``[heads]`` are scores that take their share of the weights and have no value. Sums are float32.
     Returns ``[n, heads, head_dim]`` in the query's dtype. Reads fastest where a head's tokens of a block lie together:
     ``torch.empty(blocks, kv_heads, block_size, head_dim).transpose(1, 2)``.
     """
     if _active.is_native and query.device.type == "cpu" and keys.shape == values.shape:
         out: Tensor = torch.ops.millm_native.decode_attention(
-            query, keys, values, block_table, lengths, scale, window, softcap
+            query, keys, values, block_table, lengths, scale, window, softcap, sinks
         )
         return out
-    return fallback.decode_attention(query, keys, values, block_table, lengths, scale, window, softcap)
+    return fallback.decode_attention(query, keys, values, block_table, lengths, scale, window, softcap, sinks)
 
 
 def prompt_attention(
@@ -129,6 +131,7 @@ def prompt_attention(
     scale: float,
     window: int,
     softcap: float,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of chunks of prompts, each over all tokens of its sequence so far.
 
@@ -139,10 +142,10 @@ def prompt_attention(
     """
     if _active.is_native and _attends_prompts(query, keys, values):
         out: Tensor = torch.ops.millm_native.prompt_attention(
-            query, keys, values, block_table, starts, counts, scale, window, softcap
+            query, keys, values, block_table, starts, counts, scale, window, softcap, sinks
         )
         return out
-    return fallback.prompt_attention(query, keys, values, block_table, starts, counts, scale, window, softcap)
+    return fallback.prompt_attention(query, keys, values, block_table, starts, counts, scale, window, softcap, sinks)
 
 
 def write_kv(keys: Tensor, values: Tensor, key: Tensor, value: Tensor, slot_mapping: Tensor) -> None:

@@ -22,6 +22,7 @@ def decode_attention(
     scale: float,
     window: int,
     softcap: float,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """See :func:`inference.engine.native.decode_attention`."""
     heads, kv_heads = query.shape[1], keys.shape[2]
@@ -32,8 +33,8 @@ def decode_attention(
         seen_values = _gather(values, block_table[i], first, length)
         rows = query[i].reshape(kv_heads, heads // kv_heads, -1)
         attended = (
-            _softcapped(rows, seen_keys, seen_values, scale, softcap)
-            if softcap
+            attend_explicitly(rows, seen_keys, seen_values, scale, softcap, _by_key_head(sinks, kv_heads))
+            if softcap or sinks is not None
             else functional.scaled_dot_product_attention(rows[None], seen_keys[None], seen_values[None], scale=scale)[0]
         )
         out[i] = attended.reshape(heads, -1)
@@ -50,6 +51,7 @@ def prompt_attention(
     scale: float,
     window: int,
     softcap: float,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """See :func:`inference.engine.native.prompt_attention`."""
     chunks, first = [], 0
@@ -59,9 +61,10 @@ def prompt_attention(
         grouped = query[first : first + count].reshape(count, k.shape[0], -1, query.shape[-1])
         rows = grouped.permute(1, 2, 0, 3)  # [kv_heads, group, n, d]
         mask = _causal(start, count, offset, window, query.device)
+        own_sinks = _by_key_head(sinks, k.shape[0])
         attended = (
-            _softcapped(rows, k.unsqueeze(1), v.unsqueeze(1), scale, softcap, mask)
-            if softcap
+            attend_explicitly(rows, k.unsqueeze(1), v.unsqueeze(1), scale, softcap, _column(own_sinks), mask)
+            if softcap or sinks is not None
             else functional.scaled_dot_product_attention(
                 rows,
                 k.unsqueeze(1).expand(-1, rows.shape[1], -1, -1),
@@ -161,11 +164,37 @@ def _causal(start: int, count: int, offset: int, window: int, device: torch.devi
     return mask & (seen > queries - window) if window else mask
 
 
-def _softcapped(
-    query: Tensor, keys: Tensor, values: Tensor, scale: float, cap: float, mask: Tensor | None = None
+def _by_key_head(sinks: Tensor | None, kv_heads: int) -> Tensor | None:
+    """``[heads]`` -> ``[kv_heads, group, 1]``."""
+    return None if sinks is None else sinks.view(kv_heads, -1, 1)
+
+
+def _column(sinks: Tensor | None) -> Tensor | None:
+    return None if sinks is None else sinks.unsqueeze(-1)
+
+
+def attend_explicitly(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    scale: float,
+    softcap: float,
+    sinks: Tensor | None,
+    mask: Tensor | None = None,
 ) -> Tensor:
-    """Gemma 2's ``cap * tanh(scores / cap)``, in float32."""
-    scores = torch.tanh(query.float() @ keys.float().transpose(-1, -2) * scale / cap) * cap
+    """What torch's own attention does not compute, in float32: Gemma 2's ``cap * tanh(scores / cap)``, and sinks.
+
+    A sink is a score, the same for all queries of a head, that takes its share of the weights and has no value;
+    ``sinks`` broadcast to a column of the scores.
+    """
+    scores = query.float() @ keys.float().transpose(-1, -2) * scale
+    if softcap:
+        scores = torch.tanh(scores / softcap) * softcap
     if mask is not None:
         scores = scores.masked_fill(~mask, float("-inf"))
-    return (scores.softmax(-1) @ values.float()).to(query.dtype)
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.float().expand(*scores.shape[:-1], 1)), -1)
+    weights = scores.softmax(-1)
+    if sinks is not None:
+        weights = weights[..., :-1]
+    return (weights @ values.float()).to(query.dtype)

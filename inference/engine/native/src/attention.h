@@ -35,8 +35,10 @@ struct Shape {
   int64_t heads, kv_heads, group, head_dim, padded, block_size;
 };
 
+// sinks: for each head a score that takes its share of the weights and has no value (gpt-oss); null where there are none.
 struct Scoring {
   float scale, softcap;
+  const float* sinks = nullptr;
 };
 
 // Cut the line of all tokens into one stretch a thread.
@@ -305,12 +307,13 @@ void attend(const at::Tensor& query, const at::Tensor& keys, const at::Tensor& v
     while (to < pieces && of_piece[to].first == of_piece[from].first) ++to;
     const int64_t sequence = of_piece[from].first;
     for (int64_t h = 0; h < shape.heads; ++h) {
-      float top = kNone, total = 0.f;
+      float top = how.sinks ? how.sinks[h] : kNone, total = 0.f;
       for (int64_t p = from; p < to; ++p) top = std::max(top, scratch[p * per_piece + h]);
       for (int64_t p = from; p < to; ++p) {
         weights[p] = std::exp(scratch[p * per_piece + h] - top);
         total += scratch[p * per_piece + shape.heads + h] * weights[p];
       }
+      if (how.sinks) total += std::exp(how.sinks[h] - top);
       for (int64_t i = 0; i < d; i += kLanes) {
         Vec joined(0.f);
         for (int64_t p = from; p < to; ++p) {

@@ -24,9 +24,15 @@ namespace millm {
     default: TORCH_CHECK(false, "no kernel for ", (tensor).scalar_type()); \
   }
 
+const float* sinks_of(const std::optional<at::Tensor>& sinks, const at::Tensor& query) {
+  TORCH_CHECK(!sinks || (sinks->scalar_type() == at::kFloat && sinks->is_contiguous() && sinks->numel() == query.size(1)),
+              "sinks are float32, one for each head");
+  return sinks ? sinks->const_data_ptr<float>() : nullptr;
+}
+
 at::Tensor decode_attention(const at::Tensor& query, const at::Tensor& keys, const at::Tensor& values,
                             const at::Tensor& block_table, const at::Tensor& lengths, double scale, int64_t window,
-                            double softcap) {
+                            double softcap, const std::optional<at::Tensor>& sinks) {
   TORCH_CHECK(query.dim() == 3 && keys.dim() == 4 && values.sizes() == keys.sizes(), "decode_attention: shapes");
   TORCH_CHECK(query.size(2) == keys.size(3) && query.size(1) % keys.size(2) == 0, "decode_attention: heads");
   TORCH_CHECK(keys.scalar_type() == query.scalar_type() && values.scalar_type() == query.scalar_type(),
@@ -36,14 +42,14 @@ at::Tensor decode_attention(const at::Tensor& query, const at::Tensor& keys, con
                   block_table.stride(1) == 1 && lengths.size(0) == query.size(0),
               "decode_attention: block_table and lengths are int32 and contiguous");
   at::Tensor out = at::empty(query.sizes(), query.options());
-  const Scoring how{static_cast<float>(scale), static_cast<float>(softcap)};
+  const Scoring how{static_cast<float>(scale), static_cast<float>(softcap), sinks_of(sinks, query)};
   MILLM_BY_TYPE(query, attend<T>(query, keys, values, block_table, lengths, how, window, out));
   return out;
 }
 
 at::Tensor prompt_attention(const at::Tensor& query, const at::Tensor& keys, const at::Tensor& values,
                             const at::Tensor& block_table, const at::Tensor& starts, const at::Tensor& counts,
-                            double scale, int64_t window, double softcap) {
+                            double scale, int64_t window, double softcap, const std::optional<at::Tensor>& sinks) {
   TORCH_CHECK(query.dim() == 3 && keys.dim() == 4 && values.sizes() == keys.sizes(), "prompt_attention: shapes");
   TORCH_CHECK(query.size(2) == keys.size(3) && query.size(1) % keys.size(2) == 0, "prompt_attention: heads");
   TORCH_CHECK(query.size(2) % kLanes == 0, "prompt_attention: head_dim must be whole vectors of ", kLanes);
@@ -56,7 +62,7 @@ at::Tensor prompt_attention(const at::Tensor& query, const at::Tensor& keys, con
   TORCH_CHECK(block_table.scalar_type() == at::kInt && block_table.stride(1) == 1, "prompt_attention: block_table");
   TORCH_CHECK(counts.sum().item<int64_t>() == query.size(0), "prompt_attention: counts do not add up to the queries");
   at::Tensor out = at::empty(query.sizes(), query.options());
-  const Scoring how{static_cast<float>(scale), static_cast<float>(softcap)};
+  const Scoring how{static_cast<float>(scale), static_cast<float>(softcap), sinks_of(sinks, query)};
   MILLM_BY_TYPE(query, attend_prompts<T>(query, keys, values, block_table, starts, counts, how, window, out));
   return out;
 }
@@ -218,7 +224,7 @@ at::Tensor attention_step(const at::Tensor& x, const at::Tensor& in_norm, const 
   const at::Tensor query = norm_rotary(heads(0, of_queries), query_norm, eps, offset, cos, sin);
   const at::Tensor key = norm_rotary(heads(of_queries, of_keys), key_norm, eps, offset, cos, sin);
   write_kv(keys, values, key, heads(of_queries + of_keys, of_keys), slot_mapping);
-  const at::Tensor mixed = decode_attention(query, keys, values, block_table, lengths, scale, window, softcap);
+  const at::Tensor mixed = decode_attention(query, keys, values, block_table, lengths, scale, window, softcap, std::nullopt);
   at::Tensor out = product(mixed.view({n, of_queries}), out_weight, out_bias);
   if (out_norm) out = rms_norm(out, *out_norm, eps, offset);
   return out.add_(x);
@@ -246,9 +252,9 @@ std::tuple<int64_t, bool, bool, bool> features() {
 
 TORCH_LIBRARY(millm_native, m) {
   m.def("decode_attention(Tensor query, Tensor keys, Tensor values, Tensor block_table, Tensor lengths, float scale, "
-        "int window, float softcap) -> Tensor");
+        "int window, float softcap, Tensor? sinks=None) -> Tensor");
   m.def("prompt_attention(Tensor query, Tensor keys, Tensor values, Tensor block_table, Tensor starts, Tensor counts, "
-        "float scale, int window, float softcap) -> Tensor");
+        "float scale, int window, float softcap, Tensor? sinks=None) -> Tensor");
   m.def("write_kv(Tensor(a!) keys, Tensor(b!) values, Tensor key, Tensor value, Tensor slot_mapping) -> ()");
   m.def("rms_norm(Tensor x, Tensor weight, float eps, float offset) -> Tensor");
   m.def("norm_rotary(Tensor x, Tensor? weight, float eps, float offset, Tensor cos, Tensor sin) -> Tensor");

@@ -168,6 +168,11 @@ class PromptWorker {
     std::fill(positions_ + task.rows, positions_ + kQueryRows, positions_[task.rows - 1]);
     std::fill(maximum_, maximum_ + kQueryRows, kNone);
     std::fill(total_, total_ + kQueryRows, 0.f);
+    if (how_.sinks)
+      for (int64_t m = 0; m < task.rows; ++m) {
+        maximum_[m] = how_.sinks[task.head * shape_.group + (task.row + m) % shape_.group];
+        total_[m] = maximum_[m] == kNone ? 0.f : 1.f;
+      }
     std::fill(mixed_.begin(), mixed_.end(), 0.f);
   }
 

@@ -1,0 +1,71 @@
+"""Rotary positions that do not depend on what else is in a step.
+
+LongRoPE (Phi-3.5, Phi-4-mini) has two sets of frequencies: one for texts up to the length that the model was first
+trained on, one for longer ones. transformers chooses by the largest position in a forward pass, so a text's keys would
+change with its neighbours and with the chunk that it is read in, and the cache would hold both kinds. One set is chosen
+at load instead, by the longest text that is served, and is used for texts of every length.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+logger = logging.getLogger(__name__)
+
+LONG_ROPE = "longrope"
+SCALES = ("short_mscale", "long_mscale")  # of PhiMoE, whose cosines are scaled by one or the other
+
+
+@torch.no_grad()
+def freeze_long_rope(module: nn.Module, max_length: int) -> bool:
+    """Let each LongRoPE module keep the frequencies for texts of up to ``max_length``; returns whether there is one."""
+    found = False
+    for child in module.modules():
+        for layer_type, parameters in _long_ropes(child):
+            found = True
+            _freeze(child, layer_type, parameters, is_long=_is_long(parameters, max_length))
+    return found
+
+
+def _is_long(parameters: dict[str, Any], max_length: int) -> bool:
+    original = int(parameters["original_max_position_embeddings"])
+    is_long = max_length > original
+    logger.info(
+        "LongRoPE: all texts are read with the frequencies for %s than %d tokens, since up to %d are served.",
+        "more" if is_long else "no more",
+        original,
+        max_length,
+    )
+    return is_long
+
+
+def _long_ropes(child: nn.Module) -> Iterator[tuple[str | None, dict[str, Any]]]:
+    """The layer type (None for all layers) and the parameters of each LongRoPE in a rotary module."""
+    rope_type, config = getattr(child, "rope_type", None), getattr(child, "config", None)
+    parameters = getattr(config, "rope_parameters", None)
+    if not isinstance(parameters, dict):
+        return
+    if rope_type == LONG_ROPE:
+        yield None, parameters
+    elif isinstance(rope_type, dict):
+        yield from ((name, parameters[name]) for name, kind in rope_type.items() if kind == LONG_ROPE)
+
+
+def _freeze(child: Any, layer_type: str | None, parameters: dict[str, Any], *, is_long: bool) -> None:
+    """Both sets become the chosen one, whatever the module then looks at."""
+    prefix = f"{layer_type}_" if layer_type else ""
+    inv_freq: Tensor = getattr(child, f"{prefix}inv_freq")
+    original = int(parameters["original_max_position_embeddings"])
+    length = original + 1 if is_long else None
+    chosen, _ = ROPE_INIT_FUNCTIONS[LONG_ROPE](child.config, inv_freq.device, seq_len=length, layer_type=layer_type)
+    for name in ("inv_freq", "original_inv_freq"):
+        getattr(child, prefix + name).copy_(chosen)
+    setattr(child, f"{prefix}long_inv_freq", chosen.clone())
+    if all(name in parameters for name in SCALES):
+        parameters.update(dict.fromkeys(SCALES, parameters[SCALES[is_long]]))

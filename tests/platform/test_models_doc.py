@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from django.core.management import call_command
+
+from inference.architectures import EXACT, REFUSED
+from millm_site.env import PROJECT_DIR
+from millm_site.models_doc import is_in_step, models_page
+
+
+def test_committed_page_is_in_step() -> None:
+    assert (PROJECT_DIR / "docs" / "models.md").read_text() == models_page()
+    call_command("models_doc", check=True)
+
+
+def test_page_names_every_architecture_and_why_one_is_refused() -> None:
+    page = models_page()
+    assert all(f"| `{row.model_type}` | {row.models} |" in page for row in (*EXACT, *REFUSED))
+    assert all(row.refusal in page for row in REFUSED)
+
+
+def test_page_that_differs_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "models.md").write_text(models_page() + "\nmore")
+    assert not is_in_step(tmp_path / "models.md")
+    assert not is_in_step(tmp_path / "missing.md")
