@@ -86,6 +86,10 @@ class Resource(GenericViewSet[Any]):
     def retrieve(self, request: Request, pk: str) -> Response:
         return Response(self.get_serializer(self.get_object()).data)
 
+    def options(self, request: Request, *args: Any, **kwargs: Any) -> Response:
+        """Answer with the Allow header only: what bodies look like is in /openapi.json."""
+        return Response(status=204)
+
     def query(self) -> dict[str, Any]:
         """The list's filters, checked."""
         values = {name: value for name, value in self.request.query_params.items() if name not in PAGING}

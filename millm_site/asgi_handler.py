@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from typing import IO, Any
@@ -14,13 +15,15 @@ from django.http.response import HttpResponseBase
 
 from console.live.connection import LIVE_PATH, LiveConnection
 from millm_site.forwarding import with_forwarded_scheme
-from millm_site.refusal import Refusal, disk_full, refusal, too_large
+from millm_site.hosts import host_problem
+from millm_site.refusal import Refusal, disk_full, invalid_host, refusal, too_large
 from millm_site.serving import stop
 from millm_site.spool import CHECK_EVERY, SCOPE_KEY, has_room, new_spool
 from openai_api.errors import ApiError
 from openai_api.upload_gate import upload_refusal
 from openai_api.upload_paths import body_limit, takes_files
 
+logger = logging.getLogger(__name__)
 _live_application = AllowedHostsOriginValidator(LiveConnection.as_asgi())
 
 Scope = dict[str, Any]
@@ -54,6 +57,9 @@ class SiteHandler(ASGIHandler):
             await live(receive, send)
         elif scope["type"] == "websocket":
             await live_socket(scope, receive, send)
+        elif problem := host_problem(scope["headers"], scope.get("http_version", "1.1")):
+            logger.warning("Refused a request: %s", problem)
+            await send_refusal(invalid_host(problem), send)
         else:
             await self._serve(scope, receive, send)
 

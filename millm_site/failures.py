@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Awaitable, Callable
+from functools import wraps
 
 from django.db import InterfaceError, OperationalError
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.template.loader import render_to_string
+from django.views.decorators.csrf import csrf_exempt
 
-from openai_api.errors import ApiError, forbidden, server_error, unavailable, unknown_url
+from openai_api.errors import ApiError, forbidden, method_not_allowed, server_error, unavailable, unknown_url
 from openai_api.request_id import new_id
 
 DATABASE_RETRY_S = 5.0
+SAFE_METHODS = ["GET", "HEAD"]
 
 
 def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
@@ -42,6 +46,25 @@ def database_unavailable(request: HttpRequest) -> HttpResponse:
 def is_database_unavailable(exception: BaseException | None) -> bool:
     """Whether the database was away, too busy or out of connections, rather than asked something wrong."""
     return isinstance(exception, OperationalError | InterfaceError)
+
+
+def read_only(
+    view: Callable[[HttpRequest], Awaitable[HttpResponse]],
+) -> Callable[[HttpRequest], Awaitable[HttpResponse]]:
+    """Answer GET and HEAD with ``view`` and other methods with the contract's 405, for what programs fetch.
+
+    Exempt from CSRF checks: a program that uses a wrong method gets its answer, not a page about cookies.
+    """
+
+    @csrf_exempt
+    @wraps(view)
+    async def answer(request: HttpRequest) -> HttpResponse:
+        if request.method in SAFE_METHODS:
+            return await view(request)
+        error = method_not_allowed(request.method or "", SAFE_METHODS)
+        return JsonResponse(error.body(), status=error.status, headers=error.all_headers())
+
+    return answer
 
 
 def is_api(path: str) -> bool:

@@ -9,9 +9,9 @@ from typing import Any
 from django.db import connection
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.views.decorators.cache import never_cache
-from django.views.decorators.http import require_safe
 
 from inference.client import EngineDownError, get_client
+from millm_site.failures import read_only
 from millm_site.serving import is_draining
 
 READY_TIMEOUT_S = 3.0
@@ -20,15 +20,15 @@ READY_TIMEOUT_S = 3.0
 Probe = Callable[[], Awaitable[str]]
 
 
+@read_only
 @never_cache
-@require_safe
 async def live(request: HttpRequest) -> HttpResponse:
     """200 as long as the process answers at all."""
     return JsonResponse({"status": "alive"})
 
 
+@read_only
 @never_cache
-@require_safe
 async def ready(request: HttpRequest) -> HttpResponse:
     """200 when a request could be served now, else 503 with what is wrong; answers within a few seconds."""
     report = await examine({"server": probe_server, "engine": probe_engine, "database": probe_database})

@@ -8,13 +8,13 @@ from django.conf import settings
 from django.http import HttpRequest, HttpResponse
 from django.utils.crypto import constant_time_compare
 from django.views.decorators.cache import never_cache
-from django.views.decorators.http import require_safe
 from prometheus_client import GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 
 from inference.client import get_client
 from inference.engine_collector import EngineCollector
 from inference.metrics import REGISTRY
+from millm_site.failures import read_only
 from openai_api import request_metrics
 from openai_api.client_address import is_loopback
 
@@ -26,8 +26,8 @@ PlatformCollector(registry=REGISTRY)
 GCCollector(registry=REGISTRY)
 
 
+@read_only
 @never_cache
-@require_safe
 async def metrics(request: HttpRequest) -> HttpResponse:
     """With MILLM_METRICS_TOKEN: for those who present it. Without: for this machine, where /v1 asks it for no key."""
     if not may_read(request):

@@ -57,6 +57,10 @@ def malformed() -> Refusal:
     return refusal(ApiError(400, "The request is not valid HTTP/1.1.", code="invalid_http"))
 
 
+def invalid_host(problem: str) -> Refusal:
+    return refusal(ApiError(400, problem, code="invalid_host"))
+
+
 def too_slow(seconds: float) -> Refusal:
     message = f"The request was not complete within {seconds:g} s. Send it again, faster."
     return refusal(ApiError(408, message, code="request_timeout"))

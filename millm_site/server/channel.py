@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from openai_api.errors import ApiError
 
 LINGER_S = 2.0
+_ABSOLUTE_TARGET = re.compile(rb"https?://(?P<authority>[^/?#]+)(?P<path>[/?].*)?", re.IGNORECASE)
 
 
 class Channel(http.HTTPChannel):
@@ -91,6 +93,9 @@ class Channel(http.HTTPChannel):
 
     def allHeadersReceived(self) -> None:
         """The last chance to refuse a body before a client that asked (Expect: 100-continue) is told to send it."""
+        if not self._has_target():
+            self.refuse(malformed())
+            return
         limit = self.body_limit
         if self.length is not None and self.length > limit:
             self.refuse(too_large(limit))
@@ -110,9 +115,34 @@ class Channel(http.HTTPChannel):
         lines = [(name, value) for name, values in headers for value in values]
         return upload_refusal(lines, self.transport.getPeer().host)
 
+    def _has_target(self) -> bool:
+        """Whether the request's target is one that a server takes (RFC 9112, 3.2): a path, or a whole URL.
+
+        A URL is replaced by its path, and its authority takes the place of the Host header.
+        """
+        if self._path.startswith(b"/"):
+            return self._command != b"CONNECT"
+        found = _ABSOLUTE_TARGET.fullmatch(self._path)
+        if found is None:
+            return False
+        self._path = b"/" + (found["path"] or b"").removeprefix(b"/")
+        self.requests[-1].requestHeaders.setRawHeaders(b"host", [found["authority"]])
+        return True
+
     def rawDataReceived(self, data: bytes) -> None:
-        if not self.is_refusing:
-            super().rawDataReceived(data)
+        if self.is_refusing:
+            return
+        super().rawDataReceived(data)
+        announced = getattr(self._transferDecoder, "length", None)  # of the chunk that is being received
+        if announced is not None and announced > self.body_limit:
+            self.refuse(too_large(self.body_limit))
+
+    def checkPersistence(self, request: http.Request, version: bytes) -> bool:
+        """Twisted reads the first Connection line only, and no commas."""
+        lines = request.requestHeaders.getRawHeaders(b"connection", [])
+        if any(option.strip().lower() == b"close" for line in lines for option in line.split(b",")):
+            request.requestHeaders.setRawHeaders(b"connection", [b"close"])
+        return bool(super().checkPersistence(request, version))
 
     def allContentReceived(self) -> None:
         if not self.is_refusing:

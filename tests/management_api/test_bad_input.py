@@ -393,3 +393,11 @@ class TestOtherValues:
 def test_an_edit_of_an_sae_that_was_removed_since(admin_api: Api, profile: SteeringProfile):
     FeatureEdit.objects.all().delete()
     assert admin_api.get(f"profiles/{profile.pk}/draft").json() == {"edits": []}
+
+
+@pytest.mark.parametrize("resource", RESOURCES)
+def test_options_names_the_methods(resource: str, admin_api: Api):
+    got = admin_api("OPTIONS", resource)
+    assert got.status_code == 204
+    assert "GET" in got.headers["allow"]
+    assert admin_api.client.options(f"/api/{resource}").status_code == 401

@@ -74,7 +74,7 @@ async def test_large_body_is_413_under_any_server(
 ) -> None:
     settings.MILLM_MAX_BODY_BYTES = 5_000
     wire = Wire(messages)
-    await SiteHandler()(http(*headers), wire.receive, wire.send)
+    await SiteHandler()(http((b"host", b"localhost"), *headers), wire.receive, wire.send)
     start, body = wire.sent
     assert start["status"] == 413
     assert b"request_too_large" in body["body"]

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from tests.live import LiveServer
+from tests.platform.conftest import StartEcho
 from tests.platform.wire import answer, ask, connected, get, head, read_all, read_until
 
 
@@ -35,6 +36,14 @@ def test_header_of_ordinary_size_is_served(echo: LiveServer) -> None:
         head("POST", "/size", "Content-Length: -1"),
         head("POST", "/size", "Transfer-Encoding: chunked") + b"zz\r\n",
         head("GET", "/", "No colon"),
+        b"GET /health/live HTTP/1.1\r\n\r\n",
+        head("GET", "/health/live", "Host: localhost"),
+        b"GET /health/live HTTP/1.1\r\nHost: \r\n\r\n",
+        b"GET ftp://localhost/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET health/live HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET http:///health/live HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET http://[::1/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"CONNECT localhost:80 HTTP/1.1\r\nHost: localhost\r\n\r\n",
     ],
     ids=[
         "no HTTP",
@@ -45,6 +54,14 @@ def test_header_of_ordinary_size_is_served(echo: LiveServer) -> None:
         "negative",
         "bad chunk",
         "no colon",
+        "no Host",
+        "two Hosts",
+        "empty Host",
+        "target of another scheme",
+        "target without a slash",
+        "target without an authority",
+        "target with half an address",
+        "tunnel",
     ],
 )
 def test_malformed_request_is_answered(echo: LiveServer, request_bytes: bytes) -> None:
@@ -60,9 +77,81 @@ def test_the_status_line_has_words_for_what_has_words(echo: LiveServer, line: st
         assert read_all(connection).startswith(f"HTTP/1.1 {line}".encode())
 
 
-def test_foreign_host_is_refused(echo: LiveServer) -> None:
-    got = ask(echo.url, b"GET /form HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n")
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "localhost:port",
+        "localhost:-1",
+        "localhost:65536",
+        "localhost:" + "9" * 30,
+        "local host",
+        "[::1",
+    ],
+)
+def test_a_bad_host_is_refused_in_one_line_of_the_log(start_echo: StartEcho, host: str) -> None:
+    echo = start_echo()
+    got = ask(echo.url, f"GET /form HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
     assert got.status == 400
+    assert got.error["code"] == "invalid_host"
+    get(echo.url, "/health/live")
+    assert echo.stop() == 0
+    assert "Traceback" not in echo.output
+    assert echo.output.count("Host") <= 1
+
+
+def test_an_absolute_target_is_served_by_its_path_and_its_authority(echo: LiveServer) -> None:
+    """RFC 9112, 3.2.2: a server must accept it, and its authority overrides the Host header."""
+    line = b"GET http://localhost/health/live?x=1 HTTP/1.1\r\n"
+    assert ask(echo.url, line + b"Host: evil.example\r\nConnection: close\r\n\r\n").status == 200
+    foreign = b"GET http://evil.example/health/live HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    assert ask(echo.url, foreign).error["code"] == "invalid_host"
+
+
+def test_the_body_limit_of_an_absolute_target_is_that_of_its_path(echo: LiveServer) -> None:
+    got = ask(
+        echo.url,
+        b"POST http://localhost/size HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100001\r\n\r\n",
+    )
+    assert got.error["code"] == "request_too_large"
+
+
+@pytest.mark.parametrize("size", ["FFFFFFFFFFFFFFFFF", "F" * 200, "7FFFFFFFFFFFFFFF", "18700"])
+def test_an_enormous_chunk_is_refused_before_it_comes(echo: LiveServer, size: str) -> None:
+    got = ask(echo.url, head("POST", "/size", "Transfer-Encoding: chunked") + f"{size}\r\nabc".encode())
+    assert got.error["code"] == "request_too_large"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("Connection: keep-alive", "Connection: close"),
+        ("Connection: close", "Connection: keep-alive"),
+        ("Connection: keep-alive, close",),
+        ("Connection: Close",),
+    ],
+)
+def test_any_connection_header_may_ask_to_close(start_echo: StartEcho, lines: tuple[str, ...]) -> None:
+    echo = start_echo(IDLE_TIMEOUT=3_600)
+    with connected(echo.url) as connection:
+        connection.sendall(head("GET", "/health/live", *lines))
+        received = read_all(connection)  # times out where the server keeps the connection
+    assert b"connection: close" in received.lower()
+
+
+def test_a_connection_stays_open_when_nobody_asks_to_close(echo: LiveServer) -> None:
+    with connected(echo.url) as connection:
+        for _ in range(2):
+            connection.sendall(head("GET", "/health/live", "Connection: keep-alive", "Connection: x-other"))
+            read_until(connection, b"alive")
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
+def test_probes_answer_other_methods_as_an_api_does(echo: LiveServer, method: str) -> None:
+    got = ask(echo.url, head(method, "/health/live", "Content-Length: 0", "Connection: close"))
+    assert got.status == 405
+    assert got.error["code"] == "method_not_allowed"
+    assert got.headers["allow"] == "GET, HEAD"
 
 
 @pytest.mark.parametrize("beginning", [b"GET / HTT", head("GET", "/")[:-2]], ids=["half a line", "no end of header"])
