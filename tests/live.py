@@ -23,6 +23,7 @@ from django.conf import settings
 from psycopg import sql
 
 PROJECT_DIR = Path(__file__).resolve().parent.parent
+PATIENCE_S = 600.0  # how long a busy machine may take for anything; only a test that fails waits for it
 SERVES_ON = re.compile(r"miLLM serves on (\S+)")
 _numbers = itertools.count()
 
@@ -48,7 +49,7 @@ class LiveServer:
     def pid(self) -> int:
         return self.process.pid
 
-    def wait_for(self, pattern: str | re.Pattern[str], timeout_s: float = 90) -> re.Match[str]:
+    def wait_for(self, pattern: str | re.Pattern[str], timeout_s: float = PATIENCE_S) -> re.Match[str]:
         """The first match in a line not looked at before; fails with the output when the process ends without it."""
         deadline = time.monotonic() + timeout_s
         while True:
@@ -65,7 +66,7 @@ class LiveServer:
         """The output of a manage.py command on this server's database and home."""
         return manage(*arguments, environment=self.environment)
 
-    def stop(self, number: int = signal.SIGTERM, timeout_s: float = 60) -> int:
+    def stop(self, number: int = signal.SIGTERM, timeout_s: float = PATIENCE_S) -> int:
         """Send a signal and return the exit code; a process that ignores it is killed, and the test fails."""
         if self.process.poll() is None:
             self.process.send_signal(number)
@@ -99,8 +100,8 @@ def manage(*arguments: str, environment: Mapping[str, str]) -> str:
 
 
 def start(command: list[str], environment: Mapping[str, str]) -> LiveServer:
-    """Start ``command`` in the project's folder; stdout and stderr come together."""
-    everything = {**clean_environment(), **environment, "PYTHONUNBUFFERED": "1"}
+    """Start ``command`` in the project's folder, on a free port where it serves; stdout and stderr come together."""
+    everything = {**clean_environment(), "MILLM_PORT": "0", **environment, "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(
         command, cwd=PROJECT_DIR, env=everything, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
@@ -120,7 +121,7 @@ def running(command: list[str], environment: Mapping[str, str]) -> Iterator[Live
 def serving(*arguments: str, environment: Mapping[str, str]) -> Iterator[LiveServer]:
     """``manage.py serve`` on a free port, ready for requests."""
     command = [sys.executable, "manage.py", "serve", *arguments]
-    with running(command, {"MILLM_PORT": "0", **environment}) as server:
+    with running(command, environment) as server:
         server.url = server.wait_for(SERVES_ON).group(1)
         yield server
 

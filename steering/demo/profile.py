@@ -15,6 +15,9 @@ from steering.demo.residual import read_residuals
 from steering.demo.sae import TopKSae
 
 FEATURE_COUNTS = (2, 3, 6, 12)
+AUDITIONED = 8  # features tried alone, those with the largest contrast
+AUDITION_PUSH = 0.4
+CAST_SIZES = (2, 3)
 PUSHES = (0.35, 0.375, 0.4, 0.425, 0.45, 0.475, 0.5, 0.525)
 MAX_PERPLEXITY_RATIO = 1.9
 
@@ -92,8 +95,10 @@ def mean_activations(bench: Bench, sae: TopKSae, stories: Sequence[LabelledStory
 class ProfileDesigner:
     """Designs profiles by contrast and trial.
 
-    The features whose mean activation in stories with the concept exceeds their overall mean the most are added in
-    proportion to that difference; how many of them, and how strongly, is decided by what they do to samples.
+    Candidates are the features whose mean activation in stories with the concept exceeds their overall mean the most.
+    They are added in proportion to that difference, or, for concepts whose largest differences lie on features that
+    change little (punctuation of such stories), in equal parts those that bring out the most words when added alone.
+    How many of them, and how strongly, is decided by their effect on samples.
     """
 
     def __init__(self, bench: Bench, dictionary: Dictionary, plan: SamplingPlan) -> None:
@@ -102,9 +107,15 @@ class ProfileDesigner:
         self.base = {p: bench.baseline(p) for p in (plan, self.trial_plan)}
 
     def design(self, concept: Concept, context: Mapping[str, Tensor], report: Report) -> Profile:
-        """The edits with the best effect over FEATURE_COUNTS and PUSHES. ``context`` holds mean activations [d_sae]."""
+        """The edits with the best effect over all mixtures and PUSHES. ``context`` holds mean activations [d_sae]."""
         contrast = context[concept.label] - context["all"]
-        trials = [self._try(strongest(contrast, count), push, concept) for count in FEATURE_COUNTS for push in PUSHES]
+        alone = {
+            feature: self._try({feature: 1.0}, AUDITION_PUSH, concept) for feature in strongest(contrast, AUDITIONED)
+        }
+        best = sorted(alone, key=lambda feature: score(alone[feature].effect), reverse=True)
+        mixtures = [strongest(contrast, count) for count in FEATURE_COUNTS]
+        mixtures += [dict.fromkeys(best[:size], 1.0) for size in CAST_SIZES]
+        trials = [self._try(weights, push, concept) for weights in mixtures for push in PUSHES]
         edits = max(trials, key=lambda trial: score(trial.effect)).edits
         profile = Profile(concept, edits, self.measure(edits, concept, self.plan), self.dictionary.push(edits))
         report(

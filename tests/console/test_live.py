@@ -58,7 +58,7 @@ async def opened(
     cookie = client.cookies.output(header="", sep=";").strip().encode()
     headers = [(b"host", b"localhost"), (b"cookie", cookie), (b"origin", origin.encode())]
     line = WebsocketCommunicator(application, path, headers=headers)
-    line.is_accepted, _ = await line.connect(timeout=10)
+    line.is_accepted, _ = await line.connect(timeout=60)
     try:
         yield line
     finally:
@@ -66,12 +66,12 @@ async def opened(
 
 
 async def hear(line: Any) -> dict[str, Any]:
-    message: dict[str, Any] = await line.receive_json_from(timeout=10)
+    message: dict[str, Any] = await line.receive_json_from(timeout=60)
     return message
 
 
 async def closing(line: Any) -> int:
-    output = await line.receive_output(timeout=10)
+    output = await line.receive_output(timeout=60)
     assert output["type"] == "websocket.close", output
     return int(output["code"])
 
@@ -178,7 +178,7 @@ async def test_bytes_and_too_many_topics_end_the_connection(browser: Client, sho
             await line.send_json_to({"subscribe": f"no:{number}"})
         codes: list[int] = []
         while not codes:
-            output = await line.receive_output(timeout=10)
+            output = await line.receive_output(timeout=60)
             codes = [output["code"]] if output["type"] == "websocket.close" else []
         assert codes == [BAD_MESSAGE]
 

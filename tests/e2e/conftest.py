@@ -19,7 +19,7 @@ expect.set_options(timeout=30_000)  # as patient as the page's own acts: machine
 @pytest.fixture
 def client(live_site: LiveSite) -> OpenAI:
     """The official client on the shared server, without retries: a failure is seen, not smoothed over."""
-    return OpenAI(base_url=live_site.api_url, api_key="none", max_retries=0, timeout=60)
+    return OpenAI(base_url=live_site.api_url, api_key="none", max_retries=0)
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def float32_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture
 def exact_client(float32_url: str) -> OpenAI:
     """The official client on the server of that address."""
-    return OpenAI(base_url=float32_url, api_key="none", max_retries=0, timeout=60)
+    return OpenAI(base_url=float32_url, api_key="none", max_retries=0)
 
 
 @pytest.fixture(scope="session")

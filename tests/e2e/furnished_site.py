@@ -31,11 +31,11 @@ def furnish(site: LiveSite, folder: Path) -> None:
     manage("shell", "-c", PEOPLE_AND_PROFILES)
     manage("extract_vectors", "rain", str(folder / "pairs.json"), "--model", "demo", "--layer", "1")
     key = manage("shell", "-c", KEYS).strip().splitlines()[-1]
-    _ask(OpenAI(base_url=site.api_url, api_key=key, max_retries=0, timeout=60))
-    _keep(OpenAI(base_url=site.api_url, api_key="none", max_retries=0, timeout=60))
+    _ask(OpenAI(base_url=site.api_url, api_key=key, max_retries=0))
+    _keep(OpenAI(base_url=site.api_url, api_key="none", max_retries=0))
     _wait_for_jobs(site, RULES_AND_JOBS)
     _wait_for_jobs(site, ENDED_JOBS)
-    _rain(OpenAI(base_url=site.api_url, api_key=key, max_retries=0, timeout=60))
+    _rain(OpenAI(base_url=site.api_url, api_key=key, max_retries=0))
 
 
 def _ask(client: OpenAI) -> None:

@@ -14,7 +14,7 @@ STORY: Any = [{"role": "user", "content": "Tell me a story."}]
 
 @pytest.fixture
 def anthropic(live_site: LiveSite) -> Anthropic:
-    return Anthropic(base_url=live_site.url, api_key="none", max_retries=0, timeout=120)
+    return Anthropic(base_url=live_site.url, api_key="none", max_retries=0)
 
 
 def error_of(raised: APIStatusError) -> dict[str, Any]:

@@ -69,12 +69,12 @@ def test_the_examples_of_the_page_run(client: OpenAI, capsys: pytest.CaptureFixt
 def test_a_batch_survives_the_death_of_its_process(database_url: str, tmp_path: Path):
     environment = {**site_environment(database_url, tmp_path), "MILLM_JOB_STALL_SECONDS": "2"}
     with live.serving("--setup", environment=environment) as server:
-        client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60)
+        client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
         batch = until(client, begin(client, lines(120)), num_done=32)
         assert batch.status == "in_progress", batch
         server.stop(signal.SIGKILL)
     with live.serving(environment=environment) as server:
-        client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60)
+        client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
         batch = until(client, batch)
         assert batch.status == "completed", batch
         assert batch.output_file_id is not None

@@ -35,7 +35,7 @@ def decide(client: OpenAI, *questions: Any, profile: str | None = None) -> Decis
 
 
 def tokens(url: str, **fields: Any) -> list[int]:
-    return list(httpx.post(f"{url}/tokenize", json={"model": "demo", **fields}, timeout=60).json()["tokens"])
+    return list(httpx.post(f"{url}/tokenize", json={"model": "demo", **fields}, timeout=600).json()["tokens"])
 
 
 def label_logprob(client: OpenAI, prompt: list[int], label: list[int], profile: str | None) -> float:

@@ -27,7 +27,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[OpenAI, P
         live.manage("migrate", environment=environment)
         live.manage("add_model", "vectors", str(path), "--dtype", "float32", environment=environment)
         with live.serving(environment=environment) as running:
-            yield OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0, timeout=60), path
+            yield OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0), path
             assert running.stop() == 0, running.output
 
 

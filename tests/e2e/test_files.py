@@ -69,9 +69,9 @@ def test_large_files_pass_without_filling_the_memory(client: OpenAI, live_site: 
         file.truncate(160 * MEGABYTE)
     process = psutil.Process(live_site.server.pid)
     before = process.memory_info().rss
-    kept = client.files.create(file=path, purpose="user_data", timeout=300)
+    kept = client.files.create(file=path, purpose="user_data", timeout=600)
     assert kept.bytes == 160 * MEGABYTE
-    with httpx2.stream("GET", f"{live_site.api_url}/files/{kept.id}/content", timeout=300) as response:
+    with httpx2.stream("GET", f"{live_site.api_url}/files/{kept.id}/content", timeout=600) as response:
         assert sum(len(block) for block in response.iter_bytes()) == kept.bytes
     part = httpx2.get(f"{live_site.api_url}/files/{kept.id}/content", headers={"Range": "bytes=-5"})
     assert (part.status_code, part.content) == (206, bytes(5))
@@ -122,7 +122,7 @@ def test_a_full_disk_costs_the_upload_and_nothing_else(small_disk: Path, databas
     environment = {**site_environment(database_url, small_disk), "MILLM_MIN_FREE_BYTES": "0"}
     live.manage("migrate", environment=environment)
     with live.serving(environment=environment) as server:
-        client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60)
+        client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
         kept = client.files.create(file=("a.txt", b"a" * MEGABYTE), purpose="user_data")
         for size in (5 * MEGABYTE, 3 * MEGABYTE, 20 * MEGABYTE):
             with pytest.raises(openai.APIStatusError) as caught:

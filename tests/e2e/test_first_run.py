@@ -35,7 +35,7 @@ def step(page: Page, title: str) -> Locator:
 
 
 def shell(script: str) -> str:
-    done = subprocess.run(["/bin/bash", "-ec", script], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(["/bin/bash", "-ec", script], capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

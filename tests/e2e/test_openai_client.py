@@ -187,7 +187,7 @@ FOUR = ["joyful", "gloomy", "cats", "sea"]
 
 
 def test_sixteen_streams_with_mixed_profiles_equal_each_alone(float32_url):
-    client = OpenAI(base_url=float32_url, api_key="none", max_retries=0, timeout=120)
+    client = OpenAI(base_url=float32_url, api_key="none", max_retries=0)
     prompts = [
         "Tell me a story.",
         "Where does the cat live?",

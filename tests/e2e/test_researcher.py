@@ -140,7 +140,7 @@ class Walk:
 
 def ask(site: LiveSite, key: str) -> tuple[str, str]:
     """The profile's version that acted without being named, and the request's id."""
-    client = OpenAI(base_url=site.api_url, api_key=key, max_retries=0, timeout=60)
+    client = OpenAI(base_url=site.api_url, api_key=key, max_retries=0)
     raw = client.chat.completions.with_raw_response.create(
         model="demo", messages=[{"role": "user", "content": "Tell me a story."}], temperature=0, max_tokens=24
     )

@@ -53,7 +53,7 @@ def secret(live_site: LiveSite) -> str:
 
 def ask(site: LiveSite, text: str, key: str = "none", **fields: object) -> str:
     """The version of the profile that acted."""
-    client = OpenAI(base_url=site.api_url, api_key=key, max_retries=0, timeout=60)
+    client = OpenAI(base_url=site.api_url, api_key=key, max_retries=0)
     messages: Any = [{"role": "user", "content": text}]
     raw = client.chat.completions.with_raw_response.create(
         model="demo",

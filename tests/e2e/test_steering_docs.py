@@ -40,7 +40,7 @@ def test_programs(program, site):
         [sys.executable, "-c", program.replace(SERVER, site.url)],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -49,7 +49,7 @@ def test_programs(program, site):
 @pytest.mark.parametrize("command", REQUESTS)
 def test_requests(command, site):
     told = shlex.split(command.replace("\\\n", " ").replace(SERVER, site.url))
-    done = subprocess.run([*told, "--silent", "--show-error", "--fail"], capture_output=True, timeout=300, check=False)
+    done = subprocess.run([*told, "--silent", "--show-error", "--fail"], capture_output=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(b"{")
 

@@ -38,7 +38,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def embedding_client(url: str) -> OpenAI:
-    return OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60)
+    return OpenAI(base_url=url, api_key="none", max_retries=0)
 
 
 def test_the_nearest_texts_are_found(embedding_client: OpenAI):
@@ -69,7 +69,7 @@ def test_the_nearest_texts_are_found(embedding_client: OpenAI):
 
 
 async def test_the_asynchronous_client_and_a_batch(url: str):
-    async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=60) as client:
+    async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
         store = await client.vector_stores.create(expires_after={"anchor": "last_active_at", "days": 7})
         batch = await client.vector_stores.file_batches.upload_and_poll(
             vector_store_id=store.id,
@@ -140,13 +140,13 @@ def test_reading_goes_on_after_the_death_of_its_process(database_url: str, tmp_p
     live.manage("add_model", "vectors", str(path), "--dtype", "float32", environment=environment)
     words = [f"{n:06d}" for n in range(20_000)]
     with live.serving(environment=environment) as server:
-        client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60)
+        client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
         file = client.files.create(file=("long.txt", " ".join(words).encode()), purpose="assistants")
         store = client.vector_stores.create(file_ids=[file.id])
         until(lambda: num_chunks(client, store.id, file.id) >= 16)
         server.stop(signal.SIGKILL)
     with live.serving(environment=environment) as server:
-        client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60)
+        client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
         before = client.vector_stores.files.retrieve(file.id, vector_store_id=store.id)
         assert before.status == "in_progress", "the process was killed too late to test anything"
         until(lambda: client.vector_stores.retrieve(store.id).file_counts.completed == 1)

@@ -50,7 +50,7 @@ def events(database: str, request: str) -> dict[str, tuple[Any, ...]]:
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_request_that_rains(watched: tuple[str, str], stream: bool):
     url, database = watched
-    client = OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60)
+    client = OpenAI(base_url=url, api_key="none", max_retries=0)
     fields: dict[str, Any] = {"model": "demo", "messages": STORY, "max_tokens": 40, "seed": 3}
     raw = client.chat.completions.with_raw_response.create(stream=stream, **fields)
     answer: Any = raw.parse()

@@ -108,7 +108,7 @@ class FakeLoader:
     def __call__(self, spec):
         self.specs.append(spec)
         self.began.set()
-        assert self.gate.wait(10)
+        assert self.gate.wait(60)
         if self.failure is not None:
             raise self.failure
         return FakeLoaded(spec.name, qwen_tokenizer())

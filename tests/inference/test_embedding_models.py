@@ -39,7 +39,7 @@ async def test_texts_become_vectors_in_order(client, tmp_path, architecture, poo
     path = build_embedder(tmp_path, architecture, pooling=pooling)
     await in_db(lambda: services.register_model(name="e", source=str(path), dtype="float32"))
     assert (await row("e")).kind == "embedding"
-    registry = ModelRegistry(client.engine, is_busy=client.is_busy, load_timeout_s=20)
+    registry = ModelRegistry(client.engine, is_busy=client.is_busy, load_timeout_s=60)
     assert registry.find("e").kind == "embedding"
     ready = await registry.ready("e")
     assert (ready.kind, ready.dimensions, ready.max_model_len) == ("embedding", 32, 128)
@@ -58,7 +58,7 @@ async def test_texts_become_vectors_in_order(client, tmp_path, architecture, poo
 async def test_special_tokens_in_a_text_are_text(client, tmp_path):
     path = build_embedder(tmp_path)
     await in_db(lambda: services.register_model(name="e", source=str(path)))
-    registry = ModelRegistry(client.engine, load_timeout_s=20)
+    registry = ModelRegistry(client.engine, load_timeout_s=60)
     tokens = (await registry.ready("e")).text.encode("a [SEP] a")
 
     assert (tokens[0], tokens[-1]) == (2, 3), "[CLS] and [SEP] around the text"
@@ -68,7 +68,7 @@ async def test_special_tokens_in_a_text_are_text(client, tmp_path):
 
 async def test_generating_with_it_is_a_readable_failure(client, tmp_path):
     await in_db(lambda: services.register_model(name="e", source=str(build_embedder(tmp_path))))
-    registry = ModelRegistry(client.engine, load_timeout_s=20)
+    registry = ModelRegistry(client.engine, load_timeout_s=60)
     await registry.ready("e")
     events = [event async for event in client.submit([GenerationRequest("r", "e", (5, 6))])]
 

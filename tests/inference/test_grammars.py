@@ -269,7 +269,7 @@ class SlowCompiler(GrammarCompiler):
 
     def _compile(self, grammar):
         self.num_running += 1
-        assert self.may_end.wait(10)
+        assert self.may_end.wait(60)
         return super()._compile(grammar)
 
 

@@ -25,7 +25,7 @@ class Jobs:
 
     def hold(self) -> None:
         self.began.set()
-        assert self.gate.wait(10)
+        assert self.gate.wait(60)
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def loader(jobs):
     """Busy with a job that waits for the gate."""
     loader = LoaderThread(lambda: None)
     loader.submit("load", "first", jobs.hold)
-    assert jobs.began.wait(5)
+    assert jobs.began.wait(60)
     yield loader
     jobs.gate.set()
     loader.stop(lambda: None, 5)
@@ -103,7 +103,7 @@ def test_stopping_cancels_what_has_not_begun_and_refuses_more(loader, jobs):
     ended = threading.Event()
     loader.stop(ended.set, 0)
     jobs.gate.set()
-    assert ended.wait(5)
+    assert ended.wait(60)
 
     assert queued.cancelled()
     assert jobs.ran == []

@@ -34,7 +34,7 @@ class GatedLoading:
         def load(spec):
             if spec.name == gated:
                 self.began.set()
-                assert self.gate.wait(20)
+                assert self.gate.wait(60)
             return real.load(spec)
 
         return replace(real, load=load)
@@ -49,7 +49,7 @@ def client():
 
 
 def make_registry(client, **parts):
-    return ModelRegistry(client.engine, is_busy=client.is_busy, load_timeout_s=20, **parts)
+    return ModelRegistry(client.engine, is_busy=client.is_busy, load_timeout_s=60, **parts)
 
 
 def stream(client, name, max_tokens):

@@ -31,7 +31,7 @@ def registry(parts):
         locate=parts.located,
         loading=parts.loader.parts(),
         clock=parts.clock,
-        load_timeout_s=5,
+        load_timeout_s=60,
     )
     yield registry
     parts.loader.gate.set()
@@ -339,7 +339,7 @@ async def test_a_start_without_the_database_is_tried_again(parts):
         locate=parts.located,
         loading=parts.loader.parts(),
         table=Snapshot("test_boot", load),
-        load_timeout_s=5,
+        load_timeout_s=60,
     )
     with pytest.raises(OperationalError):
         await asyncio.wrap_future(registry.start())
@@ -360,7 +360,7 @@ async def test_stopping_writes_the_states_and_releases_those_who_wait(parts):
     await amake("one")
     await amake("two")
     await amake("three")
-    registry = ModelRegistry(parts.engine, locate=parts.located, loading=parts.loader.parts(), load_timeout_s=5)
+    registry = ModelRegistry(parts.engine, locate=parts.located, loading=parts.loader.parts(), load_timeout_s=60)
     await registry.ready("one")
     parts.loader.gate.clear()
     parts.loader.began.clear()

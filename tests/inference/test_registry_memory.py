@@ -34,7 +34,7 @@ def registry(parts, device):
         loading=parts.loader.parts(),
         budget=MemoryBudget(30, device),
         clock=parts.clock,
-        load_timeout_s=5,
+        load_timeout_s=60,
     )
     yield registry
     parts.loader.gate.set()

@@ -44,7 +44,7 @@ def python(code: str) -> str:
         [sys.executable, "-c", textwrap.dedent(start) + textwrap.dedent(code)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         cwd=REPOSITORY,
         env={**os.environ, "DJANGO_SETTINGS_MODULE": "millm_site.settings"},
         check=False,

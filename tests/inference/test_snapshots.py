@@ -35,7 +35,7 @@ def snapshot():
 def listener(snapshot):
     listener = SnapshotListener()
     listener.start()
-    assert listener.connected.wait(5)
+    assert listener.connected.wait(60)
     yield listener
     listener.stop()
 
@@ -66,7 +66,7 @@ def elsewhere(sql: str) -> None:
         "TEST_port": str(settings["PORT"]),
         "TEST_password": settings["PASSWORD"],
     }
-    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, **variables}, timeout=30)
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, **variables}, timeout=600)
 
 
 @pytest.mark.django_db
@@ -231,7 +231,7 @@ def test_concurrent_refreshes_share_a_load():
 
     def load():
         loads.append(1)
-        assert gate.wait(5)
+        assert gate.wait(60)
         return len(loads)
 
     snapshot = Snapshot("test_shared", load)
@@ -253,13 +253,13 @@ def test_a_slow_load_never_replaces_a_newer_value():
         value = rows[0]
         if not go_on.is_set():
             reading.set()
-            assert go_on.wait(5)
+            assert go_on.wait(60)
         return value
 
     snapshot = Snapshot("test_order", load)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(snapshot.refresh)
-        assert reading.wait(5)
+        assert reading.wait(60)
         rows[0] = "new"
         second = pool.submit(snapshot.refresh)
         wait_for(lambda: snapshot._wanted == 2)

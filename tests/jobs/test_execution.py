@@ -225,7 +225,7 @@ def test_the_example_of_the_architecture_page_runs() -> None:
 @pytest.mark.django_db(transaction=True)
 def test_one_of_many_claims_wins(add_kind: AddKind) -> None:
     job = enqueue_job(kind=add_kind(lambda job: None), params={})
-    together = threading.Barrier(8, timeout=30)
+    together = threading.Barrier(8, timeout=600)
 
     def claim(_: int) -> bool:
         together.wait()

@@ -57,7 +57,7 @@ class Connection:
 
     async def leave(self) -> None:
         self._incoming.put_nowait({"type": "http.disconnect"})
-        await asyncio.wait_for(self.task, 5)
+        await asyncio.wait_for(self.task, 60)
 
     async def wait_for(self, text: bytes) -> None:
         while text not in b"".join(message.get("body", b"") for message in self.sent):
@@ -65,6 +65,6 @@ class Connection:
             await asyncio.wait_for(self._has_sent.wait(), 5)
 
     async def status(self) -> int:
-        await asyncio.wait_for(self.task, 5)
+        await asyncio.wait_for(self.task, 60)
         status: int = self.sent[0]["status"]
         return status

@@ -44,7 +44,7 @@ class FakeStore:
         self.gate.set()
 
     def insert(self, entries: Sequence[LogEntry]) -> None:
-        self.gate.wait(5)
+        self.gate.wait(60)
         if self.is_away:
             raise OperationalError("server closed the connection")
         if any(self.refuses(one) for one in entries):

@@ -40,7 +40,7 @@ def streamed(url: str, model: str, prompt: object) -> list[dict[str, Any]]:
     options = {"max_tokens": 12, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
     data = json.dumps({"model": model, "prompt": prompt, **options}).encode()
     lines = ("Content-Type: application/json", f"Content-Length: {len(data)}", "Connection: close")
-    with connected(url, timeout_s=120) as connection:
+    with connected(url, timeout_s=live.PATIENCE_S) as connection:
         connection.sendall(head("POST", "/v1/completions", *lines) + data)
         received = read_all(connection).decode()
     events = [line.removeprefix("data: ") for line in received.splitlines() if line.startswith("data: ")]

@@ -6,6 +6,7 @@ import time
 
 import psutil
 
+from tests import live
 from tests.platform.conftest import StartEcho
 from tests.platform.wire import connected, get, head, read_all, read_until
 
@@ -29,7 +30,7 @@ def test_client_that_does_not_read_costs_little_memory_and_is_cut(start_echo: St
 
 def test_client_that_reads_gets_everything(start_echo: StartEcho) -> None:
     echo = start_echo()
-    with connected(echo.url, timeout_s=60) as connection:
+    with connected(echo.url, timeout_s=live.PATIENCE_S) as connection:
         connection.sendall(head("GET", "/flood?megabytes=100", "Connection: close"))
         received = 0
         while block := connection.recv(2**20):

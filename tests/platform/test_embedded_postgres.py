@@ -51,7 +51,7 @@ class User:
 
     def leave(self) -> str:
         """End in an orderly way; what it said last."""
-        output, errors = self.process.communicate(timeout=30)
+        output, errors = self.process.communicate(timeout=600)
         assert self.process.returncode == 0, errors
         assert errors == ""
         return output.strip()
@@ -94,7 +94,7 @@ def test_processes_that_start_at_once_share_one(home: Path) -> None:
         )
         for _ in range(4)
     ]
-    outputs = [process.communicate(timeout=60)[0] for process in processes]
+    outputs = [process.communicate(timeout=600)[0] for process in processes]
     assert all("still served" in output for output in outputs)
     assert postmaster_of(home) is None
 

@@ -39,7 +39,7 @@ def faulty(fault: str, home: Path, database_url: str, **variables: str) -> Itera
 
 
 def chat(url: str, **fields: Any) -> Answer:
-    with connected(url, timeout_s=60) as connection:
+    with connected(url, timeout_s=live.PATIENCE_S) as connection:
         connection.sendall(request(url, **CHAT | fields))
         return answer(read_all(connection))
 
@@ -67,7 +67,7 @@ def test_after_a_thread_hangs_the_server_tells_everyone_and_ends_with_an_error(
     with faulty("hang", tmp_path, database_url) as server:
         refused = chat(server.url)
         assert (refused.status, refused.error["message"]) == (500, "The engine failed.")
-        assert server.process.wait(30) == 1
+        assert server.process.wait(live.PATIENCE_S) == 1
     assert "The engine is lost. The engine thread has not moved for 1 s" in server.output
 
 
@@ -123,7 +123,7 @@ def test_streams_outlive_the_database_and_every_request_is_logged_once_it_is_bac
     url = f"postgresql://postgres@/postgres?host={database.socket_dir}"
     with faulty("slow", tmp_path, url, MILLM_DATABASE_TIMEOUT="1") as server:
         assert chat(server.url, user="before").status == 200
-        with connected(server.url, timeout_s=60) as streaming:
+        with connected(server.url, timeout_s=live.PATIENCE_S) as streaming:
             story = CHAT | {"stream": True, "max_tokens": 100, "ignore_eos": True, "user": "during"}
             streaming.sendall(request(server.url, **story, stream_options={"include_usage": True}))
             beginning = read_until(streaming, b'"content":"')

@@ -30,7 +30,7 @@ def test_streams_go_on_and_others_wait_for_a_bounded_time(tmp_path: Path, databa
     }
     with live.serving("--setup", environment=environment) as server:
         (key,) = re.findall(r"sk-millm-\S+", server.manage("create_api_key", "test", "--user", "admin"))
-        client = OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0, timeout=300)
+        client = OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0)
         tell(client, "before")
         stream = client.chat.completions.create(
             model="demo", messages=STORY, max_tokens=400, stream=True, user="during", extra_body={"ignore_eos": True}

@@ -32,7 +32,7 @@ def test_memory_that_runs_out_during_a_load_costs_that_load_only(tmp_path: Path,
         server.manage("add_model", "large", str(large), "--dtype", "float32")
         demo = next(m["id"] for m in json.loads(get(server.url, "/v1/models").body)["data"] if m["id"] != "large")
         process = psutil.Process(server.pid)
-        with connected(server.url, timeout_s=120) as connection:
+        with connected(server.url, timeout_s=live.PATIENCE_S) as connection:
             story = {"stream": True, "n": 8, "max_tokens": 900, "ignore_eos": True}
             connection.sendall(chat(demo, **story))
             beginning = read_until(connection, b'"content":"')
@@ -65,7 +65,7 @@ def chat(model: str, **fields: object) -> bytes:
 
 
 def ask(url: str, request: bytes) -> Answer:
-    with connected(url, timeout_s=120) as connection:
+    with connected(url, timeout_s=live.PATIENCE_S) as connection:
         connection.sendall(request)
         return answer(read_all(connection))
 

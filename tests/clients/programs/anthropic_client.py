@@ -20,7 +20,7 @@ FORCED: dict[str, Any] = {"tools": [WEATHER], "tool_choice": {"type": "tool", "n
 
 
 def client_of(url: str) -> Anthropic:
-    return Anthropic(base_url=url, api_key="none", max_retries=0, timeout=60)
+    return Anthropic(base_url=url, api_key="none", max_retries=0)
 
 
 @case
@@ -40,7 +40,7 @@ def raw_response(url: str) -> Any:
 
 @case
 async def async_stream(url: str) -> Any:
-    async with AsyncAnthropic(base_url=url, api_key="none", max_retries=0, timeout=60) as client:
+    async with AsyncAnthropic(base_url=url, api_key="none", max_retries=0) as client:
         async with client.messages.stream(**SHORT) as stream:
             text = "".join([piece async for piece in stream.text_stream])
             final = await stream.get_final_message()

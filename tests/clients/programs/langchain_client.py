@@ -30,7 +30,7 @@ def get_weather(city: str) -> str:
 
 def model_of(url: str, **options: Any) -> ChatOpenAI:
     chosen = {"max_tokens": 24, "temperature": 0, **options}
-    return ChatOpenAI(model="demo", base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60, **chosen)
+    return ChatOpenAI(model="demo", base_url=f"{url}/v1", api_key="none", max_retries=0, **chosen)
 
 
 @case

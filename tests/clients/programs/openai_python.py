@@ -33,11 +33,11 @@ class Weather(BaseModel):
 
 
 def client_of(url: str) -> OpenAI:
-    return OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60)
+    return OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
 
 
 def async_client_of(url: str) -> AsyncOpenAI:
-    return AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60)
+    return AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
 
 
 @case
