@@ -7,6 +7,8 @@ import sys
 
 def main() -> None:
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "millm_site.settings")
+    if sys.argv[1:2] == ["runserver"]:
+        os.environ.setdefault("MILLM_AUTH", "loopback")  # as for `make run`: this machine's requests need no key
     try:
         from django.core.management import execute_from_command_line
     except ImportError:

@@ -86,7 +86,8 @@ class Environment(BaseSettings):
         validate_default=True,
         description="Who needs an API key on /v1. `loopback`: everyone but clients on this machine (not pages of other "
         "sites in its browsers, and not through proxies); `required`: everyone. Empty: `loopback` with MILLM_DEBUG, "
-        "else `required`. `make run` sets `loopback`, which is refused with MILLM_CORS_ORIGINS=*.",
+        "else `required`. `make run` and `manage.py runserver` set `loopback`, which is refused with "
+        "MILLM_CORS_ORIGINS=*.",
     )
     key_max_age: Seconds = Field(
         300.0,

@@ -7,7 +7,13 @@ from django.conf import settings
 from console.example_request import curl
 from millm_site.first_run import Login
 
-SEED = 6  # the same for both, so that the stories can be compared
+SEED = 9  # the same for both, so that the stories can be compared
+
+
+_KEYS = {
+    "loopback": "not needed for requests from this machine (MILLM_AUTH=loopback)",
+    "required": "needed for every request (MILLM_AUTH=required)",
+}
 
 
 def welcome(url: str, login: Login | None) -> str:
@@ -18,6 +24,7 @@ def welcome(url: str, login: Login | None) -> str:
         f"  Console   {url}/admin/",
         f"  API       {url}/v1",
         f"  API docs  {url}/docs",
+        f"  API keys  {_KEYS[settings.MILLM_AUTH]}",
     ]
     if login is not None:
         lines += [f"  Login     {login.user}, {_password(login)}"]
@@ -33,7 +40,7 @@ def _curls(url: str) -> list[str]:
         f"  {curl(url, seed=SEED, profile='gloomy')}",
     ]
     if settings.MILLM_AUTH == "required":
-        lines[1:1] = ["(MILLM_AUTH=required: make a key in the console and put it into MILLM_API_KEY.)"]
+        lines[1:1] = ["(Create an API key in the console and put it into MILLM_API_KEY.)"]
     return lines
 
 

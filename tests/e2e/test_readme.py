@@ -7,10 +7,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 README = Path("README.md").read_text("utf-8")
+WORDS = json.loads(Path("steering/demo/artifacts/words.json").read_text())
 DEFAULT_URL = "http://127.0.0.1:8000"
 
 
@@ -21,7 +23,7 @@ def blocks(language: str) -> list[str]:
 
 def shell(script: str, url: str) -> str:
     done = subprocess.run(
-        ["/bin/bash", "-ec", script.replace(DEFAULT_URL, url)], capture_output=True, text=True, timeout=120, check=False
+        ["/bin/bash", "-ec", script.replace(DEFAULT_URL, url)], capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -34,15 +36,22 @@ def test_the_curl_example_tells_a_story_and_a_sadder_one_and_streams_it(live_sit
     stories = {answer["choices"][0]["message"]["content"] for answer in (plain, gloomy)}
     assert len(stories) == 2
     assert all(len(story) > 40 for story in stories)
+    assert gloomy_words(plain) == 0
+    assert gloomy_words(gloomy) >= 3
     assert gloomy["millm"]["profile"] == "gloomy@1"
     streamed = shell(curl.replace('"model"', '"stream": true, "model"'), live_site.url)
     assert streamed.rstrip().endswith("data: [DONE]")
     assert streamed.count('"content"') > 10
 
 
+def gloomy_words(answer: dict[str, Any]) -> int:
+    words = re.findall(r"[a-z]+", answer["choices"][0]["message"]["content"].lower())
+    return sum(word in WORDS["gloomy"] for word in words)
+
+
 def python(program: str, url: str) -> str:
     command = [sys.executable, "-c", program.replace(DEFAULT_URL, url)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
