@@ -128,7 +128,9 @@ class Environment(BaseSettings):
     )
     database_pool_size: int = Field(20, ge=1, le=1_000, description="Most database connections of one process.")
     database_timeout: Seconds = Field(
-        5.0, description="Seconds to wait for a database connection; after that the answer is 503."
+        5.0,
+        description="Seconds that a request waits for the database: for a connection, for a lock, and for what it "
+        "reads or writes; after that the answer is 503, and nothing is written.",
     )
 
     profile_review: bool = Field(

@@ -131,7 +131,7 @@ def _api_error(call: Call, error: Exception) -> ApiError:
         return unavailable(str(error), code=error.code, retry_after_s=wait_s)
     if isinstance(error, OperationalError | InterfaceError):
         logger.warning("Request %s needs the database, which is away: %s", call.id, error)
-        return unavailable("The database is not reachable.", code="database_unavailable")
+        return unavailable("The database is not reachable, or takes too long.", code="database_unavailable")
     logger.error("Request %s failed.", call.id, exc_info=error)
     return server_error(call.id)
 

@@ -15,17 +15,19 @@ from typing import Any
 
 from channels.generic.websocket import AsyncWebsocketConsumer
 from django.conf import settings
+from django.db import InterfaceError, OperationalError
 
 from console.live.topic import TOPICS, Reading, Topics
 from console.live.visitor import visitor
-from openai_api.database import in_database
-from openai_api.errors import ApiError
+from storage.threads import DatabaseThreads
 
 logger = logging.getLogger(__name__)
 LIVE_PATH = "/admin/live/"
 MAX_TOPICS = 16
 MAX_MESSAGE = 1_024
 MAX_NAME = 100
+
+THREADS = DatabaseThreads("console-live", 2)  # open pages take no thread that requests to /v1 wait for
 
 LOGGED_OUT = 4401
 BAD_MESSAGE = 4400
@@ -87,8 +89,8 @@ class LiveConnection(AsyncWebsocketConsumer):  # type: ignore[misc]  # channels 
         names = [name for name in self.wanted if name not in self.owed]
         key = session_key(self.scope)
         try:
-            found = await in_database(lambda: self._read_all(key, names))
-        except ApiError:
+            found = await THREADS.run(lambda: self._read_all(key, names))
+        except (OperationalError, InterfaceError):
             return None  # the database is away: the next round may find it
         if found is None:
             return LOGGED_OUT

@@ -22,7 +22,7 @@ from openai_api.services.vector_stores import embedder
 from storage.embedder import EmbeddingFailedError
 from storage.errors import StorageError
 from storage.models import VectorStore
-from storage.threads import in_thread
+from storage.threads import in_database, in_thread
 from storage.vector_search import Hit
 from storage.vector_stores import usable_store
 
@@ -75,7 +75,7 @@ class FileSearch:
         """A store, and the name of the model that embeds for it. It asks as much of a key as searching by itself."""
         check_scope(call.key, "/v1/vector_stores")
         try:
-            store = await in_thread(usable_store, self.tool.vector_store_ids[number], owner_id=call.owner_id)
+            store = await in_database(usable_store, self.tool.vector_store_ids[number], owner_id=call.owner_id)
             record = embedder().resolve(store)
         except StorageError as error:
             refusal: ApiError = storage_refusal(error)

@@ -14,12 +14,12 @@ from openai_api.schemas.listing import ListQuery
 from openai_api.services.listing import page_of
 from storage.batches import cancel_batch, create_batch, find_batch, settle_batch
 from storage.models import Batch
-from storage.threads import in_thread
+from storage.threads import in_database, in_thread
 
 
 async def begin_batch(call: Call) -> HttpResponseBase:
     wanted = call.read(BatchRequest)
-    batch = await in_thread(
+    batch = await in_database(
         create_batch,
         owner_id=call.owner_id,
         api_key_id=call.key.pk if call.key is not None else None,

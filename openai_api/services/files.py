@@ -22,7 +22,7 @@ from storage.files import delete_files, find_file, keep_file
 from storage.models import StoredFile
 from storage.quota import check_quota
 from storage.sweep import sweep_sometimes
-from storage.threads import in_thread
+from storage.threads import in_database, in_thread
 
 EXPIRY_FIELDS = {"expires_after[anchor]": "anchor", "expires_after[seconds]": "seconds"}
 
@@ -42,15 +42,15 @@ async def list_files(call: Call) -> HttpResponseBase:
         rows = rows if query.purpose is None else rows.filter(purpose=query.purpose)
         return page_of(rows, query).body(file_body)
 
-    return json_response(await in_thread(read))
+    return json_response(await in_database(read))
 
 
 async def get_file(call: Call, file_id: str) -> HttpResponseBase:
-    return json_response(file_body(await in_thread(find_file, file_id, owner_id=call.owner_id)))
+    return json_response(file_body(await in_database(find_file, file_id, owner_id=call.owner_id)))
 
 
 async def get_file_content(call: Call, file_id: str) -> HttpResponseBase:
-    return await download(call, await in_thread(find_file, file_id, owner_id=call.owner_id))
+    return await download(call, await in_database(find_file, file_id, owner_id=call.owner_id))
 
 
 async def delete_file(call: Call, file_id: str) -> HttpResponseBase:
@@ -58,7 +58,7 @@ async def delete_file(call: Call, file_id: str) -> HttpResponseBase:
         file = find_file(file_id, owner_id=call.owner_id)
         delete_files(files=StoredFile.objects.filter(pk=file.pk))
 
-    await in_thread(delete)
+    await in_database(delete)
     body: FileDeletedBody = {"id": file_id, "object": "file", "deleted": True}
     return json_response(body)
 

@@ -15,7 +15,7 @@ from storage.errors import FileTooLargeError
 from storage.file_rules import check_purpose, shown_name
 from storage.models import Upload, UploadPart
 from storage.sweep import sweep_sometimes
-from storage.threads import in_thread
+from storage.threads import in_database, in_thread
 from storage.uploads import add_part, begin_upload, cancel_upload, complete_upload, find_upload
 
 MAX_PART_BYTES = 64 * 2**20
@@ -28,7 +28,7 @@ async def create_upload(call: Call) -> HttpResponseBase:
 
 async def create_part(call: Call, upload_id: str) -> HttpResponseBase:
     check_multipart(call)
-    await in_thread(find_upload, upload_id, owner_id=call.owner_id)
+    await in_database(find_upload, upload_id, owner_id=call.owner_id)
     return json_response(part_body(await in_thread(take_part, call, upload_id)))
 
 
@@ -41,7 +41,7 @@ async def finish_upload(call: Call, upload_id: str) -> HttpResponseBase:
 
 
 async def give_up_upload(call: Call, upload_id: str) -> HttpResponseBase:
-    return json_response(upload_body(await in_thread(cancel_upload, public_id=upload_id, owner_id=call.owner_id)))
+    return json_response(upload_body(await in_database(cancel_upload, public_id=upload_id, owner_id=call.owner_id)))
 
 
 def begin(call: Call, wanted: UploadRequest) -> Upload:

@@ -19,7 +19,7 @@ from openai_api.schemas.vector_stores import AttachRequest, AttributeChange, Fil
 from openai_api.services.listing import page_of
 from openai_api.services.vector_stores import choose_embedder, chunking_of
 from storage.models import FileBatch, VectorStore, VectorStoreFile
-from storage.threads import in_thread
+from storage.threads import in_database
 from storage.vector_stores import (
     Attachment,
     attach_file_batch,
@@ -36,7 +36,7 @@ from storage.vector_stores import (
 
 async def attach_file(call: Call, store_id: str) -> HttpResponseBase:
     wanted = call.read(AttachRequest)
-    store = await in_thread(usable_store, store_id, owner_id=call.owner_id)
+    store = await in_database(usable_store, store_id, owner_id=call.owner_id)
     choose_embedder(call, store)
     attachment = Attachment(wanted.file_id, wanted.attributes or {}, chunking_of(wanted.chunking_strategy))
 
@@ -44,7 +44,7 @@ async def attach_file(call: Call, store_id: str) -> HttpResponseBase:
         (row,) = attach_files(store=store, attachments=[attachment])
         return store_file_body(row)
 
-    return json_response(await in_thread(attach))
+    return json_response(await in_database(attach))
 
 
 async def list_store_files(call: Call, store_id: str) -> HttpResponseBase:
@@ -53,11 +53,11 @@ async def list_store_files(call: Call, store_id: str) -> HttpResponseBase:
     def read() -> dict[str, Any]:
         return files_page(find_store(store_id, owner_id=call.owner_id), query)
 
-    return json_response(await in_thread(read))
+    return json_response(await in_database(read))
 
 
 async def get_store_file(call: Call, store_id: str, file_id: str) -> HttpResponseBase:
-    return json_response(await in_thread(lambda: store_file_body(_find(call, store_id, file_id))))
+    return json_response(await in_database(lambda: store_file_body(_find(call, store_id, file_id))))
 
 
 async def change_store_file(call: Call, store_id: str, file_id: str) -> HttpResponseBase:
@@ -69,11 +69,11 @@ async def change_store_file(call: Call, store_id: str, file_id: str) -> HttpResp
         row.save(update_fields=["attributes"])
         return store_file_body(row)
 
-    return json_response(await in_thread(change))
+    return json_response(await in_database(change))
 
 
 async def delete_store_file(call: Call, store_id: str, file_id: str) -> HttpResponseBase:
-    await in_thread(lambda: detach_file(store_file=_find(call, store_id, file_id)))
+    await in_database(lambda: detach_file(store_file=_find(call, store_id, file_id)))
     body: StoreFileDeletedBody = {"id": file_id, "object": "vector_store.file.deleted", "deleted": True}
     return json_response(body)
 
@@ -90,18 +90,18 @@ async def get_store_file_content(call: Call, store_id: str, file_id: str) -> Htt
             "next_page": None,
         }
 
-    return json_response(await in_thread(read))
+    return json_response(await in_database(read))
 
 
 async def begin_file_batch(call: Call, store_id: str) -> HttpResponseBase:
     wanted = call.read(FileBatchRequest)
-    store = await in_thread(usable_store, store_id, owner_id=call.owner_id)
+    store = await in_database(usable_store, store_id, owner_id=call.owner_id)
     choose_embedder(call, store)
 
     def attach() -> FileBatchBody:
         return file_batch_body(store, attach_file_batch(store=store, attachments=attachments_of(wanted)))
 
-    return json_response(await in_thread(attach))
+    return json_response(await in_database(attach))
 
 
 async def get_file_batch(call: Call, store_id: str, batch_id: str) -> HttpResponseBase:
@@ -109,7 +109,7 @@ async def get_file_batch(call: Call, store_id: str, batch_id: str) -> HttpRespon
         store = find_store(store_id, owner_id=call.owner_id)
         return file_batch_body(store, find_file_batch(store, batch_id))
 
-    return json_response(await in_thread(read))
+    return json_response(await in_database(read))
 
 
 async def give_up_file_batch(call: Call, store_id: str, batch_id: str) -> HttpResponseBase:
@@ -117,7 +117,7 @@ async def give_up_file_batch(call: Call, store_id: str, batch_id: str) -> HttpRe
         store = find_store(store_id, owner_id=call.owner_id)
         return file_batch_body(store, cancel_file_batch(batch=find_file_batch(store, batch_id)))
 
-    return json_response(await in_thread(cancel))
+    return json_response(await in_database(cancel))
 
 
 async def list_file_batch_files(call: Call, store_id: str, batch_id: str) -> HttpResponseBase:
@@ -126,7 +126,7 @@ async def list_file_batch_files(call: Call, store_id: str, batch_id: str) -> Htt
     def read() -> dict[str, Any]:
         return files_page(find_file_batch(find_store(store_id, owner_id=call.owner_id), batch_id), query)
 
-    return json_response(await in_thread(read))
+    return json_response(await in_database(read))
 
 
 def attachments_of(wanted: FileBatchRequest) -> list[Attachment]:

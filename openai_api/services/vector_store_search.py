@@ -22,7 +22,7 @@ from storage.attribute_filter import Comparison, Compound, Filter
 from storage.embedder import MISMATCH, EmbeddingFailedError
 from storage.errors import StorageError
 from storage.models import VectorStore
-from storage.threads import in_thread
+from storage.threads import in_database, in_thread
 from storage.vector_search import Hit, Neighbours, nearest
 from storage.vector_stores import usable_store
 
@@ -32,7 +32,7 @@ DEFAULT_RESULTS = 10
 async def search_store(call: Call, store_id: str) -> HttpResponseBase:
     wanted = call.read(SearchRequest)
     call.entry.prompt = wanted.query[0] if len(wanted.query) == 1 else wanted.query
-    store = await in_thread(usable_store, store_id, owner_id=call.owner_id)
+    store = await in_database(usable_store, store_id, owner_id=call.owner_id)
     name = choose_embedder(call, store, wanted.embedding_model)
     vectors = await vectors_of(call, name, wanted.query)
     hits = await in_thread(best_hits, store, vectors, wanted)

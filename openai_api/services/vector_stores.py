@@ -20,7 +20,7 @@ from storage.chunking import Chunking
 from storage.embedder import Embedder
 from storage.models import VectorStore
 from storage.sweep import sweep_sometimes
-from storage.threads import in_thread
+from storage.threads import in_database, in_thread
 from storage.vector_stores import Attachment, bytes_of, counts_of, create_store, find_store, settle_files, usable_store
 
 
@@ -38,7 +38,8 @@ async def begin_store(call: Call) -> HttpResponseBase:
     )
     chunking = chunking_of(wanted.chunking_strategy)
     attachments = [Attachment(file_id, chunking=chunking) for file_id in dict.fromkeys(wanted.file_ids or ())]
-    return json_response(await in_thread(_create, store, attachments))
+    await in_thread(sweep_sometimes)
+    return json_response(await in_database(_create, store, attachments))
 
 
 async def list_stores(call: Call) -> HttpResponseBase:
@@ -51,11 +52,11 @@ async def list_stores(call: Call) -> HttpResponseBase:
     def read() -> dict[str, Any]:
         return page_of(VectorStore.objects.of(call.owner_id), query).body(render)
 
-    return json_response(await in_thread(read))
+    return json_response(await in_database(read))
 
 
 async def get_store(call: Call, store_id: str) -> HttpResponseBase:
-    return json_response(await in_thread(lambda: store_body(find_store(store_id, owner_id=call.owner_id))))
+    return json_response(await in_database(lambda: store_body(find_store(store_id, owner_id=call.owner_id))))
 
 
 async def change_store(call: Call, store_id: str) -> HttpResponseBase:
@@ -72,11 +73,11 @@ async def change_store(call: Call, store_id: str) -> HttpResponseBase:
         store.save(update_fields=["name", "metadata", "expires_after_days"])
         return store_body(store)
 
-    return json_response(await in_thread(change))
+    return json_response(await in_database(change))
 
 
 async def delete_store(call: Call, store_id: str) -> HttpResponseBase:
-    await in_thread(lambda: find_store(store_id, owner_id=call.owner_id).delete())
+    await in_database(lambda: find_store(store_id, owner_id=call.owner_id).delete())
     body: VectorStoreDeletedBody = {"id": store_id, "object": "vector_store.deleted", "deleted": True}
     return json_response(body)
 
@@ -128,5 +129,4 @@ def _expiry(store: VectorStore) -> Any:
 
 
 def _create(store: VectorStore, attachments: Sequence[Attachment]) -> VectorStoreBody:
-    sweep_sometimes()
     return store_body(create_store(store=store, attachments=attachments))

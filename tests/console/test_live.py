@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +19,7 @@ from console.live.topic import TOPICS, Topic, Topics
 from inference.models import LanguageModel
 from jobs.models import Job
 from millm_site.asgi_handler import SiteHandler
+from openai_api.database import in_database
 from tests.console.test_pages import client_of, staff
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -255,3 +257,27 @@ async def test_the_site_answers_pages_of_its_own(browser: Client):
     async with opened(browser, SiteHandler()) as line:
         await line.send_json_to({"subscribe": "jobs"})
         assert await hear(line) == {"topic": "jobs", "data": {"open": 0}}
+
+
+async def test_open_pages_take_no_thread_from_requests(browser: Client, settings: Any):
+    """Pages whose topics hang keep only each other waiting."""
+    settings.MILLM_DATABASE_TIMEOUT = 30.0
+    goes_on, reading = threading.Event(), threading.Semaphore(0)
+    topics = Topics()
+
+    def hang(user: Any, rest: str) -> dict[str, Any]:
+        reading.release()
+        goes_on.wait(60)
+        return {}
+
+    topics.add(Topic("test", hang, ("jobs.view_job",)))
+    try:
+        async with AsyncExitStack() as stack:
+            for _ in range(8):
+                line = await stack.enter_async_context(connected(browser, topics))
+                await line.send_json_to({"subscribe": "test"})
+            assert await asyncio.to_thread(reading.acquire, timeout=60)
+            assert await asyncio.wait_for(in_database(Job.objects.count), 25) == 0
+            goes_on.set()
+    finally:
+        goes_on.set()

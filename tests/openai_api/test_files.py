@@ -27,6 +27,7 @@ from storage.models import Upload as UploadRow
 from storage.models import UploadPart as PartRow
 from storage.sweep import Sweep, sweep_storage
 from tests.openai_api.conftest import Api
+from tests.storage.test_threads import locked
 
 pytestmark = pytest.mark.django_db(transaction=True)
 TEXT = b"The cat sat by the sea."
@@ -124,6 +125,19 @@ async def test_lists_have_cursors_and_purposes(api: Api):
 )
 async def test_bad_queries_are_named(api: Api, query: str, param: str):
     check_error(await api.client.get(f"/v1/files?{query}"), 400, "invalid_value", param)
+
+
+async def test_a_locked_table_is_503_within_a_bounded_time(api: Api, settings: Any):
+    settings.MILLM_DATABASE_TIMEOUT = 1.0
+    file = await kept(api)
+    with locked("storage_storedfile"):
+        answers = await asyncio.gather(
+            *(api.client.get(path) for path in ["/v1/files", f"/v1/files/{file.id}"] * 10), send(api)
+        )
+        for answer in answers:
+            check_error(answer, 503, "database_unavailable", None)
+            assert answer["Retry-After"]
+    assert len((await api.client.get("/v1/files")).json()["data"]) == 1
 
 
 async def test_deleted_files_are_gone_with_their_bytes(api: Api, home: Path):
