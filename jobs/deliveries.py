@@ -39,10 +39,10 @@ def deliver(job: Job) -> None:
 
 
 def deliver_forgotten() -> None:
-    """Queued jobs without a delivery get one."""
+    """Jobs that are due get a delivery where they have none."""
     waiting = ProcrastinateJob.objects.filter(task_name=TASK, status=Status.TODO.value)
     delivered = set(waiting.values_list("queueing_lock", flat=True))
-    for job in Job.objects.queued():
+    for job in Job.objects.due():
         if str(job.id) not in delivered:
             deliver(job)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 
 class JobError(Exception):
     """``str(error)`` is a sentence for people; it names the value and the remedy."""
@@ -29,6 +31,18 @@ class JobCancelled(RunStopped):
 
 class JobInterrupted(RunStopped):
     """The process stops; the job goes back to the queue with its checkpoint."""
+
+
+class JobPostponed(RunStopped):
+    """A run can do nothing before ``until``: the job is queued again and starts from its checkpoint then.
+
+    Meanwhile it takes no worker's place. ``reason`` is shown as the job's message.
+    """
+
+    def __init__(self, until: datetime, reason: str) -> None:
+        super().__init__(reason)
+        self.until = until
+        self.reason = reason
 
 
 class JobLost(RunStopped):

@@ -14,11 +14,11 @@ from django.db.models.functions import Coalesce, Now
 
 from audit.origin import Origin, acting
 from jobs.deliveries import deliver
-from jobs.errors import JobCancelled, JobError, JobInterrupted, JobLost
+from jobs.errors import JobCancelled, JobError, JobInterrupted, JobLost, JobPostponed
 from jobs.kinds import find_kind
 from jobs.models import Job
 from jobs.patience import patiently
-from jobs.running_job import RunningJob
+from jobs.running_job import MAX_MESSAGE, RunningJob
 from jobs.running_jobs import RunningJobs
 from jobs.storable import check_storable, storable_text
 
@@ -43,8 +43,8 @@ def run_job(job_id: uuid.UUID, running: RunningJobs | None = None) -> None:
 
 @transaction.atomic
 def claim_job(job_id: uuid.UUID, claim: uuid.UUID) -> Job | None:
-    """The row, which is this run's from now on; None when the job is not queued (any more)."""
-    taken = Job.objects.queued().filter(pk=job_id)
+    """The row, which is this run's from now on; None when the job is not queued (any more), or not due."""
+    taken = Job.objects.due().filter(pk=job_id)
     count = taken.update(
         state=Job.State.RUNNING,
         claim=claim,
@@ -52,6 +52,7 @@ def claim_job(job_id: uuid.UUID, claim: uuid.UUID) -> Job | None:
         attempts=F("attempts") + 1,
         started_at=Coalesce("started_at", Now()),
         heartbeat_at=Now(),
+        not_before=None,
     )
     return Job.objects.claimed(claim).get() if count else None
 
@@ -65,6 +66,8 @@ def _run(kind: str, job: RunningJob) -> None:
         _end(job, Job.State.CANCELLED)
     except JobInterrupted:
         give_back(job)
+    except JobPostponed as postponed:
+        give_back(job, postponed)
     except JobLost:
         logger.warning("The job %s ended here: another process has it, or it was deleted.", job.id)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a run raises is its job's end, not its thread's
@@ -106,20 +109,24 @@ def _end(job: RunningJob, state: Job.State, **values: Any) -> None:
         logger.warning("The end of the job %s could not be written; it runs again.", job.id)
 
 
-def give_back(job: RunningJob) -> None:
-    """Queue it again for the next process. Tried once, because this one is stopping; else the sweep does it."""
+def give_back(job: RunningJob, postponed: JobPostponed | None = None) -> None:
+    """Queue it again. Tried once where this process is stopping; else the sweep does it."""
     try:
-        patiently(lambda: _queue_again(job.claim), job.stopping)
+        patiently(lambda: _queue_again(job.claim, postponed), job.stopping)
     except JobInterrupted:
         logger.warning("The job %s could not be given back; it runs again when its heartbeat is old.", job.id)
 
 
 @transaction.atomic
-def _queue_again(claim: uuid.UUID) -> None:
+def _queue_again(claim: uuid.UUID, postponed: JobPostponed | None) -> None:
     row = Job.objects.claimed(claim).select_for_update().first()
     if row is None:
         return
     row.state = Job.State.QUEUED
     row.claim = row.heartbeat_at = None
-    row.save(update_fields=["state", "claim", "heartbeat_at"])
-    deliver(row)
+    if postponed is None:
+        row.save(update_fields=["state", "claim", "heartbeat_at"])
+        deliver(row)
+    else:  # the sweep delivers it when it is due
+        row.not_before, row.message = postponed.until, storable_text(postponed.reason, MAX_MESSAGE)
+        row.save(update_fields=["state", "claim", "heartbeat_at", "not_before", "message"])

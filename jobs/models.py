@@ -16,6 +16,10 @@ class JobQuerySet(models.QuerySet["Job"]):
     def queued(self) -> JobQuerySet:
         return self.filter(state=Job.State.QUEUED)
 
+    def due(self) -> JobQuerySet:
+        """Queued ones that may start now."""
+        return self.queued().filter(models.Q(not_before=None) | models.Q(not_before__lte=Now()))
+
     def ended(self) -> JobQuerySet:
         return self.filter(state__in=Job.ENDED)
 
@@ -54,6 +58,7 @@ class Job(models.Model):
 
     attempts = models.PositiveIntegerField(default=0, help_text="How often it was started.")
     crashes = models.PositiveIntegerField(default=0, help_text="How often its process ended in the middle of it.")
+    not_before = models.DateTimeField(null=True, help_text="A queued job that was postponed starts then.")
     claim = models.UUIDField(null=True, unique=True, editable=False)
     worker = models.CharField(max_length=200, blank=True, help_text="The process that ran it last.")
     created_at = models.DateTimeField(db_default=Now())

@@ -66,6 +66,14 @@ class RunningJob:
         if wanted:
             raise JobCancelled
 
+    def hold(self) -> None:
+        """Keep the job this run's until the open transaction ends; raises JobLost where it is another's by now.
+
+        What a run writes beside its own row it writes behind this: a run that hung and was replaced writes nothing.
+        """
+        if not self._row().select_for_update(no_key=True).exists():
+            raise JobLost
+
     @property
     def is_stopped(self) -> bool:
         """Whether the run has to end, as far as this process knows. Asks no database."""

@@ -62,7 +62,7 @@ def retry_job(*, job: Job) -> Job:
     row.error = row.message = ""
     row.crashes = 0
     row.cancel_requested = False
-    row.finished_at = row.heartbeat_at = None
+    row.finished_at = row.heartbeat_at = row.not_before = None
     row.save()
     deliver(row)
     record(AuditEvent.Action.RETRY, row)

@@ -81,11 +81,15 @@ class Quotas:
 
     def _exhausted(self, reason: str) -> Exception:
         now = self._now()
-        midnight = datetime.combine(now.date() + timedelta(days=1), time(), tzinfo=now.tzinfo)
         return insufficient_quota(
             f"{reason} Wait for the next day in UTC, or ask the key's owner for more.",
-            retry_after_s=(midnight - now).total_seconds(),
+            retry_after_s=(end_of_day(now) - now).total_seconds(),
         )
+
+
+def end_of_day(now: datetime) -> datetime:
+    """When all quotas begin again; ``now`` is in UTC."""
+    return datetime.combine(now.date() + timedelta(days=1), time(), tzinfo=now.tzinfo)
 
 
 class Draw:

@@ -1,24 +1,32 @@
-"""The results of a batch while it runs: two files that grow, and are cut back to the last checkpoint after a crash."""
+"""The results of a batch while it runs: two files that grow, in a folder of the run that writes them.
+
+A later run takes over what the last checkpoint vouches for, in a folder of its own. So a run that hung and was replaced
+may write on: nobody reads it.
+"""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import IO, Any
 
-from storage.blobs import BlobStore, BlobWriter, saying_full
+from storage.blobs import BLOCK, BlobStore, BlobWriter, saying_full
 
 USAGE = ("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens")
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """How far a batch is: lines and bytes of its input that are done, and the bytes of its results until then."""
+    """How far a batch is: lines and bytes of its input that are done, and the bytes of its results until then.
+
+    ``ahead``: lines behind ``number`` that are done too. ``run``: whose folder has the results; empty in older ones.
+    """
 
     number: int = 0
     offset: int = 0
@@ -27,14 +35,17 @@ class Checkpoint:
     completed: int = 0
     failed: int = 0
     usage: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(USAGE, 0))
+    ahead: tuple[int, ...] = ()
+    run: str = ""
 
     @classmethod
     def read(cls, saved: Mapping[str, Any]) -> Checkpoint:
         known = {one.name for one in fields(cls)}
-        return cls(**{name: value for name, value in saved.items() if name in known})
+        values = {name: value for name, value in saved.items() if name in known}
+        return cls(**{**values, "ahead": tuple(saved.get("ahead", ()))})
 
     def as_json(self) -> dict[str, Any]:
-        return {**asdict(self), "usage": dict(self.usage)}
+        return {**asdict(self), "usage": dict(self.usage), "ahead": list(self.ahead)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +60,12 @@ class Result:
 
 
 class BatchResults:
-    def __init__(self, batch_id: str) -> None:
-        self.folder = BlobStore.from_settings().root / "batches" / batch_id
+    """Results that the run ``run`` writes, or has written."""
+
+    def __init__(self, batch_id: str, run: str) -> None:
+        self.batch_folder = BlobStore.from_settings().root / "batches" / batch_id
+        self.run = run
+        self.folder = self.batch_folder / run
 
     @property
     def output(self) -> Path:
@@ -61,35 +76,52 @@ class BatchResults:
         return self.folder / "errors.jsonl"
 
     def resume(self, saved: Checkpoint) -> Checkpoint:
-        """Cut off what came after the checkpoint. Where the files have less than that, begin again."""
+        """Take over what the checkpoint vouches for. Where its files have less than that, begin again."""
+        before = BatchResults(self.batch_folder.name, saved.run)
+        places = ((before.output, self.output, saved.output_bytes), (before.errors, self.errors, saved.error_bytes))
+        if any(_size_of(source) < size for source, _, size in places):
+            saved, places = Checkpoint(), ()
         with saying_full():
             self.folder.mkdir(parents=True, exist_ok=True)
             for path in (self.output, self.errors):
-                path.touch()
-        places = ((self.output, saved.output_bytes), (self.errors, saved.error_bytes))
-        if any(path.stat().st_size < size for path, size in places):
-            saved = Checkpoint()
-            places = ((self.output, 0), (self.errors, 0))
-        for path, size in places:
-            os.truncate(path, size)
-        return saved
+                path.write_bytes(b"")
+            for source, target, size in places:
+                if size:
+                    _copy(source, target, size)
+        return replace(saved, run=self.run)
 
-    def append(self, done: Checkpoint, results: Iterable[Result]) -> Checkpoint:
-        """Write the results, synced; returns how far the batch is now. Raises StorageFullError."""
-        results = list(results)
+    def drop_others(self) -> None:
+        """Remove what earlier runs wrote; once a checkpoint names this one."""
+        for path in self.batch_folder.iterdir():
+            if path.is_dir() and path != self.folder:
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.is_file():
+                path.unlink(missing_ok=True)
+
+    def append(self, done: Checkpoint, lines: Sequence[int], results: Sequence[Result]) -> Checkpoint:
+        """Write the results, synced; returns how far the batch is now. Raises StorageFullError.
+
+        ``lines`` are the numbers of the lines that come next; some may have no result yet.
+        """
         with saying_full():
             BlobStore.from_settings().check_room(0)
             output_bytes = _append(self.output, [one for one in results if not one.is_error])
             error_bytes = _append(self.errors, [one for one in results if one.is_error])
         failed = sum(one.is_error for one in results)
+        ends = {one.number: one.end for one in results}
+        number, offset = done.number, done.offset
+        for line in itertools.takewhile(ends.__contains__, lines):
+            number, offset = line, ends[line]
         return Checkpoint(
-            number=results[-1].number if results else done.number,
-            offset=results[-1].end if results else done.offset,
+            number=number,
+            offset=offset,
             output_bytes=output_bytes,
             error_bytes=error_bytes,
             completed=done.completed + len(results) - failed,
             failed=done.failed + failed,
             usage={name: done.usage[name] + sum(one.usage.get(name, 0) for one in results) for name in USAGE},
+            ahead=tuple(sorted(line for line in {*done.ahead, *ends} if line > number)),
+            run=done.run,
         )
 
     @contextmanager
@@ -103,12 +135,24 @@ class BatchResults:
             yield writer
 
     def drop(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
+        shutil.rmtree(self.batch_folder, ignore_errors=True)
 
 
 class _Sink:
     def __init__(self, writer: BlobWriter) -> None:
         self.write = writer.write
+
+
+def _size_of(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _copy(source: Path, target: Path, size: int) -> None:
+    with source.open("rb") as reading, target.open("wb") as file:
+        while size and (block := reading.read(min(size, BLOCK))):
+            file.write(block)
+            size -= len(block)
+        _sync(file)
 
 
 def _append(path: Path, results: list[Result]) -> int:

@@ -114,7 +114,7 @@ def note_progress(*, batch: Batch, done: Checkpoint) -> None:
 
 def finish_batch(*, batch: Batch, status: str, done: Checkpoint, errors: Sequence[LineError] = ()) -> Batch:
     """Make files of the results and end the batch, both or none. Who comes second changes nothing."""
-    results = BatchResults(batch.public_id)
+    results = BatchResults(batch.public_id, done.run)
     with transaction.atomic():
         row = Batch.objects.select_for_update().get(pk=batch.pk)
         if row.has_ended:

@@ -1,7 +1,8 @@
 """The job that reads files into a vector store.
 
 The chunks in the table are its checkpoint: a run after a crash cuts the text into the same pieces and goes on behind
-the last one that is there. It is the only writer of its files, as long as they name it.
+the last one that is there. It is the only writer of its files as long as they name it, and one run at a time is: each
+write holds the job's claim.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ def run_ingestion(job: RunningJob) -> dict[str, Any]:
             if row is not None:
                 _read_one(job, row)
     except JobCancelled:
-        end_files(files=list(_files(job.id)), status=Status.CANCELLED)
+        with transaction.atomic():
+            job.hold()
+            end_files(files=list(_files(job.id)), status=Status.CANCELLED)
         raise
     job.progress(len(keys), len(keys))
     ended = VectorStoreFile.objects.filter(pk__in=keys)
@@ -65,7 +68,9 @@ def _read_one(job: RunningJob, row: VectorStoreFile) -> None:
 
 def _fail(job: RunningJob, row: VectorStoreFile, code: str, message: str) -> None:
     job.log(f"{row.file.filename}: {message}")
-    end_files(files=[row], status=Status.FAILED, code=code, message=message)
+    with transaction.atomic():
+        job.hold()
+        end_files(files=[row], status=Status.FAILED, code=code, message=message)
 
 
 class FileReading:
@@ -139,6 +144,7 @@ class FileReading:
             VectorStoreFile.objects.filter(pk=self.row.pk).update(status=Status.COMPLETED, usage_bytes=size)
 
     def _lock(self) -> None:
+        self.job.hold()
         if not _files(self.job.id).filter(pk=self.row.pk).select_for_update().exists():
             raise FileLeftError
 

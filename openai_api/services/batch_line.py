@@ -42,13 +42,20 @@ MAX_PAUSE_S = 30.0
 QUIET_POLL_S = 0.25
 
 
+class QuotaUsedUpError(Exception):
+    """The key's quota of the day is used up: nothing but waiting for the next day helps."""
+
+
 async def answer_line(line: BatchLine, *, endpoint: str, key: KeyRecord | None) -> Result:
-    """What the endpoint answers; a server that is busy is asked again, later and later."""
+    """What the endpoint answers; a server that is busy is asked again, later and later. Raises QuotaUsedUpError."""
     for attempt in range(MAX_ATTEMPTS):
         await until_quiet()
         call = Call(request_of(line, endpoint), endpoint, is_background=True)
         response = await answer_as(call, key, HANDLERS[endpoint])
-        if response.status_code not in TRANSIENT or attempt == MAX_ATTEMPTS - 1:
+        if call.entry.error_code == "insufficient_quota":
+            raise QuotaUsedUpError
+        is_final = response.status_code not in TRANSIENT or response.headers.get("x-should-retry") == "false"
+        if is_final or attempt == MAX_ATTEMPTS - 1:
             break
         await asyncio.sleep(pause_s(response, attempt))
     body = json.loads(response.content)  # type: ignore[attr-defined]  # batches do not stream

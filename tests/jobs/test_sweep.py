@@ -7,9 +7,12 @@ from datetime import timedelta
 
 import pytest
 from django.db.models.functions import Now
+from django.utils import timezone
 from procrastinate.contrib.django.models import ProcrastinateJob
 
 from jobs.deliveries import deliver_forgotten
+from jobs.errors import JobPostponed
+from jobs.execution import run_job
 from jobs.models import Job
 from jobs.running_job import RunningJob
 from jobs.running_jobs import RunningJobs
@@ -104,3 +107,28 @@ def test_heartbeats_keep_jobs_alive_and_find_out_who_lost_theirs(add_kind: AddKi
     states = {job.pk: job.state for job in Job.objects.all()}
     assert states == {mine.pk: "running", theirs.pk: "queued"}
     running.beat()  # nobody runs: nothing to say
+
+
+def test_a_postponed_job_is_delivered_when_it_is_due(add_kind: AddKind) -> None:
+    until = timezone.now() + timedelta(hours=3)
+
+    def run(job: RunningJob) -> None:
+        job.save_checkpoint({"next": 1})
+        raise JobPostponed(until, "Waits for tomorrow.")
+
+    job = enqueue_job(kind=add_kind(run), params={})
+    ProcrastinateJob.objects.all()._raw_delete("default")
+    run_job(job.pk)
+    job.refresh_from_db()
+    assert (job.state, job.not_before, job.message) == ("queued", until, "Waits for tomorrow.")
+    assert (job.claim, job.checkpoint, job.crashes) == (None, {"next": 1}, 0)
+    run_job(job.pk)  # not yet
+    sweep(stall_s=30, retention_days=1)
+    job.refresh_from_db()
+    assert (job.attempts, delivered(job)) == (1, 0)
+    Job.objects.update(not_before=timezone.now())
+    deliver_forgotten()
+    assert delivered(job) == 1
+    run_job(job.pk)
+    job.refresh_from_db()
+    assert (job.attempts, job.not_before) == (2, until)

@@ -7,7 +7,7 @@ import json
 import threading
 import uuid
 from collections.abc import Callable, Iterable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,10 @@ from jobs.models import Job
 from jobs.running_jobs import RunningJobs
 from jobs.services import cancel_job
 from openai_api.keys import KeyRecord
+from openai_api.limits import Limits, set_limits
+from openai_api.quotas import Quotas, end_of_day
 from openai_api.responses.models import StoredResponse
-from storage.batch_results import BatchResults
+from storage.batch_results import BatchResults, Checkpoint, Result
 from storage.models import Batch as BatchRow
 from storage.models import StoredFile
 from tests.openai_api.conftest import Api
@@ -368,7 +370,7 @@ async def test_a_run_goes_on_behind_its_checkpoint(api: Api, home: Path):
     row = await Job.objects.aget()
     assert (row.state, row.checkpoint["number"]) == (Job.State.QUEUED, 32)
     assert (await get(api, batch)).status == "in_progress"
-    results = BatchResults(batch.id)
+    results = BatchResults(batch.id, row.checkpoint["run"])
     with results.output.open("ab") as file:
         file.write(b'{"custom_id": "half a li')
     api.engine.script = answering("y")
@@ -378,6 +380,83 @@ async def test_a_run_goes_on_behind_its_checkpoint(api: Api, home: Path):
     assert [each["custom_id"] for each in results_lines] == [f"r{n}" for n in range(50)]
     texts = [each["response"]["body"]["choices"][0]["message"]["content"] for each in results_lines]
     assert texts == ["x"] * 32 + ["y"] * 18
+    assert not results.batch_folder.exists()
+
+
+async def test_a_run_that_was_replaced_adds_nothing(api: Api):
+    """It hung, another run ended the batch, and then it goes on."""
+    hangs, goes_on = threading.Event(), threading.Event()
+
+    def hang_in_the_second_wave(request: Any) -> Iterable[Event]:
+        if len(api.engine.requests) <= 32 or hangs.is_set():
+            return answering("first")(request)
+        hangs.set()
+        goes_on.wait(60)
+        return answering("late")(request)
+
+    api.engine.script = hang_in_the_second_wave
+    batch = await create(api, await send(api, *[line(f"r{n}") for n in range(40)]))
+    hung = asyncio.create_task(run(batch))
+    assert await asyncio.to_thread(hangs.wait, 60)
+    row = await Job.objects.aget()
+    await Job.objects.aupdate(state=Job.State.QUEUED, claim=None, heartbeat_at=None)
+    api.engine.script = answering("second")
+    await run(batch)
+    goes_on.set()
+    await hung
+    done = await get(api, batch)
+    found = await lines_of(api, done.output_file_id)
+    assert (done.status, [each["custom_id"] for each in found]) == ("completed", [f"r{n}" for n in range(40)])
+    texts = [each["response"]["body"]["choices"][0]["message"]["content"] for each in found]
+    assert texts == ["first"] * 32 + ["second"] * 8
+    assert done.request_counts is not None
+    assert done.request_counts.completed == 40
+    assert (await Job.objects.aget()).claim is None
+    assert row.claim is not None
+
+
+async def test_a_used_up_quota_postpones_the_batch_to_the_next_day(api: Api):
+    """Lines are asked once, what was answered is kept, and no worker waits."""
+    now = datetime(2026, 11, 22, 20, tzinfo=UTC)
+    set_limits(Limits(api.clock, Quotas(lambda: now)))
+    headers = api.keys.add("sk-a", requests_per_day=8)
+    file_id = await send(api, *[line(f"r{n}") for n in range(10)], headers=headers)  # of the day's 8 requests 1
+    batch = await create(api, file_id, headers=headers)  # and 1
+    await run(batch)
+    row = await Job.objects.aget()
+    assert (row.state, row.claim, row.crashes) == (Job.State.QUEUED, None, 0)
+    assert row.not_before is not None
+    assert timezone.now() < row.not_before <= end_of_day(timezone.now())
+    assert "quota" in row.message
+    assert len(api.engine.requests) == 6
+    assert (await BatchRow.objects.aget()).completed == 6
+    await run(batch)  # not yet
+    assert len(api.engine.requests) == 6
+    now += timedelta(days=1)
+    await Job.objects.aupdate(not_before=timezone.now())
+    await run(batch)
+    done = await get(api, batch, headers)
+    assert done.status == "completed"
+    found = await lines_of(api, done.output_file_id, headers)
+    assert sorted(each["custom_id"] for each in found) == sorted(f"r{n}" for n in range(10))
+    assert len(api.engine.requests) == 10
+
+
+async def test_lines_that_are_done_ahead_are_not_asked_again(home: Path):
+    results = BatchResults("batch_a", "one")
+    done = results.resume(Checkpoint())
+
+    def result(number: int) -> Result:
+        return Result(number, 10 * number, {"n": number}, is_error=False)
+
+    done = results.append(done, [1, 2, 3, 5], [result(1), result(3), result(5)])
+    assert (done.number, done.offset, done.ahead) == (1, 10, (3, 5))
+    later = BatchResults("batch_a", "two")
+    done = later.resume(Checkpoint.read(json.loads(json.dumps(done.as_json()))))
+    done = later.append(done, [2, 6], [result(2), result(6)])
+    assert (done.number, done.ahead, done.completed) == (6, (), 5)
+    later.drop_others()
+    assert [json.loads(each)["n"] for each in later.output.read_text().splitlines()] == [1, 3, 5, 2, 6]
     assert not results.folder.exists()
 
 

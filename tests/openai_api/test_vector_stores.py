@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -300,6 +301,34 @@ async def test_a_server_that_stops_ends_the_reading_of_a_file_at_once(api: Api):
     assert not any(parser.is_running() for parser in parsers)
     assert (await Job.objects.aget()).state == Job.State.QUEUED
     assert (await StoreFileRow.objects.aget()).status == "in_progress"
+
+
+async def test_a_run_that_was_replaced_adds_nothing(api: Api):
+    """It hung between two groups, another run read the file, and then it goes on."""
+    store = await create(api)
+    file_id = await send(api, " ".join(f"{n:09d}" for n in range(400)).encode())
+    strategy = {"type": "static", "static": {"max_chunk_size_tokens": 100, "chunk_overlap_tokens": 0}}
+    await attach(api, store, file_id, chunking_strategy=strategy)
+    hangs, goes_on = threading.Event(), threading.Event()
+
+    def hang_in_the_second_group(request: Any) -> Iterable[Event]:
+        if len(api.engine.embedded) > 16 and not hangs.is_set():
+            hangs.set()
+            goes_on.wait(60)
+        return embedding(request)
+
+    api.engine.embedding_script = hang_in_the_second_group
+    hung = asyncio.create_task(run_jobs())
+    assert await asyncio.to_thread(hangs.wait, 60)
+    await Job.objects.aupdate(state=Job.State.QUEUED, claim=None, heartbeat_at=None)
+    await run_jobs()
+    chunks = [chunk async for chunk in Chunk.objects.order_by("pk").values_list("pk", "position")]
+    goes_on.set()
+    await hung
+    assert [chunk async for chunk in Chunk.objects.order_by("pk").values_list("pk", "position")] == chunks
+    assert [position for _, position in chunks] == list(range(len(chunks)))
+    assert file_of(await api.client.get(f"{STORES}/{store.id}/files/{file_id}")).status == "completed"
+    assert (await Job.objects.aget()).state == Job.State.SUCCEEDED
 
 
 async def test_pieces_that_an_older_version_cut_otherwise_are_made_again(api: Api):
