@@ -12,7 +12,7 @@ from django.conf import settings
 from console.load.sampler import start_sampling, stop_sampling
 from inference.apps import start_serving, stop_serving
 from jobs.apps import interrupt_jobs, start_job_worker, stop_job_worker
-from openai_api.apps import stop_log_writer
+from openai_api.apps import start_log_writer, stop_log_writer
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +34,7 @@ class Serving:
                 start_serving(self._fail)
                 start_job_worker()
                 start_sampling()
+                start_log_writer()
                 atexit.register(self.stop, 0.0)  # a server that ends without telling us, as plain daphne does
 
     def on_failure(self, react: Callable[[], None]) -> None:

@@ -130,6 +130,13 @@ def _forget_their_examples(instance: Any, **_: Any) -> None:
         forget_traffic_examples()
 
 
+def start_log_writer() -> None:
+    """Begin with the rows that killed processes have left; called by serving processes."""
+    from openai_api.log_writer import get_log_writer
+
+    get_log_writer()
+
+
 def stop_log_writer(timeout_s: float = 5.0) -> None:
     """Flush the request log; called at the server's shutdown."""
     from openai_api import log_writer

@@ -79,6 +79,7 @@ class Call:
             self.entry.key_prefix = key.prefix
             self._lease = get_limits().admit(key, is_counted=is_counted)
             self.entry.is_metered, self.entry.is_counted = True, is_counted
+        get_log_writer().accept(self.entry)
 
     def withdraw(self) -> None:
         """Give back what was taken of the key's limits, to be admitted again later."""
@@ -96,6 +97,7 @@ class Call:
     def use_model(self, name: str) -> None:
         """Note the registered model that the request means."""
         self.entry.model = self._model = name
+        get_log_writer().accept(self.entry)
 
     @property
     def priority(self) -> int:

@@ -54,6 +54,9 @@ class LogEntry:
     is_metered: bool = False  # whether it counts in its key's day, and has not been written down there
     is_counted: bool = False  # whether the request that ordered it counts in its place; its tokens count still
 
+    journal_number: int = 0  # in this process' journal; 0: it is not in it
+    is_written: bool = False  # whether it is a row
+
     @property
     def num_characters(self) -> int:
         return self.prompt_size + len(self.completion) + sum(record.size for record in self.tokens)

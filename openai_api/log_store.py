@@ -48,6 +48,14 @@ class LogStore:
             entry.is_metered = False
         self._forget_old_events()
 
+    def missing(self, entries: Sequence[LogEntry]) -> list[LogEntry]:
+        """Those that are no rows yet. Clients choose ids and may repeat them: the time tells requests apart."""
+        ids = [entry.id for entry in entries]
+        renamed = Q(*(Q(pk__startswith=f"{found}~") for found in ids), _connector=Q.OR)
+        rows = RequestLog.objects.filter(Q(pk__in=ids) | renamed).values_list("pk", "created_at")
+        known = {(pk.partition("~")[0], created_at) for pk, created_at in rows}
+        return [entry for entry in entries if (entry.id, entry.created_at) not in known]
+
     def mark_keys_used(self, entries: Sequence[LogEntry]) -> None:
         """Set ``last_used_at``, at most once a minute for each key."""
         for entry in entries:
@@ -109,7 +117,16 @@ def findings_of(entry: LogEntry) -> list[Finding]:
 def row_of(entry: LogEntry, content: str) -> RequestLog:
     """The row of ``entry``; ``content`` is `full`, `hash` or `none`: what the server keeps of a client's words."""
     values: dict[str, Any] = {field.name: getattr(entry, field.name) for field in fields(entry)}
-    for name in ("prompt_size", "findings", "tokens", "is_metered", "is_counted", "log_content"):
+    for name in (
+        "prompt_size",
+        "findings",
+        "tokens",
+        "is_metered",
+        "is_counted",
+        "log_content",
+        "journal_number",
+        "is_written",
+    ):
         del values[name]
     kept = stricter(content, entry.log_content)
     lengths = {field.attname: getattr(field, "max_length", None) for field in RequestLog._meta.concrete_fields}

@@ -1,7 +1,8 @@
 """The log's thread: takes entries from requests without ever making them wait, and writes them in batches.
 
 While Postgres is away the entries stay in the bounded queue and are tried again. What does not fit is counted
-and reported, never waited for.
+and reported, never waited for. Requests that run when the process is killed are in its journal (journal.py), and the
+next process writes their rows.
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
+from django.conf import settings
 from django.db import InterfaceError, OperationalError
 
+from openai_api.journal import Journal, dead_journals
 from openai_api.log_entry import LogEntry
 from openai_api.refusals import Refusals
 
@@ -33,6 +37,8 @@ class Store(Protocol):
 
     def insert(self, entries: Sequence[LogEntry]) -> None: ...
 
+    def missing(self, entries: Sequence[LogEntry]) -> Sequence[LogEntry]: ...
+
     def mark_keys_used(self, entries: Sequence[LogEntry]) -> None: ...
 
     def refresh_connection(self) -> None: ...
@@ -49,12 +55,14 @@ class LogWriter:
         max_characters: int = MAX_CHARACTERS,
         retry_s: float = RETRY_S,
         refusals: Refusals | None = None,
+        journal: Journal | None = None,
     ) -> None:
         self._store = store
         self._refusals = refusals or Refusals()
         self._queue: queue.Queue[LogEntry] = queue.Queue(max_entries)
         self._max_characters = max_characters
         self._retry_s = retry_s
+        self._journal = journal
         self._lock = threading.Lock()
         self._characters = 0
         self._dropped = 0
@@ -75,12 +83,21 @@ class LogWriter:
         """Entries not yet written."""
         return self._queue.unfinished_tasks
 
+    def accept(self, entry: LogEntry) -> None:
+        """The request of ``entry`` is under way: from now on it has a row, whatever happens to the process."""
+        if self._journal is not None:
+            self._journal.note(entry)
+
     def write(self, entry: LogEntry) -> None:
-        """Queue ``entry``, or count it if it is one of too many refusals. Never blocks, never raises."""
+        """Queue ``entry``, or count it if it is one of too many refusals. Never waits for Postgres, never raises."""
         if self._refusals.keeps(entry):
             self._put(entry)
+        elif self._journal is not None:
+            self._journal.settle([entry])  # a row of several has it
 
     def _put(self, entry: LogEntry) -> None:
+        if self._journal is not None and entry.journal_number:
+            self._journal.note(entry)  # how it ended
         with self._lock:
             if self._characters + entry.num_characters > self._max_characters:
                 entry.drop_texts()
@@ -112,6 +129,8 @@ class LogWriter:
             logger.error("The request log stopped with %d entries unwritten.", self.waiting)
 
     def _run(self) -> None:
+        if self._journal is not None:
+            self._recover(self._journal.folder)
         while not (self._stop.is_set() and self._queue.empty()):
             self._put_refusals()
             batch = self._take_batch()
@@ -119,11 +138,41 @@ class LogWriter:
                 self._write_until_done(batch)
             if time.monotonic() > self._deadline:
                 break
+        if self._journal is not None:
+            self._journal.close()
         self._store.close()
 
     def _put_refusals(self, *, all_of_them: bool = False) -> None:
         for entry in self._refusals.due(all_of_them=all_of_them):
             self._put(entry)
+
+    def _recover(self, folder: Path) -> None:
+        """Write the rows that processes which were killed have left."""
+        for dead in dead_journals(folder):
+            while not (self._stop.is_set() or self._try_recovery(dead.entries)):
+                self._stop.wait(self._retry_s)
+            if all(entry.is_written for entry in dead.entries):
+                dead.forget()
+            else:
+                dead.leave()
+
+    def _try_recovery(self, entries: Sequence[LogEntry]) -> bool:
+        """Whether the entries are dealt with; False when the database is away."""
+        try:
+            self._store.refresh_connection()
+            for start in range(0, len(entries), BATCH):
+                batch = entries[start : start + BATCH]
+                missing = self._store.missing(batch)
+                known = {id(entry) for entry in missing}
+                self._insert(list(missing))
+                for entry in batch:
+                    entry.is_written = entry.is_written or id(entry) not in known
+        except (OperationalError, InterfaceError) as error:
+            logger.warning("The request log waits for the database: %s", error)
+            return False
+        except Exception:  # the thread must survive whatever a row or the database does
+            logger.exception("The request log could not write what a killed process has left.")
+        return True
 
     def _take_batch(self) -> list[LogEntry]:
         """Entries that are there, after a short wait for a first one."""
@@ -143,6 +192,8 @@ class LogWriter:
             if time.monotonic() > self._deadline:
                 return  # stays counted as waiting, which stop() reports
             time.sleep(self._retry_s)
+        if self._journal is not None:
+            self._journal.settle(entry for entry in batch if entry.is_written)
         for _ in batch:
             self._queue.task_done()
 
@@ -163,6 +214,7 @@ class LogWriter:
         """All at once; when some entry is refused, one by one."""
         try:
             self._store.insert(batch)
+            _mark_written(batch)
         except (OperationalError, InterfaceError):
             raise
         except Exception as error:  # noqa: BLE001 - any refusal isolates the entry that caused it
@@ -178,6 +230,7 @@ class LogWriter:
                 entry.api_key_id = entry.client_address = None
             try:
                 self._store.insert([entry])
+                _mark_written([entry])
             except (OperationalError, InterfaceError):
                 raise
             except Exception as error:  # noqa: BLE001 - the other entries must not suffer
@@ -196,8 +249,15 @@ class LogWriter:
         logger.error("The request log lost entry %s (%d so far): %s", entry.id, self._dropped, cause)
 
 
+def _mark_written(entries: Sequence[LogEntry]) -> None:
+    for entry in entries:
+        entry.is_written = True
+
+
 class EntrySink(Protocol):
     """What requests need of the log."""
+
+    def accept(self, entry: LogEntry) -> None: ...
 
     def write(self, entry: LogEntry) -> None: ...
 
@@ -221,7 +281,7 @@ def get_log_writer() -> EntrySink:
         if _sink is None:
             from openai_api.log_store import LogStore
 
-            writer = LogWriter(LogStore())
+            writer = LogWriter(LogStore(), journal=Journal(settings.MILLM_HOME / "journal"))
             writer.start()
             _sink = writer
         return _sink

@@ -78,7 +78,10 @@ class BatchResults:
     def resume(self, saved: Checkpoint) -> Checkpoint:
         """Take over what the checkpoint vouches for. Where its files have less than that, begin again."""
         before = BatchResults(self.batch_folder.name, saved.run)
-        places = ((before.output, self.output, saved.output_bytes), (before.errors, self.errors, saved.error_bytes))
+        places: Sequence[tuple[Path, Path, int]] = (
+            (before.output, self.output, saved.output_bytes),
+            (before.errors, self.errors, saved.error_bytes),
+        )
         if any(_size_of(source) < size for source, _, size in places):
             saved, places = Checkpoint(), ()
         with saying_full():

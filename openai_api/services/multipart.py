@@ -113,7 +113,8 @@ def read_form(request: HttpRequest, writer: BlobWriter, *, name: str, max_bytes:
     """Write the file of the field ``name``; raises ApiError 400 and StorageError. Reads disks: not for event loops."""
     handler, body = _ToBlob(writer, name, max_bytes), _Body(request)
     try:
-        fields, _ = MultiPartParser(request.META, body, [handler], request.encoding).parse()
+        parser = MultiPartParser(request.META, body, [handler], request.encoding)  # type: ignore[arg-type]  # it reads
+        fields, _ = parser.parse()
     except MultiPartParserError as error:
         raise invalid(f"The body is no valid form: {quote(str(error))}.", code="invalid_multipart") from None
     except (BadRequest, SuspiciousOperation) as error:

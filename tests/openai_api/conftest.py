@@ -31,6 +31,9 @@ class Log:
     def __init__(self) -> None:
         self.entries: list[LogEntry] = []
 
+    def accept(self, entry: LogEntry) -> None:
+        """It is written at its end."""
+
     def write(self, entry: LogEntry) -> None:
         self.entries.append(entry)
 

@@ -33,7 +33,7 @@ def locked(table: str) -> Iterator[None]:
     with psycopg.connect(
         dbname=place["NAME"], user=place["USER"], password=place["PASSWORD"], host=place["HOST"], port=place["PORT"]
     ) as session:
-        session.execute(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE")  # type: ignore[call-overload]
+        session.execute(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE")
         yield
         session.rollback()
 
