@@ -197,10 +197,13 @@ def _stored_tensors(folder: Path) -> dict[str, StoredTensor]:
 
 def _header(file: Path) -> Iterator[tuple[str, StoredTensor]]:
     """The library checks sizes and overlaps; where the bytes lie it does not tell, the header does."""
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
-    with safe_open(str(file), framework="np"):
-        pass
+    try:
+        with safe_open(str(file), framework="np", backend="pread"):
+            pass
+    except SafetensorError as error:
+        raise UnembeddingError(f"{file.name} is not an intact safetensors file: {error}.") from error
     with file.open("rb") as opened:
         (length,) = struct.unpack("<Q", opened.read(8))
         if length > _MAX_HEADER_BYTES:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 from contextlib import suppress
+from math import prod
 
 import torch
 from torch import Tensor
@@ -12,21 +13,30 @@ from inference.engine.virtual_memory import HUGE_PAGE
 
 
 def in_huge_pages(tensor: Tensor) -> Tensor:
-    """A contiguous copy of a CPU tensor that begins with a large page, unless it is smaller than one.
+    """A contiguous tensor with the same values that begins with a large page, unless it is smaller than one.
 
     torch's own memory will not do: the parts of it that were used before keep their small pages. The system may grant
-    no large ones; the copy is right all the same. A tensor on a GPU stays as it is.
+    no large ones; the values are right all the same. A tensor on a GPU stays as it is, and so does one that begins with
+    a large page already, as :func:`empty_in_huge_pages` makes them.
     """
-    num_bytes = tensor.numel() * tensor.element_size()
     if tensor.device.type != "cpu":
         return tensor
-    if num_bytes < HUGE_PAGE:
+    if tensor.numel() * tensor.element_size() < HUGE_PAGE:
         return tensor.clone(memory_format=torch.contiguous_format)
+    if tensor.data_ptr() % HUGE_PAGE == 0 and tensor.is_contiguous():
+        return tensor
+    return empty_in_huge_pages(tuple(tensor.shape), tensor.dtype).copy_(tensor)
+
+
+def empty_in_huge_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """A CPU tensor of any values, in memory that goes back to the system as soon as nobody holds the tensor."""
+    num_bytes = prod(shape) * dtype.itemsize
+    if num_bytes < HUGE_PAGE:
+        return torch.empty(shape, dtype=dtype)
     memory = mmap.mmap(-1, num_bytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     start = -_address(memory) % HUGE_PAGE
     _advise(memory, start, num_bytes // HUGE_PAGE * HUGE_PAGE)
-    copy = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=start).view(tensor.shape)
-    return copy.copy_(tensor)
+    return torch.frombuffer(memory, dtype=dtype, count=prod(shape), offset=start).view(shape)
 
 
 def _address(memory: mmap.mmap) -> int:

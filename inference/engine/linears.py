@@ -58,7 +58,8 @@ def prepare_linears(module: nn.Module, *, weights: Weights, quantise_head: bool)
     before = bytes_of(module)
     head = _output_embeddings(module)
     num_linears = num_groups = 0
-    for parent in list(module.modules()):
+    # Only modules with children: the list would keep the replaced linears, and their weights, until its end.
+    for parent in [parent for parent in module.modules() if parent._modules]:
         for names in GROUPS:
             if _can_join(parent, names, weights):
                 _join(parent, names, weights)

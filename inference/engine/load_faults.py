@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ from safetensors import SafetensorError
 
 from inference.engine.errors import LoadError, NotEnoughMemoryError
 from inference.engine.step_isolation import is_out_of_memory
+from inference.unchanged_files import FileChangedError
 
 # What transformers, tokenizers and safetensors raise about files that are not what they expect.
 FAULTS_OF_FILES = (
@@ -21,6 +23,8 @@ FAULTS_OF_FILES = (
     RuntimeError,
     ImportError,
     SafetensorError,
+    EOFError,
+    pickle.UnpicklingError,
 )
 NO_MEMORY = "Cannot allocate memory"  # the system's own words: a file that could not be mapped
 
@@ -33,6 +37,9 @@ def readable_files(name: str, path: Path) -> Iterator[None]:
     except FAULTS_OF_FILES as error:
         if ran_out_of_memory(error):
             raise
+        if isinstance(error, FileChangedError):
+            message = f"{name} could not be loaded: {error}. Load it again when its files are complete."
+            raise LoadError(message) from error
         raise LoadError(f"{name} could not be loaded from {path}: {told(error)}") from error
 
 

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging as hf_logging
 
 from inference.engine import attention, native
@@ -24,11 +31,19 @@ from inference.engine.linears import bytes_of, prepare_linears
 from inference.engine.load_faults import enough_memory, ran_out_of_memory, readable_files, told
 from inference.engine.long_rope import freeze_long_rope
 from inference.engine.own_attention import adapt_attention
-from inference.engine.own_memory import settle_memory
+from inference.engine.own_memory import trim_heap
 from inference.engine.self_check import compare, take_reference
 from inference.engine.sites import SiteError, decoder_layers
+from inference.engine.weight_files import (
+    StoredWeight,
+    load_pickles,
+    open_weights,
+    pickle_files,
+    weight_files,
+)
 from inference.grammar_compiler import GrammarCompiler
 from inference.torch_threads import borrowed_workers
+from inference.unchanged_files import unchanged
 
 logger = logging.getLogger(__name__)
 
@@ -123,19 +138,57 @@ def resolve_device(name: str) -> torch.device:
 def from_pretrained(
     spec: ModelSpec, device: torch.device, model_class: Any, **options: Any
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The directory's module, as one of transformers' ``Auto`` classes makes it, and its tokenizer."""
-    common: dict[str, Any] = {"trust_remote_code": spec.trust_remote_code, "local_files_only": True}
-    config = AutoConfig.from_pretrained(spec.path, **common)
-    module = model_class.from_pretrained(
-        spec.path,
-        config=config,
-        dtype=DTYPES[spec.dtype],
-        use_safetensors=None if spec.allow_pickle else True,
-        **common,
-        **options,
-    )
-    tokenizer = AutoTokenizer.from_pretrained(spec.path, **common)
+    """The directory's module, as one of transformers' ``Auto`` classes makes it, and its tokenizer.
+
+    Nothing of them is mapped from a file. OSError if a file changes meanwhile, which would mix two models.
+    """
+    with unchanged([*spec.path.glob("*.json"), *spec.path.glob("*.safetensors"), *spec.path.glob("*.bin")]):
+        config = AutoConfig.from_pretrained(spec.path, trust_remote_code=spec.trust_remote_code, local_files_only=True)
+        module = _load_module(spec, config, model_class, options)
+        tokenizer = AutoTokenizer.from_pretrained(
+            spec.path, trust_remote_code=spec.trust_remote_code, local_files_only=True
+        )
     return module.to(device).eval().requires_grad_(requires_grad=False), tokenizer
+
+
+def _load_module(spec: ModelSpec, config: Any, model_class: Any, options: dict[str, Any]) -> PreTrainedModel:
+    """On the CPU.
+
+    transformers maps the files that it opens, or with ``disable_mmap`` needs a file's size in memory a second time. So
+    it is given the tensors, which are read one by one when it asks for them; it opens only what it alone understands:
+    quantised checkpoints, and safetensors files with a name of their own.
+    """
+    options = {"trust_remote_code": spec.trust_remote_code, "local_files_only": True, **options}
+    if any(getattr(config, name, None) for name in ("quantization_config", "transformers_weights")):
+        module: PreTrainedModel = model_class.from_pretrained(
+            spec.path, config=config, dtype=DTYPES[spec.dtype], use_safetensors=True, disable_mmap=True, **options
+        )
+        return module
+    weights = _weights(spec)
+    dtype = _dtype(spec, config, weights)
+    with torch.device("meta"):  # without weights: it tells the class, which may be of the directory's own code
+        skeleton = model_class.from_config(config, trust_remote_code=spec.trust_remote_code)
+    module = type(skeleton).from_pretrained(None, config=skeleton.config, state_dict=weights, dtype=dtype, **options)
+    with suppress(OSError):  # a model need not have one: its config and its tokenizer name end tokens too
+        module.generation_config = GenerationConfig.from_pretrained(spec.path, local_files_only=True)
+    return module
+
+
+def _weights(spec: ModelSpec) -> Mapping[str, StoredWeight | Tensor]:
+    """By name, of safetensors files or, where those may be read and there are no others, of pickles."""
+    if files := weight_files(spec.path):
+        return open_weights(files)
+    if spec.allow_pickle and (files := pickle_files(spec.path)):
+        return load_pickles(files)
+    pickles = ", nor pytorch_model.bin" if spec.allow_pickle else ""
+    raise LoadError(f"{spec.name} has neither model.safetensors nor model.safetensors.index.json{pickles}.")
+
+
+def _dtype(spec: ModelSpec, config: Any, weights: Mapping[str, StoredWeight | Tensor]) -> Any:
+    """Without a word in the config ``auto`` is that of the weights, as transformers finds it."""
+    if spec.dtype != "auto" or None not in (config.dtype, config.get_text_config().dtype):
+        return DTYPES[spec.dtype]
+    return next((weight.dtype for weight in weights.values() if weight.dtype.is_floating_point), torch.float32)
 
 
 def served_length(spec: ModelSpec, config: Any) -> int:
@@ -187,7 +240,7 @@ def _make_fast(spec: ModelSpec, module: nn.Module, device: torch.device) -> None
         native.activate()
     linears = prepare_linears(module, weights=spec.weights, quantise_head=True)
     logger.info("%s: %s; %s.", spec.name, linears, fuse(module))
-    settle_memory(module)
+    trim_heap()
 
 
 def _describe(

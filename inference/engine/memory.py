@@ -13,12 +13,11 @@ from inference.engine.errors import LoadError
 from inference.engine.load_faults import enough_memory, readable_files
 from inference.engine.loader import DTYPES, ModelSpec, resolve_device
 from inference.engine.varlen_attention import PAGE_TOKENS
-from inference.engine.weight_files import WeightHeader, pickled_bytes, read_headers
+from inference.engine.weight_files import WeightHeader, pickled_bytes, read_headers, stored_dtype
 
 KV_TOKENS = 4096  # of one long conversation: less would serve nobody
 INT8_SCALE_BYTES = 4  # a float32 scale for each row of an int8 matrix
 LOGITS_COPIES = 3  # float32: as computed, as changed by penalties, sorted
-FILE_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +81,7 @@ def _target_dtype(spec: ModelSpec, config: Any, headers: list[WeightHeader]) -> 
         return wanted
     if isinstance(config.dtype, torch.dtype):
         return config.dtype
-    first = next((header.dtype for header in headers if header.is_float), "F32")
-    return FILE_DTYPES.get(first, torch.float32)
+    return stored_dtype(headers)
 
 
 def _without_copies(headers: list[WeightHeader], config: Any) -> list[WeightHeader]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from inference.torch_threads import borrowed_workers
+from inference.unchanged_files import FileChangedError, unchanged
 from steering.saes.config import SAEMath
 from steering.saes.errors import InvalidSAEError
 from steering.saes.files import file_sha256
@@ -17,13 +18,16 @@ from steering.saes.tensors import is_finite
 
 
 def load_sae(path: Path | SAEPlace, *, d_in: int | None = None) -> SparseAutoencoder:
-    """The SAE in a folder, or of one file in it, in float32 on the CPU.
+    """The SAE in a folder, or of one file in it, in float32 on the CPU. Nothing of it stays on the disk.
 
     ``d_in`` is the width that the model has at the SAE's site, when known. InvalidSAEError for anything damaged,
     unsafe, of another width, or not supported.
     """
-    with borrowed_workers():
-        return _load(as_place(path), d_in)
+    try:
+        with borrowed_workers():
+            return _load(as_place(path), d_in)
+    except FileChangedError as error:
+        raise InvalidSAEError(f"{error}; load it again when it is complete.") from error
 
 
 def _load(place: SAEPlace, d_in: int | None) -> SparseAutoencoder:
@@ -32,12 +36,14 @@ def _load(place: SAEPlace, d_in: int | None) -> SparseAutoencoder:
     math = config.math
     if d_in is not None and math.d_in != d_in:
         raise InvalidSAEError(f"The SAE reads vectors of {math.d_in} numbers, the model's have {d_in}.")
-    file = converter.tensors(place)
-    layout = converter.layout(config, file.headers)
-    tensors = file.read(layout.shapes, integers=layout.integers, ignored=layout.ignored)
+    with unchanged([place.path(config.weights_file)]):  # else the checksum may be another file's than the weights
+        file = converter.tensors(place)
+        layout = converter.layout(config, file.headers)
+        tensors = file.read(layout.shapes, integers=layout.integers, ignored=layout.ignored)
+        checksum = file_sha256(file.path)
     weights = fold(converter.convert(tensors, config), math)
     _check(weights, math)
-    return ARCHITECTURES[math.architecture](math.checksum(file_sha256(file.path)), math, weights)
+    return ARCHITECTURES[math.architecture](math.checksum(checksum), math, weights)
 
 
 def _check(weights: SAEWeights, math: SAEMath) -> None:

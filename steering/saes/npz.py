@@ -29,8 +29,6 @@ _DAMAGES = (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, NotIm
 class NpzFile(TensorFile):
     """Arrays of objects, which are pickles, are refused."""
 
-    maps_file = False
-
     def __init__(self, path: Path, name: str) -> None:
         try:
             with zipfile.ZipFile(path) as archive:

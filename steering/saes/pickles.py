@@ -28,10 +28,14 @@ class TorchFile(TensorFile):
 
     def __init__(self, path: Path, name: str) -> None:
         _check_archive(path, name)
-        self._tensors = _named_tensors(_load(path, name), name)
-        super().__init__(path, name, {key: _header(key, tensor, name) for key, tensor in self._tensors.items()})
+        mapped = _named_tensors(_load(path, name, mmap=True), name)  # whose values are not looked at
+        super().__init__(path, name, {key: _header(key, tensor, name) for key, tensor in mapped.items()})
+        self._tensors: Mapping[str, Tensor] | None = None
 
     def _tensor(self, name: str) -> Tensor:
+        """Read, not mapped: what somebody cuts off a mapped file ends the process with SIGBUS."""
+        if self._tensors is None:
+            self._tensors = _named_tensors(_load(self.path, self.name, mmap=False), self.name)
         return self._tensors[name]
 
 
@@ -50,11 +54,11 @@ def _check_archive(path: Path, name: str) -> None:
             raise InvalidSAEError(f"The pickle in {name} has {entry.file_size} bytes; it is no list of tensors.")
 
 
-def _load(path: Path, name: str) -> object:
+def _load(path: Path, name: str, *, mmap: bool) -> object:
     import torch
 
     try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except pickle.UnpicklingError as error:
         raise InvalidSAEError(
             f"{name} is a pickle that holds more than tensors, which can run code when it is opened."

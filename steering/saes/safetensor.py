@@ -1,4 +1,4 @@
-"""Safetensors files."""
+"""Safetensors files. They are read, not mapped: what somebody cuts off a mapped file ends the process with SIGBUS."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class SafetensorsFile(TensorFile):
 
     def __init__(self, path: Path, name: str) -> None:
         try:
-            with safe_open(str(path), framework="np") as file:
+            with safe_open(str(path), framework="np", backend="pread") as file:
                 headers = {name: _header(file.get_slice(name)) for name in file.keys()}  # noqa: SIM118 - not a mapping
         except (SafetensorError, OSError) as error:
             raise _damaged(name, error) from error
@@ -30,7 +30,7 @@ class SafetensorsFile(TensorFile):
 
     def _tensor(self, name: str) -> Tensor:
         try:
-            with safe_open(str(self.path), framework="pt", device="cpu") as file:
+            with safe_open(str(self.path), framework="pt", device="cpu", backend="pread") as file:
                 tensor: Tensor = file.get_tensor(name)
                 return tensor
         except (SafetensorError, OSError) as error:

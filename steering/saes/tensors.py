@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from steering.saes.errors import InvalidSAEError
 
@@ -32,12 +32,7 @@ class Header:
 
 
 class TensorFile(ABC):
-    """``headers`` are those of all tensors in the file; ``name`` is how it is called, wherever ``path`` leads.
-
-    ``maps_file`` says whether tensors are views of the file.
-    """
-
-    maps_file: ClassVar[bool] = True
+    """``headers`` are those of all tensors in the file; ``name`` is how it is called, wherever ``path`` leads."""
 
     def __init__(self, path: Path, name: str, headers: Mapping[str, Header]) -> None:
         self.path = path
@@ -58,7 +53,7 @@ class TensorFile(ABC):
 
     @abstractmethod
     def _tensor(self, name: str) -> Tensor:
-        """A tensor whose header was checked."""
+        """A tensor whose header was checked, in memory of its own: a view of the file would change and end with it."""
 
     def _check_names(self, expected: set[str], ignored: set[str]) -> None:
         found = set(self.headers)
@@ -85,8 +80,7 @@ class TensorFile(ABC):
         value = tensor.to(torch.float32)
         if not is_finite(value):
             raise InvalidSAEError(f"{name} in {self.name} holds values that are not finite (NaN or infinite).")
-        # A view of a memory map would change with the file, and end with it.
-        return value.clone() if self.maps_file and value is tensor else value
+        return value
 
 
 def is_finite(tensor: Tensor) -> bool:

@@ -144,10 +144,13 @@ def test_pickled_weights_are_as_large_as_their_files(tmp_path):
         ("model.safetensors", b"\xff" * 100),
         ("model.safetensors", b""),
         ("model.safetensors.index.json", b"{}"),
+        ("model.safetensors.index.json", b'{"weight_map": {"x": "../secret.safetensors"}}'),
     ],
 )
 def test_a_damaged_directory_is_a_readable_error(tmp_path, file, content):
     path = build_model(tmp_path)
+    if file.endswith("index.json"):  # which a single file goes before
+        (path / "model.safetensors").unlink()
     (path / file).write_bytes(content)
 
     with pytest.raises(LoadError, match="m could not be loaded"):

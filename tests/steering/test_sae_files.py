@@ -7,6 +7,8 @@ import os
 import pickle
 import resource
 import struct
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,8 @@ from steering.saes.files import sae_folder
 from steering.saes.hooks import parse_hook_name, same_place, transcoder_site
 from steering.saes.loader import load_sae
 from steering.saes.preview import preview_sae, sae_checksum
+from steering.saes.tensor_files import open_tensors
+from tests.live import PROJECT_DIR
 from tests.steering.sae_files import random_weights, sae_config, write_sae
 
 WEIGHTS = "sae_weights.safetensors"
@@ -344,3 +348,58 @@ class TestChecksum:
         assert self.checksum(write_sae(tmp_path / "c", sae_config(apply_b_dec_to_input=False))) != base
         moved = sae_config(metadata={"hook_name": "blocks.9.hook_resid_post"})
         assert self.checksum(write_sae(tmp_path / "d", moved)) == base
+
+
+CUT = """
+import sys
+from pathlib import Path
+from steering.saes.errors import InvalidSAEError
+from steering.saes.tensor_files import open_tensors
+
+path = Path(sys.argv[1])
+file = open_tensors(path, path.name)
+path.write_bytes(b"")
+try:
+    file.read({name: header.shape for name, header in file.headers.items()})
+except InvalidSAEError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("name", ["x.safetensors", "x.pt"])
+def test_a_file_that_is_cut_while_it_is_read_is_refused(tmp_path, name):
+    """In a process of its own: a mapped page that is gone ends the process with SIGBUS."""
+    tensors = {"W_enc": torch.randn(300, 300), "W_dec": torch.randn(300, 300)}
+    (save_file if name.endswith("safetensors") else torch.save)(tensors, tmp_path / name)
+    done = subprocess.run(
+        [sys.executable, "-c", CUT, str(tmp_path / name)], cwd=PROJECT_DIR, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert f"{name} is not " in done.stdout
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux says what is mapped")
+@pytest.mark.parametrize("name", ["x.safetensors", "x.pt", "x.npz"])
+def test_tensors_that_were_read_are_not_mapped(tmp_path, name):
+    tensors = {"W_enc": torch.randn(300, 300), "W_dec": torch.randn(300, 300)}
+    if name.endswith("npz"):
+        np.savez(tmp_path / name, **{key: tensor.numpy() for key, tensor in tensors.items()})
+    else:
+        (save_file if name.endswith("safetensors") else torch.save)(tensors, tmp_path / name)
+    file = open_tensors(tmp_path / name, name)
+    read = file.read({key: header.shape for key, header in file.headers.items()})
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text()
+    assert all(torch.equal(read[key], tensor) for key, tensor in tensors.items())
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path, monkeypatch):
+    """Else an SAE's checksum could be that of other weights."""
+    weights = write_sae(tmp_path) / WEIGHTS
+    size = weights.stat().st_size
+
+    def rewritten(path: Path) -> str:
+        weights.write_bytes(bytes(size))
+        return "0" * 64
+
+    monkeypatch.setattr("steering.saes.loader.file_sha256", rewritten)
+    assert f"{WEIGHTS} changed while it was read" in refused(tmp_path)
