@@ -23,7 +23,6 @@ from openai_api.services.generation import Plan
 from openai_api.services.grammar import constrained
 from openai_api.services.raw_parts import raw_parts
 from openai_api.services.replays import AS_LOGGED, CHAT, NO_PROFILE, ReplayError, check_replayable
-from openai_api.services.sampling import of_choice
 from openai_api.services.target import Target, ready_model
 from steering.errors import SteeringError
 from steering.inline import INLINE
@@ -114,7 +113,7 @@ async def _answers(plan: Plan, model: ReadyModel, profile: ResolvedProfile | Non
             f"replay/{number}",
             model.record.name,
             tuple(plan.prompts[prompt]),
-            of_choice(plan.params[prompt], number % plan.per_prompt),
+            plan.params[prompt],
             profile.intervention if profile else None,
             number,
             parts=plan.parts_of(prompt),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from inference.engine.detokenizer import Detokenizer, TokenDecoder
+from inference.engine.generators import derived_generator, seeded_generator
 from inference.engine.grammar import GrammarMatcher, Matcher
 from inference.engine.loader import LoadedModel
 from inference.engine.messages import GenerationRequest, SamplingParams, Scoring
@@ -115,10 +116,6 @@ class Arrivals:
 
     def _generator(self, request: GenerationRequest) -> torch.Generator:
         """A request's own; the choices of one seeded request differ, and are the same each time."""
-        generator = torch.Generator()
         if request.sampling.seed is None:
-            drawn = torch.randint(2**62, (1,), generator=self._seeds)
-            generator.manual_seed(int(drawn))
-        else:
-            generator.manual_seed((request.sampling.seed + request.index) % 2**63)
-        return generator
+            return derived_generator(int(torch.randint(2**62, (1,), generator=self._seeds)), request.index)
+        return seeded_generator(request.sampling.seed, request.index)

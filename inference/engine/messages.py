@@ -42,7 +42,7 @@ class SamplingParams:
     ``bad_words`` are token sequences that must not appear; ``allowed_token_ids`` None allows all. Before ``min_tokens``
     generated tokens neither the model's end nor a stop token can be chosen, and stop strings are not looked for.
     ``logprobs`` None asks for none, k >= 0 for the chosen token's and the k most likely ones'. ``prompt_logprobs``
-    likewise, for the prompt's tokens.
+    likewise, for the prompt's tokens. ``seed`` and the request's index determine its random numbers.
     The output matches ``grammar`` if it ends with reason ``stop``, unless a stop string or stop token cut it.
     """
 

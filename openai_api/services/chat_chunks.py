@@ -21,7 +21,7 @@ from openai_api.services.reasoning_tokens import ReasoningTokens
 from openai_api.services.tally import usage_body
 from openai_api.services.token_text import chat_logprobs, prompt_logprobs
 
-SYSTEM_FINGERPRINT = "fp_millm_2"  # changes when the same seed may give other tokens
+SYSTEM_FINGERPRINT = "fp_millm_3"  # changes when the same seed may give other tokens
 
 
 class ChatChunks:

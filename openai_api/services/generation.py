@@ -26,7 +26,6 @@ from openai_api.backend import get_backend
 from openai_api.call import Call
 from openai_api.errors import ApiError, conflict, invalid, timed_out, unavailable
 from openai_api.schemas.bodies import MillmBody
-from openai_api.services.sampling import of_choice
 from openai_api.services.tally import Tally
 from openai_api.services.target import Target
 from openai_api.services.token_record import TokenRecord
@@ -57,7 +56,7 @@ class Plan:
                 request_id=f"{call.id}/{number}",
                 model=target.model.record.name,
                 prompt_token_ids=tuple(self.prompts[prompt]),
-                sampling=of_choice(self.params[prompt], number % self.per_prompt),
+                sampling=self.params[prompt],
                 intervention=target.profile.intervention if target.profile else None,
                 index=number,
                 priority=call.priority,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,7 +11,7 @@ from inference.client import SamplingParams
 from inference.registry import ReadyModel
 from inference.text import ModelText
 from openai_api.errors import context_length_exceeded, invalid
-from openai_api.schemas.drawing import INT64_MAX, DrawingSchema
+from openai_api.schemas.drawing import DrawingSchema
 from openai_api.schemas.sampling import SamplingSchema
 
 DEFAULTABLE = (
@@ -37,7 +36,7 @@ def sampling_params(wanted: SamplingSchema, model: ReadyModel, max_tokens: int) 
         bad_words=_bad_words(wanted.bad_words or (), model.text),
         allowed_token_ids=None if wanted.allowed_token_ids is None else tuple(wanted.allowed_token_ids),
         min_tokens=_min_tokens(wanted, max_tokens),
-        seed=None if wanted.seed is None else wanted.seed & INT64_MAX,
+        seed=wanted.seed,
         stop=tuple(wanted.stop or ()),
         stop_token_ids=tuple(wanted.stop_token_ids or ()),
         include_stop=bool(wanted.include_stop_str_in_output),
@@ -46,13 +45,6 @@ def sampling_params(wanted: SamplingSchema, model: ReadyModel, max_tokens: int) 
         prompt_logprobs=wanted.prompt_logprobs,
         **_numbers(wanted, model),
     )
-
-
-def of_choice(params: SamplingParams, choice: int) -> SamplingParams:
-    """Those of one choice among n: a seed gives each its own, reproducible numbers."""
-    if params.seed is None or choice == 0:
-        return params
-    return dataclasses.replace(params, seed=(params.seed + choice) & INT64_MAX)
 
 
 def completion_budget(

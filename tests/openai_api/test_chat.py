@@ -104,10 +104,10 @@ async def test_the_answer_s_id_leads_to_its_row_in_the_log(api: Api):
     assert len({*named, "chatcmpl-mine"}) == 3, "clients may repeat their ids, answers never do"
 
 
-async def test_choices_have_seeds_of_their_own(api: Api):
+async def test_the_engine_gives_each_choice_of_a_seed_its_own_numbers(api: Api):
     body = (await api.chat(n=3, seed=2**63 - 1)).json()
     assert [choice["index"] for choice in body["choices"]] == [0, 1, 2]
-    assert [request.sampling.seed for request in api.engine.requests] == [2**63 - 1, 0, 1]
+    assert [(r.sampling.seed, r.index) for r in api.engine.requests] == [(2**63 - 1, i) for i in range(3)]
     assert body["usage"]["prompt_tokens"] == 4, "a prompt counts once"
     assert body["usage"]["completion_tokens"] == 27
 
@@ -161,7 +161,7 @@ async def test_every_field_reaches_the_engine(api: Api):
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.7, 0.9, 0, 0.1)
     assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) == (1, -1.5, 1.1)
     assert sampling.logit_bias == ((5, -100.0), (7, 2.5))
-    assert sampling.seed == 2**63 - 1
+    assert sampling.seed == -1, "not the seed of another request"
     assert (sampling.stop, sampling.stop_token_ids, sampling.ignore_eos) == (("x",), (3,), True)
     assert sampling.max_tokens == sampling.min_tokens == 9
     assert sampling.bad_words == ((97, 98), (32, 97, 98), (99,), (32, 99))
