@@ -55,7 +55,18 @@ class LanguageModelAdmin(ModelPages, admin.ModelAdmin):  # type: ignore[type-arg
                 "description": "Changes here, of source or chat template take effect when the model is loaded next.",
             },
         ),
-        ("Requests", {"fields": ("default_profile", "default_sampling", "chat_template", "tool_format")}),
+        (
+            "Requests",
+            {
+                "fields": (
+                    "default_profile",
+                    "default_sampling",
+                    "chat_template",
+                    "tool_format",
+                    "shared_prefix_cache",
+                )
+            },
+        ),
         (
             "Trust",
             {

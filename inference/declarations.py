@@ -49,6 +49,7 @@ class ModelConfig(_Strict):
     trust_remote_code: bool = False
     allow_pickle: bool = False
     keep_alive_s: int | None = Field(None, ge=0)
+    shared_prefix_cache: bool = False
     sampling: dict[str, int | float] = {}
 
 

@@ -65,6 +65,14 @@ class LanguageModel(models.Model):
     default_profile = models.CharField(
         max_length=200, blank=True, help_text="Profile for requests that name none (name or name@version)."
     )
+    shared_prefix_cache = models.BooleanField(
+        "share cached prompts between users",
+        default=False,
+        db_default=False,
+        help_text="All users share the cached beginnings of prompts, as is useful for one public system prompt. Each "
+        "can then tell by `cached_tokens` and the time to the first token whether another one's prompt began like "
+        "theirs. Off: only requests of the same user share them.",
+    )
     is_default = models.BooleanField("default", default=False, help_text="Shown first; at most one model.")
     autoload = models.BooleanField(default=False, help_text="Load when the server starts.")
     pinned = models.BooleanField(default=False, help_text="Never unload to make room, or for being idle.")

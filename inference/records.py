@@ -37,6 +37,7 @@ class ModelRecord:
     max_model_len: int | None
     keep_alive_s: int | None = None
     is_pinned: bool = False
+    shared_prefix_cache: bool = False
     kind: str = LanguageModel.Kind.GENERATION
     num_labels: int = 0  # of a classifier; 0 while they are not known
 
@@ -74,6 +75,7 @@ def model_record(row: LanguageModel) -> ModelRecord:
         max_model_len=smallest(row.context_length, row.own_context_length, settings.MILLM_MAX_SEQ_LEN) or None,
         keep_alive_s=row.keep_alive_s,
         is_pinned=row.pinned,
+        shared_prefix_cache=row.shared_prefix_cache,
         kind=row.kind,
         num_labels=row.num_labels,
     )

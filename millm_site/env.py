@@ -295,7 +295,9 @@ class Environment(BaseSettings):
         "and not loaded, at most half; never more than MILLM_MAX_BATCH_SIZE of the longest sequences can fill.",
     )
     prefix_cache: bool = Field(
-        default=True, description="Keep what prompts and answers computed for requests that begin alike."
+        default=True,
+        description="Keep what prompts and answers computed for requests of the same user that begin alike (of all "
+        "users where a model has shared_prefix_cache).",
     )
     attention_kernel: Literal["auto", "torch"] = Field(
         "auto",

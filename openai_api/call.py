@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import threading
 import time
@@ -29,6 +30,7 @@ from openai_api.request_metrics import note_request
 from openai_api.schemas.base import RequestSchema
 
 if TYPE_CHECKING:
+    from inference.records import ModelRecord
     from steering.draft_form import UnsavedDraft
 
 logger = logging.getLogger(__name__)
@@ -43,10 +45,15 @@ class Call:
 
     timeout_setting = "MILLM_REQUEST_TIMEOUT"
 
-    def __init__(self, request: HttpRequest, endpoint: str, *, is_background: bool = False) -> None:
-        """``is_background``: nobody waits for the answer, so everybody else goes first."""
+    def __init__(
+        self, request: HttpRequest, endpoint: str, *, is_background: bool = False, visitor_id: int | None = None
+    ) -> None:
+        """``is_background``: nobody waits for the answer, so everybody else goes first. ``visitor_id``: the user who
+        asks in a session of the console, without a key.
+        """
         self.request = request
         self.is_background = is_background
+        self._visitor_id = visitor_id
         named = request.headers.get(CLIENT_HEADER)
         self.id = request_id(named)
         self._is_named_by_client = self.id == named
@@ -110,6 +117,13 @@ class Call:
     def owner_id(self) -> int | None:
         """The user whose objects the request may see; None for requests without a key, which have theirs in common."""
         return self.key.owner_id if self.key is not None else None
+
+    def cache_salt(self, model: ModelRecord, own: str = "") -> str:
+        """Whose cached beginnings of prompts the request shares: those of its user's requests with the same ``own``
+        salt, or those of everybody's where the model says so. Requests without a key and a session share theirs.
+        """
+        user = self.owner_id if self.key is not None else self._visitor_id
+        return json.dumps(["all"] if model.shared_prefix_cache else ["user", user]) + own
 
     def reserve_tokens(self, amount: int) -> None:
         if self._lease is not None:

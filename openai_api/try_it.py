@@ -32,7 +32,7 @@ async def try_model(request: HttpRequest) -> HttpResponseBase:
         asked = _request(_checked(TryForm(request.POST)), user.get_username())
     except ApiError as error:
         return refusal_response(error)
-    return await respond_as(Call(asked, ENDPOINT), None, create_chat_completion)
+    return await respond_as(Call(asked, ENDPOINT, visitor_id=user.pk), None, create_chat_completion)
 
 
 def _checked(form: TryForm) -> TryForm:

@@ -99,7 +99,7 @@ class GenerationRequest:
 
     ``priority``: under the ``priority`` scheduler policy higher ones run first. BACKGROUND_PRIORITY and less is behind
     all others under every policy. ReadingEvents answer ``reads``. ``parts`` says how edits of a part of what is
-    generated find it.
+    generated find it. Cached beginnings are shared only among requests with the same ``cache_salt``.
     """
 
     request_id: str
@@ -112,6 +112,7 @@ class GenerationRequest:
     reads: tuple[Read, ...] = ()
     scoring: Scoring | None = None  # with sampling.max_tokens 0
     parts: PartRules = PLAIN
+    cache_salt: str = ""
 
     @property
     def continuation(self) -> tuple[int, ...]:

@@ -2,7 +2,8 @@
 
 A key is the digest of the key before it, the block's tokens and the *programs* that steered them, so equal keys mean
 equal keys and values. Steering that does not act on a token leaves no trace in its key: profiles that act on generated
-tokens only share the prompt's blocks with everybody.
+tokens only share the prompt's blocks with requests that have no profile. Before the first block stands the request's
+*salt*, so that only requests with the same one share anything.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class PrefixKeys:
     block_size: int
     programs: Programs
     num_prompt: int
+    salt: str = ""
     _keys: list[bytes | None] = field(default_factory=list)
 
     def upto(self, token_ids: Sequence[int], num_blocks: int) -> list[bytes | None]:
@@ -42,7 +44,7 @@ class PrefixKeys:
     def _next(self, token_ids: Sequence[int]) -> bytes | None:
         first = len(self._keys) * self.block_size
         last = first + self.block_size
-        before = self._keys[-1] if self._keys else b""
+        before = self._keys[-1] if self._keys else self._root()
         program = self._program(first, last)
         if before is None or program is None:
             return None
@@ -50,6 +52,10 @@ class PrefixKeys:
         digest.update(np.asarray(token_ids[first:last], dtype=np.int64).tobytes())
         digest.update(program.encode())
         return digest.digest()
+
+    def _root(self) -> bytes:
+        """What stands before the first block: a digest, so that no salt can look like another's tokens."""
+        return blake2b(self.salt.encode(), digest_size=KEY_BYTES).digest() if self.salt else b""
 
     def _program(self, first: int, last: int) -> str | None:
         if last <= self.num_prompt:

@@ -68,7 +68,7 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.token_ids = [*self.request.prompt_token_ids, *self.request.continuation]
-        self.prefix_keys = PrefixKeys(PREFIX_BLOCK, _programs(self.request), self.num_prompt)
+        self.prefix_keys = PrefixKeys(PREFIX_BLOCK, _programs(self.request), self.num_prompt, self.request.cache_salt)
         if self.request.reads:
             self.reading = SequenceReading(self.request.reads, self.num_prompt)
         if self.request.scoring is not None:

@@ -49,6 +49,7 @@ class LabelPlan:
                 priority=call.priority,
                 reads=target.watch.reads,
                 scoring=Scoring(tuple(label)),
+                cache_salt=call.cache_salt(target.model.record),
             )
             for number, (prompt, label) in enumerate(zip(self.prompt_of_sequence, scored, strict=True))
         ]

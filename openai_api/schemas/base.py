@@ -104,7 +104,7 @@ class RequestSchema(Part):
 
     def parameters(self) -> dict[str, Any]:
         """What the client set besides texts, for the request log."""
-        unwanted = self.ignored_fields() | {*self.TEXTS, "model", "profile", "stream", "user"}
+        unwanted = self.ignored_fields() | {*self.TEXTS, "model", "profile", "stream", "user", "cache_salt"}
         return self.model_dump(by_alias=True, exclude_unset=True, exclude_none=True, exclude=unwanted)
 
     @classmethod

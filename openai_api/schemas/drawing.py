@@ -13,6 +13,7 @@ MAX_BAD_WORDS = 64
 MAX_BAD_WORD_LENGTH = 200  # characters
 MAX_ALLOWED_TOKENS = 100_000
 MAX_STOPS = 16
+MAX_CACHE_SALT = 512  # characters
 MAX_STOP_LENGTH = 1024  # characters
 INT64_MAX = 2**63 - 1
 MAX_TOKENS = 10**9
@@ -54,3 +55,9 @@ class DrawingSchema(SteeredSchema):
     bad_words: list[BadWord] | None = Field(None, max_length=MAX_BAD_WORDS)
     allowed_token_ids: list[TokenId] | None = Field(None, min_length=1, max_length=MAX_ALLOWED_TOKENS)
     skip_special_tokens: bool | None = None
+    cache_salt: str | None = Field(
+        None,
+        min_length=1,
+        max_length=MAX_CACHE_SALT,
+        description="Share cached beginnings of prompts only with requests that have the same salt.",
+    )

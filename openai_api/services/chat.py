@@ -74,4 +74,5 @@ async def plan_chat(wanted: ChatRequest, target: Target, *, clamps: bool = False
     )
     wish = answers.grammar_wish(text, wanted.grammar_wish)
     parts = answer_parts(text.dialect, thinking, "offered" if wanted.tool_use else "none")
-    return Plan([ids], await constrained(wish, target.model, [params]), wanted.n or 1, parts=[parts]), answers
+    params_by_prompt = await constrained(wish, target.model, [params])
+    return Plan([ids], params_by_prompt, wanted.n or 1, parts=[parts], cache_salt=wanted.cache_salt or ""), answers

@@ -31,7 +31,8 @@ async def create_completion(call: Call) -> HttpResponseBase:
     prompts = await encode_prompts(target.model, wanted.prompt)
     params = [params_for(wanted, target.model, len(ids)) for ids in prompts]
     params = await constrained(wanted.grammar_wish, target.model, params)
-    plan, reading = Plan(prompts, params, wanted.num_candidates, parts=raw_parts(target, prompts)), None
+    parts, reading = raw_parts(target, prompts), None
+    plan = Plan(prompts, params, wanted.num_candidates, parts=parts, cache_salt=wanted.cache_salt or "")
     if wanted.return_activations is not None:
         plan = (await plan_reading(target, plan, wanted.return_activations, param="return_activations")).plan
         reading = ActivationLog(target.model.text, plan)

@@ -172,7 +172,15 @@ async def run(
     priority = call.key.priority if call.key else 0
     requests = [
         GenerationRequest(
-            f"{call.id}/{number}", model.record.name, tuple(ids), PARAMS, intervention, number, priority, reads
+            f"{call.id}/{number}",
+            model.record.name,
+            tuple(ids),
+            PARAMS,
+            intervention,
+            number,
+            priority,
+            reads,
+            cache_salt=call.cache_salt(model.record),
         )
         for number, (ids, intervention) in enumerate(jobs)
     ]

@@ -45,6 +45,7 @@ class Plan:
     reads: Sequence[tuple[Read, ...]] = ()  # one for each sequence, or none at all
     sae: str = ""  # the name of what they are read through
     parts: Sequence[PartRules] = ()  # likewise for each prompt
+    cache_salt: str = ""  # the request's own
 
     @property
     def prompt_of_sequence(self) -> list[int]:
@@ -62,6 +63,7 @@ class Plan:
                 priority=call.priority,
                 reads=(*self.reads_of(number), *target.watch.reads),
                 parts=self.parts_of(prompt),
+                cache_salt=call.cache_salt(target.model.record, self.cache_salt),
             )
             for number, prompt in enumerate(self.prompt_of_sequence)
         ]

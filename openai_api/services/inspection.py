@@ -136,6 +136,7 @@ def _requests(
             reads=() if side else reads,
             scoring=Scoring(tuple(wanted.completion_ids), pair, is_reference=bool(side)),
             parts=parts,
+            cache_salt=call.cache_salt(target.model.record),
         )
         for side, intervention in enumerate(sides)
     ]

@@ -29,13 +29,14 @@ def build_sequence(
     programs: Programs | None = None,
     priority: int = 0,
     submitted_at: float | None = None,
+    cache_salt: str = "",
     **sampling,
 ) -> Sequence:
     """``prompt`` is its tokens or their number; a number makes tokens that no other sequence has."""
     number = next(_arrivals)
     if isinstance(prompt, int):
         prompt = tuple(range(1000 * number, 1000 * number + prompt))
-    request = replace(build_request(prompt, **sampling), priority=priority)
+    request = replace(build_request(prompt, **sampling), priority=priority, cache_salt=cache_salt)
     detokenizer = Detokenizer(TokenDecoder(WordTokenizer()))
     submitted_at = float(number) if submitted_at is None else submitted_at
     sequence = Sequence(request, object(), submitted_at, 1000, detokenizer, torch.Generator())

@@ -137,6 +137,20 @@ def test_steering_of_the_prompt_keeps_prefixes_apart_and_of_generated_tokens_doe
         assert cache.counts.found - before == found
 
 
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_beginning_is_shared_only_with_the_same_salt(make, ended):
+    cache = make()
+    pool = Pool(cache, (0,))
+    first = ran(cache, pool, build_sequence(PROMPT, cache_salt="ann"))
+    if ended:
+        cache.end(first)
+    for salt, found in [("", 0), ("bob", 0), ("ann", 96)]:
+        again = build_sequence(PROMPT, cache_salt=salt)
+        assert cache.begin(again, 0)
+        assert again.num_computed == found
+        cache.end(again)
+
+
 def test_without_prefix_cache_nothing_is_found(make):
     cache = make(prefixes=False)
     pool = Pool(cache, (0,))

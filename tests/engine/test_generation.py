@@ -138,3 +138,12 @@ def test_a_tokenizer_that_fails_on_one_sequence_fails_that_one_only(llama):
     harness.run()
     assert bad.failed.code == "server_error"
     assert good.token_ids == reference_tokens(llama, PROMPT, 5)
+
+
+@pytest.mark.parametrize("backend", ["contiguous", "paged"])
+def test_cached_tokens_say_nothing_of_requests_with_another_salt(llama, backend):
+    harness = EngineHarness(llama, kv_cache_backend=backend)
+    prompt = tuple(range(3, 103))
+    first, other, same = (harness.generate(prompt=prompt, cache_salt=salt) for salt in ("ann", "bob", "ann"))
+    assert [t.finished.usage.cached_tokens for t in (first, other, same)] == [0, 0, 96]
+    assert first.token_ids == other.token_ids == same.token_ids

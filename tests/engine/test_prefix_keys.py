@@ -47,3 +47,11 @@ def test_keys_follow_a_growing_sequence():
 
 def test_keys_are_the_same_in_every_process():
     assert keys(prompt="p", count=1)[0].hex() == "d52ba0db9797ed669e4ad0a928b5fd56"
+
+
+def test_a_salt_changes_all_keys_and_is_no_text():
+    def salted(salt: str) -> list[bytes | None]:
+        return PrefixKeys(4, Programs(), 12, salt).upto(TOKENS, 3)
+
+    assert len({key for salt in ("", "ann", "bob") for key in salted(salt)}) == 9
+    assert salted("ann") == salted("ann")

@@ -403,6 +403,16 @@ def test_a_prompt_whose_beginning_another_computes_waits_for_it_and_nobody_behin
     assert second.num_cached == 128
 
 
+def test_a_prompt_of_another_salt_neither_waits_for_a_beginning_nor_takes_it_over():
+    scheduler = scheduler_of(prefix_cache=True, max_prefill_tokens=300)
+    shared = tuple(range(7000, 7000 + 128))
+    first, second = (build_sequence((*shared, n), cache_salt=salt) for n, salt in ((1, "ann"), (2, "bob")))
+    scheduler.add(first)
+    scheduler.add(second)
+    assert run(scheduler) == {first: 129, second: 129}
+    assert (first.num_cached, second.num_cached) == (0, 0)
+
+
 @pytest.mark.parametrize("blocks", [400, 6])
 def test_the_stall_factor_counts_only_those_that_can_be_admitted(blocks):
     """While one decodes and one prompt is computed, any number of requests that wait leaves the step short."""

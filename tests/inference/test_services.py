@@ -12,6 +12,7 @@ from django.db import IntegrityError
 
 from inference import services
 from inference.models import LanguageModel
+from inference.records import model_record
 from inference.registry import get_registry
 from inference.sources import SourceError
 
@@ -135,12 +136,14 @@ def test_add_model_registers_with_all_its_options(model_dir):
     out = run(
         "add_model", "org/tiny", model_dir, "--dtype", "float32", "--device", "cpu", "--alias", "a", "--alias", "b/c",
         "--default", "--autoload", "--pinned", "--context-length", "64", "--keep-alive", "90",
+        "--shared-prefix-cache",
     )  # fmt: skip
     model = LanguageModel.objects.get()
 
     assert "Registered org/tiny" in out
     assert (model.dtype, model.device, model.aliases, model.context_length) == ("float32", "cpu", ["a", "b/c"], 64)
     assert model.keep_alive_s == 90
+    assert model.shared_prefix_cache
     assert model.is_default
     assert model.autoload
     assert model.pinned
@@ -181,6 +184,7 @@ def test_a_file_is_applied_and_applied_again(declare, model_dir):
         device = "cpu"
         context_length = 128
         keep_alive_s = 5
+        shared_prefix_cache = true
         sampling = {{ top_k = 5 }}
     """)
     assert run("sync_models", file).split() == ["created", "org/tiny"]
@@ -188,6 +192,8 @@ def test_a_file_is_applied_and_applied_again(declare, model_dir):
     assert (model.is_default, model.autoload, model.aliases, model.default_profile) == (True, True, ["tiny"], "joyful")
     assert (model.dtype, model.device, model.context_length, model.keep_alive_s) == ("float32", "cpu", 128, 5)
     assert model.default_sampling == {"top_k": 5}
+    assert model.shared_prefix_cache
+    assert model_record(model).shared_prefix_cache
 
     assert run("sync_models", file).split() == ["unchanged", "org/tiny"]
     declare(file.read_text().replace("128", "64"))

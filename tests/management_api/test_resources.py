@@ -125,6 +125,7 @@ class TestModels:
         assert admin_api.post(f"{path}/pin").json()["pinned"]
         assert not admin_api.post(f"{path}/pin", {"pinned": False}).json()["pinned"]
         assert admin_api("PATCH", path, {"keep_alive_s": 60}).json()["keep_alive_s"] == 60
+        assert admin_api("PATCH", path, {"shared_prefix_cache": True}).json()["shared_prefix_cache"]
         assert [row["name"] for row in admin_api.found("models")] == ["second", "tiny"]
         assert [row["name"] for row in admin_api.found("models", name="second", state="unloaded")] == ["second"]
         assert admin_api("PATCH", f"models/{model.pk}", {"is_default": True}).json()["is_default"]

@@ -94,3 +94,13 @@ async def test_get_does_nothing(api: Api):
     client = await signed_in("view_languagemodel")
     response = await client.get(URL)
     assert (response.status_code, response["Allow"]) == (405, "POST")
+
+
+async def test_its_user_shares_beginnings_with_own_keys_only(api: Api):
+    client = await signed_in("view_languagemodel")
+    await chunks_of(await client.post(URL, ASK))
+    rita = await User.objects.aget(username="rita")
+    for owner in (rita.pk, rita.pk + 1):
+        await api.chat(api.keys.add(str(owner), owner_id=owner))
+    visited, own, other = (request.cache_salt for request in api.engine.requests)
+    assert visited == own != other

@@ -27,6 +27,7 @@ OPTIONS = (
     "autoload",
     "pinned",
     "keep_alive_s",
+    "shared_prefix_cache",
     "trust_remote_code",
     "allow_pickle",
 )
@@ -57,6 +58,11 @@ class Command(BaseCommand):
         parser.add_argument("--pinned", action="store_true", help="never unload it to make room")
         parser.add_argument(
             "--keep-alive", type=int, dest="keep_alive_s", help="seconds idle before it is unloaded; 0: never"
+        )
+        parser.add_argument(
+            "--shared-prefix-cache",
+            action="store_true",
+            help="let all users share cached beginnings of prompts; they can find out what others' prompts began with",
         )
         parser.add_argument(
             "--trust-remote-code",
