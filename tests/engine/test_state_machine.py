@@ -28,7 +28,13 @@ from inference.engine.config import EngineConfig
 from inference.engine.errors import EngineDownError, ModelNotAttachedError, QueueFullError
 from inference.engine.loader import LoadedModel, ModelSpec, load_model
 from inference.engine.loop import EngineLoop
-from inference.engine.messages import TERMINAL_EVENTS, FailedEvent, GenerationRequest, ReadingEvent
+from inference.engine.messages import (
+    BACKGROUND_PRIORITY,
+    TERMINAL_EVENTS,
+    FailedEvent,
+    GenerationRequest,
+    ReadingEvent,
+)
 from inference.engine.model_engine import Delivery
 from inference.interventions import Intervention, Site, VectorEdit
 from inference.readings import Read
@@ -58,6 +64,16 @@ KINDS: dict[str, dict[str, Any]] = {
         "kv_cache_bytes": 64 * 1024,
     },
     "static": {"batching_mode": "static", "batch_wait_timeout_s": 0.001},
+    # Members of a batch that were preempted wait behind requests of higher priority.
+    "static and preempting": {
+        "batching_mode": "static",
+        "batch_wait_timeout_s": 0.001,
+        "scheduler_policy": "priority",
+        "kv_cache_backend": "paged",
+        "kv_cache_bytes": 64 * 1024,
+    },
+    # The smallest pools that a model with windows of 40 tokens can have.
+    "windows": {"kv_cache_backend": "paged", "kv_cache_bytes": 64 * 1024},
 }
 
 PROFILES = {
@@ -126,6 +142,7 @@ class EngineHistory(RuleBasedStateMachine):
         model=st.sampled_from(NAMES),
         reads=st.sampled_from(sorted(READS)),
         is_poisoned=st.sampled_from((False,) * 7 + (True,)),
+        priority=st.sampled_from((0, 0, 3, BACKGROUND_PRIORITY)),
     )
     def submit(
         self,
@@ -136,11 +153,19 @@ class EngineHistory(RuleBasedStateMachine):
         model: str,
         reads: str,
         is_poisoned: bool,
+        priority: int = 0,
     ) -> None:
         ids = (*prompt, POISON) if is_poisoned else prompt
         requests = [
             build_request(
-                ids, model=model, index=i, intervention=PROFILES[profile], reads=READS[reads], seed=i, **sampling
+                ids,
+                model=model,
+                index=i,
+                intervention=PROFILES[profile],
+                reads=READS[reads],
+                seed=i,
+                priority=priority,
+                **sampling,
             )
             for i in range(n)
         ]
@@ -285,22 +310,31 @@ def raise_on_poison(_: object, inputs: tuple[torch.Tensor, ...]) -> None:
 
 
 @pytest.fixture(scope="module")
-def machines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, LoadedModel]:
+def machines(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, LoadedModel]]:
     """Three times the same weights, with a module each, as loading gives them; "alone" knows no poison."""
-    path = build_model(tmp_path_factory.mktemp("model"))
-    loaded = {name: load_model(ModelSpec(name, path, dtype="float32", device="cpu")) for name in (*NAMES, "alone")}
-    for name, model in loaded.items():
-        module: Any = model.module
-        module.lm_head.register_forward_hook(never_choose_poison)
-        if name in NAMES:
-            module.model.embed_tokens.register_forward_pre_hook(raise_on_poison)
-    return loaded
+
+    @cache
+    def of(architecture: str) -> dict[str, LoadedModel]:
+        overrides = {"sliding_window": 40} if architecture == "gemma3" else {}
+        path = build_model(tmp_path_factory.mktemp("model"), architecture, **overrides)
+        loaded = {name: load_model(ModelSpec(name, path, dtype="float32", device="cpu")) for name in (*NAMES, "alone")}
+        for name, model in loaded.items():
+            module: Any = model.module
+            module.lm_head.register_forward_hook(never_choose_poison)
+            if name in NAMES:
+                module.model.embed_tokens.register_forward_pre_hook(raise_on_poison)
+        return loaded
+
+    return of
 
 
 @pytest.fixture(params=KINDS)
-def history(request: pytest.FixtureRequest, machines: dict[str, LoadedModel]) -> Callable[[], EngineHistory]:
+def history(
+    request: pytest.FixtureRequest, machines: Callable[[str], dict[str, LoadedModel]]
+) -> Callable[[], EngineHistory]:
     config = EngineConfig(**LIMITS, **KINDS[request.param])
-    return type("History", (EngineHistory,), {"models": machines, "alone": machines["alone"], "config": config})
+    models = machines("gemma3" if request.param == "windows" else "llama")
+    return type("History", (EngineHistory,), {"models": models, "alone": models["alone"], "config": config})
 
 
 def test_random_histories_keep_the_invariants(history):
