@@ -11,6 +11,7 @@ KV_CACHE_BACKENDS = ("auto", "contiguous", "paged")
 ATTENTION_KERNELS = ("auto", "torch")
 CUDA_GRAPHS = ("auto", "off")
 SPECULATIVE_METHODS = ("none", "prompt_lookup")
+READ_PLACES = 128  # of prompts, whose logits one step reads at most (log-probabilities of prompts, scores)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import torch
 from transformers import AutoConfig
 
 from inference.engine.cache_policy import PREFIX_BLOCK
+from inference.engine.config import READ_PLACES
 from inference.engine.errors import LoadError
 from inference.engine.load_faults import enough_memory, readable_files
 from inference.engine.loader import DTYPES, ModelSpec, resolve_device
@@ -18,6 +19,7 @@ from inference.engine.weight_files import WeightHeader, pickled_bytes, read_head
 KV_TOKENS = 4096  # of one long conversation: less would serve nobody
 INT8_SCALE_BYTES = 4  # a float32 scale for each row of an int8 matrix
 LOGITS_COPIES = 3  # float32: as computed, as changed by penalties, sorted
+READ_COPIES = 2  # of logits of a prompt's places: as computed, and as float32 for their log-probabilities
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ def estimate_memory(spec: ModelSpec, *, max_tokens: int, max_rows: int, kv_bytes
     set for keys and values, 0 where nothing is. LoadError as the loader.
 
     weights: elements times the size of their type once loaded.
-    kv: 2 * layers * kv_heads * head_dim * tokens. activations: of one layer, and the logits.
+    kv: what each layer keeps of a token, times tokens. activations: of one layer, and the logits that one step reads.
     """
     if spec.dtype not in DTYPES:
         raise LoadError(f"dtype must be one of {', '.join(DTYPES)}, not {spec.dtype!r}.")
@@ -130,14 +132,36 @@ def _least_tokens(spec: ModelSpec, config: Any, max_tokens: int) -> int:
 
 def _token_bytes(config: Any, dtype: torch.dtype) -> int:
     """Keys and values of one token in all layers."""
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return int(2 * config.num_hidden_layers * heads * head_dim * dtype.itemsize)
+    num_layers = int(config.num_hidden_layers)
+    return sum(heads * dim for layer in range(num_layers) for heads, dim in [_kv_shape(config, layer)]) * dtype.itemsize
+
+
+def _kv_shape(config: Any, layer: int) -> tuple[int, int]:
+    """Heads of keys in a layer, and the numbers that one holds for keys and values together."""
+    heads = int(config.num_attention_heads)
+    if getattr(config, "kv_lora_rank", None):  # latent attention: the cache holds what every query head looks at
+        return heads, int(config.qk_nope_head_dim + config.qk_rope_head_dim + config.v_head_dim)
+    key_dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
+    return _key_heads(config, layer, heads), key_dim + int(getattr(config, "v_head_dim", None) or key_dim)
+
+
+def _key_heads(config: Any, layer: int, heads: int) -> int:
+    """Some architectures have other numbers than their configuration says."""
+    key_heads = int(getattr(config, "num_key_value_heads", None) or heads)
+    if getattr(config, "multi_query", False):
+        return 1
+    if config.model_type == "jetmoe":  # keys are repeated for each expert
+        return heads
+    if config.model_type == "mimo_v2_flash" and config.layer_types[layer] == "sliding_attention":
+        return 2 * key_heads
+    return key_heads
 
 
 def _activation_bytes(config: Any, max_tokens: int, max_rows: int, dtype: torch.dtype) -> int:
     """Residual, norm, queries, keys, values and output are about 8 hidden sizes a token; gate, up and product 3."""
     hidden = config.hidden_size
-    intermediate = getattr(config, "intermediate_size", None) or 4 * hidden
+    sizes = getattr(config, "intermediate_size", None) or 4 * hidden
+    intermediate = max(sizes) if isinstance(sizes, list | tuple) else sizes  # Gemma 3n has one for each layer
     layer = (max_tokens + max_rows) * (8 * hidden + 3 * intermediate) * dtype.itemsize
-    return int(layer + max_rows * config.vocab_size * 4 * LOGITS_COPIES)
+    read = min(max_tokens, READ_PLACES) if max_rows else 0
+    return int(layer + (max_rows * LOGITS_COPIES + read * READ_COPIES) * config.vocab_size * 4)

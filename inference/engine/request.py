@@ -112,6 +112,19 @@ class Sequence:
             self.parts.take(self.token_ids[self.num_prompt + self.parts.num_known :])
         return self.parts
 
+    @property
+    def reads_places(self) -> bool:
+        """Whether it needs the logits of other places than its last one."""
+        return self.wants_prompt_logprobs or self.scoring is not None
+
+    def most_tokens(self, num_places: int) -> int:
+        """The longest next chunk that reads the logits of no more than ``num_places`` of its tokens."""
+        if self.wants_prompt_logprobs:
+            return num_places
+        if self.scoring is None:
+            return self.num_left
+        return max(0, self.scoring.next_place - self.num_computed) + num_places
+
     def scored_places(self, num_tokens: int) -> range:
         """Those that the next so many tokens tell about."""
         return range(0) if self.scoring is None else self.scoring.places(self.num_computed, num_tokens)

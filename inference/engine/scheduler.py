@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from inference.engine.admission import Admission
 from inference.engine.cache_policy import PREFIX_BLOCK, CachePolicy
-from inference.engine.config import EngineConfig
+from inference.engine.config import READ_PLACES, EngineConfig
 from inference.engine.messages import BACKGROUND_PRIORITY
 from inference.engine.prefill_budget import PrefillBudget
 from inference.engine.request import RequestState, Sequence
@@ -174,16 +174,20 @@ class Scheduler:
         ]
 
     def _prompt_chunks(self, budget: int) -> list[Chunk]:
-        """Share the budget among running prompts: fewest tokens left first, a part of it for the oldest."""
+        """Share the budget among running prompts: fewest tokens left first, a part of it for the oldest.
+
+        Logits of whole prompts take much memory, so those that are read share READ_PLACES places of a step.
+        """
         prefilling = self._prefilling()
         if not prefilling:
             return []
         chunks, oldest = [], prefilling[0]
         reserved = min(oldest.num_left, max(1, budget // OLDEST_SHARE))
+        num_places = max(1, READ_PLACES // max(1, sum(sequence.reads_places for sequence in prefilling)))
         for sequence in sorted(prefilling, key=self._prompt_rank):
             if sequence is oldest:
                 reserved = 0
-            num_tokens = min(budget - reserved, sequence.num_left)
+            num_tokens = min(budget - reserved, sequence.num_left, sequence.most_tokens(num_places))
             if num_tokens > 0 and sequence.slot >= 0 and self._make_room(sequence, num_tokens):
                 chunks.append(Chunk(sequence, num_tokens))
                 budget -= num_tokens

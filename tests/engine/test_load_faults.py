@@ -65,7 +65,7 @@ def test_a_cache_that_memory_is_too_short_for_leaves_the_engine_and_the_other_mo
     loop.start()
     loop.attach(llama).result(10)
     loop.submit([build_request(max_tokens=200)], "running")
-    with pytest.raises(NotEnoughMemoryError, match="second could not be loaded"):
+    with pytest.raises(LoadError, match="second needs at least"):
         loop.attach(replace(llama, name="second"), kv_bytes=1000).result(10)
 
     assert mailbox.ended("running").token_ids == reference_tokens(llama, (5, 6, 7), 200)

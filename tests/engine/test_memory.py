@@ -7,14 +7,20 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from inference.architectures import EXACT
 from inference.engine.cache_policy import PREFIX_BLOCK
-from inference.engine.config import EngineConfig
+from inference.engine.config import READ_PLACES, EngineConfig
 from inference.engine.errors import LoadError
 from inference.engine.loader import ModelSpec, load_model
-from inference.engine.memory import estimate_memory
+from inference.engine.memory import READ_COPIES, estimate_memory
+from inference.engine.messages import PromptLogprobsEvent, ScoresEvent, Scoring
 from inference.engine.model_engine import ModelEngine
+from inference.engine.self_check import probe_layouts
 from tests.builders import ARCHITECTURES, build_model
+from tests.engine.harness import EngineHarness
+from tests.engine.tiny_architectures import write_tiny_model
 
 
 def estimate(path, **fields):
@@ -107,7 +113,9 @@ def test_what_is_set_for_keys_and_values_is_estimated(tmp_path):
 
 def test_activations_grow_with_the_step(tmp_path):
     spec = ModelSpec("m", build_model(tmp_path), device="cpu")
-    small, large = (estimate_memory(spec, max_tokens=tokens, max_rows=1) for tokens in (1, 1001))
+    small, large = (
+        estimate_memory(spec, max_tokens=tokens, max_rows=1) for tokens in (READ_PLACES, READ_PLACES + 1000)
+    )
 
     assert large.activations - small.activations == 1000 * (8 * 32 + 3 * 64) * 4
     assert large.total == large.weights + large.kv + large.activations
@@ -160,3 +168,59 @@ def test_a_damaged_directory_is_a_readable_error(tmp_path, file, content):
 def test_an_unknown_dtype(tmp_path):
     with pytest.raises(LoadError, match="dtype must be one of"):
         estimate(tmp_path, dtype="int3")
+
+
+@pytest.mark.parametrize("model_type", [row.model_type for row in EXACT])
+def test_keys_and_values_of_every_architecture_are_what_its_layers_store(tmp_path, model_type):
+    """As the cache is cut: read off a forward pass."""
+    write_tiny_model(tmp_path, model_type)
+    loaded = load_model(ModelSpec("m", tmp_path, dtype="float32", device="cpu"))
+    stored = sum(layout.bytes_per_token for layout in probe_layouts(loaded.module))
+    length = loaded.max_model_len + PREFIX_BLOCK
+
+    assert estimate(tmp_path, dtype="float32").most_kv == 16 * length * stored
+    assert estimate(tmp_path, dtype="float32").weights == pytest.approx(loaded.memory_bytes, rel=0.03)
+
+
+@pytest.mark.parametrize(("model_type", "bytes_per_token"), [("deepseek_v2", 4_915_200), ("deepseek_v3", 4_997_120)])
+def test_latent_attention_keeps_the_keys_and_values_of_every_query_head(tmp_path, model_type, bytes_per_token):
+    """DeepSeek-V2's and V3's own shapes in bfloat16: 60 and 61 layers, 128 heads, keys of 128 + 64, values of 128."""
+    CONFIG_MAPPING[model_type](dtype="bfloat16", **DEEPSEEK[model_type]).save_pretrained(tmp_path)
+    save_file({"model.embed_tokens.weight": torch.zeros(1, 1)}, tmp_path / "model.safetensors")
+
+    assert estimate(tmp_path, max_seq_len=4096).kv == 4096 * bytes_per_token
+
+
+LATENT = {
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "kv_lora_rank": 512,
+    "max_position_embeddings": 163840,
+}
+DEEPSEEK = {
+    "deepseek_v2": {"num_hidden_layers": 60, "num_attention_heads": 128, "num_key_value_heads": 128, **LATENT},
+    "deepseek_v3": {"num_hidden_layers": 61, "num_attention_heads": 128, "num_key_value_heads": 128, **LATENT},
+}
+
+
+def test_a_prompt_s_log_probabilities_take_no_more_than_is_estimated(tmp_path):
+    """Logits of a whole prompt are many times the rest of a step: few are made at once, and those are counted."""
+    path = build_model(tmp_path, max_position_embeddings=1024)
+    loaded = load_model(ModelSpec("tiny", path, dtype="float32", device="cpu"))
+    sizes: list[int] = []
+    loaded.module.register_forward_hook(lambda _, __, output: sizes.append(output.logits.numel()))
+    harness = EngineHarness(loaded, max_batch_size=4, max_prefill_tokens=512, max_stall_factor=0.0)
+    prompts = [tuple(3 + (7 * i + j) % 390 for j in range(n)) for i, n in enumerate((400, 300, 20))]
+    asked = [harness.add(prompt=prompt, max_tokens=2, prompt_logprobs=1) for prompt in prompts]
+    scored = harness.add(prompt=prompts[0], max_tokens=0, scoring=Scoring(tuple(range(5, 400))))
+    harness.run()
+
+    estimated = estimate_memory(ModelSpec("m", path, dtype="float32"), max_tokens=512, max_rows=4).activations
+    assert 4 * READ_COPIES * max(sizes) < estimated
+    assert max(sizes) <= (READ_PLACES + 4) * loaded.vocab_size
+    for prompt, transcript in zip(prompts, asked, strict=True):
+        event = next(e for e in transcript.events if isinstance(e, PromptLogprobsEvent))
+        assert [p and p.token_id for p in event.logprobs] == [None, *prompt[1:]]
+    assert isinstance(scored.events[0], ScoresEvent)
+    assert len(scored.events[0].logprobs) == 395
