@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers import PreTrainedModel
 
 from inference.engine.attention import LayoutProbe, Segment
 from inference.engine.errors import UnsupportedModelError
@@ -70,19 +71,20 @@ class Reference:
 
     texts: tuple[tuple[int, ...], ...]
     logits: Tensor  # [tokens, vocab] float32
+    dtype: torch.dtype
     tolerance: float
 
 
 @torch.inference_mode()
 def take_reference(
-    module: nn.Module, weights: Weights, *, vocab_size: int, max_length: int, avoid: Collection[int] = ()
+    module: PreTrainedModel, weights: Weights, *, vocab_size: int, max_length: int, avoid: Collection[int] = ()
 ) -> Reference:
     """Run the module as transformers made it. With int8 weights, its linears compute with what those stand for.
 
     ``avoid`` are tokens that a model may treat in a way of its own.
     """
     texts = _random_texts(vocab_size, min(NUM_TOKENS, max_length), avoid)
-    dtype, device = next((p.dtype, p.device) for p in module.parameters())
+    dtype, device = module.dtype, module.device
     eps = max(torch.finfo(dtype).eps, INT8_EPS if weights == "int8" else 0.0)
     ids = torch.tensor([texts[0], texts[0]], device=device)
     with ExitStack() as stack:
@@ -96,7 +98,7 @@ def take_reference(
         raise UnsupportedModelError(
             f"its own forward pass gives values that are not finite in {name}; choose another dtype"
         )
-    return Reference(texts, exact, max(FLOORS.get(dtype, FLOORS[torch.float32]), ROUNDINGS * rounding))
+    return Reference(texts, exact, dtype, max(FLOORS.get(dtype, FLOORS[torch.float32]), ROUNDINGS * rounding))
 
 
 @torch.inference_mode()
@@ -107,7 +109,7 @@ def compare(module: nn.Module, reference: Reference) -> None:
         logger.warning("Rounding alone moves this model's logits by too much for a comparison with transformers.")
         return
     layouts = probe_layouts(module)
-    strict = next(module.parameters()).dtype is torch.float32
+    strict = reference.dtype is torch.float32
     worst = 0.0
     for run in RUNS:
         errors = _errors(
