@@ -76,11 +76,14 @@ def test_what_is_estimated_for_a_model_with_a_long_window_suffices_to_attach_it(
 
 @settings(max_examples=150, deadline=None)
 @given(
-    window=st.integers(1, 200), chunk=st.integers(1, 100), size=st.sampled_from((32, 64)), length=st.integers(1, 600)
+    window=st.integers(1, 200),
+    chunk=st.integers(1, 100),
+    size=st.sampled_from((32, 64, 256)),
+    length=st.integers(1, 600),
 )
 def test_one_sequence_never_needs_more_blocks_of_a_window_than_it_is_promised(window, chunk, size, length):
     cache = PagedCache(
-        1, 640, (window,), (window_blocks(window, chunk, size),), prefixes=True, block_size=size, max_chunk=chunk
+        1, 768, (window,), (window_blocks(window, chunk, size),), prefixes=True, block_size=size, max_chunk=chunk
     )
     sequence = build_sequence(length)
     assert cache.begin(sequence, 0)
