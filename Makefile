@@ -26,7 +26,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 CLIENTS_VENV := .venv-clients
-CLIENTS := openai litellm lm-eval
+CLIENTS := openai litellm lm-eval llm-comply openai-resources
 NODE_CLIENTS := tests/clients/node
 PACKAGES := audit jobs inference steering storage openai_api management_api console millm_site
 
@@ -83,7 +83,7 @@ pins: $(VENV)/.oracles
 	{ echo '# The versions that miLLM is tested with. Made by: make pins'; \
 		$(PIP) freeze --all --exclude pip --exclude setuptools --exclude millm | sed 's/^\(torch==[0-9.]*\)+.*/\1/'; } > constraints.txt
 
-clients: $(CLIENTS:%=$(CLIENTS_VENV)/%/.installed) $(NODE_CLIENTS)/node_modules/.package-lock.json
+clients: $(CLIENTS:%=$(CLIENTS_VENV)/%/.installed) $(CLIENTS_VENV)/openai-resources/source/.unpacked $(NODE_CLIENTS)/node_modules/.package-lock.json
 
 clean:
 	rm -rf $(VENV) $(CLIENTS_VENV) $(NODE_CLIENTS)/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache htmlcov .coverage*
@@ -118,6 +118,13 @@ $(CLIENTS_VENV)/%/.installed: tests/clients/environments/%.txt | $(VENV)/.dev
 	rm -rf $(@D)
 	$(BIN)/python -m venv --without-pip $(@D)
 	$(PIP) --python $(@D)/bin/python install --quiet --no-compile --no-deps -r $<
+	@touch $@
+
+# The official client's own tests of resources are in its source distribution.
+$(CLIENTS_VENV)/openai-resources/source/.unpacked: $(CLIENTS_VENV)/openai-resources/.installed
+	rm -rf $(@D) && mkdir -p $(@D)
+	$(PIP) download --quiet --no-deps --no-binary openai --dest $(@D) "$$(grep '^openai==' tests/clients/environments/openai-resources.txt)"
+	tar xzf $(@D)/openai-*.tar.gz -C $(@D) --strip-components=1
 	@touch $@
 
 # Node comes with the first environment: the clients need a newer one than many systems have.

@@ -9,7 +9,9 @@ from dataclasses import asdict, dataclass, fields
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """One request: when it was sent and when each of its token events came. A late job does not count for ITL."""
+    """One request: when it was sent and when each of its token events came. A late job counts neither
+    for ITL nor for latency.
+    """
 
     sent_at: float
     event_times: tuple[float, ...]
@@ -20,6 +22,11 @@ class Trace:
     @property
     def ttft_s(self) -> float:
         return self.event_times[0] - self.sent_at
+
+    @property
+    def latency_s(self) -> float:
+        """From sending to the last token."""
+        return self.event_times[-1] - self.sent_at
 
     @property
     def gaps_s(self) -> list[float]:
@@ -37,7 +44,8 @@ class Trace:
 class Figures:
     """Of one run. ``decode_tok_s`` is the median stream's own speed after its first token; memory is the process' peak.
 
-    ``ttft_*`` and ``itl_*`` are None where the subject says only when it ended.
+    ``ttft_*`` and ``itl_*`` are None where the subject says only when it ended; what a record made before it was
+    measured lacks is None too.
     """
 
     requests: int
@@ -49,9 +57,13 @@ class Figures:
     decode_tok_s: float | None = None
     ttft_p50_s: float | None = None
     ttft_p95_s: float | None = None
+    ttft_p99_s: float | None = None
     itl_p50_s: float | None = None
     itl_p95_s: float | None = None
     itl_p99_s: float | None = None
+    latency_p50_s: float | None = None
+    latency_p95_s: float | None = None
+    latency_p99_s: float | None = None
     peak_memory_mb: float | None = None
 
     def as_json(self) -> dict[str, float | None]:
@@ -64,6 +76,7 @@ def figures(traces: Sequence[Trace], *, peak_memory_mb: float | None = None) -> 
     prompt, made = sum(t.prompt_tokens for t in traces), sum(t.completion_tokens for t in traces)
     gaps = [gap for t in traces if not t.is_late for gap in t.gaps_s]
     ttfts = [t.ttft_s for t in traces]
+    latencies = [t.latency_s for t in traces if not t.is_late]
     speeds = [speed for t in traces if not t.is_late and (speed := t.decode_tok_s) is not None]
     return Figures(
         requests=len(traces),
@@ -75,9 +88,13 @@ def figures(traces: Sequence[Trace], *, peak_memory_mb: float | None = None) -> 
         decode_tok_s=statistics.median(speeds) if speeds else None,
         ttft_p50_s=percentile(ttfts, 50),
         ttft_p95_s=percentile(ttfts, 95),
+        ttft_p99_s=percentile(ttfts, 99),
         itl_p50_s=percentile(gaps, 50),
         itl_p95_s=percentile(gaps, 95),
         itl_p99_s=percentile(gaps, 99),
+        latency_p50_s=percentile(latencies, 50),
+        latency_p95_s=percentile(latencies, 95),
+        latency_p99_s=percentile(latencies, 99),
         peak_memory_mb=peak_memory_mb,
     )
 

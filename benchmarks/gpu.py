@@ -111,12 +111,17 @@ def _steered_name(engine: str, kind: str, distinct: int) -> str:
 
 def table(done: Record) -> list[str]:
     rows = [
-        "| workload | subject | out tok/s | decode tok/s | TTFT p50 ms | ITL p50 ms | ITL p99 ms |",
-        "|---|---|---|---|---|---|---|",
+        "| workload | subject | out tok/s | decode tok/s | TTFT p50 ms | p99 | ITL p50 ms | p99 |"
+        " latency p50 ms | p99 |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in done.rows:
         m = row.median
-        numbers = (m.output_tok_s, m.decode_tok_s, _ms(m.ttft_p50_s), _ms(m.itl_p50_s), _ms(m.itl_p99_s))
+        seconds = (
+            *(m.ttft_p50_s, m.ttft_p99_s, m.itl_p50_s, m.itl_p99_s),
+            *(m.latency_p50_s, m.latency_p99_s),
+        )
+        numbers = (m.output_tok_s, m.decode_tok_s, *map(_ms, seconds))
         cells = " | ".join("-" if number is None else f"{number:.4g}" for number in numbers)
         rows.append(f"| {row.workload} | {row.subject} | {cells} |")
     return [*rows, "", *(f"- {name}: {value:.4g}" for name, value in done.values.items())]

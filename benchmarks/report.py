@@ -23,9 +23,13 @@ COLUMNS: tuple[tuple[str, Callable[[Figures], float | None]], ...] = (
     ("tok/s of a stream", lambda f: f.decode_tok_s),
     ("TTFT p50 ms", lambda f: _ms(f.ttft_p50_s)),
     ("p95", lambda f: _ms(f.ttft_p95_s)),
+    ("p99", lambda f: _ms(f.ttft_p99_s)),
     ("ITL p50 ms", lambda f: _ms(f.itl_p50_s)),
     ("p95", lambda f: _ms(f.itl_p95_s)),
     ("p99", lambda f: _ms(f.itl_p99_s)),
+    ("latency p50 s", lambda f: f.latency_p50_s),
+    ("p95", lambda f: f.latency_p95_s),
+    ("p99", lambda f: f.latency_p99_s),
     ("peak MB", lambda f: f.peak_memory_mb),
 )
 TITLES = {

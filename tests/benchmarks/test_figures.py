@@ -28,6 +28,9 @@ def test_figures_of_two_streams():
     assert found.decode_tok_s == pytest.approx(1.5)  # 2 tokens/s and 1 token/s
     assert found.ttft_p50_s == pytest.approx(1.5)
     assert found.itl_p50_s == pytest.approx(1.0)  # gaps: 0.5 twice, 1 three times
+    assert found.ttft_p99_s == pytest.approx(1.99)  # 1 s and 2 s
+    assert found.latency_p50_s == pytest.approx(3.5)  # 2 s and 5 s
+    assert found.latency_p99_s == pytest.approx(4.97)
     assert found.peak_memory_mb == 7.0
 
 
@@ -36,6 +39,7 @@ def test_a_late_stream_counts_for_the_total_but_not_for_the_others_latency():
     late = Trace(1.0, (5.0, 9.0), 1, 2, is_late=True)
     found = figures([early, late])
     assert found.itl_p99_s == pytest.approx(1.0)
+    assert found.latency_p99_s == pytest.approx(2.0)
     assert found.output_tok_s == pytest.approx(4 / 9)
 
 

@@ -76,6 +76,17 @@ def test_a_table_compares_with_the_first_subject_of_the_workload():
     assert len({line.count("|") for line in lines}) == 1
 
 
+def test_a_table_has_the_tails_of_first_tokens_and_of_whole_requests():
+    tails = {"ttft_p99_s": 0.75, "latency_p50_s": 4.0, "latency_p95_s": 5.0, "latency_p99_s": 6.0}
+    titles, _, measured, before = rows_table([build_row("a", "W1", 1.0, **tails), build_row("b", "W1", 1.0)])
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in (titles, measured, before)]
+    first, latency = cells[0].index("TTFT p50 ms"), cells[0].index("latency p50 s")
+    assert cells[0][first : first + 3] == ["TTFT p50 ms", "p95", "p99"]
+    assert cells[1][first + 2] == "750"
+    assert cells[1][latency : latency + 3] == ["4", "5", "6"]
+    assert cells[2][latency : latency + 3] == ["-", "-", "-"]  # a record from before they were measured
+
+
 def test_a_section_names_machine_date_versions_and_rounds():
     text = "\n".join(section(build_record("serve", build_row("a", "W1", 1.0, 2.0, 3.0))))
     for part in ("Some CPU", "2 cores", "24 GiB", "2026-11-21", "torch 2.13.0", "0123456789ab", "Medians of 3"):

@@ -1,5 +1,5 @@
 """One server for all clients: the demo, in float32 so that log-probabilities can be held against transformers', and an
-embedding model."""
+embedding model and a classifier with OpenAI's categories."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from pathlib import Path
 
 import httpx2
 import pytest
+from openai.types.moderation import Categories
 
 from tests import live
+from tests.classifier_builders import build_classifier
 from tests.clients.environment import installed
 from tests.conftest import site_environment
 from tests.embedding_builders import build_embedder
 
+OPENAI_CATEGORIES = tuple(field.alias or name for name, field in Categories.model_fields.items())
 SET_UP = "from inference.models import LanguageModel as M; assert M.objects.update(dtype='float32') == 1"
 
 
@@ -32,11 +35,13 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The server's address, without the API's path. None is started for clients that are not here."""
     installed()
     embedder = build_embedder(tmp_path_factory.mktemp("embedder"))
+    judge = build_classifier(tmp_path_factory.mktemp("judge"), labels=OPENAI_CATEGORIES)
     with live.own_database() as url:
         environment = site_environment(url, tmp_path_factory.mktemp("clients-site"))
         for command in (["migrate"], ["install_demo"], ["shell", "-c", SET_UP]):
             live.manage(*command, environment=environment)
-        live.manage("add_model", "vectors", str(embedder), "--dtype", "float32", environment=environment)
+        for name, path in (("vectors", embedder), ("judge", judge)):
+            live.manage("add_model", name, str(path), "--dtype", "float32", environment=environment)
         with live.serving(environment=environment) as server:
             warm_up(f"{server.url}/v1")
             yield server.url

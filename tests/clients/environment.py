@@ -19,6 +19,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 NODE_PROGRAMS = Path(__file__).parent / "node"
 PINS = Path(__file__).parent / "environments"
 RUN_S = 300
+RESOURCES_S = 3_600  # 1,305 tests
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,27 @@ def pins(name: str) -> dict[str, str]:
 def python_of(environment: str) -> Path:
     """The interpreter of an environment; skips the test where it is not installed."""
     return installed(HOME / environment / "bin" / "python")
+
+
+def run_resources(url: str) -> dict[str, Any]:
+    """The report of programs/openai_resources.py; skips the test where the client's sources are not there."""
+    python = python_of("openai-resources")
+    source = installed(HOME / "openai-resources" / "source" / ".unpacked").parent
+    command = [str(python), str(PROGRAMS / "openai_resources.py"), url, str(source)]
+    done = _process(command, {}, PROJECT_DIR, timeout_s=RESOURCES_S)
+    lines = done.stdout.splitlines()
+    assert lines, done.stderr[-10_000:]
+    report: dict[str, Any] = json.loads(lines[-1])
+    return report
+
+
+def run_comply(url: str, form: str) -> dict[str, dict[str, Any]]:
+    """What llm-comply says about the server, by the names of its cases."""
+    program = python_of("llm-comply").parent / "llm-comply"
+    command = [str(program), "--base-url", url, "-k", "none", "-m", "demo", "--format", form, "--json"]
+    done = _process([*command, "--timeout", str(RUN_S)], {}, PROJECT_DIR)
+    results = json.loads(done.stdout)["results"]
+    return {result["id"]: result for result in results}
 
 
 def run_python(environment: str, program: str, url: str, **variables: str) -> Report:
@@ -82,12 +104,14 @@ def _run(command: list[str], variables: Mapping[str, str]) -> Report:
     return Report(outcomes, output)
 
 
-def _process(command: list[str], variables: Mapping[str, str], folder: Path) -> subprocess.CompletedProcess[str]:
+def _process(
+    command: list[str], variables: Mapping[str, str], folder: Path, *, timeout_s: float = RUN_S
+) -> subprocess.CompletedProcess[str]:
     """Without the settings of this process' Python, and without a way out of this machine."""
     inherited = {name: value for name, value in clean_environment().items() if not name.startswith("PYTHON")}
     everything = {**inherited, **OFFLINE, **variables}
     return subprocess.run(
-        command, cwd=folder, env=everything, capture_output=True, text=True, check=False, timeout=RUN_S
+        command, cwd=folder, env=everything, capture_output=True, text=True, check=False, timeout=timeout_s
     )
 
 

@@ -11,6 +11,12 @@ from django.test import RequestFactory
 
 from openai_api.errors import ApiError
 from openai_api.json_body import read_body
+from openai_api.responses.schemas.request import ResponseRequest
+from openai_api.schemas.anthropic import MessagesRequest
+from openai_api.schemas.base import RequestSchema
+from openai_api.schemas.chat import ChatRequest
+from openai_api.schemas.completions import CompletionRequest
+from openai_api.schemas.embeddings import EmbeddingsRequest
 from tests.openai_api.conftest import Api
 
 HELLO = [{"role": "user", "content": "hi"}]
@@ -411,3 +417,22 @@ async def test_refused_requests_are_logged_with_what_they_said(api: Api):
     assert (entry.model, entry.user, entry.stream) == ("nope", "ann", True)
     assert entry.prompt == HELLO
     assert entry.error_message.startswith("The model “nope”")
+
+
+HUGE_FORMS: list[Any] = [10**300, -(10**300), [10**300], {"a": 10**300}, [{"type": "text", "text": 10**300}]]
+WHOLE: dict[str, tuple[type[RequestSchema], dict[str, Any]]] = {
+    CHAT: (ChatRequest, {"model": "tiny", "messages": HELLO}),
+    TEXT: (CompletionRequest, {"model": "tiny", "prompt": "hi"}),
+    "/v1/responses": (ResponseRequest, {"model": "tiny", "input": "hi", "store": False}),
+    "/v1/messages": (MessagesRequest, {"model": "tiny", "messages": HELLO, "max_tokens": 5}),
+    "/v1/embeddings": (EmbeddingsRequest, {"model": "vectors", "input": "hi"}),
+}
+
+
+@pytest.mark.parametrize("path", WHOLE)
+async def test_a_huge_integer_is_a_server_error_in_no_field(api: Api, path: str):
+    schema, body = WHOLE[path]
+    for name in [*schema.model_fields, *schema.REFUSED, "unheard_of"]:
+        for value in HUGE_FORMS:
+            response = await api.post(path, {**body, name: value})
+            assert response.status_code < 500, (name, value, response.content)
