@@ -12,6 +12,7 @@ from django.db import transaction
 from django.db.models import F
 from django.db.models.functions import Coalesce, Now
 
+from audit.database_errors import describe, is_of_database
 from audit.origin import Origin, acting
 from jobs.deliveries import deliver
 from jobs.errors import JobCancelled, JobError, JobInterrupted, JobLost, JobPostponed
@@ -94,7 +95,7 @@ def _fail(job: RunningJob, error: BaseException) -> None:
 
 def sentence(error: BaseException) -> str:
     """Errors of ours are sentences already; others are introduced by their class."""
-    text = str(error).strip()
+    text = (describe(error) if is_of_database(error) else str(error)).strip()
     if isinstance(error, JobError) or (text.endswith(".") and " " in text):
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -116,7 +116,9 @@ class Environment(BaseSettings):
     )
     admin_user: str = Field("admin", min_length=1, max_length=150, description="Name of the first superuser.")
     admin_password: SecretStr = Field(
-        SecretStr(""), description="Password of the first superuser. Empty: a random one, printed once."
+        SecretStr(""),
+        description="Password of the first superuser. Empty: a random one, printed once on a terminal, else written "
+        "to MILLM_HOME/first_password.",
     )
     admin_email: str = Field("", description="E-mail address of the first superuser.")
 
@@ -217,6 +219,13 @@ class Environment(BaseSettings):
     max_concurrent_requests: int = Field(
         1_024, ge=1, description="Requests to /v1 under way at once, whatever they wait for; then the answer is 503."
     )
+    max_connections: int = Field(
+        4_096, ge=0, description="Connections open at once; more are answered 503. 0: as many as the system allows."
+    )
+    max_address_connections: int = Field(
+        1_024, ge=0, description="Of them from one address that is no trusted proxy. 0: no such limit."
+    )
+    max_sockets: int = Field(256, ge=0, description="Of them live connections of the console's pages. 0: no limit.")
     load_timeout: Seconds = Field(120.0, description="Seconds a request waits for its model to load; then 503.")
     model_keep_alive: int = Field(
         0,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from django.conf import settings
 from django.contrib.auth import get_user_model
@@ -13,6 +15,7 @@ from django.core.management import call_command
 from django.db import connection
 from django.db.migrations.executor import MigrationExecutor
 
+PASSWORD_FILE = "first_password"  # noqa: S105 - a name, in MILLM_HOME, where the output is kept by something else
 SETUP_LOCK = 0x6D694C4C4D  # any number that no other program on this database takes
 
 
@@ -30,6 +33,16 @@ def set_up(*, measures_demo: bool = False) -> Login:
         call_command("migrate", verbosity=0, interactive=False)
         call_command("install_demo", measure=measures_demo, verbosity=0)
         return ensure_superuser()
+
+
+def keep_first_password(password: str, folder: Path) -> Path:
+    """Write it where its owner alone can read it: what a container prints is kept, and read by many."""
+    path = folder / PASSWORD_FILE
+    path.unlink(missing_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(password + "\n")
+    return path
 
 
 def is_migrated() -> bool:

@@ -20,7 +20,10 @@ def with_forwarded_scheme(scope: dict[str, Any]) -> dict[str, Any]:
 
 
 def comes_from_proxy(scope: dict[str, Any]) -> bool:
-    address = (scope.get("client") or [""])[0]
+    return is_proxy((scope.get("client") or [""])[0])
+
+
+def is_proxy(address: str) -> bool:
     try:
         return is_trusted_proxy(ipaddress.ip_address(address))
     except ValueError:

@@ -1,9 +1,16 @@
-"""Logging: one line per record on standard error."""
+"""Logging: one line per record on standard error, without what a database quotes of its rows."""
 
 from __future__ import annotations
 
 import logging
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any
+
+from audit.database_errors import describe, is_of_database
+
+MAX_CHAIN = 50
+MARGIN = r"\n[ |]*"  # what a traceback of a group puts in front of a message's further lines
 
 
 class RequestIdFilter(logging.Filter):
@@ -16,6 +23,41 @@ class RequestIdFilter(logging.Filter):
         return True
 
 
+class LineFormatter(logging.Formatter):
+    """Replaces messages of database errors by what they are about: Postgres quotes the values, such as prompts."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        if isinstance(record.args, tuple):
+            record.args = tuple(map(_without_values, record.args))
+        elif isinstance(record.args, Mapping):
+            record.args = {name: _without_values(value) for name, value in record.args.items()}
+        record.msg = _without_values(record.msg)
+        return super().format(record)
+
+    def formatException(self, ei: Any) -> str:
+        text = super().formatException(ei)
+        quoted = {str(error): describe(error) for error in _chain(ei[1]) if is_of_database(error)}
+        for message in sorted(filter(None, quoted), key=len, reverse=True):
+            lines = MARGIN.join(map(re.escape, message.split("\n")))
+            text = quoted[message].join(re.split(lines, text))
+        return text
+
+
+def _without_values(value: Any) -> Any:
+    return describe(value) if is_of_database(value) else value
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """The error, and what it came from; of a group, all in it."""
+    waiting, seen = [error], set[int]()
+    while waiting and len(seen) < MAX_CHAIN:
+        one = waiting.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            yield one
+            waiting += [one.__cause__, one.__context__, *getattr(one, "exceptions", ())]
+
+
 def log_settings(level: str) -> dict[str, Any]:
     """Django's LOGGING. Records with a ``request_id`` (``extra=``) show it; the cause of a 500 is found by it."""
     return {
@@ -24,6 +66,7 @@ def log_settings(level: str) -> dict[str, Any]:
         "filters": {"request_id": {"()": "millm_site.log.RequestIdFilter"}},
         "formatters": {
             "line": {
+                "()": "millm_site.log.LineFormatter",
                 "format": "{asctime} {levelname} {name}{request_id_field} {message}",
                 "style": "{",
             }

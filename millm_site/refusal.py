@@ -71,6 +71,11 @@ def no_answer(seconds: float) -> Refusal:
     return refusal(unavailable(message, code="server_is_overloaded", retry_after_s=DRAIN_RETRY_S))
 
 
+def too_many_connections() -> Refusal:
+    message = "Too many connections are open, of this address or of all. Close some, or try again in a few seconds."
+    return refusal(unavailable(message, code="server_is_overloaded", retry_after_s=DRAIN_RETRY_S))
+
+
 def draining() -> Refusal:
     message = "The server is stopping and takes no new requests. Try again in a few seconds."
     return refusal(unavailable(message, code="server_is_stopping", retry_after_s=DRAIN_RETRY_S))

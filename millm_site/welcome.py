@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from django.conf import settings
 
 from console.example_request import curl
@@ -16,8 +18,8 @@ _KEYS = {
 }
 
 
-def welcome(url: str, login: Login | None) -> str:
-    """Addresses, the login, and two requests to paste."""
+def welcome(url: str, login: Login | None, *, password_file: Path | None = None) -> str:
+    """Addresses, the login, and two requests to paste. ``password_file`` holds a password that is not shown."""
     lines = [
         f"miLLM serves on {url}",
         "",
@@ -27,7 +29,7 @@ def welcome(url: str, login: Login | None) -> str:
         f"  API keys  {_KEYS[settings.MILLM_AUTH]}",
     ]
     if login is not None:
-        lines += [f"  Login     {login.user}, {_password(login)}"]
+        lines += [f"  Login     {login.user}, {_password(login, password_file)}"]
     lines += ["", *_curls(url), "", "Ctrl-C stops the server."]
     return "\n".join(lines)
 
@@ -44,5 +46,7 @@ def _curls(url: str) -> list[str]:
     return lines
 
 
-def _password(login: Login) -> str:
+def _password(login: Login, file: Path | None) -> str:
+    if login.password and file is not None:
+        return f"password in {file} (read it, then delete the file)"
     return f"password {login.password} (shown this once)" if login.password else "password as set before"

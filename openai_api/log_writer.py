@@ -224,6 +224,7 @@ class LogWriter:
 
     def _insert_alone(self, entry: LogEntry) -> None:
         """As it is, else without its texts, its address and its key (which may have been deleted), else not at all."""
+        cause: object = ""
         for attempt in (entry, None):
             if attempt is None:
                 entry.drop_texts()
@@ -234,7 +235,7 @@ class LogWriter:
             except (OperationalError, InterfaceError):
                 raise
             except Exception as error:  # noqa: BLE001 - the other entries must not suffer
-                cause = str(error)
+                cause = error
             else:
                 return
         self._drop(cause, entry)
@@ -243,7 +244,7 @@ class LogWriter:
         with self._lock:
             self._characters -= entry.num_characters
 
-    def _drop(self, cause: str, entry: LogEntry) -> None:
+    def _drop(self, cause: object, entry: LogEntry) -> None:
         with self._lock:
             self._dropped += 1
         logger.error("The request log lost entry %s (%d so far): %s", entry.id, self._dropped, cause)

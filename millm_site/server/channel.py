@@ -9,7 +9,16 @@ from urllib.parse import unquote
 
 from twisted.web import http
 
-from millm_site.refusal import Refusal, disk_full, header_too_large, malformed, refusal, too_large, too_slow
+from millm_site.refusal import (
+    Refusal,
+    disk_full,
+    header_too_large,
+    malformed,
+    refusal,
+    too_large,
+    too_many_connections,
+    too_slow,
+)
 from millm_site.server.limits import ServerLimits
 from millm_site.server.web_socket import WebSocket
 from millm_site.spool import has_room
@@ -22,6 +31,7 @@ if TYPE_CHECKING:
 
 LINGER_S = 2.0
 _ABSOLUTE_TARGET = re.compile(rb"https?://(?P<authority>[^/?#]+)(?P<path>[/?].*)?", re.IGNORECASE)
+MAX_TOLD = 64  # refused connections that are answered at once
 
 
 class Channel(http.HTTPChannel):
@@ -30,11 +40,14 @@ class Channel(http.HTTPChannel):
     Twisted answers what it dislikes with an empty 400, or not at all, and trusts clients to finish what they begin.
     """
 
+    _path: bytes  # Twisted's
+
     def __init__(self) -> None:
         super().__init__()
         self.is_refusing = False
         self._deadline: Any = None  # of the request that is being received
         self._stall: Any = None  # of the client that does not read
+        self._address: str | None = None  # under which the connection is counted
         self._writable = asyncio.Event()
         self._writable.set()
 
@@ -60,8 +73,20 @@ class Channel(http.HTTPChannel):
 
     def connectionMade(self) -> None:
         self.totalHeadersSize = self.MAX_LENGTH = self.limits.max_header_bytes
+        self._address = self.transport.getPeer().host
+        is_one_too_many = not self.server.has_room_for(self._address)
         self.server.channels.add(self)
+        self.server.count_address(self._address, 1)
         super().connectionMade()
+        if is_one_too_many:
+            self._refuse_connection()
+
+    def _refuse_connection(self) -> None:
+        """With an answer, while few others are told too; in a flood without."""
+        if self.server.num_connections > self.limits.max_connections + MAX_TOLD > MAX_TOLD:
+            self.transport.abortConnection()
+        else:
+            self.refuse(too_many_connections())
 
     def dataReceived(self, data: bytes) -> None:
         if self.is_refusing:
@@ -121,7 +146,7 @@ class Channel(http.HTTPChannel):
         A URL is replaced by its path, and its authority takes the place of the Host header.
         """
         if self._path.startswith(b"/"):
-            return self._command != b"CONNECT"
+            return bool(self._command != b"CONNECT")
         found = _ABSOLUTE_TARGET.fullmatch(self._path)
         if found is None:
             return False
@@ -206,6 +231,7 @@ class Channel(http.HTTPChannel):
 
     def let_go(self) -> None:
         """The WebSocket has lost the connection."""
+        self._uncount()
         self._let_write()
 
     # Writing
@@ -228,7 +254,14 @@ class Channel(http.HTTPChannel):
         self._stop_expecting()
         self._let_write()
         self.server.channels.discard(self)
+        self._uncount()
         super().connectionLost(reason)
+
+    def _uncount(self) -> None:
+        """Once, when the connection is gone; a WebSocket's is told of by it."""
+        address, self._address = self._address, None
+        if address is not None:
+            self.server.count_address(address, -1)
 
     def _let_write(self) -> None:
         self._writable.set()

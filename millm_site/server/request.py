@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from daphne.http_protocol import WebRequest
 
 from console.live.connection import LIVE_PATH
-from millm_site.refusal import disk_full, draining, no_answer, too_large
+from millm_site.refusal import disk_full, draining, no_answer, too_large, too_many_connections
 from millm_site.spool import CHECK_EVERY, has_room, new_spool
 
 if TYPE_CHECKING:
@@ -64,6 +64,9 @@ class Request(WebRequest):
             self.requestHeaders.removeHeader(b"upgrade")
         if self.server.is_draining and not self.path.startswith(PROBES):
             self._connection.refuse(draining())
+            return None
+        if is_socket and not self.server.has_room_for_socket():
+            self._connection.refuse(too_many_connections())
             return None
         self.body, self.content = self.content, BytesIO()  # daphne would read all of it into its queue
         self.body.seek(0)

@@ -11,6 +11,7 @@ import signal
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
@@ -19,6 +20,7 @@ from twisted.internet import reactor
 from twisted.logger import STDLibLogObserver, globalLogBeginner
 from twisted.web import http
 
+from millm_site.forwarding import is_proxy
 from millm_site.server.channel import Channel
 from millm_site.server.limits import ServerLimits
 from millm_site.server.request import Request
@@ -64,6 +66,7 @@ class Server(daphne_server.Server):
         self.limits = limits
         self.channels: set[Channel] = set()
         self.connections: dict[Request | WebSocket, dict[str, Any]] = {}
+        self._by_address: Counter[str] = Counter()
         self.is_draining = False
         self.stopped = threading.Event()
         self._listener = listener
@@ -94,6 +97,28 @@ class Server(daphne_server.Server):
             reactor.run(installSignalHandlers=False)
         finally:
             self.stopped.set()
+
+    @property
+    def num_connections(self) -> int:
+        """WebSockets included."""
+        return self._by_address.total()
+
+    def has_room_for(self, address: str) -> bool:
+        """Whether one more connection may be served, before it is counted."""
+        limits = self.limits
+        if limits.max_connections and self.num_connections >= limits.max_connections:
+            return False
+        most = limits.max_address_connections
+        return not most or self._by_address[address] < most or is_proxy(address)
+
+    def count_address(self, address: str, change: int) -> None:
+        self._by_address[address] += change
+        if self._by_address[address] <= 0:
+            del self._by_address[address]
+
+    def has_room_for_socket(self) -> bool:
+        most = self.limits.max_sockets
+        return not most or sum(isinstance(each, WebSocket) for each in self.connections) < most
 
     def stop_soon(self, drain_s: float | None = None) -> None:
         """Begin to stop, from any thread or signal handler; the second call cuts what still runs."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 
+import psycopg
 import pytest
 from django.contrib.auth.models import Group, Permission, User
 from django.core.exceptions import ValidationError
@@ -20,6 +21,7 @@ from audit.trail import record, record_deleted, record_saved
 from inference.groups import ensure_groups
 from inference.models import LanguageModel
 from inference.services import pin_model, register_model, remove_models, save_model, set_default_model
+from tests import live
 
 pytestmark = pytest.mark.django_db
 Action = AuditEvent.Action
@@ -87,6 +89,52 @@ class TestImmutable:
         with pytest.raises(DatabaseError, match="never changed"), transaction.atomic(), connection.cursor() as cursor:
             cursor.execute(sql)
         assert newest().subject == "x"
+
+    def test_nor_can_the_table_be_emptied(self):
+        record(Action.EXPORT, "x")
+        truncate = "TRUNCATE audit_auditevent"
+        with connection.cursor() as cursor:  # as it is outside of tests, which empty all tables
+            cursor.execute("ALTER TABLE audit_auditevent ENABLE TRIGGER audit_event_is_not_truncated")
+            with pytest.raises(DatabaseError, match="never changed"), transaction.atomic():
+                cursor.execute(truncate)
+            with pytest.raises(DatabaseError, match="never changed"), transaction.atomic():
+                cursor.execute("TRUNCATE auth_user, audit_auditevent CASCADE")
+        assert newest().subject == "x"
+
+    def test_the_application_s_role_has_no_right_to(self):
+        """A role that owns the table, as the migration leaves it; superusers have every right."""
+        record(Action.EXPORT, "x")
+        with connection.cursor() as cursor:
+            cursor.execute("CREATE ROLE millm_test_owner")
+            cursor.execute("ALTER TABLE audit_auditevent OWNER TO millm_test_owner")
+            cursor.execute("GRANT USAGE ON SCHEMA public TO millm_test_owner")
+            cursor.execute("SET ROLE millm_test_owner")
+            cursor.execute("REVOKE UPDATE, DELETE, TRUNCATE ON audit_auditevent FROM CURRENT_USER")
+            for sql in (
+                "TRUNCATE audit_auditevent",
+                "DELETE FROM audit_auditevent",
+                "UPDATE audit_auditevent SET subject = ''",
+            ):
+                with pytest.raises(DatabaseError, match="permission denied"), transaction.atomic():
+                    cursor.execute(sql)
+            cursor.execute("SELECT count(*) FROM audit_auditevent")
+            assert cursor.fetchone()[0] == AuditEvent.objects.count()
+            cursor.execute("RESET ROLE")
+
+    def test_a_migrated_table_grants_no_more_than_reading_and_adding(self, database_url: str):
+        """Of a database as `migrate` leaves it."""
+        live.manage("migrate", environment={"MILLM_DATABASE_URL": database_url})
+        with psycopg.connect(database_url) as fresh:
+            granted = {
+                row[0]
+                for row in fresh.execute(
+                    "SELECT (aclexplode(relacl)).privilege_type FROM pg_class WHERE relname = 'audit_auditevent'"
+                )
+            }
+            assert {"SELECT", "INSERT"} <= granted
+            assert not granted & {"UPDATE", "DELETE", "TRUNCATE"}
+            with pytest.raises(psycopg.errors.RestrictViolation):
+                fresh.execute("TRUNCATE audit_auditevent")
 
 
 class TestChanges:

@@ -53,6 +53,10 @@ class FakeStore:
         known = {one.id for one in self.written}
         self.written.extend(one for one in entries if one.id not in known)
 
+    def missing(self, entries: Sequence[LogEntry]) -> list[LogEntry]:
+        known = {one.id for one in self.written}
+        return [one for one in entries if one.id not in known]
+
     def mark_keys_used(self, entries: Sequence[LogEntry]) -> None:
         if self.is_away:
             raise OperationalError("away")

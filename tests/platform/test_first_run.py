@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import shlex
+from pathlib import Path
 
 import pytest
 from django.contrib.auth import authenticate, get_user_model
 from pytest_django.fixtures import Settings
 
 from console.example_request import curl
-from millm_site.first_run import Login, ensure_superuser
+from millm_site.first_run import Login, ensure_superuser, keep_first_password
 from millm_site.welcome import welcome
 
 URL = "http://127.0.0.1:8000"
@@ -54,6 +55,17 @@ def test_welcome_shows_addresses_login_and_both_requests(settings: Settings) -> 
         assert part in text
     assert text.count("  curl http") == 2
     assert "API_KEY" not in text
+
+
+def test_a_password_that_nobody_watches_for_is_in_a_file(tmp_path: Path) -> None:
+    file = keep_first_password("s3cret", tmp_path)
+    file.chmod(0o644)
+    assert keep_first_password("s3cret-2", tmp_path) == file  # of a second try; never through somebody else's file
+    assert file.read_text() == "s3cret-2\n"
+    assert file.stat().st_mode & 0o777 == 0o600
+    text = welcome(URL, Login("admin", "s3cret-2"), password_file=file)
+    assert "s3cret" not in text
+    assert str(file) in text
 
 
 def test_welcome_tells_how_to_get_a_key_where_one_is_needed(settings: Settings) -> None:

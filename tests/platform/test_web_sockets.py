@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests import live
-from tests.conftest import LiveSite, site_environment
+from tests.conftest import LiveSite, bare_site, site_environment
 from tests.platform.test_live_site import free_port
 from tests.platform.web_socket import Line, web_socket
 from tests.platform.wire import get
@@ -115,3 +116,22 @@ def test_plain_daphne_speaks_it_too(tmp_path: Path, database_url: str) -> None:
         with web_socket(f"http://127.0.0.1:{port}", LIVE) as line:
             assert (line.status, line.close_code()) == (101, 4401)
         server.stop(signal.SIGTERM)
+
+
+def test_live_connections_are_bounded(tmp_path: Path) -> None:
+    with bare_site(tmp_path, MILLM_MAX_SOCKETS="2") as site:
+        cookie = cookie_of(site.server)
+        with web_socket(site.url, LIVE, cookie=cookie) as one, web_socket(site.url, LIVE, cookie=cookie) as two:
+            assert (one.status, two.status) == (101, 101)
+            with web_socket(site.url, LIVE, cookie=cookie) as three:
+                assert three.status == 503
+            one.say({"subscribe": "engine"})
+            assert one.hear()["topic"] == "engine"
+            assert get(site.url, "/health/live").status == 200
+        deadline = time.monotonic() + 20
+        while True:  # the places of connections that ended are free again
+            with web_socket(site.url, LIVE, cookie=cookie) as again:
+                if again.status == 101:
+                    break
+            assert time.monotonic() < deadline
+            time.sleep(0.2)

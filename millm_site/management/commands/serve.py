@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from argparse import ArgumentParser
+from pathlib import Path
 from typing import Any
 
 from django.conf import settings
@@ -12,7 +13,7 @@ from django.core.management import BaseCommand, CommandError
 from django.db import OperationalError
 
 from millm_site.database import stop_embedded
-from millm_site.first_run import Login, is_migrated, set_up
+from millm_site.first_run import Login, is_migrated, keep_first_password, set_up
 from millm_site.serving import serving
 from millm_site.welcome import welcome
 
@@ -47,7 +48,7 @@ class Command(BaseCommand):
         from millm_site.server.site import site_server
 
         server = site_server(listener)
-        text = welcome(url_of(listener), login)
+        text = welcome(url_of(listener), login, password_file=self._hidden_password(login))
         serving.on_failure(server.stop_soon)
         server.run(with_signals=True, on_ready=lambda: self._say(text))
         self._stop()
@@ -64,6 +65,12 @@ class Command(BaseCommand):
         except OperationalError as error:
             raise CommandError(f"The database cannot be used: {error}") from error
         return None
+
+    def _hidden_password(self, login: Login | None) -> Path | None:
+        """Where a new password was written, unless somebody is watching the output."""
+        if login is None or not login.password or self.stdout.isatty():
+            return None
+        return keep_first_password(login.password, settings.MILLM_HOME)
 
     def _stop(self) -> None:
         serving.stop(0.0)
