@@ -18,7 +18,7 @@ from django.utils.safestring import SafeString
 
 from inference import services
 from inference.client import EngineError, get_client
-from inference.model_pages import LIVE_URL, LanguageModelForm, ModelPages, live_html, page_context
+from inference.model_pages import LIVE_URL, UNLOADING, LanguageModelForm, ModelPages, live_html, page_context
 from inference.models import LanguageModel
 from inference.rights import is_superuser
 
@@ -131,7 +131,7 @@ class LanguageModelAdmin(ModelPages, admin.ModelAdmin):  # type: ignore[type-arg
 
     @admin.action(description="Unload", permissions=["change"])
     def unload_models(self, request: HttpRequest, queryset: QuerySet[LanguageModel]) -> None:
-        self._act(request, queryset, services.unload_model, "Unloading {}; the next request loads it again.")
+        self._act(request, queryset, services.unload_model, UNLOADING)
 
     @admin.action(description="Set as default", permissions=["change"])
     def make_default(self, request: HttpRequest, queryset: QuerySet[LanguageModel]) -> None:

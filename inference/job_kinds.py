@@ -43,7 +43,7 @@ def _act(job: RunningJob, kind: str) -> dict[str, Any]:
 
     name = job.params["model"]
     registry = get_registry()
-    future = registry.load(name) if kind == LOAD else registry.unload(name)
+    future = registry.load(name) if kind == LOAD else registry.unload(name, now=job.params.get("now", False))
     while not future.done():
         job.progress(0, 1, "Loading" if kind == LOAD else "Unloading")
         wait([future], timeout=WAIT_S)

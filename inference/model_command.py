@@ -29,10 +29,15 @@ class ModelCommand(BaseCommand):
     def handle(self, *, name: str, no_wait: bool, **options: Any) -> None:
         if not LanguageModel.objects.filter(name=name).exists():
             raise CommandError(f"There is no model {name}; register it with add_model first.")
-        job = enqueue_job(kind=self.kind, params={"model": name}, title=f"{self.verb} {name}")
+        params = {"model": name, **self.params(options)}
+        job = enqueue_job(kind=self.kind, params=params, title=f"{self.verb} {name}")
         if not no_wait:
             job = wait_for_end(job, lambda line: None if options["json"] else self.stdout.write(line))
         self._report(job, name, as_json=options["json"])
+
+    def params(self, options: dict[str, Any]) -> dict[str, Any]:
+        """The job's, from the command's own options."""
+        return {}
 
     def _report(self, job: Job, name: str, *, as_json: bool) -> None:
         if as_json:

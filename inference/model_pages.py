@@ -120,9 +120,14 @@ def _warm(model: LanguageModel, request: HttpRequest) -> None:
 
 
 Act = Callable[[LanguageModel, HttpRequest], object]
+UNLOADING = "Unloading {}: requests that it answers end first. The next request loads it again."
 ACTS: dict[str, tuple[Act, str]] = {
     "load": (lambda model, _: services.load_model(model=model), "Loading {}; this page shows when it is done."),
-    "unload": (lambda model, _: services.unload_model(model=model), "Unloading {}; the next request loads it again."),
+    "unload": (lambda model, _: services.unload_model(model=model), UNLOADING),
+    "unload_now": (
+        lambda model, _: services.unload_model(model=model, now=True),
+        "Unloading {} and ending the requests that it answers; the next request loads it again.",
+    ),
     "pin": (lambda model, _: services.pin_model(model=model, is_pinned=True), "{} is pinned: it stays in memory."),
     "unpin": (lambda model, _: services.pin_model(model=model, is_pinned=False), "{} is not pinned any more."),
     "default": (lambda model, _: services.set_default_model(model=model), "{} is the default model now."),
@@ -149,6 +154,7 @@ def page_context(model: LanguageModel) -> dict[str, Any]:
 def _offered(model: LanguageModel) -> Iterator[tuple[str, str]]:
     if model.state in (LanguageModel.State.LOADED, LanguageModel.State.LOADING):
         yield "unload", "Unload"
+        yield "unload_now", "Unload now"
     else:
         yield "load", "Load"
     yield "warm", "Warm"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -51,7 +52,6 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
-ATTACH_TIMEOUT_S = 60.0
 IN_HAND_S = 1.0  # a request that has just been given a model has not submitted yet: the model is not idle
 ROOM_POLL_S = 0.25
 
@@ -97,6 +97,8 @@ class ModelRegistry:
         self._failures = LoadFailures(clock, retry_failed_after_s)
         self._running = RunningLoads(clock)
         self._loader = LoaderThread(self.housekeep)
+        self._unloads: dict[str, Future[None]] = {}  # that were asked for and are not done
+        self._unloads_lock = threading.Lock()
         self._is_booted = engine is None
 
     @property
@@ -156,15 +158,23 @@ class ModelRegistry:
         self._failures.forget(record.name)
         return self._begin_load(record)
 
-    def unload(self, name: str) -> Future[None]:
-        """Begin to unload; returns at once. Running sequences fail with ``model_unloaded``.
+    def unload(self, name: str, *, now: bool = False) -> Future[None]:
+        """Begin to unload; returns at once. The model takes no more requests and goes when those that it has have
+        ended; ``now`` ends them with ``model_unloaded``.
 
-        Who asks again before it has begun waits for the same unload. A model that is not loaded stays so, and one whose
-        load waits for room is not loaded any more.
+        Who asks again meanwhile waits for the same unload. A model that is not loaded stays so, and one whose load
+        waits for room is not loaded any more. A request that comes after this loads the model again.
         """
         record = self.find(name)
         self._require_engine()
-        return self._loader.submit("unload", record.name, lambda: self._unload(record.name, record.pk))
+        with self._unloads_lock:
+            done = self._unloads.get(record.name)
+            if done is None:
+                done = self._unloads[record.name] = Future()
+                self._queue_unload(record, done, is_first=True)
+            if now:
+                self._loader.submit("unload now", record.name, lambda: self._unload_now(record, done))
+        return done
 
     def start(self) -> Future[None]:
         """Reset what a dead process left in the rows, read the table, and load the models with ``autoload``."""
@@ -182,7 +192,9 @@ class ModelRegistry:
         records = {record.name: record for record in self.records()}
         for resident in self._residents.all():
             record = records.get(resident.name)
-            if record is None or self._is_overdue(record, resident):  # None: deleted or renamed
+            if record is None:  # deleted or renamed
+                self._dismiss(resident)
+            elif resident.name not in self._unloads and self._is_overdue(record, resident):
                 self._unload(resident.name, resident.pk)
 
     def room(self, row: LanguageModel, path: Path) -> Room:
@@ -238,6 +250,27 @@ class ModelRegistry:
             self._loads.forget(load)
             load.done.set_exception(error)
 
+    def _queue_unload(self, record: ModelRecord, done: Future[None], *, is_first: bool = False) -> None:
+        def act() -> None:
+            self._unload_when_idle(record, done, is_first=is_first)
+
+        job = self._loader.submit("unload", record.name, act)
+        job.add_done_callback(lambda ended: self._note_unload(record, done, ended))
+
+    def _note_unload(self, record: ModelRecord, done: Future[None], job: Future[None]) -> None:
+        """The loader thread ended before the unload had its turn, or the engine could not do it."""
+        if not job.cancelled() and job.exception() is None:
+            return
+        self._forget_unload(record.name)
+        if job.cancelled():
+            done.cancel()
+        elif not done.done():
+            done.set_exception(job.exception())
+
+    def _forget_unload(self, name: str) -> None:
+        with self._unloads_lock:
+            self._unloads.pop(name, None)
+
     def _require_engine(self) -> ModelEngine:
         if self._engine is None:
             raise EngineDownError("No engine runs in this process; models are loaded by the server.")
@@ -264,6 +297,9 @@ class ModelRegistry:
         load = self._loads.get(name)
         if load is None:  # the model was unloaded before there was room
             return
+        if self._residents.get(name) is not None:  # it is leaving; what came since then wants it again
+            self._await_leaving(load)
+            return
         record, is_short = load.record, False
         try:
             write_state(record.pk, LanguageModel.State.LOADING)
@@ -282,6 +318,14 @@ class ModelRegistry:
             write_state(record.pk, LanguageModel.State.LOADED, loaded_at=timezone.now(), **learned)
         if is_short:  # not before the error is gone, which holds what had been loaded
             self._loading.free_unused()
+        self._loads.end(load)
+
+    def _await_leaving(self, load: Load) -> None:
+        if self._loads.age_s(load) < self._load_timeout_s:
+            self._try_again(load)
+            return
+        message = f"{load.record.name} is being unloaded and still answers requests; try again when they have ended."
+        self._note_failure(load.record, message)
         self._loads.end(load)
 
     def _try_again(self, load: Load) -> None:
@@ -307,7 +351,8 @@ class ModelRegistry:
                 tool_format=row.tool_format,
             )
             running.enter("getting ready")
-            self._require_engine().attach(loaded, kv_bytes).result(ATTACH_TIMEOUT_S)
+            # Without a limit: the engine takes it in or fails the future, and nobody else may say that it did not.
+            self._require_engine().attach(loaded, kv_bytes).result()
         except BaseException:
             self._loading.release(loaded)
             raise
@@ -358,11 +403,53 @@ class ModelRegistry:
         self._failures.note(record.name, message)
         write_state(record.pk, LanguageModel.State.FAILED, error=message)
 
+    def _unload_when_idle(self, record: ModelRecord, done: Future[None], *, is_first: bool) -> None:
+        """Behind the other jobs, until what runs has ended. A request may have been given the model and be about to
+        submit, so one look is not enough.
+        """
+        if done.done():  # somebody could not wait
+            return
+        if is_first:
+            self._loads.give_up(record.name)
+        resident = self._residents.get(record.name)
+        if resident is not None and (not resident.is_leaving or self._is_busy(record.name)):
+            resident.is_leaving = True
+            time.sleep(ROOM_POLL_S)
+            self._queue_unload(record, done)
+            return
+        self._end_unload(record, done)
+
+    def _unload_now(self, record: ModelRecord, done: Future[None]) -> None:
+        if not done.done():
+            self._end_unload(record, done)
+
+    def _end_unload(self, record: ModelRecord, done: Future[None]) -> None:
+        self._remove(record.name, record.pk)
+        self._forget_unload(record.name)
+        done.set_result(None)
+
+    def _dismiss(self, resident: Resident) -> None:
+        """It has no row any more: it goes once what it runs has ended. Called every second."""
+        if self._is_busy(resident.name):
+            resident.is_leaving = True
+        else:
+            self._unload(resident.name, resident.pk)
+
     def _unload(self, name: str, pk: int) -> None:
         self._loads.give_up(name)
-        resident = self._residents.remove(name)
+        self._remove(name, pk)
+
+    def _remove(self, name: str, pk: int) -> None:
+        """From the engine first: where that fails, the model is still there for both. What it runs fails."""
+        resident = self._residents.get(name)
         if resident is not None:
-            self._require_engine().detach(name).result(ATTACH_TIMEOUT_S)
+            resident.is_leaving = True
+            try:
+                self._require_engine().detach(name).result()
+            except BaseException:
+                resident.is_leaving = False
+                raise
+            self._residents.remove(name)
             self._loading.release(resident.loaded)
         write_state(pk, LanguageModel.State.UNLOADED)
 

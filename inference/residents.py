@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @dataclass(slots=True)
 class Resident:
     """``reserved_bytes`` is what it was given on its device, keys and values included; ``used_at`` a reading of the
-    registry's clock.
+    registry's clock. One that ``is_leaving`` finishes what it runs and takes nothing more.
     """
 
     pk: int
@@ -26,6 +26,7 @@ class Resident:
     kind: ModelKind
     reserved_bytes: int
     used_at: float
+    is_leaving: bool = False
 
 
 class Residents:
@@ -36,7 +37,9 @@ class Residents:
         self._by_name: dict[str, Resident] = {}
 
     def __contains__(self, name: str) -> bool:
-        return name in self._by_name
+        """Whether it takes requests."""
+        resident = self._by_name.get(name)
+        return resident is not None and not resident.is_leaving
 
     def add(self, resident: Resident) -> None:
         self._by_name[resident.name] = resident
@@ -48,10 +51,11 @@ class Residents:
         return self._by_name.get(name)
 
     def use(self, name: str) -> Resident | None:
-        """The model, which is the most recently used one from now on."""
+        """The model, which is the most recently used one from now on; None of one that takes no requests."""
         resident = self._by_name.get(name)
-        if resident is not None:
-            resident.used_at = self._clock()
+        if resident is None or resident.is_leaving:
+            return None
+        resident.used_at = self._clock()
         return resident
 
     def idle_s(self, resident: Resident) -> float:

@@ -171,10 +171,13 @@ def load_model(*, model: LanguageModel) -> None:
 
 
 @transaction.atomic
-def unload_model(*, model: LanguageModel) -> None:
-    """Begin to unload in this process; EngineDownError outside serving processes."""
-    record(AuditEvent.Action.UNLOAD, model, model=model.name)
-    get_registry().unload(model.name)
+def unload_model(*, model: LanguageModel, now: bool = False) -> None:
+    """Begin to unload in this process once running requests have ended; ``now`` ends them with ``model_unloaded``.
+
+    EngineDownError outside serving processes.
+    """
+    record(AuditEvent.Action.UNLOAD, model, model=model.name, detail="running requests were ended" if now else "")
+    get_registry().unload(model.name, now=now)
 
 
 @transaction.atomic

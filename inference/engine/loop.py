@@ -10,9 +10,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
-from contextlib import contextmanager
-from typing import Any
+from concurrent.futures import Future, InvalidStateError
+from contextlib import contextmanager, suppress
 
 from inference.engine.attached_models import AttachedModels
 from inference.engine.config import EngineConfig
@@ -30,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 IDLE_WAIT_S = 1.0
 DRAINING_WAIT_S = 0.05
+INTAKE_S = 600.0  # that taking in a model may last: memory for its keys and values, and on a GPU its graphs
 END_WAIT_S = 10.0  # for the last step, after the time to drain is up
 STUCK_WAIT_S = 0.02  # after a turn that should have done something and could not
 
@@ -52,7 +52,8 @@ class EngineLoop:
         self._turns = 0
         self._is_stuck = False  # the last turn could do nothing, though something was due
         self._must_break_off = False
-        self._is_taking_in_a_model = False
+        self._takes_in_since: float | None = None  # while the thread takes in a model
+        self._in_hand: Attach | Detach | None = None
         self._thread = threading.Thread(target=self.run, name="engine", daemon=True)
 
     # Called from other threads
@@ -153,8 +154,10 @@ class EngineLoop:
 
     @property
     def owes_work(self) -> bool:
-        """Whether someone waits for the thread. Taking in a model may last and does not count."""
-        return bool(len(self._outbox) or not self._inbox.is_empty) and not self._is_taking_in_a_model
+        """Whether someone waits for the thread. Taking in a model may last: that counts after INTAKE_S only."""
+        if self._takes_in_since is not None:
+            return time.monotonic() - self._takes_in_since > INTAKE_S
+        return bool(len(self._outbox) or not self._inbox.is_empty or self._in_hand is not None)
 
     @property
     def has_died(self) -> bool:
@@ -230,11 +233,27 @@ class EngineLoop:
             case Cancel():
                 self._outbox.deliver(self._models.cancel(message.sink))
             case Attach():
-                _settle(message.done, lambda: self._attach(message))
+                self._settle(message, lambda: self._attach(message))
             case Detach():
-                _settle(message.done, lambda: self._detach(message.name))
+                self._settle(message, lambda: self._detach(message.name))
             case Wake():
                 pass
+
+    def _settle(self, message: Attach | Detach, act: Callable[[], object]) -> None:
+        """Whoever asked learns how it ended, also if this thread hangs in it and is given up."""
+        self._in_hand = message
+        try:
+            result = act()
+        except Exception as error:  # noqa: BLE001 - the caller waits for it; the thread must go on
+            _fail(message, error)
+        except BaseException as error:
+            _fail(message, EngineDownError(f"The engine died: {type(error).__name__}."))
+            raise
+        else:
+            with suppress(InvalidStateError):  # it was given up meanwhile
+                message.done.set_result(result)  # type: ignore[arg-type]
+        finally:
+            self._in_hand = None
 
     def _attach(self, message: Attach) -> None:
         self._detach(message.loaded.name)
@@ -243,12 +262,12 @@ class EngineLoop:
 
     @contextmanager
     def _taking_in_a_model(self) -> Iterator[None]:
-        self._is_taking_in_a_model = True
+        self._takes_in_since = time.monotonic()
         try:
             yield
         finally:
             self._beats += 1
-            self._is_taking_in_a_model = False
+            self._takes_in_since = None
 
     def _detach(self, name: str) -> object:
         left, ends = self._models.detach(name)
@@ -276,18 +295,11 @@ class EngineLoop:
     def _fail_rest(self, code: str, text: str) -> None:
         """Whoever still waits: for a sequence or for a command."""
         self._outbox.fail_all(code, text)
-        for message in self._inbox.take(0):
+        for message in (*self._inbox.take(0), self._in_hand):
             if isinstance(message, Attach | Detach):
-                message.done.set_exception(EngineDownError(text))
+                _fail(message, EngineDownError(text))
 
 
-def _settle(done: Future[Any], act: Callable[[], object]) -> None:
-    try:
-        result = act()
-    except Exception as error:  # noqa: BLE001 - the caller waits for it; the thread must go on
-        done.set_exception(error)
-    except BaseException as error:
-        done.set_exception(EngineDownError(f"The engine died: {type(error).__name__}."))
-        raise
-    else:
-        done.set_result(result)
+def _fail(message: Attach | Detach, error: BaseException) -> None:
+    with suppress(InvalidStateError):
+        message.done.set_exception(error)

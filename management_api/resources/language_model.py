@@ -50,6 +50,10 @@ class ModelFilters(Filters):
     kind = serializers.ChoiceField(choices=LanguageModel.Kind.choices, required=False)
 
 
+class UnloadInput(StrictInput):
+    now = Flag(default=False, help_text="end running requests with model_unloaded")
+
+
 class PinInput(StrictInput):
     pinned = Flag(default=True)
 
@@ -111,12 +115,14 @@ class Models(Resource):
         services.load_model(model=model)
         return self.answer(model, status=202)
 
-    @described(request=None, responses={202: ModelShown})
+    @described(request=UnloadInput, responses={202: ModelShown})
     @action(detail=True, methods=["post"])
     def unload(self, request: Request, pk: str) -> Response:
-        """Running sequences fail; the next request loads it again."""
+        """Begins to unload: running requests end first, or with ``now`` fail with ``model_unloaded``. The next request
+        loads the model again.
+        """
         model = self.get_object()
-        services.unload_model(model=model)
+        services.unload_model(model=model, now=self.read(UnloadInput)["now"])
         return self.answer(model, status=202)
 
     @described(request=PinInput)

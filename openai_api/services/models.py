@@ -53,7 +53,7 @@ async def get_model(call: Call, name: str) -> HttpResponseBase:
 
 
 async def delete_model(call: Call, name: str) -> HttpResponseBase:
-    """Unloads the model; it stays registered, and the next request loads it again.
+    """Unloads the model once running requests have ended; it stays registered, and the next request loads it again.
 
     ``deleted`` says that it is unloaded or about to be, so a repeated call has the same answer.
     """

@@ -329,3 +329,27 @@ def test_taking_in_a_model_may_last(llama, mailbox, guarded):
     attached.result(10)
     assert mailbox.ended("a").finished
     assert not guarded.failures
+
+
+def test_a_command_in_which_the_thread_hangs_is_answered_when_it_is_given_up(llama, monkeypatch):
+    """The registry waits without a limit of its own: it must not be forgotten."""
+    hangs, release = threading.Event(), threading.Event()
+
+    def hang(self: Any, message: Any) -> None:
+        hangs.set()
+        release.wait(30)
+
+    monkeypatch.setattr("inference.engine.loop.INTAKE_S", 0.0)
+    monkeypatch.setattr("inference.engine.attached_models.AttachedModels.attach", hang)
+    loop = EngineLoop(EngineConfig(), Mailbox().publish)
+    loop.start()
+    taken_in = loop.attach(llama)
+    waiting = loop.detach("tiny")
+    assert hangs.wait(10)
+    wait_until(lambda: loop.owes_work)
+    loop.give_up("The engine thread has not moved.")
+    for command in (taken_in, waiting):
+        with pytest.raises(EngineDownError):
+            command.result(10)
+    release.set()
+    wait_until(lambda: not loop._thread.is_alive())

@@ -34,8 +34,8 @@ class FakeRegistry(ModelRegistry):
     def load(self, name: str) -> Future[None]:
         return self._note("load", name)
 
-    def unload(self, name: str) -> Future[None]:
-        return self._note("unload", name)
+    def unload(self, name: str, *, now: bool = False) -> Future[None]:
+        return self._note("unload now" if now else "unload", name)
 
     def _note(self, what: str, name: str) -> Future[None]:
         if self.refusal is not None:

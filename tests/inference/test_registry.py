@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from concurrent.futures import Future
 
 import pytest
 from django.db import OperationalError
@@ -13,7 +14,14 @@ from inference.client import EngineDownError
 from inference.load_progress import LoadProgress, LoadStanding
 from inference.models import LanguageModel
 from inference.records import ModelTable, model_record
-from inference.registry import ModelNotFoundError, ModelNotReadyError, ModelRegistry, get_registry, set_registry
+from inference.registry import (
+    ROOM_POLL_S,
+    ModelNotFoundError,
+    ModelNotReadyError,
+    ModelRegistry,
+    get_registry,
+    set_registry,
+)
 from inference.snapshots import Snapshot
 from inference.sources import SourceError
 from tests.inference.fakes import down
@@ -253,6 +261,119 @@ async def test_unloads_and_loads_that_are_repeated_are_done_once(registry, parts
     assert list(parts.engine.attached) == ["two"]
     assert [spec.name for spec in parts.loader.specs] == ["one", "two"]
     assert (await row("one")).state == State.UNLOADED
+
+
+async def test_unloading_lets_requests_end_first(registry, parts):
+    await amake()
+    await registry.ready("org/tiny")
+    parts.busy.add("org/tiny")
+    unloaded = registry.unload("org/tiny")
+    assert registry.unload("org/tiny") is unloaded, "who asks again waits for the same one"
+    await asyncio.sleep(4 * ROOM_POLL_S)
+    assert list(parts.engine.attached) == ["org/tiny"], "what runs, runs on"
+    assert not registry.is_loaded("org/tiny"), "and nothing is added"
+    assert not unloaded.done()
+    parts.busy.clear()
+    await asyncio.wrap_future(unloaded)
+    assert parts.engine.attached == {}
+    assert (await row()).state == State.UNLOADED
+
+
+async def test_unloading_now_ends_a_wait_for_requests(registry, parts):
+    await amake()
+    await registry.ready("org/tiny")
+    parts.busy.add("org/tiny")
+    patient = registry.unload("org/tiny")
+    await asyncio.sleep(2 * ROOM_POLL_S)
+    await asyncio.wrap_future(registry.unload("org/tiny", now=True))
+    assert parts.engine.attached == {}
+    assert patient.done()
+    parts.busy.clear()
+    await registry.ready("org/tiny")
+    assert list(parts.engine.attached) == ["org/tiny"]
+
+
+async def test_a_request_behind_an_unload_loads_the_model_again(registry, parts):
+    await amake()
+    await registry.ready("org/tiny")
+    parts.busy.add("org/tiny")
+    unloaded = registry.unload("org/tiny")
+    await asyncio.sleep(2 * ROOM_POLL_S)
+    waiting = asyncio.ensure_future(registry.ready("org/tiny"))
+    await asyncio.sleep(2 * ROOM_POLL_S)
+    assert not waiting.done()
+    parts.busy.clear()
+    await waiting
+    assert unloaded.done()
+    assert len(parts.loader.specs) == 2
+    assert list(parts.engine.attached) == ["org/tiny"]
+
+
+async def test_another_model_is_loaded_while_one_waits_for_its_requests(registry, parts):
+    await amake("one")
+    await amake("two")
+    await registry.ready("one")
+    parts.busy.add("one")
+    unloaded = registry.unload("one")
+    await registry.ready("two")
+    assert sorted(parts.engine.attached) == ["one", "two"]
+    parts.busy.clear()
+    await asyncio.wrap_future(unloaded)
+    assert list(parts.engine.attached) == ["two"]
+
+
+async def test_an_unload_that_waits_ends_with_the_server(registry, parts):
+    await amake()
+    await registry.ready("org/tiny")
+    parts.busy.add("org/tiny")
+    unloaded = registry.unload("org/tiny")
+    await asyncio.sleep(2 * ROOM_POLL_S)
+    await asyncio.to_thread(registry.stop)
+    with pytest.raises((asyncio.CancelledError, EngineDownError)):
+        await asyncio.wait_for(asyncio.wrap_future(unloaded), 5)
+
+
+async def test_a_slow_engine_and_the_registry_agree_which_models_there_are(registry, parts, monkeypatch):
+    """The registry used to give up after a minute, while the message stayed in the engine's queue."""
+    monkeypatch.setattr("inference.registry.ATTACH_TIMEOUT_S", 0.05, raising=False)
+    await amake()
+    late: Future[None] = Future()
+    take_in = parts.engine.attach
+
+    def attach_later(loaded, kv_bytes):
+        threading.Timer(0.3, lambda: (take_in(loaded, kv_bytes), late.set_result(None))).start()
+        return late
+
+    monkeypatch.setattr(parts.engine, "attach", attach_later)
+    await registry.ready("org/tiny")
+    assert registry.is_loaded("org/tiny")
+    assert list(parts.engine.attached) == ["org/tiny"]
+
+    gone: Future[None] = Future()
+    let_go = parts.engine.detach
+    monkeypatch.setattr(
+        parts.engine,
+        "detach",
+        lambda name: (threading.Timer(0.3, lambda: (let_go(name), gone.set_result(None))).start(), gone)[1],
+    )
+    await asyncio.wrap_future(registry.unload("org/tiny"))
+    assert not registry.is_loaded("org/tiny")
+    assert parts.engine.attached == {}
+    assert (await row()).state == State.UNLOADED
+
+
+async def test_a_model_that_the_engine_did_not_let_go_is_still_there_for_the_registry(registry, parts):
+    """As when the engine's thread died just then: the one that takes over has the model."""
+    await amake()
+    await registry.ready("org/tiny")
+    parts.engine.refusal = EngineDownError("The engine died.")
+    with pytest.raises(EngineDownError):
+        await asyncio.wrap_future(registry.unload("org/tiny"))
+    assert registry.is_loaded("org/tiny")
+    assert list(parts.engine.attached) == ["org/tiny"]
+    parts.engine.refusal = None
+    await asyncio.wrap_future(registry.unload("org/tiny"))
+    assert parts.engine.attached == {}
 
 
 async def test_the_start_resets_rows_of_a_dead_process_and_loads_what_shall_be_loaded(registry, parts):

@@ -131,7 +131,7 @@ class Registry(ModelRegistry):
         assert name == "tiny"
         return self.future
 
-    def unload(self, name: str) -> Future[None]:
+    def unload(self, name: str, *, now: bool = False) -> Future[None]:
         return self.load(name)
 
 

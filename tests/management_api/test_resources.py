@@ -139,17 +139,19 @@ class TestModels:
             def load(self, name: str) -> Any:
                 asked.append(f"load {name}")
 
-            def unload(self, name: str) -> Any:
-                asked.append(f"unload {name}")
+            def unload(self, name: str, *, now: bool = False) -> Any:
+                asked.append(f"unload {name} now" if now else f"unload {name}")
 
         loop: Any = FakeLoop()
         set_registry(Registry(loop))
         try:
             assert admin_api.post(f"models/{model.pk}/load").status_code == 202
             assert admin_api.post(f"models/{model.pk}/unload").status_code == 202
+            assert admin_api.post(f"models/{model.pk}/unload", {"now": True}).status_code == 202
+            assert refusal(admin_api.post(f"models/{model.pk}/unload", {"now": "soon"}))[0] == 400
         finally:
             set_registry(None)
-        assert asked == ["load tiny", "unload tiny"]
+        assert asked == ["load tiny", "unload tiny", "unload tiny now"]
 
     def test_its_default_profile(self, admin_api: Api, version: ProfileVersion, model: LanguageModel):
         path = f"models/{model.pk}/default_profile"

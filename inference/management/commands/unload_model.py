@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentParser
+from typing import Any
+
 from inference.job_kinds import UNLOAD
 from inference.model_command import ModelCommand
 
 
 class Command(ModelCommand):
-    help = "Have the running server unload a model; the next request loads it again."
+    help = (
+        "Have the running server unload a model once the requests that it answers have ended; the next request loads it"
+        " again."
+    )
     kind = UNLOAD
     verb = "Unload"
     done = "is unloaded."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        super().add_arguments(parser)
+        parser.add_argument("--now", action="store_true", help="end running requests with model_unloaded")
+
+    def params(self, options: dict[str, Any]) -> dict[str, Any]:
+        return {"now": True} if options["now"] else {}
