@@ -24,7 +24,7 @@ from pydantic import ValidationError as SchemaError
 from inference import services
 from inference.models import LanguageModel
 from inference.rights import FieldDenied
-from inference.sources import SourceError
+from inference.sources import SourceError, source_at_shell
 
 Outcome = Literal["created", "updated", "unchanged"]
 
@@ -124,7 +124,9 @@ def _sync(
     before = LanguageModel.objects.filter(name=name).first()
     options = declaration.options()
     if options["source"].startswith("."):  # relative to the file
-        options["source"] = str(base / options["source"])
+        options["source"] = str((base / options["source"]).absolute())
+    elif user is None:
+        options["source"] = source_at_shell(options["source"])
     try:
         with transaction.atomic():
             after = services.add_model(name=name, exist_ok=True, user=user, **options)

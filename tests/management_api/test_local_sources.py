@@ -161,6 +161,18 @@ def test_an_operator_at_the_shell_names_any_path(roots: Path, model_dir: Path, m
     assert root("PATCH", f"models/{row.pk}", {"pinned": True}).status_code == 200
 
 
+@pytest.mark.parametrize("source", ["./tiny", "tiny"])
+def test_declarations_name_directories_beside_them(
+    source: str, roots: Path, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Also where the file itself is named by a relative path."""
+    (tmp_path / "tiny").symlink_to(model_dir)
+    (tmp_path / "models.toml").write_text(f'[models.m]\nsource = "{source}"\n')
+    monkeypatch.chdir(tmp_path)
+    call_command("sync_models", "models.toml", verbosity=0)
+    assert LanguageModel.objects.get().source == str(model_dir.resolve())
+
+
 def test_a_directory_that_is_no_model_is_not_walked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(os, "walk", lambda *_: pytest.fail("it was walked"))
     with pytest.raises(SourceError, match=r"no config\.json"):
