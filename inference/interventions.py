@@ -16,6 +16,7 @@ norm edit scales ``h'`` back to the norm of ``h``.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -25,7 +26,21 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SiteKind = Literal["resid_pre", "resid_post", "mlp_raw", "mlp_out", "attn_out"]
-Phase = Literal["prompt", "generation", "both"]
+Phase = Literal[
+    "prompt", "generation", "both", "from_last_prompt_token", "before_last_prompt_token", "last_prompt_token"
+]
+"""Which tokens an edit may act on. The last two are pieces that composing interventions makes of the others."""
+Zone = Literal["prompt", "last_prompt_token", "generation"]
+"""Where a token is: in the prompt before its last token, that one, at which the answer's first token is drawn, or
+behind it."""
+ZONES: Mapping[Phase, frozenset[Zone]] = {
+    "prompt": frozenset({"prompt", "last_prompt_token"}),
+    "generation": frozenset({"generation"}),
+    "both": frozenset({"prompt", "last_prompt_token", "generation"}),
+    "from_last_prompt_token": frozenset({"last_prompt_token", "generation"}),
+    "before_last_prompt_token": frozenset({"prompt"}),
+    "last_prompt_token": frozenset({"last_prompt_token"}),
+}
 Normalization = Literal["none", "constant_norm_rescale", "layer_norm"]
 SITE_KINDS: tuple[SiteKind, ...] = ("resid_pre", "resid_post", "mlp_raw", "mlp_out", "attn_out")
 MAX_GATES = 2
@@ -88,7 +103,10 @@ class FeatureReader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The tokens with ``after <= index < first``; each phase counts its own tokens from 0."""
+    """The tokens with ``after <= index < first``; each phase counts its own tokens from 0.
+
+    ``from_last_prompt_token`` counts from that token on, so that the first generated token is number 1 there.
+    """
 
     after: int = 0
     first: int | None = None
@@ -104,14 +122,29 @@ class Window:
 ALL_TOKENS = Window()
 
 
+def window_in(zone: Zone, phase: Phase, window: Window) -> Window | None:
+    """A phase's window in a zone's own count: of the prompt's tokens, or of the generated ones. None where it is empty.
+
+    The count of the last prompt token is that of the prompt, so that its index is not known before the prompt is.
+    """
+    if zone not in ZONES[phase]:
+        return None
+    if phase != "from_last_prompt_token":
+        return window
+    if zone == "last_prompt_token":
+        return ALL_TOKENS if 0 in window else None
+    first = None if window.first is None else window.first - 1
+    shifted = Window(max(window.after - 1, 0), first)
+    return None if first is not None and first <= shifted.after else shifted
+
+
 @dataclass(frozen=True, slots=True)
 class TokenPlace:
-    """``index`` counts the tokens of the phase from 0, ``part_index`` those of the part that the token belongs to.
-
-    A prompt has no parts.
+    """``index`` counts the tokens of the prompt or the generated ones from 0, ``part_index`` those of the part that the
+    token belongs to. A prompt has no parts.
     """
 
-    phase: Phase
+    zone: Zone
     index: int
     part: Part | None = None
     part_index: int = 0
@@ -122,6 +155,10 @@ class ChosenTokens:
     """On which tokens an edit acts. Special tokens are those of :attr:`Intervention.skip_token_ids`.
 
     ``parts`` and ``part_window`` choose among the tokens that are generated, and say nothing about a prompt's.
+
+    Attention sinks are tokens whose residual is many times larger than others' and carries no meaning. Without
+    ``sink_tokens`` a prompt's first token is left alone unless it is a special one, and so is any token whose residual
+    at the site is longer than ``norm_limit``.
     """
 
     phase: Phase = "both"
@@ -129,13 +166,36 @@ class ChosenTokens:
     parts: frozenset[Part] = ALL_PARTS
     part_window: Window = ALL_TOKENS
     special_tokens: bool = False
+    sink_tokens: bool = True
+    norm_limit: float = float("inf")
 
     def acts(self, place: TokenPlace, *, is_special: bool) -> bool:
-        if self.phase not in {place.phase, "both"} or place.index not in self.window:
+        """Whatever the residual's norm is."""
+        window = self.window_in(place.zone)
+        if window is None or place.index not in window:
             return False
         if place.part is not None and (place.part not in self.parts or place.part_index not in self.part_window):
             return False
+        if place.zone != "generation" and place.index == 0 and not (self.sink_tokens or is_special):
+            return False
         return self.special_tokens or not is_special
+
+    def starts_in(self, zone: Zone) -> frozenset[int]:
+        """Indices of the zone where it may begin or end to act."""
+        window = self.window_in(zone)
+        if window is None:
+            return frozenset()
+        ends = {window.after} if window.first is None else {window.after, window.first}
+        return frozenset(ends if self.sink_tokens or zone == "generation" else ends | {1})
+
+    def window_in(self, zone: Zone) -> Window | None:
+        """See :func:`window_in`."""
+        return window_in(zone, self.phase, self.window)
+
+    @property
+    def tells_last_prompt_token(self) -> bool:
+        """Whether it may act on the last prompt token and not on those before it, or the other way round."""
+        return ("prompt" in ZONES[self.phase]) != ("last_prompt_token" in ZONES[self.phase])
 
     @property
     def tells_parts(self) -> bool:
@@ -200,30 +260,58 @@ class NormEdit(ChosenTokens):
 Edit = VectorEdit | ReaderEdit | NormEdit
 
 
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """Several directions that are removed together at one site; ``rank`` is the dimension of their span."""
+
+    site: Site
+    num_directions: int
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class InertEdit:
+    """The ``number``-th edit (from 0) of a profile, which can never change anything, and why."""
+
+    number: int
+    reason: str
+
+
 @dataclass(frozen=True)
 class Intervention:
     """A compiled profile version. ``fingerprint`` identifies its whole effect, weights included.
 
     Tokens whose id is in ``skip_token_ids`` (the model's special tokens) are touched only by edits that ask for them.
     ``needed_parts`` are those that some edit is meant for alone, so that it could never act on a model without them.
+    ``removals`` and ``inert`` are for receipts.
     """
 
     fingerprint: str
     edits: tuple[Edit, ...]
     skip_token_ids: frozenset[int] = frozenset()
     needed_parts: frozenset[Part] = frozenset()
+    removals: tuple[Removal, ...] = ()
+    inert: tuple[InertEdit, ...] = ()
 
     @property
     def sites(self) -> tuple[Site, ...]:
         return tuple(sorted({edit.site for edit in self.edits}))
 
-    def program(self, phase: Phase) -> str:
+    @property
+    def tells_last_prompt_token(self) -> bool:
+        """Whether the last prompt token may be steered otherwise than those before it."""
+        return any(edit.tells_last_prompt_token for edit in self.edits)
+
+    def program(self, phase: Literal["prompt", "generation"]) -> str:
         """Identity of what acts on the tokens of a phase; empty where nothing does.
 
-        The same for both phases only where a token's place does not matter, so that what one request generated can be
-        another one's prompt.
+        Where :attr:`tells_last_prompt_token`, that token belongs to what is generated here. The same for both phases
+        only where a token's place does not matter, so that what one request generated can be another one's prompt.
         """
-        if not any(edit.phase in {phase, "both"} for edit in self.edits):
+        zones: set[Zone] = {phase}
+        if self.tells_last_prompt_token and phase == "generation":
+            zones.add("last_prompt_token")
+        if all(zones.isdisjoint(ZONES[edit.phase]) for edit in self.edits):
             return ""
         everywhere = all(edit.phase == "both" and edit.window == ALL_TOKENS for edit in self.edits)
         return self.fingerprint if everywhere and not self.tells_parts else f"{self.fingerprint}:{phase}"

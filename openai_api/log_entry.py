@@ -32,6 +32,7 @@ class LogEntry:
     policies: str = ""
     steering_expected: int = 0
     steering_applied: int = 0
+    steering_effects: list[dict[str, Any]] = field(default_factory=list)
     stream: bool = False
     status: int = 0
     error_code: str = ""

@@ -217,6 +217,12 @@ class RequestLog(models.Model):
     policies = models.CharField(max_length=500, blank=True, help_text="Those of the server, as name@version.")
     steering_expected = models.BigIntegerField(default=0)
     steering_applied = models.BigIntegerField(default=0)
+    steering_effects = models.JSONField(
+        default=list,
+        blank=True,
+        db_default=[],
+        help_text="What came of it, by site: share of tokens changed, and how far.",
+    )
     stream = models.BooleanField(default=False)
     status = models.PositiveSmallIntegerField(help_text="As sent; 499 when the client left before there was one.")
     error_code = models.CharField(max_length=100, blank=True)

@@ -1,15 +1,17 @@
 """Compiles a profile's edits into an intervention of the hook protocol.
 
 Additions without a gate, of plain vectors and through SAEs that do not normalise their input, fold into one vector per
-site and set of tokens. Everything else becomes rules that read the residual through the SAE or along the direction. The
-result does not depend on the order of the edits, bit by bit: they are sorted by effect, and summed in float64.
+site and set of tokens. Directions that are removed there without a gate (``orthogonal`` 0) become one orthonormal basis
+of all of them, so that each is gone afterwards however similar they are. Everything else becomes rules that read the
+residual through the SAE or along the direction. The result does not depend on the order of the edits, bit by bit: they
+are sorted by effect, and summed in float64.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypedDict
 
 import torch
@@ -19,10 +21,12 @@ from inference.interventions import (
     FeatureReader,
     FeatureRule,
     Gate,
+    InertEdit,
     Intervention,
     NormEdit,
     Phase,
     ReaderEdit,
+    Removal,
     Site,
     VectorEdit,
     Window,
@@ -31,7 +35,7 @@ from inference.parts import Part
 from steering.directions import Direction
 from steering.saes.sae import SparseAutoencoder
 from steering.spec.conflicts import check_conflicts
-from steering.spec.edit import EditSpec, FeatureTarget, SiteTarget, VectorTarget
+from steering.spec.edit import DIRECTION_OPERATIONS, EditSpec, FeatureTarget, SiteTarget, VectorTarget
 from steering.spec.errors import InvalidSpecError, Problem
 from steering.spec.rendering import effect_key, fingerprint
 from steering.spec.scope import Scope, parts_of, windows_of
@@ -51,6 +55,8 @@ class TokenChoice(TypedDict):
     parts: frozenset[Part]
     part_window: Window
     special_tokens: bool
+    sink_tokens: bool
+    norm_limit: float
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -63,11 +69,15 @@ class _Tokens:
     first: float  # infinite where the window is open
     special_tokens: bool
     scope: Scope
+    sink_tokens: bool
+    norm_limit: float
 
     @classmethod
     def of(cls, edit: EditSpec) -> _Tokens:
         first = float("inf") if edit.window.first is None else edit.window.first
-        return cls(edit.target.site, edit.phase, edit.window.after, first, edit.special_tokens, edit.scope)
+        limit = float("inf") if edit.norm_limit is None else edit.norm_limit
+        place = (edit.target.site, edit.phase, edit.window.after, first)
+        return cls(*place, edit.special_tokens, edit.scope, edit.sink_tokens, limit)
 
     @property
     def choice(self) -> TokenChoice:
@@ -80,6 +90,8 @@ class _Tokens:
             "parts": parts_of(self.scope),
             "part_window": part_window,
             "special_tokens": self.special_tokens,
+            "sink_tokens": self.sink_tokens,
+            "norm_limit": self.norm_limit,
         }
 
 
@@ -92,14 +104,30 @@ def compile_edits(edits: Sequence[EditSpec], saes: SAEs, skip_token_ids: frozens
     check_conflicts(edits)
     _check_features(edits, saes)
     _check_reading(edits, saes)
-    active = sorted((edit for edit in edits if not edit.is_no_op), key=effect_key)
+    _check_directions(edits, saes)
+    acting = sorted((edit for edit in edits if not edit.is_no_op), key=effect_key)
+    active = [replace(edit, window=window, ranges=()) for edit in acting for window in edit.windows]
+    removals, others = _split_removals(active)
     compiled: tuple[Edit, ...] = (
-        *_compile_vectors([edit for edit in active if _is_foldable(edit, saes)], saes),
-        *_compile_rules([edit for edit in active if not _is_foldable(edit, saes)], saes),
+        *_compile_vectors([edit for edit in others if _is_foldable(edit, saes)], saes),
+        *_compile_rules([edit for edit in others if not _is_foldable(edit, saes)], removals, saes),
         *_compile_norms(active),
     )
     needed = frozenset(part for edit in active if edit.scope == "thinking" for part in parts_of(edit.scope))
-    return Intervention(fingerprint(edits), compiled, skip_token_ids, needed)
+    joint = tuple(Removal(t.site, len(mine), len(_basis(mine, saes))) for t, mine in sorted(removals.items()))
+    inert = tuple(InertEdit(number, reason) for number, edit in enumerate(edits) if (reason := _why_inert(edit, saes)))
+    return Intervention(fingerprint(edits), compiled, skip_token_ids, needed, joint, inert)
+
+
+def _why_inert(edit: EditSpec, saes: SAEs) -> str:
+    """Why the edit changes nothing, whatever the residual is; empty where it may."""
+    if edit.is_no_op:
+        return f"{edit.operation} {edit.raw:g} changes nothing."
+    if isinstance(edit.target, SiteTarget) or bool(_direction(edit, saes).any()):
+        return ""
+    if isinstance(edit.target, FeatureTarget):
+        return f"Feature {edit.target.index} of {edit.target.sae.name} has a decoder row of zeros."
+    return "The vector is zero."
 
 
 _READING = frozenset({"scale", "clamp", "ablate", "at_least", "at_most"})  # they depend on the feature's activation
@@ -145,6 +173,23 @@ def _check_features(edits: Sequence[EditSpec], saes: SAEs) -> None:
         raise InvalidSpecError(problems)
 
 
+def _check_directions(edits: Sequence[EditSpec], saes: SAEs) -> None:
+    """A decoder row of zeros has no direction along which the residual could be changed."""
+    problems = [
+        Problem(f"edits[{number}].feature.index", _no_direction(edit.target, edit.operation), "invalid_feature")
+        for number, edit in enumerate(edits)
+        if edit.operation in DIRECTION_OPERATIONS
+        and isinstance(edit.target, FeatureTarget)
+        and not bool(_sae(edit.target, saes).decoder_row(edit.target.index).any())
+    ]
+    if problems:
+        raise InvalidSpecError(problems)
+
+
+def _no_direction(target: FeatureTarget, operation: str) -> str:
+    return f"Feature {target.index} of {target.sae.name} has a decoder row of zeros, so {operation} has no direction."
+
+
 # Vectors
 
 
@@ -176,19 +221,44 @@ def _direction(edit: EditSpec, saes: SAEs) -> Tensor:
     return torch.tensor(edit.target.values, dtype=torch.float64)
 
 
+# Removed directions
+
+_Removals = Mapping[_Tokens, Sequence[EditSpec]]
+_SAME_DIRECTION = 1e-5  # a singular value below it says no more than float32 rounds off
+
+
+def _split_removals(edits: Sequence[EditSpec]) -> tuple[_Removals, list[EditSpec]]:
+    """Where several directions are removed from the same tokens, those edits; and all others."""
+    found: dict[_Tokens, list[EditSpec]] = defaultdict(list)
+    for edit in edits:
+        if edit.operation == "orthogonal" and edit.raw == 0 and not edit.is_gated:
+            found[_Tokens.of(edit)].append(edit)
+    several = {tokens: mine for tokens, mine in found.items() if len(mine) > 1}
+    joint = {id(edit) for mine in several.values() for edit in mine}
+    return several, [edit for edit in edits if id(edit) not in joint]
+
+
+def _basis(edits: Sequence[EditSpec], saes: SAEs) -> Tensor:
+    """``[rank, d]`` float64: orthonormal, with the same span as the edits' directions."""
+    directions = torch.stack([_direction(edit, saes) for edit in edits])
+    units = directions / directions.norm(dim=1, keepdim=True)
+    _, sizes, basis = torch.linalg.svd(units, full_matrices=False)
+    return basis[sizes > _SAME_DIRECTION]
+
+
 # Rules
 
 
-def _compile_rules(edits: Sequence[EditSpec], saes: SAEs) -> list[ReaderEdit]:
+def _compile_rules(edits: Sequence[EditSpec], removals: _Removals, saes: SAEs) -> list[ReaderEdit]:
     """One edit per site, tokens and reader; its rules are in the order of their effects."""
     rules: dict[tuple[_Tokens, str], list[FeatureRule]] = defaultdict(list)
     readers: dict[str, FeatureReader] = {}
-    for edit in edits:
-        if isinstance(edit.target, SiteTarget):
-            continue
-        reader, rule = _rule(edit, saes)
+    found = [(_Tokens.of(edit), *_rule(edit, saes)) for edit in edits if not isinstance(edit.target, SiteTarget)]
+    for tokens, mine in removals.items():
+        found += [(tokens, Direction(vector), FeatureRule(0, gain=0.0)) for vector in _basis(mine, saes)]
+    for tokens, reader, rule in found:
         readers[reader.key] = reader
-        rules[_Tokens.of(edit), reader.key].append(rule)
+        rules[tokens, reader.key].append(rule)
     return [
         ReaderEdit(t.site, readers[key], tuple(mine), **t.choice)
         for (t, key), mine in sorted(rules.items(), key=lambda item: item[0])
@@ -197,7 +267,7 @@ def _compile_rules(edits: Sequence[EditSpec], saes: SAEs) -> list[ReaderEdit]:
 
 def _rule(edit: EditSpec, saes: SAEs) -> tuple[FeatureReader, FeatureRule]:
     gates = _gates(edit, saes)
-    if edit.operation in ("orthogonal", "projection_cap") or isinstance(edit.target, VectorTarget):
+    if edit.operation in DIRECTION_OPERATIONS or isinstance(edit.target, VectorTarget):
         return _direction_rule(edit, saes, gates)
     assert isinstance(edit.target, FeatureTarget)
     raw, sae = edit.raw, _sae(edit.target, saes)

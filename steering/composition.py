@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -21,10 +21,12 @@ from inference.interventions import (
     Gate,
     Intervention,
     NormEdit,
+    Phase,
     ReaderEdit,
     TokenPlace,
     VectorEdit,
     Window,
+    Zone,
 )
 from inference.parts import ALL_PARTS
 from steering.errors import PolicyConflictError
@@ -43,6 +45,14 @@ def scaled(intervention: Intervention, intensity: float) -> Intervention:
     return replace(intervention, fingerprint=identity, edits=tuple(edits))
 
 
+def without_norm_limits(intervention: Intervention) -> Intervention:
+    """The same, however long a residual is: what a request does at other sites must not switch a policy off."""
+    if all(edit.norm_limit == float("inf") for edit in intervention.edits):
+        return intervention
+    edits = tuple(replace(edit, norm_limit=float("inf")) for edit in intervention.edits)
+    return replace(intervention, fingerprint=_identity("any norm", intervention.fingerprint), edits=edits)
+
+
 def followed_by(first: Intervention, then: Intervention) -> Intervention:
     """``then`` acts on what ``first`` leaves; PolicyConflictError where one of them keeps norms at a shared site."""
     assert first.skip_token_ids == then.skip_token_ids, "both belong to one model"
@@ -50,7 +60,8 @@ def followed_by(first: Intervention, then: Intervention) -> Intervention:
     after = [part for edit in then.edits for part in _after(edit, first.edits)]
     identity = _identity("then", first.fingerprint, then.fingerprint)
     needed = first.needed_parts | then.needed_parts
-    return replace(first, fingerprint=identity, edits=(*first.edits, *after), needed_parts=needed)
+    removals = (*first.removals, *then.removals)
+    return replace(first, fingerprint=identity, edits=(*first.edits, *after), needed_parts=needed, removals=removals)
 
 
 def _identity(*parts: object) -> str:
@@ -120,7 +131,18 @@ class _VectorStep:
         self._vector = _Placed(vector)
 
     def __call__(self, h: Tensor) -> Tensor:
-        return self._vector.on(h.device)
+        return self._vector.on(h.device).expand_as(h)
+
+
+class _LimitedStep:
+    """A step that leaves residuals alone which are longer than the limit."""
+
+    def __init__(self, step: _VectorStep | _RulesStep, limit: float) -> None:
+        self.key = _identity("limited", step.key, limit)
+        self._step, self._limit = step, limit
+
+    def __call__(self, h: Tensor) -> Tensor:
+        return self._step(h).masked_fill(h.norm(dim=-1, keepdim=True) > self._limit, 0.0)
 
 
 class _RuleStep:
@@ -180,9 +202,10 @@ class _Placed:
         return self._copies[device]
 
 
-def _step(edit: Edit) -> _VectorStep | _RulesStep:
+def _step(edit: Edit) -> _VectorStep | _RulesStep | _LimitedStep:
     assert not isinstance(edit, NormEdit), "checked before"
-    return _VectorStep(edit) if isinstance(edit, VectorEdit) else _RulesStep(edit)
+    step = _VectorStep(edit) if isinstance(edit, VectorEdit) else _RulesStep(edit)
+    return step if edit.norm_limit == float("inf") else _LimitedStep(step, edit.norm_limit)
 
 
 # Scaling
@@ -236,23 +259,46 @@ def _after(edit: Edit, earlier: Sequence[Edit]) -> list[Edit]:
 
 
 def _pieces(edit: ReaderEdit, here: Sequence[Edit]) -> Iterator[ReaderEdit]:
-    """The edit cut into pieces on whose tokens the same others act: by phase, by part, and where windows end."""
+    """The edit cut into pieces on whose tokens the same others act: by zone, by part, and where windows end."""
     tells_parts = any(each.tells_parts for each in (edit, *here))
-    for phase in ("prompt", "generation") if edit.phase == "both" else (edit.phase,):
+    tells_last = any(each.tells_last_prompt_token for each in (edit, *here))
+    for phase, zone in _ZONE_PIECES if tells_last else _PHASE_PIECES:
+        whole = edit.window_in(zone)
+        if whole is None:
+            continue
         piece = replace(edit, phase=phase)
-        if not tells_parts or phase == "prompt":
-            yield from (replace(piece, window=window) for window in _cut(edit.window, [e.window for e in here]))
+        if not tells_parts or zone != "generation":
+            pieces = (replace(piece, window=window) for window in _cut(whole, _starts((edit, *here), zone)))
+            yield from (each for each in pieces if edit.special_tokens or _acting(each, [each]))
             continue
         for part in sorted(edit.parts):
             others = [other for other in here if part in other.parts]
-            for window in _cut(edit.window, [other.window for other in others]):
-                for part_window in _cut(edit.part_window, [other.part_window for other in others]):
+            for window in _cut(whole, _starts(others, zone)):
+                for part_window in _cut(edit.part_window, _part_starts(others)):
                     yield replace(piece, parts=frozenset({part}), window=window, part_window=part_window)
 
 
-def _cut(window: Window, others: Sequence[Window]) -> Iterator[Window]:
-    """The window in pieces, none of which another window begins or ends within."""
-    cuts = {end for other in others for end in (other.after, other.first) if end is not None}
+_PHASE_PIECES: tuple[tuple[Phase, Zone], ...] = (("prompt", "prompt"), ("generation", "generation"))
+_ZONE_PIECES: tuple[tuple[Phase, Zone], ...] = (
+    ("before_last_prompt_token", "prompt"),
+    ("last_prompt_token", "last_prompt_token"),
+    ("generation", "generation"),
+)
+_ZONE_OF: Mapping[Phase, Zone] = dict((*_PHASE_PIECES, *_ZONE_PIECES))
+
+
+def _starts(edits: Sequence[Edit], zone: Zone) -> frozenset[int]:
+    """Where one of the edits may begin or end to act."""
+    return frozenset().union(*(edit.starts_in(zone) for edit in edits))
+
+
+def _part_starts(edits: Sequence[Edit]) -> frozenset[int]:
+    windows = [edit.part_window for edit in edits]
+    return frozenset(end for window in windows for end in (window.after, window.first) if end is not None)
+
+
+def _cut(window: Window, cuts: frozenset[int]) -> Iterator[Window]:
+    """The window in pieces, within none of which there is a cut."""
     starts = sorted({window.after} | {cut for cut in cuts if cut in window})
     for start, end in zip(starts, [*starts[1:], window.first], strict=True):
         yield Window(start, end)
@@ -260,9 +306,9 @@ def _cut(window: Window, others: Sequence[Window]) -> Iterator[Window]:
 
 def _acting(piece: ReaderEdit, here: Sequence[Edit]) -> tuple[int, ...]:
     """The places of those that act on a piece's tokens."""
-    assert piece.phase != "both", "pieces are of one phase"
-    part = None if piece.phase == "prompt" or piece.parts == ALL_PARTS else next(iter(piece.parts))
-    place = TokenPlace(piece.phase, piece.window.after, part, piece.part_window.after)
+    zone = _ZONE_OF[piece.phase]
+    part = None if zone != "generation" or piece.parts == ALL_PARTS else next(iter(piece.parts))
+    place = TokenPlace(zone, piece.window.after, part, piece.part_window.after)
     return tuple(n for n, other in enumerate(here) if other.acts(place, is_special=False))
 
 

@@ -9,7 +9,7 @@ from steering.drafts import edits_of
 from steering.errors import InvalidProfileError, SteeringError
 from steering.model_shape import ModelShape, read_model_shape
 from steering.models import Feature, FeatureEdit, SteeringProfile
-from steering.spec.edit import EditSpec, FeatureTarget, VectorTarget
+from steering.spec.edit import DIRECTION_OPERATIONS, EditSpec, FeatureTarget, VectorTarget
 from steering.spec.errors import InvalidSpecError, Problem
 from steering.spec.units import MAX_PUSH
 
@@ -27,7 +27,12 @@ def usable_edits(profile: SteeringProfile, rows: Sequence[FeatureEdit]) -> tuple
         raise InvalidProfileError(f"The draft of {profile} has no edits; add at least one.")
     _check_reading(rows)
     _check_places(profile, edits)
-    problems = [problem for number, edit in enumerate(edits) if (problem := _check_push(edit, f"edits[{number}]"))]
+    problems = [
+        problem
+        for number, edit in enumerate(edits)
+        for check in (_check_push, _check_direction)
+        if (problem := check(edit, f"edits[{number}]"))
+    ]
     if problems:
         raise InvalidProfileError.from_spec(InvalidSpecError(problems))
     return edits
@@ -76,6 +81,14 @@ def _misfit(edit: EditSpec, shape: ModelShape, path: str) -> Problem | None:
     if isinstance(edit.target, VectorTarget) and shape.width(site) != len(edit.target.values):
         return Problem(path, f"{site} is {shape.width(site)} wide in this model, the vector {len(edit.target.values)}.")
     return None
+
+
+def _check_direction(edit: EditSpec, path: str) -> Problem | None:
+    """The compiler looks at the weights themselves; this is known without them."""
+    if edit.operation not in DIRECTION_OPERATIONS or edit.target.scales.direction_norm != 0:
+        return None
+    message = f"The feature's decoder row is zero, so {edit.operation} has no direction; remove this edit."
+    return Problem(f"{path}.feature.index", message, "invalid_feature")
 
 
 def _check_push(edit: EditSpec, path: str) -> Problem | None:

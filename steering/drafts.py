@@ -42,7 +42,7 @@ def feature_target(feature: Feature) -> FeatureTarget:
     return FeatureTarget(
         sae=SAEIdentity(sae.name, sae.checksum, Site(sae.layer, cast("SiteKind", sae.site)), sae.d_in, sae.d_sae),
         index=feature.index,
-        scales=Scales(feature.max_activation, feature.decoder_norm, sae.reference_norm),
+        scales=Scales(feature.max_activation, feature.decoder_norm, sae.reference_norm, sae.typical_norm),
         label=feature.label,
     )
 
@@ -64,6 +64,8 @@ def _row_to_json(row: FeatureEdit, norms: Mapping[Site, float]) -> dict[str, Any
         "only_if_active": row.only_if_active,
         "gate": _gate_to_json(row),
         "special_tokens": row.special_tokens,
+        "ranges": row.ranges,
+        "sink_tokens": row.sink_tokens,
     }
     if row.feature is not None:
         return {"feature": edit_to_json(EditSpec(feature_target(row.feature)))["feature"], **values}
@@ -88,6 +90,7 @@ def _registered_to_json(vector: PlainVector, norms: Mapping[Site, float]) -> dic
         "site": vector.site,
         "values": list(vector.values),
         "reference_norm": vector.reference_norm or norms.get(vector.place),
+        "typical_norm": vector.reference_norm or norms.get(vector.place),
     }
 
 
@@ -98,7 +101,8 @@ def _vector_to_json(vector: object, norms: Mapping[Site, float]) -> object:
     layer, kind = vector.get("layer"), vector.get("site", "resid_post")
     if not isinstance(layer, int) or kind not in SITE_KINDS:
         return vector
-    return {**vector, "reference_norm": norms.get(Site(layer, kind))}
+    norm = norms.get(Site(layer, kind))
+    return {"typical_norm": norm, **vector, "reference_norm": norm}
 
 
 def mean_norms(model_id: int) -> dict[Site, float]:
@@ -120,6 +124,8 @@ def _row_of(profile: SteeringProfile, edit: EditSpec, path: str) -> FeatureEdit:
         scope=edit.scope,
         only_if_active=edit.only_if_active,
         special_tokens=edit.special_tokens,
+        ranges=[[window.after, window.first] for window in edit.ranges] or None,
+        sink_tokens=edit.sink_tokens,
     )
     if edit.gate is not None:
         _set_gate(row, edit.gate, _find_feature(profile, edit.gate.feature, f"{path}.gate"))

@@ -18,7 +18,8 @@ from steering.spec.parsing import MAX_LAYER, parse_edits
 from steering.spec.units import MAX_STRENGTH
 
 KEEP_NORM = FeatureEdit.Operation.NORM_PRESERVING
-CONDITIONS = ("scope", "after", "first", "only_if_active", "gate_feature", "gate_above", "gate_unit", "special_tokens")
+CONDITIONS = ("scope", "after", "first", "only_if_active", "gate_feature", "gate_above", "gate_unit", "special_tokens",
+              "ranges", "sink_tokens")  # fmt: skip
 
 
 class ModelsOwnSelect(AutocompleteSelect):
@@ -46,6 +47,7 @@ class FeatureEditForm(forms.ModelForm[FeatureEdit]):
     class Meta:
         model = FeatureEdit
         fields = ("feature", "operation", "strength", "lower", "unit", "phase", *CONDITIONS)
+        widgets = {"ranges": forms.TextInput}
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -78,8 +80,8 @@ class VectorEditForm(FeatureEditForm):
     class Meta:
         model = FeatureEdit
         fields = ("plain_vector", "vector", "operation", "strength", "lower", "unit", "phase", "scope", "after",
-                  "first", "special_tokens")  # fmt: skip
-        widgets = {"vector": forms.Textarea(attrs={"rows": 2, "cols": 50})}
+                  "first", "special_tokens", "ranges", "sink_tokens")  # fmt: skip
+        widgets = {"vector": forms.Textarea(attrs={"rows": 2, "cols": 50}), "ranges": forms.TextInput}
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -16,7 +16,10 @@ OPERATIONS = {
 PHASES = {
     "both": "On the tokens of the prompt and on those that the model writes.",
     "prompt": "Only on the tokens of the prompt, as the model reads them.",
-    "generation": "Only on the tokens that the model writes.",
+    "from_last_prompt_token": "From the prompt's last token on, where the answer's first token is drawn: the whole"
+    " answer is steered, and the prompt before it is not.",
+    "generation": "Only on the tokens that the model writes. The first of them is drawn before that, so it is not"
+    " steered.",
 }
 SCOPES = {
     "everything": "On all tokens of the phase.",

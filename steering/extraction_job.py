@@ -20,6 +20,7 @@ from steering.model_shape import read_model_shape
 from steering.models import VectorSet
 from steering.prompt_pairs import PromptPair, parse_pairs
 from steering.residual_reader import EngineResidualReader, ResidualReader
+from steering.spec.edit import SINK_FACTOR
 from steering.vectors import FoundVector, save_vectors
 
 if TYPE_CHECKING:
@@ -35,7 +36,10 @@ POSITIONS: tuple[Position, ...] = ("last", "mean")
 
 @dataclass(frozen=True, slots=True)
 class ExtractionWish:
-    """``position``: the residual of a prompt's last token, or the mean over its tokens; special tokens are left out."""
+    """``position``: the residual of a prompt's last token, or the mean over its tokens.
+
+    Special tokens are left out, and attention sinks of means.
+    """
 
     name: str
     model: LanguageModel
@@ -108,7 +112,7 @@ def _wish(params: dict[str, Any]) -> ExtractionWish:
 
 @dataclass(slots=True)
 class _Sides:
-    """What was read at one site, a row per pair, and the norms of all tokens' residuals."""
+    """What was read at one site, a row per pair, and the norms of residuals that are no attention sinks'."""
 
     positive: list[NDArray[np.float32]]
     negative: list[NDArray[np.float32]]
@@ -136,12 +140,13 @@ def _add(side: _Sides, rows: Sequence[NDArray[np.float32]], position: Position) 
     for number, values in enumerate(rows):
         if not len(values):
             raise ValueError(
-                f"The prompt {number // 2} has no tokens but special ones; there is nothing to read of it."
+                f"The prompt {number // 2} has no tokens but special ones or its first; there is nothing to read in it."
             )
         norms = np.linalg.norm(values.astype(np.float64), axis=1)
-        side.norm_sum += float(norms.sum())
-        side.num_tokens += len(values)
-        one = values[-1] if position == "last" else values.mean(axis=0)
+        is_ordinary = norms <= SINK_FACTOR * np.median(norms)
+        side.norm_sum += float(norms[is_ordinary].sum())
+        side.num_tokens += int(is_ordinary.sum())
+        one = values[-1] if position == "last" else values[is_ordinary].mean(axis=0)
         (side.positive if number % 2 == 0 else side.negative).append(one)
 
 

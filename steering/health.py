@@ -40,7 +40,7 @@ def _judge_fvu(sae: SAE) -> Verdict:
     if sae.fvu >= _BROKEN_FVU:
         if sae.causes:
             return Verdict(f"{lost}: nearly all. Something does not fit.", is_warning=True)
-        reason = "wrong layer or site, activation function, transposed weights, or another rule for the first token"
+        reason = "wrong layer or site, activation function, or transposed weights"
         return Verdict(f"{lost}: nearly all. Something does not fit: {reason}.", is_warning=True)
     if sae.fvu >= _POOR_FVU:
         return Verdict(f"{lost}, which is much. Check layer and site.", is_warning=True)
@@ -74,7 +74,10 @@ def _judge_dead(sae: SAE) -> list[Verdict]:
 def _judged_on(sae: SAE) -> Verdict:
     if sae.measured_at is None:
         return Verdict("It was not measured on this server; what is known came with its files.")
-    return Verdict(f"Measured on {sae.measured_at:%Y-%m-%d %H:%M} UTC on {sae.measured_tokens} tokens of {sae.corpus}.")
+    text = f"Measured on {sae.measured_at:%Y-%m-%d %H:%M} UTC on {sae.measured_tokens} tokens of {sae.corpus}"
+    if sae.measured_sinks:
+        text += f", {sae.measured_sinks} attention sinks left out"
+    return Verdict(f"{text}.")
 
 
 def _judge_norm(sae: SAE) -> list[Verdict]:

@@ -122,6 +122,7 @@ def save_check(*, sae: SAE, checked: Checked) -> SAE:
     measurement = checked.measurement
     sae.l0, sae.fvu = measurement.l0, measurement.reconstruction.fvu
     sae.mean_resid_norm, sae.dead_share = measurement.reconstruction.mean_norm, measurement.dead_share
+    sae.median_resid_norm, sae.measured_sinks = measurement.sinks.median, measurement.sinks.num_sinks
     sae.measured_at, sae.measured_tokens = timezone.now(), measurement.num_tokens
     sae.corpus, sae.causes = checked.wish.corpus.label, [*checked.causes, *_import_doubts(ratios)]
     sae.save()

@@ -20,7 +20,7 @@ from steering.models import SAE, Feature
 from steering.published import PublishedVersion, registered_saes, source_of
 from steering.spec.edit import EditSpec, FeatureTarget
 from steering.spec.errors import InvalidSpecError, Problem
-from steering.spec.parsing import parse_edits
+from steering.spec.parsing import parse_edits, with_request_defaults
 from steering.spec.rendering import edit_to_json, edits_to_json, fingerprint
 from steering.spec.units import MAX_PUSH
 
@@ -103,7 +103,9 @@ def _features(value: object) -> list[Any]:
 def _parse(items: list[Any], model_name: str, saes: Mapping[str, SAE]) -> tuple[EditSpec, ...]:
     places = [_place(item, f"edits[{number}]", model_name, saes) for number, item in enumerate(items)]
     targets = feature_targets([place for place in places if place is not None])
-    edits = parse_edits([_edit(item, place, targets) for item, place in zip(items, places, strict=True)])
+    edits = parse_edits(
+        [with_request_defaults(_edit(item, place, targets)) for item, place in zip(items, places, strict=True)]
+    )
     problems = [
         Problem(f"edits[{number}].strength", f"The edit would push the residual by {edit.push:.3g} times its norm.")
         for number, edit in enumerate(edits)

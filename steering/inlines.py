@@ -87,8 +87,8 @@ class FeatureEditInline(_EditInline):
                 "classes": ("collapse",),
                 "fields": (
                     "scope",
-                    ("after", "first"),
-                    ("only_if_active", "special_tokens"),
+                    ("after", "first", "ranges"),
+                    ("only_if_active", "special_tokens", "sink_tokens"),
                     ("gate_feature", "gate_above", "gate_unit"),
                 ),
             },
@@ -121,7 +121,10 @@ class VectorEditInline(_EditInline):
         (None, {"fields": ("plain_vector", *_AMOUNT, ("norm_layer", "norm_site"), *_OUTCOME)}),
         (
             "Conditions, and numbers of one's own",
-            {"classes": ("collapse",), "fields": ("scope", ("after", "first"), "special_tokens", "vector")},
+            {
+                "classes": ("collapse",),
+                "fields": ("scope", ("after", "first", "ranges"), ("special_tokens", "sink_tokens"), "vector"),
+            },
         ),
     )
     autocomplete_fields = ("plain_vector",)

@@ -61,9 +61,15 @@ class SAE(models.Model):
     mean_resid_norm = models.FloatField(
         "mean residual norm", null=True, blank=True, help_text="Mean L2 norm of the residual at the site."
     )
+    median_resid_norm = models.FloatField(
+        "median residual norm", null=True, blank=True, help_text="Attention sinks are compared to it."
+    )
     dead_share = models.FloatField(null=True, blank=True, help_text="Share of features that never fired.")
     measured_at = models.DateTimeField(null=True, blank=True, editable=False)
     measured_tokens = models.PositiveIntegerField(null=True, blank=True, help_text="Ordinary tokens of the corpus.")
+    measured_sinks = models.PositiveIntegerField(
+        null=True, blank=True, help_text="Attention sinks of the corpus, which were left out."
+    )
     corpus = models.CharField(max_length=200, blank=True, help_text="What it was measured on: name and version.")
     causes = models.JSONField(default=list, blank=True, help_text="Sentences on what may be wrong with it.")
     created_at = models.DateTimeField(db_default=Now(), editable=False)
@@ -91,6 +97,11 @@ class SAE(models.Model):
     def reference_norm(self) -> float | None:
         """Mean norm of the residual where the SAE's decoder writes: sqrt(d_in) if it normalises its input."""
         return self.mean_resid_norm if self.normalization == "none" else float(self.d_in**0.5)
+
+    @property
+    def typical_norm(self) -> float | None:
+        """Median norm of the residual, or the mean where only that is known: attention sinks are compared to it."""
+        return self.median_resid_norm or self.mean_resid_norm
 
 
 class Feature(models.Model):
@@ -215,8 +226,9 @@ class FeatureEdit(models.Model):
 
     class Phase(models.TextChoices):
         BOTH = "both", "everywhere"
+        FROM_LAST_PROMPT_TOKEN = "from_last_prompt_token", "answer, from its first token"
         PROMPT = "prompt", "prompt only"
-        GENERATION = "generation", "generation only"
+        GENERATION = "generation", "answer, after its first token"
 
     class Scope(models.TextChoices):
         EVERYTHING = "everything", "everything"
@@ -235,7 +247,7 @@ class FeatureEdit(models.Model):
     operation = models.CharField(max_length=20, choices=Operation, default=Operation.ADD)
     strength = models.FloatField(default=1.0, help_text="A factor for “scale by”; unused for “ablate”.")
     unit = models.CharField(max_length=20, choices=Unit, default=Unit.MAX_ACT)
-    phase = models.CharField(max_length=20, choices=Phase, default=Phase.BOTH)
+    phase = models.CharField(max_length=30, choices=Phase, default=Phase.BOTH)
     lower = models.FloatField(
         null=True, blank=True, help_text="Lower end for “cap the projection at”; the strength is the upper one."
     )
@@ -256,6 +268,16 @@ class FeatureEdit(models.Model):
     gate_above = models.FloatField("gate threshold", null=True, blank=True, help_text="Empty: 0.")
     gate_unit = models.CharField(max_length=20, choices=GateUnit, default=GateUnit.MAX_ACT)
     special_tokens = models.BooleanField(default=False, help_text="On special tokens too.")
+    ranges = models.JSONField(
+        null=True,
+        blank=True,
+        help_text="In place of “after” and “first”: [[0, 4], [10, null]] are tokens 0 to 3 and 10 on.",
+    )
+    sink_tokens = models.BooleanField(
+        "attention sinks",
+        default=False,
+        help_text="On a prompt's first token and on those with enormous residuals too.",
+    )
 
     class Meta:
         ordering = ("pk",)

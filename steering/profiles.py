@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from inference.interventions import Intervention
 from inference.records import model_table
 from inference.sources import SourceError
-from steering.composition import followed_by, scaled
+from steering.composition import followed_by, scaled, without_norm_limits
 from steering.errors import (
     InlineSteeringError,
     InvalidProfileError,
@@ -130,10 +130,12 @@ class ProfileResolver:
         versions = [version for version in (own, *policies) if version is not None]
         if not versions:
             return None
-        key = _chain_key(versions, wish.intensity if own else 1.0)
+        key = _chain_key(versions, wish.intensity if own else 1.0, len(policies))
         intervention = self._find_compiled(key, special_token_ids)
         if intervention is None:
             parts = [await self._intervention(version, special_token_ids) for version in versions]
+            num_own = len(versions) - len(policies)
+            parts[num_own:] = map(without_norm_limits, parts[num_own:])
             intervention = await asyncio.to_thread(_chained, parts, wish.intensity if own else 1.0)
             checksums = frozenset(source.checksum for version in versions for source in version.saes)
             self._keep(key, special_token_ids, _Compiled(intervention, checksums))
@@ -230,6 +232,8 @@ def _not_compiled(version: PublishedVersion, error: Exception) -> SteeringError:
     if version.name.endswith(DRAFT) and isinstance(error, InvalidSpecError):
         return InvalidProfileError.from_spec(error)
     logger.error("The profile %s could not be compiled.", version.label, exc_info=error)
+    if isinstance(error, InvalidSpecError):
+        return SAEUnavailableError(f"The profile {version.label} cannot be applied: {error}")
     needed = f"the profile {version.label} was published with"
     if not version.number:
         needed = f"{'the rule ' if version.name.startswith(WATCH) else ''}{version.label} needs"
@@ -238,9 +242,9 @@ def _not_compiled(version: PublishedVersion, error: Exception) -> SteeringError:
     )
 
 
-def _chain_key(versions: Sequence[PublishedVersion], intensity: float) -> str:
+def _chain_key(versions: Sequence[PublishedVersion], intensity: float, num_policies: int) -> str:
     """Apart from every version's own fingerprint, under which it is kept alone."""
-    return f"{intensity!r} " + " ".join(version.fingerprint for version in versions)
+    return f"{intensity!r} {num_policies} " + " ".join(version.fingerprint for version in versions)
 
 
 def _chained(parts: Sequence[Intervention], intensity: float) -> Intervention:

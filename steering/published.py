@@ -91,7 +91,7 @@ def _policies() -> dict[int, tuple[PublishedVersion, ...]]:
 
 def _cap(rule: WatchRule) -> PublishedVersion:
     """What holds a watched feature down, after all policies; its name is no version's."""
-    edits = (EditSpec(feature_target(rule.feature), "at_most", rule.raw_threshold, "raw"),)
+    edits = (EditSpec(feature_target(rule.feature), "at_most", rule.raw_threshold, "raw", sink_tokens=True),)
     source = source_of(rule.feature.sae)
     return PublishedVersion(f"{WATCH}{rule.name}", 0, fingerprint(edits), edits_to_json(edits), (source,))
 

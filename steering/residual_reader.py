@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PromptResiduals:
-    """``sites`` has ``[tokens, d]`` for each site, special tokens left out."""
+    """``sites`` has ``[tokens, d]`` for each site; special tokens are left out, and a first token that is none.
+
+    The latter is an attention sink, whose residual is of another scale and says nothing.
+    """
 
     sites: tuple[NDArray[np.float32], ...]
 
@@ -57,4 +60,8 @@ class EngineResidualReader:
             Read(site=site, stage="pre", phase="prompt", skip_token_ids=text.special_token_ids) for site in sites
         )
         found = await read_prompts(self._client or get_client(), model=ready.record.name, prompts=ids, reads=reads)
-        return [PromptResiduals(tuple(one.values(number) for number in range(len(sites)))) for one in found]
+        starts = [0 if prompt[0] in text.special_token_ids else 1 for prompt in ids]
+        return [
+            PromptResiduals(tuple(one.values(number)[start:] for number in range(len(sites))))
+            for one, start in zip(found, starts, strict=True)
+        ]

@@ -10,7 +10,7 @@ from steering.inline import FeaturePlace, feature_json, feature_place, feature_t
 from steering.models import SAE
 from steering.spec.edit import EditSpec, FeatureTarget
 from steering.spec.errors import InvalidSpecError, Problem
-from steering.spec.parsing import MAX_EDITS, parse_edits
+from steering.spec.parsing import MAX_EDITS, parse_edits, with_request_defaults
 
 
 def read_short_edits(model: LanguageModel, items: Sequence[Any]) -> tuple[EditSpec, ...]:
@@ -23,7 +23,7 @@ def read_short_edits(model: LanguageModel, items: Sequence[Any]) -> tuple[EditSp
     saes = {sae.name: sae for sae in SAE.objects.filter(model=model)}
     full = [_with_places(item, f"edits[{number}]", model.name, saes) for number, item in enumerate(items)]
     targets = feature_targets([place for edit in full for place in _places_in(edit)])
-    return parse_edits([_filled(edit, targets) for edit in full])
+    return parse_edits([with_request_defaults(_filled(edit, targets)) for edit in full])
 
 
 def _with_places(item: Any, path: str, model_name: str, saes: dict[str, SAE]) -> Any:

@@ -14,6 +14,7 @@ from inference.engine.model_runner import StepOutput
 from inference.engine.request import RequestState, Sequence
 from inference.engine.scheduler import Chunk
 from inference.engine.step_isolation import OUT_OF_MEMORY, Restore, StepIsolation
+from inference.interventions import Site
 
 
 def chunk_isolation(run: Callable[[list[Chunk]], StepOutput]) -> StepIsolation[Chunk, StepOutput]:
@@ -42,6 +43,7 @@ class _Before:
     num_computed: int
     steering_expected: int
     steering_applied: int
+    steering_effects: dict[Site, list[float]]
     random: Tensor | None  # the generator's state, where the attempt may draw from it
     uniforms: tuple[float, ...]  # drawn before and not used yet
 
@@ -54,6 +56,7 @@ class _Before:
             sequence.num_computed,
             sequence.steering_expected,
             sequence.steering_applied,
+            {site: list(total) for site, total in sequence.steering_effects.items()},
             sequence.generator.get_state() if draws else None,
             tuple(sequence.uniforms),
         )
@@ -62,6 +65,7 @@ class _Before:
         self.sequence.num_computed = self.num_computed
         self.sequence.steering_expected = self.steering_expected
         self.sequence.steering_applied = self.steering_applied
+        self.sequence.steering_effects = self.steering_effects
         if self.random is not None:
             self.sequence.generator.set_state(self.random)
             self.sequence.uniforms[:] = self.uniforms

@@ -11,7 +11,7 @@ from typing import Literal
 
 from inference.engine.embedding_messages import EmbeddingEvent, EmbeddingRequest
 from inference.grammars import Grammar
-from inference.interventions import Intervention
+from inference.interventions import InertEdit, Intervention, Removal, Site
 from inference.parts import PLAIN, PartRules
 from inference.readings import Read, Reading
 
@@ -150,12 +150,30 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class SiteEffect:
+    """What steering did at one site: of ``num_tokens`` on which the profile acts there it changed ``num_changed``, and
+    ``change`` is the sum over all of them of ``|h' - h| / |h|``.
+    """
+
+    site: Site
+    num_tokens: int
+    num_changed: int
+    change: float
+
+
+@dataclass(frozen=True, slots=True)
 class SteeringReceipt:
-    """Proof that steering ran: layer applications expected from the profile, and those that the hooks made."""
+    """Proof that steering ran: layer applications expected from the profile, and those that the hooks made.
+
+    ``effects`` says what came of them; ``removals`` and ``inert`` are those of the intervention.
+    """
 
     fingerprint: str
     expected: int
     applied: int
+    effects: tuple[SiteEffect, ...] = ()
+    removals: tuple[Removal, ...] = ()
+    inert: tuple[InertEdit, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

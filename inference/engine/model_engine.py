@@ -306,9 +306,7 @@ class ModelEngine:
         """Its last token was drafted and chosen, so the step that drafted it has computed it."""
         self._scheduler.note_accepted(sequence)
         if sequence in output.draft_steering:
-            expected, applied = next(output.draft_steering[sequence])
-            sequence.steering_expected += expected
-            sequence.steering_applied += applied
+            next(output.draft_steering[sequence]).note(sequence)
         found = self._take_found(sequence, output)
         return [*found, *self._guarded(sequence, partial(self._check_steering, sequence))]
 

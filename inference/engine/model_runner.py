@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -34,6 +35,22 @@ from inference.engine.step_inputs import StepArrays, StepTensors, build_step, st
 from inference.engine.token_masks import TokenMasks
 from inference.engine.transfers import to_device
 from inference.engine.verification import sample_and_verify
+from inference.interventions import Site
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSteering:
+    """Of one token: at how many sites it was to be steered and was, and what came of that, as in StepEffects."""
+
+    expected: int
+    applied: int
+    sites: tuple[Site, ...]
+    effects: list[list[float]]
+
+    def note(self, sequence: Sequence) -> None:
+        sequence.steering_expected += self.expected
+        sequence.steering_applied += self.applied
+        sequence.note_effects(self.sites, self.effects)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +58,14 @@ class StepOutput:
     """Next tokens of the chunks that sample, in their order, and log-probabilities of prompt tokens by sequence.
 
     ``sampled`` has a row for each of ``sequences``, which may stand there several times in a row: then all its tokens
-    but the last were drafts, and ``draft_steering`` has expected and actual applications for each of its drafts.
+    but the last were drafts, and ``draft_steering`` has what steering did to each of its drafts.
     ``found`` is what was read, of drafts as well, and ``scores`` what was scored of continuations.
     """
 
     sampled: Sampled
     prompt_logprobs: dict[Sequence, tuple[TokenLogprob | None, ...]]
     sequences: list[Sequence]
-    draft_steering: dict[Sequence, Iterator[tuple[int, int]]] = field(default_factory=dict)
+    draft_steering: dict[Sequence, Iterator[TokenSteering]] = field(default_factory=dict)
     found: dict[Sequence, list[Found]] = field(default_factory=dict)
     scores: dict[Sequence, Scores] = field(default_factory=dict)
 
@@ -102,8 +119,8 @@ class ModelRunner:
         finally:
             masks.wait()
         found = reading.found() if reading is not None else {}
-        draft_steering = _note_steering(chunks, step)
         output = _read_out(chunks, logits, self._sampler, masks.result())
+        draft_steering = _note_steering(chunks, step)  # after sampling, which waits for the device in any case
         for chunk in chunks:
             chunk.sequence.num_computed += chunk.num_own
         return replace(output, draft_steering=draft_steering, found=found)
@@ -223,20 +240,32 @@ def _rows(chunks: list[Chunk]) -> list[int]:
     return rows
 
 
-def _note_steering(chunks: list[Chunk], step: SteeringStep) -> dict[Sequence, Iterator[tuple[int, int]]]:
-    """Book expected and actual applications of each steered sequence; returns those of its drafts, not booked."""
-    of_drafts: dict[Sequence, Iterator[tuple[int, int]]] = {}
-    num_tokens = sum(chunk.num_tokens for chunk in chunks)
-    expected, applied = step.counts(num_tokens)
-    first = 0
-    for chunk in chunks:
-        sequence, own, last = chunk.sequence, first + chunk.num_own, first + chunk.num_tokens
-        if sequence.rows is not None:
-            sequence.steering_expected += sum(expected[first:own])
-            sequence.steering_applied += sum(applied[first:own])
-            if chunk.drafts:
-                of_drafts[sequence] = zip(expected[own:last], applied[own:last], strict=True)
-        first = last
+def _note_steering(chunks: list[Chunk], step: SteeringStep) -> dict[Sequence, Iterator[TokenSteering]]:
+    """Record what steering did to each steered sequence; returns that of its drafts, not recorded."""
+    of_drafts: dict[Sequence, Iterator[TokenSteering]] = {}
+    if step.plan is None:
+        return of_drafts
+    expected, applied = step.counts(sum(chunk.num_tokens for chunk in chunks))
+    effects = step.effects()
+    starts = list(accumulate((chunk.num_tokens for chunk in chunks), initial=0))
+    steered = [(c, first, first + c.num_own) for c, first in zip(chunks, starts, strict=False) if c.sequence.rows]
+    sums = effects.sums([(first, own) for _, first, own in steered]) if effects is not None else []
+    for number, (chunk, first, own) in enumerate(steered):
+        sequence, last = chunk.sequence, first + chunk.num_tokens
+        sequence.steering_expected += sum(expected[first:own])
+        sequence.steering_applied += sum(applied[first:own])
+        if effects is not None:
+            sequence.note_effects(effects.sites, sums[number])
+        if chunk.drafts:
+            places = range(own, last)
+            drafted = [[]] * len(places) if effects is None else effects.sums([(one, one + 1) for one in places])
+            sites = () if effects is None else effects.sites
+            of_drafts[sequence] = iter(
+                [
+                    TokenSteering(expected[at], applied[at], sites, sums)
+                    for at, sums in zip(places, drafted, strict=True)
+                ]
+            )
     return of_drafts
 
 

@@ -19,7 +19,10 @@ KEY_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """Identities of the steering that acts on prompt tokens and on generated ones; empty where none does."""
+    """Identities of the steering that acts on prompt tokens and on generated ones; empty where none does.
+
+    The last prompt token counts as generated where steering tells it from those before it.
+    """
 
     prompt: str = ""
     generation: str = ""
@@ -27,7 +30,7 @@ class Programs:
 
 @dataclass(slots=True)
 class PrefixKeys:
-    """The keys of one sequence's full blocks, computed once each."""
+    """The keys of one sequence's full blocks, computed once each. ``num_prompt`` tokens have the prompt's program."""
 
     block_size: int
     programs: Programs

@@ -12,13 +12,14 @@ import torch
 from inference.engine.cache_policy import PREFIX_BLOCK
 from inference.engine.detokenizer import Detokenizer
 from inference.engine.grammar import Matcher
-from inference.engine.messages import GenerationRequest, SteeringReceipt, Timings, Usage
+from inference.engine.messages import GenerationRequest, SiteEffect, SteeringReceipt, Timings, Usage
 from inference.engine.prefix_keys import PrefixKeys, Programs
 from inference.engine.sequence_parts import SequenceParts
 from inference.engine.sequence_reading import SequenceReading
 from inference.engine.sequence_scoring import SequenceScoring
 from inference.engine.steering_rows import SteeringRows
 from inference.engine.token_history import TokenHistory
+from inference.interventions import Site
 
 if TYPE_CHECKING:
     from inference.engine.speculation import Drafter
@@ -58,6 +59,7 @@ class Sequence:
     scoring: SequenceScoring | None = None
     steering_expected: int = 0
     steering_applied: int = 0
+    steering_effects: dict[Site, list[float]] = field(default_factory=dict)  # tokens, those changed, sum of changes
     has_prompt_logprobs: bool = False  # they were all sent
     history: TokenHistory | None = None  # kept only for penalties
     uniforms: list[float] = field(default_factory=list)  # drawn from the generator, not used yet; the last is next
@@ -68,7 +70,9 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.token_ids = [*self.request.prompt_token_ids, *self.request.continuation]
-        self.prefix_keys = PrefixKeys(PREFIX_BLOCK, _programs(self.request), self.num_prompt, self.request.cache_salt)
+        self.prefix_keys = PrefixKeys(
+            PREFIX_BLOCK, _programs(self.request), _num_prompt_program(self.request), self.request.cache_salt
+        )
         if self.request.reads:
             self.reading = SequenceReading(self.request.reads, self.num_prompt)
         if self.request.scoring is not None:
@@ -154,9 +158,36 @@ class Sequence:
         )
 
     def receipt(self) -> SteeringReceipt | None:
-        if self.request.intervention is None:
+        intervention = self.request.intervention
+        if intervention is None:
             return None
-        return SteeringReceipt(self.request.intervention.fingerprint, self.steering_expected, self.steering_applied)
+        effects = tuple(
+            SiteEffect(site, int(num_tokens), int(num_changed), change)
+            for site, (num_tokens, num_changed, change) in sorted(self.steering_effects.items())
+        )
+        return SteeringReceipt(
+            intervention.fingerprint,
+            self.steering_expected,
+            self.steering_applied,
+            effects,
+            intervention.removals,
+            intervention.inert,
+        )
+
+    def note_effects(self, sites: tuple[Site, ...], sums: list[list[float]]) -> None:
+        """What steering did to further tokens: of each site how many, how many it changed, and the sum of changes."""
+        for site, (num_tokens, num_changed, change) in zip(sites, sums, strict=True):
+            if num_tokens:
+                total = self.steering_effects.setdefault(site, [0.0, 0.0, 0.0])
+                total[0] += num_tokens
+                total[1] += num_changed
+                total[2] += change
+
+
+def _num_prompt_program(request: GenerationRequest) -> int:
+    """How many tokens the prompt's program steers: all of the prompt but its last one where that is another matter."""
+    tells_last = request.intervention is not None and request.intervention.tells_last_prompt_token
+    return len(request.prompt_token_ids) - tells_last
 
 
 def _programs(request: GenerationRequest) -> Programs:

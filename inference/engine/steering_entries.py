@@ -10,7 +10,7 @@ from torch import Tensor
 
 from inference.engine.native.steering_tensors import NORMALIZATIONS, Code, Number
 from inference.engine.sites import SiteError
-from inference.interventions import MAX_GATES, FeatureReader, FeatureRule, ReaderEdit
+from inference.interventions import MAX_GATES, FeatureColumns, FeatureReader, FeatureRule, ReaderEdit
 
 INFINITY = float("inf")
 
@@ -27,6 +27,7 @@ class _Draft:
     lower: float = -INFINITY
     upper: float = INFINITY
     floor: float = -INFINITY
+    norm_limit: float = INFINITY
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +45,20 @@ class Entries:
 
 
 def build_entries(edits: Sequence[ReaderEdit], width: int) -> Entries:
-    """In the order of the edits and their rules. SiteError for features that do not exist and too many gates."""
+    """In the order of the edits and their rules.
+
+    SiteError for features that do not exist, too many gates, and weights that are not finite numbers: a sum over all
+    entries would carry those into the tokens of other rows.
+    """
     drafts: list[_Draft] = []
     for edit in edits:
         for rule in edit.rules:
-            _draft_rule(edit.reader, rule, drafts)
+            _draft_rule(edit.reader, rule, drafts, edit.norm_limit)
     read, write = torch.zeros(len(drafts), width), torch.zeros(len(drafts), width)
     numbers, codes = torch.zeros(len(drafts), len(Number)), torch.zeros(len(drafts), len(Code), dtype=torch.int32)
     for number, draft in enumerate(drafts):
         numbers[number] = torch.tensor(
-            [0.0, -INFINITY, draft.gain - 1, draft.offset, draft.lower, draft.upper, draft.floor]
+            [0.0, -INFINITY, draft.gain - 1, draft.offset, draft.lower, draft.upper, draft.floor, draft.norm_limit]
         )
         codes[number, Code.GATE] = draft.gate
     for reader, places in _by_reader(drafts):
@@ -68,12 +73,40 @@ def build_entries(edits: Sequence[ReaderEdit], width: int) -> Entries:
             numbers[places, Number.BIAS] = columns.bias.float().cpu()
         if columns.threshold is not None:
             numbers[places, Number.THRESHOLD] = columns.threshold.float().cpu()
+    _check_finite(drafts, read, write, numbers)
     is_given = codes[:, Code.IS_GIVEN].tolist()
     given_by = tuple((d.reader, d.feature) if given else None for d, given in zip(drafts, is_given, strict=True))
     return Entries(read, write, numbers, codes, given_by)
 
 
-def _draft_rule(reader: FeatureReader, rule: FeatureRule, drafts: list[_Draft]) -> None:
+class ConstantReader:
+    """The one feature of a vector that is always added: it activates by 0 and writes the vector."""
+
+    d_sae = 1
+
+    def __init__(self, vector: Tensor) -> None:
+        self._vector = vector
+        self.d_in = len(vector)
+        self.key = f"constant {id(vector)}"
+
+    def columns(self, features: Tensor) -> FeatureColumns:
+        rows = self._vector.expand(len(features), -1)
+        return FeatureColumns(write=rows, read=torch.zeros_like(rows))
+
+    def activations(self, h: Tensor, features: Tensor) -> Tensor:
+        return h.new_zeros(len(h), len(features))
+
+
+def _check_finite(drafts: Sequence[_Draft], read: Tensor, write: Tensor, numbers: Tensor) -> None:
+    """Bounds, floors and thresholds may be infinite, and must be numbers."""
+    finite = numbers[:, [Number.BIAS, Number.GAIN_LESS_ONE, Number.OFFSET]]
+    is_valid = read.isfinite().all(1) & write.isfinite().all(1) & finite.isfinite().all(1) & ~numbers.isnan().any(1)
+    if not bool(is_valid.all()):
+        draft = drafts[int((~is_valid).nonzero()[0])]
+        raise SiteError(f"The weights or numbers of feature {draft.feature} ({draft.reader.key}) are not all finite.")
+
+
+def _draft_rule(reader: FeatureReader, rule: FeatureRule, drafts: list[_Draft], norm_limit: float) -> None:
     """The rule's entry, and one per gate: a chain of entries, each the gate of the one before."""
     if len(rule.gates) + rule.only_if_active > MAX_GATES:
         raise SiteError(f"Feature {rule.feature} has more than {MAX_GATES} gates.")
@@ -81,6 +114,7 @@ def _draft_rule(reader: FeatureReader, rule: FeatureRule, drafts: list[_Draft]) 
     drafts.append(_draft(reader, rule.feature, mine))
     edit = drafts[mine]
     edit.gain, edit.offset, edit.lower, edit.upper = rule.gain, rule.offset, rule.lower, rule.upper
+    edit.norm_limit = norm_limit
     last = edit
     for gate in rule.gates:
         last.gate, last.floor = len(drafts), gate.above

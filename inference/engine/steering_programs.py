@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from inference.interventions import Edit, Intervention, Phase, Site, TokenPlace, Window
+from inference.interventions import Edit, Intervention, Site, TokenPlace, Window, Zone
 from inference.parts import Part
 
 Program = tuple[Edit, ...]
@@ -13,9 +13,10 @@ Program = tuple[Edit, ...]
 
 @dataclass(frozen=True, slots=True)
 class PlacePrograms:
-    """The programs of a phase's tokens, or of those of one part of it.
+    """The programs of a zone's tokens, or of those of one part of it.
 
-    ``programs[i][k]`` from the phase's ``starts[i]``-th and the part's ``part_starts[k]``-th token on. Empty where
+    ``programs[i][k]`` from the ``starts[i]``-th token of the prompt, or of what is generated, and the part's
+    ``part_starts[k]``-th token on. Empty where
     nothing acts.
     """
 
@@ -25,12 +26,12 @@ class PlacePrograms:
     special_programs: tuple[tuple[Program, ...], ...]  # of special tokens
 
 
-def place_programs(intervention: Intervention, phase: Phase, part: Part | None = None) -> PlacePrograms:
-    """``phase`` is prompt, or generation with a ``part``."""
-    edits = [e for e in intervention.edits if e.phase in {phase, "both"} and (part is None or part in e.parts)]
-    starts = _starts(edit.window for edit in edits)
+def place_programs(intervention: Intervention, zone: Zone, part: Part | None = None) -> PlacePrograms:
+    """With a ``part`` for what is generated, and without one for the prompt."""
+    edits = [edit for edit in intervention.edits if edit.starts_in(zone) and (part is None or part in edit.parts)]
+    starts = tuple(sorted({0}.union(*(edit.starts_in(zone) for edit in edits))))
     part_starts = _starts(edit.part_window for edit in edits) if part is not None else (0,)
-    places = [[TokenPlace(phase, start, part, part_start) for part_start in part_starts] for start in starts]
+    places = [[TokenPlace(zone, start, part, part_start) for part_start in part_starts] for start in starts]
     return PlacePrograms(
         starts,
         part_starts,

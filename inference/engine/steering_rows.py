@@ -14,9 +14,10 @@ Rows = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class PlaceRows:
-    """Rows of a phase's tokens, or of those of one part of it, by their index in both.
+    """Rows of a zone's tokens, or of those of one part of it, by their index in both.
 
-    ``rows[i][k]`` from the phase's ``starts[i]``-th and the part's ``part_starts[k]``-th token on, 0 for none.
+    ``rows[i][k]`` from the ``starts[i]``-th token of the prompt, or of what is generated, and the part's
+    ``part_starts[k]``-th token on, 0 for none.
     """
 
     starts: tuple[int, ...]  # the first is 0
@@ -35,6 +36,7 @@ class SteeringRows:
 
     fingerprint: str
     prompt: PlaceRows
+    last_prompt_token: PlaceRows
     generation: Mapping[Part, PlaceRows]
     rows: frozenset[int]
     skip_token_ids: frozenset[int]
@@ -48,6 +50,8 @@ class SteeringRows:
         """
         num_own = min(max(num_prompt - start, 0), len(token_ids))
         rows = [self._row(self.prompt, token, start + i, 0) for i, token in enumerate(token_ids[:num_own])]
+        if num_own and start + num_own == num_prompt:
+            rows[-1] = self._row(self.last_prompt_token, token_ids[num_own - 1], num_prompt - 1, 0)
         first, rest = start + num_own - num_prompt, token_ids[num_own:]
         if parts is None:
             answer = self.generation["answer"]

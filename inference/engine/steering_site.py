@@ -18,12 +18,15 @@ from inference.engine.native.steering_tensors import (
     Number,
     SteeringTensors,
 )
-from inference.engine.steering_entries import Entries, build_entries
+from inference.engine.sites import SiteError
+from inference.engine.steering_entries import ConstantReader, Entries, build_entries
 from inference.engine.steering_programs import Program
-from inference.interventions import FeatureReader, NormEdit, ReaderEdit, VectorEdit
+from inference.interventions import FeatureReader, FeatureRule, NormEdit, ReaderEdit, VectorEdit
 
 MIN_ENTRIES = 16
 MIN_WIDTH = 4
+MIN_STATIC = 4096
+FIRST = torch.tensor([0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +55,12 @@ class SiteTable:
         self._given: dict[int, dict[int, tuple[FeatureReader, int]]] = {}  # by row, then by entry
         self.acts: set[int] = set()
         self.version = 0
+        self.static_changes = torch.zeros(0, device=device)
         self._asks: tuple[int, tuple[GivenActivations, ...]] | None = None  # of all rows, at that version
         self._tensors = SteeringTensors(
             flags=torch.zeros(num_rows, dtype=torch.uint8, device=device),
             vectors=torch.zeros(num_rows, width, device=device),
+            norm_limits=torch.zeros(num_rows, device=device),
             counts=torch.zeros(num_rows, dtype=torch.int32, device=device),
             slots=torch.zeros(num_rows, MIN_WIDTH, dtype=torch.int32, device=device),
             read=torch.zeros(0, width, device=device),
@@ -75,12 +80,14 @@ class SiteTable:
 
     def set_row(self, row: int, program: Program) -> None:
         """Lay out the part of a program that acts here."""
-        vectors = [edit.vector.double().cpu() for edit in program if isinstance(edit, VectorEdit)]
-        entries = build_entries([edit for edit in program if isinstance(edit, ReaderEdit)], self.width)
+        sums = _vector_sums(program)
+        readers = [edit for edit in program if isinstance(edit, ReaderEdit)]
+        entries = build_entries([*readers, *sums[1:]], self.width)
         flags = ACTS
-        if vectors:
+        if sums:
             flags |= HAS_VECTOR
-            self._tensors.vectors[row] = torch.stack(vectors).sum(0).float().to(self._device)
+            self._tensors.vectors[row] = sums[0].reader.columns(FIRST).write[0].to(self._device)
+            self._tensors.norm_limits[row] = sums[0].norm_limit
         if any(isinstance(edit, NormEdit) for edit in program):
             flags |= KEEPS_NORM
         if len(entries):
@@ -89,13 +96,15 @@ class SiteTable:
         self.acts.add(row)
 
     def clear_row(self, row: int) -> None:
-        """Undo :meth:`set_row`, whether it came to its end or not."""
+        """Undo :meth:`set_row`, whether it came to its end or not. Nothing of the row's numbers stays behind."""
         self.acts.discard(row)
         t = self._tensors
-        t.flags[row], t.counts[row], t.vectors[row] = 0, 0, 0.0  # written, not replaced: captured steps read them
+        # Written, not replaced: captured steps read them.
+        t.flags[row], t.counts[row], t.vectors[row], t.norm_limits[row], t.slots[row] = 0, 0, 0.0, 0.0, 0
         slots = self._slots.pop(row, [])
         if slots:
-            self._tensors.codes[slots, Code.ROW] = 0  # row 0 does not act
+            for table in (t.read, t.write, t.numbers, t.codes):
+                table[slots] = 0  # of row 0, which does not act
             self._free += slots
         if self._given.pop(row, None):
             self.version += 1
@@ -105,6 +114,7 @@ class SiteTable:
         self._replace(
             flags=_grown(t.flags, num_rows),
             vectors=_grown(t.vectors, num_rows),
+            norm_limits=_grown(t.norm_limits, num_rows),
             counts=_grown(t.counts, num_rows),
             slots=_grown(t.slots, num_rows),
         )
@@ -132,14 +142,22 @@ class SiteTable:
         )
 
     def apply_static(self, hidden: Tensor, rows: Tensor) -> Tensor:
-        """As :meth:`apply`, for a step that is captured: whoever may have to be asked is asked, about every token."""
+        """The steered ``hidden`` of a step that is captured: every SAE that any row may need runs on all tokens.
+
+        How far tokens moved is written to :attr:`static_changes`, which all captured steps share.
+        """
         given = None
         for ask in self._all_asks():
             given = (
                 hidden.new_zeros(len(hidden), len(self._tensors.read), dtype=torch.float32) if given is None else given
             )
             given[:, ask.slots] = ask.reader.activations(hidden.float(), ask.features)
-        return native.steer(hidden, rows, self._tensors, given)
+        steered, changes = native.steer(hidden, rows, self._tensors, given)
+        if len(changes) > len(self.static_changes):  # not while capturing: an ordinary pass comes before
+            self.version += bool(len(self.static_changes))
+            self.static_changes = torch.zeros(_doubled(MIN_STATIC, len(changes)), device=self._device)
+        self.static_changes[: len(changes)].copy_(changes)
+        return steered
 
     def _all_asks(self) -> tuple[GivenActivations, ...]:
         """Of all rows. Made before the capture, which allows no copies to the device."""
@@ -147,8 +165,8 @@ class SiteTable:
             self._asks = (self.version, self.given_in(list(self._given)))
         return self._asks[1]
 
-    def apply(self, hidden: Tensor, rows: Tensor, asked: Sequence[GivenActivations]) -> Tensor:
-        """``hidden`` ``[tokens, width]`` steered by ``rows`` ``[tokens]``, as a new tensor."""
+    def apply(self, hidden: Tensor, rows: Tensor, asked: Sequence[GivenActivations]) -> tuple[Tensor, Tensor]:
+        """``hidden`` ``[tokens, width]`` steered by ``rows`` ``[tokens]``, and how far each token moved."""
         return native.steer(hidden, rows, self._tensors, self._ask(hidden, asked) if asked else None)
 
     def _ask(self, hidden: Tensor, asked: Iterable[GivenActivations]) -> Tensor:
@@ -209,6 +227,22 @@ class SiteTable:
 
     def _tensor(self, values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)
+
+
+def _vector_sums(program: Program) -> list[ReaderEdit]:
+    """One for each norm limit that vectors of the program have, the lowest first: their sum, always added."""
+    by_limit: dict[float, list[Tensor]] = {}
+    for edit in program:
+        if isinstance(edit, VectorEdit):
+            by_limit.setdefault(edit.norm_limit, []).append(edit.vector.double().cpu())
+    sums = []
+    for limit, vectors in sorted(by_limit.items()):
+        total = torch.stack(vectors).sum(0).float()
+        if not bool(total.isfinite().all()):
+            raise SiteError("The sum of the added vectors is not finite in float32.")
+        edit = ReaderEdit(program[0].site, ConstantReader(total), (FeatureRule(0, offset=1.0),), norm_limit=limit)
+        sums.append(edit)
+    return sums
 
 
 def _doubled(size: int, wanted: int) -> int:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from inference.engine.steering_site import GivenActivations
@@ -34,9 +37,27 @@ class SteeringPlan:
         return self._applied[ran]
 
 
+@dataclass(frozen=True, slots=True)
+class StepEffects:
+    """``values`` is ``[sites, 3, tokens]``: whether a token's profile acts at the site, whether that changed the token,
+    and how far, as a share of its norm.
+    """
+
+    sites: tuple[Site, ...]
+    values: NDArray[np.float64]
+
+    def sums(self, ranges: Sequence[tuple[int, int]]) -> list[list[list[float]]]:
+        """``[ranges][sites][3]`` over tokens from the first of each range up to its second."""
+        padded = np.concatenate([self.values, np.zeros((*self.values.shape[:2], 1))], axis=2)
+        totals = np.add.reduceat(padded, [end for each in ranges for end in each], axis=2)[:, :, ::2]
+        found: list[list[list[float]]] = totals.transpose(2, 0, 1).tolist()
+        return found
+
+
 @dataclass(slots=True)
 class SteeringStep:
-    """``plan`` is None where no token is steered. ``ran`` has each site's hook as often as it acted.
+    """``plan`` is None where no token is steered. ``ran`` has each site's hook as often as it acted, and ``changes``
+    what it made of each token then (``[tokens]`` float32 on the device: ``|h' - h| / |h|``).
 
     With ``static_rows`` (``[tokens]`` int64 on the device) the hooks read the rows from there, whatever the plan says.
     """
@@ -44,6 +65,16 @@ class SteeringStep:
     plan: SteeringPlan | None
     ran: list[Site] = field(default_factory=list)
     static_rows: Tensor | None = None
+    changes: list[Tensor] = field(default_factory=list)
+
+    def effects(self) -> StepEffects | None:
+        """What steering did to each token. Waits for the device; None where nothing ran."""
+        if self.plan is None or not self.changes:
+            return None
+        ran = [(site, changes) for site, changes in zip(self.ran, self.changes, strict=True) if site in self.plan.acts]
+        acts = np.array([self.plan.acts[site] for site, _ in ran], dtype=np.float64)
+        moved = torch.stack([changes for _, changes in ran]).cpu().numpy().astype(np.float64) * acts
+        return StepEffects(tuple(site for site, _ in ran), np.stack([acts, moved != 0, moved], axis=1))
 
     def counts(self, num_tokens: int) -> tuple[list[int], list[int]]:
         """At how many sites each token was to be steered, and really was."""

@@ -151,7 +151,10 @@ class SteeringTable:
     def replayed(self) -> None:
         """A captured step ran in the place of this one: the hooks acted where they did when it was captured."""
         assert self._step is not None, "a step is running"
+        assert self._step.plan is not None, "the step is steered"
+        num_tokens = len(self._step.plan.row_of_token)
         self._step.ran = list(self._ran_static)
+        self._step.changes = [self._sites[site].static_changes[:num_tokens] for site in self._ran_static]
 
     def _plan_of(self, row_of_token: list[int]) -> SteeringPlan | None:
         """None where no token is steered."""
@@ -180,8 +183,9 @@ class SteeringTable:
             return self._sites[site].apply_static(flat, step.static_rows).view(hidden.shape)
         if site not in step.plan.acts:
             return None
-        steered = self._sites[site].apply(flat, step.plan.rows, step.plan.given[site])
+        steered, changes = self._sites[site].apply(flat, step.plan.rows, step.plan.given[site])
         step.ran.append(site)
+        step.changes.append(changes)
         return steered.view(hidden.shape)
 
     # Building
@@ -193,6 +197,7 @@ class SteeringTable:
         laid: dict[tuple[int, ...], int] = {}
         try:
             prompt = self._lay_places(place_programs(intervention, "prompt"), laid)
+            last = self._lay_places(place_programs(intervention, "last_prompt_token"), laid)
             parts = {part: place_programs(intervention, "generation", part) for part in PARTS}
             generation = {part: self._lay_places(programs, laid) for part, programs in parts.items()}
         except BaseException:
@@ -200,7 +205,7 @@ class SteeringTable:
             raise
         tables, rows = self._sites.values(), frozenset(laid.values())
         return _Resident(
-            SteeringRows(intervention.fingerprint, prompt, generation, rows, intervention.skip_token_ids),
+            SteeringRows(intervention.fingerprint, prompt, last, generation, rows, intervention.skip_token_ids),
             frozenset(intervention.sites),
             num_entries=sum(table.num_entries_of(row) for table in tables for row in rows),
             is_asked=any(table.is_asked(row) for table in tables for row in rows),

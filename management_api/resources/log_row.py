@@ -26,7 +26,15 @@ class LogShown(Shown):
         model = RequestLog
         fields: tuple[str, ...] = (
             *("id", "created_at", "api_key", "key_prefix", "endpoint", "model", "profile", "fingerprint", "policies"),
-            *("steering_expected", "steering_applied", "stream", "status", "error_code", "finish_reason"),
+            *(
+                "steering_expected",
+                "steering_applied",
+                "steering_effects",
+                "stream",
+                "status",
+                "error_code",
+                "finish_reason",
+            ),
             *("prompt_tokens", "cached_tokens", "completion_tokens", "queue_ms", "ttft_ms", "total_ms"),
             *("client_address", "user"),
         )

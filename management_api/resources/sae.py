@@ -39,6 +39,7 @@ class SAEShown(Shown):
         fields: tuple[str, ...] = (
             *("id", "name", "model", "layer", "site", "d_in", "d_sae", "architecture", "normalization", "format"),
             *("source", "revision", "subfolder", "checksum", "l0", "fvu", "dead_share", "mean_resid_norm"),
+            *("median_resid_norm", "measured_sinks"),
             *("measured_at", "measured_tokens", "corpus", "health", "is_loaded", "created_at"),
         )
 

@@ -19,7 +19,15 @@ from openai_api.models import LogAccess, RequestLog
 from openai_api.replay_pages import ReplayPages
 from openai_api.request_log.access import may_see_text, record_access
 from openai_api.request_log.access_text import access_text
-from openai_api.request_log.detail import conversation, key_link, pretty_json, profile_link, version_html, watch_html
+from openai_api.request_log.detail import (
+    conversation,
+    effect_text,
+    key_link,
+    pretty_json,
+    profile_link,
+    version_html,
+    watch_html,
+)
 from openai_api.request_log.export_pages import ExportPages
 from openai_api.request_log.line import tokens_text
 from openai_api.request_log.metadata import TOKENS, quotes_client, without_texts
@@ -136,7 +144,8 @@ class RequestLogAdmin(ExportPages, ReplayPages, SearchPages, ReadOnlyAdmin):
             return "none"
         policies = f", policies {row.policies}" if row.policies else ""
         counts = f"{row.steering_applied} of {row.steering_expected} layer applications"
-        return f"{counts}, fingerprint {row.fingerprint}{policies}"
+        effects = "".join(f"; {effect_text(effect)}" for effect in row.steering_effects)
+        return f"{counts}{effects}; fingerprint {row.fingerprint}{policies}"
 
     @admin.display(description="parameters")
     def parameters_json(self, row: RequestLog) -> SafeString:

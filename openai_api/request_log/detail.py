@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from django.urls import NoReverseMatch, reverse
@@ -126,3 +126,11 @@ def _version_url(version: ProfileVersion) -> str | None:
         except NoReverseMatch:
             continue
     return None
+
+
+def effect_text(effect: Mapping[str, Any]) -> str:
+    """What steering did at one site: “layers.6.resid_post: changed 100% of 68 tokens, by 31% on average”."""
+    change = effect.get("mean_change")
+    size = "by more than can be computed" if change is None else f"by {change:.3%} of their norm on average"
+    share = effect.get("changed_share", 0)
+    return f"{effect.get('site')}: changed {share:.0%} of {effect.get('tokens')} tokens, {size}"

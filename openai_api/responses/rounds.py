@@ -9,7 +9,7 @@ import dataclasses
 import threading
 from collections.abc import Sequence
 
-from inference.client import Event, Usage
+from inference.client import Event, SteeringReceipt, Usage
 from openai_api.call import Call
 from openai_api.errors import unavailable
 from openai_api.log_entry import LogEntry
@@ -22,6 +22,7 @@ from openai_api.schemas.chat import ChatRequest
 from openai_api.services.answer import AnswerPlan
 from openai_api.services.chat import plan_chat
 from openai_api.services.generation import Generation
+from openai_api.services.steering_receipt import site_bodies, steering_body
 from openai_api.services.target import Target
 
 MAX_SEARCHES = 8  # of one response that does not say “max_tool_calls”
@@ -72,18 +73,14 @@ class Rounds:
 
     @property
     def millm(self) -> MillmBody | None:
-        each = [one.millm for one in (*self._before, self._generation)]
-        last = each[-1]
+        last = self._generation.millm
         if last is None:
             return None
-        steering = [one["steering"] for one in each if one is not None]
-        return {
-            **last,
-            "steering": {
-                "expected": sum(one["expected"] for one in steering),
-                "applied": sum(one["applied"] for one in steering),
-            },
-        }
+        return {**last, "steering": steering_body(self._receipts)}
+
+    @property
+    def _receipts(self) -> list[SteeringReceipt]:
+        return [receipt for one in (*self._before, self._generation) for receipt in one.tally.receipts]
 
     async def find(self, queries: list[str]) -> Results:
         assert self.search is not None, "nobody else calls it"
@@ -121,5 +118,6 @@ class Rounds:
             setattr(entry, name, sum(getattr(row, name) for row in self._rows))
         entry.queue_ms, entry.ttft_ms = self._rows[0].queue_ms, self._rows[0].ttft_ms
         entry.completion = "".join(row.completion for row in self._rows)
+        entry.steering_effects = [dict(one) for one in site_bodies(self._receipts)]
         entry.findings = tuple(finding for row in self._rows for finding in row.findings)
         entry.tokens = tuple(record for row in self._rows for record in row.tokens)

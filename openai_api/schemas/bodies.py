@@ -26,9 +26,38 @@ class UsageBody(TypedDict):
     completion_tokens_details: CompletionTokensDetails
 
 
+class SiteEffectBody(TypedDict):
+    """Of the ``tokens`` on which edits act at the site, the share that they changed, and the mean over all of them of
+    |h' - h| / |h|, null where a residual is too large for its norm to be computed.
+    """
+
+    site: str
+    tokens: int
+    changed_share: float
+    mean_change: float | None
+
+
+class JointRemovalBody(TypedDict):
+    """Directions that are removed together at one site, and the dimension of what they span."""
+
+    site: str
+    directions: int
+    dimensions: int
+
+
+class InertEditBody(TypedDict):
+    """An edit (its place in the profile's list, from 0) that can never change anything."""
+
+    edit: int
+    reason: str
+
+
 class SteeringBody(TypedDict):
     expected: int
     applied: int
+    sites: list[SiteEffectBody]
+    removed_together: NotRequired[list[JointRemovalBody]]
+    without_effect: NotRequired[list[InertEditBody]]
 
 
 class FeatureActivationBody(TypedDict):

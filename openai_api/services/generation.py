@@ -26,6 +26,7 @@ from openai_api.backend import get_backend
 from openai_api.call import Call
 from openai_api.errors import ApiError, conflict, invalid, timed_out, unavailable
 from openai_api.schemas.bodies import MillmBody
+from openai_api.services.steering_receipt import steering_body
 from openai_api.services.tally import Tally
 from openai_api.services.target import Target
 from openai_api.services.token_record import TokenRecord
@@ -168,13 +169,12 @@ class Generation:
         """Which profile acted, for the end of the response."""
         if self.target.profile is None:
             return None
-        expected, applied = self.tally.steering
         return {
             "profile": self.target.profile.label or None,
             "fingerprint": self.target.profile.fingerprint,
             "policies": list(self.target.profile.policies),
             "intensity": self.target.profile.intensity,
-            "steering": {"expected": expected, "applied": applied},
+            "steering": steering_body(self.tally.receipts),
         }
 
     def _note_reading(self, event: ReadingEvent) -> None:

@@ -33,6 +33,7 @@ from openai_api.schemas.reading import ReadingFields
 from openai_api.services.activations import find_readable, read_of
 from openai_api.services.generation import failure
 from openai_api.services.sampling import check_token_ids
+from openai_api.services.steering_receipt import steering_body
 from openai_api.services.tally import Tally
 from openai_api.services.target import Target, resolve_target, steering_refusal
 from openai_api.services.token_text import finite
@@ -178,11 +179,10 @@ def _check(event: Event, request: GenerationRequest) -> None:
 def _millm(target: Target, tally: Tally) -> MillmBody | None:
     if target.profile is None:
         return None
-    expected, applied = tally.steering
     return {
         "profile": target.profile.label or None,
         "fingerprint": target.profile.fingerprint,
         "policies": list(target.profile.policies),
         "intensity": target.profile.intensity,
-        "steering": {"expected": expected, "applied": applied},
+        "steering": steering_body(tally.receipts),
     }

@@ -17,6 +17,7 @@ from inference.client import (
 )
 from openai_api.log_entry import LogEntry
 from openai_api.schemas.bodies import UsageBody
+from openai_api.services.steering_receipt import site_bodies
 
 
 @dataclass(slots=True)
@@ -81,10 +82,9 @@ class Tally:
         )
 
     @property
-    def steering(self) -> tuple[int, int]:
-        """Layer applications expected and made."""
-        receipts = [sequence.receipt for sequence in self._sequences if sequence.receipt is not None]
-        return sum(receipt.expected for receipt in receipts), sum(receipt.applied for receipt in receipts)
+    def receipts(self) -> list[SteeringReceipt]:
+        """Of the sequences that came to their end."""
+        return [sequence.receipt for sequence in self._sequences if sequence.receipt is not None]
 
     def fill(self, entry: LogEntry) -> None:
         """Write what is known into the log entry."""
@@ -93,7 +93,10 @@ class Tally:
         entry.prompt_tokens = usage.prompt_tokens
         entry.cached_tokens = usage.cached_tokens
         entry.completion_tokens = usage.completion_tokens
-        entry.steering_expected, entry.steering_applied = self.steering
+        receipts = self.receipts
+        entry.steering_expected = sum(receipt.expected for receipt in receipts)
+        entry.steering_applied = sum(receipt.applied for receipt in receipts)
+        entry.steering_effects = [dict(one) for one in site_bodies(receipts)]
         entry.finish_reason = ",".join(
             dict.fromkeys(sequence.reason for sequence in self._sequences if sequence.reason)
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from steering.exchange.plan import ImportedEdit, Reading
 from steering.exchange.sae_choice import SAEHint
 from steering.models import SAE
@@ -43,7 +45,9 @@ def step(
 def raw_edit(
     target: FeatureTarget, operation: Operation, strength: float, *, special_tokens: bool, lower: float | None = None
 ) -> EditSpec:
-    return EditSpec(target, operation, strength, "raw", special_tokens=special_tokens, lower=lower)
+    """Formats that leave no special token alone know nothing of attention sinks either."""
+    edit = EditSpec(target, operation, strength, "raw", special_tokens=special_tokens, lower=lower)
+    return replace(edit, sink_tokens=special_tokens)
 
 
 def _is_usable(reading: Reading, strength: float, path: str) -> bool:

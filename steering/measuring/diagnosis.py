@@ -13,6 +13,7 @@ from inference.interventions import Site, SiteKind
 from steering.measuring.document import TokenisedDocument
 from steering.measuring.measurement import Measurement, ResidualReader
 from steering.measuring.reconstruction import ReconstructionMeter
+from steering.measuring.sinks import SinkFinder
 from steering.saes.config import Normalization, SAEMath
 from steering.saes.registry import ARCHITECTURES
 
@@ -58,7 +59,7 @@ def find_causes(
     found = _try(suspects, documents[:_NUM_DOCUMENTS], reader)
     helping = sorted((left, suspect.cause) for suspect, left in found if left < min(1.0, _GAIN * fvu))
     sentences = [f"It would leave {left:.0%} unexplained {cause}." for left, cause in helping[:3]]
-    return (*_first_tokens(measurement), *sentences, *_unrelated_directions(sae))
+    return (*sentences, *_unrelated_directions(sae))
 
 
 def _try(
@@ -67,11 +68,13 @@ def _try(
     """Each suspect's FVU."""
     meters = [ReconstructionMeter() for _ in suspects]
     sites = tuple(sorted({suspect.site for suspect in suspects}))
+    sinks = {site: SinkFinder() for site in sites}
     for document in documents:
         residuals = reader.read(document.token_ids[:_MAX_TOKENS], sites)
-        ordinary = torch.tensor(document.is_ordinary[:_MAX_TOKENS])
+        is_ordinary = torch.tensor(document.is_ordinary[:_MAX_TOKENS])
+        ordinary = {site: sinks[site].ordinary(residuals[site], is_ordinary) for site in sites}
         for suspect, meter in zip(suspects, meters, strict=True):
-            h = residuals[suspect.site][ordinary]
+            h = residuals[suspect.site][ordinary[suspect.site]]
             meter.add(h, suspect.reconstruct(h))
     for suspect, meter in zip(suspects, meters, strict=True):
         if meter.fvu is not None:
@@ -119,16 +122,6 @@ def _plain(sae: SparseAutoencoder) -> Reconstruct:
 
 def _variant(math: SAEMath, weights: SAEWeights) -> SparseAutoencoder:
     return ARCHITECTURES[math.architecture]("", math, weights)
-
-
-def _first_tokens(measurement: Measurement) -> Iterator[str]:
-    """The first token takes up attention that has nowhere to go; an SAE knows that residual or it does not."""
-    whole, rest = measurement.reconstruction.fvu, measurement.without_first.fvu
-    if whole is not None and rest is not None and rest < min(1.0, _GAIN * whole):
-        yield (
-            f"Without the first token of each text it leaves {rest:.0%} unexplained: the error comes from that token."
-            " It was trained with another rule for the beginning of texts (BOS)."
-        )
 
 
 def _unrelated_directions(sae: SparseAutoencoder) -> Iterator[str]:

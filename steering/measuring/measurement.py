@@ -12,6 +12,7 @@ from inference.interventions import Site
 from steering.measuring.document import TokenisedDocument
 from steering.measuring.histogram import GrowingHistogram, Histogram
 from steering.measuring.reconstruction import ReconstructionMeter
+from steering.measuring.sinks import SinkFinder
 from steering.measuring.strongest import Excerpt, StrongestTexts
 from steering.saes.errors import InvalidSAEError
 
@@ -47,12 +48,12 @@ class FeatureFacts:
 
 
 class Measurement:
-    """Figures over ordinary tokens; special ones count as if no feature fired on them."""
+    """Figures over ordinary tokens; special ones and attention sinks count as if no feature fired on them."""
 
     def __init__(self, d_sae: int, *, num_examples: int = NUM_EXAMPLES) -> None:
         self.d_sae = d_sae
         self.reconstruction = ReconstructionMeter()
-        self.without_first = ReconstructionMeter()  # of texts that begin with an ordinary token, the others
+        self.sinks = SinkFinder()
         self._num_active = torch.zeros(d_sae, dtype=torch.int64)
         self._largest = torch.zeros(d_sae)
         self._histogram = GrowingHistogram(d_sae)
@@ -76,23 +77,16 @@ class Measurement:
 
     def add(self, number: int, document: TokenisedDocument, h: Tensor, sae: SparseAutoencoder) -> None:
         """``h`` is ``[tokens, d_in]``, ``number`` names the document in the excerpts."""
-        ordinary = torch.tensor(document.is_ordinary)
+        ordinary = self.sinks.ordinary(h, torch.tensor(document.is_ordinary))
         activations = torch.empty(len(h), sae.d_sae)
         for part in _chunks(len(h), sae.d_sae):
             activations[part] = sae.encode(h[part])
-            self._compare(h[part], sae.decode(activations[part], h[part]), ordinary[part], part.start)
+            self.reconstruction.add(h[part][ordinary[part]], sae.decode(activations[part], h[part])[ordinary[part]])
         activations[~ordinary] = 0
         self._num_active += (activations > 0).sum(0)
         self._largest = torch.maximum(self._largest, activations.amax(0))
         self._histogram.add(activations)
         self._strongest.add(number, activations)
-
-    def _compare(self, h: Tensor, reconstruction: Tensor, ordinary: Tensor, start: int) -> None:
-        self.reconstruction.add(h[ordinary], reconstruction[ordinary])
-        later = ordinary.clone()
-        if start == 0:
-            later[0] = False
-        self.without_first.add(h[later], reconstruction[later])
 
 
 @torch.inference_mode()
@@ -115,6 +109,8 @@ def measure_sae(
         if not bool(h.isfinite().all()):
             raise InvalidSAEError(f"The model's residuals at {site} are not all finite numbers.")
         measurement.add(number, document, h, sae)
+    if not measurement.num_tokens:
+        raise InvalidSAEError("The corpus holds no tokens to measure on but the first ones of its texts.")
     progress(len(documents), len(documents))
     return measurement
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from inference.interventions import ALL_TOKENS
 from steering.spec.edit import VECTOR_OPERATIONS, EditSpec, FeatureTarget, SiteTarget, VectorTarget
@@ -15,12 +16,12 @@ MAX_WINDOWS = 16  # each makes rows in the engine's tables
 
 def check_edit(edit: EditSpec, path: str) -> list[Problem]:
     """What is wrong with one edit by itself."""
-    problems = (_operation_problems, _scope_problems, _gate_problems)
+    problems = (_operation_problems, _scope_problems, _range_problems, _gate_problems)
     return [problem for of in problems for problem in of(edit, path)] or [*_strength_problems(edit, path)]
 
 
 def check_windows(edits: Sequence[EditSpec]) -> list[Problem]:
-    windows = {edit.window for edit in edits} - {ALL_TOKENS}
+    windows = {window for edit in edits for window in edit.windows} - {ALL_TOKENS}
     if len(windows) <= MAX_WINDOWS:
         return []
     return [Problem("edits", f"Expected at most {MAX_WINDOWS} different windows, found {len(windows)}.")]
@@ -49,6 +50,14 @@ def _scope_problems(edit: EditSpec, path: str) -> Iterator[Problem]:
         yield Problem(f"{path}.phase", message)
     elif edit.scope != EVERYTHING and edit.phase == "prompt":
         yield Problem(f"{path}.scope", f"The scope {edit.scope} says nothing about a prompt; leave it out.")
+
+
+def _range_problems(edit: EditSpec, path: str) -> Iterator[Problem]:
+    if edit.ranges and edit.window != ALL_TOKENS:
+        yield Problem(f"{path}.ranges", "Expected either a window or ranges, found both.")
+    for one, other in pairwise(edit.ranges):
+        if one.first is None or other.after < one.first:
+            yield Problem(f"{path}.ranges", "Expected ranges in rising order that do not overlap.")
 
 
 def _gate_problems(edit: EditSpec, path: str) -> Iterator[Problem]:

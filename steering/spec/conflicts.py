@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import combinations
+from itertools import combinations, product
 
-from inference.interventions import Phase
+from inference.interventions import ZONES, Window, Zone, window_in
 from steering.spec.edit import EditSpec, FeatureTarget, Operation, SiteTarget, VectorTarget
 from steering.spec.errors import InvalidSpecError, MissingScaleError, Problem
 from steering.spec.scope import may_meet
@@ -45,16 +45,23 @@ def _subject(edit: EditSpec) -> object:
             return edit.target.site
 
 
-def overlap(one: Phase, other: Phase) -> bool:
-    return one == other or "both" in (one, other)
+def _share_tokens(one: EditSpec, other: EditSpec) -> bool:
+    """Whether both may act on one token."""
+    zones = ZONES[one.phase] & ZONES[other.phase]
+    pairs = product(one.windows, other.windows)
+    return any(_meet_in(zone, one, window, other, other_window) for window, other_window in pairs for zone in zones)
+
+
+def _meet_in(zone: Zone, one: EditSpec, window: Window, other: EditSpec, other_window: Window) -> bool:
+    mine, others = window_in(zone, one.phase, window), window_in(zone, other.phase, other_window)
+    if mine is None or others is None:
+        return False
+    return may_meet(one.scope, mine, other.scope, others)
 
 
 def _conflicts_of(group: Sequence[_Numbered]) -> Iterator[Problem]:
     for (first_number, first), (number, edit) in combinations(group, 2):
-        shares_tokens = overlap(first.phase, edit.phase) and may_meet(
-            first.scope, first.window, edit.scope, edit.window
-        )
-        if shares_tokens and (reason := _conflict(first, edit)):
+        if _share_tokens(first, edit) and (reason := _conflict(first, edit)):
             message = f"{_name(edit)}: {reason} (see edits[{first_number}])."
             yield Problem(f"edits[{number}]", message, "contradictory_edits")
 
@@ -78,7 +85,7 @@ def _conflict(first: EditSpec, second: EditSpec) -> str:
 
 
 def _condition(edit: EditSpec) -> tuple[object, ...]:
-    return edit.phase, edit.window, edit.scope, edit.only_if_active, edit.gate, edit.special_tokens
+    return edit.phase, edit.windows, edit.scope, edit.only_if_active, edit.gate, edit.special_tokens, edit.sink_tokens
 
 
 def _empty_band(first: EditSpec, second: EditSpec) -> str:

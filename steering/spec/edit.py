@@ -5,18 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from inference.interventions import ALL_TOKENS, Phase, Site, Window
+from inference.interventions import ALL_TOKENS, Site, Window
 from steering.spec.scope import EVERYTHING, Scope
 from steering.spec.units import UNKNOWN, Scales, Unit, coefficient, push
 
+Phase = Literal["both", "from_last_prompt_token", "prompt", "generation"]
 Operation = Literal[
     "add", "clamp", "scale", "ablate", "at_least", "at_most", "orthogonal", "projection_cap", "norm_preserving"
 ]
 OPERATIONS: tuple[Operation, ...] = get_args(Operation)
 VECTOR_OPERATIONS: tuple[Operation, ...] = ("add", "orthogonal", "projection_cap")
+DIRECTION_OPERATIONS: frozenset[Operation] = frozenset({"orthogonal", "projection_cap"})  # they use no length
 UNITS: tuple[Unit, ...] = ("raw", "max_act", "resid_norm")
 GATE_UNITS: tuple[Unit, ...] = ("raw", "max_act")
-PHASES: tuple[Phase, ...] = ("prompt", "generation", "both")
+PHASES: tuple[Phase, ...] = get_args(Phase)
+SINK_FACTOR = 10.0
+"""A token whose residual is this many times longer than usual is an attention sink."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +86,9 @@ class EditSpec:
 
     ``strength`` is in ``unit`` for add, clamp, at_least, at_most and projection_cap (whose upper end it is, and
     ``lower`` the other); a plain factor for scale and orthogonal; unused for ablate and norm_preserving. It acts on the
-    tokens that ``phase``, ``scope`` and ``window`` select, special ones only with ``special_tokens``, and only where
-    ``gate`` is open and, with ``only_if_active``, the feature itself is above 0.
+    tokens that ``phase``, ``scope`` and ``window`` (or any of ``ranges``, instead) select, special ones only with
+    ``special_tokens``, attention sinks only with ``sink_tokens``, and only where ``gate`` is open and, with
+    ``only_if_active``, the feature itself is above 0.
     """
 
     target: FeatureTarget | VectorTarget | SiteTarget
@@ -97,6 +102,21 @@ class EditSpec:
     only_if_active: bool = False
     gate: GateSpec | None = None
     special_tokens: bool = False
+    ranges: tuple[Window, ...] = ()
+    sink_tokens: bool = False
+
+    @property
+    def windows(self) -> tuple[Window, ...]:
+        """Those of its phase's tokens on which it acts, none of which overlap."""
+        return self.ranges or (self.window,)
+
+    @property
+    def norm_limit(self) -> float | None:
+        """The norm above which a token's residual is an attention sink's and left alone; None where all may be edited,
+        or nothing is known about norms at the site.
+        """
+        typical = self.target.scales.typical_norm
+        return None if self.sink_tokens or not typical else SINK_FACTOR * typical
 
     @property
     def raw(self) -> float:

@@ -81,12 +81,28 @@ class Fields:
         """An integer, or None where absent."""
         return self.integer(name, minimum=minimum, maximum=maximum) if name in self else None
 
-    def flag(self, name: str) -> bool:
-        """False where absent."""
+    def flag(self, name: str, *, default: bool = False) -> bool:
         value = self._take(name)
         if value is not None and not isinstance(value, bool):
             self.report(name, f"Expected true or false, found {describe(value)}.")
-        return value is True
+        return default if value is None else value is True
+
+    def pairs(self, name: str, *, max_length: int, maximum: int) -> list[tuple[int, int | None]]:
+        """Of ``[start, end]`` with ``start < end``, where an end of null is open; none where it is absent."""
+        value = self._take(name)
+        if value is None:
+            return []
+        if not isinstance(value, list) or not 0 < len(value) <= max_length:
+            self.report(name, f"Expected a list of 1 to {max_length} pairs [start, end], found {describe(value)}.")
+            return []
+        found: list[tuple[int, int | None]] = []
+        for number, item in enumerate(value):
+            if not _is_pair(item, maximum):
+                message = f"Expected [start, end] with 0 <= start < end <= {maximum}, or an end of null."
+                self.report(f"{name}[{number}]", message)
+            else:
+                found.append((item[0], item[1]))
+        return found
 
     def number(self, name: str, *, limit: float, default: float) -> float:
         """A finite number whose absolute value is at most ``limit``."""
@@ -153,6 +169,15 @@ class Fields:
             self.report(name, f"Expected a finite number{bound}, found {describe(value)}.")
             return 0.0
         return number
+
+
+def _is_pair(value: object, maximum: int) -> bool:
+    if not isinstance(value, list) or len(value) != 2:
+        return False
+    start, end = value
+    if isinstance(start, bool) or not isinstance(start, int) or not 0 <= start < maximum:
+        return False
+    return end is None or (not isinstance(end, bool) and isinstance(end, int) and start < end <= maximum)
 
 
 def describe(value: object) -> str:

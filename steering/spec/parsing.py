@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from inference.interventions import ALL_TOKENS, SITE_KINDS, Site, Window
-from steering.spec.checks import check_edit, check_windows
+from steering.spec.checks import MAX_WINDOWS, check_edit, check_windows
 from steering.spec.conflicts import find_conflicts
 from steering.spec.edit import (
     GATE_UNITS,
@@ -32,7 +32,11 @@ MAX_TOKENS = 1 << 24
 
 
 def parse_edits(value: object) -> tuple[EditSpec, ...]:
-    """The edits in a JSON list; InvalidSpecError names every wrong field, duplicate and contradiction."""
+    """The edits in a JSON list; InvalidSpecError names every wrong field, duplicate and contradiction.
+
+    Without ``sink_tokens`` an edit acts on attention sinks too, as versions do that were published before there was
+    such a field. What comes from outside goes through :func:`with_request_defaults` first.
+    """
     if not isinstance(value, list):
         raise InvalidSpecError([Problem("edits", f"Expected a list of edits, found {describe(value)}.")])
     if len(value) > MAX_EDITS:
@@ -46,6 +50,11 @@ def parse_edits(value: object) -> tuple[EditSpec, ...]:
     return tuple(edits)
 
 
+def with_request_defaults(edit: object) -> object:
+    """One edit of a request or a form, with what is meant where it does not say otherwise."""
+    return {"sink_tokens": False, **edit} if isinstance(edit, dict) else edit
+
+
 def _parse_edit(value: object, path: str, problems: list[Problem]) -> EditSpec:
     fields = Fields(value, path, problems)
     edit = EditSpec(
@@ -56,10 +65,12 @@ def _parse_edit(value: object, path: str, problems: list[Problem]) -> EditSpec:
         phase=fields.choice("phase", PHASES, "both"),
         lower=fields.number_or_none("lower", limit=MAX_STRENGTH),
         window=_parse_window(fields.child("window")) if "window" in fields else ALL_TOKENS,
+        ranges=_parse_ranges(fields),
         scope=fields.choice("scope", SCOPES, EVERYTHING),
         only_if_active=fields.flag("only_if_active"),
         gate=_parse_gate(fields.child("gate")) if "gate" in fields else None,
         special_tokens=fields.flag("special_tokens"),
+        sink_tokens=fields.flag("sink_tokens", default=True),
     )
     fields.refuse_others()
     problems += check_edit(edit, path)
@@ -92,6 +103,11 @@ def _parse_window(fields: Fields) -> Window:
         fields.report("first", f"Expected more than after, which is {window.after}; no token lies in between.")
     fields.refuse_others()
     return window
+
+
+def _parse_ranges(fields: Fields) -> tuple[Window, ...]:
+    pairs = fields.pairs("ranges", max_length=MAX_WINDOWS, maximum=MAX_TOKENS)
+    return tuple(Window(after, first) for after, first in pairs)
 
 
 def _parse_gate(fields: Fields) -> GateSpec:
@@ -130,7 +146,11 @@ def _parse_sae(fields: Fields) -> SAEIdentity:
 
 def _parse_vector(fields: Fields) -> VectorTarget:
     values = fields.numbers("values", max_length=MAX_WIDTH, limit=MAX_STRENGTH)
-    scales = Scales(direction_norm=math.hypot(*values), reference_norm=fields.positive("reference_norm"))
+    scales = Scales(
+        direction_norm=math.hypot(*values),
+        reference_norm=fields.positive("reference_norm"),
+        typical_norm=fields.positive("typical_norm"),
+    )
     name = fields.text("name", required=False, max_length=100)
     target = VectorTarget(site=_parse_site(fields), values=values, scales=scales, name=name)
     fields.refuse_others()
@@ -146,4 +166,5 @@ def _parse_scales(fields: Fields) -> Scales:
         max_activation=fields.positive("max_activation"),
         direction_norm=fields.positive("direction_norm"),
         reference_norm=fields.positive("reference_norm"),
+        typical_norm=fields.positive("typical_norm"),
     )

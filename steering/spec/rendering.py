@@ -56,6 +56,7 @@ def effect_key(edit: EditSpec) -> str:
             "phase": edit.phase,
             **({} if edit.raw_lower is None else {"lower": float(edit.raw_lower)}),
             **_conditions_to_json(edit),
+            **({} if edit.norm_limit is None else {"norm_limit": float(edit.norm_limit)}),
             **({} if edit.gate is None else {"gate": _gate_effect(edit.gate)}),
         }
     )
@@ -82,9 +83,11 @@ def _conditions_to_json(edit: EditSpec) -> dict[str, Any]:
         window["first"] = edit.window.first
     return {
         **({"window": window} if window else {}),
+        **({"ranges": [[window.after, window.first] for window in edit.ranges]} if edit.ranges else {}),
         **({} if edit.scope == EVERYTHING else {"scope": edit.scope}),
         **({"only_if_active": True} if edit.only_if_active else {}),
         **({"special_tokens": True} if edit.special_tokens else {}),
+        **({} if edit.sink_tokens else {"sink_tokens": False}),
     }
 
 
@@ -128,6 +131,7 @@ def _vector_to_json(target: VectorTarget) -> dict[str, Any]:
         **_site_to_json(target.site),
         "values": list(target.values),
         "reference_norm": target.scales.reference_norm,
+        **_typical_norm_to_json(target.scales),
     }
 
 
@@ -135,9 +139,14 @@ def _site_to_json(site: Site) -> dict[str, Any]:
     return {"layer": site.layer, "site": site.kind}
 
 
+def _typical_norm_to_json(scales: Scales) -> dict[str, float]:
+    return {} if scales.typical_norm is None else {"typical_norm": scales.typical_norm}
+
+
 def _scales_to_json(scales: Scales) -> dict[str, float | None]:
     return {
         "max_activation": scales.max_activation,
         "direction_norm": scales.direction_norm,
         "reference_norm": scales.reference_norm,
+        **_typical_norm_to_json(scales),
     }

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from inference.interventions import SITE_KINDS
+from steering.spec.checks import MAX_WINDOWS
 from steering.spec.edit import GATE_UNITS, OPERATIONS, PHASES, UNITS
 from steering.spec.parsing import MAX_D_SAE, MAX_EDITS, MAX_LAYER, MAX_TOKENS, MAX_WIDTH
 from steering.spec.scope import SCOPES
@@ -36,7 +37,14 @@ def edits_schema() -> Schema:
                     "scope": _choice(SCOPES, "everything"),
                     "only_if_active": {"type": "boolean", "default": False},
                     "gate": _gate(),
+                    "ranges": _ranges(),
                     "special_tokens": {"type": "boolean", "default": False},
+                    "sink_tokens": {
+                        "type": "boolean",
+                        "default": False,
+                        "description": "Also acts on attention sinks: a prompt's first token that is no special one,"
+                        " and tokens whose residual is 10 times longer than usual.",
+                    },
                 }
             ),
             "oneOf": [{"required": [name]} for name in ("feature", "vector", "site")],
@@ -55,7 +63,7 @@ def _feature() -> Schema:
         },
         required=("name", "checksum", "layer", "d_in", "d_sae"),
     )
-    scales = {name: _scale() for name in ("max_activation", "direction_norm", "reference_norm")}
+    scales = {name: _scale() for name in ("max_activation", "direction_norm", "reference_norm", "typical_norm")}
     properties = {"sae": sae, "index": _integer(0, MAX_D_SAE - 1), "label": {"type": ["string", "null"]}, **scales}
     return _object(properties, required=("sae", "index"))
 
@@ -64,6 +72,7 @@ def _vector() -> Schema:
     values = {"type": "array", "minItems": 1, "maxItems": MAX_WIDTH, "items": _number()}
     name = {"type": ["string", "null"], "maxLength": 100}
     properties = {"name": name, **_place(), "values": values, "reference_norm": _scale()}
+    properties["typical_norm"] = _scale()
     return _object(properties, required=("layer", "values"))
 
 
@@ -75,6 +84,13 @@ def _gate() -> Schema:
 def _window() -> Schema:
     properties = {"after": _integer(0, MAX_TOKENS), "first": _integer(1, MAX_TOKENS)}
     return _object(properties, text="Leaves the phase's tokens before “after” alone, and those from “first” on.")
+
+
+def _ranges() -> Schema:
+    ends = [{"type": "integer", "minimum": 0, "maximum": MAX_TOKENS}, {"type": ["integer", "null"]}]
+    pair = {"type": "array", "prefixItems": ends, "minItems": 2, "maxItems": 2}
+    text = "In place of a window: [start, end] pairs of the phase's tokens, the end not included and null where open."
+    return {"type": "array", "items": pair, "minItems": 1, "maxItems": MAX_WINDOWS, "description": text}
 
 
 def _place() -> Schema:

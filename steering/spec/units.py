@@ -24,12 +24,14 @@ class Scales:
 
     ``max_activation``: the feature's largest activation on a corpus. ``direction_norm``: L2 norm of its decoder row
     (or of the plain vector). ``reference_norm``: mean L2 norm of the residual in the space where the direction is
-    added: that of the site, or sqrt(d_in) for an SAE that normalises its input.
+    added: that of the site, or sqrt(d_in) for an SAE that normalises its input. ``typical_norm``: median L2 norm of the
+    residual at the site (the mean where the median was not measured), to which attention sinks are compared.
     """
 
     max_activation: float | None = None
     direction_norm: float | None = None
     reference_norm: float | None = None
+    typical_norm: float | None = None
 
 
 UNKNOWN = Scales()

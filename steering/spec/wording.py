@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from steering.spec.edit import EditSpec, FeatureTarget, Operation, VectorTarget
+from inference.interventions import Window
+from steering.spec.edit import EditSpec, FeatureTarget, Operation, Phase, VectorTarget
 from steering.spec.rendering import effect_key
 from steering.spec.scope import Scope
 from steering.spec.units import Unit
@@ -29,7 +30,12 @@ _SCOPES: dict[Scope, str] = {
     "answer": ", in the answer",
     "outside_calls": ", outside of calls",
 }
-_PHASES = {"prompt": ", prompt only", "generation": ", generation only", "both": ""}
+_PHASES: dict[Phase, str] = {
+    "prompt": ", prompt only",
+    "generation": ", generation only",
+    "from_last_prompt_token": ", from the last prompt token on",
+    "both": "",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +105,8 @@ def _conditions(edit: EditSpec) -> Iterator[str]:
         yield f", after {edit.window.after} tokens"
     if edit.window.first is not None:
         yield f", first {edit.window.first} tokens"
+    if edit.ranges:
+        yield f", tokens {', '.join(map(_range, edit.ranges))}"
     if edit.only_if_active:
         yield ", only where active"
     if edit.gate is not None:
@@ -106,6 +114,12 @@ def _conditions(edit: EditSpec) -> Iterator[str]:
         yield f", only where {_feature(edit.gate.feature)} is above {edit.gate.above:g}{unit}"
     if edit.special_tokens:
         yield ", special tokens too"
+    if edit.sink_tokens:
+        yield ", attention sinks too"
+
+
+def _range(window: Window) -> str:
+    return f"from {window.after}" if window.first is None else f"{window.after} to {window.first - 1}"
 
 
 def _feature(target: FeatureTarget) -> str:

@@ -19,7 +19,7 @@ def test_intensity_none_is_the_unsteered_story(client):
     assert off.choices[0].message.content == plain.choices[0].message.content
     receipt = off.to_dict()["millm"]
     assert (receipt["profile"], receipt["intensity"]) == ("gloomy@1", 0)
-    assert receipt["steering"] == {"expected": 0, "applied": 0}
+    assert receipt["steering"] == {"expected": 0, "applied": 0, "sites": []}
     assert "millm" not in plain.to_dict()
 
 

@@ -61,6 +61,8 @@ def build_case(case) -> tuple[torch.Tensor, torch.Tensor, SteeringTensors, torch
     numbers[:, Number.LOWER] = rng.choice([-INF, 0.1], num_entries)
     numbers[:, Number.UPPER] = rng.choice([INF, 0.5], num_entries)
     numbers[:, Number.FLOOR] = -INF
+    typical = np.sqrt(d)
+    numbers[:, Number.NORM_LIMIT] = rng.choice([INF, 1.1 * typical, 0.9 * typical], num_entries)
     kinds = [NORMALIZATIONS.index(kind) for kind in case["normalizations"]]
     codes[:, Code.NORMALIZATION] = rng.choice(kinds, num_entries)
     codes[:, Code.GATE] = np.arange(num_entries)
@@ -79,6 +81,7 @@ def build_case(case) -> tuple[torch.Tensor, torch.Tensor, SteeringTensors, torch
     tables = SteeringTensors(
         flags=torch.from_numpy(flags),
         vectors=torch.from_numpy(vectors),
+        norm_limits=torch.from_numpy(rng.choice([INF, typical], num_rows).astype(np.float32)),
         counts=torch.from_numpy(counts),
         slots=torch.from_numpy(slots),
         read=torch.from_numpy(read),
@@ -109,7 +112,10 @@ def formula(hidden, rows, tables, given):
             if abs(pre - numbers[e, Number.THRESHOLD]) < 1e-5:
                 return None
             a[e] = float(given[t, e]) if codes[e, Code.IS_GIVEN] else pre * (pre > numbers[e, Number.THRESHOLD])
-        total = h + tables.vectors[row].double().numpy()
+        norm = np.linalg.norm(h)
+        if (np.abs(norm - [float(tables.norm_limits[row]), *numbers[mine, Number.NORM_LIMIT]]) < 1e-3).any():
+            return None
+        total = h + tables.vectors[row].double().numpy() * (norm <= tables.norm_limits[row].item())
         for e in mine:
             chain = [e, int(codes[e, Code.GATE])]
             if any(abs(a[int(codes[g, Code.GATE])] - numbers[g, Number.FLOOR]) < 1e-5 for g in chain):
@@ -118,6 +124,7 @@ def formula(hidden, rows, tables, given):
                 continue
             wanted = numbers[e, Number.GAIN_LESS_ONE] * a[e] + numbers[e, Number.OFFSET]
             change = min(max(wanted, numbers[e, Number.LOWER] - a[e]), numbers[e, Number.UPPER] - a[e])
+            change *= norm <= numbers[e, Number.NORM_LIMIT]
             total = total + change * views[codes[e, Code.NORMALIZATION]][1] * tables.write[e].double().numpy()
         if flags & KEEPS_NORM:
             total = total * np.linalg.norm(h) / np.linalg.norm(total)
@@ -143,10 +150,43 @@ def test_native_equals_torch_and_the_formula(case):
     if expected is None:
         return
     bound = DTYPES[case["dtype"]] * (1 + np.linalg.norm(expected, axis=-1, keepdims=True))
+    h = hidden.double().numpy()
     for steer in (native.steer, fallback.steer):
-        got = steer(hidden, rows, tables, given)
+        got, changes = steer(hidden, rows, tables, given)
         assert got.dtype is hidden.dtype
         assert (np.abs(got.double().numpy() - expected) <= bound).all(), steer
+        moved = np.linalg.norm(got.double().numpy() - h, axis=-1)
+        np.testing.assert_allclose(changes.numpy(), moved / np.linalg.norm(h, axis=-1), rtol=1e-3, atol=1e-6)
+        assert ((changes != 0).numpy() == (moved != 0)).all()
+
+
+def test_what_rounding_swallows_is_no_change():
+    """A step of a thousandth of a bfloat16 leaves it as it was: the receipt must not call that steering."""
+    hidden, rows, tables, _ = build_case(EXAMPLE)
+    hidden, rows = hidden.bfloat16() + 4, torch.ones_like(rows)
+    one = tables.flags.clone().fill_(ACTS | HAS_VECTOR)
+    small = replace(
+        tables, flags=one, vectors=torch.full_like(tables.vectors, 1e-5), counts=torch.zeros_like(tables.counts),
+        norm_limits=torch.full_like(tables.norm_limits, INF),
+    )  # fmt: skip
+    for steer in (native.steer, fallback.steer):
+        got, changes = steer(hidden, rows, small, None)
+        assert torch.equal(got, hidden)
+        assert changes.tolist() == [0.0] * len(hidden)
+        _, changes = steer(hidden.float(), rows, small, None)
+        assert (changes > 0).all()
+
+
+def test_the_change_of_a_residual_of_zeros_is_whole():
+    hidden, rows, tables, _ = build_case(EXAMPLE)
+    adds = replace(
+        tables, flags=tables.flags.clone().fill_(ACTS | HAS_VECTOR), vectors=torch.ones_like(tables.vectors),
+        counts=torch.zeros_like(tables.counts), norm_limits=torch.full_like(tables.norm_limits, INF),
+        codes=torch.zeros_like(tables.codes),
+    )  # fmt: skip
+    for steer in (native.steer, fallback.steer):
+        _, changes = steer(torch.zeros_like(hidden), torch.ones_like(rows), adds, None)
+        assert changes.tolist() == [1.0] * len(hidden)
 
 
 @settings(max_examples=60, deadline=None)
@@ -157,7 +197,8 @@ def test_tokens_of_rows_that_do_not_act_keep_their_bits_beside_poison(case):
     hidden[rows > 0] = INF
     tables = replace(tables, vectors=tables.vectors * INF, write=tables.write * 1e30)
     for steer in (native.steer, fallback.steer):
-        got = steer(hidden, rows, tables, given)
+        got, changes = steer(hidden, rows, tables, given)
+        assert not changes[rows == 0].any()
         assert torch.equal(got[rows == 0].view(torch.uint8), hidden[rows == 0].contiguous().view(torch.uint8))
 
 
@@ -166,10 +207,11 @@ def test_tokens_of_rows_that_do_not_act_keep_their_bits_beside_poison(case):
 def test_a_token_does_not_depend_on_the_others(case):
     """Bit by bit in C++, where each token is computed by itself."""
     hidden, rows, tables, given = build_case(case)
-    together = native.steer(hidden, rows, tables, given)
+    together, changes = native.steer(hidden, rows, tables, given)
     for t in range(len(hidden)):
         alone = native.steer(hidden[t : t + 1], rows[t : t + 1], tables, None if given is None else given[t : t + 1])
-        assert torch.equal(alone[0], together[t])
+        assert torch.equal(alone[0][0], together[t])
+        assert torch.equal(alone[1][0], changes[t])
 
 
 def test_a_row_that_does_not_exist_is_an_error():

@@ -192,7 +192,8 @@ def test_a_poison_profile_leaves_its_neighbours_bit_equal(llama):
 
 def test_steering_that_drives_the_output_out_of_range_fails_that_sequence_only(llama):
     harness = EngineHarness(llama)
-    bad = harness.add(prompt=PROMPTS[0], intervention=add(Site(1), 32, scale=float("inf")))
+    overflow = tuple(VectorEdit(Site(layer), torch.full((32,), 3e38)) for layer in (1, 2))  # each alone is finite
+    bad = harness.add(prompt=PROMPTS[0], intervention=Intervention("overflow", overflow))
     good = harness.add(prompt=PROMPTS[1], max_tokens=NUM_TOKENS)
     harness.run()
     assert bad.failed.code == "steering_unstable"

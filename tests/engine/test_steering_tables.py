@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -335,3 +337,95 @@ def test_steering_in_bfloat16_is_computed_in_float32_and_cast_once(table):
     row = row_of(table, clamp((1, 2, 3), 0.5))
     exact = steer(table, h.float(), [row] * 5)
     assert torch.equal(steer(table, h, [row] * 5), exact.bfloat16())
+
+
+# Poison: what one profile's numbers do to other rows
+
+NAN, INF = float("nan"), float("inf")
+
+
+def poisoned(field: str, value: float) -> Intervention:
+    """A profile of three features, one of whose numbers is not finite."""
+    sae = reader()
+    tensors = {"w_enc": sae.w_enc.clone(), "w_dec": sae.w_dec.clone(), "bias": sae.bias.clone()}
+    rule = FeatureRule(2, gain=0.0, offset=3.0)
+    if field in tensors:
+        tensors[field][(slice(None), 2) if field == "w_enc" else 2] = value
+    else:
+        rule = replace(rule, **{field: value})
+    made = ReluReader(f"poison {field} {value}", tensors["w_enc"], tensors["w_dec"], tensors["bias"])
+    rules = (FeatureRule(1, gain=0.0, offset=2.0), rule, FeatureRule(4, gain=0.5))
+    return Intervention(f"poison {field} {value}", (ReaderEdit(SITE, made, rules),))
+
+
+@pytest.fixture(params=["native", "torch"])
+def path(request):
+    """Both implementations of the kernels; the second one also serves GPUs."""
+    if request.param == "native":
+        if not native.activate().is_native:
+            pytest.skip(f"no C++ kernels here: {native.active()}")
+    else:
+        native.deactivate()
+    yield request.param
+    native.activate()
+
+
+@pytest.mark.parametrize("value", [NAN, INF, -INF])
+@pytest.mark.parametrize("field", ["w_enc", "w_dec", "bias", "gain", "offset"])
+def test_a_profile_with_numbers_that_are_not_finite_is_refused_and_leaves_nothing(table, path, field, value):
+    mild, h = row_of(table, clamp((1, 2, 3))), residuals(6)
+    before = steer(table, h, [mild] * 6)
+    with pytest.raises(SiteError, match="not all finite"):
+        table.acquire(poisoned(field, value))
+    assert torch.equal(steer(table, h, [mild] * 6), before)
+    assert table.num_residents == 1
+    with pytest.raises(SiteError, match="not finite"):
+        table.acquire(Intervention("vector", (VectorEdit(SITE, torch.full((32,), value)),)))
+
+
+@pytest.mark.parametrize("field", ["lower", "upper"])
+def test_a_bound_may_be_infinite_but_must_be_a_number(table, field):
+    table.acquire(poisoned(field, -INF if field == "lower" else INF))
+    with pytest.raises(SiteError, match="not all finite"):
+        table.acquire(poisoned(field, NAN))
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+@pytest.mark.parametrize("is_native", [True, False], ids=["native", "torch"])
+def test_whatever_a_profile_holds_other_rows_keep_their_bits(loaded_models, is_native, data):
+    """Huge and tiny weights and numbers of one profile, beside another one, while it is used and after its release."""
+    if is_native and not native.activate().is_native:
+        pytest.skip(f"no C++ kernels here: {native.active()}")
+    if not is_native:
+        native.deactivate()
+    made = SteeringTable(loaded_models["llama"].module, torch.device("cpu"))
+    try:
+        size = data.draw(st.sampled_from([1e-38, 1e-3, 1e4, 1e20, 3e38]))
+        field = data.draw(st.sampled_from(["w_enc", "w_dec", "bias", "gain", "offset", "vector"]))
+        keeps_norm = data.draw(st.booleans())
+        edits = (VectorEdit(SITE, vector(32, scale=1e37)),) if field == "vector" else poisoned(field, size).edits
+        poison = Intervention("poison", (*edits, *((NormEdit(SITE),) if keeps_norm else ())))
+        h = residuals(6, seed=data.draw(st.integers(0, 99)))
+        mild = row_of(made, clamp((1, 2, 3)))
+        alone = steer(made, h, [mild] * 6)
+        rows = made.acquire(poison)
+        (bad,) = rows.rows
+        choice = data.draw(st.lists(st.sampled_from([0, mild, bad]), min_size=6, max_size=6))
+        together = steer(made, h, choice)
+        for place, row in enumerate(choice):
+            if row != bad:
+                assert torch.equal(together[place], alone[place] if row == mild else h[place])
+        made.release(rows)
+        with torch.inference_mode():
+            for fingerprint in list(made._idle):
+                made._drop_idle(fingerprint)
+        tensors = made._sites[SITE]._tensors
+        assert not tensors.vectors[bad].any()
+        assert not tensors.slots[bad].any()
+        free = made._sites[SITE]._free
+        assert not any(getattr(tensors, name)[free].any() for name in ("read", "write", "numbers", "codes"))
+        assert torch.equal(steer(made, h, [mild] * 6), alone)
+    finally:
+        made.close()
+        native.activate()

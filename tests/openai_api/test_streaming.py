@@ -88,7 +88,7 @@ async def test_the_last_chunk_carries_the_proof_of_steering(api: Api, options: A
         "fingerprint": "print-gloomy",
         "policies": [],
         "intensity": 1.0,
-        "steering": {"expected": 18, "applied": 18},
+        "steering": {"expected": 18, "applied": 18, "sites": []},
     }
     assert not any("millm" in chunk for chunk in chunks[:-1])
     CHUNK.validate_json(json.dumps(chunks[-1]), strict=True)

@@ -20,11 +20,11 @@ def identity(checksum: str = "c" * 64, *, site: Site = SITE, d_in: int = 12, d_s
 
 
 def edit(operation: Any = "add", strength: float = 1.0, *, index: int = 3, **fields: Any) -> EditSpec:
-    """An edit of a feature; ``unit`` is raw unless given."""
+    """An edit of a feature; ``unit`` is raw unless given. It acts on attention sinks too, so that all tokens count."""
     target = FeatureTarget(
         fields.pop("sae", identity()), index, fields.pop("scales", SCALES), fields.pop("label", "rain")
     )
-    return replace(EditSpec(target, operation, strength, "raw"), **fields)
+    return replace(EditSpec(target, operation, strength, "raw", sink_tokens=True), **fields)
 
 
 def gate(index: int = 7, above: float = 0.5, unit: Any = "raw", sae: SAEIdentity | None = None) -> GateSpec:
@@ -33,10 +33,10 @@ def gate(index: int = 7, above: float = 0.5, unit: Any = "raw", sae: SAEIdentity
 
 
 def keep_norm(site: Site = SITE, **fields: Any) -> EditSpec:
-    return EditSpec(SiteTarget(site), "norm_preserving", unit="raw", **fields)
+    return replace(EditSpec(SiteTarget(site), "norm_preserving", unit="raw", sink_tokens=True), **fields)
 
 
 def vector_edit(values: Sequence[float], strength: float = 1.0, *, site: Site = SITE, **fields: Any) -> EditSpec:
     norm = math.hypot(*values)
     target = VectorTarget(site, tuple(values), Scales(direction_norm=norm, reference_norm=40.0))
-    return replace(EditSpec(target, "add", strength, "raw"), **fields)
+    return replace(EditSpec(target, "add", strength, "raw", sink_tokens=True), **fields)

@@ -70,12 +70,21 @@ class TestDraft:
         assert "It was not published yet; requests cannot use it." in html
 
     def test_a_draft_whose_labels_or_norms_are_newer_is_not_said_to_differ(self, admin, profile, sae):
+        SAE.objects.filter(pk=sae.pk).update(median_resid_norm=20.0)
         services.publish_profile(profile=profile)
         assert "Requests get gloomy@1, and the draft is the same." in page(admin, CHANGE, profile.pk)
         SAE.objects.filter(pk=sae.pk).update(mean_resid_norm=21.5)  # as measuring it finds
         assert "Requests get gloomy@1, and the draft has the same effect." in page(admin, CHANGE, profile.pk)
         profile.edits.update(strength=0.25)
         assert "Requests get gloomy@1; the draft differs from it." in page(admin, CHANGE, profile.pk)
+
+    def test_a_draft_whose_attention_sinks_are_others_differs(self, admin, profile, sae):
+        SAE.objects.filter(pk=sae.pk).update(median_resid_norm=20.0)
+        services.publish_profile(profile=profile)
+        SAE.objects.filter(pk=sae.pk).update(median_resid_norm=30.0)
+        assert "Requests get gloomy@1; the draft differs from it." in page(admin, CHANGE, profile.pk)
+        profile.edits.update(sink_tokens=True)
+        assert "attention sinks too" in page(admin, CHANGE, profile.pk)
 
     def test_warns_above_a_push_that_text_survives(self, admin, profile):
         profile.edits.update(strength=4.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from inference.interventions import ALL_TOKENS, Intervention, ReaderEdit, Site, VectorEdit, Window
+from inference.interventions import ALL_TOKENS, Intervention, ReaderEdit, Removal, Site, VectorEdit, Window
 from steering.compiler import compile_edits
+from steering.directions import Direction
 from steering.saes.loader import load_sae
 from steering.saes.sae import SparseAutoencoder
 from steering.spec.conflicts import find_conflicts
@@ -314,3 +316,115 @@ class TestErrors:
 
     def test_special_tokens_are_passed_on(self):
         assert compile_edits([], {}, frozenset({1, 2})).skip_token_ids == {1, 2}
+
+
+def similar(cosine: float, width: int = 12, seed: int = 0) -> tuple[list[float], list[float]]:
+    """Two directions at that angle, of different length."""
+    rng = np.random.default_rng(seed)
+    one, other = np.linalg.qr(rng.normal(size=(width, 2)))[0].T
+    return (3 * one).tolist(), (0.5 * (cosine * one + np.sqrt(1 - cosine**2) * other)).tolist()
+
+
+def removing(*directions: list[float], **fields) -> list[EditSpec]:
+    return [replace(vector_edit(values, 0.0, **fields), operation="orthogonal") for values in directions]
+
+
+def apply_directions(intervention: Intervention, h):
+    """What edits along plain directions do to ``[tokens, d]``, in numpy."""
+    out = np.array(h)
+    for one in reader_edits(intervention):
+        u = one.reader.columns(torch.tensor([0])).write[0].double().numpy()
+        for rule in one.rules:
+            out += ((rule.gain - 1) * (h @ u) + rule.offset)[:, None] * u
+    return out
+
+
+class TestRemovedDirections:
+    @pytest.mark.parametrize("cosine", [0.0, 0.5, 0.96, -0.96, 0.9999])
+    def test_each_of_two_similar_directions_is_gone(self, cosine):
+        one, other = similar(cosine)
+        h = residuals(50)
+        left = apply_directions(compile_edits(removing(one, other), {}), h)
+        for direction in (one, other):
+            u = np.array(direction) / np.linalg.norm(direction)
+            assert np.abs(left @ u).max() < 1e-4 * np.abs(h @ u).max()
+        basis = np.linalg.qr(np.array([one, other]).T)[0]
+        np.testing.assert_allclose(left, h - h @ basis @ basis.T, atol=1e-4)
+
+    @pytest.mark.parametrize("factor", [2.0, -1.0, 1 + 1e-9])
+    def test_the_same_direction_twice_is_removed_once(self, factor):
+        one, _ = similar(0.5)
+        compiled = compile_edits(removing(one, [factor * value for value in one]), {})
+        assert len(reader_edits(compiled)) == 1
+        u, h = np.array(one) / np.linalg.norm(one), residuals(20)
+        np.testing.assert_allclose(apply_directions(compiled, h), h - np.outer(h @ u, u), atol=1e-5)
+        assert compiled.removals == (Removal(Site(1), 2, 1),)
+
+    @given(seed=st.integers(0, 999), count=st.integers(2, 9), data=st.data())
+    def test_any_number_in_any_order_is_the_projection(self, seed, count, data):
+        rng = np.random.default_rng(seed)
+        directions = [(rng.normal(size=12) + 5).tolist() for _ in range(count)]  # all of them similar
+        edits = removing(*directions)
+        one, other = (compile_edits(each, {}) for each in (edits, data.draw(st.permutations(edits))))
+        assert [edit.reader.key for edit in reader_edits(one)] == [edit.reader.key for edit in reader_edits(other)]
+        h, basis = residuals(20), np.linalg.qr(np.array(directions).T)[0]
+        np.testing.assert_allclose(apply_directions(one, h), h - h @ basis @ basis.T, atol=1e-3)
+
+    def test_features_and_vectors_are_removed_together(self, sae):
+        row = random_weights()["W_dec"][FEATURE]
+        near = (row + 0.1 * np.linalg.norm(row) * np.eye(12)[0]).tolist()
+        edits = [edit_of(sae, "orthogonal", 0.0, index=FEATURE), *removing(near)]
+        compiled = compile_edits(edits, {sae.key: sae})
+        left = apply_directions(compiled, residuals(20))
+        assert np.abs(left @ row).max() < 1e-4
+        assert np.abs(left @ np.array(near)).max() < 1e-4
+        assert compiled.removals == (Removal(Site(1), 2, 2),)
+
+    def test_what_is_gated_mirrored_or_on_other_tokens_stays_by_itself(self, sae):
+        one, other = similar(0.96)
+        for edits in (
+            [*removing(one), *removing(other, phase="generation")],
+            [*removing(one), *removing(other, gate=gate(sae=identity(sae.key)))],
+            [*removing(one), replace(removing(other)[0], strength=-1.0)],
+            removing(one),
+        ):
+            compiled = compile_edits(edits, {sae.key: sae})
+            assert compiled.removals == ()
+            readers = sorted(edit.reader.key for edit in reader_edits(compiled))
+            units = [np.array(edit.target.values) / np.linalg.norm(edit.target.values) for edit in edits]
+            assert readers == sorted(Direction(torch.tensor(unit)).key for unit in units)
+
+
+class TestZeroDecoderRows:
+    """Their direction of length 1 would be 0 / 0."""
+
+    @pytest.fixture
+    def sae(self, tmp_path) -> SparseAutoencoder:
+        weights = random_weights()
+        weights["W_dec"][FEATURE] = 0
+        return load_sae(write_sae(tmp_path, sae_config("standard"), weights))
+
+    @pytest.mark.parametrize("operation", ["orthogonal", "projection_cap"])
+    def test_an_edit_along_one_is_refused(self, sae, operation):
+        with pytest.raises(InvalidSpecError) as refused:
+            compile_edits([edit_of(sae, operation, 0.0, index=FEATURE)], {sae.key: sae})
+        (problem,) = refused.value.problems
+        assert (problem.path, problem.code) == ("edits[0].feature.index", "invalid_feature")
+        assert f"Feature {FEATURE} of tiny-sae has a decoder row of zeros" in problem.message
+
+    @pytest.mark.parametrize("operation", TARGETS)
+    def test_other_edits_of_one_change_nothing(self, sae, operation):
+        h = as_tensor(residuals(50))
+        compiled = compile_edits([edit_of(sae, operation, 0.5, index=FEATURE)], {sae.key: sae})
+        assert torch.equal(apply(compiled, h), h)
+
+    def test_a_tiny_row_has_a_direction(self, tmp_path):
+        weights = random_weights()
+        weights["W_dec"][FEATURE] *= 1e-30
+        sae = load_sae(write_sae(tmp_path, sae_config("standard"), weights))
+        h, u = residuals(50), random_weights()["W_dec"][FEATURE]
+        u = u / np.linalg.norm(u)
+        compiled = compile_edits([edit_of(sae, "orthogonal", 0.0, index=FEATURE)], {sae.key: sae})
+        (reader,) = [one for one in compiled.edits if isinstance(one, ReaderEdit)]
+        got = as_tensor(h) @ reader.reader.columns(torch.tensor([0])).write[0]
+        np.testing.assert_allclose(got.numpy(), h @ u, atol=1e-5)

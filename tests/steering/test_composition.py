@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from inference.engine.native.steering_tensors import NORMALIZATIONS
-from inference.interventions import Intervention, Phase, ReaderEdit, TokenPlace, VectorEdit, Window
+from inference.interventions import Intervention, ReaderEdit, TokenPlace, VectorEdit, Window, Zone
 from inference.parts import PARTS, Part
 from steering.compiler import compile_edits
-from steering.composition import followed_by, scaled
+from steering.composition import followed_by, scaled, without_norm_limits
 from steering.errors import PolicyConflictError
 from steering.saes.loader import load_sae
 from steering.saes.sae import SparseAutoencoder
-from steering.spec.edit import EditSpec
+from steering.spec.edit import SINK_FACTOR, EditSpec
 from tests.steering.edits import SITE, edit, gate, identity, keep_norm, vector_edit
 from tests.steering.sae_files import D_IN, random_weights, sae_config, write_sae
 
@@ -38,19 +40,20 @@ def of(sae: SparseAutoencoder, operation: str, strength: float, index: int = 3, 
 def applied(
     intervention: Intervention,
     h: Tensor,
-    phase: Phase = "generation",
+    zone: Zone = "generation",
     index: int = 0,
     part: Part = "answer",
     part_index: int = 0,
 ) -> Tensor:
     """The protocol's formula, written anew: everything reads the same ``h``."""
     total = h.double()
-    place = TokenPlace(phase, index, None if phase == "prompt" else part, part_index)
+    place = TokenPlace(zone, index, part if zone == "generation" else None, part_index)
     for one in intervention.edits:
         if not one.acts(place, is_special=False):
             continue
+        is_short = h.norm(dim=-1, keepdim=True) <= one.norm_limit
         if isinstance(one, VectorEdit):
-            total = total + one.vector.double()
+            total = total + one.vector.double() * is_short
         elif isinstance(one, ReaderEdit):
             for rule in one.rules:
                 features = torch.tensor([rule.feature])
@@ -61,7 +64,7 @@ def applied(
                     is_open &= other.reader.activations(h, torch.tensor([other.feature])) > other.above
                 columns = one.reader.columns(features)
                 assert columns.normalization == NORMALIZATIONS[0] == "none"
-                total = total + (change * is_open).double() @ columns.write.double()
+                total = total + (change * is_open * is_short).double() @ columns.write.double()
     return total.float()
 
 
@@ -125,6 +128,47 @@ def test_phases_and_windows_of_the_first_are_seen(sae):
             torch.testing.assert_close(
                 applied(chain, H, phase, index), applied(two, middle, phase, index), atol=1e-4, rtol=1e-4
             )
+
+
+ZONES: tuple[Zone, ...] = ("prompt", "last_prompt_token", "generation")
+
+
+@pytest.mark.parametrize("phase", ["both", "prompt", "generation", "from_last_prompt_token"])
+@pytest.mark.parametrize("other", ["both", "prompt", "generation", "from_last_prompt_token"])
+def test_the_last_prompt_token_is_a_place_of_its_own(sae, phase, other):
+    one = compiled(
+        sae,
+        of(sae, "add", 4.0, phase=phase, window=Window(0, 3)),
+        of(sae, "add", 2.0, 5, phase=phase, ranges=(Window(1, 2), Window(4))),
+        vector_edit([0.5] * D_IN, phase="from_last_prompt_token", window=Window(1, 4), sink_tokens=False),
+    )
+    for window in (Window(), Window(1), Window(0, 2)):
+        two = compiled(sae, of(sae, "at_most", 0.3, phase=other, window=window, sink_tokens=False))
+        chain = followed_by(one, two)
+        for zone in ZONES:
+            for index in range(7):
+                expected = applied(two, applied(one, H, zone, index), zone, index)
+                torch.testing.assert_close(applied(chain, H, zone, index), expected, atol=1e-4, rtol=1e-4)
+
+
+def limited(edit_: EditSpec, limit: float) -> EditSpec:
+    target = replace(edit_.target, scales=replace(edit_.target.scales, typical_norm=limit / SINK_FACTOR))
+    return replace(edit_, target=target, sink_tokens=False)
+
+
+def test_a_policy_sees_what_norm_limits_left_and_has_none_itself(sae):
+    """Else a request could make residuals so long at an earlier site that a cap leaves them alone."""
+    limit = float(H.norm(dim=-1).median())
+    one = compiled(sae, limited(of(sae, "add", 4.0), limit), limited(vector_edit([0.5] * D_IN), limit))
+    cap = compiled(sae, limited(of(sae, "at_most", 0.3), limit))
+    free = without_norm_limits(cap)
+    assert free.fingerprint != cap.fingerprint
+    assert without_norm_limits(free) is free
+    middle = applied(one, H)
+    assert torch.equal(middle == H, (H.norm(dim=-1, keepdim=True) > limit).expand_as(H))
+    torch.testing.assert_close(applied(followed_by(one, free), H), applied(free, middle), atol=1e-4, rtol=1e-4)
+    assert (sae.encode(applied(free, H))[:, 3] <= sae.encode(H)[:, 3].clamp(min=0.3) + 1e-4).all()
+    assert torch.equal(applied(scaled(one, 0.5), H) == H, middle == H)
 
 
 def test_scopes_of_the_first_are_seen(sae):

@@ -196,10 +196,29 @@ class TestJob:
         with pytest.raises(ValidationError, match="already exists"):
             run_extraction(running(second), FakeReader())
 
+    @pytest.mark.parametrize("position", ["mean", "last"])
+    def test_attention_sinks_are_no_part_of_means(self, wish, position):
+        """One residual of each prompt is 100 times longer than the others."""
+        rng = np.random.default_rng(1)
+        rows = {pair.positive: rng.normal(size=(6, D_IN)) + 1 for pair in PAIRS}
+        rows |= {pair.negative: rng.normal(size=(6, D_IN)) for pair in PAIRS}
+        sinks = {prompt: np.insert(values, 2, 100 * values[0], axis=0) for prompt, values in rows.items()}
+        found = []
+        for each in (rows, sinks):
+            reader = FakeReader()
+            reader.rows = lambda prompt, site, each=each: each[prompt].astype(np.float32)
+            name = f"sinks-{len(found)}"
+            asked = replace(wish, name=name, position=position, sites=(Site(0),))
+            run_extraction(running(request_extraction(wish=asked)), reader)
+            (vector,) = VectorSet.objects.get(name=name).vectors.all()
+            found.append((vector.values, vector.reference_norm))
+        np.testing.assert_allclose(found[0][0], found[1][0], rtol=1e-5)
+        assert found[0][1] == pytest.approx(found[1][1])
+
     def test_prompts_of_special_tokens_alone(self, wish):
         reader = FakeReader()
         reader.rows = lambda prompt, site: np.zeros((0, 0), np.float32)
-        with pytest.raises(ValueError, match="nothing to read"):
+        with pytest.raises(ValueError, match="nothing to read in it"):
             run_extraction(running(request_extraction(wish=wish)), reader)
 
     @pytest.mark.parametrize(
@@ -250,7 +269,7 @@ class TestReading:
             client.stop(0)
         for prompt, one in zip(prompts, found, strict=True):
             ids = text.render_chat([{"role": "user", "content": prompt}]) if chat else text.encode(prompt)
-            kept = [place for place, token in enumerate(ids) if token not in text.special_token_ids]
+            kept = [place for place, token in enumerate(ids) if place and token not in text.special_token_ids]
             for site, values in zip(sites, one.sites, strict=True):
                 expected = plain_residuals(loaded, ids, site)[kept]
                 np.testing.assert_allclose(values, expected, rtol=1e-4, atol=1e-4)

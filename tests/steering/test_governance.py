@@ -124,7 +124,10 @@ class TestPolicy:
         assert (both.label, both.policies) == ("gloomy@2", ("cap@1",))
         assert both.fingerprint == both.intervention.fingerprint not in {alone.fingerprint, cap.fingerprint}
         only = steered(SteeringWish())
-        assert (only.label, only.policies, only.fingerprint) == ("", ("cap@1",), cap.fingerprint)
+        assert (only.label, only.policies) == ("", ("cap@1",))
+        assert all(edit.norm_limit == float("inf") for edit in only.intervention.edits), "a policy knows no norm limit"
+        assert only.fingerprint == only.intervention.fingerprint
+        assert any(edit.norm_limit < float("inf") for edit in steered(SteeringWish("cap@1")).intervention.edits)
 
     def test_is_not_scaled(self, versions, cap):
         governance.save_policy(policy=SteeringPolicy(version=cap, reason="Safety."))

@@ -56,10 +56,17 @@ def test_figures_are_kept(model, sae):
     done: list[int] = []
     checked = check_sae(sae=sae, model=offline, wish=CheckWish(CORPUS), progress=lambda n, total: done.append(n))
     assert done == [0, 1, 2]
-    h = torch.cat([offline.read(offline.text.encode(d.text), (Site(1),))[Site(1)] for d in CORPUS.documents])
+    read = [offline.read(offline.text.encode(d.text), (Site(1),))[Site(1)] for d in CORPUS.documents]
+    h = torch.cat([residuals[1:] for residuals in read])  # texts begin with no special token here
     a = NumpySAE(sae_config(d_in=32), random_weights(d_in=32)).encode(h.numpy().astype(np.float64))
     assert checked.l0 == pytest.approx((a > 0).sum() / len(h))
     assert (checked.measured_tokens, checked.corpus) == (len(h), "tales abc")
+    assert checked.measured_sinks == len(read)
+    norms = h.norm(dim=1)
+    assert checked.mean_resid_norm == pytest.approx(float(norms.mean()), rel=1e-4)
+    assert checked.median_resid_norm == pytest.approx(float(norms.median()), rel=1e-4)
+    assert checked.typical_norm == checked.median_resid_norm
+    assert f"{len(read)} attention sinks left out" in judge(checked)[-1].text
     assert checked.measured_at is not None
     strongest = int(a.max(0)[1:].argmax()) + 1
     feature = sae.features.get(index=strongest)

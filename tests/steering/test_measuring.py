@@ -104,6 +104,49 @@ def test_special_tokens_count_nowhere(tmp_path):
     assert [plain.feature(i) for i in range(D_SAE)] == [huge.feature(i) for i in range(D_SAE)]
 
 
+class TestAttentionSinks:
+    """Residuals of a text's first token, and of a token in the middle, are 100 times longer than all others."""
+
+    SINK = 7
+
+    def table(self) -> np.ndarray:
+        table = TABLE.copy()
+        table[:, self.SINK] *= 100
+        return table
+
+    def test_they_count_nowhere(self, tmp_path):
+        sae = load_sae(write_sae(tmp_path))
+        others = [n for n in range(2, VOCABULARY) if n != self.SINK]
+        with_sinks = [
+            TokenisedDocument((self.SINK, *others[i:], self.SINK, *others[:i]), (True,) * 49) for i in range(9)
+        ]
+        without = [TokenisedDocument((0, *others[i:], *others[:i]), (False,) + (True,) * 47) for i in range(9)]
+        measured = measure_sae(sae, SITE, with_sinks, TableReader(self.table()))
+        expected = measure_sae(sae, SITE, without, TableReader(TABLE))
+        assert measured.num_tokens == expected.num_tokens == 9 * 47
+        assert (measured.sinks.num_sinks, expected.sinks.num_sinks) == (18, 0)
+        assert measured.reconstruction.mean_norm == pytest.approx(expected.reconstruction.mean_norm)
+        assert measured.reconstruction.fvu == pytest.approx(expected.reconstruction.fvu)
+        assert measured.sinks.median == pytest.approx(expected.sinks.median)
+        for index in range(D_SAE):
+            one, other = measured.feature(index), expected.feature(index)
+            assert (one.max_activation, one.density) == pytest.approx((other.max_activation, other.density))
+
+    def test_the_first_token_is_left_out_whatever_its_norm_unless_it_is_special(self, tmp_path):
+        sae = load_sae(write_sae(tmp_path))
+        found = [TokenisedDocument((5, 6, 8), (True,) * 3), TokenisedDocument((1, 6, 8), (False, True, True))]
+        measured = measure_sae(sae, SITE, found, TableReader())
+        assert (measured.num_tokens, measured.sinks.num_sinks) == (4, 1)
+        assert measured.sinks.median == pytest.approx(
+            np.sort(np.linalg.norm(TABLE[SITE.layer, [6, 8]], axis=1))[0], rel=1e-5
+        )
+
+    def test_texts_of_one_token_are_nothing_to_measure(self, tmp_path):
+        sae = load_sae(write_sae(tmp_path))
+        with pytest.raises(InvalidSAEError, match="no tokens to measure on but the first ones"):
+            measure_sae(sae, SITE, [TokenisedDocument((5,), (True,))], TableReader())
+
+
 def test_progress_can_stop_it(tmp_path):
     class StopError(Exception):
         pass
@@ -244,13 +287,24 @@ class TestCauses:
         sae = JumpReLUSAE("", good.math, replace(good.weights, W_dec=turned))
         assert "its weights may be transposed" in self.causes(sae)
 
-    def test_first_token(self, good):
-        """A residual that the SAE cannot write, and only where texts begin with an ordinary token."""
-        table = TABLE.copy()
-        table[:, 2] = 500.0
-        sae = _Deaf("", good.math, good.weights)
-        found = [TokenisedDocument((2, *range(5, 40)), (True,) * 36)]
-        reader = TableReader(table)
-        measurement = measure_sae(sae, SITE, found, reader)
-        text = " ".join(find_causes(sae, SITE, 4, measurement, found, reader))
-        assert "trained with another rule for the beginning of texts (BOS)" in text
+    def test_attention_sinks_are_left_out(self, good):
+        """Their residuals, which are of another scale, would hide what helps on all others."""
+        sinks = [2, 41]
+        quiet, loud = TABLE.copy(), TABLE.copy()
+        for table, size in ((quiet, 1.0), (loud, 500.0)):
+            table[[0, 2, 3]] *= 0.001
+            table[:, sinks] *= size
+        math = replace(good.math, apply_b_dec_to_input=False)
+        weights = replace(good.weights, threshold=torch.full((2 * D_IN,), 0.01), b_dec=torch.zeros(D_IN))
+        sae = _Deaf("", math, weights)  # at layer 1 it fits
+        ids = (2, *range(5, 45))
+        ordinary = tuple(number not in sinks for number in ids)
+        expected, got = (
+            find_causes(sae, Site(2), 4, measure_sae(sae, Site(2), found, reader), found, reader)
+            for found, reader in (
+                ([TokenisedDocument(ids, ordinary)], TableReader(quiet)),
+                ([TokenisedDocument(ids, (True,) * 41)], TableReader(loud)),
+            )
+        )
+        assert "at layers.1.resid_post: look at the layer" in " ".join(expected)
+        assert got == expected

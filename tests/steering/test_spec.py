@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator, ValidationError, validate
 
-from inference.interventions import ALL_TOKENS, Site, Window
+from inference.interventions import ALL_TOKENS, Site, Window, window_in
 from steering.spec.checks import MAX_WINDOWS
 from steering.spec.conflicts import find_conflicts
-from steering.spec.edit import EditSpec, FeatureTarget, GateSpec
+from steering.spec.edit import PHASES, EditSpec, FeatureTarget, GateSpec
 from steering.spec.errors import InvalidSpecError, MissingScaleError
-from steering.spec.parsing import MAX_EDITS, parse_edits
+from steering.spec.parsing import MAX_EDITS, parse_edits, with_request_defaults
 from steering.spec.rendering import edits_to_json, fingerprint
 from steering.spec.schema import edits_schema
 from steering.spec.scope import SCOPES
@@ -154,7 +154,7 @@ class TestParsing:
             "edits[0].operation: Expected one of add, clamp, scale, ablate, at_least, at_most, orthogonal,"
             " projection_cap, norm_preserving, found 'multiply'.",
             "edits[1].unit: Expected one of raw, max_act, resid_norm, found 'volts'.",
-            "edits[1].phase: Expected one of prompt, generation, both, found 'late'.",
+            "edits[1].phase: Expected one of both, from_last_prompt_token, prompt, generation, found 'late'.",
         ]
 
     def test_unknown_field_is_not_dropped(self):
@@ -362,7 +362,15 @@ edits_strategy = st.lists(
         strength=st.floats(-100, 100),
         index=st.integers(0, 39),
         unit=st.sampled_from(["raw", "max_act", "resid_norm"]),
-        phase=st.sampled_from(["prompt", "generation", "both"]),
+        phase=st.sampled_from(PHASES),
+        sink_tokens=st.booleans(),
+        scales=st.sampled_from([SCALES, replace(SCALES, typical_norm=37.5)]),
+    )
+    | st.builds(
+        edit,
+        index=st.integers(0, 39),
+        phase=st.sampled_from(PHASES),
+        ranges=st.sampled_from([(Window(0, 2),), (Window(1, 3), Window(4)), ()]),
     )
     | st.builds(
         edit,
@@ -392,6 +400,7 @@ class TestSchema:
         [
             {"operation": "multiply"}, {"strength": "2"}, {"strength": 1e30}, {"unit": "volts"}, {"phase": "late"},
             {"window": {"first": 0}}, {"window": {"last": 3}}, {"only_if_active": 1}, {"gate": {}}, {"strenght": 2},
+            {"ranges": [[0]]}, {"ranges": []}, {"ranges": "0-4"}, {"sink_tokens": 1},
             {"vector": {"layer": 1, "values": [1.0]}}, {"lower": "x"}, {"site": {"layer": 1, "site": "resid_mid"}},
         ],
         ids=str,
@@ -402,6 +411,95 @@ class TestSchema:
             parse_edits(whole)
         with pytest.raises(ValidationError):
             validate(whole, edits_schema())
+
+
+class TestVersionsOfBefore:
+    """A version that was published without a field means what it meant."""
+
+    STORED = edits_to_json([edit("clamp", 2.5, phase="generation", window=Window(1, 5)), vector_edit([0.5, -1.0])])
+
+    def test_without_sink_tokens_it_acts_on_all_tokens(self):
+        assert not any("sink_tokens" in stored for stored in self.STORED)
+        assert all(one.sink_tokens and one.norm_limit is None for one in parse_edits(self.STORED))
+
+    def test_generation_still_begins_behind_the_prompt(self):
+        stored, _ = parse_edits(self.STORED)
+        assert window_in("last_prompt_token", stored.phase, stored.window) is None
+        assert window_in("generation", stored.phase, stored.window) == Window(1, 5)
+
+    def test_what_a_request_brings_leaves_sinks_alone(self):
+        for said, expected in ((None, False), (False, False), (True, True)):
+            item = self.STORED[0] | ({} if said is None else {"sink_tokens": said})
+            (one,) = parse_edits([with_request_defaults(item)])
+            assert one.sink_tokens is expected
+        (problem,) = problems_of(self.STORED[0] | {"sink_tokens": "no"})
+        assert problem.startswith("edits[0].sink_tokens: Expected true or false")
+
+    def test_a_limit_is_part_of_the_effect_and_comes_from_the_typical_norm(self):
+        known = replace(SCALES, typical_norm=3.0)
+        exempt = edit(scales=known, sink_tokens=False)
+        assert exempt.norm_limit == 30.0
+        assert edit(scales=known).norm_limit is None
+        prints = {fingerprint([one]) for one in (exempt, edit(scales=known), edit(sink_tokens=False))}
+        assert len(prints) == 3
+        assert fingerprint([edit(scales=known)]) == fingerprint([edit()])
+
+
+def problems_of(*items: object) -> list[str]:
+    with pytest.raises(InvalidSpecError) as caught:
+        parse_edits(list(items))
+    return [str(problem) for problem in caught.value.problems]
+
+
+class TestRanges:
+    BASE = edits_to_json([edit()])[0]
+
+    def test_are_read_and_written(self):
+        (one,) = parse_edits([self.BASE | {"ranges": [[0, 4], [4, 6], [10, None]]}])
+        assert one.windows == (Window(0, 4), Window(4, 6), Window(10))
+        assert edits_to_json([one])[0]["ranges"] == [[0, 4], [4, 6], [10, None]]
+
+    @pytest.mark.parametrize(
+        "ranges",
+        [[], [[0]], [[4, 4]], [[5, 2]], [[-1, 2]], [[0, True]], [[0, 1.0]], [0, 4], "0-4", {"0": 4}, [[0, 1 << 30]],
+         [[2 * i, 2 * i + 1] for i in range(17)]],
+    )  # fmt: skip
+    def test_bad_ones_are_named(self, ranges):
+        (problem, *_) = problems_of(self.BASE | {"ranges": ranges})
+        assert problem.startswith("edits[0].ranges")
+
+    @pytest.mark.parametrize("ranges", [[[0, 4], [3, 6]], [[5, 8], [0, 2]], [[0, None], [4, 6]]])
+    def test_must_rise_and_not_overlap(self, ranges):
+        assert problems_of(self.BASE | {"ranges": ranges}) == [
+            "edits[0].ranges: Expected ranges in rising order that do not overlap."
+        ]
+
+    def test_take_the_place_of_a_window(self):
+        assert problems_of(self.BASE | {"ranges": [[0, 4]], "window": {"after": 1}}) == [
+            "edits[0].ranges: Expected either a window or ranges, found both."
+        ]
+
+    def test_contradict_only_where_they_meet(self):
+        one = edit("clamp", 1.0, ranges=(Window(0, 4), Window(8, 10)))
+        assert not find_conflicts([one, edit("clamp", 2.0, window=Window(4, 8))])
+        assert find_conflicts([one, edit("clamp", 2.0, window=Window(9))])
+
+    @pytest.mark.parametrize(
+        ("first", "second", "meet"),
+        [
+            (("prompt", Window()), ("from_last_prompt_token", Window()), True),
+            (("prompt", Window()), ("from_last_prompt_token", Window(1)), False),
+            (("generation", Window()), ("from_last_prompt_token", Window(0, 1)), False),
+            (("generation", Window(3)), ("from_last_prompt_token", Window(0, 4)), False),
+            (("generation", Window(3)), ("from_last_prompt_token", Window(0, 5)), True),
+            (("both", Window(3, 4)), ("from_last_prompt_token", Window(0, 1)), True),
+            (("prompt", Window()), ("generation", Window()), False),
+        ],
+    )
+    def test_phases_meet_where_a_token_can_be_in_both(self, first, second, meet):
+        edits = [edit("clamp", n, phase=phase, window=window) for n, (phase, window) in enumerate((first, second))]
+        assert bool(find_conflicts(edits)) == meet
+        assert bool(find_conflicts(edits[::-1])) == meet
 
 
 class TestFingerprint:
@@ -483,4 +581,5 @@ class TestFingerprint:
     ids=str,
 )
 def test_words(one, text):
-    assert describe_edit(one) == text
+    assert describe_edit(replace(one, sink_tokens=False)) == text
+    assert describe_edit(replace(one, sink_tokens=True)) == f"{text}, attention sinks too"

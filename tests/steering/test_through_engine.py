@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,12 @@ from inference.interventions import Site, Window
 from steering.compiler import compile_edits
 from steering.saes.loader import load_sae
 from steering.saes.sae import SparseAutoencoder
-from steering.spec.edit import EditSpec, FeatureTarget, GateSpec, SAEIdentity, SiteTarget
+from steering.spec.edit import SINK_FACTOR, EditSpec, FeatureTarget, GateSpec, SAEIdentity
 from tests.builders import build_model
 from tests.engine.harness import EngineHarness
+from tests.engine.readers import plain_residuals
 from tests.steering.edits import edit, identity, vector_edit
+from tests.steering.edits import keep_norm as keep_norm_edit
 from tests.steering.reference import Generated, assert_same, generated, hooked, reference, steered
 from tests.steering.sae_files import Array, NumpySAE, random_weights, sae_config, write_sae
 
@@ -30,6 +33,8 @@ F, G = 3, 7  # the edited feature, and the one of the gate
 Mask = NDArray[np.bool_]
 Where = Callable[[Array], Mask]
 VECTOR = np.random.default_rng(2).normal(size=32)
+SIMILAR = VECTOR + 0.3 * np.random.default_rng(3).normal(size=32)  # cosine 0.96
+SPAN = np.linalg.qr(np.array([VECTOR, SIMILAR]).T)[0]
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +129,7 @@ FORMULAS: dict[str, Callable[[Formulas, Array], Array]] = {
     "vector": lambda f, h: h + 2 * VECTOR,
     "conditional vector": lambda f, h: f.only(gate_open, h, h + 2 * VECTOR),
     "vector orthogonal": lambda f, h: along(h, VECTOR, np.zeros_like),
+    "similar vectors orthogonal": lambda f, h: h - h @ SPAN @ SPAN.T,
     "norm_preserving": keep_norm,
 }
 
@@ -149,11 +155,10 @@ def edits_of(name: str, sae: SAEIdentity) -> list[EditSpec]:
         "vector": [vector_edit(vector, 2.0)],
         "conditional vector": [vector_edit(vector, 2.0, gate=gate)],
         "vector orthogonal": [vector_edit(vector, 0.0, operation="orthogonal")],
-        "norm_preserving": [
-            vector_edit(vector, 2.0),
-            edit("clamp", 9.0, sae=sae),
-            EditSpec(SiteTarget(SITE), "norm_preserving"),
+        "similar vectors orthogonal": [
+            vector_edit(list(one), 0.0, operation="orthogonal") for one in (VECTOR, SIMILAR)
         ],
+        "norm_preserving": [vector_edit(vector, 2.0), edit("clamp", 9.0, sae=sae), keep_norm_edit(SITE)],
     }
     return cases[name]
 
@@ -234,6 +239,24 @@ NUM_PROMPT = len(PROMPT)
 SCOPES: dict[str, tuple[dict[str, Any], Callable[[int], bool]]] = {
     "prompt": ({"phase": "prompt"}, lambda p: p < NUM_PROMPT),
     "generation": ({"phase": "generation"}, lambda p: p >= NUM_PROMPT),
+    "from the last prompt token": ({"phase": "from_last_prompt_token"}, lambda p: p >= NUM_PROMPT - 1),
+    "the last prompt token": (
+        {"phase": "from_last_prompt_token", "window": Window(0, 1)},
+        lambda p: p == NUM_PROMPT - 1,
+    ),
+    "2 to 5 from the last prompt token": (
+        {"phase": "from_last_prompt_token", "window": Window(2, 5)},
+        lambda p: NUM_PROMPT + 1 <= p < NUM_PROMPT + 4,
+    ),
+    "ranges of the prompt": (
+        {"phase": "prompt", "ranges": (Window(0, 2), Window(3, 4), Window(5))},
+        lambda p: p in {0, 1, 3} or 5 <= p < NUM_PROMPT,
+    ),
+    "ranges from the last prompt token": (
+        {"phase": "from_last_prompt_token", "ranges": (Window(0, 2), Window(4, 6))},
+        lambda p: p - NUM_PROMPT + 1 in {0, 1, 4, 5},
+    ),
+    "all but the first token": ({"sink_tokens": False}, lambda p: p > 0),
     "first 3 of the prompt": ({"phase": "prompt", "window": Window(first=3)}, lambda p: p < 3),
     "after 4 of the prompt": ({"phase": "prompt", "window": Window(4)}, lambda p: 4 <= p < NUM_PROMPT),
     "first 5 generated": (
@@ -261,6 +284,90 @@ def test_phases_and_windows(name, max_prefill_tokens, loaded, tmp_path):
         expected = reference(loaded, PROMPT, NUM_TOKENS)
     got = steered(loaded, edits, [sae], PROMPT, NUM_TOKENS, max_prefill_tokens=max_prefill_tokens)
     assert_same(got, expected)
+
+
+def with_limit(one: EditSpec, limit: float) -> EditSpec:
+    """Leaves tokens alone whose residual is longer."""
+    scales = replace(one.target.scales, typical_norm=limit / SINK_FACTOR)
+    return replace(one, target=replace(one.target, scales=scales), sink_tokens=False)
+
+
+@pytest.mark.parametrize("max_prefill_tokens", [2, 256])
+def test_residuals_of_attention_sinks_are_left_alone(max_prefill_tokens, loaded, tmp_path):
+    """Edits of one site with different limits, one of them with none."""
+    sae, oracle = load(config_of("jumprelu"), tmp_path)
+    norms = np.linalg.norm(plain_residuals(loaded, list(PROMPT), SITE).numpy(), axis=1)
+    low, high = (float(np.quantile(norms, share)) for share in (0.4, 0.8))
+    target = identity(sae.key, d_in=32)
+    edits = [
+        with_limit(edit("clamp", 9.0, sae=target), low),
+        with_limit(vector_edit(list(VECTOR), 2.0), high),
+        with_limit(vector_edit(list(-VECTOR), 0.5), low),
+        vector_edit(list(VECTOR), 0.25),
+    ]
+
+    def change(h: Array) -> Array:
+        size = np.linalg.norm(h, axis=1, keepdims=True)
+        clamped = np.where(size <= low, Formulas(oracle)["clamp"](h) - 0.5 * VECTOR, h)
+        return clamped + np.where(size <= high, 2 * VECTOR, 0.0) + 0.25 * VECTOR
+
+    with (
+        hooked(loaded, SITE, change, lambda p: p > 0),
+        hooked(loaded, SITE, lambda h: h + 0.25 * VECTOR, lambda p: p == 0),
+    ):
+        expected = reference(loaded, PROMPT, NUM_TOKENS)
+    assert_same(steered(loaded, edits, [sae], PROMPT, NUM_TOKENS, max_prefill_tokens=max_prefill_tokens), expected)
+
+
+def test_a_special_first_token_is_no_sink(loaded):
+    """It is left alone as a special token, and edits of special tokens act on it."""
+    edits = [vector_edit(list(VECTOR), 2.0, special_tokens=True, sink_tokens=False)]
+    with hooked(loaded, SITE, lambda h: h + 2 * VECTOR):
+        expected = reference(loaded, PROMPT, NUM_TOKENS)
+    assert_same(steered(loaded, edits, [], PROMPT, NUM_TOKENS, special=frozenset({PROMPT[0]})), expected)
+
+
+def test_a_prompt_of_one_token_from_its_last_one(loaded):
+    edits = [vector_edit(list(VECTOR), 2.0, phase="from_last_prompt_token")]
+    with hooked(loaded, SITE, lambda h: h + 2 * VECTOR):
+        expected = reference(loaded, PROMPT[:1], NUM_TOKENS)
+    assert_same(steered(loaded, edits, [], PROMPT[:1], NUM_TOKENS), expected)
+
+
+@pytest.mark.parametrize(("phase", "is_steered"), [("generation", False), ("from_last_prompt_token", True)])
+def test_the_first_generated_token(phase, is_steered, loaded):
+    """It is drawn at the last prompt token, which the phase generation leaves alone."""
+    plain, got = (
+        EngineHarness(loaded).generate(prompt=PROMPT, max_tokens=1, logprobs=0, intervention=one).logprobs[0]
+        for one in (None, compile_edits([vector_edit(list(VECTOR), 4.0, phase=phase)], {}))
+    )
+    assert (got != plain) == is_steered
+
+
+def test_the_receipt_says_what_changed(loaded, tmp_path):
+    """Against the residuals that plain hooks see: how many tokens were changed, and how far on average."""
+    sae, oracle = load(config_of("jumprelu"), tmp_path)
+    target = identity(sae.key, d_in=32)
+    h = plain_residuals(loaded, list(PROMPT), SITE).double().numpy()
+    p = h @ unit(oracle.weights["W_dec"][F])
+    cap = float(np.median(p)) + 1e-3
+    edits = [
+        edit("projection_cap", cap, sae=target, phase="prompt"),
+        edit("add", 0.0, index=8, sae=target),
+        vector_edit([0.0] * 32, 1.0, site=Site(2)),
+    ]
+    got = EngineHarness(loaded, max_prefill_tokens=3).generate(
+        prompt=PROMPT, max_tokens=6, intervention=compile_edits(edits, {sae.key: sae})
+    )
+    receipt = got.finished.receipt
+    assert receipt is not None
+    moved = np.maximum(p - cap, 0) / np.linalg.norm(h, axis=1)
+    (effect,) = receipt.effects
+    assert (effect.site, effect.num_tokens, effect.num_changed) == (SITE, NUM_PROMPT, NUM_PROMPT // 2)
+    np.testing.assert_allclose(effect.change, moved.sum(), rtol=1e-4)
+    assert [(one.number, one.reason) for one in receipt.inert] == [
+        (1, "add 0 changes nothing."), (2, "The vector is zero."),
+    ]  # fmt: skip
 
 
 def test_windows_of_several_edits_overlap(loaded):
@@ -311,7 +418,7 @@ def test_strength_0_is_bit_equal_to_unsteered(architecture, loaded, tmp_path):
         edit("scale", 1.0, index=4, sae=target),
         edit("orthogonal", 1.0, index=5, sae=target),
         vector_edit(list(VECTOR), 0.0),
-        EditSpec(SiteTarget(SITE), "norm_preserving"),
+        keep_norm_edit(SITE),
     ]
     got = steered(loaded, edits, [sae], PROMPT, NUM_TOKENS)
     alone = EngineHarness(loaded).generate(prompt=PROMPT, max_tokens=NUM_TOKENS, logprobs=0)
@@ -353,6 +460,11 @@ LONG = tuple(3 + i % 60 for i in range(70))
         {},
         {"phase": "prompt"},
         {"phase": "generation"},
+        {"phase": "from_last_prompt_token"},
+        {"phase": "from_last_prompt_token", "window": Window(first=5)},
+        {"phase": "from_last_prompt_token", "ranges": (Window(0, 1), Window(3, 20))},
+        {"phase": "prompt", "ranges": (Window(2, 8), Window(20, 50))},
+        {"sink_tokens": False},
         {"phase": "prompt", "window": Window(first=20)},
         {"phase": "generation", "window": Window(4, 20)},
         {"window": Window(10, 40)},

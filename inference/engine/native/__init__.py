@@ -156,14 +156,15 @@ def write_kv(keys: Tensor, values: Tensor, key: Tensor, value: Tensor, slot_mapp
         fallback.write_kv(keys, values, key, value, slot_mapping)
 
 
-def steer(hidden: Tensor, rows: Tensor, tables: SteeringTensors, given: Tensor | None = None) -> Tensor:
+def steer(hidden: Tensor, rows: Tensor, tables: SteeringTensors, given: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """``hidden`` ``[tokens, d]`` after the edits of each token's row (``rows`` int64 ``[tokens]``), as a new tensor.
 
+    The second result is how far each token moved: ``|h' - h| / |h|``, float32 ``[tokens]``, 0 where nothing changed.
     Tokens whose row does not act keep their bits. Changes are computed in float32 and cast once. ``given``
     ``[tokens, entries]`` holds the activations of entries that are marked as given.
     """
     if _active.is_native and hidden.device.type == "cpu" and hidden.dtype in _FLOATS and hidden.stride(-1) == 1:
-        out: Tensor = torch.ops.millm_native.steer.default(hidden, rows, *tables.all(), given)
+        out: tuple[Tensor, Tensor] = torch.ops.millm_native.steer.default(hidden, rows, *tables.all(), given)
         return out
     return fallback.steer(hidden, rows, tables, given)
 

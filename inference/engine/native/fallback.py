@@ -90,21 +90,29 @@ def write_kv(keys: Tensor, values: Tensor, key: Tensor, value: Tensor, slot_mapp
     values[block, offset] = value
 
 
-def steer(hidden: Tensor, rows: Tensor, tables: SteeringTensors, given: Tensor | None = None) -> Tensor:
+def steer(hidden: Tensor, rows: Tensor, tables: SteeringTensors, given: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """See :func:`inference.engine.native.steer`. All shapes are known beforehand: nothing waits for the device."""
     h = hidden.float()
-    delta = tables.vectors[rows]
+    norm = h.norm(dim=-1, keepdim=True)
+    steered = tables.vectors[rows].masked_fill_(norm > tables.norm_limits[rows].unsqueeze(1), 0.0)
     if len(tables.read):
-        delta = delta + _entries_delta(h, rows, tables, given)
+        steered.add_(_entries_delta(h, norm, rows, tables, given))
+    steered.add_(h)
     flags = tables.flags[rows].unsqueeze(1)
-    steered = h + delta
-    norm = steered.norm(dim=-1, keepdim=True)
-    keeps = (flags & KEEPS_NORM).bool() & (norm > 0)
-    steered = torch.where(keeps, steered * (h.norm(dim=-1, keepdim=True) / norm), steered)
-    return torch.where((flags & ACTS).bool(), steered.to(hidden.dtype), hidden)
+    steered_norm = steered.norm(dim=-1, keepdim=True)
+    keeps = (flags & KEEPS_NORM).bool() & (steered_norm > 0)
+    steered.mul_(torch.where(keeps, norm / steered_norm, 1.0))
+    out = torch.where((flags & ACTS).bool(), steered.to(hidden.dtype), hidden)
+    return out, _relative_change(steered.copy_(out).sub_(h), norm.squeeze(1))
 
 
-def _entries_delta(h: Tensor, rows: Tensor, tables: SteeringTensors, given: Tensor | None) -> Tensor:
+def _relative_change(delta: Tensor, norm: Tensor) -> Tensor:
+    moved = delta.norm(dim=-1)
+    share = torch.where(norm > 0, moved / norm, 1.0)
+    return torch.where(moved == 0, 0.0, share)
+
+
+def _entries_delta(h: Tensor, norm: Tensor, rows: Tensor, tables: SteeringTensors, given: Tensor | None) -> Tensor:
     """``[tokens, d]``: what the entries of each token's row add."""
     numbers, codes = tables.numbers.unbind(1), tables.codes.unbind(1)
     views = [_view(h, kind) for kind in tables.normalizations]
@@ -113,7 +121,7 @@ def _entries_delta(h: Tensor, rows: Tensor, tables: SteeringTensors, given: Tens
     change = torch.minimum(torch.maximum(wanted, numbers[Number.LOWER] - a), numbers[Number.UPPER] - a)
     gate = codes[Code.GATE].long()
     is_open = a[:, gate] > numbers[Number.FLOOR]
-    is_open = is_open & is_open[:, gate] & (codes[Code.ROW] == rows.unsqueeze(1))
+    is_open = is_open & is_open[:, gate] & (codes[Code.ROW] == rows.unsqueeze(1)) & (norm <= numbers[Number.NORM_LIMIT])
     change = torch.where(is_open, change, 0.0)
     parts = [
         (change if len(views) == 1 else change * (codes[Code.NORMALIZATION] == NORMALIZATIONS.index(kind)))

@@ -14,7 +14,10 @@ NORMALIZATIONS: tuple[Normalization, ...] = ("none", "constant_norm_rescale", "l
 
 
 class Number(IntEnum):
-    """Columns of ``numbers``, as in src/steering.h. A gate is open where the gate's activation is above FLOOR."""
+    """Columns of ``numbers``, as in src/steering.h. A gate is open where the gate's activation is above FLOOR.
+
+    An entry does nothing to a residual whose norm is above NORM_LIMIT.
+    """
 
     BIAS = 0
     THRESHOLD = 1
@@ -23,6 +26,7 @@ class Number(IntEnum):
     LOWER = 4
     UPPER = 5
     FLOOR = 6
+    NORM_LIMIT = 7
 
 
 class Code(IntEnum):
@@ -43,6 +47,7 @@ class SteeringTensors:
 
     flags: Tensor  # [rows] uint8
     vectors: Tensor  # [rows, d] float32
+    norm_limits: Tensor  # [rows] float32: above which residual's norm the vector is not added
     counts: Tensor  # [rows] int32: entries of the row
     slots: Tensor  # [rows, width] int32: which they are
     read: Tensor  # [entries, d] float32
@@ -54,5 +59,6 @@ class SteeringTensors:
     def all(self) -> tuple[Tensor, ...]:
         """In the order in which the kernel takes them."""
         return (
-            self.flags, self.vectors, self.counts, self.slots, self.read, self.write, self.numbers, self.codes
+            self.flags, self.vectors, self.norm_limits, self.counts, self.slots, self.read, self.write, self.numbers,
+            self.codes,
         )  # fmt: skip

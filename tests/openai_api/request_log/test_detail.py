@@ -217,11 +217,17 @@ def test_the_receipt_and_what_was_logged_are_shown(auditor: Client):
         policies="mild@2",
         steering_expected=5,
         steering_applied=5,
+        steering_effects=[
+            {"site": "layers.1.resid_post", "tokens": 4, "changed_share": 0.75, "mean_change": 0.31},
+            {"site": "<b>", "tokens": 1, "changed_share": 1.0, "mean_change": None},
+        ],
         parameters={"temperature": 0.5},
     )
     page = detail(auditor)
     assert '<h4 class="log-role">user</h4><pre tabindex="0">line one\nline &lt;b&gt;two</pre>' in page
-    assert "5 of 5 layer applications, fingerprint abc, policies mild@2" in page
+    effects = "layers.1.resid_post: changed 75% of 4 tokens, by 31.000% of their norm on average"
+    other = "&lt;b&gt;: changed 100% of 1 tokens, by more than can be computed"
+    assert f"5 of 5 layer applications; {effects}; {other}; fingerprint abc, policies mild@2" in page
     assert "&quot;temperature&quot;: 0.5" in page
 
 

@@ -202,7 +202,7 @@ async def test_steering_is_proved_as_on_chat(stored: Api):
         "fingerprint": "print-gloomy",
         "policies": [],
         "intensity": 0.5,
-        "steering": {"expected": 9, "applied": 9},
+        "steering": {"expected": 9, "applied": 9, "sites": []},
     }
     RESPONSE.validate_json(response.content, strict=True)
     assert (await events(stored, profile="gloomy"))[-1]["response"]["millm"]["profile"] == "gloomy@2"

@@ -2,6 +2,14 @@
 import { events, post } from "./events.js";
 import { Tokens } from "./tokens.js";
 
+// "layers.6.resid_post: changed 100% of 68 tokens, by 31% of their norm on average."
+function effectText({ site, tokens, changed_share: share, mean_change: change }) {
+  const size = change === null ? "by more than can be computed" : `by ${percent(change)} of their norm on average`;
+  return `${site}: changed ${percent(share)} of ${tokens} tokens, ${size}.`;
+}
+
+const percent = (value) => `${Number((100 * value).toPrecision(3))}%`;
+
 export class Run {
   // `logUrl`: where rows of the log are, or null for who may not see them. `changed`: it began or ended.
   constructor(root, { answer, logUrl, changed }) {
@@ -65,8 +73,10 @@ export class Run {
   _end(tokens, reason, receipt, id) {
     const words = [`${tokens.list.length} tokens, ended by ${reason || "nothing"}.`];
     if (receipt) {
-      const { expected, applied } = receipt.steering;
+      const { expected, applied, sites, without_effect: inert = [] } = receipt.steering;
       words.push(`${receipt.profile ?? "Policies"} acted ${applied} of ${expected} times.`);
+      for (const one of sites) words.push(effectText(one));
+      for (const one of inert) words.push(`Edit ${one.edit + 1} has no effect: ${one.reason}`);
     }
     this.say(words.join(" "));
     if (!this._logUrl || !id) return;

@@ -173,32 +173,38 @@ at::Tensor linear_int8(const at::Tensor& x, const at::Tensor& weight, const at::
   return out;
 }
 
-at::Tensor steer(const at::Tensor& hidden, const at::Tensor& rows, const at::Tensor& flags, const at::Tensor& vectors,
-                 const at::Tensor& counts, const at::Tensor& slots, const at::Tensor& read, const at::Tensor& write,
-                 const at::Tensor& numbers, const at::Tensor& codes, const std::optional<at::Tensor>& given) {
+// The steered residuals, and how far each token moved as a share of its norm.
+std::tuple<at::Tensor, at::Tensor> steer(const at::Tensor& hidden, const at::Tensor& rows, const at::Tensor& flags,
+                                         const at::Tensor& vectors, const at::Tensor& norm_limits,
+                                         const at::Tensor& counts, const at::Tensor& slots, const at::Tensor& read,
+                                         const at::Tensor& write, const at::Tensor& numbers, const at::Tensor& codes,
+                                         const std::optional<at::Tensor>& given) {
   const int64_t n = hidden.size(0), d = hidden.size(1), num_rows = flags.size(0), entries = read.size(0);
   TORCH_CHECK(hidden.dim() == 2 && hidden.stride(1) == 1 && rows.numel() == n && rows.is_contiguous() &&
                   rows.scalar_type() == at::kLong, "steer: one row per token of ", n, ", not ", rows.numel());
   TORCH_CHECK(flags.scalar_type() == at::kByte && counts.scalar_type() == at::kInt && slots.scalar_type() == at::kInt &&
                   codes.scalar_type() == at::kInt && counts.size(0) == num_rows && slots.size(0) == num_rows &&
                   flags.is_contiguous() && counts.is_contiguous() && slots.is_contiguous(), "steer: rows of the tables");
-  TORCH_CHECK(vectors.size(0) == num_rows && vectors.size(1) == d && read.size(1) == d && write.sizes() == read.sizes() &&
+  TORCH_CHECK(vectors.size(0) == num_rows && norm_limits.numel() == num_rows && vectors.size(1) == d && read.size(1) == d && write.sizes() == read.sizes() &&
                   numbers.size(0) == entries && numbers.size(1) == kNumbers && codes.size(0) == entries &&
                   codes.size(1) == kCodes, "steer: shapes of the tables");
-  for (const at::Tensor* table : {&vectors, &read, &write, &numbers})
+  for (const at::Tensor* table : {&vectors, &norm_limits, &read, &write, &numbers})
     TORCH_CHECK(table->is_contiguous() && table->scalar_type() == at::kFloat, "steer: tables are float32");
   TORCH_CHECK(codes.is_contiguous() && (!given || (given->is_contiguous() && given->scalar_type() == at::kFloat &&
                   given->size(0) == n && given->size(1) == entries)), "steer: given is [tokens, entries]");
   const int64_t* row = rows.const_data_ptr<int64_t>();
   for (int64_t i = 0; i < n; ++i) TORCH_CHECK(row[i] >= 0 && row[i] < num_rows, "steer: there is no row ", row[i]);
   const SteeringTables tables{flags.const_data_ptr<uint8_t>(), vectors.const_data_ptr<float>(),
+                              norm_limits.const_data_ptr<float>(),
                               counts.const_data_ptr<int32_t>(), slots.const_data_ptr<int32_t>(),
                               read.const_data_ptr<float>(), write.const_data_ptr<float>(),
                               numbers.const_data_ptr<float>(), codes.const_data_ptr<int32_t>(),
                               slots.size(1), entries, d};
   at::Tensor out = at::empty(hidden.sizes(), hidden.options());
-  MILLM_BY_TYPE(hidden, steer_rows<T>(hidden, row, tables, given ? given->const_data_ptr<float>() : nullptr, out));
-  return out;
+  at::Tensor changes = at::empty({n}, hidden.options().dtype(at::kFloat));
+  MILLM_BY_TYPE(hidden, steer_rows<T>(hidden, row, tables, given ? given->const_data_ptr<float>() : nullptr, out,
+                                      changes.mutable_data_ptr<float>()));
+  return {out, changes};
 }
 
 // weight: a matrix of 16 bits alone, or int8 with its scales and sums.
@@ -267,8 +273,8 @@ TORCH_LIBRARY(millm_native, m) {
         "Tensor? gate_up_bias, Tensor[] down, Tensor? down_bias, str activation) -> Tensor");
   m.def("linear_rows(Tensor x, Tensor weight, Tensor? bias) -> Tensor");
   m.def("linear_int8(Tensor x, Tensor weight, Tensor scales, Tensor sums, Tensor? bias) -> Tensor");
-  m.def("steer(Tensor hidden, Tensor rows, Tensor flags, Tensor vectors, Tensor counts, Tensor slots, Tensor read, "
-        "Tensor write, Tensor numbers, Tensor codes, Tensor? given) -> Tensor");
+  m.def("steer(Tensor hidden, Tensor rows, Tensor flags, Tensor vectors, Tensor norm_limits, Tensor counts, "
+        "Tensor slots, Tensor read, Tensor write, Tensor numbers, Tensor codes, Tensor? given) -> (Tensor, Tensor)");
   m.def("features() -> (int, bool, bool, bool)", &millm::features);
 }
 

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -16,7 +17,7 @@
 namespace millm {
 
 enum RowFlag : uint8_t { kActs = 1, kHasVector = 2, kKeepsNorm = 4 };
-enum Number { kBias, kThreshold, kGainLessOne, kOffset, kLower, kUpper, kFloor, kNumbers };
+enum Number { kBias, kThreshold, kGainLessOne, kOffset, kLower, kUpper, kFloor, kNormLimit, kNumbers };
 enum Code { kRow, kGate, kIsGiven, kNormalization, kCodes };
 enum Normalization { kPlain, kConstantNorm, kLayerNorm, kNormalizations };
 constexpr float kLayerNormEps = 1e-5f;  // SAELens adds it to the deviation
@@ -24,6 +25,7 @@ constexpr float kLayerNormEps = 1e-5f;  // SAELens adds it to the deviation
 struct SteeringTables {
   const uint8_t* flags;    // [rows]
   const float* vectors;    // [rows, d]
+  const float* limits;     // [rows]: above which norm of the residual the vector is not added
   const int32_t* counts;   // [rows]: entries of each row
   const int32_t* slots;    // [rows, width]: which they are
   const float* read;       // [entries, d]
@@ -80,11 +82,13 @@ inline View view_of(const float* h, int64_t d, int32_t normalization) {
 // One thread's work space.
 struct Token {
   std::vector<float> h, delta, a;
+  float norm = 0.f;  // of h
   View views[kNormalizations];
 
   Token(int64_t d, int64_t width) : h(d), delta(d), a(width) {}
 
   void read(const SteeringTables& t, int64_t row, const float* given) {
+    norm = std::sqrt(sum_of_squares(h.data(), t.d, 0.f));
     bool is_known[kNormalizations] = {};
     for (int32_t k = 0; k < t.counts[row]; ++k) {
       const int64_t e = t.slots[row * t.width + k];
@@ -122,7 +126,7 @@ struct Token {
 
   // Whether anything is to be added.
   bool change(const SteeringTables& t, int64_t row) {
-    bool any = t.flags[row] & kHasVector;
+    bool any = (t.flags[row] & kHasVector) && norm <= t.limits[row];
     if (any)
       std::memcpy(delta.data(), t.vectors + row * t.d, t.d * sizeof(float));
     else
@@ -132,7 +136,7 @@ struct Token {
       const float* n = t.numbers + e * kNumbers;
       const float wanted = n[kGainLessOne] * a[k] + n[kOffset];
       const float step = std::min(std::max(wanted, n[kLower] - a[k]), n[kUpper] - a[k]);
-      if (step == 0.f || !is_open(t, row, k)) continue;
+      if (step == 0.f || norm > n[kNormLimit] || !is_open(t, row, k)) continue;
       any = true;
       const Vec by(step * views[t.codes[e * kCodes + kNormalization]].scale);
       const float* w = t.write + e * t.d;
@@ -148,13 +152,30 @@ struct Token {
     if (!(t.flags[row] & kKeepsNorm)) return;
     const float now = std::sqrt(sum_of_squares(delta.data(), t.d, 0.f));
     if (!(now > 0.f)) return;
-    const float factor = std::sqrt(sum_of_squares(h.data(), t.d, 0.f)) / now;
+    const float factor = norm / now;
     for (int64_t i = 0; i < t.d; ++i) delta[i] *= factor;
   }
 };
 
+inline float distance(const float* x, const float* y, int64_t d) {
+  Vec squares(0.f);
+  const int64_t whole = d / kLanes * kLanes;
+  for (int64_t i = 0; i < whole; i += kLanes) {
+    const Vec v = load(x + i) - load(y + i);
+    squares = at::vec::fmadd(v, v, squares);
+  }
+  float total = sum(squares);
+  for (int64_t i = whole; i < d; ++i) total += (x[i] - y[i]) * (x[i] - y[i]);
+  return std::sqrt(total);
+}
+
+// How far a token moved, as a share of its norm: as it was stored, so that what rounding swallows counts as nothing.
+inline float relative_change(float moved, float norm) { return moved == 0.f ? 0.f : norm > 0.f ? moved / norm : 1.f; }
+
+// `changes` [tokens] has each token's relative change, 0 where nothing acted.
 template <typename T>
-void steer_rows(const at::Tensor& hidden, const int64_t* rows, const SteeringTables& t, const float* given, at::Tensor& out) {
+void steer_rows(const at::Tensor& hidden, const int64_t* rows, const SteeringTables& t, const float* given, at::Tensor& out,
+                float* changes) {
   const int64_t n = hidden.size(0), d = t.d;
   T* to = out.mutable_data_ptr<T>();
   at::parallel_for(0, n, std::max<int64_t>(1, 65536 / (d * (1 + t.width))), [&](int64_t begin, int64_t end) {
@@ -163,12 +184,16 @@ void steer_rows(const at::Tensor& hidden, const int64_t* rows, const SteeringTab
       const T* from = hidden.const_data_ptr<T>() + i * hidden.stride(0);
       const int64_t row = rows[i];
       std::memcpy(to + i * d, from, d * sizeof(T));
+      changes[i] = 0.f;
       if (!(t.flags[row] & kActs)) continue;
       for (int64_t k = 0; k < d; k += kLanes) store(token.h.data() + k, load(from + k, d - k), d - k);
       token.read(t, row, given == nullptr ? nullptr : given + i * t.entries);
       if (!token.change(t, row)) continue;
       token.settle(t, row);
       for (int64_t k = 0; k < d; k += kLanes) store(to + i * d + k, load(token.delta.data() + k, d - k), d - k);
+      if (!std::is_same_v<T, float>)
+        for (int64_t k = 0; k < d; k += kLanes) store(token.delta.data() + k, load(to + i * d + k, d - k), d - k);
+      changes[i] = relative_change(distance(token.delta.data(), token.h.data(), d), token.norm);
     }
   });
 }
