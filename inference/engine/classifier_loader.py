@@ -17,6 +17,7 @@ from inference.engine.encoder import LoadedEncoder, check_tokenizer, check_weigh
 from inference.engine.errors import LoadError
 from inference.engine.load_faults import enough_memory, readable_files
 from inference.engine.loader import ModelSpec, check_dtype, from_pretrained, resolve_device
+from inference.engine.long_rope import freeze_long_rope
 from inference.torch_threads import borrowed_workers
 
 Activation = Literal["sigmoid", "softmax", "none"]
@@ -50,6 +51,7 @@ def load_classifier(spec: ModelSpec) -> LoadedClassifier:
         if module.config.get_text_config().pad_token_id is None:  # decoders look for a text's end by it
             module.config.get_text_config().pad_token_id = tokenizer.pad_token_id or 0
         loaded = _describe(spec, module, tokenizer, device)
+        freeze_long_rope(module, loaded.max_model_len)
         _try(loaded)
     return loaded
 

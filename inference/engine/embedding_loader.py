@@ -12,6 +12,7 @@ from transformers import AutoModel, PreTrainedTokenizerBase
 from inference.engine.encoder import LoadedEncoder, check_tokenizer, check_weights, facts_of
 from inference.engine.load_faults import enough_memory, readable_files
 from inference.engine.loader import ModelSpec, check_dtype, from_pretrained, resolve_device
+from inference.engine.long_rope import freeze_long_rope
 from inference.engine.pooling import Pooling, read_pooling
 from inference.torch_threads import borrowed_workers
 
@@ -37,6 +38,7 @@ def load_embedder(spec: ModelSpec) -> LoadedEmbedder:
         check_tokenizer(spec, tokenizer)
         module.config.use_cache = False  # decoders would keep keys and values for tokens that never follow
         loaded = _describe(spec, module, tokenizer, device)
+        freeze_long_rope(module, loaded.max_model_len)
         _try(loaded)
     return loaded
 

@@ -44,8 +44,8 @@ MOST = 0.5  # where rounding alone moves the logits by this share, the compariso
 # (text, tokens) of each step; a step's single tokens come first, as in the engine.
 Step = tuple[tuple[int, int], ...]
 WHOLE: tuple[Step, ...] = (((0, NUM_TOKENS),),)
-CHUNKS: tuple[Step, ...] = (((0, 7), (1, 11)), ((1, 1), (0, 2)), ((0, 1), (1, 7)), ((1, 9), (0, 19)))
-SINGLES: tuple[Step, ...] = (((0, 1), (1, 1)),) * 3
+CHUNKS: tuple[Step, ...] = (((0, 7), (1, 11)), ((0, 1), (1, 9)), ((1, 1), (0, 22)))
+SINGLES: tuple[Step, ...] = (((0, 1), (1, 1)),) * 2
 TEXTS = 2
 
 

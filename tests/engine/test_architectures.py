@@ -11,6 +11,7 @@ from transformers import AttentionInterface
 from inference.architectures import EXACT, REFUSED, architecture_problem
 from inference.engine import attention as attention_module
 from inference.engine import native
+from inference.engine.embedding_loader import load_embedder
 from inference.engine.errors import UnsupportedModelError
 from inference.engine.loader import ModelSpec, load_model
 from inference.engine.sites import attach, site_width
@@ -99,6 +100,18 @@ def test_long_rope_is_another_reading_beyond_the_original_context(tmp_path):
     reference = write_tiny_model(tmp_path, "phi3")
     prompt = PROMPTS[1]
     assert eager_tokens(reference, prompt, filled_to=MAX_LENGTH) != eager_tokens(reference, prompt)
+
+
+def test_long_rope_of_an_embedding_model_does_not_look_at_the_other_texts(tmp_path):
+    write_tiny_model(tmp_path, "phi3")
+    loaded = load_embedder(ModelSpec("tiny", tmp_path, dtype="float32", device="cpu", kind="embedding"))
+    ids = torch.tensor([[3 + 7 * i % 300 for i in range(30)]] * 2)
+    mask = torch.ones_like(ids)
+    mask[0, 9:] = 0
+    with torch.inference_mode():
+        alone = loaded.vectors(ids[:1, :9], mask[:1, :9], torch.zeros_like(ids[:1, :9]))
+        beside = loaded.vectors(ids, mask, torch.zeros_like(ids))
+    assert torch.allclose(alone[0], beside[0], atol=1e-5)
 
 
 @pytest.mark.parametrize("weights", ["native", "int8"])
