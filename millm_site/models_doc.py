@@ -25,6 +25,8 @@ fused layers, in one piece over a contiguous cache and in chunks beside a second
 weights the comparison is with what those stand for. The logits may differ by what rounding explains, which is measured
 for each model too. A model that differs by more is refused with a sentence that names its class and what differed.
 In float32 every token counts; in 16 bits the median does, since a mixture's choice of experts can turn on a rounding.
+All of it takes about ten forward passes of a few tokens. On two busy cores of a server that was 0.5 s of processor time
+for the demo, and 8 s of the 18 s that loading a model of Qwen3-0.6B's shape takes in bfloat16.
 Before that, each layer's call of the attention function is looked at: what it may see at any length up to the context
 that is served (windows, chunks, prefixes), whether it attends at all, and with which arguments.
 
