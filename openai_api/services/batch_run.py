@@ -3,7 +3,7 @@
 Each wave ends with a checkpoint, behind which nothing is done twice: after a crash the results are those until then,
 and the lines of the wave that was lost are answered again. One run at a time writes: whoever lost the job's claim
 writes into files that nobody reads, and not into the database. While the key's quota of the day is used up, the job
-is postponed to the next day.
+is postponed to the next day; while this server's disk is full, for a minute, after which any worker may take it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Iterator, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,14 @@ from storage.batch_lines import BatchLine, LineError, lines_from, validate_lines
 from storage.batch_results import BatchResults, Checkpoint, Result
 from storage.batches import Status, finish_batch, note_progress, start_batch
 from storage.blobs import BlobStore
-from storage.errors import StorageError
+from storage.errors import StorageError, StorageFullError
 from storage.files import find_file
 from storage.models import Batch
 
 MAX_AT_ONCE = 8
 WAVE = 4  # times what runs at once
 WATCH_S = 1.0
+DISK_PAUSE = timedelta(minutes=1)
 
 
 class KeyGoneError(Exception):
@@ -45,10 +47,24 @@ def run_batch(job: RunningJob) -> dict[str, Any]:
     batch = Batch.objects.get(public_id=job.params["batch"])
     if batch.has_ended:
         return {"status": batch.status}
+    try:
+        return _run(job, batch)
+    except StorageFullError as error:
+        if timezone.now() >= batch.expires_at:
+            raise
+        text = "The disk of the server that worked on the batch is full. Any server goes on with it in a minute."
+        raise JobPostponed(timezone.now() + DISK_PAUSE, text) from error
+
+
+def _run(job: RunningJob, batch: Batch) -> dict[str, Any]:
     results = BatchResults(batch.public_id, str(job.claim))
     run = BatchRun(job, batch, results, results.resume(Checkpoint.read(job.checkpoint)))
     try:
         batch = run.work()
+    except StorageFullError as error:
+        if timezone.now() >= batch.expires_at:
+            run.finish(Status.FAILED, [LineError(error.code, str(error))])
+        raise
     except JobCancelled:
         run.finish(Status.CANCELLED)
         raise
@@ -83,6 +99,7 @@ class BatchRun:
             for wave in waves(self._lines(path), MAX_AT_ONCE * WAVE):
                 if timezone.now() >= self.batch.expires_at:
                     return self._expire(itertools.chain(wave, self._lines(path, after=wave[-1])))
+                BlobStore.from_settings().check_room(0)  # before anything is generated that could not be kept
                 answers = runner.run(self._answer(wave))
                 self._keep(wave, [answer for answer in answers if answer is not None])
                 if None in answers:

@@ -479,7 +479,7 @@ async def test_a_closed_window_expires_the_rest(api: Api):
     assert api.engine.requests == []
 
 
-async def test_a_deleted_input_or_a_full_disk_ends_the_batch_clearly(api: Api, settings: Any):
+async def test_a_deleted_input_ends_the_batch_clearly(api: Api):
     file_id = await send(api, line("a"))
     batch = await create(api, file_id)
     await api.client.delete(f"/v1/files/{file_id}")
@@ -489,7 +489,44 @@ async def test_a_deleted_input_or_a_full_disk_ends_the_batch_clearly(api: Api, s
         "failed",
         ["file_not_found"],
     )
+
+
+@pytest.mark.parametrize("is_begun", [False, True])
+async def test_a_full_disk_leaves_the_batch_to_another_worker(api: Api, settings: Any, is_begun: bool):
+    """Nothing is generated that could not be kept, and what was kept stays."""
+    batch = await create(api, await send(api, *[line(f"r{n}") for n in range(40)]))
+    if is_begun:
+        settings.MILLM_MAX_BATCH_SIZE = 2  # one line after the other
+        fill = partial(setattr, settings, "MILLM_MIN_FREE_BYTES", 2**62)
+        script = api.engine.script
+        api.engine.script = lambda *arguments: (fill() if len(api.engine.requests) == 34 else None, script(*arguments))[
+            1
+        ]
+    else:
+        settings.MILLM_MIN_FREE_BYTES = 2**62
+    await run(batch)
+    row = await Job.objects.aget()
+    assert (row.state, row.claim, row.error) == (Job.State.QUEUED, None, "")
+    assert row.not_before is not None
+    assert timezone.now() < row.not_before <= timezone.now() + timedelta(minutes=2)
+    assert "disk" in row.message
+    assert (await get(api, batch)).status in {"validating", "in_progress"}
+    assert bool(api.engine.requests) == is_begun
+
+    settings.MILLM_MIN_FREE_BYTES = 0
+    await Job.objects.aupdate(not_before=timezone.now())
+    if is_begun:
+        api.engine.script = script
+    await run(batch)
+    done = await get(api, batch)
+    assert done.status == "completed"
+    found = await lines_of(api, done.output_file_id)
+    assert [each["custom_id"] for each in found] == [f"r{n}" for n in range(40)]
+
+
+async def test_a_disk_that_is_still_full_when_the_batch_is_over_fails_it(api: Api, settings: Any):
     batch = await create(api, await send(api, line("a")))
+    await BatchRow.objects.aupdate(expires_at=timezone.now() - timedelta(seconds=1))
     settings.MILLM_MIN_FREE_BYTES = 2**62
     await run(batch)
     done = await get(api, batch)
