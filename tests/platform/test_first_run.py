@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from pytest_django.fixtures import Settings
 
 from console.example_request import curl
 from millm_site.first_run import Login, ensure_superuser, keep_first_password
+from millm_site.management.commands.serve import Command
 from millm_site.welcome import welcome
 
 URL = "http://127.0.0.1:8000"
@@ -66,6 +68,23 @@ def test_a_password_that_nobody_watches_for_is_in_a_file(tmp_path: Path) -> None
     text = welcome(URL, Login("admin", "s3cret-2"), password_file=file)
     assert "s3cret" not in text
     assert str(file) in text
+
+
+class Terminal(StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_serve_shows_a_password_on_a_terminal_only(tmp_path: Path, settings: Settings) -> None:
+    settings.MILLM_HOME = tmp_path
+    login = Login("admin", "s3cret")
+    assert Command(stdout=Terminal())._hidden_password(login) is None
+    assert Command(stdout=StringIO())._hidden_password(Login("admin", "")) is None
+    assert Command(stdout=StringIO())._hidden_password(None) is None
+    assert list(tmp_path.iterdir()) == []
+    file = Command(stdout=StringIO())._hidden_password(login)
+    assert file == tmp_path / "first_password"
+    assert file.read_text() == "s3cret\n"
 
 
 def test_welcome_tells_how_to_get_a_key_where_one_is_needed(settings: Settings) -> None:
