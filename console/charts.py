@@ -53,16 +53,16 @@ CHARTS: tuple[tuple[str, str, tuple[Column, ...]], ...] = (
         "Time to first token",
         "ms",
         (
-            ("half within", lambda load, span: _ms(load.first_token_s(0.5))),
-            ("95 % within", lambda load, span: _ms(load.first_token_s(0.95))),
+            ("median", lambda load, span: _ms(load.first_token_s(0.5))),
+            ("95th percentile", lambda load, span: _ms(load.first_token_s(0.95))),
         ),
     ),
     (
         "Time between tokens",
         "ms",
         (
-            ("half within", lambda load, span: _ms(load.gap_s(0.5))),
-            ("95 % within", lambda load, span: _ms(load.gap_s(0.95))),
+            ("median", lambda load, span: _ms(load.gap_s(0.5))),
+            ("95th percentile", lambda load, span: _ms(load.gap_s(0.95))),
         ),
     ),
     (

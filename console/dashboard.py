@@ -80,7 +80,7 @@ class LogLinks:
 
     def _link(self, **conditions: str) -> str:
         log = reverse("admin:openai_api_requestlog_changelist")
-        return f"{log}?{urlencode({**conditions, 'last': self.span})}" if self.span else ""
+        return f"{log}?{urlencode({**conditions, 'last': self.span, 'source': 'all'})}" if self.span else ""
 
 
 def _most(counts: Mapping[str, int], link: Callable[[str], str]) -> list[Used]:

@@ -49,7 +49,7 @@ class LanguageModelAdmin(ModelPages, admin.ModelAdmin):  # type: ignore[type-arg
         (None, {"fields": ("name", "aliases", "source", "revision", "is_default")}),
         ("Live", {"fields": LIVE_FIELDS}),
         (
-            "Loading",
+            "Load settings",
             {
                 "fields": ("dtype", "device", "quantization", "context_length", "autoload", "pinned", "keep_alive_s"),
                 "description": "Changes here, of source or chat template take effect when the model is loaded next.",
@@ -127,7 +127,7 @@ class LanguageModelAdmin(ModelPages, admin.ModelAdmin):  # type: ignore[type-arg
 
     @admin.action(description="Load", permissions=["change"])
     def load_models(self, request: HttpRequest, queryset: QuerySet[LanguageModel]) -> None:
-        self._act(request, queryset, services.load_model, "Loading {}; the list shows when it is done.")
+        self._act(request, queryset, services.load_model, "Load of {} requested. The list shows its state.")
 
     @admin.action(description="Unload", permissions=["change"])
     def unload_models(self, request: HttpRequest, queryset: QuerySet[LanguageModel]) -> None:
@@ -176,6 +176,11 @@ class LanguageModelAdmin(ModelPages, admin.ModelAdmin):  # type: ignore[type-arg
 
     def delete_queryset(self, request: HttpRequest, queryset: QuerySet[LanguageModel]) -> None:
         services.remove_models(models=queryset)
+
+    def get_fieldsets(self, request: HttpRequest, obj: LanguageModel | None = None) -> Any:
+        """A model that is not registered yet has no state to show."""
+        found = super().get_fieldsets(request, obj)
+        return found if obj else [section for section in found if section[1]["fields"] != LIVE_FIELDS]
 
     def get_readonly_fields(self, request: HttpRequest, obj: LanguageModel | None = None) -> Any:
         """What only a superuser changes is shown to others, and not read from their forms."""

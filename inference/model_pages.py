@@ -120,13 +120,13 @@ def _warm(model: LanguageModel, request: HttpRequest) -> None:
 
 
 Act = Callable[[LanguageModel, HttpRequest], object]
-UNLOADING = "Unloading {}: requests that it answers end first. The next request loads it again."
+UNLOADING = "Unload of {} requested: requests that it answers end first. The next request loads it again."
 ACTS: dict[str, tuple[Act, str]] = {
-    "load": (lambda model, _: services.load_model(model=model), "Loading {}; this page shows when it is done."),
+    "load": (lambda model, _: services.load_model(model=model), "Load of {} requested. Its state is shown below."),
     "unload": (lambda model, _: services.unload_model(model=model), UNLOADING),
     "unload_now": (
         lambda model, _: services.unload_model(model=model, now=True),
-        "Unloading {} and ending the requests that it answers; the next request loads it again.",
+        "Unload of {} requested, ending the requests that it answers. The next request loads it again.",
     ),
     "pin": (lambda model, _: services.pin_model(model=model, is_pinned=True), "{} is pinned: it stays in memory."),
     "unpin": (lambda model, _: services.pin_model(model=model, is_pinned=False), "{} is not pinned any more."),

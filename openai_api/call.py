@@ -23,7 +23,7 @@ from openai_api.in_flight import in_flight
 from openai_api.json_body import read_json_object
 from openai_api.keys import KeyRecord
 from openai_api.limits import Lease, get_limits
-from openai_api.log_entry import LogEntry
+from openai_api.log_entry import LogEntry, Source
 from openai_api.log_writer import get_log_writer
 from openai_api.request_id import CLIENT_HEADER, answer_id_of, new_id, request_id
 from openai_api.request_metrics import note_request
@@ -46,7 +46,13 @@ class Call:
     timeout_setting = "MILLM_REQUEST_TIMEOUT"
 
     def __init__(
-        self, request: HttpRequest, endpoint: str, *, is_background: bool = False, visitor_id: int | None = None
+        self,
+        request: HttpRequest,
+        endpoint: str,
+        *,
+        is_background: bool = False,
+        source: Source = "client",
+        visitor_id: int | None = None,
     ) -> None:
         """``is_background``: nobody waits for the answer, so everybody else goes first. ``visitor_id``: the user who
         asks in a session of the console, without a key.
@@ -59,7 +65,7 @@ class Call:
         self._is_named_by_client = self.id == named
         self.key: KeyRecord | None = None
         self.draft: UnsavedDraft | None = None  # steers in place of what the request says, from the server's own form
-        self.entry = LogEntry(self.id, timezone.now(), endpoint, client_address(request))
+        self.entry = LogEntry(self.id, timezone.now(), endpoint, client_address(request), source=source)
         self.timeout_s: float = getattr(settings, self.timeout_setting)
         self.deadline = asyncio.get_running_loop().time() + self.timeout_s
         self._started_at = time.monotonic()

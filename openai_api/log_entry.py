@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from openai_api.services.token_record import TokenRecord
     from steering.watched import Finding
+
+Source = Literal["client", "console", "job"]
+"""Who made a request: a program over the API, a page of the console under its session, or a job such as a batch."""
 
 
 @dataclass(slots=True)
@@ -25,6 +28,7 @@ class LogEntry:
     endpoint: str
     client_address: str | None
     api_key_id: int | None = None
+    source: Source = "client"
     key_prefix: str = ""  # of the secret that was sent, also of one that was refused
     model: str = ""
     profile: str = ""

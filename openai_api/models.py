@@ -199,6 +199,11 @@ class KeyDay(models.Model):
 class RequestLog(models.Model):
     """One row per request to /v1, also refused ones. Names, not foreign keys: rows outlive what they name."""
 
+    class Source(models.TextChoices):
+        CLIENT = "client", "client"
+        CONSOLE = "console", "console"
+        JOB = "job", "batch"
+
     id = models.CharField(primary_key=True, max_length=64)
     created_at = models.DateTimeField(db_index=True)
     api_key = models.ForeignKey(
@@ -210,6 +215,7 @@ class RequestLog(models.Model):
         db_default="",
         help_text="Of the secret that was sent: rows outlive a rotation, and the key. Empty in rows of older versions.",
     )
+    source = models.CharField(max_length=10, choices=Source, default=Source.CLIENT, db_default=Source.CLIENT)
     endpoint = models.CharField(max_length=60)
     model = models.CharField(max_length=200, blank=True)
     profile = models.CharField(max_length=200, blank=True, help_text="name@version")

@@ -14,7 +14,7 @@ from openai_api.services.chat import create_chat_completion
 from openai_api.session_door import admit_visitor, refusal_response, request_for
 
 ENDPOINT = "/v1/chat/completions"
-PERMISSION = "inference.view_languagemodel"
+PERMISSION = "console.use_playground"  # whoever may only look at models must not generate with them
 MAX_PROMPT = 20_000
 MAX_TOKENS = 2_000
 
@@ -32,7 +32,7 @@ async def try_model(request: HttpRequest) -> HttpResponseBase:
         asked = _request(_checked(TryForm(request.POST)), user.get_username())
     except ApiError as error:
         return refusal_response(error)
-    return await respond_as(Call(asked, ENDPOINT, visitor_id=user.pk), None, create_chat_completion)
+    return await respond_as(Call(asked, ENDPOINT, source="console", visitor_id=user.pk), None, create_chat_completion)
 
 
 def _checked(form: TryForm) -> TryForm:

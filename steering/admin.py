@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import admin, messages
+from django.contrib.admin.utils import unquote
 from django.contrib.admin.widgets import AdminTextareaWidget
 from django.db import models
 from django.db.models import Count, Max, QuerySet
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from django.utils.safestring import SafeString
 
 from audit.read_only_admin import ReadOnlyAdmin
@@ -90,6 +91,30 @@ class SteeringProfileAdmin(SharingAdmin, DraftPages, GovernancePages, ExchangePa
         before = draft_words(profile)
         super().save_related(request, form, formsets, change)
         record_draft(profile=profile, before=before, user=request.user)  # type: ignore[arg-type]  # staff
+
+    def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:
+        """In place of a list of all edits and versions: a line per profile, and what stands against deleting it.
+
+        Nobody has a permission to delete versions, so Django would say that the permission is what is missing.
+        """
+        lines, protected = [], []
+        for profile in objs:
+            lines.append(f"steering profile {profile}")
+            if latest := profile.latest_version:
+                protected.append(
+                    f"{latest}: a published profile is kept, because requests and the request log name it. Archive it"
+                    " instead; requests cannot use it then."
+                )
+        needed = set() if self.has_delete_permission(request) else {self.opts.verbose_name}
+        return lines, {"steering profiles": len(lines)}, needed, protected
+
+    def delete_view(
+        self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        profile = self.get_object(request, unquote(object_id))
+        can_archive = isinstance(profile, SteeringProfile) and profile.archived_at is None
+        context = {**(extra_context or {}), "can_archive": can_archive and self.has_archive_permission(request)}
+        return super().delete_view(request, object_id, context)
 
     def delete_model(self, request: HttpRequest, obj: SteeringProfile) -> None:
         services.delete_profile(profile=obj, user=request.user)  # type: ignore[arg-type]  # staff

@@ -15,7 +15,7 @@ from steering.models import SAE, FeatureEdit
 from steering.spec.edit import OPERATIONS, VECTOR_OPERATIONS
 from steering.spec.errors import InvalidSpecError
 from steering.spec.parsing import MAX_LAYER, parse_edits
-from steering.spec.units import MAX_STRENGTH
+from steering.spec.units import DEFAULT_STRENGTH, MAX_STRENGTH
 
 KEEP_NORM = FeatureEdit.Operation.NORM_PRESERVING
 CONDITIONS = ("scope", "after", "first", "only_if_active", "gate_feature", "gate_above", "gate_unit", "special_tokens",
@@ -38,7 +38,7 @@ class ModelsOwnSelect(AutocompleteSelect):
 class FeatureEditForm(forms.ModelForm[FeatureEdit]):
     operations: tuple[str, ...] = tuple(name for name in OPERATIONS if name != "norm_preserving")
     strength = forms.FloatField(
-        initial=1.0,
+        initial=DEFAULT_STRENGTH,
         min_value=-MAX_STRENGTH,
         max_value=MAX_STRENGTH,
         widget=forms.NumberInput(attrs={"step": "any", "class": "strength"}),

@@ -78,7 +78,9 @@ def check_wish(wish: ExtractionWish) -> None:
     shape = read_model_shape(wish.model)
     for site in wish.sites:
         if site.kind not in SITE_KINDS or not 0 <= site.layer < shape.num_layers:
-            raise IncompatibleSAEError(f"{wish.model} has layers 0 to {shape.num_layers - 1}, not {site}.")
+            raise IncompatibleSAEError(
+                f"{wish.model} has layers 0 to {shape.num_layers - 1}; there is no layer {site.layer}."
+            )
 
 
 def run_extraction(job: RunningJob, reader: ResidualReader | None = None) -> dict[str, Any]:

@@ -14,9 +14,10 @@ from django.urls import path, reverse
 from inference.interventions import Site
 from inference.models import LanguageModel
 from inference.sources import SourceError
+from jobs.models import Job
 from steering.errors import SteeringError
 from steering.exchange.documents import MAX_BYTES
-from steering.extraction_job import ExtractionWish, check_wish, request_extraction
+from steering.extraction_job import KIND, ExtractionWish, check_wish, request_extraction
 from steering.models import SAE
 from steering.prompt_pairs import read_pairs
 from steering.spec.errors import InvalidSpecError
@@ -73,6 +74,14 @@ class ExtractionForm(forms.Form):
             raise ValidationError({"layers": str(error)}) from error
 
 
+def open_extractions(request: HttpRequest) -> list[Job]:
+    """Jobs of the person's own, as far as they may see jobs."""
+    if not request.user.has_perm("jobs.view_job"):
+        return []
+    states = (Job.State.QUEUED, Job.State.RUNNING)
+    return list(Job.objects.filter(kind=KIND, owner_id=request.user.pk, state__in=states).order_by("created_at"))
+
+
 class ExtractionPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
     """For those who may add vectors."""
 
@@ -81,6 +90,10 @@ class ExtractionPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes n
     def get_urls(self) -> list[Any]:
         view = self.admin_site.admin_view(self.extract_view)
         return [path("extract/", view, name="steering_vectorset_extract"), *super().get_urls()]
+
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> Any:
+        """With the jobs that find vectors now: the page shows what they found when they end."""
+        return super().changelist_view(request, {**(extra_context or {}), "extractions": open_extractions(request)})
 
     def extract_view(self, request: HttpRequest) -> HttpResponse:
         if not self.has_add_permission(request):

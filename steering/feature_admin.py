@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import admin
+from django.contrib.admin.utils import quote
+from django.contrib.admin.views.main import ORDER_VAR, ChangeList
 from django.contrib.admin.widgets import AdminTextareaWidget
 from django.core.paginator import Paginator
 from django.db import models
@@ -24,6 +26,9 @@ from steering.models import Feature
 MAX_LISTED = 100_000
 
 
+_MAX_DIGITS = 9
+
+
 class BoundedPaginator(Paginator[Feature]):
     """Counts no further than anybody turns pages: whoever wants a feature beyond them searches for it."""
 
@@ -31,6 +36,17 @@ class BoundedPaginator(Paginator[Feature]):
     def count(self) -> int:
         assert isinstance(self.object_list, QuerySet)  # the admin gives no list
         return self.object_list.order_by().values("pk")[:MAX_LISTED].count()
+
+
+class RankedChangeList(ChangeList):
+    """Shows no sorted column while search results are in the order of their rank."""
+
+    def get_ordering_field_columns(self) -> dict[int, str]:
+        is_ranked = bool(self.query) and ORDER_VAR not in self.params
+        return {} if is_ranked else super().get_ordering_field_columns()
+
+    def url_for_result(self, result: Feature) -> str:
+        return reverse("admin:steering_feature_change", args=[quote(result.reference)])
 
 
 @admin.register(Feature)
@@ -56,6 +72,9 @@ class FeatureAdmin(FeaturePages, admin.ModelAdmin):  # type: ignore[type-arg]  #
         css = {"all": ("steering/admin.css", "steering/feature.css")}
         js = ("steering/search_as_you_type.js", "steering/load_later.js")
 
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
+        return RankedChangeList
+
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
 
@@ -64,6 +83,15 @@ class FeatureAdmin(FeaturePages, admin.ModelAdmin):  # type: ignore[type-arg]  #
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Feature]:
         return super().get_queryset(request).select_related("sae")
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Feature | None:
+        """By the SAE's name and the index, as in links; a row's number, as in the links of older versions, too."""
+        name, dot, index = object_id.replace("\0", "").rpartition(".")
+        if not dot:
+            return super().get_object(request, object_id, from_field)
+        if not (index.isascii() and index.isdecimal()) or len(index) > _MAX_DIGITS:
+            return None
+        return self.get_queryset(request).filter(sae__name=name, index=int(index)).first()
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Feature], search_term: str

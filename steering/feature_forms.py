@@ -10,7 +10,7 @@ from django.core.exceptions import ValidationError
 from django.db.models import QuerySet
 
 from steering.models import Feature, FeatureEdit, SteeringProfile
-from steering.spec.units import MAX_STRENGTH
+from steering.spec.units import DEFAULT_STRENGTH, MAX_STRENGTH
 
 _OPERATIONS = ("add", "clamp", "scale", "ablate", "at_least", "at_most")
 _WRITTEN_ONLY = ("add",)  # of a transcoder, which reads another place
@@ -25,7 +25,7 @@ class SteerForm(forms.Form):
     new_name = forms.SlugField(max_length=100, required=False, label="Its name")
     operation = forms.ChoiceField(choices=())
     strength = forms.FloatField(
-        initial=0.5,
+        initial=DEFAULT_STRENGTH,
         min_value=-MAX_STRENGTH,
         max_value=MAX_STRENGTH,
         widget=forms.NumberInput(attrs={"step": "any"}),

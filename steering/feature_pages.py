@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from django.contrib import admin, messages
-from django.contrib.admin.utils import unquote
+from django.contrib.admin.utils import quote, unquote
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
 from django.template.response import TemplateResponse
@@ -89,7 +89,7 @@ class FeaturePages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none
         except (SteeringError, ValidationError) as error:
             text = error.message if isinstance(error, SteeringError) else " ".join(error.messages)
             self.message_user(request, f"Nothing was added. {text}", messages.ERROR)
-            return HttpResponseRedirect(reverse("admin:steering_feature_change", args=[feature.pk]))
+            return HttpResponseRedirect(feature_url(feature))
         self.message_user(
             request, f"{feature} is in the draft of {profile} now. Publish it to use it.", messages.SUCCESS
         )
@@ -120,7 +120,15 @@ class FeaturePages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none
 
 
 def _neighbour(feature: Feature, step: int) -> Feature | None:
-    return Feature.objects.filter(sae_id=feature.sae_id, index=feature.index + step).only("pk", "index").first()
+    found = Feature.objects.filter(sae_id=feature.sae_id, index=feature.index + step).only("sae_id", "index").first()
+    if found is not None:
+        found.sae = feature.sae
+    return found
+
+
+def feature_url(feature: Feature) -> str:
+    """Its page, by the SAE's name and its index."""
+    return reverse("admin:steering_feature_change", args=[quote(feature.reference)])
 
 
 def _lens(feature: Feature) -> LogitLens:

@@ -23,6 +23,21 @@ class PublishForm(forms.Form):
     )
 
 
+class RollBackForm(PublishForm):
+    replaces_draft = forms.BooleanField(
+        required=False,
+        label="Replace the draft too",
+        help_text="Otherwise the draft stays as it is, and publishing it brings back what is rolled back now.",
+    )
+
+    def __init__(self, *args: Any, has_changes: bool, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        field = self.fields["replaces_draft"]
+        field.initial = not has_changes
+        if has_changes:
+            field.help_text = "The draft has changes that were never published; replacing it discards them."
+
+
 class CompareForm(forms.Form):
     """Two versions of one profile, by default the newest and the one before."""
 

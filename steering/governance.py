@@ -11,18 +11,26 @@ from audit.models import AuditEvent
 from audit.trail import record
 from inference.models import LanguageModel
 from inference.services import save_model
+from steering.drafts import draft_edits
 from steering.errors import InUseError, InvalidProfileError, NothingToPublishError
 from steering.models import ProfileVersion, SteeringPolicy, SteeringProfile, VersionSAE, VersionVector
 from steering.published import published_profiles
-from steering.services import check_sae_files
+from steering.services import check_sae_files, new_draft_from
+from steering.spec.errors import InvalidSpecError
+from steering.spec.rendering import fingerprint
 
 Action = AuditEvent.Action
 FREE_NORMALIZATIONS = ("none", "expected_average_only_in")  # the second is folded into the weights
 
 
 @transaction.atomic
-def roll_back(*, version: ProfileVersion, user: User | None = None, note: str = "") -> ProfileVersion:
-    """Publishes what ``version`` was, once more, as the newest version. The draft is left alone.
+def roll_back(
+    *, version: ProfileVersion, user: User | None = None, note: str = "", replaces_draft: bool | None = None
+) -> ProfileVersion:
+    """Publishes what ``version`` was, once more, as the newest version.
+
+    With ``replaces_draft`` the draft becomes it too, so that the next publishing does not bring back what was rolled
+    back; by default where the draft has no changes that were never published.
 
     NothingToPublishError when requests get it already; SAEUnavailableError when its weights are missing.
     """
@@ -31,6 +39,8 @@ def roll_back(*, version: ProfileVersion, user: User | None = None, note: str = 
     assert latest is not None
     if latest.fingerprint == version.fingerprint:
         raise NothingToPublishError(f"{latest} has the same effect as {version}; there is nothing to go back to.")
+    if replaces_draft is None:
+        replaces_draft = not has_unpublished_changes(profile=profile)
     saes = [check_sae_files(sae) for sae in version.saes.all()]
     again = ProfileVersion.objects.create(
         profile=profile,
@@ -44,8 +54,19 @@ def roll_back(*, version: ProfileVersion, user: User | None = None, note: str = 
     links = version.vector_links.select_related("vector")
     VersionVector.objects.bulk_create([VersionVector(version=again, vector=link.vector) for link in links])
     record(Action.ROLL_BACK, again, user=user, model=profile.model.name, detail=f"to {version}; {again.note}")
+    if replaces_draft:
+        new_draft_from(version=again)
     published_profiles.invalidate()
     return again
+
+
+def has_unpublished_changes(*, profile: SteeringProfile) -> bool:
+    """Whether the draft has another effect than the newest version; True where it cannot be published as it is."""
+    latest = profile.latest_version
+    try:
+        return latest is None or fingerprint(draft_edits(profile)) != latest.fingerprint
+    except InvalidSpecError:
+        return True
 
 
 @transaction.atomic

@@ -14,7 +14,7 @@ from django.urls import path, reverse
 
 from steering import governance
 from steering.errors import SteeringError
-from steering.forms import CompareForm, PublishForm
+from steering.forms import CompareForm, RollBackForm
 from steering.models import ProfileVersion, SteeringProfile
 from steering.version_pages import changes_between, edits_table
 
@@ -58,9 +58,13 @@ class GovernancePages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes n
         latest = profile.latest_version
         if version is None or latest is None:
             raise Http404
-        form = PublishForm(request.POST or None, initial={"note": f"Rolled back to {version}."})
+        form = RollBackForm(
+            request.POST or None,
+            initial={"note": f"Rolled back to {version}."},
+            has_changes=governance.has_unpublished_changes(profile=profile),
+        )
         if request.method == "POST" and form.is_valid():
-            self._roll_back(request, profile, version, form.cleaned_data["note"])
+            self._roll_back(request, profile, version, **form.cleaned_data)
             return HttpResponseRedirect(_url(profile))
         context = {"version": version, "latest": latest, "edits": edits_table(version), "form": form}
         context["changes"] = changes_between(latest, version)
@@ -72,14 +76,23 @@ class GovernancePages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes n
     def unarchive_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
         return self._archive(request, object_id, is_to_be_archived=False)
 
-    def _roll_back(self, request: HttpRequest, profile: SteeringProfile, version: ProfileVersion, note: str) -> None:
+    def _roll_back(
+        self,
+        request: HttpRequest,
+        profile: SteeringProfile,
+        version: ProfileVersion,
+        *,
+        note: str,
+        replaces_draft: bool,
+    ) -> None:
         try:
-            again = governance.roll_back(version=version, user=_user(request), note=note)
+            again = governance.roll_back(version=version, user=_user(request), note=note, replaces_draft=replaces_draft)
         except SteeringError as error:
             self.message_user(request, f"{profile} was not rolled back. {error}", messages.ERROR)
             return
         self.log_change(request, profile, f"Rolled back to {version} as {again}.")
-        self.message_user(request, f"{again} is {version} again. The next request gets it.", messages.SUCCESS)
+        draft = "The draft is the same." if replaces_draft else "The draft is unchanged."
+        self.message_user(request, f"{again} is {version} again. The next request gets it. {draft}", messages.SUCCESS)
 
     def _archive(self, request: HttpRequest, object_id: str, *, is_to_be_archived: bool) -> HttpResponse:
         if request.method != "POST":

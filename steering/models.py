@@ -142,6 +142,11 @@ class Feature(models.Model):
         return f"{self.sae.name} #{self.index}{label}"
 
     @property
+    def reference(self) -> str:
+        """Its name in links: the same on every server that has the SAE under its name."""
+        return f"{self.sae.name}.{self.index}"
+
+    @property
     def label_text(self) -> str:
         """What is embedded of it; empty without a label."""
         return f"{self.label}. {self.description}".strip(" .") if self.label else ""

@@ -29,6 +29,10 @@ class SteeringPolicyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it tak
     autocomplete_fields = ("version",)
     readonly_fields = ("created_by", "created_at")
 
+    def get_fields(self, request: HttpRequest, obj: SteeringPolicy | None = None) -> Any:
+        found = super().get_fields(request, obj)
+        return found if obj else [name for name in found if name not in self.readonly_fields]
+
     def get_queryset(self, request: HttpRequest) -> QuerySet[SteeringPolicy]:
         return visible_policies(request.user, super().get_queryset(request))
 

@@ -49,13 +49,16 @@ class WatchRuleAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes no
     list_filter = ("action", "is_active", "feature__sae__model")
     search_fields = ("name", "feature__label", "reason")
     autocomplete_fields = ("feature",)
-    readonly_fields = ("raw_threshold", "problem", "created_by", "created_at")
+    readonly_fields = ("above", "problem", "created_by", "created_at")
+
+    def get_fields(self, request: HttpRequest, obj: WatchRule | None = None) -> Any:
+        return (*RULE_FIELDS, *self.readonly_fields) if obj else RULE_FIELDS
 
     @admin.display(description="model")
     def of_model(self, rule: WatchRule) -> str:
         return str(rule.feature.sae.model)
 
-    @admin.display(description="above")
+    @admin.display(description="above (activation)")
     def above(self, rule: WatchRule) -> str:
         return f"{rule.raw_threshold:.4g}"
 
@@ -85,8 +88,8 @@ class WatchEventAdmin(ReadOnlyAdmin):
         "action",
         "model",
         "feature_label",
-        "value",
-        "threshold",
+        "value_text",
+        "threshold_text",
         "num_tokens",
         "logged_request",
     )
@@ -94,9 +97,28 @@ class WatchEventAdmin(ReadOnlyAdmin):
     search_fields = ("rule", "label", "request_id")
     date_hierarchy = "at"
     fields = (
-        *("at", "rule", "action", "model", "sae_name", "feature", "label", "threshold", "value", "num_tokens"),
+        *(
+            "at",
+            "rule",
+            "action",
+            "model",
+            "sae_name",
+            "feature",
+            "label",
+            "threshold_text",
+            "value_text",
+            "num_tokens",
+        ),
         *("place", "in_prompt", "profile", "logged_request"),
     )
+
+    @admin.display(description="value", ordering="value")
+    def value_text(self, event: WatchEvent) -> str:
+        return f"{event.value:.4g}"
+
+    @admin.display(description="threshold", ordering="threshold")
+    def threshold_text(self, event: WatchEvent) -> str:
+        return f"{event.threshold:.4g}"
 
     @admin.display(description="SAE")
     def sae_name(self, event: WatchEvent) -> str:

@@ -40,7 +40,7 @@ def _view(endpoint: str, handler: Handler, names: frozenset[str], **fixed: Any) 
         except ApiError as error:
             return refusal_response(error)
         asked = request_for(endpoint, {**fields, **fixed, "user": user.get_username()})
-        return await respond_as(Call(asked, endpoint, visitor_id=user.pk), None, handler)
+        return await respond_as(Call(asked, endpoint, source="console", visitor_id=user.pk), None, handler)
 
     return view
 

@@ -46,7 +46,7 @@ def _view(endpoint: str, handler: Handler, names: frozenset[str], **fixed: Any) 
         except ApiError as error:
             return refusal_response(error)
         asked = {**fields, **fixed, "model": draft.model, "user": user.get_username()}
-        call = Call(request_for(endpoint, asked), endpoint, visitor_id=user.pk)
+        call = Call(request_for(endpoint, asked), endpoint, source="console", visitor_id=user.pk)
         call.draft = draft
         return await respond_as(call, None, handler)
 

@@ -9,6 +9,7 @@ from django.shortcuts import redirect
 
 from console.pages import Endpoint, register_endpoint
 from console.playground.answers import PERMISSION
+from steering.feature_pages import feature_url
 from steering.models import Feature
 
 MAX_FOUND = 12
@@ -50,10 +51,10 @@ def open_feature(request: HttpRequest) -> HttpResponse:
     if not _INDEX.fullmatch(index):
         raise Http404
     sae = request.GET.get("sae", "").replace("\0", "")
-    found = Feature.objects.filter(sae__name=sae, index=int(index)).values_list("pk", flat=True).first()
+    found = Feature.objects.filter(sae__name=sae, index=int(index)).select_related("sae").first()
     if found is None:
         raise Http404
-    return redirect("admin:steering_feature_change", found)
+    return redirect(feature_url(found))
 
 
 register_endpoint(

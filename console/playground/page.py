@@ -14,6 +14,7 @@ from console.pages import Page, register_page
 from console.playground.answers import PERMISSION
 from inference.models import LanguageModel
 from steering.models import SAE, FeatureEdit, ProfileVersion
+from steering.spec.units import DEFAULT_STRENGTH
 from steering.visibility import visible_profiles
 
 VERSIONS = 10  # of each profile, the newest
@@ -28,6 +29,7 @@ def context(request: HttpRequest) -> Mapping[str, Any]:
         "operations": [choice for choice in FeatureEdit.Operation.choices if choice[0] in OPERATIONS],
         "units": FeatureEdit.Unit.choices,
         "phases": FeatureEdit.Phase.choices,
+        "strength": DEFAULT_STRENGTH,
         "needs_key": settings.MILLM_AUTH == "required",
         "urls": _urls(),
     }

@@ -11,7 +11,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from management_api.described import described
-from management_api.strict import Shown
+from management_api.strict import Choice, Shown
 from management_api.viewset import Filters, Resource
 from openai_api.models import LogAccess, RequestLog
 from openai_api.request_log.access import may_see_text, record_access
@@ -25,16 +25,9 @@ class LogShown(Shown):
     class Meta:
         model = RequestLog
         fields: tuple[str, ...] = (
-            *("id", "created_at", "api_key", "key_prefix", "endpoint", "model", "profile", "fingerprint", "policies"),
-            *(
-                "steering_expected",
-                "steering_applied",
-                "steering_effects",
-                "stream",
-                "status",
-                "error_code",
-                "finish_reason",
-            ),
+            *("id", "created_at", "source", "api_key", "key_prefix", "endpoint", "model", "profile", "fingerprint"),
+            *("policies", "steering_expected", "steering_applied", "steering_effects", "stream", "status"),
+            *("error_code", "finish_reason"),
             *("prompt_tokens", "cached_tokens", "completion_tokens", "queue_ms", "ttft_ms", "total_ms"),
             *("client_address", "user"),
         )
@@ -52,6 +45,7 @@ class LogFilters(Filters):
     profile = serializers.CharField(max_length=200, required=False, help_text="name, or name@version")
     api_key = serializers.IntegerField(min_value=0, max_value=2**62, required=False)
     user = serializers.CharField(max_length=200, required=False)
+    source = Choice(choices=RequestLog.Source.choices, required=False)
     status = serializers.IntegerField(min_value=0, max_value=999, required=False)
     error_code = serializers.CharField(max_length=100, required=False)
     since = serializers.DateTimeField(required=False)

@@ -48,7 +48,7 @@ class RequestLogAdmin(ExportPages, ReplayPages, SearchPages, ReadOnlyAdmin):
     ILL = (("Outcome", {"fields": ("status", "finish_text", "code_text", "error_text")}),)
     WORK = (("Time", {"fields": ("timeline",)}), ("Tokens", {"fields": ("tokens", "steering_proof", "watched")}))
     VERSION = (("Profile", {"fields": ("version",), "classes": ("log-version",)}),)
-    CLIENT = (("Client", {"fields": ("key", "user_text", "client_address", "parameters_json")}),)
+    CLIENT = (("Client", {"fields": ("source", "key", "user_text", "client_address", "parameters_json")}),)
     TEXTS = (
         ("Prompt", {"fields": ("prompt_text",), "classes": ("log-text",)}),
         ("Completion", {"fields": ("completion_text",), "classes": ("log-text",)}),

@@ -30,6 +30,7 @@ MAX_BATCH_BYTES = 8 * 2**20  # of texts; one request alone may be larger
 COLUMNS = (
     "id",
     "created_at",
+    "source",
     "endpoint",
     "model",
     "profile",

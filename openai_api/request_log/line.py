@@ -39,7 +39,7 @@ class LogLine:
             outcome=f"{row.status} {visible_text(row.error_code or row.finish_reason)}",
             is_bad=row.status >= 400 or bool(row.error_code),
             tokens=tokens_text(row),
-            took=f"{milliseconds(row.ttft_ms)} / {milliseconds(row.total_ms)}",
+            took=f"{milliseconds(row.ttft_ms, beside=row.total_ms)} / {milliseconds(row.total_ms)}",
             key=key_text(row),
             user=visible_text(row.user),
         )

@@ -33,13 +33,19 @@ LAST = {
     "week": ("last 7 days", timedelta(days=7)),
     "month": ("last 30 days", timedelta(days=30)),
 }
+NOT_CONSOLE = ~Q(source=RequestLog.Source.CONSOLE)
+SOURCES = {
+    "all": ("all", Q()),
+    **{source.value: (f"{source.label} only", Q(source=source)) for source in RequestLog.Source},
+}
 TEXTS = ("prompt", "completion", "parameters", "error_message")
 
 
 @dataclass(frozen=True, slots=True)
 class LogSearch:
     """All conditions hold together; "" and None ask for nothing. ``profile`` is a name, name@version or `none`;
-    ``endpoint`` with a minus before it asks for all others.
+    ``endpoint`` with a minus before it asks for all others. Without ``source``, requests that pages of the console
+    made for the person who looks at them are left out, unless one is asked for by its id.
 
     ``keys`` are primary keys; an empty tuple asks for requests without a key. ``key_prefix`` asks for what was sent
     with one secret, refused or not, and of ``keys`` for what is older than this knowledge. ``text`` is for those who
@@ -55,6 +61,7 @@ class LogSearch:
     model: str = ""
     profile: str = ""
     endpoint: str = ""
+    source: str = ""
     outcome: str = ""
     status: int | None = None
     code: str = ""
@@ -70,6 +77,7 @@ class LogSearch:
         return found
 
     def _conditions(self) -> Iterable[Q]:
+        yield from self._origin()
         for name in ("user", "model", "status", "stream"):
             value = getattr(self, name)
             if value not in ("", None):
@@ -89,6 +97,12 @@ class LogSearch:
         if self.keys is not None:
             yield self._key_condition(self.keys)
         yield from self._times()
+
+    def _origin(self) -> Iterable[Q]:
+        if self.source:
+            yield SOURCES[self.source][1]
+        elif not self.id:
+            yield NOT_CONSOLE
 
     def _key_condition(self, keys: tuple[int, ...]) -> Q:
         if self.key_prefix:

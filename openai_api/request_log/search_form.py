@@ -14,7 +14,7 @@ from openai_api.keys import KEY_START, PREFIX_LENGTH
 from openai_api.log_words import MAX_SEARCH, has_words
 from openai_api.models import ApiKey, RequestLog
 from openai_api.request_log.line import ROOT
-from openai_api.request_log.search import LAST, NONE, OTHERS, OUTCOMES, LogSearch
+from openai_api.request_log.search import LAST, NONE, OTHERS, OUTCOMES, SOURCES, LogSearch
 from steering.models import SteeringProfile
 
 MAX_OFFERED = 200  # names beside a field; others can be written
@@ -46,6 +46,11 @@ class SearchForm(forms.Form):
     key = forms.CharField(label="API key", required=False, max_length=100, help_text="name, prefix or none")
     user = forms.CharField(required=False, max_length=200)
     endpoint = forms.CharField(required=False, max_length=60, help_text="or -models: all others")
+    source = forms.ChoiceField(
+        required=False,
+        choices=[("", "clients and batches"), *((name, title) for name, (title, _) in SOURCES.items())],
+        help_text="Playground, previews and “Try it” are the console.",
+    )
     outcome = forms.ChoiceField(
         required=False, choices=[ANY, *((name, title) for name, (title, _) in OUTCOMES.items())]
     )
@@ -133,6 +138,17 @@ class SearchForm(forms.Form):
             text=data.get("text", ""),
             **{
                 name: data[name]
-                for name in ("id", "until", "user", "model", "profile", "endpoint", "outcome", "status", "code")
+                for name in (
+                    "id",
+                    "until",
+                    "user",
+                    "model",
+                    "profile",
+                    "endpoint",
+                    "source",
+                    "outcome",
+                    "status",
+                    "code",
+                )
             },
         )

@@ -77,6 +77,7 @@ class SearchPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none 
             "lines": [LogLine.of(row) for row in page.rows],
             "size": size_text(search.rows(), page),
             "kept": kept_text(),
+            "hides_console": not (search.source or search.id),
             "older": _link(form, before=page.older),
             "newer": _link(form, after=page.newer),
             "newest": f"?{urlencode(form.conditions)}",

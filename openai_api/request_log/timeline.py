@@ -28,10 +28,11 @@ class Phase:
         return milliseconds(self.end_ms - self.start_ms)
 
 
-def milliseconds(value: float | None) -> str:
+def milliseconds(value: float | None, *, beside: float | None = None) -> str:
+    """In seconds from one second on; ``beside`` is a larger duration on the same line, which decides the unit."""
     if value is None:
         return "-"
-    return f"{value / 1000:.2f} s" if value >= 1000 else f"{value:.0f} ms"
+    return f"{value / 1000:.2f} s" if max(value, beside or 0.0) >= 1000 else f"{value:.0f} ms"
 
 
 def phases(row: RequestLog) -> list[Phase]:

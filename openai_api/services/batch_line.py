@@ -50,7 +50,7 @@ async def answer_line(line: BatchLine, *, endpoint: str, key: KeyRecord | None) 
     """What the endpoint answers; a server that is busy is asked again, later and later. Raises QuotaUsedUpError."""
     for attempt in range(MAX_ATTEMPTS):
         await until_quiet()
-        call = Call(request_of(line, endpoint), endpoint, is_background=True)
+        call = Call(request_of(line, endpoint), endpoint, is_background=True, source="job")
         response = await answer_as(call, key, HANDLERS[endpoint])
         if call.entry.error_code == "insufficient_quota":
             raise QuotaUsedUpError

@@ -29,7 +29,7 @@ MEASURES = {
     "activation": "activation of the feature",
     "active": "tokens on which it is active",
     "words": "words of the list",
-    "push": "push",
+    "push": "largest push of one edit",
 }
 STRONG_KL = 4.0  # nats: the darkest mark in a comparison
 
@@ -100,7 +100,8 @@ def _sweep_context(result: Mapping[str, Any]) -> dict[str, Any]:
         for key, title in MEASURES.items()
         if key not in ("push", "active")
     ]
-    return {"table": _shown(_sweep_table(result)), "plots": [plot for plot in plots if plot]}
+    points = [{**point, "factor_text": _number(point["factor"])} for point in result["points"]]
+    return {"table": _shown(_sweep_table(result)), "plots": [plot for plot in plots if plot], "points": points}
 
 
 # Calibration
@@ -114,7 +115,8 @@ def _calibration_table(result: Mapping[str, Any]) -> Table:
 def _calibration_context(result: Mapping[str, Any]) -> dict[str, Any]:
     points = tuple((point["factor"], point["kl"]) for point in result["curve"] if point["kl"] is not None)
     plot = Plot(MEASURES["kl"], FACTOR, points, level=result["target"]).svg()
-    return {"table": _shown(_calibration_table(result)), "plots": [plot] if plot else []}
+    told = {"target": _number(result["target"]), "push_cap": _number(result["push_cap"])}
+    return {"table": _shown(_calibration_table(result)), "plots": [plot] if plot else [], **told}
 
 
 # Comparison

@@ -15,6 +15,7 @@ STRONG_PUSH = 0.6
 """Above this fraction of the residual's norm, text tends to fall apart."""
 MAX_PUSH = 10.0
 """Above this, a profile cannot be published: nothing but noise is left."""
+DEFAULT_STRENGTH = 0.5  # what the console proposes for a new edit, in multiples of the largest activation
 MAX_STRENGTH = 1e6
 
 

@@ -69,8 +69,8 @@ def test_what_was_counted_leads_to_the_log_and_sums_up(root: User):
     write_load(errors=errors, profiles={"cats@1": 2, "inline": 1})
     text = page(root, "?span=day")
     log = reverse("admin:openai_api_requestlog_changelist")
-    assert f'<a href="{log}?code=code_0&amp;last=day">code_0</a>' in text
-    assert f'<a href="{log}?profile=cats%401&amp;last=day">cats@1</a>' in text
+    assert f'<a href="{log}?code=code_0&amp;last=day&amp;source=all">code_0</a>' in text
+    assert f'<a href="{log}?profile=cats%401&amp;last=day&amp;source=all">cats@1</a>' in text
     assert '<th scope="row">inline</th>' in text
     assert '<th scope="row">others</th><td class="number">9</td>' in text
     assert client_of(root).get(f"{log}?code=code_0&last=day").status_code == 200

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from django.contrib.admin.utils import quote
 from django.contrib.auth.models import Group, Permission, User
 from django.test import AsyncClient, Client
 from django.urls import reverse
@@ -64,7 +65,7 @@ def test_a_feature_is_opened_by_its_sae_and_index(feature: Feature):  # noqa: F8
     client = client_of(staff("use_playground", "view_feature"))
     url = reverse("admin:console_playground_feature")
     opened = client.get(url, {"sae": feature.sae.name, "index": str(feature.index)})
-    assert opened["location"] == reverse("admin:steering_feature_change", args=[feature.pk])
+    assert opened["location"] == reverse("admin:steering_feature_change", args=[quote(feature.reference)])
     of_none = {"sae": "none\0", "index": str(feature.index)}
     for wrong in ({}, of_none, {"sae": feature.sae.name, "index": "x"}):
         assert client.get(url, wrong).status_code == 404
@@ -83,6 +84,7 @@ async def test_answers_stream_and_are_logged_under_the_user(api: Api, name: str)
     assert entry.endpoint == {"chat": "/v1/chat/completions", "completion": "/v1/completions"}[name]
     assert api.engine.requests[0].sampling.seed == 3
     assert response["x-request-id"] == entry.id
+    assert entry.source == "console"
 
 
 @pytest.mark.parametrize("name", ["chat", "completion", "inspect"])

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from openai import OpenAI
+from playwright.sync_api import Page, expect
 
 from tests.conftest import LiveSite
 
@@ -18,7 +19,8 @@ WAIT = """
 import time
 from jobs.models import Job
 deadline = time.monotonic() + 240
-while not (job := Job.objects.get(kind="steering.extract")).has_ended and time.monotonic() < deadline:
+mine = {"kind": "steering.extract", "params__name": "rain"}
+while not (job := Job.objects.get(**mine)).has_ended and time.monotonic() < deadline:
     time.sleep(0.5)
 assert job.state == "succeeded", (job.state, job.error)
 print(job.result)
@@ -53,3 +55,21 @@ def test_vector_from_prompts_steers(live_site: LiveSite, client: OpenAI, tmp_pat
     text, applied = story("rain")
     assert applied == "rain@1"
     assert text != story(None)[0]
+
+
+@pytest.mark.browser
+def test_the_list_of_vectors_shows_what_a_job_found_by_itself(page: Page, live_site: LiveSite, tmp_path: Path):
+    (tmp_path / "pairs.json").write_text(json.dumps(PAIRS[:2]))
+    page.goto(f"{live_site.url}/admin/steering/vectorset/extract/")
+    page.locator("[name=name]").fill("rain-by-page")
+    page.locator("[name=model]").select_option(label="demo")
+    page.locator("[name=pairs]").set_input_files(tmp_path / "pairs.json")
+    page.locator("[name=layers]").fill("99")
+    page.get_by_role("button", name="Find vectors").click()
+    wrong = page.locator(".form-row", has=page.locator("[name=layers]"))
+    expect(wrong).to_contain_text("there is no layer 99")
+    page.locator("[name=pairs]").set_input_files(tmp_path / "pairs.json")
+    page.locator("[name=layers]").fill("1")
+    page.get_by_role("button", name="Find vectors").click()
+    expect(page.get_by_role("link", name="rain-by-page", exact=True)).to_be_visible(timeout=240_000)
+    expect(page.locator("[data-extraction]")).to_have_count(0)

@@ -312,3 +312,38 @@ def test_somebody_without_the_permission_is_refused(page: Page, live_site: LiveS
     answer = page.goto(f"{live_site.url}/admin/playground/")
     assert answer is not None
     assert answer.status == 403
+
+
+def test_an_answer_says_when_it_is_not_for_the_current_settings(playground: Page):
+    steered = column(playground, 1)
+    notice = steered.get_by_text("This answer is not for the current settings.")
+    steered.get_by_label("Steering of column 2").select_option("profile:cats@1")
+    expect(notice).to_be_hidden()  # nothing was asked yet
+    run_all(playground, 8)
+    expect(notice).to_be_hidden()
+    steered.get_by_label("Steering of column 2").select_option("")
+    expect(notice).to_be_visible()
+    expect(column(playground, 0).get_by_text("This answer is not for")).to_be_hidden()
+    steered.get_by_label("Steering of column 2").select_option("profile:cats@1")
+    expect(notice).to_be_hidden()  # as it was asked
+    playground.get_by_label("Prompt", exact=True).fill("Another prompt.")
+    expect(notice).to_be_visible()
+    expect(column(playground, 0).get_by_text("This answer is not for")).to_be_visible()
+    steered.get_by_role("button", name="Run", exact=True).click()
+    expect(notice).to_be_hidden()
+    expect(steered.locator(".column-state")).to_contain_text("ended by", timeout=90_000)
+
+
+def test_own_edits_without_any_are_not_sent(playground: Page):
+    own = column(playground, 0)
+    own.get_by_label("Steering of column 1").select_option("draft")
+    sent: list[str] = []
+    playground.on("request", lambda request: sent.append(request.url))
+    own.get_by_role("button", name="Run", exact=True).click()
+    expect(own.locator(".column-state")).to_have_text("Add a feature to steer with first.")
+    own.get_by_role("button", name="Copy as curl").click()
+    expect(own.locator(".snippet-state")).to_have_text("Add a feature to steer with first.")
+    own.get_by_label("Name for the draft of column 1").fill("nothing-in-it")
+    own.get_by_role("button", name="Save as draft").click()
+    expect(own.locator(".draft-state")).to_contain_text("the draft has no edits")
+    assert [url for url in sent if "/playground/" in url] == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import Permission, User
+from django.contrib.auth.models import Group, Permission, User
 from django.test import AsyncClient
 
 from tests.openai_api.conftest import Api, chunks_of
@@ -28,7 +28,7 @@ async def signed_in(*codenames: str, **fields: Any) -> AsyncClient:
 
 
 async def test_it_streams_and_is_logged_under_the_user(api: Api):
-    client = await signed_in("view_languagemodel")
+    client = await signed_in("view_languagemodel", "use_playground")
     response = await client.post(URL, ASK)
     assert response.status_code == 200
     assert response["Content-Type"].startswith("text/event-stream")
@@ -39,10 +39,12 @@ async def test_it_streams_and_is_logged_under_the_user(api: Api):
     assert (entry.user, entry.endpoint, entry.model, entry.status) == ("rita", "/v1/chat/completions", "tiny", 200)
     assert response["x-request-id"] == entry.id
     assert entry.stream
+    assert entry.source == "console"
 
 
 @pytest.mark.parametrize(
-    ("codenames", "fields"), [((), {}), (("view_languagemodel",), {"is_staff": False}), (("view_requestlog",), {})]
+    ("codenames", "fields"),
+    [((), {}), (("use_playground",), {"is_staff": False}), (("view_languagemodel", "view_requestlog"), {})],
 )
 async def test_it_needs_staff_and_the_permission(api: Api, codenames: tuple[str, ...], fields: dict[str, Any]):
     client = await signed_in(*codenames, **fields)
@@ -52,13 +54,27 @@ async def test_it_needs_staff_and_the_permission(api: Api, codenames: tuple[str,
     assert api.engine.requests == []
 
 
+@pytest.mark.parametrize(("group", "may"), [("Auditors", False), ("Researchers", True), ("Admins", True)])
+async def test_who_may_only_look_does_not_generate(api: Api, group: str, may: bool):
+    """Nor is offered to: the form is on the pages of those who may use the playground."""
+    visitor = await user()
+    await visitor.groups.aadd(await Group.objects.aget(name=group))
+    client = AsyncClient()
+    await client.aforce_login(visitor)
+    response = await client.post(URL, ASK)
+    assert response.status_code == (200 if may else 403)
+    if may:
+        await chunks_of(response)
+    assert len(api.engine.requests) == may
+
+
 async def test_nobody_gets_nothing(api: Api):
     assert (await AsyncClient().post(URL, ASK)).status_code == 403
 
 
 async def test_another_site_s_form_is_refused(api: Api):
     client = AsyncClient(enforce_csrf_checks=True)
-    await client.aforce_login(await user("view_languagemodel"))
+    await client.aforce_login(await user("use_playground"))
     assert (await client.post(URL, ASK)).status_code == 403
     assert api.engine.requests == []
 
@@ -76,14 +92,14 @@ async def test_another_site_s_form_is_refused(api: Api):
     ],
 )
 async def test_bad_fields_are_named(api: Api, fields: dict[str, str], param: str):
-    client = await signed_in("view_languagemodel")
+    client = await signed_in("view_languagemodel", "use_playground")
     response = await client.post(URL, {**ASK, **fields})
     assert response.status_code == 400
     assert response.json()["error"]["param"] == param
 
 
 async def test_the_api_s_own_refusals_come_through(api: Api):
-    client = await signed_in("view_languagemodel")
+    client = await signed_in("view_languagemodel", "use_playground")
     response = await client.post(URL, {**ASK, "model": "nothing"})
     assert response.status_code == 404
     assert response.json()["error"]["code"] == "model_not_found"
@@ -91,7 +107,7 @@ async def test_the_api_s_own_refusals_come_through(api: Api):
 
 
 async def test_get_does_nothing(api: Api):
-    client = await signed_in("view_languagemodel")
+    client = await signed_in("view_languagemodel", "use_playground")
     response = await client.get(URL)
     assert (response.status_code, response["Allow"]) == (405, "POST")
 

@@ -139,9 +139,20 @@ def test_a_sweep_shows_every_strength_and_plots_what_is_known(version: ProfileVe
     text = report_html(row)
     assert text.count("<svg") == 6, "KL, perplexity, repeats, distinct-1 and -2, activation; no words were given"
     assert "No steering" in text
-    for factor in ("0.5", "1.0", "2.0"):
-        assert f"{factor} × the strength" in text
+    for factor in ("0.5", "1", "2"):
+        assert f"<h3>{factor} × the strength" in text
     assert text.count('class="dot"') == 2 + 5 * 3, "the strength without a KL has none in that plot"
+
+
+def test_figures_are_rounded_as_people_read_them(version: ProfileVersion) -> None:
+    """Sums and bisections leave seventeen digits, of which the files have all."""
+    odd = 0.1 + 0.2
+    sweep = sweep_result(points=[point(odd, strengths=[])])
+    calibration = {**calibration_result(), "target": odd, "push_cap": odd}
+    for kind, result in (("sweep", sweep), ("calibration", calibration)):
+        text = report_html(Evaluation(kind=kind, version=version, result=result))
+        assert str(odd) not in text
+        assert "0.3" in text
 
 
 @pytest.mark.parametrize(

@@ -73,10 +73,35 @@ class TestRollback:
         assert steered(SteeringWish("gloomy")).label == "gloomy@3"
         assert trail()[-1] == ("roll_back", "gloomy@3", "rita")
 
-    def test_leaves_the_draft_alone(self, versions, profile):
+    def test_takes_the_draft_back_too(self, versions, profile):
+        """Else the next publishing brings back what was rolled back."""
+        assert profile.edits.get().strength != versions[0].edits[0]["strength"]
+        governance.roll_back(version=versions[0])
+        assert profile.edits.get().strength == versions[0].edits[0]["strength"]
+        with pytest.raises(NothingToPublishError):
+            services.publish_profile(profile=profile)
+
+    def test_keeps_changes_that_were_never_published(self, versions, profile):
         profile.edits.update(strength=0.75)
         governance.roll_back(version=versions[0])
         assert profile.edits.get().strength == 0.75
+
+    @pytest.mark.parametrize("replaces_draft", [True, False])
+    def test_does_with_the_draft_what_it_is_told(self, replaces_draft, versions, profile):
+        profile.edits.update(strength=0.75)
+        governance.roll_back(version=versions[0], replaces_draft=replaces_draft)
+        assert (profile.edits.get().strength == 0.75) != replaces_draft
+
+    @pytest.mark.parametrize("has_changes", [True, False])
+    def test_page_proposes_it_where_nothing_is_lost(self, has_changes, versions, profile, admin):
+        if has_changes:
+            profile.edits.update(strength=0.75)
+        url = reverse("admin:steering_steeringprofile_roll_back", args=[profile.pk, 1])
+        text = admin.get(url).content.decode()
+        assert ("checked" in text.split('name="replaces_draft"')[1].split(">")[0]) != has_changes
+        assert ("replacing it discards them" in text) == has_changes
+        admin.post(url, {"note": "Back.", "replaces_draft": "on"})
+        assert profile.edits.get().strength == versions[0].edits[0]["strength"]
 
     def test_to_what_requests_get_already(self, versions):
         with pytest.raises(NothingToPublishError, match="nothing to go back to"):

@@ -13,7 +13,10 @@ from steering.management.profiles import find_version
 
 
 class Command(BaseCommand):
-    help = "Publish an old version of a steering profile again, with a new number. The draft is left alone."
+    help = (
+        "Publish an old version of a steering profile again, with a new number. The draft becomes it too, unless it has"
+        " changes that were never published."
+    )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("version", help="name@version")

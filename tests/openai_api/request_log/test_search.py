@@ -87,6 +87,37 @@ def test_conditions(auditor: Client, query: dict[str, str], expected: set[int]):
 
 
 @pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ({}, {1, 3}),
+        ({"source": "all"}, {1, 2, 3}),
+        ({"source": "console"}, {2}),
+        ({"source": "client"}, {1}),
+        ({"source": "job"}, {3}),
+        ({"id": "req_2"}, {2}),
+        ({"model": "tiny"}, {1, 3}),
+        ({"model": "tiny", "source": "all"}, {1, 2, 3}),
+    ],
+)
+def test_what_pages_of_the_console_asked_is_hidden_until_it_is_asked_for(
+    auditor: Client, query: dict[str, str], expected: set[int]
+):
+    row(1)
+    row(2, source="console", endpoint="/admin/playground/inspect")
+    row(3, source="job")
+    page = auditor.get(LOG, query)
+    assert found(page) == expected
+    assert ("Requests from the console are hidden." in page.content.decode()) == (not query.keys() & {"source", "id"})
+
+
+def test_a_source_that_there_is_not_is_refused(auditor: Client):
+    row(1)
+    page = auditor.get(LOG, {"source": "mars"})
+    assert found(page) == set()
+    assert "mars" in " ".join(page.context["problems"])
+
+
+@pytest.mark.parametrize(
     ("query", "said"),
     [
         ({"outcome": "junk"}, "junk"),

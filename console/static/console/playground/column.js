@@ -7,6 +7,8 @@ import { readingFields, steeringFields } from "./request.js";
 import { Run } from "./run.js";
 import { asCurl, asPython } from "./snippets.js";
 
+const NO_EDITS = "Add a feature to steer with first.";
+
 export class Column {
   constructor(root, page) {
     this.root = root;
@@ -27,6 +29,7 @@ export class Column {
     this._slider.addEventListener("input", () => {
       this._showIntensity();
       this.forgetCopy();
+      this.showStale();
     });
     this._slider.addEventListener("change", () => this._ran && this.run());
     this._act("run", () => this.run());
@@ -70,10 +73,12 @@ export class Column {
   }
 
   async run() {
+    if (this._lacksEdits) return this._run.say(NO_EDITS, "failed");
     this.stop();
     const request = this._page.request();
     if (!request) return;
     this._ran = { ...request, steering: this._steering, sae: this._page.sae() };
+    this.showStale();
     const { kind, body, sae, steering } = this._ran;
     this.root.querySelector(".answer-kl").textContent = "";
     const fields = { ...body, ...steering, ...readingFields(kind, sae) };
@@ -114,6 +119,7 @@ export class Column {
   }
 
   async _copy(write) {
+    if (this._lacksEdits) return void (this._snippet.line.textContent = NO_EDITS);
     const request = this._page.request();
     if (!request) return;
     const body = { ...request.body, ...this._steering };
@@ -156,6 +162,20 @@ export class Column {
     this.root.querySelector(".draft").hidden = !isDraft;
     this.root.querySelector(".intensity").hidden = this._choice.value === "";
     this._showIntensity();
+    this.showStale();
+  }
+
+  // An answer stays until the next run, and says that it is not one to what is chosen now.
+  showStale() {
+    const now = { ...this._page.current(), steering: this._steering };
+    const ran = this._ran && { kind: this._ran.kind, body: this._ran.body, steering: this._ran.steering };
+    const isStale = ran !== null && JSON.stringify(ran) !== JSON.stringify(now);
+    this.root.classList.toggle("is-stale", isStale);
+    this.root.querySelector(".answer-stale").hidden = !isStale;
+  }
+
+  get _lacksEdits() {
+    return this._choice.value === "draft" && this._draft.edits.length === 0;
   }
 
   _showIntensity() {

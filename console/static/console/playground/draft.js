@@ -41,6 +41,7 @@ export class Draft {
     }
     row.querySelector("[name=unit]").value = feature.max_activation ? "max_act" : "raw";
     row.querySelector("[name=phase]").value = "both";
+    row.querySelector("[name=strength]").value = this._choices.strength;
     row.querySelector("[name=strength]").setAttribute("aria-label", `strength of ${nameOf(feature)}`);
     const remove = row.querySelector("[data-act=remove]");
     remove.setAttribute("aria-label", `Remove ${nameOf(feature)}`);
@@ -57,6 +58,7 @@ export class Draft {
   async _save() {
     const state = this._root.querySelector(".draft-state");
     const name = this._root.querySelector("[name=draft_name]").value;
+    if (!this.edits.length) return void (state.textContent = "Add a feature first: the draft has no edits.");
     try {
       const fields = { name, model: this._model(), steering: { features: this.edits } };
       const saved = await (await post(this._choices.urls.draft, fields)).json();

@@ -17,7 +17,12 @@ class Playground {
     this.seesLog = root.dataset.seesLog === "yes";
     this.labels = new Labels({ url: this.choices.urls.labels, page: this.choices.urls.feature });
     this.model = () => this._form.elements.model.value;
-    this._form.addEventListener("input", () => this._columns.forEach((column) => column.forgetCopy()));
+    this._form.addEventListener("input", () => {
+      for (const column of this._columns) {
+        column.forgetCopy();
+        column.showStale();
+      }
+    });
     this._form.addEventListener("submit", (event) => {
       event.preventDefault();
       this._columns.forEach((column) => column.run());
@@ -50,7 +55,11 @@ class Playground {
 
   // What all columns ask, or null where the form is not complete.
   request() {
-    if (!this._form.reportValidity()) return null;
+    return this._form.reportValidity() ? this.current() : null;
+  }
+
+  // The same, complete or not.
+  current() {
     const form = new FormData(this._form);
     return { kind: form.get("kind"), body: commonFields(form) };
   }
