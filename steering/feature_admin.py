@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from django.contrib import admin
 from django.contrib.admin.utils import quote
@@ -41,11 +41,12 @@ class BoundedPaginator(Paginator[Feature]):
 class RankedChangeList(ChangeList):
     """Shows no sorted column while search results are in the order of their rank."""
 
-    def get_ordering_field_columns(self) -> dict[int, str]:
+    def get_ordering_field_columns(self) -> dict[int, Literal["desc", "asc"]]:
         is_ranked = bool(self.query) and ORDER_VAR not in self.params
         return {} if is_ranked else super().get_ordering_field_columns()
 
-    def url_for_result(self, result: Feature) -> str:
+    def url_for_result(self, result: models.Model) -> str:
+        assert isinstance(result, Feature)
         return reverse("admin:steering_feature_change", args=[quote(result.reference)])
 
 

@@ -45,7 +45,7 @@ class LogFilters(Filters):
     profile = serializers.CharField(max_length=200, required=False, help_text="name, or name@version")
     api_key = serializers.IntegerField(min_value=0, max_value=2**62, required=False)
     user = serializers.CharField(max_length=200, required=False)
-    source = Choice(choices=RequestLog.Source.choices, required=False)
+    source = Choice(choices=RequestLog.Source.choices, required=False)  # type: ignore[assignment]  # as DRF has it
     status = serializers.IntegerField(min_value=0, max_value=999, required=False)
     error_code = serializers.CharField(max_length=100, required=False)
     since = serializers.DateTimeField(required=False)

@@ -174,6 +174,7 @@ class TestLists:
             ("evaluations", "kind", "guess"),
             ("logs", "since", "yesterday"),
             ("logs", "status", "ok"),
+            ("logs", "source", "mars"),
             ("logs", "min_total_ms", "-1"),
             ("jobs", "state", "lost"),
             ("keys", "revoked", "maybe"),

@@ -361,6 +361,13 @@ class TestLogs:
         assert len(seen) == 60
         assert len(set(seen)) == 60
 
+    def test_by_source(self, auditor_api: Api):
+        for source in RequestLog.Source.values:
+            RequestLog.objects.create(id=source, source=source, created_at=timezone.now(), endpoint="/v1/x", status=200)
+        assert {row["id"] for row in auditor_api.get("logs").json()["data"]} == set(RequestLog.Source.values)
+        (row,) = auditor_api.get("logs", source="console").json()["data"]
+        assert (row["id"], row["source"]) == ("console", "console")
+
     @pytest.mark.usefixtures("rows")
     def test_nothing_is_counted_and_no_text_is_read(self, auditor_api: Api):
         auditor_api.found("logs")
