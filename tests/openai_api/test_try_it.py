@@ -113,7 +113,7 @@ async def test_get_does_nothing(api: Api):
 
 
 async def test_its_user_shares_beginnings_with_own_keys_only(api: Api):
-    client = await signed_in("view_languagemodel")
+    client = await signed_in("use_playground")
     await chunks_of(await client.post(URL, ASK))
     rita = await User.objects.aget(username="rita")
     for owner in (rita.pk, rita.pk + 1):
