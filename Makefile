@@ -2,6 +2,7 @@
 #
 #   make run      serve the demo on HOST:PORT (127.0.0.1:8000)
 #   make test     all tests (ARGS="..." goes to pytest)
+#   make faults   every fault of docs/testing.md, against live servers where it needs one
 #   make test-clients   only the tests of clients: openai, the AI SDK, LangChain, LiteLLM, ...
 #   make clients  install those clients in .venv-clients/, each group with its own pins; then `make test` has them too
 #   make check    format, lint, types, import contracts, migrations, deployment check, docs
@@ -30,7 +31,7 @@ CLIENTS := openai litellm lm-eval llm-comply openai-resources
 NODE_CLIENTS := tests/clients/node
 PACKAGES := audit jobs inference steering storage openai_api management_api console millm_site
 
-.PHONY: run test test-clients clients check bench bench-full bench-gpu bench-check soak screenshots setup oracles pins clean chromium
+.PHONY: run test faults test-clients clients check bench bench-full bench-gpu bench-check soak screenshots setup oracles pins clean chromium
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.runtime
@@ -39,6 +40,9 @@ run: $(VENV)/.runtime
 
 test: $(VENV)/.dev chromium
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+
+faults: $(VENV)/.dev chromium
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults -n $(WORKERS) --dist loadgroup $(ARGS)
 
 test-clients: $(VENV)/.dev clients
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/clients $(ARGS)

@@ -5,13 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import closing
 from typing import IO, Any
 
 from channels.security.websocket import AllowedHostsOriginValidator
+from django.conf import settings
 from django.core.exceptions import RequestAborted
-from django.core.handlers.asgi import ASGIHandler, ASGIRequest
+from django.core.handlers.asgi import ASGIHandler, ASGIRequest, get_script_prefix
+from django.core.handlers.exception import convert_exception_to_response
 from django.http.response import HttpResponseBase
+from django.urls import set_script_prefix
+from django.utils.deprecation import MiddlewareMixin
+from django.utils.module_loading import import_string
 
 from console.live.connection import LIVE_PATH, LiveConnection
 from millm_site.forwarding import with_forwarded_scheme
@@ -26,6 +33,16 @@ from openai_api.upload_paths import body_limit, takes_files
 logger = logging.getLogger(__name__)
 _live_application = AllowedHostsOriginValidator(LiveConnection.as_asgi())
 
+ASYNC_PATHS = re.compile(r"/(v1|v2|tokenize|detokenize|tokenizer_info|rerank|score|health|metrics)(/|$)")
+PAGE_MIDDLEWARE = frozenset(
+    {
+        "millm_site.static_files.StaticFilesMiddleware",
+        "django.contrib.sessions.middleware.SessionMiddleware",
+        "django.middleware.csrf.CsrfViewMiddleware",
+        "django.contrib.auth.middleware.AuthenticationMiddleware",
+        "django.contrib.messages.middleware.MessageMiddleware",
+    }
+)
 Scope = dict[str, Any]
 Message = Mapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -51,7 +68,101 @@ class ReceivedBody:
         return await self._receive()
 
 
-class SiteHandler(ASGIHandler):
+class BodyHandler(ASGIHandler):
+    """Django's handler, with bodies that are spooled to disk and have a length."""
+
+    async def read_body(self, receive: Receive) -> IO[bytes]:
+        if isinstance(receive, ReceivedBody):
+            await receive()  # its empty message
+            return receive.body
+        return await spooled(receive)
+
+    def create_request(
+        self, scope: Message, body_file: IO[bytes]
+    ) -> tuple[ASGIRequest, None] | tuple[None, HttpResponseBase]:
+        return super().create_request(with_length(dict(scope), body_file), body_file)
+
+
+class ApiHandler(BodyHandler):
+    """Serve the paths of ``ASYNC_PATHS`` on the event loop alone: no thread per request, however long it lasts.
+
+    Django's own handler sends its signals, runs synchronous middleware hooks and closes the response in a thread that
+    belongs to the request until it ends, so that each open stream holds one. These paths need no session, no CSRF token
+    and no ORM call on the way; what they ask of the database runs on threads of its own (``openai_api.database``).
+    """
+
+    def load_middleware(self, is_async: bool = True) -> None:  # noqa: FBT001, FBT002 - Django's signature
+        """Build the chain from settings.MIDDLEWARE, without what only pages need."""
+        self._view_middleware: list[Any] = []
+        self._template_response_middleware: list[Any] = []
+        self._exception_middleware: list[Any] = []
+        handler = convert_exception_to_response(self._get_response_async)
+        for path in reversed([path for path in settings.MIDDLEWARE if path not in PAGE_MIDDLEWARE]):
+            middleware = unthreaded(import_string(path))(handler)
+            if hasattr(middleware, "process_exception"):
+                self._exception_middleware.append(middleware.process_exception)
+            handler = convert_exception_to_response(middleware)
+        self._middleware_chain = handler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            body = await self.read_body(receive)
+        except RequestAborted:
+            return
+        with closing(body):
+            set_script_prefix(get_script_prefix(scope))
+            request, refused = self.create_request(scope, body)
+            if request is None:
+                await self.send_response(refused, send)
+            else:
+                await self._answer_unless_gone(request, receive, send)
+
+    async def _answer_unless_gone(self, request: ASGIRequest, receive: Receive, send: Send) -> None:
+        """Cancel the answer when the client leaves, and wait until it has ended."""
+        answer = asyncio.create_task(self._answer(request, send))
+        gone = asyncio.create_task(self.listen_for_disconnect(receive))
+        try:
+            await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            answer.cancel()  # no effect on one that is complete
+            gone.cancel()
+            outcome, _ = await asyncio.gather(answer, gone, return_exceptions=True)
+        if isinstance(outcome, Exception):
+            raise outcome
+
+    async def _answer(self, request: ASGIRequest, send: Send) -> None:
+        response = await self.run_get_response(request)
+        try:
+            await self.send_response(response, send)
+        finally:
+            response.close()
+
+
+def unthreaded(middleware: type[Any]) -> type[Any]:
+    """Return the middleware with hooks that run on the event loop: Django would call each of them in a thread.
+
+    For hooks that only look at headers, as those of Django's security, common and clickjacking middleware.
+    """
+    if not issubclass(middleware, MiddlewareMixin):
+        return middleware
+
+    class Unthreaded(middleware):  # type: ignore[misc, valid-type]
+        async def __acall__(self, request: ASGIRequest) -> HttpResponseBase:
+            before, after = getattr(self, "process_request", None), getattr(self, "process_response", None)
+            response = (before(request) if before else None) or await self.get_response(request)
+            answer: HttpResponseBase = after(request, response) if after else response
+            return answer
+
+    return Unthreaded
+
+
+class SiteHandler(BodyHandler):
+    """The whole site: the API on the event loop, pages through Django's own handler and all middleware."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._api = ApiHandler()
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await live(receive, send)
@@ -74,22 +185,12 @@ class SiteHandler(ASGIHandler):
                 await send_refusal(refusal(error), send)
                 return
             received = limited(receive, limit) if body is None else ReceivedBody(receive, body)
-            await super().__call__(with_forwarded_scheme(scope), received, send)
+            handle = self._api if ASYNC_PATHS.match(scope["path"]) else super().__call__
+            await handle(with_forwarded_scheme(scope), received, send)
         except BodyTooLargeError:
             await send_refusal(too_large(limit), send)
         except DiskFullError:
             await send_refusal(disk_full(), send)
-
-    async def read_body(self, receive: Receive) -> IO[bytes]:
-        if isinstance(receive, ReceivedBody):
-            await receive()  # its empty message
-            return receive.body
-        return await spooled(receive)
-
-    def create_request(
-        self, scope: Message, body_file: IO[bytes]
-    ) -> tuple[ASGIRequest, None] | tuple[None, HttpResponseBase]:
-        return super().create_request(with_length(dict(scope), body_file), body_file)
 
 
 def file_refusal(scope: Scope) -> ApiError | None:

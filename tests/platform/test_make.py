@@ -19,6 +19,7 @@ from tests.live import clean_environment
 TARGETS = (
     "run",
     "test",
+    "faults",
     "test-clients",
     "clients",
     "check",

@@ -72,7 +72,13 @@ async def test_other_servers_ask_too(settings: Any, db: Any):
     async def send(message: Any) -> None:
         sent.append(message)
 
-    scope = {"type": "http", "method": "POST", "path": "/v1/files", "headers": [], "client": ("127.0.0.1", 1)}
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/files",
+        "headers": [(b"host", b"localhost")],
+        "client": ("127.0.0.1", 1),
+    }
     await SiteHandler()(scope, receive, send)
     assert sent[0]["status"] == 401
     assert received == []
