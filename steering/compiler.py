@@ -243,7 +243,8 @@ def _basis(edits: Sequence[EditSpec], saes: SAEs) -> Tensor:
     directions = torch.stack([_direction(edit, saes) for edit in edits])
     units = directions / directions.norm(dim=1, keepdim=True)
     _, sizes, basis = torch.linalg.svd(units, full_matrices=False)
-    return basis[sizes > _SAME_DIRECTION]
+    independent: Tensor = basis[sizes > _SAME_DIRECTION]
+    return independent
 
 
 # Rules

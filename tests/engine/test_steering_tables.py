@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -352,7 +353,8 @@ def poisoned(field: str, value: float) -> Intervention:
     if field in tensors:
         tensors[field][(slice(None), 2) if field == "w_enc" else 2] = value
     else:
-        rule = replace(rule, **{field: value})
+        changed: dict[str, Any] = {field: value}
+        rule = replace(rule, **changed)
     made = ReluReader(f"poison {field} {value}", tensors["w_enc"], tensors["w_dec"], tensors["bias"])
     rules = (FeatureRule(1, gain=0.0, offset=2.0), rule, FeatureRule(4, gain=0.5))
     return Intervention(f"poison {field} {value}", (ReaderEdit(SITE, made, rules),))
