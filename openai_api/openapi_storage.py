@@ -6,6 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from openai_api.schemas.anthropic_batches import (
+    MessageBatchBody,
+    MessageBatchDeletedBody,
+    MessageBatchListBody,
+    MessageBatchQuery,
+    MessageBatchRequest,
+)
 from openai_api.schemas.batches import BatchBody, BatchListBody, BatchRequest
 from openai_api.schemas.files import (
     FileBody,
@@ -44,6 +51,7 @@ REQUESTS = (
     UploadRequest,
     UploadCompletion,
     BatchRequest,
+    MessageBatchRequest,
     StoreRequest,
     StoreChange,
     SearchRequest,
@@ -59,6 +67,9 @@ ANSWERS = (
     UploadPartBody,
     BatchBody,
     BatchListBody,
+    MessageBatchBody,
+    MessageBatchListBody,
+    MessageBatchDeletedBody,
     VectorStoreBody,
     VectorStoreListBody,
     VectorStoreDeletedBody,
@@ -177,6 +188,27 @@ OPERATIONS: dict[str, dict[str, Operation]] = {
 
 
 OPERATIONS |= {
+    "/v1/messages/batches": {
+        "get": Operation(
+            "listMessageBatches", "List message batches", "Anthropic", "MessageBatchListBody", query=MessageBatchQuery
+        ),
+        "post": Operation(
+            *("createMessageBatch", "Answer many messages later", "Anthropic", "MessageBatchBody"),
+            request="MessageBatchRequest",
+        ),
+    },
+    "/v1/messages/batches/{batch_id}": {
+        "get": Operation("retrieveMessageBatch", "Look up a message batch", "Anthropic", "MessageBatchBody"),
+        "delete": Operation(
+            "deleteMessageBatch", "Delete a message batch", "Anthropic", "MessageBatchDeletedBody", errors=("400",)
+        ),
+    },
+    "/v1/messages/batches/{batch_id}/cancel": {
+        "post": Operation("cancelMessageBatch", "Cancel a message batch", "Anthropic", "MessageBatchBody"),
+    },
+    "/v1/messages/batches/{batch_id}/results": {
+        "get": Operation("messageBatchResults", "Its results, JSON lines", "Anthropic", None, errors=("400",)),
+    },
     "/v1/vector_stores": {
         "get": Operation("listVectorStores", "List the stores", STORES, "VectorStoreListBody", query=ListQuery),
         "post": Operation("createVectorStore", "Make a store", STORES, "VectorStoreBody", request="StoreRequest"),

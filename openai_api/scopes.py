@@ -25,6 +25,7 @@ BY_PREFIX = {
     "/v1/uploads": Scope.FILES,
     "/v1/batches": Scope.FILES,
     "/v1/vector_stores": Scope.FILES,
+    "/v1/messages/batches": Scope.FILES,
     "/v1/models": None,  # whoever has a key may see what it may use
 }
 

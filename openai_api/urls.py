@@ -4,7 +4,14 @@ from django.urls import re_path
 
 from openai_api.responses.urls import urlpatterns as responses_urls
 from openai_api.root_urls import urlpatterns as root_urlpatterns
-from openai_api.views.anthropic import count_tokens, messages
+from openai_api.views.anthropic import (
+    count_tokens,
+    message_batch,
+    message_batch_cancellation,
+    message_batch_results,
+    message_batches,
+    messages,
+)
 from openai_api.views.batches import batch, batch_cancellation, batches
 from openai_api.views.chat import chat_completions, stored_chat, stored_messages
 from openai_api.views.completions import completions
@@ -30,6 +37,7 @@ from openai_api.views.vector_stores import (
 )
 
 app_name = "openai_api"
+MESSAGE_BATCH = "messages/batches/(?P<batch_id>[^/]+)"
 STORE = "vector_stores/(?P<store_id>[^/]+)"
 
 urlpatterns = [
@@ -70,6 +78,12 @@ urlpatterns = [
     *responses_urls,
     re_path(r"^moderations/?\Z", moderations, name="moderations"),
     re_path(r"^messages/?\Z", messages, name="messages"),
+    re_path(r"^messages/batches/?\Z", message_batches, name="message-batches"),
+    re_path(rf"^{MESSAGE_BATCH}/?\Z", message_batch, name="message-batch"),
+    re_path(
+        r"^messages/batches/(?P<batch_id>[^/]+)/cancel/?\Z", message_batch_cancellation, name="message-batch-cancel"
+    ),
+    re_path(rf"^{MESSAGE_BATCH}/results/?\Z", message_batch_results, name="message-batch-results"),
     re_path(r"^messages/count_tokens/?\Z", count_tokens, name="count-tokens"),
     *root_urlpatterns,
     re_path(r"", unknown, name="unknown"),

@@ -15,7 +15,7 @@ from jobs.services import cancel_job, enqueue_job
 from storage.batch_lines import LineError, Validation
 from storage.batch_results import BatchResults, Checkpoint
 from storage.errors import StorageConflictError, StorageError, not_found
-from storage.files import find_file, keep_file
+from storage.files import delete_files, find_file, keep_file
 from storage.ids import MAX_LENGTH
 from storage.job_rows import find_job
 from storage.models import Batch, StoredFile
@@ -83,6 +83,14 @@ def cancel_batch(*, public_id: str, owner_id: int | None) -> Batch:
         if job is not None and not job.has_ended and not job.cancel_requested:
             cancel_job(job=job)
     return settle_batch(batch=batch)
+
+
+def delete_batch(*, batch: Batch) -> None:
+    """Forget a batch that has ended, with its files."""
+    names = [batch.input_file, batch.output_file, batch.error_file]
+    with transaction.atomic():
+        delete_files(files=StoredFile.objects.of(batch.owner_id).filter(public_id__in=[name for name in names if name]))
+        Batch.objects.filter(pk=batch.pk).delete()
 
 
 def settle_batch(*, batch: Batch) -> Batch:

@@ -11,6 +11,7 @@ from typing import Any
 from django.core.handlers.asgi import ASGIRequest
 from django.http.response import HttpResponseBase
 
+from openai_api.anthropic_errors import MESSAGES
 from openai_api.backend import get_backend
 from openai_api.call import Call
 from openai_api.decisions.create import create_decision
@@ -18,6 +19,7 @@ from openai_api.endpoint import Handler, answer_as
 from openai_api.keys import KeyRecord
 from openai_api.request_id import new_id
 from openai_api.responses.create import create_response
+from openai_api.services.anthropic import create_message
 from openai_api.services.chat import create_chat_completion
 from openai_api.services.completions import create_completion
 from openai_api.services.embeddings import create_embeddings
@@ -35,6 +37,7 @@ HANDLERS: Mapping[str, Handler] = {
     "/v1/decisions": create_decision,
     "/v1/rerank": rerank,
     "/v1/score": score,
+    MESSAGES: create_message,
 }
 TRANSIENT = {429, 503}
 MAX_ATTEMPTS = 30
