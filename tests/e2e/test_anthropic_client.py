@@ -63,7 +63,7 @@ def test_errors_are_the_client_s_own(anthropic: Any) -> None:
     with pytest.raises(NotFoundError) as unknown:
         anthropic.messages.create(model="nobody", max_tokens=5, messages=STORY)
     with pytest.raises(BadRequestError) as bad:
-        anthropic.messages.create(model="demo", max_tokens=10**8, messages=STORY)
+        anthropic.messages.create(model="demo", max_tokens=5, messages=[{"role": "user", "content": "word " * 5_000}])
 
     assert error_of(unknown.value)["type"] == "not_found_error"
     assert error_of(bad.value)["code"] == "context_length_exceeded"

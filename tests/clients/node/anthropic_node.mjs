@@ -36,6 +36,6 @@ await run({
 
   errors: async () => [
     await refusal(() => client.messages.create({ ...short, model: "nobody" })),
-    await refusal(() => client.messages.create({ ...short, max_tokens: 1e8 })),
+    await refusal(() => client.messages.create({ ...short, max_tokens: -1 })),
   ],
 });
