@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -9,15 +11,18 @@ from typing import Any
 from psycopg.conninfo import conninfo_to_dict
 
 from millm_site.embedded_postgres.cluster import EmbeddedPostgres, socket_dir_for
+from millm_site.embedded_postgres.place import data_dir_of
+from millm_site.embedded_postgres.roles import APPLICATION, DATABASE, OWNER
 from millm_site.env import Environment, environment
 
+EMBEDDED = "millm_site.embedded_postgres"
 RECONNECT_S = 4.0
 
 
 def database_settings(env: Environment) -> dict[str, Any]:
     """Django's DATABASES entry. Nothing is started here: the embedded server starts at the first connection."""
     url = env.database_url.get_secret_value()
-    place = parse_database_url(url) if url else embedded_database(env.home / "postgres")
+    place = parse_database_url(url) if url else embedded_database(data_dir_of(env.home))
     pool = {
         "min_size": 1,
         "max_size": env.database_pool_size,
@@ -34,9 +39,9 @@ def database_settings(env: Environment) -> dict[str, Any]:
 
 def embedded_database(data_dir: Path) -> dict[str, Any]:
     return {
-        "ENGINE": "millm_site.embedded_postgres",
-        "NAME": "postgres",
-        "USER": "postgres",
+        "ENGINE": EMBEDDED,
+        "NAME": DATABASE,
+        "USER": APPLICATION,
         "PASSWORD": "",
         "HOST": str(socket_dir_for(data_dir)),
         "PORT": "",
@@ -61,7 +66,38 @@ def parse_database_url(url: str) -> dict[str, Any]:
 @cache
 def embedded_postgres() -> EmbeddedPostgres:
     """This process' handle of the embedded server."""
-    return EmbeddedPostgres(environment().home / "postgres")
+    home = environment().home
+    return EmbeddedPostgres(data_dir_of(home), link=home / "postgres")
+
+
+@contextmanager
+def as_owner() -> Iterator[None]:
+    """In this block the embedded server's tables are the process' own: to migrate them. For processes of one thread.
+
+    A server of MILLM_DATABASE_URL has the one user who is named there.
+    """
+    from django.db import connection
+
+    place = connection.settings_dict
+    if place["ENGINE"] != EMBEDDED or place["USER"] == OWNER:
+        yield
+        return
+    _connect_as(OWNER)
+    try:
+        yield
+    finally:
+        _connect_as(APPLICATION)
+
+
+def _connect_as(user: str) -> None:
+    from django.db import connections
+    from django.db.backends.postgresql.base import DatabaseWrapper
+
+    connection = connections["default"]
+    connection.close()
+    assert isinstance(connection, DatabaseWrapper)
+    connection.close_pool()
+    connection.settings_dict["USER"] = user
 
 
 def stop_embedded() -> bool:

@@ -51,7 +51,9 @@ class Environment(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, extra="ignore", frozen=True)
 
     home: Path = Field(
-        PROJECT_DIR / "var", description="Folder of all state: embedded Postgres, models, secret key. Relative to here."
+        PROJECT_DIR / "var",
+        description="Folder of all state: embedded Postgres, models, secret key. Relative to here. For root, where "
+        "other users may not enter it, Postgres' data lies under /var/lib/millm, and a link here says where.",
     )
     debug: bool = Field(default=False, description="Django's debug mode: tracebacks in the browser. Development only.")
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(

@@ -15,6 +15,8 @@ from django.core.management import call_command
 from django.db import connection
 from django.db.migrations.executor import MigrationExecutor
 
+from millm_site.database import as_owner
+
 PASSWORD_FILE = "first_password"  # noqa: S105 - a name, in MILLM_HOME, where the output is kept by something else
 SETUP_LOCK = 0x6D694C4C4D  # any number that no other program on this database takes
 
@@ -29,7 +31,7 @@ class Login:
 
 def set_up(*, measures_demo: bool = False) -> Login:
     """Idempotent, and safe when several processes start at once on one database: they take turns."""
-    with turn():
+    with as_owner(), turn():
         call_command("migrate", verbosity=0, interactive=False)
         call_command("install_demo", measure=measures_demo, verbosity=0)
         return ensure_superuser()

@@ -10,7 +10,6 @@ from django.db import connection, transaction
 
 MAX_VECTOR = 2_000  # what an index over float32 takes
 MAX_HALF = 4_000  # and over float16; longer vectors are compared one by one
-_LOCK = 0x6D696C6C6D  # of all processes that make indexes here
 
 
 def indexed_type(dimensions: int) -> str | None:
@@ -28,16 +27,9 @@ def distance(dimensions: int) -> str:
 
 def ensure_index(dimensions: int) -> None:
     """Idempotent; writes wait while an index is made, which is short for a length that nobody has used."""
-    kind = indexed_type(dimensions)
-    if kind is None or _exists(dimensions):
-        return
-    operators = f"{kind.partition('(')[0]}_cosine_ops"
-    with transaction.atomic(), connection.cursor() as cursor:
-        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
-        cursor.execute(
-            f"CREATE INDEX IF NOT EXISTS {_name(dimensions)} ON storage_chunk "
-            f"USING hnsw ((embedding::{kind}) {operators}) WHERE dimensions = {int(dimensions)}"
-        )
+    if indexed_type(dimensions) is not None and not _exists(dimensions):
+        with transaction.atomic(), connection.cursor() as cursor:
+            cursor.execute("SELECT storage_index_chunks(%s)", [dimensions])  # of the tables' owner: see its migration
 
 
 def _exists(dimensions: int) -> bool:

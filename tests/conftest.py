@@ -28,6 +28,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """The process that began the run keeps the embedded server for all workers, and stops it as its last user."""
     if settings.DATABASES["default"]["ENGINE"] == "millm_site.embedded_postgres":
         from millm_site.database import embedded_postgres
+        from millm_site.embedded_postgres.roles import OWNER
+
+        settings.DATABASES["default"]["USER"] = OWNER  # tests make and empty databases, which the application may not
 
         embedded_postgres().ensure_running()
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from millm_site.embedded_postgres.errors import EmbeddedPostgresError
+from millm_site.embedded_postgres.place import is_open
 
 SYSTEM_USER = "pgserver"
 
@@ -41,22 +42,18 @@ class Account:
             os.chown(folder, self.uid, self.gid, follow_symlinks=False)
 
 
-def open_for(account: Account, folder: Path) -> None:
-    """Let ``account`` pass through ``folder`` and those above it (o+x only: it can enter, not list them)."""
-    for place in [folder, *folder.parents]:
-        status = place.stat()
-        if not _may_enter(account, status):
-            place.chmod(stat.S_IMODE(status.st_mode) | stat.S_IXOTH)
+def can_reach(account: Account, folder: Path) -> bool:
+    """Whether ``account`` may pass through ``folder`` and those above it."""
+    return all(_may_enter(account, place.stat()) for place in (folder, *folder.parents))
 
 
-def open_tree_for(account: Account, tree: Path) -> None:
-    """Let ``account`` read and run everything in ``tree``, as after an installation under umask 077."""
-    open_for(account, tree.parent)
-    for place in [tree, *tree.rglob("*")]:
-        mode = stat.S_IMODE(place.stat().st_mode)
-        wanted = mode | stat.S_IROTH | (stat.S_IXOTH if mode & stat.S_IXUSR else 0)
-        if mode != wanted:
-            place.chmod(wanted)
+def can_run(tree: Path) -> bool:
+    """Whether every user may reach, read and run everything in ``tree``; not so after an installation under umask 077
+    or in somebody's home."""
+    if not is_open(tree):
+        return False
+    modes = (place.stat().st_mode for place in tree.rglob("*"))
+    return all(mode & stat.S_IROTH and (mode & stat.S_IXOTH or not mode & stat.S_IXUSR) for mode in modes)
 
 
 def _may_enter(account: Account, status: os.stat_result) -> bool:

@@ -23,10 +23,12 @@ from pathlib import Path
 
 import psutil
 
-from millm_site.embedded_postgres.account import Account, open_for
+from millm_site.embedded_postgres.account import Account, can_reach
 from millm_site.embedded_postgres.errors import EmbeddedPostgresError
 from millm_site.embedded_postgres.file_lock import FileLock
+from millm_site.embedded_postgres.place import make_folder
 from millm_site.embedded_postgres.programs import MAJOR_VERSION, Programs
+from millm_site.embedded_postgres.roles import prepare_roles
 
 SOCKET_NAME = ".s.PGSQL.5432"
 MAX_SOCKET_PATH = 107  # bytes, Linux' sun_path without its NUL
@@ -48,8 +50,10 @@ def socket_dir_for(data_dir: Path) -> Path:
 class EmbeddedPostgres:
     """The server of one data folder, as one process sees it."""
 
-    def __init__(self, data_dir: Path) -> None:
+    def __init__(self, data_dir: Path, link: Path | None = None) -> None:
+        """``link``: where people look for the data; a link to it is made there if it lies elsewhere."""
         self.data_dir = data_dir
+        self._link = link
         self.socket_dir = socket_dir_for(data_dir)
         self._gate = FileLock(data_dir.with_name(data_dir.name + ".lock"))
         self._users = FileLock(data_dir.with_name(data_dir.name + ".users"))
@@ -64,6 +68,9 @@ class EmbeddedPostgres:
             self._users.share()
             if not self._wait_until_it_settles():
                 self._start()
+            prepare_roles(self.socket_dir)
+            if self._link is not None and self._link != self.data_dir and not self._link.is_symlink():
+                self._link.symlink_to(self.data_dir)
 
     def stop_if_unused(self) -> bool:
         """Leave the server's users; stop it when there is no other. True when it was stopped."""
@@ -89,7 +96,7 @@ class EmbeddedPostgres:
     @contextmanager
     def _starting(self) -> Iterator[None]:
         try:
-            self.data_dir.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(self.data_dir.parent)
             with self._gate.exclusive():
                 yield
         except PermissionError as error:
@@ -148,8 +155,12 @@ class EmbeddedPostgres:
 
     def _programs(self) -> Programs:
         account = Account.for_folder(self.data_dir)
-        if account.is_other:
-            open_for(account, self.data_dir.parent)
+        if account.is_other and not can_reach(account, self.data_dir.parent):
+            raise EmbeddedPostgresError(
+                f"PostgreSQL does not run as root, and its user {account.uid} cannot reach {self.data_dir}. Let users "
+                "pass through the folders above it (chmod o+x), or set MILLM_HOME to a folder that they can pass "
+                "through, or MILLM_DATABASE_URL to a server."
+            )
         return Programs.installed(account)
 
     def _make_socket_dir(self, account: Account) -> None:

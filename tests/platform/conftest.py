@@ -54,6 +54,7 @@ def environment(home: Path, variables: dict[str, object]) -> dict[str, str]:
 def home() -> Iterator[Path]:
     """A folder directly in /tmp: pytest's own is closed to other users again by every session that begins."""
     folder = Path(tempfile.mkdtemp(prefix="millm-test-"))
+    folder.chmod(0o711)
     yield folder
     if postmaster := postmaster_of(folder):
         postmaster.kill()

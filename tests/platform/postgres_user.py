@@ -9,10 +9,12 @@ from django.conf import settings
 from django.db import connection
 
 from millm_site.database import database_settings
+from millm_site.embedded_postgres.roles import OWNER
 from millm_site.env import environment
 
 # Of the site only the database: this process is started often.
-settings.configure(DATABASES={"default": database_settings(environment())}, INSTALLED_APPS=["millm_site"])
+DATABASE = {**database_settings(environment()), "USER": OWNER}  # it makes a table
+settings.configure(DATABASES={"default": DATABASE}, INSTALLED_APPS=["millm_site"])
 django.setup()
 
 

@@ -43,11 +43,11 @@ def test_given_server_uses_djangos_own_backend_with_a_checked_pool() -> None:
     assert entry["OPTIONS"]["pool"] == {"min_size": 1, "max_size": 7, "timeout": 2.0, "reconnect_timeout": 4.0}
 
 
-def test_no_url_means_the_embedded_server(tmp_path: Path) -> None:
-    entry = database_settings(Environment.model_validate({"home": str(tmp_path)}))
-    assert entry["ENGINE"] == "millm_site.embedded_postgres"
-    assert entry["HOST"] == str(tmp_path / "postgres")
-    assert not (tmp_path / "postgres").exists()
+def test_no_url_means_the_embedded_server(home: Path) -> None:
+    entry = database_settings(Environment.model_validate({"home": str(home)}))
+    assert (entry["ENGINE"], entry["USER"]) == ("millm_site.embedded_postgres", "millm")
+    assert entry["HOST"] == str(home / "postgres")
+    assert not (home / "postgres").exists()
 
 
 def test_socket_lies_in_the_data_folder_unless_the_path_is_too_long() -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import pwd
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,6 +17,10 @@ from typing import Any
 import psutil
 import pytest
 
+from millm_site.embedded_postgres.account import can_run
+from millm_site.embedded_postgres.errors import EmbeddedPostgresError
+from millm_site.embedded_postgres.place import SHARED
+from millm_site.embedded_postgres.programs import copied
 from tests.live import PROJECT_DIR, clean_environment, ended
 from tests.platform.conftest import postmaster_of
 
@@ -216,14 +222,63 @@ def test_works_for_an_ordinary_user_and_refuses_another_users_folder(home: Path)
     assert f"{home / 'postgres'} cannot be used by this user" in message
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root starts it as another user")
-def test_root_lets_others_pass_through_folders_not_list_them(home: Path) -> None:
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root starts it as another user")
+
+
+@as_root
+def test_root_changes_no_rights_of_folders_and_keeps_the_data_where_the_server_s_user_gets(home: Path) -> None:
     private = home / "private"
     private.mkdir(mode=0o700)
-    with using(private / "state") as user:
+    state = private / "state"
+    try:
+        for visit in (1, 2):
+            with using(state) as user:
+                assert user.visits == visit
+                user.leave()
+        data = (state / "postgres").resolve()
+        assert data.parent.parent == SHARED
+        assert data.stat().st_mode & 0o777 == 0o700
+        assert [place.stat().st_mode & 0o777 for place in (home, private)] == [0o711, 0o700]
+    finally:
+        shutil.rmtree((state / "postgres").resolve().parent)
+
+
+@as_root
+def test_data_that_was_made_under_the_home_stays_there(home: Path) -> None:
+    """Also where it is closed later: then the message says what to do, and nothing is opened."""
+    state = home / "state"
+    with using(state) as user:
         user.leave()
-    assert private.stat().st_mode & 0o777 == 0o701
-    assert (private / "state" / "postgres").stat().st_mode & 0o777 == 0o700
+    assert not (state / "postgres").is_symlink()
+    home.chmod(0o700)
+    message = failure(state, secret_key="x" * 50)
+    home.chmod(0o711)
+    assert "cannot reach" in message
+    assert "chmod o+x" in message
+    with using(state) as user:
+        assert user.visits == 2
+        user.leave()
+
+
+@as_root
+def test_programs_that_others_may_not_run_are_copied(tmp_path: Path) -> None:
+    tree, shared = tmp_path / "private" / "pginstall", Path(tempfile.mkdtemp(dir="/tmp"))
+    (tree / "bin").mkdir(parents=True)
+    (tree / "bin" / "postgres").touch(mode=0o700)
+    (tree / "bin" / "link").symlink_to("postgres")
+    tree.chmod(0o700)
+    try:
+        shared.chmod(0o711)
+        assert not can_run(tree)
+        assert can_run(copied(tree, shared / "copy"))
+        assert copied(tree, shared / "copy") == shared / "copy"
+        assert [place.name for place in shared.iterdir()] == ["copy"]
+        assert tree.stat().st_mode & 0o777 == 0o700
+        shared.chmod(0o777)
+        with pytest.raises(EmbeddedPostgresError, match="nobody else may write"):
+            copied(tree, shared / "other")
+    finally:
+        shutil.rmtree(shared)
 
 
 def failure(home: Path, *, secret_key: str = "", **options: Any) -> str:

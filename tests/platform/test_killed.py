@@ -22,7 +22,7 @@ ROWS = """SELECT "user", error_code FROM openai_api_requestlog WHERE "user" <> '
 def test_every_request_of_a_killed_server_has_one_row(tmp_path: Path, database_url: str) -> None:
     environment = site_environment(database_url, tmp_path)
     with live.serving("--setup", environment=environment) as server:
-        client = OpenAI(base_url=f"{server.url}/v1", api_key="-", max_retries=0, timeout=300)
+        client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=300)
         client.chat.completions.create(model="demo", messages=STORY, max_tokens=3, user="before")
         streams = [
             client.chat.completions.create(
@@ -34,7 +34,7 @@ def test_every_request_of_a_killed_server_has_one_row(tmp_path: Path, database_u
             next(iter(stream))
         server.kill()
     with live.serving(environment=environment) as server:
-        client = OpenAI(base_url=f"{server.url}/v1", api_key="-", max_retries=0, timeout=300)
+        client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=300)
         client.chat.completions.create(model="demo", messages=STORY, max_tokens=3, user="after")
         assert server.stop() == 0, server.output
     with psycopg.connect(database_url) as connection:

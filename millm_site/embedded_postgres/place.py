@@ -1,0 +1,55 @@
+"""Where the server's files lie: under MILLM_HOME, unless root starts it and the server's user cannot get there."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+from millm_site.embedded_postgres.errors import EmbeddedPostgresError
+
+SHARED = Path("/var/lib/millm")  # root's; every user may pass through it
+
+
+def data_dir_of(home: Path, shared: Path = SHARED) -> Path:
+    """The data folder of ``home``.
+
+    Root's home is often closed to all others, and it stays so: then the data lies under ``shared``, and
+    ``home/postgres`` is a link to it.
+    """
+    place = home / "postgres"
+    if place.is_symlink():
+        return place.resolve()
+    if os.geteuid() != 0 or place.exists():
+        return place
+    home.mkdir(parents=True, exist_ok=True)
+    if is_open(home):
+        return place
+    status = home.stat()
+    name = f"{home.resolve()}:{status.st_dev}:{status.st_ino}"  # a home that is made anew has data of its own
+    return shared / hashlib.sha256(os.fsencode(name)).hexdigest()[:16] / "postgres"
+
+
+def is_open(folder: Path) -> bool:
+    """Whether every user may pass through ``folder`` and those above it."""
+    return all(place.stat().st_mode & 0o001 for place in (folder.resolve(), *folder.resolve().parents))
+
+
+def make_folder(folder: Path) -> None:
+    """Make ``folder`` and those above it that are missing; the new ones can be entered, not listed, by every user."""
+    if folder.exists():
+        return
+    make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    if os.geteuid() == 0:
+        folder.chmod(0o711)
+
+
+def check_shared(folder: Path) -> None:
+    """Raises EmbeddedPostgresError where somebody else could exchange what lies there."""
+    status = folder.stat()
+    if status.st_uid != 0 or status.st_mode & 0o022:
+        raise EmbeddedPostgresError(
+            f"{folder} must belong to root, and nobody else may write there. Correct its rights, run as an ordinary "
+            "user, or set MILLM_HOME to a folder that every user may pass through."
+        )
