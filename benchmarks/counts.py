@@ -74,7 +74,7 @@ def decode_counts(
     try:
         decoding: set[object] = set()
         while len(decoding) < streams:
-            decoding |= {sink for sink, event in engine.step() if isinstance(event, TokensEvent)}
+            decoding |= {sink for sink, event in engine.step() or () if isinstance(event, TokensEvent)}
         for _ in range(SETTLE):
             engine.step()
         calls = _python_calls(lambda: _steps(engine))

@@ -86,7 +86,7 @@ class Resource(GenericViewSet[Any]):
     def retrieve(self, request: Request, pk: str) -> Response:
         return Response(self.get_serializer(self.get_object()).data)
 
-    def options(self, request: Request, *args: Any, **kwargs: Any) -> Response:
+    def options(self, request: Request, *args: Any, **kwargs: Any) -> Response:  # type: ignore[override]
         """Answer with the Allow header only: what bodies look like is in /openapi.json."""
         return Response(status=204)
 

@@ -15,6 +15,7 @@ from django.conf import settings
 from django.core.exceptions import RequestAborted
 from django.core.handlers.asgi import ASGIHandler, ASGIRequest, get_script_prefix
 from django.core.handlers.exception import convert_exception_to_response
+from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from django.urls import set_script_prefix
 from django.utils.deprecation import MiddlewareMixin
@@ -96,7 +97,8 @@ class ApiHandler(BodyHandler):
         self._view_middleware: list[Any] = []
         self._template_response_middleware: list[Any] = []
         self._exception_middleware: list[Any] = []
-        handler = convert_exception_to_response(self._get_response_async)
+        respond: Callable[[HttpRequest], Awaitable[HttpResponseBase]] = getattr(self, "_get_response_async")  # noqa: B009
+        handler = convert_exception_to_response(respond)
         for path in reversed([path for path in settings.MIDDLEWARE if path not in PAGE_MIDDLEWARE]):
             middleware = unthreaded(import_string(path))(handler)
             if hasattr(middleware, "process_exception"):
@@ -112,10 +114,10 @@ class ApiHandler(BodyHandler):
         with closing(body):
             set_script_prefix(get_script_prefix(scope))
             request, refused = self.create_request(scope, body)
-            if request is None:
-                await self.send_response(refused, send)
-            else:
+            if request is not None:
                 await self._answer_unless_gone(request, receive, send)
+            elif refused is not None:
+                await self.send_response(refused, send)
 
     async def _answer_unless_gone(self, request: ASGIRequest, receive: Receive, send: Send) -> None:
         """Cancel the answer when the client leaves, and wait until it has ended."""
@@ -146,7 +148,7 @@ def unthreaded(middleware: type[Any]) -> type[Any]:
     if not issubclass(middleware, MiddlewareMixin):
         return middleware
 
-    class Unthreaded(middleware):  # type: ignore[misc, valid-type]
+    class Unthreaded(middleware):  # type: ignore[misc]
         async def __acall__(self, request: ASGIRequest) -> HttpResponseBase:
             before, after = getattr(self, "process_request", None), getattr(self, "process_response", None)
             response = (before(request) if before else None) or await self.get_response(request)

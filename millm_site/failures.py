@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from functools import wraps
+from typing import Any
 
 from django.db import InterfaceError, OperationalError
 from django.http import HttpRequest, HttpResponse, JsonResponse
@@ -49,8 +50,8 @@ def is_database_unavailable(exception: BaseException | None) -> bool:
 
 
 def read_only(
-    view: Callable[[HttpRequest], Awaitable[HttpResponse]],
-) -> Callable[[HttpRequest], Awaitable[HttpResponse]]:
+    view: Callable[[HttpRequest], Coroutine[Any, Any, HttpResponse]],
+) -> Callable[[HttpRequest], Coroutine[Any, Any, HttpResponse]]:
     """Answer GET and HEAD with ``view`` and other methods with the contract's 405, for what programs fetch.
 
     Exempt from CSRF checks: a program that uses a wrong method gets its answer, not a page about cookies.

@@ -12,6 +12,7 @@ import pytest
 import pytest_django
 from django.conf import settings
 from django.db import connection
+from pytest_django.fixtures import Settings
 
 from millm_site.env import DEMO_DIR
 from tests import live
@@ -67,6 +68,12 @@ def django_db_setup(django_db_setup: None, django_db_blocker: pytest_django.Djan
     with django_db_blocker.unblock(), connection.cursor() as cursor:
         cursor.execute("ALTER TABLE audit_auditevent DISABLE TRIGGER audit_event_is_not_truncated")
         cursor.execute("GRANT ALL ON audit_auditevent TO CURRENT_USER")
+
+
+@pytest.fixture(autouse=True)
+def _local_models(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Let the console and /api name models and SAEs that tests make."""
+    settings.MILLM_MODEL_ROOTS = (tmp_path_factory.getbasetemp(), DEMO_DIR)
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ import pytest
 from inference.client import set_client
 from inference.registry import set_registry
 from inference.snapshots import forget_snapshots
-from millm_site.env import DEMO_DIR
 from tests.builders import build_model
 from tests.inference.fakes import Clock, FakeLoader, FakeLoop, Located
 
@@ -44,9 +43,3 @@ def parts(tmp_path):
         unwritten: dict[str, int] = {}
 
     return Parts()
-
-
-@pytest.fixture(autouse=True)
-def _local_models(settings, tmp_path_factory):
-    """What tests make may be named over the network."""
-    settings.MILLM_MODEL_ROOTS = (tmp_path_factory.getbasetemp(), DEMO_DIR)

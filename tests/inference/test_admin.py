@@ -162,7 +162,7 @@ def test_a_new_default_takes_the_place_of_the_old_one(admin_client, models, mode
 @pytest.mark.parametrize(
     ("values", "told"),
     [
-        ({"source": "/nowhere"}, "There is no directory"),
+        ({"source": "/nowhere"}, "MILLM_MODEL_ROOTS"),
         ({"source": "https://x"}, "neither a directory nor a Hub id"),
         ({"default_sampling": '{"temperature": 9}'}, "temperature must lie between 0 and 2"),
         ({"default_sampling": "{"}, "valid JSON"),

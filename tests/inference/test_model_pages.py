@@ -277,7 +277,7 @@ class TestPreview:
 
     def test_a_refusal_is_said_at_the_source(self, admin_client):
         text = admin_client.post(f"{LIST}preview/", {"source": "/nowhere"}).content.decode()
-        assert "There is no directory" in text
+        assert "MILLM_MODEL_ROOTS" in text
         assert 'id="preview"' not in text
 
     @pytest.mark.parametrize("source", ["", "https://x", "a b", "../../..\0", "x" * 501, EVIL])

@@ -45,11 +45,11 @@ def test_a_file_without_a_key_is_refused_before_it_comes(guarded: tuple[live.Liv
 @pytest.mark.live
 def test_a_file_with_a_key_is_asked_for(guarded: tuple[live.LiveServer, str]):
     server, key = guarded
-    lines = (f"Authorization: Bearer {key}", "Expect: 100-continue", "Content-Length: 100", FORM, "Connection: close")
+    lines = (f"Authorization: Bearer {key}", "Expect: 100-continue", "Content-Length: 5", FORM, "Connection: close")
     with connected(server.url) as connection:
         connection.sendall(head("POST", "/v1/files", *lines))
         assert connection.recv(100).startswith(b"HTTP/1.1 100")
-        connection.sendall(bytes(100))
+        connection.sendall(b"--x--")
         got = answer(read_all(connection))
     assert (got.status, got.error["code"]) == (400, "missing_required_parameter")  # there is no part in it
 

@@ -12,7 +12,6 @@ from django.test import Client
 
 from inference.models import LanguageModel
 from inference.snapshots import forget_snapshots
-from millm_site.env import DEMO_DIR
 from steering import services
 from steering.labels import FeatureLabel
 from steering.models import SAE, Feature, FeatureEdit, SteeringProfile
@@ -98,9 +97,3 @@ def researcher(db: None) -> User:
 @pytest.fixture
 def admin(db: None) -> Client:
     return login(User.objects.create_superuser("admin"))
-
-
-@pytest.fixture(autouse=True)
-def _local_models(settings, tmp_path_factory):
-    """What tests make may be named over the network."""
-    settings.MILLM_MODEL_ROOTS = (tmp_path_factory.getbasetemp(), DEMO_DIR)
