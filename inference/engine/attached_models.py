@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 
+from inference.engine.cache_policy import Growth
 from inference.engine.config import EngineConfig
 from inference.engine.errors import ModelNotAttachedError
 from inference.engine.inbox import Attach, Submit
@@ -98,6 +99,10 @@ class AttachedModels:
 
     def cancel(self, sink: object) -> list[Delivery]:
         return [delivery for engine in self._engines.values() for delivery in engine.cancel(sink)]
+
+    def limit_growth(self, growth: Growth) -> None:
+        for engine in self._engines.values():
+            engine.limit_growth(growth)
 
     def step(self) -> list[Delivery] | None:
         """One step of the model whose turn it is; None when no model can do anything.

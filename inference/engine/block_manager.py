@@ -26,6 +26,7 @@ class BlockManager:
         self._free = list(range(num_blocks - 1, -1, -1))
         self._users = [0] * num_blocks
         self._touched = 0
+        self._may_grow = True
         self._cached: OrderedDict[int, None] = OrderedDict()  # unused blocks with a key, least recently used first
         self._block_of: dict[bytes, int] = {}
         self._key_of: dict[int, bytes] = {}
@@ -33,16 +34,21 @@ class BlockManager:
     @property
     def num_free(self) -> int:
         """Blocks that :meth:`allocate` can give."""
-        return len(self._free) + len(self._cached)
+        untouched = self.num_blocks - self._touched
+        return len(self._free) + len(self._cached) - (0 if self._may_grow else untouched)
 
     @property
     def num_used(self) -> int:
-        return self.num_blocks - self.num_free
+        return self.num_blocks - len(self._free) - len(self._cached)
 
     @property
     def num_touched(self) -> int:
         """Blocks that were ever in use: those of low numbers go first."""
         return self._touched
+
+    def hold_growth(self, *, held: bool) -> None:
+        """While ``held``, give only blocks that were in use before: their memory is taken already."""
+        self._may_grow = not held
 
     def allocate(self, count: int) -> list[int]:
         """Take blocks of no particular content; OutOfBlocksError, and nothing taken, when there are too few."""
@@ -100,7 +106,7 @@ class BlockManager:
         assert set(self._cached) <= set(self._key_of), "a nameless block is cached"
 
     def _take(self) -> int:
-        if self._free:
+        if self._free and (self._may_grow or self._free[-1] < self._touched):  # released blocks lie above new ones
             block = self._free.pop()
             self._touched = max(self._touched, block + 1)
         else:

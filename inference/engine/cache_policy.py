@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -17,6 +18,14 @@ if TYPE_CHECKING:
     from inference.engine.request import Sequence
 
 PREFIX_BLOCK = 32  # tokens that share a key, in both policies
+
+
+class Growth(Enum):
+    """Who may take memory for keys and values that was never written before."""
+
+    FREE = "all"
+    ALONE = "a sequence that runs alone"
+    HELD = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +80,12 @@ class CachePolicy(Protocol):
     @property
     def unwritten_ratio(self) -> float:
         """Share of its memory that was never written, or given back: on the CPU the device has it still."""
+
+    def hold_growth(self, *, held: bool) -> None:
+        """While ``held``, take no memory that was not written before: the device has none to spare.
+
+        Sequences then share what there is, and one that does not fit even alone can neither begin nor go on.
+        """
 
     def begin(self, sequence: Sequence, headroom: int) -> bool:
         """Give a sequence a row and what the cache knows of its prefix (``num_computed`` says how much).

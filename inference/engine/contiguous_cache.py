@@ -45,6 +45,7 @@ class ContiguousCache:
         self._windows = windows
         self._bytes = bytes_per_token
         self._max_bytes = max_bytes
+        self._limit = max_bytes  # less while growth is held
         self._max_seq_len = min(max_seq_len, max_bytes // max(1, sum(bytes_per_token)))
         self.block_size = max_seq_len
         self.tables = tuple(np.arange(num_rows, dtype=np.int32)[:, None] for _ in windows)
@@ -74,12 +75,18 @@ class ContiguousCache:
     def unwritten_ratio(self) -> float:
         return 1 - self._spent / self._max_bytes
 
+    def hold_growth(self, *, held: bool) -> None:
+        if not held:
+            self._limit = self._max_bytes
+        elif self._limit == self._max_bytes or self._limit < self._spent:
+            self._limit = self._spent
+
     def begin(self, sequence: Sequence, headroom: int) -> bool:
         if not self._free:
             return False
         # The longest sequence samples at most one token more, and never runs it.
         needed = (min(sequence.num_tokens + 1, self._max_seq_len) + headroom) * sum(self._bytes)
-        if sum(self._costs[slot] for slot in self._running) + needed > self._max_bytes:
+        if sum(self._costs[slot] for slot in self._running) + needed > self._limit:
             return False
         source, known = self._longest_known(sequence)
         target = self._target(source, known)
@@ -160,7 +167,7 @@ class ContiguousCache:
         if is_whole or self._slots[emptiest].keys:
             return source
         kept = self._costs[source] + sum(self._costs[slot] for slot in self._running)
-        return emptiest if kept + known * PREFIX_BLOCK * sum(self._bytes) <= self._max_bytes else source
+        return emptiest if kept + known * PREFIX_BLOCK * sum(self._bytes) <= self._limit else source
 
     def _has_windows(self, slot: int, known: int) -> bool:
         dropped = self._slots[slot].dropped
@@ -225,11 +232,11 @@ class ContiguousCache:
     def _reclaim(self, num_bytes: int, *, spare: int = -1) -> bool:
         """Make ``num_bytes`` available, if need be by emptying free slots, least recently used first, but ``spare``."""
         for number in list(self._free):
-            if self._max_bytes - self._spent >= num_bytes:
+            if self._limit - self._spent >= num_bytes:
                 break
             if number != spare:
                 self._discard(number)
-        return self._max_bytes - self._spent >= num_bytes
+        return self._limit - self._spent >= num_bytes
 
     def _discard(self, number: int) -> None:
         if self._slots[number].written:

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import torch
 
+from inference.engine.cache_policy import Growth
+
+logger = logging.getLogger(__name__)
+CHECK_S = 0.1
+RESERVE_SHARE = 0.02  # of the memory that this process may use
+MIN_RESERVE, MAX_RESERVE = 64 * 2**20, 512 * 2**20
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_CGROUP = Path("/proc/self/cgroup")
 
@@ -18,6 +28,46 @@ class DeviceMemory:
 
     total: int
     free: int
+
+
+class MemoryWatch:
+    """Notice when the processor's memory runs out while sequences run.
+
+    Keys and values take memory from the system when they are first written. Others may have taken it meanwhile, or a
+    control group's limit may have been lowered, and the kernel would kill the process without a word to its clients.
+    """
+
+    def __init__(
+        self, measure: Callable[[], DeviceMemory] | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._measure = measure or machine_memory
+        self._clock = clock
+        self._checked_at = -CHECK_S
+        self._growth = Growth.FREE
+
+    def growth(self) -> Growth:
+        """Return who may take more memory: not all while less than the reserve is free, and until twice as much is free
+        again; nobody while less than a quarter of it is.
+        """
+        now = self._clock()
+        if now - self._checked_at >= CHECK_S:
+            self._checked_at = now
+            self._note(self._measure())
+        return self._growth
+
+    def _note(self, memory: DeviceMemory) -> None:
+        reserve = min(max(MIN_RESERVE, int(memory.total * RESERVE_SHARE)), MAX_RESERVE)
+        before = self._growth
+        if memory.free < reserve // 4:
+            self._growth = Growth.HELD
+        elif memory.free < reserve * (1 if before is Growth.FREE else 2):
+            self._growth = Growth.ALONE
+        else:
+            self._growth = Growth.FREE
+        if self._growth is not before:
+            tell = logger.info if self._growth is Growth.FREE else logger.warning
+            free, total = memory.free >> 20, memory.total >> 20
+            tell("%d of %d MiB of memory are free. More for keys and values: %s.", free, total, self._growth.value)
 
 
 def device_memory(device: torch.device) -> DeviceMemory:
@@ -47,13 +97,19 @@ def _whole_machine() -> DeviceMemory:
 
 
 def _groups(cgroups: Path, own_cgroup: Path) -> list[Path]:
-    """The root, version 1's memory controller, and in version 2 (``0::/a/b``) the process' group and its parents."""
-    try:
-        own = next((line[3:] for line in own_cgroup.read_text().splitlines() if line.startswith("0::")), "/")
-    except OSError:
-        own = "/"
-    inner = PurePosixPath(own.strip().lstrip("/"))
-    return [cgroups, cgroups / "memory", *(cgroups / group for group in (inner, *inner.parents) if group.name)]
+    """Return the roots of both versions, and in each the process' own group with its parents.
+
+    A line of ``own_cgroup`` is ``0::/a/b`` for version 2 and ``4:memory:/a/b`` for the memory controller of version 1.
+    """
+    groups = [cgroups, cgroups / "memory"]
+    with suppress(OSError):
+        for line in own_cgroup.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers == "" or "memory" in controllers.split(","):
+                inner = PurePosixPath(path.strip().lstrip("/"))
+                root = cgroups / "memory" if controllers else cgroups
+                groups += [root / group for group in (inner, *inner.parents) if group.name]
+    return groups
 
 
 def _group_memory(group: Path) -> DeviceMemory | None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from inference.engine.cache_policy import Growth
 from inference.engine.config import EngineConfig
 from inference.engine.embedding_messages import EmbeddingEvent, EmbeddingRequest
 from inference.engine.encoder import LoadedEncoder
@@ -118,6 +119,9 @@ class EmbeddingEngine:
         waiting = [*self._waiting, *self._behind]
         self._waiting, self._behind = deque(), deque()
         return _failed(waiting, code, text)
+
+    def limit_growth(self, growth: Growth) -> None:
+        """Nothing grows with what runs: each batch has its own memory."""
 
     def step(self) -> list[tuple[object, Event]]:
         """One batch. One that raises fails the texts that make it raise, and the others are embedded without them."""

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 
 from inference.engine.attached_models import AttachedModels
 from inference.engine.config import EngineConfig
+from inference.engine.device_memory import MemoryWatch
 from inference.engine.errors import EngineDownError
 from inference.engine.inbox import Attach, Cancel, Detach, Inbox, Message, Submit, Wake
 from inference.engine.life import Life
@@ -47,6 +48,7 @@ class EngineLoop:
         self._outbox = Outbox(publish, config.max_batch_size + config.max_waiting_requests)
         self._models = AttachedModels(config)
         self._life = Life()
+        self._memory = MemoryWatch()
         self._steps = 0
         self._beats = 0
         self._turns = 0
@@ -275,6 +277,7 @@ class EngineLoop:
         return left
 
     def _step(self) -> None:
+        self._models.limit_growth(self._memory.growth())
         deliveries = self._models.step()
         self._is_stuck = deliveries is None and self._models.seconds_to_wait() == 0
         if deliveries is None:

@@ -15,7 +15,7 @@ from inference.engine.accelerator import Accelerate, accelerate
 from inference.engine.admission import Admission, ContinuousAdmission, StaticAdmission
 from inference.engine.arrivals import Arrivals
 from inference.engine.cache_plan import make_cache
-from inference.engine.cache_policy import CacheCounts
+from inference.engine.cache_policy import CacheCounts, Growth
 from inference.engine.chunk_isolation import chunk_isolation
 from inference.engine.comparisons import Comparisons
 from inference.engine.config import EngineConfig
@@ -149,6 +149,11 @@ class ModelEngine:
     def _kv_unwritten_bytes(self) -> int:
         """A GPU's memory is taken at once."""
         return int(self._limits.kv_bytes * self._cache.unwritten_ratio) if self._limits.device == "cpu" else 0
+
+    def limit_growth(self, growth: Growth) -> None:
+        """Say who may take more of the processor's memory; a GPU's is taken at once."""
+        if self._limits.device == "cpu":
+            self._scheduler.limit_growth(growth)
 
     def add(self, request: GenerationRequest, sink: object, submitted_at: float) -> list[Delivery]:
         """Queue a request; one that cannot run fails at once, in the returned events."""

@@ -84,6 +84,10 @@ class PagedCache:
     def unwritten_ratio(self) -> float:
         return max(1 - manager.num_touched / manager.num_blocks for manager in self._managers)
 
+    def hold_growth(self, *, held: bool) -> None:
+        for manager in self._managers:
+            manager.hold_growth(held=held)
+
     def begin(self, sequence: Sequence, headroom: int) -> bool:
         if not self._rows:
             return False

@@ -13,11 +13,11 @@ static batch to fill: no sequence waits for ever.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from inference.engine.admission import Admission
-from inference.engine.cache_policy import PREFIX_BLOCK, CachePolicy
+from inference.engine.cache_policy import PREFIX_BLOCK, CachePolicy, Growth
 from inference.engine.config import READ_PLACES, EngineConfig
 from inference.engine.messages import BACKGROUND_PRIORITY
 from inference.engine.prefill_budget import PrefillBudget
@@ -68,10 +68,16 @@ class Scheduler:
         self._speculation = Speculation(config) if config.speculative_method == "prompt_lookup" else None
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []  # in the order of the queue
+        self._growth = Growth.FREE
         self.num_preemptions = 0
 
     def add(self, sequence: Sequence) -> None:
         insort(self._waiting, sequence, key=self._rank)
+
+    def limit_growth(self, growth: Growth) -> None:
+        """Say who may take memory that was never written: sequences share the rest, as when memory is short."""
+        self._growth = growth
+        self._cache.hold_growth(held=growth is not Growth.FREE)
 
     def schedule(self) -> list[Chunk]:
         """Return the next step's chunks, single tokens first; none only when nothing may run yet.
@@ -240,9 +246,10 @@ class Scheduler:
         """
         headroom = PREFIX_BLOCK * len(self._running) + sum(running.num_left for running in self._prefilling())
         if not self._cache.begin(sequence, headroom):
-            if not self._running:
+            if self._running:
+                return False
+            if not self._grow_alone(lambda: self._cache.begin(sequence, 0)):
                 raise _too_large(sequence)
-            return False
         if sequence.state is RequestState.WAITING and not sequence.num_preemptions:
             sequence.num_cached = sequence.num_computed
         sequence.state = RequestState.PREFILL
@@ -257,11 +264,23 @@ class Scheduler:
             while not self._cache.extend(sequence, num_tokens):
                 victim = self._running[-1]
                 if victim is sequence and len(self._running) == 1:
+                    if self._grow_alone(lambda: self._cache.extend(sequence, num_tokens)):
+                        break
                     raise _too_large(sequence)
                 self._preempt(victim)
                 if victim is sequence:
                     return False
         return True
+
+    def _grow_alone(self, take: Callable[[], bool]) -> bool:
+        """Try again without the limit on growth, if it admits that for a sequence that runs alone."""
+        if self._growth is not Growth.ALONE:
+            return False
+        self._cache.hold_growth(held=False)
+        try:
+            return take()
+        finally:
+            self._cache.hold_growth(held=True)
 
     def _preempt(self, sequence: Sequence) -> None:
         self._running.remove(sequence)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from inference.engine.cache_policy import Growth
 from inference.engine.config import EngineConfig
 from inference.engine.embedding_engine import EmbeddingEngine
 from inference.engine.encoder import LoadedEncoder
@@ -45,6 +46,9 @@ class SteppedModel(Protocol):
     def cancel(self, sink: object) -> list[tuple[object, Event]]: ...
 
     def fail_all(self, code: str, text: str) -> list[tuple[object, Event]]: ...
+
+    def limit_growth(self, growth: Growth) -> None:
+        """Say who may take more memory for what runs."""
 
     def step(self) -> list[tuple[object, Event]] | None:
         """Do what is next, and return its events; None when nothing can be done."""

@@ -123,3 +123,21 @@ def test_touched_blocks_are_counted_once_and_for_ever():
     assert manager.num_touched == 3, "used blocks are taken again first"
     manager.allocate(4)
     assert manager.num_touched == 6
+
+
+def test_while_growth_is_held_only_blocks_of_before_are_given():
+    manager = BlockManager(8, 32)
+    first = manager.allocate(3)
+    manager.name(first[0], b"a")
+    manager.release(first)
+    manager.hold_growth(held=True)
+    assert manager.num_free == 3
+    assert manager.num_used == 0
+    with pytest.raises(OutOfBlocksError):
+        manager.allocate(4)
+    assert sorted(manager.allocate(3)) == sorted(first)
+    assert manager.find(b"a") is None
+    assert manager.num_free == 0
+    manager.hold_growth(held=False)
+    assert len(manager.allocate(5)) == 5
+    manager.check_integrity(range(8))

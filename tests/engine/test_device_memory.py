@@ -4,7 +4,8 @@ import psutil
 import pytest
 import torch
 
-from inference.engine.device_memory import device_memory, machine_memory
+from inference.engine.cache_policy import Growth
+from inference.engine.device_memory import DeviceMemory, MemoryWatch, device_memory, machine_memory
 
 MIB = 2**20
 
@@ -62,6 +63,22 @@ def test_a_service_s_own_limit_counts_and_so_do_those_around_it(tmp_path):
     assert (memory.total, memory.free) == (50 * MIB, 40 * MIB)
 
 
+def test_an_own_limit_of_version_1_counts_too(tmp_path):
+    write(
+        tmp_path,
+        {
+            "own": "9:name=systemd:/\n4:cpu,memory:/docker/abc\n0::/\n",
+            "memory/memory.limit_in_bytes": "104857600",
+            "memory/memory.usage_in_bytes": "62914560",
+            "memory/docker/abc/memory.limit_in_bytes": "52428800",
+            "memory/docker/abc/memory.usage_in_bytes": "0",
+        },
+    )
+    memory = machine_memory(tmp_path, tmp_path / "own")
+
+    assert (memory.total, memory.free) == (50 * MIB, 40 * MIB)
+
+
 def test_the_device_cpu_is_the_machine():
     assert device_memory(torch.device("cpu")).total == machine_memory().total
 
@@ -75,3 +92,19 @@ def test_memory_that_torch_holds_back_is_free():
     del block
 
     assert device_memory(device).free >= taken + 250 * MIB
+
+
+def test_growth_is_limited_below_a_reserve_and_until_there_is_twice_as_much(caplog):
+    free, now = [500 * MIB], [0.0]
+    watch = MemoryWatch(lambda: DeviceMemory(5000 * MIB, free[0]), clock=lambda: now[0])
+
+    def after(mebibytes):
+        now[0] += 1
+        free[0] = mebibytes * MIB
+        return watch.growth().name
+
+    assert [after(n) for n in (500, 100, 99, 150, 200)] == ["FREE", "FREE", "ALONE", "ALONE", "FREE"]
+    assert [after(n) for n in (25, 24, 25, 199, 200)] == ["ALONE", "HELD", "ALONE", "ALONE", "FREE"]
+    free[0] = 0
+    assert watch.growth() is Growth.FREE  # looked at a moment ago
+    assert [record.levelname for record in caplog.records].count("WARNING") == 4

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from inference.engine.admission import ContinuousAdmission, StaticAdmission
-from inference.engine.cache_policy import PREFIX_BLOCK, CachePolicy
+from inference.engine.cache_policy import PREFIX_BLOCK, CachePolicy, Growth
 from inference.engine.config import EngineConfig
 from inference.engine.contiguous_cache import ContiguousCache
 from inference.engine.errors import LoadError
@@ -274,6 +274,8 @@ class History:
         self.scheduler = Scheduler(config, cache, admission)
         self.submitted: set[Sequence] = set()
         self.ended: set[Sequence] = set()
+        self.growth = Growth.FREE
+        self.unwritten_when_held = 0.0
 
     def submit(self) -> None:
         longest = self.cache.max_seq_len
@@ -301,7 +303,10 @@ class History:
         try:
             chunks = self.scheduler.schedule()
         except SequenceFault as fault:
-            raise AssertionError(f"{fault.sequence.num_tokens} tokens fit: {fault}") from fault
+            if self.growth is not Growth.HELD:
+                raise AssertionError(f"{fault.sequence.num_tokens} tokens fit: {fault}") from fault
+            self.end(fault.sequence)
+            return
         if not chunks:
             assert not self.scheduler.num_running, "a step without progress"
             assert self.scheduler.seconds_to_wait() > 0, "a step without progress"
@@ -316,6 +321,15 @@ class History:
             if sequence.num_generated >= sequence.max_tokens:
                 self.end(sequence)
 
+    def toggle(self) -> None:
+        """Memory runs short, or there is enough again."""
+        growth = self.data.draw(st.sampled_from(Growth))
+        # What the contiguous policy gave back since the limit began may be taken again.
+        since = self.unwritten_when_held if self.growth is not Growth.FREE else 1.0
+        self.unwritten_when_held = min(since, self.cache.unwritten_ratio)
+        self.growth = growth
+        self.scheduler.limit_growth(growth)
+
     @property
     def has_work(self) -> bool:
         return bool(self.scheduler.num_running or self.scheduler.num_waiting)
@@ -327,9 +341,11 @@ def test_every_sequence_ends_once_and_no_iteration_is_without_progress(data, mad
     cache, config = made
     history = History(cache, config, data)
     for _ in range(data.draw(st.integers(1, 25))):
-        act = data.draw(st.sampled_from((history.submit, history.submit, history.turn, history.turn, history.cancel)))
-        if act == history.submit or history.has_work:
+        acts = (history.submit, history.submit, history.turn, history.turn, history.cancel, history.toggle)
+        act = data.draw(st.sampled_from(acts))
+        if act in {history.submit, history.toggle} or history.has_work:
             act()
+        assert history.growth is not Growth.HELD or cache.unwritten_ratio >= history.unwritten_when_held
         cache.check_integrity(history.scheduler.running)
     for _ in range(20_000):
         if not history.has_work:
@@ -452,3 +468,28 @@ def test_a_member_of_a_static_batch_does_not_wait_behind_a_request_of_higher_ran
     urgent = harness.add(prompt=prompt_of(5), priority=9)
     harness.run()
     assert [t.finished.reason for t in (*members, urgent)] == ["length"] * 3
+
+
+# Memory that runs out while sequences run (number 34)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_while_memory_is_short_sequences_share_what_was_taken_before(llama, backend):
+    harness = EngineHarness(llama, kv_cache_backend=backend, max_batch_size=8)
+    prompts = [prompt_of(40)[i:] for i in range(6)]
+    for prompt in prompts[:2]:
+        harness.generate(prompt=prompt, max_tokens=30)
+    taken = harness.engine.stats().kv_unwritten_bytes
+    harness.engine.limit_growth(Growth.HELD)
+    got = [harness.add(prompt=prompt, max_tokens=30) for prompt in prompts]
+    too_long = harness.add(prompt=prompt_of(200), max_tokens=4)
+    harness.run()
+    assert [t.token_ids for t in got] == [reference_tokens(llama, prompt, 30) for prompt in prompts]
+    assert too_long.failed.code == "out_of_memory"
+    assert harness.engine.stats().kv_unwritten_bytes >= taken
+
+    harness.engine.limit_growth(Growth.ALONE)
+    got = [harness.add(prompt=prompt, max_tokens=30) for prompt in (prompt_of(200), *prompts)]
+    harness.run()
+    references = [reference_tokens(llama, prompt, 30) for prompt in (prompt_of(200), *prompts)]
+    assert [t.token_ids for t in got] == references
