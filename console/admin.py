@@ -36,7 +36,7 @@ class NewUserForm(AdminUserCreationForm[User]):
 
 
 class GrantsOwnRights(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
-    """Offer only groups and permissions that whoever edits has too. What is not offered is not accepted."""
+    """Offer only groups and permissions that the editing user has too. What is not offered is not accepted."""
 
     def formfield_for_manytomany(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
         if db_field.name == "groups":
@@ -87,4 +87,4 @@ class UserPages(GrantsOwnRights, UserAdmin):  # type: ignore[type-arg]  # it tak
 
 @admin.register(Group)
 class GroupPages(GrantsOwnRights, GroupAdmin):  # type: ignore[misc]  # both only narrow what the form offers
-    """Groups, with the permissions that whoever edits has."""
+    """Groups, offering only permissions that the editing user has."""

@@ -213,7 +213,7 @@ def describe_limits(*, model: LanguageModel) -> Mapping[str, object]:
 def check_may_trust(row: LanguageModel, before: Mapping[str, Any] | None, user: User | None) -> None:
     """Only a superuser lets a model run code that comes with it, and only where the deployment allows such code at all.
 
-    ``before`` are the row's stored fields. Whoever chose the source of a model that is trusted already would choose the
+    ``before`` are the row's stored fields. Who changes the source of a model that is trusted already chooses its
     code, so source and revision of such a model are a superuser's too. Raises ValidationError or FieldDenied.
     """
     stored = before or {}

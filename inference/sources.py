@@ -50,7 +50,7 @@ OUTSIDE_ROOTS = (
     "Local sources are read only below the server's MILLM_MODEL_ROOTS. Put the files there, give a Hub id such as "
     "org/model, or have it registered by a command of manage.py."
 )
-ALLOW_CODE_HINT = "Whoever operates it can allow that with MILLM_ALLOW_REMOTE_CODE=true."
+ALLOW_CODE_HINT = "The operator can allow it with MILLM_ALLOW_REMOTE_CODE=true."
 DOWNLOADED = ".downloaded.json"  # the patterns of files that were fetched completely
 
 

@@ -1,7 +1,7 @@
 """What a process has accepted and not yet written to the request log, on disk: a row for each survives a kill.
 
 Each process appends to a file of its own under MILLM_HOME/journal and holds a lock on it for as long as it lives. A
-file that nobody holds is of a dead process: whoever starts next writes the rows that are missing, and removes it. Texts
+file that nobody holds is of a dead process: the next process writes the missing rows and removes it. Texts
 are not in it. It is not synced: it survives the end of the process, not the loss of power.
 """
 
@@ -126,7 +126,7 @@ class DeadJournal:
         os.close(self.descriptor)
 
     def leave(self) -> None:
-        """To whoever starts next."""
+        """Leave the file to the next process."""
         os.close(self.descriptor)
 
 

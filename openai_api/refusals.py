@@ -1,6 +1,6 @@
 """Refusals of requests without a valid key, in the log: the first of each address as rows, the rest as counts.
 
-Whoever has no key could otherwise fill the log's table as fast as the network carries requests.
+A client without a key could otherwise fill the log's table as fast as the network carries requests.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from openai_api.services.chat import create_chat_completion
 from openai_api.session_door import admit_visitor, refusal_response, request_for
 
 ENDPOINT = "/v1/chat/completions"
-PERMISSION = "console.use_playground"  # whoever may only look at models must not generate with them
+PERMISSION = "console.use_playground"  # a user who may only look at models must not generate
 MAX_PROMPT = 20_000
 MAX_TOKENS = 2_000
 

@@ -1,6 +1,6 @@
 """The table of events cannot be emptied either: its role has only the rights to read it and to add to it.
 
-Whoever owns the table could give these rights back and drop the triggers. A deployment that keeps the owner's password
+The owner of the table could grant these rights again and drop the triggers. A deployment that keeps the owner's password
 from the application closes that too; see docs/decisions/0029-audit-trail.md.
 """
 

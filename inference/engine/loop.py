@@ -242,7 +242,7 @@ class EngineLoop:
                 pass
 
     def _settle(self, message: Attach | Detach, act: Callable[[], object]) -> None:
-        """Whoever asked learns how it ended, also if this thread hangs in it and is given up."""
+        """Run a command and settle its future in every case, also if this thread hangs in it and is given up."""
         self._in_hand = message
         try:
             result = act()

@@ -1,7 +1,7 @@
 """The job of a batch: check its input, answer it wave by wave, keep the results.
 
 Each wave ends with a checkpoint, behind which nothing is done twice: after a crash the results are those until then,
-and the lines of the wave that was lost are answered again. One run at a time writes: whoever lost the job's claim
+and the lines of the wave that was lost are answered again. One run at a time writes: a run that lost the job's claim
 writes into files that nobody reads, and not into the database. While the key's quota of the day is used up, the job
 is postponed to the next day; while this server's disk is full, for a minute, after which any worker may take it.
 """
