@@ -239,7 +239,8 @@ def test_a_cancelled_pair_leaves_nothing_behind(llama):
 
 
 def test_steering_out_of_range_fails_readably(llama):
-    got = PairHarness(llama).compare(steering(float("inf")))
+    overflow = tuple(VectorEdit(Site(layer), torch.full((32,), 3e38)) for layer in (1, 2))  # each alone is finite
+    got = PairHarness(llama).compare(Intervention("overflow", overflow))
     failed = [event for event in got.events if getattr(event, "code", "") == "steering_unstable"]
     assert [event.index for event in failed] == [0]
 
