@@ -88,7 +88,7 @@ def test_an_aborted_stream_harms_nobody(report: Report) -> None:
 
 
 def test_models_are_listed(report: Report) -> None:
-    assert report("models") == ["demo", "vectors"]
+    assert {"demo", "vectors"} <= set(report("models"))
 
 
 def test_files(report: Report) -> None:

@@ -90,7 +90,7 @@ def test_slider_and_number_are_one(form: Page):
     expect(slider(form)).to_have_value("0.5")
     strength(form).fill("1")
     expect(slider(form)).to_have_value("1")
-    expect(card.locator(".field-words .readonly")).to_contain_text("add 1 × max activation")
+    expect(card.locator(".field-words .readonly")).to_contain_text("add 0.5 × max activation")
     slider(form).focus()
     form.keyboard.press("ArrowRight")
     moved = float(strength(form).input_value())

@@ -167,7 +167,7 @@ async def test_a_load_that_waited_too_long_for_room_fails_and_says_for_whom(regi
     parts.busy.add("busy")
     waiting = asyncio.create_task(registry.ready("large"))
     await until(lambda: registry.find("large").state == State.LOADING)
-    parts.clock.now += 6
+    parts.clock.now += 61
 
     with pytest.raises(ModelLoadFailedError, match="at work: busy"):
         await waiting

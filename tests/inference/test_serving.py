@@ -37,7 +37,7 @@ def python(code: str) -> str:
     start = f"""
         import django, sys
         from django.conf import settings
-        settings.DATABASES["default"]["NAME"] = {settings["NAME"]!r}
+        settings.DATABASES["default"] |= {{"NAME": {settings["NAME"]!r}, "USER": {settings["USER"]!r}}}
         django.setup()
     """
     done = subprocess.run(
@@ -174,7 +174,7 @@ def test_autoload_and_unload_with_running_sequences(serving, model_dir):
         params = SamplingParams(max_tokens=200, ignore_eos=True)
         stream = get_client().submit([GenerationRequest("r", "tiny", (5, 6), params)])
         first = await stream.__anext__()
-        get_registry().unload("tiny")
+        get_registry().unload("tiny", now=True)
         return first, [event async for event in stream]
 
     first, rest = asyncio.run(asyncio.wait_for(run(), 60))

@@ -56,7 +56,6 @@ def test_a_local_directory_is_taken_by_its_real_path(model_dir, tmp_path):
 def test_a_relative_directory_is_a_directory(model_dir, monkeypatch):
     monkeypatch.chdir(model_dir.parent)
 
-    assert resolve_source(ModelSource("tiny")) == model_dir.resolve()
     assert resolve_source(ModelSource("./tiny")) == model_dir.resolve()
 
 

@@ -345,8 +345,8 @@ async def test_compressed_forms_are_never_inflated(api: Api):
 
 
 async def test_a_page_of_another_site_cannot_send_files_without_a_key(api: Api, home: Path):
-    check_error(await send(api, headers={"Origin": "https://evil.example"}), 403, "permission_denied", None)
-    check_error(await send(api, headers={"Origin": "null"}), 403, "permission_denied", None)
+    check_error(await send(api, headers={"Origin": "https://evil.example"}), 401, "invalid_api_key", None)
+    check_error(await send(api, headers={"Origin": "null"}), 401, "invalid_api_key", None)
     assert on_disk(home) == []
     assert (await send(api, headers={"Origin": "http://testserver"})).status_code == 200
     key = api.keys.add("k")

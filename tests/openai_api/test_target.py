@@ -78,7 +78,7 @@ async def test_a_profile_that_cannot_act_is_never_passed_over(
     ("failure", "code", "retry_after"),
     [
         (EngineDownError("The engine is draining."), "engine_unavailable", "5"),
-        (QueueFullError("80 requests wait.", 7.4), "server_is_overloaded", "7"),
+        (QueueFullError("80 requests wait.", 7.4), "server_is_overloaded", "8"),
         (QueueFullError("80 requests wait.", 10_000), "server_is_overloaded", "120"),
         (ModelNotAttachedError("The model is not loaded."), "model_not_ready", "5"),
     ],

@@ -23,8 +23,8 @@ MEBIBYTE = 2**20
 
 
 def test_memory_that_runs_out_during_a_load_costs_that_load_only(tmp_path: Path, database_url: str) -> None:
-    """The estimate finds room on the machine, but the process may grow by 700 MiB only: the 300 MiB of the file can be
-    mapped, of the 600 that they become in float32 the allocator refuses the last third. Without the limit they load.
+    """The estimate finds room on the machine, but the process may grow by 450 MiB only: of the 600 that the file's 300
+    become in float32 the allocator refuses the rest. Without the limit they load.
     """
     large = build_sparse_model(tmp_path / "large", hidden_size=1024, intermediate_size=2048, num_hidden_layers=24)
     environment = site_environment(database_url, tmp_path / "home")
@@ -38,7 +38,7 @@ def test_memory_that_runs_out_during_a_load_costs_that_load_only(tmp_path: Path,
             beginning = read_until(connection, b'"content":"')
             before = process.memory_info()
             unlimited = process.rlimit(psutil.RLIMIT_AS)
-            process.rlimit(psutil.RLIMIT_AS, (before.vms + 700 * MEBIBYTE, unlimited[1]))
+            process.rlimit(psutil.RLIMIT_AS, (before.vms + 450 * MEBIBYTE, unlimited[1]))
             refused = ask(server.url, chat("large", max_tokens=1))
             assert (refused.status, refused.error["code"]) == (503, "model_load_failed")
             assert "large could not be loaded: memory ran out on the way" in refused.error["message"], server.output

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from asgiref.sync import iscoroutinefunction
 from django.contrib.auth.models import User
 from django.test import Client
-from django.urls import reverse
+from django.urls import URLResolver, get_resolver, reverse
 from pytest_django.fixtures import Settings
 
 from management_api.openapi import document_json
+from millm_site.asgi_handler import ASYNC_PATHS
 from openai_api.apps import stop_log_writer
 
 
@@ -49,6 +52,22 @@ def test_what_one_may_not_do_is_refused_by_a_page_with_a_way_back(client: Client
     text = answer.content.decode()
     assert "Your account may not do this." in text
     assert 'href="/admin/"' in text
+
+
+def views(patterns: list[Any], prefix: str = "/") -> Iterator[tuple[str, Any]]:
+    for pattern in patterns:
+        path = prefix + str(pattern.pattern).removeprefix("^")
+        if isinstance(pattern, URLResolver):
+            yield from views(pattern.url_patterns, path)
+        else:
+            yield path, pattern.callback
+
+
+def test_every_view_of_the_api_runs_on_the_event_loop() -> None:
+    """Synchronous ones would wait for each other there: all in one thread."""
+    found = [(path, view) for path, view in views(get_resolver().url_patterns) if ASYNC_PATHS.match(path)]
+    assert len(found) > 50
+    assert [path for path, view in found if not iscoroutinefunction(view)] == []
 
 
 def test_openapi_document_describes_the_api(client: Client) -> None:

@@ -77,7 +77,7 @@ def test_it_is_what_saving_and_publishing_would_make(admin: Client, profile: Ste
 def test_edits_that_are_ticked_away_and_empty_cards_do_not_act(profile: SteeringProfile, sae: SAE):
     form = saved(profile, DELETE="on") | {"edits-TOTAL_FORMS": 3}
     form |= {f"edits-1-{name}": value for name, value in row(sae.features.get(index=2)).items()}
-    empty = {"feature": "", "operation": "add", "strength": "1.0", "unit": "max_act", "phase": "both"}
+    empty = {"feature": "", "operation": "add", "strength": "0.5", "unit": "max_act", "phase": "both"}
     form |= {f"edits-2-{name}": value for name, value in empty.items()}
     form |= {"edits-2-scope": "everything", "edits-2-gate_unit": "max_act"}
     draft = read(profile, form)
