@@ -60,12 +60,12 @@ def test_it_is_previewed_registered_downloaded_loaded_and_tried(page: Page, live
     hub.gate.set()
     expect(standing).to_contain_text("Answers requests since", timeout=RUN_MS)
     expect(bar).to_have_count(0)
-    expect(standing.get_by_role("button", name="Unload")).to_be_visible()
+    expect(standing.get_by_role("button", name="Unload", exact=True)).to_be_visible()
 
     attempt = page.get_by_role("region", name="Try it")
     attempt.get_by_label("Prompt").fill("Tell me a story.")
     attempt.get_by_role("button", name="Ask").click()
     expect(attempt.get_by_role("status")).to_contain_text("It ended", timeout=RUN_MS)
     assert len(attempt.get_by_label("Answer").inner_text()) > 20
-    standing.get_by_role("button", name="Unload").click()
+    standing.get_by_role("button", name="Unload", exact=True).click()
     expect(standing).to_contain_text("Is not in memory")
