@@ -167,13 +167,14 @@ class ModelRegistry:
         """
         record = self.find(name)
         self._require_engine()
+        fresh = Future[None]()
         with self._unloads_lock:
-            done = self._unloads.get(record.name)
-            if done is None:
-                done = self._unloads[record.name] = Future()
-                self._queue_unload(record, done, is_first=True)
-            if now:
-                self._loader.submit("unload now", record.name, lambda: self._unload_now(record, done))
+            done = self._unloads.setdefault(record.name, fresh)
+        # Not under the lock: where the loader thread has ended, the job fails at once, and its callback takes the lock.
+        if done is fresh:
+            self._queue_unload(record, done, is_first=True)
+        if now:
+            self._loader.submit("unload now", record.name, lambda: self._unload_now(record, done))
         return done
 
     def start(self) -> Future[None]:
