@@ -90,7 +90,7 @@ def test_slider_and_number_are_one(form: Page):
     expect(slider(form)).to_have_value("0.5")
     strength(form).fill("1")
     expect(slider(form)).to_have_value("1")
-    expect(card.locator(".field-words .readonly")).to_contain_text("add 0.5 × max activation")
+    expect(card.locator(".field-words .readonly")).to_contain_text("add 1 × max activation")
     slider(form).focus()
     form.keyboard.press("ArrowRight")
     moved = float(strength(form).input_value())
@@ -192,7 +192,7 @@ def test_a_card_that_is_added_has_its_slider(form: Page):
     form.locator(".select2-search__field").fill("rain")
     form.locator(".select2-results__option").first.click()
     expect(card.get_by_label("Strength, as a slider")).to_be_visible()
-    expect(card.locator(".field-words .readonly")).to_contain_text("add 1 × max activation")
+    expect(card.locator(".field-words .readonly")).to_contain_text("add 0.5 × max activation")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
