@@ -23,8 +23,11 @@ def main() -> None:
     faults = chain([first], repeat(later))
 
     def hook(module: Any, inputs: tuple[Any, ...]) -> None:
-        """At steps that begin a prompt or, for a slow model, at all; not at the single token that attaching runs."""
-        if type(module).__name__ == "Embedding" and (first is lag or inputs[0].numel() > 1):
+        """At steps that begin a prompt or, for a slow model, at all; not at the single token that attaching runs, nor
+        while the model is loaded and checked.
+        """
+        is_step = threading.current_thread().name == "engine" and type(module).__name__ == "Embedding"
+        if is_step and (first is lag or inputs[0].numel() > 1):
             next(faults)()
 
     torch.nn.modules.module.register_module_forward_pre_hook(hook)
