@@ -22,6 +22,7 @@ from django.utils.deprecation import MiddlewareMixin
 from django.utils.module_loading import import_string
 
 from console.live.connection import LIVE_PATH, LiveConnection
+from millm_site.cors import API_ROOTS
 from millm_site.forwarding import with_forwarded_scheme
 from millm_site.hosts import host_problem
 from millm_site.refusal import Refusal, disk_full, invalid_host, refusal, too_large
@@ -34,7 +35,7 @@ from openai_api.upload_paths import body_limit, takes_files
 logger = logging.getLogger(__name__)
 _live_application = AllowedHostsOriginValidator(LiveConnection.as_asgi())
 
-ASYNC_PATHS = re.compile(r"/(v1|v2|tokenize|detokenize|tokenizer_info|rerank|score|health|metrics)(/|$)")
+ASYNC_PATHS = re.compile(rf"/({API_ROOTS}|health|metrics)(/|$)")
 PAGE_MIDDLEWARE = frozenset(
     {
         "millm_site.static_files.StaticFilesMiddleware",

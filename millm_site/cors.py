@@ -6,7 +6,8 @@ import re
 from collections.abc import Sequence
 
 MIDDLEWARE = "corsheaders.middleware.CorsMiddleware"
-API_PATHS = r"^/(v1|v2|tokenize|detokenize|tokenizer_info|rerank|score)(/|$)"
+API_ROOTS = "v1|v2|tokenize|detokenize|tokenizer_info|rerank|score"
+API_PATHS = rf"^/({API_ROOTS})(/|$)"
 ORIGIN = re.compile(r"https?://[^/\s?#@*]+")
 REQUEST_HEADERS = (
     "accept",
