@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,8 +18,14 @@ from pytest_django.fixtures import Settings
 from millm_site.env import DEMO_DIR
 from tests import live
 
-# How long a test takes says nothing here: machines are slow, shared, or both.
-hypothesis.settings.register_profile("millm", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+# Timings say nothing here: machines are slow, shared, or both. CI runs the same examples each time, so that only a
+# change of the code can make it fail; all other runs look for new ones.
+hypothesis.settings.register_profile(
+    "millm",
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    derandomize="CI" in os.environ,
+)
 hypothesis.settings.load_profile("millm")
 
 ADMIN_USER = "admin"
