@@ -18,7 +18,7 @@ WAIT_S = 1.0
 def register_kinds() -> None:
     register(JobKind(LOAD, "Load a model", _load))
     register(JobKind(UNLOAD, "Unload a model", _unload))
-    register(JobKind(WARM, "Warm a model", _warm))
+    register(JobKind(WARM, "Warm a model", "inference.warm_job:warm"))
 
 
 def _load(job: RunningJob) -> dict[str, Any]:
@@ -27,12 +27,6 @@ def _load(job: RunningJob) -> dict[str, Any]:
 
 def _unload(job: RunningJob) -> dict[str, Any]:
     return _act(job, UNLOAD)
-
-
-def _warm(job: RunningJob) -> dict[str, Any]:
-    from inference.warm_job import warm
-
-    return warm(job)
 
 
 def _act(job: RunningJob, kind: str) -> dict[str, Any]:

@@ -61,7 +61,7 @@ def claim_job(job_id: uuid.UUID, claim: uuid.UUID) -> Job | None:
 def _run(kind: str, job: RunningJob) -> None:
     try:
         with acting(job_origin(kind, job)):
-            result = find_kind(kind).run(job)
+            result = find_kind(kind).load_run()(job)
         _end(job, Job.State.SUCCEEDED, result=check_storable(result or {}, "result"), message="", done=F("total"))
     except JobCancelled:
         _end(job, Job.State.CANCELLED)

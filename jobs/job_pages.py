@@ -91,7 +91,7 @@ def _told(job: Job) -> SafeString | None:
     if job.state != Job.State.SUCCEEDED or not job.result:
         return None
     try:
-        show = find_kind(job.kind).show
+        show = find_kind(job.kind).load_show()
     except UnknownKindError:
         return None
     return show(job.result) if show else _figures(job.result)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from jobs.errors import UnknownKindError
 
@@ -15,39 +16,57 @@ if TYPE_CHECKING:
 
 Run: TypeAlias = "Callable[[RunningJob], dict[str, Any] | None]"
 Show: TypeAlias = "Callable[[Mapping[str, Any]], SafeString]"
+F = TypeVar("F", bound="Callable[..., Any]")
 
 
 @dataclass(frozen=True, slots=True)
 class JobKind:
-    """``run`` works in a thread of its own, and may run again from its last checkpoint after a crash.
+    """A kind of job: its name in the database, its title, and what it runs.
 
-    Register kinds in ``AppConfig.ready()``; import what is heavy inside of ``run``. Where ``result_permission`` is
-    given, results and log lines are shown to those only who have it. ``show`` tells a result to people, on the job's
-    page; without it they get the JSON.
+    ``run`` and ``show`` are functions, or names of functions ("dotted.module:function") that are imported when they
+    are first needed; prefer a name for whatever is heavy to import. Register kinds in ``AppConfig.ready()``.
+
+    ``run`` works in a thread of its own, and may run again from its last checkpoint after a crash. ``show`` renders a
+    result on the job's page; without it, the page shows the JSON. With ``result_permission``, only users who have that
+    permission see results and log lines.
     """
 
     name: str
     title: str
-    run: Run
+    run: Run | str
     result_permission: str = ""
-    show: Show | None = None
+    show: Show | str | None = None
+
+    def load_run(self) -> Run:
+        """Return the function that runs a job, importing it if need be."""
+        return load_function(self.run)
+
+    def load_show(self) -> Show | None:
+        """Return the function that renders a result, importing it if need be."""
+        return None if self.show is None else load_function(self.show)
+
+
+def load_function(function: F | str) -> F:
+    """Return a function that is given as itself or by its name, "dotted.module:function"."""
+    return cast("F", pkgutil.resolve_name(function)) if isinstance(function, str) else function
 
 
 _kinds: dict[str, JobKind] = {}
 
 
 def register(kind: JobKind) -> None:
-    """Make jobs of the kind possible. Registering the same kind again changes nothing."""
+    """Make jobs of a kind possible. Idempotent: registering an equal kind again is a no-op."""
     if _kinds.setdefault(kind.name, kind) != kind:
-        raise ValueError(f"There is another kind of jobs named {kind.name!r}.")
+        raise ValueError(f"Another kind of job is already registered as {kind.name!r}.")
 
 
 def unregister(name: str) -> None:
-    """For tests that bring kinds of their own."""
+    """Remove a kind; for tests that register their own."""
     _kinds.pop(name, None)
 
 
 def find_kind(name: str) -> JobKind:
+    """Return the kind of that name, or raise UnknownKindError."""
     kind = _kinds.get(name)
     if kind is None:
         known = ", ".join(sorted(_kinds)) or "none"
@@ -56,4 +75,5 @@ def find_kind(name: str) -> JobKind:
 
 
 def known_kinds() -> list[JobKind]:
+    """Return all kinds by name."""
     return sorted(_kinds.values(), key=lambda kind: kind.name)

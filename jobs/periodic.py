@@ -10,6 +10,7 @@ from datetime import timedelta
 from django.db import connection, transaction
 from django.db.models.functions import Now
 
+from jobs.kinds import load_function
 from jobs.models import Job
 from jobs.services import enqueue_job
 
@@ -19,13 +20,15 @@ _LOCK = 0x6D694C4C4D70  # "miLLMp": one process at a time looks what is due
 
 @dataclass(frozen=True, slots=True)
 class Periodic:
-    """``is_due`` says whether there is something to do; it is asked at most once in ``every``, or after each sweep
-    where the answer was no.
+    """A kind of job that comes back.
+
+    ``is_due`` (a function or its name, "dotted.module:function") returns whether there is anything to do. It is called
+    at most once per ``every`` after it returned True, else on each sweep.
     """
 
     kind: str
     every: timedelta
-    is_due: Callable[[], bool]
+    is_due: Callable[[], bool] | str
 
 
 _periodic: dict[str, Periodic] = {}
@@ -49,7 +52,7 @@ def enqueue_due() -> list[Job]:
 def _enqueue(periodic: Periodic) -> Job | None:
     try:
         with transaction.atomic():
-            if not _locked() or _is_recent(periodic) or not periodic.is_due():
+            if not _locked() or _is_recent(periodic) or not load_function(periodic.is_due)():
                 return None
             return enqueue_job(kind=periodic.kind, params={})
     except Exception:

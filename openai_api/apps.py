@@ -1,15 +1,9 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.apps import AppConfig
-
-if TYPE_CHECKING:
-    from django.utils.safestring import SafeString
-
-    from jobs.running_job import RunningJob
 
 REPLAY = "steering.replay"
 PRUNE_KEPT = "openai_api.prune_kept"
@@ -29,12 +23,20 @@ class OpenaiApiConfig(AppConfig):
         from jobs.periodic import Periodic, register_periodic
         from storage.batches import BATCH_KIND
 
-        register(JobKind(BATCH_KIND, "Batch", _run_batch))
-        register(JobKind(PRUNE_KEPT, "Deletion of what is kept for long enough", _prune_kept))
-        register(JobKind(REPLAY, "Replay of a request", _replay, "openai_api.view_prompt_text", _show_replay))
-        register(JobKind(PRUNE, "Prune the request log", _prune))
-        register_periodic(Periodic(PRUNE, timedelta(hours=1), _is_prune_due))
-        register_periodic(Periodic(PRUNE_KEPT, timedelta(hours=1), _is_anything_kept_too_long))
+        register(JobKind(BATCH_KIND, "Batch", "openai_api.services.batch_run:run_batch"))
+        register(JobKind(PRUNE_KEPT, "Deletion of what is kept for long enough", "openai_api.pruning:run_prune"))
+        register(
+            JobKind(
+                REPLAY,
+                "Replay of a request",
+                run="openai_api.replay:run_replay",
+                result_permission="openai_api.view_prompt_text",
+                show="openai_api.request_log.replayed:replayed_html",
+            )
+        )
+        register(JobKind(PRUNE, "Prune the request log", "openai_api.request_log.prune_job:run_prune"))
+        register_periodic(Periodic(PRUNE, timedelta(hours=1), "openai_api.request_log.prune_job:is_due"))
+        register_periodic(Periodic(PRUNE_KEPT, timedelta(hours=1), "openai_api.pruning:is_due"))
         user = get_user_model()
         post_save.connect(_reread_keys_of_user, sender=user, dispatch_uid="openai_api.reread_keys")
         post_delete.connect(_reread_keys, sender=user, dispatch_uid="openai_api.reread_keys.user")
@@ -49,48 +51,6 @@ class OpenaiApiConfig(AppConfig):
         from steering.corpus_shelf import register_corpus
 
         register_corpus(NAME, traffic_corpus)
-
-
-def _run_batch(job: RunningJob) -> dict[str, Any]:
-    from openai_api.services.batch_run import run_batch
-
-    return run_batch(job)
-
-
-def _prune_kept(job: RunningJob) -> dict[str, Any]:
-    from openai_api.pruning import run_prune
-
-    return dict(run_prune(job))
-
-
-def _is_anything_kept_too_long() -> bool:
-    from openai_api.pruning import is_due
-
-    return is_due()
-
-
-def _replay(job: RunningJob) -> dict[str, Any]:
-    from openai_api.replay import run_replay  # the API is imported with its first use
-
-    return run_replay(job)
-
-
-def _show_replay(result: Mapping[str, Any]) -> SafeString:
-    from openai_api.request_log.replayed import replayed_html
-
-    return replayed_html(result)
-
-
-def _prune(job: RunningJob) -> dict[str, Any]:
-    from openai_api.request_log.prune_job import run_prune
-
-    return run_prune(job)
-
-
-def _is_prune_due() -> bool:
-    from openai_api.request_log.prune_job import is_due
-
-    return is_due()
 
 
 def _rights(user: Any) -> tuple[tuple[str, Any], ...]:

@@ -1,11 +1,6 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from django.apps import AppConfig
-
-if TYPE_CHECKING:
-    from jobs.running_job import RunningJob
 
 
 class ResponsesConfig(AppConfig):
@@ -17,10 +12,4 @@ class ResponsesConfig(AppConfig):
         from jobs.kinds import JobKind, register
         from openai_api.responses.background import KIND
 
-        register(JobKind(KIND, "Background response", _generate))
-
-
-def _generate(job: RunningJob) -> None:
-    from openai_api.responses.background_run import generate_response
-
-    generate_response(job)
+        register(JobKind(KIND, "Background response", "openai_api.responses.background_run:generate_response"))

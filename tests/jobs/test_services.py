@@ -138,5 +138,5 @@ def test_a_retry_of_a_job_that_was_cancelled_in_the_queue_is_delivered_once(kind
 
 def test_kinds_have_one_meaning(kind: str) -> None:
     register(find_kind(kind))  # an app may be set up twice
-    with pytest.raises(ValueError, match="another kind"):
+    with pytest.raises(ValueError, match="Another kind"):
         register(JobKind(kind, "Else", lambda job: None))

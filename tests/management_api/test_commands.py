@@ -148,11 +148,11 @@ def test_the_job_waits_for_the_registry(kind: str, word: str, registry: Registry
     told: Any = Told()
     timer = threading.Timer(0.05, lambda: registry.future.set_result(None))
     timer.start()
-    assert find_kind(kind).run(told) == {"model": "tiny"}
+    assert find_kind(kind).load_run()(told) == {"model": "tiny"}
     assert set(told.messages) == {word}
 
 
 def test_a_load_that_fails_fails_the_job(registry: Registry):
     registry.future.set_exception(ValueError("no room"))
     with pytest.raises(ValueError, match="no room"):
-        find_kind(LOAD).run(Told())  # type: ignore[arg-type]  # it tells as a running job does
+        find_kind(LOAD).load_run()(Told())  # type: ignore[arg-type]  # it tells as a running job does

@@ -37,7 +37,7 @@ def test_kinds_are_known():
 
 
 def test_a_measurement_tells_its_figures_and_leads_to_the_sae_and_its_features():
-    show = find_kind("steering.health").show
+    show = find_kind("steering.health").load_show()
     assert show is not None
     figures = {"l0": 15.9994, "fvu": 0.08944, "dead_share": 0.0044, "tokens": 19784}
     html = show({"sae": 7, **figures})
