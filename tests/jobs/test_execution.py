@@ -211,10 +211,10 @@ def test_long_and_strange_lines_are_kept_readable(add_kind: AddKind) -> None:
     assert len(text) == 4_000
 
 
-def test_the_example_of_the_architecture_page_runs() -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (PROJECT_DIR / "docs" / "architecture.md").read_text(), re.DOTALL)
+def test_the_example_in_the_docs_runs() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (PROJECT_DIR / "docs" / "extending.md").read_text(), re.DOTALL)
     (code,) = [block for block in blocks if "JobKind(" in block]
-    exec(code, {"__name__": "docs.architecture"})  # noqa: S102 - our own page
+    exec(code, {"__name__": "docs.extending"})  # noqa: S102 - our own page
     try:
         job = ended(enqueue_job(kind="example.count", params={"steps": 3}))
     finally:
