@@ -6,8 +6,8 @@ from benchmarks.profiles import RULES
 from benchmarks.server import profile_name
 from inference.models import LanguageModel
 from steering import services
-from steering.drafts import feature_target
 from steering.models import Feature
+from steering.profiles.drafts import feature_target
 from steering.spec.edit import EditSpec
 
 

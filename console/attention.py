@@ -19,9 +19,9 @@ from inference.models import LanguageModel
 from jobs.models import Job
 from openai_api.key_visibility import visible_keys
 from openai_api.log_writer import log_backlog
-from steering.review_models import ProfileReview
+from steering.models.reviews import ProfileReview
+from steering.models.watch import WatchEvent
 from steering.visibility import visible_profiles
-from steering.watch_models import WatchEvent
 
 LATELY = timedelta(days=1)
 SOON = timedelta(days=7)

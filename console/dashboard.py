@@ -21,7 +21,7 @@ from console.pages import Page, register_page
 from inference.models import LanguageModel
 from jobs.models import Job
 from openai_api.key_visibility import visible_keys
-from steering.inline import INLINE
+from steering.profiles.inline_edits import INLINE
 from steering.visibility import SEE_ALL_PROFILES, visible_profiles
 
 MAX_ROWS = 5

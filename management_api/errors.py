@@ -20,8 +20,7 @@ from jobs.errors import JobError, JobStateError
 from openai_api.errors import MAX_PROBLEMS, ApiError, conflict, forbidden, invalid, quote, unavailable, wrong_key
 from openai_api.errors import method_not_allowed as method_refused
 from steering.corpus import CorpusError
-from steering.errors import SteeringError
-from steering.evaluation.errors import EvaluationError
+from steering.errors import EvaluationError, SteeringError
 from steering.saes.errors import InvalidSAEError
 from steering.spec.errors import InvalidSpecError
 

@@ -14,9 +14,9 @@ from openai_api.keys import KeySource, acurrent_keys
 from openai_api.unloading import unload
 from steering.feature_reader import FeatureDetail, FeatureQuery, FeatureReader, FeatureRecord, SAERecord
 from steering.logit_lens import LogitLens
-from steering.profiles import ResolvedProfile, SteeringWish, find_profile, steer
+from steering.profiles.resolver import ResolvedProfile, SteeringSelection, find_profile, steer
 from steering.readable_sae import ReadableSAE
-from steering.watched import Watch, watch
+from steering.watch.watcher import Watch, watch
 
 
 class Registry(Protocol):
@@ -37,7 +37,7 @@ class Unloading(Protocol):
 
 class Steering(Protocol):
     async def __call__(
-        self, model: str, wish: SteeringWish, *, special_token_ids: frozenset[int]
+        self, model: str, wish: SteeringSelection, *, special_token_ids: frozenset[int]
     ) -> ResolvedProfile | None: ...
 
 

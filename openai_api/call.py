@@ -31,7 +31,7 @@ from openai_api.schemas.base import RequestSchema
 
 if TYPE_CHECKING:
     from inference.records import ModelRecord
-    from steering.draft_form import UnsavedDraft
+    from steering.profiles.draft_form import UnsavedDraft
 
 logger = logging.getLogger(__name__)
 S = TypeVar("S", bound=RequestSchema)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from openai_api.services.token_record import TokenRecord
-    from steering.watched import Finding
+    from steering.watch.watcher import WatchMatch
 
 Source = Literal["client", "console", "job"]
 """Who made a request: a program over the API, a page of the console under its session, or a job such as a batch."""
@@ -53,7 +53,7 @@ class LogEntry:
     prompt: object = ""
     prompt_size: int = 0
     completion: str = ""
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[WatchMatch, ...] = ()
     tokens: tuple[TokenRecord, ...] = ()
     log_content: str = ""  # what the key wants kept of texts; "" for the server's setting
     is_metered: bool = False  # whether it counts in its key's day, and has not been written down there

@@ -19,8 +19,8 @@ from openai_api.clean_text import clean_json, clean_text
 from openai_api.log_entry import LogEntry
 from openai_api.models import ApiKey, KeyDay, RequestLog
 from openai_api.request_log.metadata import TOKENS, bare_parameters, quotes_client, stricter
-from steering.watched import Finding
-from steering.watching import prune_events, record_findings
+from steering.watch.services import prune_events, record_matches
+from steering.watch.watcher import WatchMatch
 
 LAST_USED_EVERY = timedelta(minutes=1)
 FORGET_EVERY = timedelta(hours=1)
@@ -42,7 +42,7 @@ class LogStore:
         """All or none. Idempotent: an entry that is there already stays as it is."""
         with transaction.atomic():
             RequestLog.objects.bulk_create(self._rows(entries), ignore_conflicts=True)
-            record_findings([found for entry in entries for found in findings_of(entry)])
+            record_matches([found for entry in entries for found in findings_of(entry)])
             meter(entries)
         for entry in entries:
             entry.is_metered = False
@@ -108,7 +108,7 @@ def rename_repeated(entries: Sequence[LogEntry]) -> None:
             entry.id = f"{entry.id}~{uuid.uuid4().hex[:12]}"
 
 
-def findings_of(entry: LogEntry) -> list[Finding]:
+def findings_of(entry: LogEntry) -> list[WatchMatch]:
     """Of watch rules, with what the entry knows by now."""
     model, profile = clean_text(entry.model, 200), clean_text(entry.profile, 250)
     return [replace(found, model=model, profile=profile, request_id=entry.id) for found in entry.findings]

@@ -25,9 +25,8 @@ from openai_api.services.raw_parts import raw_parts
 from openai_api.services.replays import AS_LOGGED, CHAT, NO_PROFILE, ReplayError, check_replayable
 from openai_api.services.target import Target, ready_model
 from steering.errors import SteeringError
-from steering.inline import INLINE
-from steering.profiles import ResolvedProfile, SteeringWish
-from steering.scopes import check_scopes
+from steering.profiles.inline_edits import INLINE
+from steering.profiles.resolver import ResolvedProfile, SteeringSelection, check_scopes
 
 if TYPE_CHECKING:
     from jobs.running_job import RunningJob
@@ -42,7 +41,7 @@ class Replay:
 
     row: RequestLog
     body: dict[str, Any]
-    wish: SteeringWish
+    wish: SteeringSelection
 
     @property
     def seeded(self) -> bool:
@@ -54,7 +53,7 @@ def read_row(row: RequestLog, profile: str = AS_LOGGED) -> Replay:
     check_replayable(row)
     body = {name: value for name, value in row.parameters.items() if name not in _NOT_OF_THE_CLIENT}
     inline, intensity = body.pop("steering", None), body.pop("steering_intensity", 1.0)
-    wish = SteeringWish(_reference(row, profile), intensity, inline if _is_inline(row, profile) else None)
+    wish = SteeringSelection(_reference(row, profile), intensity, inline if _is_inline(row, profile) else None)
     body |= {"model": row.model, "messages" if row.endpoint == CHAT else "prompt": _prompt(row)}
     return Replay(row, body, wish)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -15,6 +15,7 @@ from inference.client import (
     EventStream,
     FailedEvent,
     GenerationRequest,
+    QueueFullError,
     ReadingEvent,
     SamplingParams,
     get_client,
@@ -23,7 +24,6 @@ from inference.interventions import Site
 from inference.models import LanguageModel
 from inference.readings import Read
 from inference.registry import get_registry
-from steering.engine_queue import submit_when_there_is_room
 from steering.model_shape import read_model_shape
 
 if TYPE_CHECKING:
@@ -31,6 +31,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from inference.text import ModelText
+
+_MAX_WAIT_S = 5.0
+
+
+async def submit_when_there_is_room(submit: Callable[[], EventStream]) -> EventStream:
+    """Behind those who were there before, again and again; EngineDownError when the engine ends meanwhile."""
+    while True:
+        try:
+            return submit()
+        except QueueFullError as error:
+            await asyncio.sleep(min(error.retry_after_s, _MAX_WAIT_S))
+
 
 _PRIORITY = -100  # under MILLM_SCHEDULER_POLICY=priority whoever waits for an answer goes first
 _ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0)

@@ -136,3 +136,7 @@ class InUseError(SteeringError):
 
     status = 409
     code = "in_use"
+
+
+class EvaluationError(Exception):
+    """``str(error)`` is a sentence for people."""

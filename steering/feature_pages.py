@@ -18,7 +18,7 @@ from steering.feature_services import steer_with_feature
 from steering.feature_view import example_rows, histogram_picture
 from steering.logit_lens import LensBusyError, LensSubject, LensUnavailableError, LogitLens, get_lens_worker
 from steering.models import SAE, Feature
-from steering.published import source_of
+from steering.profiles.snapshot import source_of
 
 _TEMPLATES = "admin/steering/feature"
 _LENS_TIMEOUT_S = 60.0

@@ -15,7 +15,7 @@ from steering.labels import FeatureExample
 from steering.logit_lens import LensBusyError, LensSubject, LensUnavailableError, LogitLens, get_lens_worker
 from steering.meaning_search import LabelsNotEmbeddedError, Meaning, search_meaning
 from steering.models import SAE, Feature
-from steering.published import SAESource
+from steering.profiles.snapshot import SAESource
 from steering.readable_sae import ReadableSAE, find_readable, labels_of
 
 __all__ = ["FeatureReader", "LabelsNotEmbeddedError", "LensBusyError", "LensUnavailableError", "Meaning"]

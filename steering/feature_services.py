@@ -7,11 +7,10 @@ from django.db import transaction
 
 from audit.changes import stored_fields
 from audit.trail import record_saved
-from steering.draft_trail import draft_words, record_draft
-from steering.drafts import draft_edits, feature_target, rows_of
 from steering.errors import InvalidProfileError
 from steering.models import Feature, SteeringProfile
-from steering.published import registered_saes
+from steering.profiles.drafts import draft_edits, draft_words, feature_target, record_draft, rows_of
+from steering.profiles.snapshot import registered_saes
 from steering.services import create_profile
 from steering.spec.conflicts import check_conflicts
 from steering.spec.edit import EditSpec, Operation

@@ -15,8 +15,8 @@ from steering.corpus import DEFAULT_TOKENS, Corpus, tokenise
 from steering.label_import import IMPORTED, example_json
 from steering.labels import FeatureExample, top_tokens
 from steering.models import SAE, Feature
-from steering.profiles import get_resolver
-from steering.published import registered_saes, source_of
+from steering.profiles.resolver import get_resolver
+from steering.profiles.snapshot import registered_saes, source_of
 from steering.traffic_examples import keep_traffic_examples, lock_examples
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from audit.models import AuditEvent
 from audit.trail import record
 from steering.labels import FeatureExample, FeatureLabel, LabelSet, top_tokens
 from steering.models import SAE, Feature
-from steering.published import registered_saes
+from steering.profiles.snapshot import registered_saes
 
 IMPORTED = "imported"
 _BATCH = 1000

@@ -11,9 +11,9 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
 
-from steering.forms import LabelsForm
 from steering.label_import import import_labels
 from steering.models import SAE
+from steering.profiles.forms import LabelsForm
 
 
 class LabelPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time

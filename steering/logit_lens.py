@@ -20,8 +20,8 @@ import numpy as np
 from inference.sources import ModelSource, SourceError, resolve_source
 from inference.token_bytes import token_bytes_reader
 from inference.torch_threads import borrowed_workers
-from steering.profiles import get_resolver
-from steering.published import SAESource
+from steering.profiles.resolver import get_resolver
+from steering.profiles.snapshot import SAESource
 from steering.saes.errors import InvalidSAEError
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ from django.db.models.functions import Now
 from pgvector.django import VectorField
 
 from inference.models import LanguageModel
-from steering.evaluations import Evaluation
 from steering.feature_search import LABEL_WORDS, FeatureQuerySet
-from steering.review_models import ProfileReview
-from steering.vector_models import PlainVector, VectorSet, VersionVector
-from steering.watch_models import WatchEvent, WatchRule
+from steering.models.evaluations import Evaluation
+from steering.models.reviews import ProfileReview
+from steering.models.vectors import PlainVector, VectorSet, VersionVector
+from steering.models.watch import WatchEvent, WatchRule
 
 __all__ = [
     "PlainVector",

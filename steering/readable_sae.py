@@ -11,8 +11,8 @@ from inference.interventions import Site
 from inference.sources import SourceError
 from steering.errors import SAEChoiceError, SAENotReadableError, SAEUnavailableError, UnknownSAEError
 from steering.models import SAE, Feature
-from steering.profiles import get_resolver
-from steering.published import source_of
+from steering.profiles.resolver import get_resolver
+from steering.profiles.snapshot import source_of
 from steering.saes.errors import InvalidSAEError
 
 if TYPE_CHECKING:

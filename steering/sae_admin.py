@@ -17,7 +17,7 @@ from steering.errors import SteeringError
 from steering.health import judge, summary
 from steering.label_pages import LabelPages
 from steering.models import SAE
-from steering.profiles import get_resolver
+from steering.profiles.resolver import get_resolver
 from steering.sae_add_pages import AddPages
 from steering.sae_pages import SAEPages
 

@@ -15,8 +15,8 @@ from inference.sources import SourceError
 from jobs.services import enqueue_job
 from steering.corpus_shelf import corpus_names
 from steering.models import SAE
-from steering.profiles import get_resolver
-from steering.published import source_of
+from steering.profiles.resolver import get_resolver
+from steering.profiles.snapshot import source_of
 from steering.sae_forms import CheckForm, EmbedForm
 from steering.sae_jobs import request_measurement
 from steering.saes.errors import InvalidSAEError

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from inference.sources import Download, fetch, local_directory
 from steering.hub import hub_files, safetensors_headers
 from steering.models import SAE
-from steering.published import SAESource
+from steering.profiles.snapshot import SAESource
 from steering.saes.errors import InvalidSAEError
 from steering.saes.files import check_subfolder
 from steering.saes.formats.registry import CONFIG_FILES

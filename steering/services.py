@@ -15,10 +15,6 @@ from inference.interventions import SiteKind
 from inference.models import LanguageModel
 from inference.services import absolute_source
 from inference.sources import SourceError
-from steering import reviews
-from steering.draft_checks import usable_edits
-from steering.draft_trail import draft_words, record_draft
-from steering.drafts import draft_rows, rows_of
 from steering.errors import (
     InUseError,
     InvalidProfileError,
@@ -38,7 +34,10 @@ from steering.models import (
     VersionVector,
     WatchRule,
 )
-from steering.published import published_profiles, registered_saes
+from steering.profiles import reviews
+from steering.profiles.draft_checks import usable_edits
+from steering.profiles.drafts import draft_rows, draft_words, record_draft, rows_of
+from steering.profiles.snapshot import published_profiles, registered_saes
 from steering.registration import PreparedSAE, SAEHealth, SAELocation, inspect_sae, prepare_sae
 from steering.sae_source import installed_place
 from steering.saes.errors import InvalidSAEError

@@ -18,7 +18,7 @@ from inference.client import (
     get_client,
 )
 from inference.registry import ReadyModel, get_registry
-from steering.engine_queue import submit_when_there_is_room
+from steering.engine_model import submit_when_there_is_room
 from steering.errors import SteeringError
 
 

@@ -19,13 +19,13 @@ from django.utils.safestring import SafeString
 from audit.read_only_admin import ReadOnlyAdmin
 from inference.models import LanguageModel
 from inference.sources import SourceError
-from steering.drafts import mean_norms
 from steering.errors import SteeringError
 from steering.extraction_pages import ExtractionPages
+from steering.models.vectors import PlainVector, VectorSet
+from steering.profiles.drafts import mean_norms
 from steering.saes.errors import InvalidSAEError
 from steering.saes.files import file_sha256
-from steering.sharing_admin import SharingAdmin
-from steering.vector_models import PlainVector, VectorSet
+from steering.sharing import SharingAdmin
 from steering.vectors import (
     FoundVector,
     check_vectors,

@@ -20,8 +20,8 @@ from inference.models import LanguageModel
 from steering.errors import IncompatibleSAEError, InUseError
 from steering.model_shape import read_model_shape
 from steering.models import FeatureEdit
+from steering.models.vectors import PlainVector, VectorSet, VersionVector
 from steering.spec.units import MAX_STRENGTH
-from steering.vector_models import PlainVector, VectorSet, VersionVector
 
 if TYPE_CHECKING:
     from steering.saes.vectors import VectorFile

@@ -22,10 +22,10 @@ from openai_api.services.completions import create_completion
 from openai_api.services.inspection import inspect_answer
 from openai_api.services.target import steering_refusal
 from openai_api.session_door import Visitor, admit_visitor, refusal_response, request_for
-from steering.draft_form import InvalidDraftError, UnsavedDraft
-from steering.draft_pages import DraftPages
 from steering.errors import SteeringError
 from steering.models import SteeringProfile
+from steering.profiles.admin import DraftPages
+from steering.profiles.draft_form import InvalidDraftError, UnsavedDraft
 
 ASKED = "_preview"
 """The form's field, of this page only, with what is asked as JSON."""

@@ -18,8 +18,8 @@ from openai_api.json_body import read_json_object
 from openai_api.services.target import steering_refusal
 from openai_api.session_door import refusal_response
 from steering.errors import SteeringError
-from steering.inline import read_inline
 from steering.models import SteeringProfile
+from steering.profiles.inline_edits import read_inline
 from steering.services import create_profile
 from steering.spec.parsing import parse_edits
 

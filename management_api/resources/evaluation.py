@@ -12,9 +12,9 @@ from rest_framework.response import Response
 from management_api.described import OBJECT, described
 from management_api.strict import Shown
 from management_api.viewset import Filters, Resource
-from steering.drafts import draft_edits
 from steering.evaluation.services import use_calibration
 from steering.models import Evaluation
+from steering.profiles.drafts import draft_edits
 from steering.spec.rendering import edits_to_json
 from steering.visibility import visible_evaluations
 

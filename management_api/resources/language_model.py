@@ -16,7 +16,7 @@ from inference.models import LanguageModel
 from management_api.described import described
 from management_api.strict import Flag, Shown, StrictInput, StrictModelInput, Text
 from management_api.viewset import Filters, Resource
-from steering.governance import set_default_profile
+from steering.profiles.lifecycle import set_default_profile
 
 CHANGE = "inference.change_languagemodel"
 SETTABLE = (

@@ -12,8 +12,8 @@ from management_api.described import described
 from management_api.rows import Row
 from management_api.strict import Flag, Integer, Shown, StrictInput, Text
 from management_api.viewset import Resource
-from steering import governance
 from steering.models import SteeringPolicy
+from steering.profiles import lifecycle as governance
 from steering.visibility import visible_policies, visible_versions
 
 

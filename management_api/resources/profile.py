@@ -22,13 +22,15 @@ from management_api.sharing import SharingInput, groups_named
 from management_api.strict import Flag, Integer, Shown, StrictInput, StrictModelInput, Text
 from management_api.viewset import Filters, Resource
 from openai_api.errors import conflict, invalid
-from steering import governance, reviews, services
-from steering.drafts import draft_edits
+from steering import services
 from steering.exchange.exports import draft_document, version_document
-from steering.exchange.imports import ImportWish, import_profiles, plan_import
+from steering.exchange.imports import ImportOptions, import_profiles, plan_import
 from steering.models import SAE, ProfileReview, ProfileVersion, SteeringProfile
+from steering.profiles import lifecycle as governance
+from steering.profiles import reviews
+from steering.profiles.drafts import draft_edits
+from steering.profiles.inline_edits import read_short_edits
 from steering.sharing import share_with_groups
-from steering.short_edits import read_short_edits
 from steering.spec.rendering import edits_to_json
 from steering.visibility import SEE_ALL_PROFILES, visible_profiles
 
@@ -300,7 +302,7 @@ class Profiles(Resource):
         data = self.read(ImportInput)
         if data["replaces"] and not self.user.has_perm(CHANGE):
             raise PermissionDenied("You may not replace drafts.")
-        wish = ImportWish(data["model"], data.get("sae"), data["name"], data["replaces"])
+        wish = ImportOptions(data["model"], data.get("sae"), data["name"], data["replaces"])
         if wish.sae is not None and wish.sae.model_id != wish.model.pk:
             raise invalid(f"{wish.sae} is an SAE of the model {wish.sae.model}, not of {wish.model}.", param="sae")
         with transaction.atomic():

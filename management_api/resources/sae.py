@@ -21,8 +21,8 @@ from steering.corpus import DEFAULT_NAME, DEFAULT_TOKENS, MAX_TOKENS
 from steering.corpus_shelf import open_corpus
 from steering.health import judge
 from steering.models import SAE
-from steering.profiles import get_resolver
-from steering.published import source_of
+from steering.profiles.resolver import get_resolver
+from steering.profiles.snapshot import source_of
 from steering.registration import SAELocation, inspect_sae
 from steering.sae_jobs import request_measurement, request_sae
 

@@ -16,11 +16,19 @@ from management_api.resources.job import JobShown, job_started
 from management_api.rows import Row
 from management_api.strict import Integer, Number, Shown, StrictInput, Text
 from management_api.viewset import Filters, Resource
-from steering.drafts import draft_edits
-from steering.evaluation.prompts import NEUTRAL_PROMPTS
-from steering.evaluation.services import start_evaluation
-from steering.evaluation.wishes import FACTORS, TARGETS, CalibrationWish, ComparisonWish, SweepWish, Texts, Wish
+from steering.evaluation.params import (
+    FACTORS,
+    NEUTRAL_PROMPTS,
+    TARGETS,
+    CalibrationParams,
+    ComparisonParams,
+    EvaluationParams,
+    SweepParams,
+    Texts,
+)
+from steering.evaluation.services import create_evaluation
 from steering.models import ProfileVersion
+from steering.profiles.drafts import draft_edits
 from steering.spec.parsing import parse_edits
 from steering.spec.units import STRONG_PUSH
 from steering.spec.wording import changes
@@ -98,14 +106,14 @@ class Versions(Resource):
     def sweep(self, request: Request, pk: str) -> Response:
         """Measures multiples of its strength."""
         version, data = self.get_object(), self.read(SweepInput)
-        return self._start(SweepWish(version.pk, _texts(data), tuple(data["strengths"]), tuple(data["words"])))
+        return self._start(SweepParams(version.pk, _texts(data), tuple(data["strengths"]), tuple(data["words"])))
 
     @described(request=CalibrationInput, responses={202: JobShown})
     @action(detail=True, methods=["post"])
     def calibrate(self, request: Request, pk: str) -> Response:
         """Looks for the strength that comes to ``target``."""
         version, data = self.get_object(), self.read(CalibrationInput)
-        return self._start(CalibrationWish(version.pk, _texts(data), data["target"], data["push_cap"]))
+        return self._start(CalibrationParams(version.pk, _texts(data), data["target"], data["push_cap"]))
 
     @described(request=ComparisonInput, responses={202: JobShown})
     @action(detail=True, methods=["post"])
@@ -113,10 +121,10 @@ class Versions(Resource):
         """Answers of two versions to the same prompts; without ``other``, of one and of the unsteered model."""
         version, data = self.get_object(), self.read(ComparisonInput)
         other = data["other"]
-        return self._start(ComparisonWish(version.pk, None if other is None else other.pk, _texts(data)))
+        return self._start(ComparisonParams(version.pk, None if other is None else other.pk, _texts(data)))
 
-    def _start(self, wish: Wish) -> Response:
-        return job_started(start_evaluation(wish=wish, owner=self.user))
+    def _start(self, wish: EvaluationParams) -> Response:
+        return job_started(create_evaluation(wish=wish, owner=self.user))
 
 
 def differences(before: ProfileVersion, after: ProfileVersion | None) -> list[dict[str, str]]:

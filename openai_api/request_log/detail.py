@@ -14,8 +14,8 @@ from openai_api.models import RequestLog
 from openai_api.request_log.line import key_text
 from openai_api.request_log.visible_text import visible_text
 from steering.models import ProfileVersion, WatchEvent
-from steering.published import DRAFT
-from steering.version_pages import changes_since_previous, edits_table
+from steering.profiles.display import changes_since_previous, edits_table
+from steering.profiles.snapshot import DRAFT
 
 MAX_EVENTS = 100
 

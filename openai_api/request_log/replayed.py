@@ -12,7 +12,7 @@ from django.utils.safestring import SafeString
 
 from openai_api.models import RequestLog
 from openai_api.request_log.visible_text import visible_text
-from steering.word_diff import word_diff
+from steering.evaluation.word_diff import word_diff
 
 
 @dataclass(frozen=True, slots=True)

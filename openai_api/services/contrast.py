@@ -37,7 +37,7 @@ from openai_api.services.target import resolve_unsteered, steering_refusal
 from openai_api.services.waves import Waves
 from steering.contrast import SeparatingFeature, separating_features
 from steering.errors import SteeringError
-from steering.profiles import SteeringWish
+from steering.profiles.resolver import SteeringSelection
 from steering.readable_sae import ReadableSAE
 
 MAX_RUN_TOKENS = 400_000
@@ -82,7 +82,7 @@ async def contrast_features(call: Call) -> HttpResponseBase:
         await encode_prompts(model, wanted.negative, param="negative"),
     )
     check_lengths(texts, model, wanted)
-    base = await intervention_of(model, SteeringWish())
+    base = await intervention_of(model, SteeringSelection())
     skipped = frozenset() if wanted.special_tokens else model.text.special_token_ids
     read = Read(site=sae.site, probe=AllFeatures(sae.encoder), pooling="mean", skip_token_ids=skipped)
     runs = await run(call, model, [(ids, base) for ids in texts.all], reads=(read,))
@@ -117,7 +117,7 @@ def check_lengths(texts: Texts, model: ReadyModel, wanted: FeatureContrastReques
         raise invalid(message, param="candidates" if effects else "positive", code="reading_too_large")
 
 
-async def intervention_of(model: ReadyModel, wish: SteeringWish) -> Intervention | None:
+async def intervention_of(model: ReadyModel, wish: SteeringSelection) -> Intervention | None:
     """The wish, and behind it the server's policies."""
     try:
         profile = await get_backend().steer(model.record.name, wish, special_token_ids=model.text.special_token_ids)
@@ -151,7 +151,7 @@ async def measure_effects(
     jobs: list[tuple[list[int], Intervention | None]] = []
     for feature in found:
         edit = {"sae": sae.name, "index": feature.index, "operation": "ablate"}
-        silenced = await intervention_of(model, SteeringWish(inline={"features": [edit]}))
+        silenced = await intervention_of(model, SteeringSelection(inline={"features": [edit]}))
         jobs.extend((texts.all[place], silenced) for place in texts.of_side(feature))
     runs = iter(await run(call, model, jobs) if jobs else ())
     effects = {}

@@ -31,7 +31,7 @@ from openai_api.services.tally import Tally
 from openai_api.services.target import Target
 from openai_api.services.token_record import TokenRecord
 from openai_api.services.waves import Waves
-from steering.watched import Sightings
+from steering.watch.watcher import WatchMatches
 
 _UNAVAILABLE = {"engine_shutdown": 5.0, "model_unloaded": 1.0, "out_of_memory": 10.0}  # codes and Retry-After
 
@@ -112,7 +112,7 @@ class Generation:
         self.target = target
         self.tally = Tally([len(prompt) for prompt in plan.prompts], plan.prompt_of_sequence)
         self._plan = plan
-        self._sightings = Sightings(target.watch)
+        self._sightings = WatchMatches(target.watch)
         self._pending: Event | None = None
         call.reserve_tokens(plan.num_tokens)
         requests = plan.requests(call, target)

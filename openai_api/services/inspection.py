@@ -38,7 +38,7 @@ from openai_api.services.tally import Tally
 from openai_api.services.target import Target, resolve_target, steering_refusal
 from openai_api.services.token_text import finite
 from steering.errors import SteeringError
-from steering.profiles import SteeringWish
+from steering.profiles.resolver import SteeringSelection
 
 _PAIR = "steered and not"
 _TOO_MUCH = frozenset({"scoring_too_large", "context_length_exceeded", "reading_too_large"})
@@ -107,7 +107,7 @@ async def _sides(target: Target) -> list[Intervention | None]:
     model = target.model
     try:
         base = await get_backend().steer(
-            model.record.name, SteeringWish(), special_token_ids=model.text.special_token_ids
+            model.record.name, SteeringSelection(), special_token_ids=model.text.special_token_ids
         )
     except SteeringError as error:
         raise steering_refusal(error) from None

@@ -8,7 +8,7 @@ from jobs.models import Job
 from jobs.services import enqueue_job
 from openai_api.apps import REPLAY
 from openai_api.models import RequestLog
-from steering.published import DRAFT
+from steering.profiles.snapshot import DRAFT
 
 AS_LOGGED = ""
 NO_PROFILE = "none"

@@ -21,9 +21,8 @@ from openai_api.errors import (
 from openai_api.keys import KeyRecord
 from openai_api.schemas.steered import SteeredSchema
 from steering.errors import SteeringError
-from steering.profiles import ResolvedProfile, SteeringWish
-from steering.scopes import check_scopes
-from steering.watched import NO_WATCH, Watch
+from steering.profiles.resolver import ResolvedProfile, SteeringSelection, check_scopes
+from steering.watch.watcher import NO_WATCH, Watch
 
 PROFILE_HEADER = "x-millm-profile"
 USES: dict[ModelKind, str] = {
@@ -146,11 +145,11 @@ def check_model_allowed(key: KeyRecord | None, record: ModelRecord) -> None:
         raise forbidden(message, code="model_not_allowed", param="model")
 
 
-def choose_steering(call: Call, wanted: SteeredSchema, suffix: str | None, record: ModelRecord) -> SteeringWish:
+def choose_steering(call: Call, wanted: SteeredSchema, suffix: str | None, record: ModelRecord) -> SteeringSelection:
     """The request's own edits or profile, or a default, and how much of it; a draft that is tried out goes first."""
     if call.draft is not None:
         call.entry.parameters["draft"] = list(call.draft.words)
-        return SteeringWish(draft=call.draft.version)
+        return SteeringSelection(draft=call.draft.version)
     reference = choose_profile(call, wanted, suffix, record)
     if wanted.steering is not None:
         check_inline_allowed(call.key)
@@ -158,7 +157,7 @@ def choose_steering(call: Call, wanted: SteeredSchema, suffix: str | None, recor
             raise invalid("A request names a profile or brings “steering” along, not both.", param="steering")
         reference = None
     intensity = 1.0 if wanted.steering_intensity is None else wanted.steering_intensity
-    wish = SteeringWish(reference, intensity, wanted.steering)
+    wish = SteeringSelection(reference, intensity, wanted.steering)
     if wanted.steering_intensity is not None:
         check_intensity_allowed(call.key, intensity)
         if not wish:

@@ -7,12 +7,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from jobs.running_job import RunningJob
-from steering.evaluation.errors import EvaluationError
-from steering.evaluation.subject import Subject
+from steering.errors import EvaluationError
+from steering.evaluation.params import CalibrationParams, read_texts
+from steering.evaluation.runner import AT_ONCE, EvaluatedVersion, EvaluationRunner, GeneratedAnswer, TextPiece
 from steering.evaluation.sweep import finite
 from steering.evaluation.text_measures import mean
-from steering.evaluation.wishes import CalibrationWish, read_texts
-from steering.evaluation.workbench import AT_ONCE, Piece, Workbench, Written
 from steering.spec.factor import has_strength, largest_factor
 
 TOLERANCE = 0.05  # of the target
@@ -41,14 +40,14 @@ class Search:
     is_capped: bool
 
 
-def read_wish(params: dict[str, Any]) -> CalibrationWish:
-    return CalibrationWish(params["version"], read_texts(params["texts"]), params["target"], params["push_cap"])
+def read_wish(params: dict[str, Any]) -> CalibrationParams:
+    return CalibrationParams(params["version"], read_texts(params["texts"]), params["target"], params["push_cap"])
 
 
 def run_calibration(job: RunningJob) -> dict[str, Any]:
     """On texts that the unsteered model writes once, so that each strength is judged by the same tokens."""
     wish = read_wish(job.params)
-    subject = Subject.find(wish.version)
+    subject = EvaluatedVersion.find(wish.version)
     if not has_strength(subject.edits):
         raise EvaluationError(
             f"{subject.published.label} has no edit with a strength, so there is nothing to calibrate."
@@ -58,7 +57,7 @@ def run_calibration(job: RunningJob) -> dict[str, Any]:
         raise EvaluationError(
             f"At every strength an edit pushes more than the cap of {wish.push_cap:g}; raise the cap."
         )
-    bench = Workbench(subject.model)
+    bench = EvaluationRunner(subject.model)
     texts = _texts(job, bench, wish)
     curve = [CurvePoint(**point) for point in job.checkpoint.get("curve", [])]
     known = {point.factor: point.kl for point in curve}
@@ -105,8 +104,8 @@ def search(kl_at: Callable[[float], float | None], target: float, limit: float) 
     return Search(*best, is_met=is_met, is_capped=False)
 
 
-def _texts(job: RunningJob, bench: Workbench, wish: CalibrationWish) -> list[tuple[str, Written]]:
-    """Written once, and kept for a run after a crash."""
+def _texts(job: RunningJob, bench: EvaluationRunner, wish: CalibrationParams) -> list[tuple[str, GeneratedAnswer]]:
+    """GeneratedAnswer once, and kept for a run after a crash."""
     prompts = wish.texts.prompts
     kept: list[dict[str, Any]] = list(job.checkpoint.get("texts", []))
     for first in range(len(kept), len(prompts), AT_ONCE):
@@ -120,13 +119,17 @@ def _texts(job: RunningJob, bench: Workbench, wish: CalibrationWish) -> list[tup
     return list(zip(prompts, texts, strict=True))
 
 
-def _written(value: dict[str, Any]) -> Written:
-    pieces = tuple(Piece(**piece) for piece in value["pieces"])
-    return Written(tuple(value["token_ids"]), pieces, value["finish_reason"], value["failure"])
+def _written(value: dict[str, Any]) -> GeneratedAnswer:
+    pieces = tuple(TextPiece(**piece) for piece in value["pieces"])
+    return GeneratedAnswer(tuple(value["token_ids"]), pieces, value["finish_reason"], value["failure"])
 
 
 def _kl(
-    job: RunningJob, bench: Workbench, subject: Subject, texts: Sequence[tuple[str, Written]], factor: float
+    job: RunningJob,
+    bench: EvaluationRunner,
+    subject: EvaluatedVersion,
+    texts: Sequence[tuple[str, GeneratedAnswer]],
+    factor: float,
 ) -> float | None:
     """Mean over all tokens; None where the strength makes one of the texts come to nothing."""
     values: list[float] = []

@@ -7,26 +7,25 @@ from dataclasses import asdict
 from typing import Any
 
 from jobs.running_job import RunningJob
-from steering.evaluation.errors import EvaluationError
-from steering.evaluation.subject import Subject
+from steering.errors import EvaluationError
+from steering.evaluation.params import ComparisonParams, read_texts
+from steering.evaluation.runner import AT_ONCE, AnswerComparison, EvaluatedVersion, EvaluationRunner, GeneratedAnswer
 from steering.evaluation.sweep import finite
 from steering.evaluation.text_measures import mean
-from steering.evaluation.wishes import ComparisonWish, read_texts
-from steering.evaluation.workbench import AT_ONCE, Compared, Workbench, Written
 
 
-def read_wish(params: dict[str, Any]) -> ComparisonWish:
-    return ComparisonWish(params["version"], params["other"], read_texts(params["texts"]))
+def read_wish(params: dict[str, Any]) -> ComparisonParams:
+    return ComparisonParams(params["version"], params["other"], read_texts(params["texts"]))
 
 
 def run_comparison(job: RunningJob) -> dict[str, Any]:
     """Each side's answers, and how far the other one's distributions are from it at each of their tokens."""
     wish = read_wish(job.params)
-    one, other = Subject.find(wish.version), None if wish.other is None else Subject.find(wish.other)
+    one, other = EvaluatedVersion.find(wish.version), None if wish.other is None else EvaluatedVersion.find(wish.other)
     if other is not None and other.model != one.model:
         raise EvaluationError(f"{one.published.label} and {other.published.label} belong to different models.")
     sides = (one.published, None if other is None else other.published)
-    bench, prompts = Workbench(one.model), wish.texts.prompts
+    bench, prompts = EvaluationRunner(one.model), wish.texts.prompts
     pairs: list[dict[str, Any]] = list(job.checkpoint.get("pairs", []))
     for first in range(len(pairs), len(prompts), AT_ONCE):
         job.progress(first, len(prompts), prompts[first])
@@ -50,7 +49,7 @@ def run_comparison(job: RunningJob) -> dict[str, Any]:
     }
 
 
-def _answer(written: Written, compared: Compared) -> dict[str, Any]:
+def _answer(written: GeneratedAnswer, compared: AnswerComparison) -> dict[str, Any]:
     """Pieces of text with the sum of their tokens' divergences."""
     pieces, place = [], 0
     for piece in written.pieces:

@@ -7,16 +7,16 @@ from typing import Any
 from django import forms
 from django.db.models import QuerySet
 
-from steering.evaluation.errors import EvaluationError
-from steering.evaluation.prompts import NEUTRAL_PROMPTS
-from steering.evaluation.wishes import (
+from steering.errors import EvaluationError
+from steering.evaluation.params import (
     FACTORS,
+    NEUTRAL_PROMPTS,
     TARGETS,
-    CalibrationWish,
-    ComparisonWish,
-    SweepWish,
+    CalibrationParams,
+    ComparisonParams,
+    EvaluationParams,
+    SweepParams,
     Texts,
-    Wish,
     read_numbers,
 )
 from steering.models import ProfileVersion
@@ -37,7 +37,7 @@ class EvaluationForm(forms.Form):
     temperature = forms.FloatField(initial=DEFAULTS.temperature)
     seed = forms.IntegerField(initial=DEFAULTS.seed)
 
-    wish: Wish
+    wish: EvaluationParams
 
     def __init__(self, version: ProfileVersion, others: QuerySet[ProfileVersion], data: Any = None) -> None:
         """``others`` are the versions that may be chosen beside it."""
@@ -53,7 +53,7 @@ class EvaluationForm(forms.Form):
                 self.add_error(None, str(error))
         return values
 
-    def make_wish(self, values: dict[str, Any]) -> Wish:
+    def make_wish(self, values: dict[str, Any]) -> EvaluationParams:
         raise NotImplementedError
 
     def texts(self, values: dict[str, Any]) -> Texts:
@@ -72,9 +72,9 @@ class SweepForm(EvaluationForm):
     )
     field_order = ("factors", "words", "prompts")
 
-    def make_wish(self, values: dict[str, Any]) -> SweepWish:
+    def make_wish(self, values: dict[str, Any]) -> SweepParams:
         words = tuple(word.strip() for word in values["words"].split(",") if word.strip())
-        return SweepWish(self.version.pk, self.texts(values), read_numbers(values["factors"]), words)
+        return SweepParams(self.version.pk, self.texts(values), read_numbers(values["factors"]), words)
 
 
 class CalibrationForm(EvaluationForm):
@@ -89,8 +89,8 @@ class CalibrationForm(EvaluationForm):
     )
     field_order = ("target", "push_cap", "prompts")
 
-    def make_wish(self, values: dict[str, Any]) -> CalibrationWish:
-        return CalibrationWish(self.version.pk, self.texts(values), values["target"], values["push_cap"])
+    def make_wish(self, values: dict[str, Any]) -> CalibrationParams:
+        return CalibrationParams(self.version.pk, self.texts(values), values["target"], values["push_cap"])
 
 
 class ComparisonForm(EvaluationForm):
@@ -106,6 +106,6 @@ class ComparisonForm(EvaluationForm):
         assert isinstance(field, forms.ModelChoiceField)
         field.queryset = of_model.exclude(pk=version.pk)
 
-    def make_wish(self, values: dict[str, Any]) -> ComparisonWish:
+    def make_wish(self, values: dict[str, Any]) -> ComparisonParams:
         other = values["other"]
-        return ComparisonWish(self.version.pk, other.pk if other else None, self.texts(values))
+        return ComparisonParams(self.version.pk, other.pk if other else None, self.texts(values))

@@ -15,8 +15,8 @@ from django.utils.html import format_html_join
 from django.utils.safestring import SafeString, mark_safe
 
 from steering.evaluation.plot import Plot, number_text
+from steering.evaluation.word_diff import word_diff
 from steering.models import Evaluation
-from steering.word_diff import word_diff
 
 STYLE = Path(__file__).resolve().parent.parent / "static" / "steering" / "evaluation.css"
 FACTOR = "× strength"

@@ -10,24 +10,28 @@ from django.db import transaction
 
 from jobs.models import Job
 from jobs.services import enqueue_job
-from steering.evaluation.errors import EvaluationError
+from steering.errors import EvaluationError
 from steering.evaluation.kinds import CALIBRATE, COMPARE, SWEEP
-from steering.evaluation.wishes import CalibrationWish, ComparisonWish, SweepWish, Wish, to_params
+from steering.evaluation.params import CalibrationParams, ComparisonParams, EvaluationParams, SweepParams, to_params
 from steering.models import Evaluation, ProfileVersion, SteeringProfile
 from steering.services import replace_draft
 from steering.spec.factor import with_factor
 from steering.spec.parsing import parse_edits
 
 PRIORITY = 0
-_KINDS = {SweepWish: (SWEEP, "Sweep"), CalibrationWish: (CALIBRATE, "Calibrate"), ComparisonWish: (COMPARE, "Compare")}
+_KINDS = {
+    SweepParams: (SWEEP, "Sweep"),
+    CalibrationParams: (CALIBRATE, "Calibrate"),
+    ComparisonParams: (COMPARE, "Compare"),
+}
 
 
-def start_evaluation(*, wish: Wish, owner: User | None = None) -> Job:
+def create_evaluation(*, wish: EvaluationParams, owner: User | None = None) -> Job:
     """Enqueue it; EvaluationError where the versions do not exist or do not fit each other."""
     kind, verb = _KINDS[type(wish)]
     version = _version(wish.version)
     title = f"{verb} {version}"
-    if isinstance(wish, ComparisonWish):
+    if isinstance(wish, ComparisonParams):
         other = None if wish.other is None else _version(wish.other)
         if other is not None and other.profile.model_id != version.profile.model_id:
             raise EvaluationError(f"{version} and {other} belong to different models.")

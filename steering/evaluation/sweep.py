@@ -9,10 +9,9 @@ from typing import Any
 
 from inference.readings import Read
 from jobs.running_job import RunningJob
-from steering.evaluation.subject import Subject
+from steering.evaluation.params import SweepParams, read_texts
+from steering.evaluation.runner import AT_ONCE, AnswerComparison, EvaluatedVersion, EvaluationRunner, GeneratedAnswer
 from steering.evaluation.text_measures import distinct, mean, perplexity, repeat_rate, word_rate
-from steering.evaluation.wishes import SweepWish, read_texts
-from steering.evaluation.workbench import AT_ONCE, Compared, Workbench, Written
 
 MAX_SAMPLES = 8
 
@@ -50,15 +49,15 @@ class Point:
     samples: list[Sample]
 
 
-def read_wish(params: dict[str, Any]) -> SweepWish:
-    return SweepWish(params["version"], read_texts(params["texts"]), tuple(params["factors"]), tuple(params["words"]))
+def read_wish(params: dict[str, Any]) -> SweepParams:
+    return SweepParams(params["version"], read_texts(params["texts"]), tuple(params["factors"]), tuple(params["words"]))
 
 
 def run_sweep(job: RunningJob) -> dict[str, Any]:
     """A point is kept as soon as it is there, so that a run after a crash goes on with the next."""
     wish = read_wish(job.params)
-    subject = Subject.find(wish.version)
-    bench, read = Workbench(subject.model), subject.read()
+    subject = EvaluatedVersion.find(wish.version)
+    bench, read = EvaluationRunner(subject.model), subject.read()
     points: list[dict[str, Any]] = list(job.checkpoint.get("points", []))
     factors: list[float | None] = [None, *wish.factors]
     for number, factor in enumerate(factors[len(points) :], len(points)):
@@ -76,11 +75,16 @@ def run_sweep(job: RunningJob) -> dict[str, Any]:
 
 
 def measure(
-    job: RunningJob, bench: Workbench, subject: Subject, wish: SweepWish, factor: float | None, read: Read | None
+    job: RunningJob,
+    bench: EvaluationRunner,
+    subject: EvaluatedVersion,
+    wish: SweepParams,
+    factor: float | None,
+    read: Read | None,
 ) -> Point:
     """All prompts at one strength, a few at once."""
     steered = None if factor is None else subject.at(factor)
-    prompts, written, compared = wish.texts.prompts, list[Written](), list[Compared]()
+    prompts, written, compared = wish.texts.prompts, list[GeneratedAnswer](), list[AnswerComparison]()
     for first in range(0, len(prompts), AT_ONCE):
         some = prompts[first : first + AT_ONCE]
         answers = bench.write(some, steered, wish.texts.sampling, first=first)
@@ -92,7 +96,11 @@ def measure(
 
 
 def point_of(
-    subject: Subject, wish: SweepWish, factor: float | None, written: Sequence[Written], compared: Sequence[Compared]
+    subject: EvaluatedVersion,
+    wish: SweepParams,
+    factor: float | None,
+    written: Sequence[GeneratedAnswer],
+    compared: Sequence[AnswerComparison],
 ) -> Point:
     activations = [value for one in compared for value in one.activations]
     texts = [one.text for one in written if one.token_ids]

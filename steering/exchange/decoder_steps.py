@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from steering.exchange.plan import ImportedEdit, Reading
+from steering.exchange.plan import ImportContext, ImportedEdit
 from steering.exchange.sae_choice import SAEHint
 from steering.models import SAE
 from steering.spec.edit import EditSpec, FeatureTarget, Operation
 from steering.spec.units import MAX_STRENGTH
 
 
-def find_sae(reading: Reading, hint: SAEHint, path: str) -> SAE | None:
+def find_sae(reading: ImportContext, hint: SAEHint, path: str) -> SAE | None:
     """The SAE whose rows are meant; those that rescale their input would rescale the step too."""
     sae = reading.saes.find(hint, path, reading.problems, reading.doubts)
     if sae is not None and sae.normalization != "none":
@@ -25,7 +25,7 @@ def find_sae(reading: Reading, hint: SAEHint, path: str) -> SAE | None:
 
 
 def step(
-    reading: Reading,
+    reading: ImportContext,
     sae: SAE | None,
     index: object,
     path: str,
@@ -50,7 +50,7 @@ def raw_edit(
     return replace(edit, sink_tokens=special_tokens)
 
 
-def _is_usable(reading: Reading, strength: float, path: str) -> bool:
+def _is_usable(reading: ImportContext, strength: float, path: str) -> bool:
     if abs(strength) <= MAX_STRENGTH:
         return True
     reading.refuse(path, f"The strength comes to {strength:g}; at most {MAX_STRENGTH:g} is allowed.")

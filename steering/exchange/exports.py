@@ -6,10 +6,10 @@ from typing import Any
 
 from inference.models import LanguageModel
 from inference.sources import is_local
-from steering.drafts import draft_edits
 from steering.errors import InvalidProfileError
 from steering.exchange.own import FORMAT_VERSION, KIND
 from steering.models import ProfileVersion, SteeringProfile
+from steering.profiles.drafts import draft_edits
 from steering.spec.errors import InvalidSpecError
 from steering.spec.parsing import parse_edits
 from steering.spec.rendering import edits_to_json, fingerprint

@@ -6,18 +6,27 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from steering.exchange import goodfire, millm_v1, mistudio, neuronpedia, own
-from steering.exchange.bias import bias_projection
 from steering.exchange.documents import Document, refusal
 from steering.exchange.lm_eval import NAME as LM_EVAL
 from steering.exchange.lm_eval import LmEvalReader, recognises
-from steering.exchange.plan import ImportedProfile, Reading
+from steering.exchange.plan import ImportContext, ImportedProfile
+from steering.models import SAE
+from steering.profiles.resolver import get_resolver
+from steering.profiles.snapshot import source_of
+
+
+def bias_projection(sae: SAE, feature: int) -> float:
+    """The decoder's bias along the feature's row at length 1; InvalidSAEError or SourceError without its files."""
+    loaded = get_resolver().sae(source_of(sae))
+    row = loaded.decoder_row(feature).double()
+    return float(loaded.decoder_bias().double() @ row / row.norm())
 
 
 @dataclass(frozen=True, slots=True)
 class ProfileFormat:
     name: str
     recognises: Callable[[object], bool]
-    read: Callable[[object, Reading], list[ImportedProfile]]
+    read: Callable[[object, ImportContext], list[ImportedProfile]]
 
 
 FORMATS = (

@@ -6,7 +6,7 @@ what its usual range of -1 to 1 suggests, and the import says so.
 
 from __future__ import annotations
 
-from steering.exchange.plan import ImportedEdit, ImportedProfile, Reading
+from steering.exchange.plan import ImportContext, ImportedEdit, ImportedProfile
 from steering.exchange.sae_choice import SAEHint
 from steering.models import SAE
 from steering.spec.edit import EditSpec, Operation
@@ -26,7 +26,7 @@ def recognises(value: object) -> bool:
     return isinstance(value, dict) and "base_model" in value and "edits" in value
 
 
-def read(value: object, reading: Reading) -> list[ImportedProfile]:
+def read(value: object, reading: ImportContext) -> list[ImportedProfile]:
     fields = Fields(value, "file", reading.problems)
     model = fields.text("base_model")
     if fields.value("scopes"):
@@ -40,7 +40,7 @@ def read(value: object, reading: Reading) -> list[ImportedProfile]:
     return [ImportedProfile("file", reading.stem, "", tuple(edits))]
 
 
-def _edit(fields: Fields, reading: Reading, sae: SAE | None) -> list[ImportedEdit]:
+def _edit(fields: Fields, reading: ImportContext, sae: SAE | None) -> list[ImportedEdit]:
     for name in ("feature_id", "feature_label"):
         fields.text(name, required=False)
     fields.number_or_none("max_activation_strength", limit=MAX_STRENGTH)

@@ -14,12 +14,12 @@ from audit.trail import record
 from inference.models import LanguageModel
 from inference.sources import SourceError
 from steering import services
-from steering.drafts import rows_of
 from steering.exchange.documents import read_document
 from steering.exchange.formats import format_of
-from steering.exchange.plan import ImportedEdit, ImportedProfile, ImportPlan, Reading
+from steering.exchange.plan import ImportContext, ImportedEdit, ImportedProfile, ImportPlan
 from steering.exchange.sae_choice import SAEChoice
 from steering.models import SAE, SteeringProfile
+from steering.profiles.drafts import rows_of
 from steering.saes.errors import InvalidSAEError
 from steering.spec.errors import InvalidSpecError, Problem
 from steering.spec.parsing import parse_edits
@@ -30,7 +30,7 @@ MAX_NAME = 100
 
 
 @dataclass(frozen=True, slots=True)
-class ImportWish:
+class ImportOptions:
     """Where a file goes. ``sae`` is which SAE it means, where it does not say so well enough; ``name`` replaces the
     name of a file's only profile; ``replaces`` allows the drafts of profiles that are there to be replaced.
     """
@@ -41,11 +41,11 @@ class ImportWish:
     replaces: bool = False
 
 
-def plan_import(data: bytes, file_name: str, wish: ImportWish) -> ImportPlan:
+def plan_import(data: bytes, file_name: str, wish: ImportOptions) -> ImportPlan:
     """What the file would make; InvalidSpecError names everything that is wrong, by field. Nothing is written."""
     document = read_document(data, file_name)
     known = format_of(document)
-    reading = Reading(document.stem, SAEChoice(wish.model, wish.sae))
+    reading = ImportContext(document.stem, SAEChoice(wish.model, wish.sae))
     try:
         found = known.read(document.value, reading)
     except (InvalidSAEError, SourceError) as error:  # a format that has to look into the SAE's files
@@ -60,7 +60,7 @@ def plan_import(data: bytes, file_name: str, wish: ImportWish) -> ImportPlan:
 
 
 @transaction.atomic
-def import_profiles(*, plan: ImportPlan, wish: ImportWish, user: User | None = None) -> list[SteeringProfile]:
+def import_profiles(*, plan: ImportPlan, wish: ImportOptions, user: User | None = None) -> list[SteeringProfile]:
     """The drafts of the plan, new ones or in place of old ones; nothing is published."""
     made = [_make(profile, wish, user) for profile in plan.profiles]
     for profile in made:
@@ -70,7 +70,7 @@ def import_profiles(*, plan: ImportPlan, wish: ImportWish, user: User | None = N
     return made
 
 
-def _make(planned: ImportedProfile, wish: ImportWish, user: User | None) -> SteeringProfile:
+def _make(planned: ImportedProfile, wish: ImportOptions, user: User | None) -> SteeringProfile:
     old = SteeringProfile.objects.select_for_update().filter(model=wish.model, name=planned.name).first()
     if old is None:
         return services.create_profile(
@@ -83,7 +83,7 @@ def _make(planned: ImportedProfile, wish: ImportWish, user: User | None) -> Stee
     return old
 
 
-def _named(profile: ImportedProfile, wish: ImportWish, reading: Reading, num_profiles: int) -> ImportedProfile:
+def _named(profile: ImportedProfile, wish: ImportOptions, reading: ImportContext, num_profiles: int) -> ImportedProfile:
     """With a name that requests can use."""
     if wish.name and num_profiles > 1:
         reading.refuse("name", f"The file holds {num_profiles} profiles; a name can be given to one alone.")
@@ -102,7 +102,7 @@ def _is_name(text: str) -> bool:
     return 0 < len(text) <= MAX_NAME and text.isascii() and text.replace("-", "").replace("_", "").isalnum()
 
 
-def _check_names(profiles: list[ImportedProfile], wish: ImportWish, reading: Reading) -> None:
+def _check_names(profiles: list[ImportedProfile], wish: ImportOptions, reading: ImportContext) -> None:
     if not profiles and not reading.problems:
         reading.refuse("file", "The file holds no profiles.")
     seen: set[str] = set()
@@ -116,7 +116,7 @@ def _check_names(profiles: list[ImportedProfile], wish: ImportWish, reading: Rea
         seen.add(profile.name)
 
 
-def _check_edits(profile: ImportedProfile, reading: Reading, model: LanguageModel) -> None:
+def _check_edits(profile: ImportedProfile, reading: ImportContext, model: LanguageModel) -> None:
     """What no reader sees: contradictions between edits, limits, and whether the model has what they need."""
     if not profile.edits:
         if not reading.problems:

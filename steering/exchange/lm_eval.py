@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from steering.exchange.decoder_steps import find_sae, raw_edit, step
 from steering.exchange.documents import Table
-from steering.exchange.plan import ImportedEdit, ImportedProfile, Reading
+from steering.exchange.plan import ImportContext, ImportedEdit, ImportedProfile
 from steering.exchange.sae_choice import SAEHint
 from steering.models import SAE
 from steering.spec.edit import FeatureTarget
@@ -34,7 +34,7 @@ class LmEvalReader:
     def __init__(self, bias_projection: BiasProjection) -> None:
         self._bias_projection = bias_projection
 
-    def read(self, value: object, reading: Reading) -> list[ImportedProfile]:
+    def read(self, value: object, reading: ImportContext) -> list[ImportedProfile]:
         assert isinstance(value, Table)
         _check_header(value, reading)
         hooks = [row.get("hookpoint", "") for row in value.rows]
@@ -43,7 +43,7 @@ class LmEvalReader:
         edits = [edit for number, row in enumerate(value.rows) for edit in self._row(row, f"row {number + 1}", reading)]
         return [ImportedProfile("file", reading.stem, "", tuple(edits))]
 
-    def _row(self, row: dict[str, str], path: str, reading: Reading) -> list[ImportedEdit]:
+    def _row(self, row: dict[str, str], path: str, reading: ImportContext) -> list[ImportedEdit]:
         loader, action = row.get("loader", "sparsify"), row.get("action", "add")
         if loader not in _LOADERS:
             reading.refuse(f"{path}.loader", f"Expected one of {', '.join(_LOADERS)}, found {loader[:60]!r}.")
@@ -66,7 +66,7 @@ class LmEvalReader:
         return ImportedEdit(path, raw_edit(target, "projection_cap", end, special_tokens=True, lower=end))
 
 
-def _check_header(table: Table, reading: Reading) -> None:
+def _check_header(table: Table, reading: ImportContext) -> None:
     for name in _COLUMNS:
         if name not in table.header:
             reading.refuse("line 1", f"The column {name} is missing.")
@@ -83,7 +83,7 @@ def _index(text: str) -> object:
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else text
 
 
-def _number(text: str, path: str, reading: Reading) -> float | None:
+def _number(text: str, path: str, reading: ImportContext) -> float | None:
     try:
         number = float(text)
     except ValueError:

@@ -7,7 +7,7 @@ and what its API answers, ``{"name", "model_id", "sae_id", "layer", "steering"}`
 from __future__ import annotations
 
 from steering.exchange.decoder_steps import find_sae, step
-from steering.exchange.plan import ImportedEdit, ImportedProfile, Reading
+from steering.exchange.plan import ImportContext, ImportedEdit, ImportedProfile
 from steering.exchange.sae_choice import SAEHint
 from steering.models import SAE
 from steering.spec.fields import Fields
@@ -22,7 +22,7 @@ def recognises(value: object) -> bool:
     return inner is not None and "steering" in inner and "name" in inner
 
 
-def read(value: object, reading: Reading) -> list[ImportedProfile]:
+def read(value: object, reading: ImportContext) -> list[ImportedProfile]:
     content = _content(value)
     assert content is not None
     path = "file.profile" if "profile" in _object(value) else "file.data" if "data" in _object(value) else "file"
@@ -64,7 +64,7 @@ def _numbers(fields: Fields) -> list[str]:
     return names
 
 
-def _edit(reading: Reading, sae: SAE | None, key: str, fields: Fields) -> list[ImportedEdit]:
+def _edit(reading: ImportContext, sae: SAE | None, key: str, fields: Fields) -> list[ImportedEdit]:
     steering = fields.child("steering")
     path = f"{steering.path}.{key[:50]}"
     index = int(key) if key.isdecimal() and key.isascii() and len(key) < 10 else key

@@ -7,7 +7,7 @@ one has its direction already. ``budget.intensity`` multiplies all of them.
 from __future__ import annotations
 
 from steering.exchange.decoder_steps import find_sae, step
-from steering.exchange.plan import ImportedEdit, ImportedProfile, Reading
+from steering.exchange.plan import ImportContext, ImportedEdit, ImportedProfile
 from steering.exchange.sae_choice import SAEHint
 from steering.models import SAE
 from steering.saes.config import MAX_D_IN
@@ -34,7 +34,7 @@ def recognises(value: object) -> bool:
     return isinstance(value, dict) and value.get("kind") in (DEFINITION, BUNDLE)
 
 
-def read(value: object, reading: Reading) -> list[ImportedProfile]:
+def read(value: object, reading: ImportContext) -> list[ImportedProfile]:
     fields = Fields(value, "file", reading.problems)
     if fields.text("kind") == BUNDLE:
         _version(fields)
@@ -49,7 +49,7 @@ def _version(fields: Fields) -> None:
         fields.report("schema_version", "Only version 1 is read; export it as that.", "unsupported_version")
 
 
-def _definition(fields: Fields, reading: Reading) -> ImportedProfile:
+def _definition(fields: Fields, reading: ImportContext) -> ImportedProfile:
     fields.text("kind", required=False)
     _version(fields)
     name, text = fields.text("name", max_length=120), fields.text("narrative", required=False, max_length=10_000)
@@ -63,12 +63,12 @@ def _definition(fields: Fields, reading: Reading) -> ImportedProfile:
     return ImportedProfile(fields.path, name, text, tuple(edits))
 
 
-def _model(model: Fields, reading: Reading) -> None:
+def _model(model: Fields, reading: ImportContext) -> None:
     if hf_id := model.text("hf_id", required=False):
         reading.doubt(f"The file was made for the model {hf_id[:100]}; it is imported for {reading.saes.model_name}.")
 
 
-def _sae(fields: Fields, reading: Reading) -> SAE | None:
+def _sae(fields: Fields, reading: ImportContext) -> SAE | None:
     sae = _optional(fields, "sae", reading)
     hook = sae.text("hook_type", required=False)
     if hook and hook not in _SITES:
@@ -84,13 +84,13 @@ def _sae(fields: Fields, reading: Reading) -> SAE | None:
     return find_sae(reading, hint, sae.path)
 
 
-def _optional(fields: Fields, name: str, reading: Reading) -> Fields:
+def _optional(fields: Fields, name: str, reading: ImportContext) -> Fields:
     """An object that may be absent."""
     value = fields.value(name)
     return Fields({} if value is None else value, f"{fields.path}.{name}", reading.problems)
 
 
-def _intensity(fields: Fields, reading: Reading) -> float:
+def _intensity(fields: Fields, reading: ImportContext) -> float:
     budget = _optional(fields, "budget", reading)
     intensity = budget.number("intensity", limit=_MAX_INTENSITY, default=1.0)
     if intensity < 0:
@@ -100,7 +100,7 @@ def _intensity(fields: Fields, reading: Reading) -> float:
     return intensity
 
 
-def _member(member: Fields, reading: Reading, sae: SAE | None, intensity: float) -> list[ImportedEdit]:
+def _member(member: Fields, reading: ImportContext, sae: SAE | None, intensity: float) -> list[ImportedEdit]:
     sign = member.integer("sign", minimum=-1, maximum=1) if "sign" in member else 1
     if sign == 0:
         member.report("sign", "Expected 1 or -1, found 0.")

@@ -12,7 +12,7 @@ from typing import cast
 
 from inference.interventions import Site, SiteKind
 from steering.exchange.decoder_steps import find_sae, raw_edit
-from steering.exchange.plan import ImportedEdit, ImportedProfile, Reading
+from steering.exchange.plan import ImportContext, ImportedEdit, ImportedProfile
 from steering.exchange.sae_choice import SAEHint
 from steering.spec.edit import EditSpec, FeatureTarget, Operation, VectorTarget
 from steering.spec.fields import Fields
@@ -52,7 +52,7 @@ def recognises(value: object) -> bool:
     return isinstance(value.get("features"), list) or isinstance(value.get("vectors"), list)
 
 
-def read(value: object, reading: Reading) -> list[ImportedProfile]:
+def read(value: object, reading: ImportContext) -> list[ImportedProfile]:
     fields = Fields(value, "file", reading.problems)
     model = fields.text("modelId", required=False) or fields.text("model", required=False)
     method = _method(fields, reading)
@@ -73,7 +73,7 @@ def read(value: object, reading: Reading) -> list[ImportedProfile]:
     return [ImportedProfile("file", reading.stem, "", tuple(edits))]
 
 
-def _method(fields: Fields, reading: Reading) -> _Method:
+def _method(fields: Fields, reading: ImportContext) -> _Method:
     if "strength_multiplier" not in fields:
         reading.doubt("The file has no strength_multiplier; it is taken for 1.")
     name = fields.choice("steer_method", tuple(_METHODS), "SIMPLE_ADDITIVE")
@@ -85,7 +85,7 @@ def _method(fields: Fields, reading: Reading) -> _Method:
     )
 
 
-def _feature(fields: Fields, reading: Reading, method: _Method) -> list[ImportedEdit]:
+def _feature(fields: Fields, reading: ImportContext, method: _Method) -> list[ImportedEdit]:
     if "steeringVector" in fields or "steering_vector" in fields:
         fields.report("steeringVector", "A vector of one's own goes into “vectors”, with its hook.")
         return []
@@ -115,7 +115,7 @@ def _strength(fields: Fields) -> float:
     return fields.number("strength", limit=MAX_STRENGTH, default=0.0)
 
 
-def _vector(fields: Fields, reading: Reading, method: _Method) -> list[ImportedEdit]:
+def _vector(fields: Fields, reading: ImportContext, method: _Method) -> list[ImportedEdit]:
     hook = fields.text("hook", max_length=200)
     values = fields.numbers("steering_vector", max_length=MAX_WIDTH, limit=MAX_STRENGTH)
     strength = _strength(fields)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from steering.exchange.plan import ImportedEdit, ImportedProfile, Reading
+from steering.exchange.plan import ImportContext, ImportedEdit, ImportedProfile
 from steering.spec.edit import EditSpec
 from steering.spec.errors import InvalidSpecError, Problem
 from steering.spec.fields import Fields
@@ -19,7 +19,7 @@ def recognises(value: object) -> bool:
     return isinstance(value, dict) and value.get("format") == KIND
 
 
-def read(value: object, reading: Reading) -> list[ImportedProfile]:
+def read(value: object, reading: ImportContext) -> list[ImportedProfile]:
     fields = Fields(value, "file", reading.problems)
     fields.text("format")
     fields.integer("format_version", minimum=1, maximum=FORMAT_VERSION, code="unsupported_version")
@@ -29,7 +29,7 @@ def read(value: object, reading: Reading) -> list[ImportedProfile]:
     return profiles
 
 
-def _profile(fields: Fields, reading: Reading) -> ImportedProfile:
+def _profile(fields: Fields, reading: ImportContext) -> ImportedProfile:
     name = fields.text("name", max_length=100)
     description = fields.text("description", required=False, max_length=10_000)
     said = fields.text("fingerprint", required=False)
@@ -45,7 +45,7 @@ def _profile(fields: Fields, reading: Reading) -> ImportedProfile:
     return ImportedProfile(fields.path, name, description, tuple(rows))
 
 
-def _model(fields: Fields, reading: Reading) -> None:
+def _model(fields: Fields, reading: ImportContext) -> None:
     """For readers: what counts is whether the model has SAEs with the checksums."""
     if "model" in fields:
         model = fields.child("model")

@@ -49,7 +49,7 @@ class ImportPlan:
 
 
 @dataclass(slots=True)
-class Reading:
+class ImportContext:
     """What a format's reader works with, and where it says what is wrong."""
 
     stem: str

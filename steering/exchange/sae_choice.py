@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from inference.models import LanguageModel
-from steering.drafts import feature_target
 from steering.models import SAE, Feature
+from steering.profiles.drafts import feature_target
 from steering.spec.edit import FeatureTarget
 from steering.spec.errors import Problem
 from steering.spec.fields import describe

@@ -16,7 +16,7 @@ from inference.readiness import ModelNotReadyError
 from openai_api.models import RequestLog
 from openai_api.request_log.detail import version_html
 from steering.models import SAE, FeatureEdit, SteeringProfile
-from steering.profiles import ProfileResolver, SteeringWish
+from steering.profiles.resolver import ProfileResolver, SteeringSelection
 from tests.console.test_playground import scoring, signed_in
 from tests.openai_api.conftest import Api, api, chunks_of  # noqa: F401 - a fixture
 from tests.openai_api.fakes import failing, finished
@@ -216,7 +216,7 @@ async def test_get_does_nothing(api: Api, profile: SteeringProfile):  # noqa: F8
 async def test_the_resolver_compiles_a_draft_as_it_compiles_its_version(profile: SteeringProfile, sae: SAE):  # noqa: F811
     draft = await sync_to_async(read)(profile, await saved_form(profile))
     resolver = ProfileResolver(lambda name: profile.model_id)
-    found = await resolver.steer("tiny", SteeringWish(draft=draft.version), special_token_ids=frozenset())
+    found = await resolver.steer("tiny", SteeringSelection(draft=draft.version), special_token_ids=frozenset())
     assert found is not None
     assert isinstance(found.intervention, Intervention)
     assert (found.label, found.number, found.fingerprint) == ("gloomy@draft", 0, draft.version.fingerprint)

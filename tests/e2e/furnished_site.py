@@ -172,18 +172,18 @@ from openai_api.models import RequestLog
 from openai_api.request_log.saved_searches import save_search
 from openai_api.services.replays import start_replay
 from steering import governance, watching
-from steering.evaluation.services import start_evaluation
-from steering.evaluation.wishes import CalibrationWish, ComparisonWish, SweepWish, Texts
+from steering.evaluation.services import create_evaluation
+from steering.evaluation.params import CalibrationParams, ComparisonParams, SweepParams, Texts
 from steering.models import SAE, Feature, ProfileVersion, SteeringPolicy, WatchRule
 from steering.sae_jobs import request_measurement
 
 root, rita = User.objects.get(is_superuser=True), User.objects.get(username="rita")
 texts = Texts(prompts=("Tell me a story.", "Tell me about a house."), max_tokens=24)
 first, second = ProfileVersion.objects.filter(profile__name="harbour").order_by("number")
-start_evaluation(wish=SweepWish(second.pk, texts, (0.25, 0.5, 1.0, 1.5, 2.0), ("sea", "ship", "water")), owner=rita)
-start_evaluation(wish=CalibrationWish(second.pk, texts, 0.2), owner=rita)
-start_evaluation(wish=ComparisonWish(second.pk, first.pk, texts), owner=rita)
-start_evaluation(wish=ComparisonWish(second.pk, None, texts), owner=root)
+create_evaluation(wish=SweepParams(second.pk, texts, (0.25, 0.5, 1.0, 1.5, 2.0), ("sea", "ship", "water")), owner=rita)
+create_evaluation(wish=CalibrationParams(second.pk, texts, 0.2), owner=rita)
+create_evaluation(wish=ComparisonParams(second.pk, first.pk, texts), owner=rita)
+create_evaluation(wish=ComparisonParams(second.pk, None, texts), owner=root)
 for row in RequestLog.objects.filter(profile__startswith="gloomy")[:1]:
     start_replay(row=row, owner=root)
     start_replay(row=row, profile="none", owner=root)

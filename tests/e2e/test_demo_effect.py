@@ -14,7 +14,7 @@ from django.core.management import call_command
 
 from inference.engine.loader import LoadedModel, ModelSpec, load_model
 from inference.interventions import Intervention
-from steering import profiles
+from steering.profiles.resolver import resolver as profiles
 from tests.engine.harness import EngineHarness
 
 ARTIFACTS = Path("steering/demo/artifacts")

@@ -17,11 +17,11 @@ from inference.engine.loader import LoadedModel, ModelSpec, load_model
 from inference.engine.messages import ReadingEvent
 from inference.interventions import Intervention, Site
 from inference.readings import FeatureValues, Read
-from steering import profiles
 from steering.demo.install import ARTIFACTS, install_demo
 from steering.models import SAE
-from steering.profiles import get_resolver
-from steering.published import source_of
+from steering.profiles.resolver import get_resolver
+from steering.profiles.resolver import resolver as profiles
+from steering.profiles.snapshot import source_of
 from steering.saes.sae import SparseAutoencoder
 from steering.spec.edit import OPERATIONS
 from tests.engine.harness import EngineHarness, Transcript

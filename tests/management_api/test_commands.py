@@ -19,8 +19,9 @@ from inference.registry import ModelRegistry, set_registry
 from jobs.kinds import find_kind
 from jobs.models import Job
 from openai_api.keys import find_key, load_keys
-from steering import governance, services
+from steering import services
 from steering.models import SteeringProfile
+from steering.profiles import lifecycle as governance
 from tests.inference.fakes import FakeLoop
 
 

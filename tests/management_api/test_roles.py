@@ -16,9 +16,10 @@ from inference.models import LanguageModel
 from jobs.models import Job
 from openai_api.models import ApiKey, RequestLog
 from openai_api.services import create_api_key
-from steering import governance, services
+from steering import services
 from steering.models import SAE, Evaluation, Feature, ProfileVersion, SteeringPolicy, SteeringProfile
-from steering.vector_models import VectorSet
+from steering.models.vectors import VectorSet
+from steering.profiles import lifecycle as governance
 from tests.management_api.conftest import Api, api_of, make_user
 
 TEXT = (Path(__file__).parents[2] / "docs" / "roles.md").read_text()

@@ -16,7 +16,7 @@ from openai_api.models import ApiKey
 from openai_api.services import create_api_key
 from steering import services
 from steering.exchange.exports import version_document
-from steering.exchange.imports import ImportWish, import_profiles, plan_import
+from steering.exchange.imports import ImportOptions, import_profiles, plan_import
 from steering.models import (
     Evaluation,
     Feature,
@@ -25,7 +25,7 @@ from steering.models import (
     SteeringPolicy,
     SteeringProfile,
 )
-from steering.vector_models import PlainVector, VectorSet
+from steering.models.vectors import PlainVector, VectorSet
 from tests.management_api.conftest import Api, api_of, make_user, refusal
 from tests.steering.pages import login
 
@@ -170,7 +170,7 @@ def test_an_import_does_not_replace_it(stranger, hidden, model):
     document = version_document(hidden)
     body = {"model": model.pk, "file_name": "x.json", "text": json.dumps(document), "replaces": True}
     assert refusal(stranger.post("profiles/import", body))[0] == 400
-    wish = ImportWish(model, replaces=True)
+    wish = ImportOptions(model, replaces=True)
     plan = plan_import(json.dumps(document).encode(), "x.json", wish)
     assert import_profiles(plan=plan, wish=wish, user=hidden.profile.owner) == [hidden.profile]
 

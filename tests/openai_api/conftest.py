@@ -21,7 +21,7 @@ from openai_api.keys import KeyRecord, digest_of
 from openai_api.limits import Limits, set_limits
 from openai_api.log_entry import LogEntry
 from openai_api.log_writer import set_log_writer
-from steering.watched import NO_WATCH, Watch
+from steering.watch.watcher import NO_WATCH, Watch
 from tests.openai_api.fakes import FakeEngine, FakeRegistry, FakeSteering, record, version_of
 
 

@@ -41,7 +41,7 @@ from steering.errors import (
 )
 from steering.feature_reader import FeatureDetail, FeatureQuery, FeatureRecord, SAERecord
 from steering.logit_lens import LogitLens
-from steering.profiles import ResolvedProfile, SteeringWish
+from steering.profiles.resolver import ResolvedProfile, SteeringSelection
 from steering.readable_sae import ReadableSAE
 from tests.builders import build_tokenizer
 
@@ -343,12 +343,12 @@ class FakeSteering:
 
     def __init__(self) -> None:
         self.policies: tuple[str, ...] = ()
-        self.wishes: list[SteeringWish] = []
+        self.wishes: list[SteeringSelection] = []
         self.edits: tuple[Edit, ...] = ()
         self.needed_parts: frozenset[Part] = frozenset()
 
     async def __call__(
-        self, model: str, wish: SteeringWish, *, special_token_ids: frozenset[int]
+        self, model: str, wish: SteeringSelection, *, special_token_ids: frozenset[int]
     ) -> ResolvedProfile | None:
         self.wishes.append(wish)
         if not wish and not self.policies:

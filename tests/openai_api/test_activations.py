@@ -15,7 +15,7 @@ from inference.readings import FeatureValues, Reading, Span, TopFeatures
 from openai_api.backend import get_backend, set_backend
 from steering.errors import SAEChoiceError, SAENotReadableError, SteeringError, UnknownSAEError
 from steering.readable_sae import ReadableSAE
-from steering.watched import ActiveRule, Watch
+from steering.watch.watcher import ActiveRule, Watch
 from tests.openai_api.conftest import Api, chunks_of
 from tests.openai_api.fakes import TURN, NoFeatures, finished, tokens_of
 from tests.openai_api.test_openapi import validator

@@ -23,7 +23,7 @@ from steering.feature_reader import (
 from steering.labels import FeatureExample
 from steering.logit_lens import LensBusyError, LensToken, LensUnavailableError, LogitLens
 from steering.models import SAE, Feature
-from steering.published import SAESource
+from steering.profiles.snapshot import SAESource
 from tests.openai_api.conftest import Api
 from tests.openai_api.fakes import NoFeatures
 from tests.openai_api.test_openapi import validator

@@ -12,8 +12,8 @@ from inference.models import LanguageModel
 from openai_api.key_forms import ApiKeyForm, profile_choices
 from openai_api.models import ApiKey
 from openai_api.services.api_keys import create_api_key
-from steering import governance
 from steering.models import ProfileVersion, SteeringProfile
+from steering.profiles import lifecycle as governance
 from tests.openai_api.test_admin import KEYS, fields_of
 
 pytestmark = pytest.mark.django_db

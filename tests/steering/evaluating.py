@@ -14,7 +14,7 @@ from jobs.execution import run_job
 from jobs.models import Job
 from steering.demo.install import install_demo
 from steering.models import ProfileVersion
-from steering.profiles import get_resolver
+from steering.profiles.resolver import get_resolver
 
 
 @contextmanager

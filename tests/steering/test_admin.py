@@ -12,8 +12,8 @@ from django.urls import reverse
 
 from inference.snapshots import forget_snapshots
 from steering import services
-from steering.drafts import draft_edits
 from steering.models import SAE, Feature, FeatureEdit, ProfileVersion, SteeringProfile
+from steering.profiles.drafts import draft_edits
 from steering.spec.wording import describe_edit
 from tests.steering.edits import vector_edit
 from tests.steering.pages import login, page, said, staff

@@ -17,8 +17,8 @@ from steering import services
 from steering.errors import InlineSteeringError, SAEUnavailableError
 from steering.exchange.exports import draft_document
 from steering.models import SAE, FeatureEdit, ProfileVersion, SteeringProfile
-from steering.profiles import ProfileResolver, SteeringWish
-from steering.published import registered_saes
+from steering.profiles.resolver import ProfileResolver, SteeringSelection
+from steering.profiles.snapshot import registered_saes
 from tests.steering.pages import page, said
 
 pytestmark = pytest.mark.django_db(transaction=True)  # requests read in threads of their own
@@ -34,7 +34,7 @@ def inline(features: Any) -> InlineSteeringError:
     resolver = ProfileResolver(lambda name: model_table.get().find(name).pk)
     with pytest.raises(InlineSteeringError) as caught:
         async_to_sync(resolver.steer)(
-            "tiny", SteeringWish(inline={"features": features}), special_token_ids=frozenset()
+            "tiny", SteeringSelection(inline={"features": features}), special_token_ids=frozenset()
         )
     assert caught.value.status == 400
     return caught.value

@@ -14,10 +14,10 @@ from django.test import Client, RequestFactory
 from django.urls import reverse
 
 from steering import services
-from steering.draft_form import FieldProblem, InvalidDraftError, UnsavedDraft
-from steering.drafts import draft_edits
 from steering.errors import SAEUnavailableError
 from steering.models import SAE, Evaluation, Feature, FeatureEdit, SteeringProfile
+from steering.profiles.draft_form import FieldProblem, InvalidDraftError, UnsavedDraft
+from steering.profiles.drafts import draft_edits
 from steering.spec.rendering import edits_to_json, fingerprint
 from steering.spec.units import MAX_STRENGTH
 from tests.steering.pages import staff

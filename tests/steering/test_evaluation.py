@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.interventions import Site
+from steering.errors import EvaluationError
 from steering.evaluation.calibration import MAX_STEPS, TOLERANCE, search
-from steering.evaluation.errors import EvaluationError
+from steering.evaluation.params import CalibrationParams, SweepParams, Texts, read_numbers
 from steering.evaluation.text_measures import distinct, mean, perplexity, repeat_rate, word_rate
-from steering.evaluation.wishes import CalibrationWish, SweepWish, Texts, read_numbers
 from steering.spec.edit import EditSpec, SiteTarget, VectorTarget
 from steering.spec.factor import MAX_FACTOR, has_strength, largest_factor, with_factor
 from steering.spec.units import Scales
@@ -159,16 +159,16 @@ def test_a_model_that_always_breaks_has_no_proposal_that_is_met() -> None:
         lambda: Texts(max_tokens=100_000),
         lambda: Texts(temperature=math.nan),
         lambda: Texts(seed=-1),
-        lambda: SweepWish(1, factors=()),
-        lambda: SweepWish(1, factors=(math.inf,)),
-        lambda: SweepWish(1, factors=(1e9,)),
-        lambda: SweepWish(1, factors=tuple(range(25))),
-        lambda: SweepWish(1, words=("x",) * 201),
-        lambda: CalibrationWish(1, target=0.0),
-        lambda: CalibrationWish(1, target=math.nan),
-        lambda: CalibrationWish(1, push_cap=-1.0),
+        lambda: SweepParams(1, factors=()),
+        lambda: SweepParams(1, factors=(math.inf,)),
+        lambda: SweepParams(1, factors=(1e9,)),
+        lambda: SweepParams(1, factors=tuple(range(25))),
+        lambda: SweepParams(1, words=("x",) * 201),
+        lambda: CalibrationParams(1, target=0.0),
+        lambda: CalibrationParams(1, target=math.nan),
+        lambda: CalibrationParams(1, push_cap=-1.0),
         lambda: read_numbers("0.5; two"),
-        lambda: SweepWish(1, factors=read_numbers("nan")),
+        lambda: SweepParams(1, factors=read_numbers("nan")),
     ],
 )
 def test_what_cannot_be_evaluated_is_refused_with_a_sentence(make) -> None:
@@ -177,4 +177,4 @@ def test_what_cannot_be_evaluated_is_refused_with_a_sentence(make) -> None:
 
 
 def test_strengths_are_sorted_and_named_once() -> None:
-    assert SweepWish(1, factors=read_numbers("2, 0.5 2")).factors == (0.5, 2.0)
+    assert SweepParams(1, factors=read_numbers("2, 0.5 2")).factors == (0.5, 2.0)

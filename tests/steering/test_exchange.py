@@ -19,13 +19,13 @@ from inference.interventions import ReaderEdit, VectorEdit
 from inference.models import LanguageModel
 from steering import services
 from steering.compiler import compile_edits
-from steering.drafts import draft_edits, feature_target
 from steering.exchange.documents import MAX_BYTES, MAX_DEPTH, read_document
 from steering.exchange.exports import draft_document, version_document
 from steering.exchange.formats import FORMATS, format_of
-from steering.exchange.imports import ImportWish, import_profiles, plan_import
+from steering.exchange.imports import ImportOptions, import_profiles, plan_import
 from steering.exchange.plan import ImportPlan
 from steering.models import SAE, FeatureEdit, SteeringProfile
+from steering.profiles.drafts import draft_edits, feature_target
 from steering.registration import SAELocation
 from steering.saes.loader import load_sae
 from steering.spec.edit import EditSpec, FeatureTarget
@@ -66,7 +66,7 @@ LM_EVAL = (
 
 def plan(value: object, model: LanguageModel, name: str = "wave.json", **wish: Any) -> ImportPlan:
     data = value if isinstance(value, bytes) else value if isinstance(value, str) else json.dumps(value)
-    return plan_import(data if isinstance(data, bytes) else data.encode(), name, ImportWish(model, **wish))
+    return plan_import(data if isinstance(data, bytes) else data.encode(), name, ImportOptions(model, **wish))
 
 
 def refused(value: object, model: LanguageModel, name: str = "wave.json", **wish: Any) -> dict[str, str]:
@@ -113,7 +113,7 @@ class TestOwnFormat:
         document = draft_document(mixed)
         assert document["profiles"][0]["edits"][0]["feature"]["sae"]["checksum"] == SAE.objects.get().checksum
         found = plan(document, model, name="x.json", replaces=True)
-        (made,) = import_profiles(plan=found, wish=ImportWish(model, replaces=True))
+        (made,) = import_profiles(plan=found, wish=ImportOptions(model, replaces=True))
         assert made == mixed
         assert draft_document(made) == document
         assert not found.doubts
@@ -124,7 +124,7 @@ class TestOwnFormat:
         document = version_document(version)
         assert document["profiles"][0]["version"]["note"] == "Äußerst traurig 😢"
         found = plan(document, model, replaces=True)
-        (made,) = import_profiles(plan=found, wish=ImportWish(model, replaces=True))
+        (made,) = import_profiles(plan=found, wish=ImportOptions(model, replaces=True))
         assert fingerprint(draft_edits(made)) == version.fingerprint
 
     def test_folders_of_this_machine_are_not_told(self, profile):
@@ -183,7 +183,7 @@ class TestOwnFormat:
     def test_names_are_taken(self, profile, model):
         document = draft_document(profile)
         assert "has a profile gloomy" in refused(document, model)["file.profiles[0].name"]
-        found = plan_import(json.dumps(document).encode(), "x.json", ImportWish(model, name="calm"))
+        found = plan_import(json.dumps(document).encode(), "x.json", ImportOptions(model, name="calm"))
         assert found.profiles[0].name == "calm"
 
 
@@ -243,7 +243,7 @@ class TestForeignFormats:
         }  # fmt: skip
         assert [profile.name for profile in plan(bundle, model).profiles] == ["sea-shore", "Two"]
         with pytest.raises(InvalidSpecError, match="can be given to one alone"):
-            plan_import(json.dumps(bundle).encode(), "x.json", ImportWish(model, name="calm"))
+            plan_import(json.dumps(bundle).encode(), "x.json", ImportOptions(model, name="calm"))
 
     @pytest.mark.parametrize(
         ("field", "value", "path"),
@@ -470,7 +470,7 @@ def test_nothing_is_made_when_one_cannot_be(sae, model, researcher):
     found = plan(bundle, model)
     services.create_profile(name="two", model=model)
     with pytest.raises(Exception, match="has a profile two already"):
-        import_profiles(plan=found, wish=ImportWish(model), user=researcher)
+        import_profiles(plan=found, wish=ImportOptions(model), user=researcher)
     assert [profile.name for profile in SteeringProfile.objects.all()] == ["two"]
     assert isinstance(researcher, User)
 

@@ -11,8 +11,8 @@ from django.urls import reverse
 
 from audit.models import AuditEvent
 from steering import services
-from steering.drafts import draft_edits
 from steering.models import SAE, SteeringProfile
+from steering.profiles.drafts import draft_edits
 from steering.spec.rendering import fingerprint
 from tests.steering.pages import page, said, staff
 from tests.steering.test_exchange import CLUSTER, NEURONPEDIA, changed

@@ -11,11 +11,11 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from steering import services
-from steering.drafts import draft_edits
 from steering.errors import InvalidProfileError
 from steering.feature_services import steer_with_feature
 from steering.feature_view import example_rows, histogram_picture
 from steering.models import SAE, Feature, SteeringProfile
+from steering.profiles.drafts import draft_edits
 from tests.steering.pages import login, page, said, staff
 
 CHANGE = "admin:steering_feature_change"

@@ -18,7 +18,7 @@ from audit.models import AuditEvent
 from inference.interventions import ReaderEdit
 from inference.models import LanguageModel
 from inference.records import model_table
-from steering import governance, profiles, services
+from steering import services
 from steering.errors import (
     InlineSteeringError,
     InUseError,
@@ -28,7 +28,9 @@ from steering.errors import (
     SAEUnavailableError,
 )
 from steering.models import FeatureEdit, ProfileVersion, SteeringPolicy, SteeringProfile
-from steering.profiles import ProfileResolver, ResolvedProfile, SteeringWish
+from steering.profiles import lifecycle as governance
+from steering.profiles.resolver import ProfileResolver, ResolvedProfile, SteeringSelection
+from steering.profiles.resolver import resolver as profiles
 
 pytestmark = pytest.mark.django_db(transaction=True)  # requests read in threads of their own
 
@@ -48,12 +50,12 @@ def cap(model: LanguageModel, feature: Any) -> ProfileVersion:
     return services.publish_profile(profile=profile)
 
 
-def steer(wish: SteeringWish) -> ResolvedProfile | None:
+def steer(wish: SteeringSelection) -> ResolvedProfile | None:
     resolver = ProfileResolver(lambda name: model_table.get().find(name).pk)
     return async_to_sync(resolver.steer)("tiny", wish, special_token_ids=frozenset())
 
 
-def steered(wish: SteeringWish) -> ResolvedProfile:
+def steered(wish: SteeringSelection) -> ResolvedProfile:
     resolved = steer(wish)
     assert resolved is not None
     return resolved
@@ -70,7 +72,7 @@ class TestRollback:
         again = governance.roll_back(version=versions[0], user=researcher, note="It was better.")
         assert (again.number, again.edits, again.fingerprint) == (3, versions[0].edits, versions[0].fingerprint)
         assert list(again.saes.all()) == list(versions[0].saes.all())
-        assert steered(SteeringWish("gloomy")).label == "gloomy@3"
+        assert steered(SteeringSelection("gloomy")).label == "gloomy@3"
         assert trail()[-1] == ("roll_back", "gloomy@3", "rita")
 
     def test_takes_the_draft_back_too(self, versions, profile):
@@ -119,10 +121,10 @@ class TestArchive:
         governance.archive_profile(profile=profile, user=researcher)
         for reference in ("gloomy", "gloomy@1"):
             with pytest.raises(ProfileArchivedError, match="archived"):
-                steer(SteeringWish(reference))
+                steer(SteeringSelection(reference))
         assert profiles.published("tiny") == []
         governance.unarchive_profile(profile=profile, user=researcher)
-        assert steered(SteeringWish("gloomy@1")).label == "gloomy@1"
+        assert steered(SteeringSelection("gloomy@1")).label == "gloomy@1"
         assert [event[0] for event in trail()[-2:]] == ["archive", "unarchive"]
 
     def test_twice_is_once(self, versions, profile):
@@ -143,20 +145,20 @@ class TestArchive:
 
 class TestPolicy:
     def test_follows_what_the_request_wants(self, versions, cap):
-        alone = steered(SteeringWish("gloomy"))
+        alone = steered(SteeringSelection("gloomy"))
         governance.save_policy(policy=SteeringPolicy(version=cap, reason="Safety."))
-        both = steered(SteeringWish("gloomy"))
+        both = steered(SteeringSelection("gloomy"))
         assert (both.label, both.policies) == ("gloomy@2", ("cap@1",))
         assert both.fingerprint == both.intervention.fingerprint not in {alone.fingerprint, cap.fingerprint}
-        only = steered(SteeringWish())
+        only = steered(SteeringSelection())
         assert (only.label, only.policies) == ("", ("cap@1",))
         assert all(edit.norm_limit == float("inf") for edit in only.intervention.edits), "a policy knows no norm limit"
         assert only.fingerprint == only.intervention.fingerprint
-        assert any(edit.norm_limit < float("inf") for edit in steered(SteeringWish("cap@1")).intervention.edits)
+        assert any(edit.norm_limit < float("inf") for edit in steered(SteeringSelection("cap@1")).intervention.edits)
 
     def test_is_not_scaled(self, versions, cap):
         governance.save_policy(policy=SteeringPolicy(version=cap, reason="Safety."))
-        off = steered(SteeringWish("gloomy", 0.0))
+        off = steered(SteeringSelection("gloomy", 0.0))
         (edit,) = off.intervention.edits
         assert isinstance(edit, ReaderEdit)
         assert [rule.upper for rule in edit.rules] == [pytest.approx(0.4)]
@@ -165,27 +167,27 @@ class TestPolicy:
         policy = governance.save_policy(policy=SteeringPolicy(version=cap, reason="Safety."), user=researcher)
         policy.is_active = False
         governance.save_policy(policy=policy, user=researcher)
-        assert steer(SteeringWish()) is None
+        assert steer(SteeringSelection()) is None
         governance.remove_policy(policy=policy, user=researcher)
         assert [event for event in trail() if event[0] == "policy"] == [("policy", "cap@1", "rita")] * 3
 
     def test_order(self, versions, cap):
         governance.save_policy(policy=SteeringPolicy(version=cap, position=2, reason="Safety."))
         governance.save_policy(policy=SteeringPolicy(version=versions[0], position=1, reason="Mood."))
-        assert steered(SteeringWish()).policies == ("gloomy@1", "cap@1")
+        assert steered(SteeringSelection()).policies == ("gloomy@1", "cap@1")
 
     def test_missing_weights_stop_the_traffic(self, cap, sae):
         governance.save_policy(policy=SteeringPolicy(version=cap, reason="Safety."))
         type(sae).objects.filter(pk=sae.pk).update(source="/nowhere")
         services.published_profiles.refresh()
         with pytest.raises(SAEUnavailableError):
-            steer(SteeringWish())
+            steer(SteeringSelection())
 
     def test_other_models_are_left_alone(self, cap, other_model):
         governance.save_policy(policy=SteeringPolicy(version=cap, reason="Safety."))
         resolver = ProfileResolver(lambda name: model_table.get().find(name).pk)
         model_table.refresh()
-        assert async_to_sync(resolver.steer)("other", SteeringWish(), special_token_ids=frozenset()) is None
+        assert async_to_sync(resolver.steer)("other", SteeringSelection(), special_token_ids=frozenset()) is None
 
     def test_special_tokens_are_refused(self, profile):
         profile.edits.update(special_tokens=True)
@@ -247,7 +249,7 @@ class TestDefault:
 class TestInline:
     def test_equals_the_published_profile(self, profile, sae):
         version = services.publish_profile(profile=profile)
-        inline = steered(SteeringWish(inline={"features": [{"index": 0, "strength": 0.5}]}))
+        inline = steered(SteeringSelection(inline={"features": [{"index": 0, "strength": 0.5}]}))
         assert (inline.label, inline.fingerprint) == ("inline", version.fingerprint)
 
     @pytest.mark.parametrize(
@@ -268,7 +270,7 @@ class TestInline:
     )
     def test_problems_name_the_field(self, features, param, code, sae):
         with pytest.raises(InlineSteeringError) as caught:
-            steer(SteeringWish(inline={"features": features}))
+            steer(SteeringSelection(inline={"features": features}))
         assert (caught.value.status, caught.value.param, caught.value.code) == (400, param, code)
 
 
@@ -335,7 +337,7 @@ def test_crowd_under_a_policy_gets_the_same(versions, cap):
     resolver = ProfileResolver(lambda name: model_table.get().find(name).pk)
 
     async def crowd() -> list[ResolvedProfile | None]:
-        wish = SteeringWish("gloomy", 0.5)
+        wish = SteeringSelection("gloomy", 0.5)
         return await asyncio.gather(*(resolver.steer("tiny", wish, special_token_ids=frozenset()) for _ in range(8)))
 
     assert len({one.fingerprint for one in async_to_sync(crowd)() if one}) == 1

@@ -30,7 +30,7 @@ from inference.watched_download import watch
 from steering.hub import find_saes
 from steering.saes.loader import load_sae
 from steering.sae_source import load_source, locate_sae
-from steering.published import SAESource
+from steering.profiles.snapshot import SAESource
 from steering.saes.errors import InvalidSAEError
 from steering.saes.preview import preview_sae
 

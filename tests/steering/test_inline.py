@@ -13,13 +13,12 @@ from inference.records import model_table
 from steering import services
 from steering.errors import InlineSteeringError
 from steering.feature_services import label_feature
-from steering.inline import find_inline, read_inline
 from steering.label_import import import_labels
 from steering.labels import FeatureLabel, LabelSet
 from steering.models import SAE
-from steering.profiles import ProfileResolver, SteeringWish
-from steering.published import MAX_RECENT, RecentVersions, registered_saes
-from steering.short_edits import read_short_edits
+from steering.profiles.inline_edits import find_inline, read_inline, read_short_edits
+from steering.profiles.resolver import ProfileResolver, SteeringSelection
+from steering.profiles.snapshot import MAX_RECENT, RecentVersions, registered_saes
 from steering.spec.parsing import parse_edits
 
 pytestmark = pytest.mark.django_db(transaction=True)  # a snapshot is read anew inside a transaction that writes
@@ -46,9 +45,9 @@ def test_edits_cost_one_query_however_many_and_none_when_they_come_again(sae):
 
 def test_a_request_that_comes_again_asks_neither_the_database_nor_a_thread(sae, monkeypatch):
     resolver = ProfileResolver(lambda name: model_table.get().find(name).pk)
-    wish = SteeringWish(inline=edits(5))
+    wish = SteeringSelection(inline=edits(5))
     first = async_to_sync(resolver.steer)("tiny", wish, special_token_ids=frozenset())
-    monkeypatch.setattr("steering.profiles.read_inline", lambda *_: pytest.fail("read again"))
+    monkeypatch.setattr("steering.profiles.resolver.read_inline", lambda *_: pytest.fail("read again"))
     again = async_to_sync(resolver.steer)("tiny", wish, special_token_ids=frozenset())
     assert first is not None
     assert again is not None

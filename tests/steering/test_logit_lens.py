@@ -26,8 +26,8 @@ from steering.logit_lens import (
     compute_lens,
     read_lens,
 )
-from steering.profiles import get_resolver
-from steering.published import SAESource, source_of
+from steering.profiles.resolver import get_resolver
+from steering.profiles.snapshot import SAESource, source_of
 from steering.registration import SAELocation
 from steering.unembedding import UnembeddingError, open_unembedding
 from tests.builders import ARCHITECTURES, build_model

@@ -13,11 +13,12 @@ import pytest
 from inference.interventions import ReaderEdit, VectorEdit
 from inference.models import LanguageModel
 from inference.records import model_table
-from steering import profiles, services
+from steering import services
 from steering.errors import ProfileModelMismatchError, ProfileNotFoundError, SAEUnavailableError
 from steering.models import SAE, SteeringProfile
-from steering.profiles import ProfileResolver
-from steering.published import SAESource, published_profiles
+from steering.profiles.resolver import ProfileResolver
+from steering.profiles.resolver import resolver as profiles
+from steering.profiles.snapshot import SAESource, published_profiles
 from steering.registration import SAELocation
 from steering.sae_cache import SAECache
 from steering.sae_source import load_source

@@ -11,9 +11,9 @@ from django.core.management import CommandError, call_command
 
 from steering import services
 from steering.compiler import compile_edits
-from steering.drafts import feature_target
 from steering.errors import IncompatibleSAEError, InvalidProfileError
 from steering.models import SAE, FeatureEdit
+from steering.profiles.drafts import feature_target
 from steering.registration import SAELocation, inspect_sae
 from steering.saes.loader import load_sae
 from steering.saes.preview import as_place

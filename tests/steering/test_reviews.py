@@ -11,10 +11,12 @@ from django.db import IntegrityError
 from django.urls import reverse
 
 from audit.models import AuditEvent
-from steering import governance, reviews, services
+from steering import services
 from steering.demo.install import install_demo
 from steering.errors import InvalidProfileError, NothingToPublishError, ReviewError
 from steering.models import ProfileReview, ProfileVersion, SteeringProfile
+from steering.profiles import lifecycle as governance
+from steering.profiles import reviews
 from tests.steering.pages import login, page, said, staff
 
 REVIEW = "admin:steering_steeringprofile_review"

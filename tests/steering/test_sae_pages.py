@@ -12,8 +12,8 @@ from jobs.models import Job
 from steering.corpus import CorpusError
 from steering.corpus_shelf import corpus_names, open_corpus
 from steering.models import SAE
-from steering.profiles import get_resolver
-from steering.published import source_of
+from steering.profiles.resolver import get_resolver
+from steering.profiles.snapshot import source_of
 from steering.registration import SAELocation, inspect_sae, prepare_sae
 from steering.sae_jobs import add_sae
 from tests.steering.format_files import saelens_transcoder

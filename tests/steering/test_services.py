@@ -14,9 +14,9 @@ from django.db.models import ProtectedError
 
 from inference.interventions import Site, Window
 from steering import services
-from steering.drafts import draft_edits, edit_of, feature_target
 from steering.errors import InUseError, InvalidProfileError, SAEUnavailableError
 from steering.models import Feature, FeatureEdit, ProfileVersion, SteeringProfile, VersionSAE
+from steering.profiles.drafts import draft_edits, edit_of, feature_target
 from steering.spec.edit import EditSpec, FeatureTarget, GateSpec, VectorTarget
 from steering.spec.parsing import parse_edits
 from steering.spec.rendering import edits_to_json

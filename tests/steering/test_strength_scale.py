@@ -9,9 +9,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from steering.profiles.edit_preview import StrengthScale, strength_scale
 from steering.spec.edit import EditSpec
 from steering.spec.units import FELT_PUSH, STRONG_PUSH, Scales
-from steering.strength_scale import StrengthScale, strength_scale
 from tests.steering.edits import SCALES, edit, keep_norm, vector_edit
 
 OPERATIONS = ("add", "clamp", "scale", "at_least", "at_most", "orthogonal", "projection_cap")

@@ -16,12 +16,13 @@ from django.urls import reverse
 
 from audit.models import AuditEvent
 from inference.interventions import Site
-from steering import governance, services
-from steering.drafts import draft_edits
+from steering import services
 from steering.errors import IncompatibleSAEError, InUseError, InvalidProfileError
 from steering.exchange.exports import draft_document
-from steering.exchange.imports import ImportWish, import_profiles, plan_import
+from steering.exchange.imports import ImportOptions, import_profiles, plan_import
 from steering.models import FeatureEdit, PlainVector, SteeringProfile, VectorSet, VersionVector
+from steering.profiles import lifecycle as governance
+from steering.profiles.drafts import draft_edits
 from steering.spec.wording import describe_edit
 from steering.vectors import FoundVector, delete_vectors, save_vectors
 from tests.steering.edits import keep_norm, vector_edit
@@ -235,7 +236,7 @@ class TestUse:
         document = draft_document(using)
         services.replace_draft(profile=using, edits=())
         delete_vectors(vector_set=calm)
-        wish = ImportWish(model, replaces=True)
+        wish = ImportOptions(model, replaces=True)
         import_profiles(plan=plan_import(json.dumps(document).encode(), "x.json", wish), wish=wish)
         assert using.edits.get(feature=None).vector["name"] == "calm"
         assert draft_document(using) == document

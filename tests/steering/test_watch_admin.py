@@ -10,8 +10,8 @@ from django.utils import timezone
 from audit.models import AuditEvent
 from inference.groups import ensure_groups
 from steering.models import SAE, Feature, WatchEvent, WatchRule
-from steering.watched import ActiveRule, Finding
-from steering.watching import record_findings
+from steering.watch.services import record_matches
+from steering.watch.watcher import ActiveRule, WatchMatch
 
 LIST, ADD = "/admin/steering/watchrule/", "/admin/steering/watchrule/add/"
 
@@ -77,7 +77,7 @@ def test_an_sae_that_a_rule_needs_stays(admin_client, feature):
 
 def test_events_are_shown_with_labels_and_their_request_and_cannot_be_changed(admin_client, feature):
     rule = ActiveRule(1, "storm", "alert", "demo-sae", feature.index, 2.0)
-    record_findings([Finding(rule, 7.25, 3, 5, True, timezone.now(), "demo", "gloomy@1", "req_1")])
+    record_matches([WatchMatch(rule, 7.25, 3, 5, True, timezone.now(), "demo", "gloomy@1", "req_1")])
     event = WatchEvent.objects.get()
 
     page = admin_client.get("/admin/steering/watchevent/").content.decode()

@@ -15,12 +15,12 @@ from django.utils import timezone
 from audit.models import AuditEvent
 from inference.models import LanguageModel
 from inference.readings import FeatureValues, Reading
-from steering import watching
 from steering.errors import InvalidProfileError
 from steering.models import SAE, Feature, WatchEvent, WatchRule
-from steering.profiles import get_resolver
-from steering.published import published_profiles
-from steering.watched import ActiveRule, Finding, Sightings, Watch, Watcher, watched_models
+from steering.profiles.resolver import get_resolver
+from steering.profiles.snapshot import published_profiles
+from steering.watch import services as watching
+from steering.watch.watcher import ActiveRule, Watch, Watcher, WatchMatch, WatchMatches, watched_models
 
 SPECIAL = frozenset({0})
 
@@ -146,7 +146,7 @@ RULES = (ActiveRule(1, "a", "alert", "demo-sae", 3, 2.0), ActiveRule(2, "b", "ca
 
 
 def test_sightings_keep_the_largest_value_of_each_rule():
-    sightings, now = Sightings(Watch((), (RULES,))), timezone.now()
+    sightings, now = WatchMatches(Watch((), (RULES,))), timezone.now()
     first = np.array([[3.0, 0.0], [9.0, 1.0]], np.float32)
     sightings.note(0, Reading(0, 2, first, (4, 7)), num_prompt=6, now=now)
     sightings.note(0, Reading(0, 1, np.array([[8.0, 5.0]], np.float32), (9,)), num_prompt=6, now=now)
@@ -155,16 +155,16 @@ def test_sightings_keep_the_largest_value_of_each_rule():
     assert (found.rule.name, found.value, found.num_tokens, found.place, found.in_prompt) == ("a", 9.0, 3, 7, False)
 
 
-def finding(**fields) -> Finding:
+def finding(**fields) -> WatchMatch:
     values = {"rule": RULES[0], "value": 3.0, "num_tokens": 2, "place": 5, "in_prompt": True, "at": timezone.now()}
-    return Finding(**{**values, "model": "demo", "profile": "gloomy@1", "request_id": "r", **fields})
+    return WatchMatch(**{**values, "model": "demo", "profile": "gloomy@1", "request_id": "r", **fields})
 
 
 def test_events_are_written_once_and_forgotten_in_time(feature):
     Feature.objects.filter(sae=feature.sae, index=3).update(label="cats")
     old = timezone.now() - timedelta(days=100)
-    watching.record_findings([finding(), finding(rule=RULES[1]), finding(request_id="old", at=old)])
-    watching.record_findings([finding(value=99.0)])
+    watching.record_matches([finding(), finding(rule=RULES[1]), finding(request_id="old", at=old)])
+    watching.record_matches([finding(value=99.0)])
 
     event = WatchEvent.objects.get(rule="a", request_id="r")
     assert (event.value, event.label, event.threshold, event.profile) == (3.0, "cats", 2.0, "gloomy@1")

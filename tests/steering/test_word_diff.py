@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steering.word_diff import MAX_PAIRS, word_diff
+from steering.evaluation.word_diff import MAX_PAIRS, word_diff
 
 texts = st.lists(st.sampled_from(["a", "b", "c", "<i>"]), max_size=12).map(" ".join)
 

@@ -10,20 +10,19 @@ from django.core.management.base import BaseCommand, CommandError
 
 from jobs.models import Job
 from jobs.waiting import wait_for_end
-from steering.errors import SteeringError
-from steering.evaluation.errors import EvaluationError
-from steering.evaluation.report import report_csv, report_json, report_page
-from steering.evaluation.services import start_evaluation, use_calibration
-from steering.evaluation.wishes import (
+from steering.errors import EvaluationError, SteeringError
+from steering.evaluation.params import (
     FACTORS,
     TARGETS,
-    CalibrationWish,
-    ComparisonWish,
-    SweepWish,
+    CalibrationParams,
+    ComparisonParams,
+    EvaluationParams,
+    SweepParams,
     Texts,
-    Wish,
     read_numbers,
 )
+from steering.evaluation.report import report_csv, report_json, report_page
+from steering.evaluation.services import create_evaluation, use_calibration
 from steering.models import Evaluation, ProfileVersion
 from steering.spec.units import STRONG_PUSH
 
@@ -63,7 +62,7 @@ class Command(BaseCommand):
                 f"A report can be written as {', '.join(WRITERS)}, not {output.suffix or output.name!r}."
             )
         try:
-            job = start_evaluation(wish=_wish(options))
+            job = create_evaluation(wish=_wish(options))
         except EvaluationError as error:
             raise CommandError(str(error)) from error
         self.stdout.write(f"{job.pk} “{job}” is queued.")
@@ -85,19 +84,19 @@ class Command(BaseCommand):
         self.stdout.write(report_csv(evaluation))
 
 
-def _wish(options: dict[str, Any]) -> Wish:
+def _wish(options: dict[str, Any]) -> EvaluationParams:
     version = _version(options["version"], options["model"])
     prompts = DEFAULTS.prompts if options["prompts"] is None else tuple(options["prompts"])
     texts = Texts(prompts, options["max_tokens"], options["temperature"], options["seed"])
     match options["act"]:
         case "sweep":
             words = tuple(word.strip() for word in options["words"].split(",") if word.strip())
-            return SweepWish(version, texts, read_numbers(options["strengths"]), words)
+            return SweepParams(version, texts, read_numbers(options["strengths"]), words)
         case "calibrate":
-            return CalibrationWish(version, texts, _target(options["target"]), options["push_cap"])
+            return CalibrationParams(version, texts, _target(options["target"]), options["push_cap"])
         case _:
             other = None if options["other"] is None else _version(options["other"], options["model"])
-            return ComparisonWish(version, other, texts)
+            return ComparisonParams(version, other, texts)
 
 
 def _target(text: str) -> float:

@@ -12,7 +12,7 @@ from django.core.management.base import BaseCommand, CommandError
 from inference.models import LanguageModel
 from steering.errors import SteeringError
 from steering.exchange.documents import MAX_BYTES
-from steering.exchange.imports import ImportWish, import_profiles, plan_import
+from steering.exchange.imports import ImportOptions, import_profiles, plan_import
 from steering.exchange.plan import ImportPlan
 from steering.models import SAE
 from steering.spec.errors import InvalidSpecError
@@ -60,14 +60,14 @@ class Command(BaseCommand):
             self.stdout.write(self.style.WARNING(doubt))
 
 
-def _wish(options: dict[str, Any]) -> ImportWish:
+def _wish(options: dict[str, Any]) -> ImportOptions:
     model = LanguageModel.objects.filter(name=options["model"]).first()
     if model is None:
         raise CommandError(f"There is no model {options['model']}; register it with add_model first.")
     sae = SAE.objects.filter(name=options["sae"], model=model).first() if options["sae"] else None
     if options["sae"] and sae is None:
         raise CommandError(f"The model {model} has no SAE {options['sae']}; register it with add_sae first.")
-    return ImportWish(model, sae, options["name"], options["replace"])
+    return ImportOptions(model, sae, options["name"], options["replace"])
 
 
 def _bytes(path: Path) -> bytes:

@@ -7,9 +7,9 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from steering import governance
 from steering.errors import SteeringError
 from steering.management.profiles import find_version
+from steering.profiles import lifecycle as governance
 
 
 class Command(BaseCommand):

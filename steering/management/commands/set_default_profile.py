@@ -9,7 +9,7 @@ from django.core.exceptions import ValidationError
 from django.core.management.base import BaseCommand, CommandError
 
 from inference.models import LanguageModel
-from steering import governance
+from steering.profiles import lifecycle as governance
 
 
 class Command(BaseCommand):

@@ -1,0 +1,307 @@
+"""A model at work for an evaluation: texts with some steering, and what another steering makes of the same texts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from inference.background import run_in_background
+from inference.client import (
+    DivergenceEvent,
+    Event,
+    FailedEvent,
+    FinishedEvent,
+    GenerationRequest,
+    ReadingEvent,
+    SamplingParams,
+    ScoresEvent,
+    Scoring,
+    TokensEvent,
+    get_client,
+)
+from inference.dialects.answer_parts import answer_parts
+from inference.interventions import Intervention
+from inference.parts import PLAIN, PartRules
+from inference.readings import FeatureValues, Read
+from inference.registry import ReadyModel, get_registry
+from inference.thinking_state import thinking_state
+from steering.errors import EvaluationError, ScopeNotSupportedError
+from steering.models import ProfileVersion
+from steering.profiles.resolver import check_scopes, get_resolver
+from steering.profiles.snapshot import PublishedVersion, version_of
+from steering.spec.edit import EditSpec, FeatureTarget
+from steering.spec.factor import largest_push, with_factor
+from steering.spec.parsing import parse_edits
+from steering.spec.rendering import edits_to_json, fingerprint
+from steering.spec.wording import describe_edit, describe_target
+
+AT_ONCE = 4  # prompts: an evaluation leaves room for requests
+UNSTABLE = frozenset({"steering_unstable"})  # what a strength may do to a text; the rest is a fault
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class TextPiece:
+    """Text that came with some tokens; empty while a character was open."""
+
+    text: str
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedAnswer:
+    """An answer. ``failure`` says why there is none."""
+
+    token_ids: tuple[int, ...] = ()
+    pieces: tuple[TextPiece, ...] = ()
+    finish_reason: str = ""
+    failure: str = ""
+
+    @property
+    def text(self) -> str:
+        return "".join(piece.text for piece in self.pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerComparison:
+    """Two steerings over one text, token by token; ``activations`` are what was read under the second one."""
+
+    kl: tuple[float, ...] = ()
+    ours: tuple[float, ...] = ()
+    theirs: tuple[float, ...] = ()
+    activations: tuple[float, ...] = ()
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How answers are written."""
+
+    max_tokens: int = 64
+    temperature: float = 1.0
+    seed: int = 0
+
+    def params(self) -> SamplingParams:
+        return SamplingParams(max_tokens=self.max_tokens, temperature=self.temperature, seed=self.seed)
+
+
+@dataclass(frozen=True)
+class EvaluationRunner:
+    """Synchronous: each call runs an event loop of its own, so that a job can tell its progress between them."""
+
+    model: str
+    ids: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of prompts
+
+    def write(
+        self, prompts: Sequence[str], version: PublishedVersion | None, sampling: Sampling, *, first: int = 0
+    ) -> list[GeneratedAnswer]:
+        """An answer to each prompt, all at once; ``first`` is the number of the first.
+
+        Prompts of the same number have the same seed, whatever steers.
+        """
+        return _run(self._write(prompts, version, sampling, first))
+
+    def compare(
+        self,
+        texts: Sequence[tuple[str, GeneratedAnswer]],
+        ours: PublishedVersion | None,
+        theirs: PublishedVersion | None,
+        read: Read | None = None,
+    ) -> list[AnswerComparison]:
+        """Of each answer to its prompt. Without tokens there is nothing to compare."""
+        return _run(self._compare(texts, ours, theirs, read))
+
+    async def _write(
+        self, prompts: Sequence[str], version: PublishedVersion | None, sampling: Sampling, first: int
+    ) -> list[GeneratedAnswer]:
+        ready = await self._ready()
+        intervention = await self._intervention(ready, version)
+        requests = [
+            GenerationRequest(
+                f"evaluation/{n}",
+                ready.record.name,
+                ids,
+                sampling.params(),
+                intervention,
+                n,
+                parts=_parts(ready, ids, intervention),
+            )
+            for n, ids in enumerate([await self._prompt(ready, prompt) for prompt in prompts], first)
+        ]
+        found = await run_in_background(get_client(), requests)
+        return [_written(found[request.index]) for request in requests]
+
+    async def _compare(
+        self,
+        texts: Sequence[tuple[str, GeneratedAnswer]],
+        ours: PublishedVersion | None,
+        theirs: PublishedVersion | None,
+        read: Read | None,
+    ) -> list[AnswerComparison]:
+        ready = await self._ready()
+        steerings = (await self._intervention(ready, ours), await self._intervention(ready, theirs))
+        results = []
+        for prompt, written in texts:
+            if not written.token_ids:
+                results.append(AnswerComparison(failure=written.failure))
+                continue
+            ids = await self._prompt(ready, prompt)
+            requests = [
+                GenerationRequest(
+                    f"evaluation/{side}",
+                    ready.record.name,
+                    ids,
+                    SamplingParams(max_tokens=0),
+                    steerings[side],
+                    side,
+                    reads=(read,) if read is not None and side else (),
+                    scoring=Scoring(written.token_ids, "pair", is_reference=bool(side)),
+                    parts=_parts(ready, ids, steerings[side]),
+                )
+                for side in (0, 1)
+            ]
+            results.append(_compared(await run_in_background(get_client(), requests)))
+        return results
+
+    async def _ready(self) -> ReadyModel:
+        ready = await get_registry().ready(self.model)
+        if ready.kind != "generation":
+            raise EvaluationError(f"The model {self.model} writes no text: it is made for {ready.kind}.")
+        return ready
+
+    async def _intervention(self, ready: ReadyModel, version: PublishedVersion | None) -> Intervention | None:
+        if version is None:
+            return None
+        intervention = await get_resolver().compiled(version, special_token_ids=ready.text.special_token_ids)
+        try:
+            check_scopes(intervention, ready.text.dialect)
+        except ScopeNotSupportedError as error:
+            raise EvaluationError(error.message) from error
+        return intervention
+
+    async def _prompt(self, ready: ReadyModel, prompt: str) -> tuple[int, ...]:
+        """As a user's message where the model has a chat template, else as it is."""
+        if prompt not in self.ids:
+            self.ids[prompt] = tuple(await asyncio.to_thread(_encode, ready, prompt))
+        return self.ids[prompt]
+
+
+def _encode(ready: ReadyModel, prompt: str) -> list[int]:
+    if ready.text.has_chat_template:
+        return ready.text.render_chat([{"role": "user", "content": prompt}])
+    return ready.text.encode(prompt)
+
+
+def _parts(ready: ReadyModel, ids: tuple[int, ...], intervention: Intervention | None) -> PartRules:
+    """No tools are on offer."""
+    if intervention is None or not intervention.tells_parts:
+        return PLAIN
+    return answer_parts(ready.text.dialect, thinking_state(ready.text, ids), "none")
+
+
+def _run(work: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run(work)
+
+
+def _written(events: Iterable[Event]) -> GeneratedAnswer:
+    token_ids: list[int] = []
+    pieces: list[TextPiece] = []
+    reason = failure = ""
+    for event in events:
+        match event:
+            case TokensEvent():
+                token_ids.extend(event.token_ids)
+                pieces.append(TextPiece(event.text, len(event.token_ids)))
+            case FinishedEvent():
+                reason = _checked(event)
+            case FailedEvent():
+                failure = _failure(event)
+    return GeneratedAnswer(tuple(token_ids), tuple(pieces), reason, failure)
+
+
+def _compared(found: dict[int, tuple[Event, ...]]) -> AnswerComparison:
+    kl: tuple[float, ...] = ()
+    scores: dict[int, tuple[float, ...]] = {}
+    activations: list[float] = []
+    for events in found.values():
+        for event in events:
+            match event:
+                case DivergenceEvent():
+                    kl = event.kl
+                case ScoresEvent():
+                    scores[event.index] = event.logprobs
+                case ReadingEvent():
+                    activations.extend(float(v) for r in event.readings for v in r.values[:, 0])
+                case FinishedEvent():
+                    _checked(event)
+                case FailedEvent():
+                    return AnswerComparison(failure=_failure(event))
+    return AnswerComparison(kl, scores[0], scores[1], tuple(activations))
+
+
+def _checked(event: FinishedEvent) -> str:
+    """The reason why it ended; EvaluationError for the engine's own, and where steering did not act as compiled."""
+    if event.reason == "cancelled":
+        raise EvaluationError("The engine cancelled the evaluation's requests.")
+    if event.receipt is not None and event.receipt.applied != event.receipt.expected:
+        raise EvaluationError("The profile did not act as compiled.")
+    return event.reason
+
+
+def _failure(event: FailedEvent) -> str:
+    if event.code in UNSTABLE:
+        return event.message
+    raise EvaluationError(f"The engine refused the evaluation ({event.code}): {event.message}")
+
+
+@dataclass(frozen=True)
+class EvaluatedVersion:
+    pk: int
+    model: str
+    published: PublishedVersion
+    edits: tuple[EditSpec, ...]
+
+    @classmethod
+    def find(cls, pk: int) -> EvaluatedVersion:
+        row = ProfileVersion.objects.select_related("profile__model").prefetch_related("saes").filter(pk=pk).first()
+        if row is None:
+            raise EvaluationError(f"There is no version with the number {pk}.")
+        return cls(row.pk, row.profile.model.name, version_of(row), parse_edits(row.edits))
+
+    def at(self, factor: float) -> PublishedVersion:
+        """The version with so many times its strength."""
+        if factor == 1:
+            return self.published
+        edits = tuple(with_factor(edit, factor) for edit in self.edits)
+        return PublishedVersion(
+            f"{self.published.label} × {factor:g}", 0, fingerprint(edits), edits_to_json(edits), self.published.saes
+        )
+
+    def strengths(self, factor: float) -> list[str]:
+        return [describe_edit(with_factor(edit, factor)) for edit in self.edits]
+
+    def push(self, factor: float) -> float | None:
+        return largest_push([with_factor(edit, factor) for edit in self.edits])
+
+    @property
+    def feature(self) -> EditSpec | None:
+        """The first edit of a feature."""
+        return next((edit for edit in self.edits if isinstance(edit.target, FeatureTarget)), None)
+
+    @property
+    def feature_name(self) -> str:
+        return "" if self.feature is None else describe_target(self.feature)
+
+    def read(self) -> Read | None:
+        """The feature's own activation on generated tokens; None where no edit has a feature that can be read."""
+        edit = self.feature
+        if edit is None or not isinstance(edit.target, FeatureTarget):
+            return None
+        checksum = edit.target.sae.checksum
+        source = next(source for source in self.published.saes if source.checksum == checksum)
+        sae = get_resolver().sae(source)
+        if not sae.reads_its_site:
+            return None
+        return Read(site=edit.target.site, probe=FeatureValues(sae, (edit.target.index,)), phase="generation")

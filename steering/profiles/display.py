@@ -1,0 +1,104 @@
+"""Parts of the pages that show a version."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from urllib.parse import urlencode
+
+from django.contrib import messages
+from django.http import HttpRequest
+from django.urls import NoReverseMatch, reverse
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
+
+from steering import services
+from steering.errors import SteeringError
+from steering.models import ProfileVersion, SteeringProfile
+from steering.profiles.edit_inlines import coefficient_text, push_text
+from steering.spec.edit import EditSpec
+from steering.spec.errors import InvalidSpecError
+from steering.spec.parsing import parse_edits
+from steering.spec.wording import Change, changes, describe_edit
+
+
+@dataclass(frozen=True, slots=True)
+class VersionRow:
+    """One line of a profile's list of versions, newest first."""
+
+    version: ProfileVersion
+    changes: SafeString | str
+    requests: SafeString | str
+
+
+def problem_text(problem: str) -> SafeString | str:
+    return format_html('<span class="steering-warning">{}</span>', problem) if problem else "–"
+
+
+def version_rows(profile: SteeringProfile) -> list[VersionRow]:
+    versions = list(profile.versions.select_related("published_by", "profile__model").order_by("-number"))
+    older = [*versions, None][1:]
+    return [
+        VersionRow(version, changes_between(before, version), requests_link(version))
+        for version, before in zip(versions, older, strict=True)
+    ]
+
+
+def changes_since_previous(version: ProfileVersion) -> SafeString | str:
+    before = ProfileVersion.objects.filter(profile_id=version.profile_id, number__lt=version.number).first()
+    return changes_between(before, version)
+
+
+def changes_between(before: ProfileVersion | None, version: ProfileVersion) -> SafeString | str:
+    return changes_html(changes(_edits(before) if before else (), _edits(version)))
+
+
+def changes_from_latest(profile: SteeringProfile, edits: Sequence[EditSpec]) -> SafeString | str:
+    """What publishing these edits would change."""
+    latest = profile.latest_version
+    return changes_html(changes(_edits(latest) if latest else (), edits))
+
+
+def changes_html(lines: Sequence[Change]) -> SafeString | str:
+    if not lines:
+        return "The effect is the same."
+    marks = {"added": "+", "removed": "−", "changed": "~"}
+    rows = ((line.kind, marks[line.kind], line.text) for line in lines)
+    return format_html_join("", '<div class="steering-{}">{} {}</div>', rows)
+
+
+def edits_table(version: ProfileVersion) -> SafeString:
+    return edits_html(_edits(version))
+
+
+def edits_html(edits: Sequence[EditSpec]) -> SafeString:
+    """Each edit in words, with the raw value and the push."""
+    rows = ((describe_edit(edit), coefficient_text(edit), push_text(edit.push)) for edit in edits)
+    return format_html(
+        '<table class="steering-edits"><thead><tr><th>Edit</th><th>Comes to</th><th>Push</th></tr></thead>{}</table>',
+        format_html_join("", "<tr><td>{}</td><td>{}</td><td>{}</td></tr>", rows),
+    )
+
+
+def requests_link(version: ProfileVersion) -> SafeString | str:
+    """To the requests in the log that ran with the version."""
+    try:
+        url = reverse("admin:openai_api_requestlog_changelist")
+    except NoReverseMatch:  # a project without the API
+        return ""
+    query = urlencode({"profile": str(version), "model": version.profile.model.name})
+    return format_html('<a href="{}?{}">requests with {}</a>', url, query, version)
+
+
+def restore(request: HttpRequest, version: ProfileVersion) -> None:
+    """Makes the version its profile's draft and says how that went."""
+    try:
+        services.new_draft_from(version=version)
+    except (SteeringError, InvalidSpecError) as error:
+        messages.error(request, f"{version} could not be restored: {error}")
+    else:
+        messages.success(request, f"The draft of {version.profile} is now as {version} was. Publish it to use it.")
+
+
+def _edits(version: ProfileVersion) -> tuple[EditSpec, ...]:
+    return parse_edits(version.edits)

@@ -1,0 +1,99 @@
+"""Whether a draft may steer: what publishing asks of it, and what trying it out asks too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from inference.sources import SourceError
+from steering.errors import InvalidProfileError, SteeringError
+from steering.model_shape import ModelShape, read_model_shape
+from steering.models import Feature, FeatureEdit, SteeringProfile
+from steering.profiles.drafts import edits_of
+from steering.spec.edit import DIRECTION_OPERATIONS, EditSpec, FeatureTarget, VectorTarget
+from steering.spec.errors import InvalidSpecError, Problem
+from steering.spec.units import MAX_PUSH
+
+_OPERATION = FeatureEdit.Operation
+_READING = (_OPERATION.SCALE, _OPERATION.CLAMP, _OPERATION.ABLATE, _OPERATION.AT_LEAST, _OPERATION.AT_MOST)
+
+
+def usable_edits(profile: SteeringProfile, rows: Sequence[FeatureEdit]) -> tuple[EditSpec, ...]:
+    """What the rows, saved or not, come to; InvalidProfileError unless it may steer. SAE files are not looked at."""
+    try:
+        edits = edits_of(profile.model_id, rows)
+    except InvalidSpecError as error:
+        raise InvalidProfileError.from_spec(error) from error
+    if not edits:
+        raise InvalidProfileError(f"The draft of {profile} has no edits; add at least one.")
+    _check_reading(rows)
+    _check_places(profile, edits)
+    problems = [
+        problem
+        for number, edit in enumerate(edits)
+        for check in (_check_push, _check_direction)
+        if (problem := check(edit, f"edits[{number}]"))
+    ]
+    if problems:
+        raise InvalidProfileError.from_spec(InvalidSpecError(problems))
+    return edits
+
+
+def _check_reading(rows: Sequence[FeatureEdit]) -> None:
+    """InvalidProfileError for an edit that has to read a transcoder's features where they are only written."""
+    for row in rows:
+        if row.gate_feature is not None and _is_written_only(row.gate_feature):
+            raise InvalidProfileError(
+                f"{row.gate_feature} is a transcoder's: it is read at the MLP's input, so a gate at its output cannot."
+            )
+    for row in rows:
+        if row.feature is None or not _is_written_only(row.feature):
+            continue
+        if row.operation in _READING or row.only_if_active:
+            what = row.operation if row.operation in _READING else "only_if_active"
+            raise InvalidProfileError(
+                f"{row.feature} is a transcoder's: it is read at the MLP's input, so {what} is not possible at its"
+                " output; use add."
+            )
+
+
+def _is_written_only(feature: Feature) -> bool:
+    return feature.sae.architecture.endswith("transcoder")
+
+
+def _check_places(profile: SteeringProfile, edits: Sequence[EditSpec]) -> None:
+    """InvalidProfileError where a vector or a site is none of the model's. SAEs were compared when they were added."""
+    places = [(number, edit) for number, edit in enumerate(edits) if not isinstance(edit.target, FeatureTarget)]
+    if not places:
+        return
+    try:
+        shape = read_model_shape(profile.model)
+    except (SourceError, SteeringError) as error:
+        raise InvalidProfileError(f"Whether the draft's vectors fit the model is not known: {error}") from error
+    problems = [problem for number, edit in places if (problem := _misfit(edit, shape, f"edits[{number}]"))]
+    if problems:
+        raise InvalidProfileError.from_spec(InvalidSpecError(problems))
+
+
+def _misfit(edit: EditSpec, shape: ModelShape, path: str) -> Problem | None:
+    site = edit.target.site
+    if site.layer >= shape.num_layers:
+        return Problem(path, f"The model has layers 0 to {shape.num_layers - 1}, not {site.layer}.")
+    if isinstance(edit.target, VectorTarget) and shape.width(site) != len(edit.target.values):
+        return Problem(path, f"{site} is {shape.width(site)} wide in this model, the vector {len(edit.target.values)}.")
+    return None
+
+
+def _check_direction(edit: EditSpec, path: str) -> Problem | None:
+    """The compiler looks at the weights themselves; this is known without them."""
+    if edit.operation not in DIRECTION_OPERATIONS or edit.target.scales.direction_norm != 0:
+        return None
+    message = f"The feature's decoder row is zero, so {edit.operation} has no direction; remove this edit."
+    return Problem(f"{path}.feature.index", message, "invalid_feature")
+
+
+def _check_push(edit: EditSpec, path: str) -> Problem | None:
+    push = edit.push
+    if push is None or push <= MAX_PUSH:
+        return None
+    message = f"The edit would push the residual by {push:.3g} times its norm; at most {MAX_PUSH:g} is allowed."
+    return Problem(f"{path}.strength", message)

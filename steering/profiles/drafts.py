@@ -1,0 +1,218 @@
+"""Between a profile's draft (rows of FeatureEdit) and the edits of a version (:mod:`steering.spec`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+from django.contrib.auth.models import User
+
+from audit.changes import plain
+from audit.models import AuditEvent
+from audit.trail import record
+from inference.interventions import SITE_KINDS, Site, SiteKind
+from steering.models import SAE, Feature, FeatureEdit, PlainVector, SteeringProfile
+from steering.spec.edit import EditSpec, FeatureTarget, GateSpec, SAEIdentity, SiteTarget, VectorTarget
+from steering.spec.errors import InvalidSpecError, Problem
+from steering.spec.parsing import parse_edits
+from steering.spec.rendering import edit_to_json
+from steering.spec.units import Scales
+from steering.spec.wording import describe_edit
+
+
+def draft_rows(profile: SteeringProfile) -> list[FeatureEdit]:
+    """With all that their edits need."""
+    return list(profile.edits.select_related("feature__sae", "gate_feature__sae", "plain_vector__vector_set"))
+
+
+def draft_edits(profile: SteeringProfile) -> tuple[EditSpec, ...]:
+    """The draft's edits, checked as if they had come from outside; InvalidSpecError names what is wrong."""
+    return edits_of(profile.model_id, draft_rows(profile))
+
+
+def edits_of(model_id: int, rows: Iterable[FeatureEdit]) -> tuple[EditSpec, ...]:
+    """What the rows of one draft come to, saved or not; InvalidSpecError names what is wrong."""
+    norms = mean_norms(model_id)
+    return parse_edits([_row_to_json(row, norms) for row in rows])
+
+
+def edit_of(row: FeatureEdit) -> EditSpec:
+    """One row as an edit, for showing it; InvalidSpecError when it is not complete."""
+    return parse_edits([_row_to_json(row, {} if row.feature else mean_norms(row.profile.model_id))])[0]
+
+
+def feature_target(feature: Feature) -> FeatureTarget:
+    """The feature with the numbers that strengths refer to, as known now."""
+    sae = feature.sae
+    return FeatureTarget(
+        sae=SAEIdentity(sae.name, sae.checksum, Site(sae.layer, cast("SiteKind", sae.site)), sae.d_in, sae.d_sae),
+        index=feature.index,
+        scales=Scales(feature.max_activation, feature.decoder_norm, sae.reference_norm, sae.typical_norm),
+        label=feature.label,
+    )
+
+
+def rows_of(profile: SteeringProfile, edits: Iterable[EditSpec]) -> list[FeatureEdit]:
+    """Unsaved draft rows with the edits' effect; InvalidSpecError when the model lost an SAE that they need."""
+    return [_row_of(profile, edit, f"edits[{number}]") for number, edit in enumerate(edits)]
+
+
+def _row_to_json(row: FeatureEdit, norms: Mapping[Site, float]) -> dict[str, Any]:
+    values = {
+        "operation": row.operation,
+        "strength": row.strength,
+        "unit": row.unit,
+        "phase": row.phase,
+        "lower": row.lower,
+        "window": {"after": row.after, "first": row.first},
+        "scope": row.scope,
+        "only_if_active": row.only_if_active,
+        "gate": _gate_to_json(row),
+        "special_tokens": row.special_tokens,
+        "ranges": row.ranges,
+        "sink_tokens": row.sink_tokens,
+    }
+    if row.feature is not None:
+        return {"feature": edit_to_json(EditSpec(feature_target(row.feature)))["feature"], **values}
+    if row.plain_vector is not None:
+        return {"vector": _registered_to_json(row.plain_vector, norms), **values}
+    if row.operation == FeatureEdit.Operation.NORM_PRESERVING:
+        return {"site": row.vector, **values}
+    return {"vector": _vector_to_json(row.vector, norms), **values}
+
+
+def _gate_to_json(row: FeatureEdit) -> dict[str, Any] | None:
+    if row.gate_feature is None:
+        return None
+    feature = edit_to_json(EditSpec(feature_target(row.gate_feature)))["feature"]
+    return {"feature": feature, "above": row.gate_above, "unit": row.gate_unit}
+
+
+def _registered_to_json(vector: PlainVector, norms: Mapping[Site, float]) -> dict[str, Any]:
+    return {
+        "name": vector.vector_set.name,
+        "layer": vector.layer,
+        "site": vector.site,
+        "values": list(vector.values),
+        "reference_norm": vector.reference_norm or norms.get(vector.place),
+        "typical_norm": vector.reference_norm or norms.get(vector.place),
+    }
+
+
+def _vector_to_json(vector: object, norms: Mapping[Site, float]) -> object:
+    """The row's vector with the residual's norm at its site filled in; wrong fields are left for the parser to name."""
+    if not isinstance(vector, dict) or vector.get("reference_norm") is not None:
+        return vector
+    layer, kind = vector.get("layer"), vector.get("site", "resid_post")
+    if not isinstance(layer, int) or kind not in SITE_KINDS:
+        return vector
+    norm = norms.get(Site(layer, kind))
+    return {"typical_norm": norm, **vector, "reference_norm": norm}
+
+
+def mean_norms(model_id: int) -> dict[Site, float]:
+    """Mean residual norms by site, as measured when SAEs were trained there."""
+    rows = SAE.objects.filter(model_id=model_id, mean_resid_norm__isnull=False).order_by("pk")
+    return {Site(row.layer, cast("SiteKind", row.site)): row.mean_resid_norm for row in rows if row.mean_resid_norm}
+
+
+def _row_of(profile: SteeringProfile, edit: EditSpec, path: str) -> FeatureEdit:
+    row = FeatureEdit(
+        profile=profile,
+        operation=edit.operation,
+        strength=edit.strength,
+        unit=edit.unit,
+        phase=edit.phase,
+        lower=edit.lower,
+        after=edit.window.after or None,
+        first=edit.window.first,
+        scope=edit.scope,
+        only_if_active=edit.only_if_active,
+        special_tokens=edit.special_tokens,
+        ranges=[[window.after, window.first] for window in edit.ranges] or None,
+        sink_tokens=edit.sink_tokens,
+    )
+    if edit.gate is not None:
+        _set_gate(row, edit.gate, _find_feature(profile, edit.gate.feature, f"{path}.gate"))
+    match edit.target:
+        case VectorTarget():
+            row.plain_vector = _find_vector(profile, edit.target)
+            row.vector = edit_to_json(edit)["vector"] if row.plain_vector is None else None
+            _keep_vector_effect(row, edit)
+        case SiteTarget():
+            row.vector = edit_to_json(edit)["site"]
+        case FeatureTarget():
+            row.feature = _find_feature(profile, edit.target, path)
+            _keep_effect(row, edit)
+    return row
+
+
+def _set_gate(row: FeatureEdit, gate: GateSpec, feature: Feature) -> None:
+    """With the threshold as a raw number where the maximal activation behind it has changed since."""
+    row.gate_feature, row.gate_above, row.gate_unit = feature, gate.above, gate.unit
+    if replace(gate, feature=feature_target(feature)).raw != gate.raw:
+        row.gate_above, row.gate_unit = gate.raw, FeatureEdit.GateUnit.RAW
+
+
+def _find_feature(profile: SteeringProfile, target: FeatureTarget, path: str) -> Feature:
+    sae = SAE.objects.filter(
+        model_id=profile.model_id, checksum=target.sae.checksum, layer=target.site.layer, site=target.site.kind
+    )
+    feature = Feature.objects.filter(sae__in=sae, index=target.index).select_related("sae").first()
+    if feature is None:
+        message = (
+            f"The model {profile.model} has no SAE {target.sae.name} with this checksum and feature {target.index}."
+        )
+        raise InvalidSpecError([Problem(f"{path}.feature", message, "invalid_feature")])
+    return feature
+
+
+def _find_vector(profile: SteeringProfile, target: VectorTarget) -> PlainVector | None:
+    """The registered one of that name, if it is still the same."""
+    rows = PlainVector.objects.filter(
+        vector_set__model_id=profile.model_id,
+        vector_set__name=target.name,
+        layer=target.site.layer,
+        site=target.site.kind,
+    )
+    vector = rows.select_related("vector_set").first() if target.name else None
+    return vector if vector is not None and vector.values == target.values else None
+
+
+def _keep_vector_effect(row: FeatureEdit, edit: EditSpec) -> None:
+    """As of features: the residual's norm at the site may be another one now. Numbers of one's own bring theirs."""
+    if row.plain_vector is None or edit.unit != "resid_norm":
+        return
+    try:
+        now = edit_of(row)
+    except InvalidSpecError:
+        now = None
+    if now is None or (now.raw, now.raw_lower) != (edit.raw, edit.raw_lower):
+        row.strength, row.lower, row.unit = edit.raw, edit.raw_lower, FeatureEdit.Unit.RAW
+
+
+def _keep_effect(row: FeatureEdit, edit: EditSpec) -> None:
+    """Gives the strength as a raw number where the numbers behind its unit have changed since."""
+    assert row.feature is not None
+    now = replace(edit, target=feature_target(row.feature))
+    if (now.raw, now.raw_lower) != (edit.raw, edit.raw_lower):
+        row.strength, row.lower, row.unit = edit.raw, edit.raw_lower, FeatureEdit.Unit.RAW
+
+
+def draft_words(profile: SteeringProfile) -> list[str]:
+    """A line for each edit; a draft that makes no sense yet is told by its rows."""
+    try:
+        return [describe_edit(edit) for edit in draft_edits(profile)]
+    except InvalidSpecError:
+        return [str(row) for row in profile.edits.all()]
+
+
+def record_draft(
+    *, profile: SteeringProfile, before: Sequence[str], user: User | None = None, detail: str = ""
+) -> None:
+    """Records what the draft's edits are now; nothing where they are what they were."""
+    after = draft_words(profile)
+    if list(before) != after:
+        changes = {"edits": [plain(list(before)), plain(after)]}
+        record(AuditEvent.Action.CHANGE, profile, user=user, model=profile.model.name, detail=detail, changes=changes)

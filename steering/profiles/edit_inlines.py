@@ -1,0 +1,333 @@
+"""The edits of a profile's draft, with what their strengths come to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from django import forms
+from django.contrib import admin
+from django.contrib.admin.widgets import AutocompleteSelect
+from django.core.exceptions import ValidationError
+from django.db.models import Q, QuerySet
+from django.forms import ModelChoiceField
+from django.http import HttpRequest
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+
+from steering.models import SAE, Feature, FeatureEdit, PlainVector, SteeringProfile
+from steering.profiles.drafts import edit_of
+from steering.spec.edit import OPERATIONS, VECTOR_OPERATIONS, EditSpec
+from steering.spec.errors import InvalidSpecError
+from steering.spec.parsing import MAX_LAYER, parse_edits
+from steering.spec.units import DEFAULT_STRENGTH, MAX_STRENGTH, STRONG_PUSH
+from steering.spec.wording import describe_edit
+from steering.visibility import visible_vectors
+
+OPERATION_HELP = {
+    "add": "Adds the strength to what the feature, or the direction, contributes: the usual way to get more or less.",
+    "clamp": "Sets the feature to the strength on every token, whatever it was.",
+    "scale": "Multiplies the feature's own activation by the strength: 0 silences it, 1 changes nothing, 2 doubles it.",
+    "ablate": "Sets the feature to 0. The strength does not matter.",
+    "at_least": "Raises the feature to the strength where it is below, and leaves it alone elsewhere.",
+    "at_most": "Lowers the feature to the strength where it is above, and leaves it alone elsewhere.",
+    "orthogonal": "Multiplies the part of the residual along the direction by the strength: 0 removes it.",
+    "projection_cap": "Keeps the residual along the direction between the lower end and the strength.",
+    "norm_preserving": "Gives the residual its former length back, after all other edits at the site.",
+}
+PHASE_HELP = {
+    "both": "On the tokens of the prompt and on those that the model writes.",
+    "prompt": "Only on the tokens of the prompt, as the model reads them.",
+    "from_last_prompt_token": "From the prompt's last token on, where the answer's first token is drawn: the whole"
+    " answer is steered, and the prompt before it is not.",
+    "generation": "Only on the tokens that the model writes. The first of them is drawn before that, so it is not"
+    " steered.",
+}
+SCOPE_HELP = {
+    "everything": "On all tokens of the phase.",
+    "thinking": "Only where the model reasons before it answers; windows count that part's tokens. Phase: generation.",
+    "answer": "Only on the answer itself, not on the thinking before it nor on tool calls; windows count its tokens."
+    " Phase: generation.",
+    "outside_calls": "Everywhere but inside tool calls, so that their arguments stay what the model means.",
+}
+UNIT_HELP = {
+    "max_act": "In multiples of the feature's largest activation: 1 is as strong as it ever gets by itself.",
+    "raw": "The number itself.",
+    "resid_norm": "As a fraction of the residual's mean length: the step is that large, whatever the feature.",
+}
+
+
+KEEP_NORM = FeatureEdit.Operation.NORM_PRESERVING
+CONDITIONS = ("scope", "after", "first", "only_if_active", "gate_feature", "gate_above", "gate_unit", "special_tokens",
+              "ranges", "sink_tokens")  # fmt: skip
+
+
+class ModelsOwnSelect(AutocompleteSelect):
+    """Searches rows of one model only (its primary key goes along as ``language_model``)."""
+
+    language_model: int | None = None
+
+    def get_url(self) -> str:
+        return f"{super().get_url()}?language_model={self.language_model or 0}"
+
+    def optgroups(self, name: str, value: Any, attrs: Any = None) -> Any:
+        """Django would look up what a forged form holds; the field refuses it all the same."""
+        return super().optgroups(name, [one for one in value if str(one).isdecimal()], attrs)
+
+
+class FeatureEditForm(forms.ModelForm[FeatureEdit]):
+    operations: tuple[str, ...] = tuple(name for name in OPERATIONS if name != "norm_preserving")
+    strength = forms.FloatField(
+        initial=DEFAULT_STRENGTH,
+        min_value=-MAX_STRENGTH,
+        max_value=MAX_STRENGTH,
+        widget=forms.NumberInput(attrs={"step": "any", "class": "strength"}),
+    )
+
+    class Meta:
+        model = FeatureEdit
+        fields = ("feature", "operation", "strength", "lower", "unit", "phase", *CONDITIONS)
+        widgets = {"ranges": forms.TextInput}
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if "operation" in self.fields:  # absent for users who may only look
+            labels = dict(FeatureEdit.Operation.choices)
+            choices = [(name, labels[name]) for name in OPERATIONS if name in self.operations]
+            self.fields["operation"].widget.choices = choices
+        for name in {"gate_unit", "scope"} & self.fields.keys():
+            self.fields[name].required = False
+        for name, texts in _EXPLAINED.items():
+            if name in self.fields:
+                self.fields[name].widget.attrs["data-explain"] = json.dumps(texts)
+
+    def clean_scope(self) -> str:
+        return self.cleaned_data["scope"] or FeatureEdit.Scope.EVERYTHING
+
+    def clean_gate_unit(self) -> str:
+        return self.cleaned_data["gate_unit"] or FeatureEdit.GateUnit.MAX_ACT
+
+
+class VectorEditForm(FeatureEditForm):
+    """For registered vectors, numbers of one's own, and whole sites."""
+
+    operations = (*VECTOR_OPERATIONS, "norm_preserving")
+    norm_layer = forms.IntegerField(
+        label="layer", required=False, min_value=0, max_value=MAX_LAYER, help_text="Of “keep the norm”."
+    )
+    norm_site = forms.ChoiceField(label="site", required=False, choices=SAE.Site.choices, initial=SAE.Site.RESID_POST)
+
+    class Meta:
+        model = FeatureEdit
+        fields = ("plain_vector", "vector", "operation", "strength", "lower", "unit", "phase", "scope", "after",
+                  "first", "special_tokens", "ranges", "sink_tokens")  # fmt: skip
+        widgets = {"vector": forms.Textarea(attrs={"rows": 2, "cols": 50}), "ranges": forms.TextInput}
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if "operation" in self.fields:
+            self.fields["operation"].required = False
+        if self.instance.operation == KEEP_NORM and isinstance(self.instance.vector, dict):
+            place = self.instance.vector
+            site = place.get("site", SAE.Site.RESID_POST)
+            self.initial.update(norm_layer=place.get("layer"), norm_site=site, vector=None)
+
+    def clean_operation(self) -> str:
+        return self.cleaned_data["operation"] or FeatureEdit.Operation.ADD
+
+    def clean(self) -> dict[str, Any]:
+        """Everything about the vector but its fit to the model, which is checked when it is published."""
+        cleaned = super().clean() or self.cleaned_data
+        if "operation" in cleaned and "vector" in cleaned and "plain_vector" in cleaned:
+            self._clean_target(cleaned)
+        return cleaned
+
+    def _clean_target(self, cleaned: dict[str, Any]) -> None:
+        registered, own = cleaned["plain_vector"], cleaned["vector"]
+        if cleaned["operation"] == KEEP_NORM:
+            if registered is not None:
+                raise ValidationError({"plain_vector": "“keep the norm” takes a layer and a site, no vector."})
+            cleaned["vector"] = self._site(own, cleaned)
+        elif registered is not None and own is not None:
+            raise ValidationError({"vector": "Choose a registered vector, or give numbers, not both."})
+        elif registered is None and own is None:
+            raise ValidationError({"plain_vector": "Choose a registered vector, or give numbers of your own."})
+        elif own is not None:
+            _check_edit({"vector": own, "operation": cleaned["operation"]})
+
+    def _site(self, own: object, cleaned: Mapping[str, Any]) -> object:
+        if own is None and cleaned.get("norm_layer") is None:
+            raise ValidationError({"norm_layer": "“keep the norm” needs a layer."})
+        site = own or {"layer": cleaned["norm_layer"], "site": cleaned.get("norm_site") or SAE.Site.RESID_POST}
+        _check_edit({"site": site, "operation": KEEP_NORM})
+        return site
+
+
+def _check_edit(edit: dict[str, Any]) -> None:
+    try:
+        parse_edits([edit | {"unit": "raw"}])
+    except InvalidSpecError as error:
+        texts = [str(problem).removeprefix("edits[0].") for problem in error.problems]
+        raise ValidationError({"vector": texts}) from error
+
+
+_EXPLAINED = {
+    "operation": edit_texts.OPERATIONS,
+    "phase": edit_texts.PHASES,
+    "scope": edit_texts.SCOPES,
+    "unit": edit_texts.UNITS,
+}
+
+
+class _EditInline(admin.StackedInline):  # type: ignore[type-arg]  # it takes none at run time
+    """One card per edit, in the order in which they were added."""
+
+    model = FeatureEdit
+    readonly_fields = ("words", "coefficient", "push")
+    extra = 0
+
+    class Media:
+        js = ("steering/edits.js",)
+
+    @admin.display(description="in words")
+    def words(self, edit: FeatureEdit) -> str:
+        """With all its conditions, as it was saved."""
+        if edit._state.adding:
+            return "Save to see what it comes to."
+        try:
+            return describe_edit(edit_of(edit))
+        except InvalidSpecError:
+            return "–"
+
+    @admin.display(description="comes to")
+    def coefficient(self, edit: FeatureEdit) -> SafeString | str:
+        """The raw number that the operation works with, or what is missing to know it."""
+        if edit._state.adding:
+            return "–"
+        try:
+            return coefficient_text(edit_of(edit))
+        except InvalidSpecError as error:
+            return format_html('<span class="steering-warning">{}</span>', error.problems[0].message)
+
+    @admin.display(description="push")
+    def push(self, edit: FeatureEdit) -> SafeString | str:
+        """The largest step as a fraction of the residual's mean norm."""
+        if edit._state.adding:
+            return "–"
+        try:
+            return push_text(edit_of(edit).push)
+        except InvalidSpecError:
+            return "–"
+
+    def _choose_among(self, field: Any, name: str, rows: QuerySet[Any], language_model: int) -> None:
+        """Lets the field's search find rows of the profile's model only."""
+        field.queryset = rows
+        select = ModelsOwnSelect(FeatureEdit._meta.get_field(name), self.admin_site)
+        select.language_model = language_model
+        select.choices = field.widget.choices
+        field.widget.widget = select
+        field.widget.can_change_related = False
+
+
+_OUTCOME = ("words", ("coefficient", "push"))
+_AMOUNT = ("operation", ("strength", "unit", "lower"), "phase")
+
+
+class FeatureEditInline(_EditInline):
+    form = FeatureEditForm
+    verbose_name = "feature edit"
+    verbose_name_plural = "feature edits"
+    fieldsets = (
+        (None, {"fields": ("feature", *_AMOUNT, *_OUTCOME)}),
+        (
+            "Conditions",
+            {
+                "classes": ("collapse",),
+                "fields": (
+                    "scope",
+                    ("after", "first", "ranges"),
+                    ("only_if_active", "special_tokens", "sink_tokens"),
+                    ("gate_feature", "gate_above", "gate_unit"),
+                ),
+            },
+        ),
+    )
+    autocomplete_fields = ("feature", "gate_feature")
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[FeatureEdit]:
+        rows = super().get_queryset(request).filter(feature__isnull=False)
+        return rows.select_related("profile", "feature__sae", "gate_feature__sae")
+
+    def get_extra(self, request: HttpRequest, obj: SteeringProfile | None = None, **kwargs: Any) -> int:
+        return 0 if obj is None or obj.edits.exists() else 1
+
+    def get_formset(self, request: HttpRequest, obj: SteeringProfile | None = None, **kwargs: Any) -> Any:
+        formset = super().get_formset(request, obj, **kwargs)
+        for name in ("feature", "gate_feature"):
+            field = formset.form.base_fields.get(name)  # absent for users who may only look
+            if isinstance(field, ModelChoiceField) and obj is not None:
+                field.required = name == "feature"
+                self._choose_among(field, name, Feature.objects.filter(sae__model_id=obj.model_id), obj.model_id)
+        return formset
+
+
+class VectorEditInline(_EditInline):
+    form = VectorEditForm
+    verbose_name = "vector edit"
+    verbose_name_plural = "vector edits (plain directions, and keeping the norm)"
+    fieldsets = (
+        (None, {"fields": ("plain_vector", *_AMOUNT, ("norm_layer", "norm_site"), *_OUTCOME)}),
+        (
+            "Conditions, and numbers of one's own",
+            {
+                "classes": ("collapse",),
+                "fields": ("scope", ("after", "first", "ranges"), ("special_tokens", "sink_tokens"), "vector"),
+            },
+        ),
+    )
+    autocomplete_fields = ("plain_vector",)
+
+    def get_formset(self, request: HttpRequest, obj: SteeringProfile | None = None, **kwargs: Any) -> Any:
+        formset = super().get_formset(request, obj, **kwargs)
+        fields = formset.form.base_fields
+        if "unit" in fields:
+            fields["unit"].initial = FeatureEdit.Unit.RAW
+        field = fields.get("plain_vector")
+        if isinstance(field, ModelChoiceField) and obj is not None:
+            rows = PlainVector.objects.filter(vector_set__model_id=obj.model_id).select_related("vector_set")
+            used = Q(pk__in=obj.edits.values("plain_vector"))  # in a draft that is shared
+            rows = rows.filter(used | Q(pk__in=visible_vectors(request.user).order_by().values("pk")))
+            self._choose_among(field, "plain_vector", rows.defer("data"), obj.model_id)
+        return formset
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[FeatureEdit]:
+        rows = super().get_queryset(request).filter(feature__isnull=True)
+        return rows.select_related("profile", "plain_vector__vector_set")
+
+
+def coefficient_text(edit: EditSpec) -> str:
+    match edit.operation:
+        case "norm_preserving":
+            return "–"
+        case "scale" | "orthogonal":
+            return f"factor {edit.raw:.4g}"
+        case "projection_cap":
+            return f"{'' if edit.raw_lower is None else f'{edit.raw_lower:.4g} to '}{edit.raw:.4g}"
+        case "add":
+            return f"{edit.raw:+.4g}"
+        case _:
+            return f"{edit.raw:.4g}"
+
+
+def push_text(push: float | None) -> SafeString | str:
+    """Marked where text tends to fall apart."""
+    if push is None:
+        return "unknown"
+    if push <= STRONG_PUSH:
+        return f"{push:.2f}"
+    return format_html(
+        '<span class="steering-warning" title="Above {} of the residual’s norm, text tends to fall apart.">{} ⚠</span>',
+        STRONG_PUSH,
+        f"{push:.2f}",
+    )

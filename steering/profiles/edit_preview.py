@@ -1,0 +1,163 @@
+"""What each edit of an unsaved draft comes to, for the card where it is made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from steering.health import summary
+from steering.models import Evaluation, FeatureEdit, SteeringProfile
+from steering.profiles.draft_form import DraftCard
+from steering.profiles.drafts import edit_of
+from steering.profiles.edit_inlines import coefficient_text
+from steering.spec.edit import EditSpec, FeatureTarget
+from steering.spec.errors import InvalidSpecError, MissingScaleError
+from steering.spec.factor import with_factor
+from steering.spec.parsing import parse_edits
+from steering.spec.units import push
+from steering.spec.wording import describe_edit
+
+STEPS = 200
+_FAR = {"max_act": 2.0, "resid_norm": 1.0, "raw": 10.0}
+"""How far a slider goes where no push says it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StrengthScale:
+    """``raw_per_one``: raw number of the strength 1, to which all others are in proportion.
+
+    ``points``: strengths in rising order with their push, between which it changes evenly; none where it is unknown.
+    """
+
+    low: float
+    high: float
+    step: float
+    raw_per_one: float
+    points: tuple[tuple[float, float], ...]
+
+
+def strength_scale(edit: EditSpec) -> StrengthScale | None:
+    """None where the operation has no strength, or its unit refers to what is not known."""
+    if edit.operation in {"ablate", "norm_preserving"}:
+        return None
+    try:
+        raw_per_one = replace(edit, strength=1.0).raw
+    except MissingScaleError:
+        return None
+    low, high = _ends(edit, raw_per_one)
+    marks = {low, high, *(mark for mark in _bends(edit, raw_per_one) if low < mark < high)}
+    pushes = [(mark, replace(edit, strength=mark).push) for mark in sorted(marks)]
+    points = tuple((mark, found) for mark, found in pushes if found is not None)
+    return StrengthScale(low, high, (high - low) / STEPS, raw_per_one, points if len(points) == len(pushes) else ())
+
+
+def _ends(edit: EditSpec, raw_per_one: float) -> tuple[float, float]:
+    """As far as the step is as large as the residual; always with the strength as it is."""
+    if edit.operation in {"scale", "orthogonal"}:
+        return min(-1.0 if edit.operation == "orthogonal" else 0.0, -_round_up(-edit.strength)), _factor_end(edit)
+    scales = edit.target.scales
+    if edit.operation == "projection_cap":  # of a direction of length 1
+        scales = replace(scales, direction_norm=1.0)
+    whole = push(raw_per_one, scales)
+    far = _round_up(max(1 / whole if whole else _FAR[edit.unit], abs(edit.strength)))
+    is_signed = edit.operation in {"add", "projection_cap"} or edit.strength < 0
+    return -far if is_signed else 0.0, far
+
+
+def _factor_end(edit: EditSpec) -> float:
+    """Of factors: what makes a feature at its maximum as large as the residual, at least 2."""
+    scales = edit.target.scales
+    whole = push(scales.max_activation, scales) if scales.max_activation is not None else None
+    wanted = 1 + 1 / whole if whole and edit.operation == "scale" else 2.0
+    return _round_up(max(wanted, 2.0, edit.strength))
+
+
+def _bends(edit: EditSpec, raw_per_one: float) -> Iterator[float]:
+    """Where the largest change of :class:`EditSpec` may turn: its formulas are made of straight lines."""
+    yield from (0.0, 1.0)
+    maximum = edit.target.scales.max_activation
+    if maximum is not None and raw_per_one:
+        yield from (maximum / raw_per_one, maximum / raw_per_one / 2)
+
+
+def _round_up(value: float) -> float:
+    """To 1, 2 or 5 times a power of ten; 0 for what is not above 0."""
+    if value <= 0:
+        return 0.0
+    power = 10.0 ** math.floor(math.log10(value))
+    return next((step * power for step in (1.0, 2.0, 5.0) if value <= step * power * (1 + 1e-9)), 10 * power)
+
+
+@dataclass(frozen=True, slots=True)
+class CalibratedStrength:
+    strength: float
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class EditPreview:
+    """``prefix`` names the card. ``problem`` says why the rest is not known; ``warning`` what to beware of."""
+
+    prefix: str
+    words: str = ""
+    coefficient: str = ""
+    push: float | None = None
+    scale: StrengthScale | None = None
+    calibrated: CalibratedStrength | None = None
+    warning: str = ""
+    problem: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def edit_previews(profile: SteeringProfile, cards: Sequence[DraftCard]) -> list[EditPreview]:
+    calibrated = _calibrated(profile)
+    return [_outcome(card, calibrated) for card in cards]
+
+
+def _outcome(card: DraftCard, calibrated: Mapping[object, CalibratedStrength]) -> EditPreview:
+    prefix = card.form.prefix
+    if (problem := next(card.problems(), None)) is not None:
+        return EditPreview(prefix, problem=f"{problem.place.removeprefix(f'{card.name}, ')}: {problem.message}")
+    try:
+        edit = edit_of(card.row)
+        words, coefficient, push = describe_edit(edit), coefficient_text(edit), edit.push
+    except InvalidSpecError as error:
+        return EditPreview(prefix, problem=error.problems[0].message)
+    except MissingScaleError as error:
+        return EditPreview(prefix, problem=str(error))
+    return EditPreview(
+        prefix, words, coefficient, push, strength_scale(edit), calibrated.get(_key(edit)), _warning(card.row)
+    )
+
+
+def _warning(row: FeatureEdit) -> str:
+    if row.feature is None or not summary(row.feature.sae).is_warning:
+        return ""
+    return f"The SAE {row.feature.sae} looks wrong (see its page), so its pushes may mislead."
+
+
+def _calibrated(profile: SteeringProfile) -> dict[object, CalibratedStrength]:
+    """Strengths that the newest calibration of one of the profile's versions proposes, by what they are of."""
+    rows = Evaluation.objects.filter(version__profile=profile, kind=Evaluation.Kind.CALIBRATION)
+    evaluation = rows.select_related("version__profile").first()
+    if evaluation is None:
+        return {}
+    proposal = evaluation.result["proposal"]
+    reached = f"{proposal['kl']:.2g} nats per token" if proposal["kl"] is not None else "its target as nearly as can be"
+    edits = [with_factor(edit, proposal["factor"]) for edit in parse_edits(evaluation.version.edits)]
+    return {
+        _key(edit): CalibratedStrength(
+            edit.strength, f"The calibration of {evaluation.version} found {edit.strength:.3g}: {reached}."
+        )
+        for edit in edits
+    }
+
+
+def _key(edit: EditSpec) -> object:
+    target = edit.target
+    what = (target.sae.checksum, target.index) if isinstance(target, FeatureTarget) else target
+    return (what, edit.operation, edit.unit, edit.phase)

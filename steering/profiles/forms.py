@@ -1,0 +1,108 @@
+"""Forms of the admin."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django import forms
+from django.core.exceptions import ValidationError
+
+from steering.errors import SteeringError
+from steering.label_files import parse_label_file
+from steering.labels import LabelSet
+from steering.models import SAE, ProfileVersion, SteeringPolicy, SteeringProfile
+from steering.profiles.lifecycle import check_can_be_policy
+from steering.spec.errors import InvalidSpecError
+
+
+class PublishForm(forms.Form):
+    note = forms.CharField(
+        max_length=2000,
+        widget=forms.Textarea(attrs={"rows": 3, "cols": 60}),
+        help_text="What changed, and why. It stays with the version.",
+    )
+
+
+class RollBackForm(PublishForm):
+    replaces_draft = forms.BooleanField(
+        required=False,
+        label="Replace the draft too",
+        help_text="Otherwise the draft stays as it is, and publishing it brings back what is rolled back now.",
+    )
+
+    def __init__(self, *args: Any, has_changes: bool, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        field = self.fields["replaces_draft"]
+        field.initial = not has_changes
+        if has_changes:
+            field.help_text = "The draft has changes that were never published; replacing it discards them."
+
+
+class CompareForm(forms.Form):
+    """Two versions of one profile, by default the newest and the one before."""
+
+    before = forms.ModelChoiceField(ProfileVersion.objects.none(), empty_label=None)
+    after = forms.ModelChoiceField(ProfileVersion.objects.none(), empty_label=None)
+
+    def __init__(self, profile: SteeringProfile, data: Any) -> None:
+        versions = ProfileVersion.objects.filter(profile=profile).select_related("profile").order_by("-number")
+        newest = list(versions[:2])
+        if newest:
+            data = {"before": newest[-1].pk, "after": newest[0].pk} | {name: data[name] for name in data}
+        super().__init__(data)
+        for name in ("before", "after"):
+            field = self.fields[name]
+            assert isinstance(field, forms.ModelChoiceField)
+            field.queryset = versions
+
+
+class DuplicateForm(forms.Form):
+    name = forms.SlugField(max_length=100, help_text="What requests put in “profile”.")
+
+    def __init__(self, profile: SteeringProfile, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._profile = profile
+
+    def clean_name(self) -> str:
+        name = str(self.cleaned_data["name"])
+        if SteeringProfile.objects.filter(model_id=self._profile.model_id, name=name).exists():
+            raise ValidationError(f"The model {self._profile.model} has a profile {name} already.")
+        return name
+
+
+class LabelsForm(forms.Form):
+    """Reads the file while it validates, so that what is wrong with it is said beside the field."""
+
+    file = forms.FileField(
+        max_length=200,
+        help_text="JSON, JSONL or CSV, also with .gz: miLLM's own fields, or an export of Neuronpedia.",
+    )
+    found: LabelSet
+
+    def __init__(self, sae: SAE, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._sae = sae
+
+    def clean_file(self) -> object:
+        file = self.cleaned_data["file"]
+        try:
+            self.found = parse_label_file(file, file.name, self._sae.d_sae)
+        except InvalidSpecError as error:
+            raise ValidationError([str(problem) for problem in error.problems]) from error
+        return file
+
+
+class PolicyForm(forms.ModelForm[SteeringPolicy]):
+    """Says beside the form why a version cannot be a policy."""
+
+    class Meta:
+        model = SteeringPolicy
+        fields = ("version", "position", "is_active", "reason")
+
+    def clean_version(self) -> ProfileVersion:
+        version: ProfileVersion = self.cleaned_data["version"]
+        try:
+            check_can_be_policy(version=version)
+        except SteeringError as error:
+            raise ValidationError(error.message) from error
+        return version

@@ -1,0 +1,102 @@
+"""Two persons for each version, where MILLM_PROFILE_REVIEW is on: who asks for a review cannot give it.
+
+An approval is of an effect. When the draft comes to something else it does not count any more, whoever changed it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from django.conf import settings
+from django.contrib.auth.models import User
+from django.db import transaction
+from django.utils import timezone
+
+from audit.models import AuditEvent
+from audit.trail import record
+from steering.errors import ReviewError
+from steering.models import ProfileReview, SteeringProfile
+from steering.profiles.drafts import draft_edits
+from steering.spec.edit import EditSpec
+from steering.spec.errors import InvalidSpecError
+from steering.spec.rendering import fingerprint
+
+PERMISSION = "steering.review_steeringprofile"
+State = ProfileReview.State
+
+
+def is_needed() -> bool:
+    return bool(settings.MILLM_PROFILE_REVIEW)
+
+
+@transaction.atomic
+def request_review(*, profile: SteeringProfile, user: User, note: str = "") -> ProfileReview:
+    """Replaces an open request. InvalidProfileError for a draft that could not be published anyhow."""
+    from steering.services import publishable_edits  # which asks here whether a review is needed
+
+    profile = SteeringProfile.objects.select_for_update().get(pk=profile.pk)
+    edits = publishable_edits(profile)
+    profile.reviews.filter(state=State.OPEN).update(state=State.WITHDRAWN)
+    review = ProfileReview.objects.create(profile=profile, fingerprint=fingerprint(edits), note=note, requested_by=user)
+    _record(review, user, f"requested; {note}")
+    return review
+
+
+@transaction.atomic
+def decide_review(*, review: ProfileReview, user: User, is_approved: bool, note: str = "") -> ProfileReview:
+    """ReviewError unless ``user`` may decide it now; a rejection says why."""
+    profile = SteeringProfile.objects.select_for_update().get(pk=review.profile_id)
+    review = ProfileReview.objects.select_related("profile__model").get(pk=review.pk)
+    check_may_decide(review=review, user=user)
+    if current_fingerprint(profile) != review.fingerprint:
+        raise ReviewError(f"The draft of {profile} has changed since the review was asked for; ask for a new one.")
+    if not is_approved and not note.strip():
+        raise ReviewError("A rejection needs a note that says what should change.")
+    review.state = State.APPROVED if is_approved else State.REJECTED
+    review.decided_by, review.decided_at, review.decision_note = user, timezone.now(), note
+    review.save()
+    _record(review, user, f"{review.get_state_display()}; {note}")
+    return review
+
+
+def check_may_decide(*, review: ProfileReview, user: User) -> None:
+    """ReviewError says why not."""
+    if review.state != State.OPEN:
+        raise ReviewError(f"The {review}; it cannot be decided any more.")
+    if review.requested_by_id == user.pk:
+        raise ReviewError("Who asks for a review cannot give it; somebody else has to look at the draft.")
+    if not user.has_perm(PERMISSION):
+        raise ReviewError(f"{user} has not the right to review profiles ({PERMISSION}).")
+
+
+def check_reviewed(*, profile: SteeringProfile, edits: Sequence[EditSpec]) -> ProfileReview:
+    """The approval of these edits; ReviewError where there is none."""
+    review = profile.reviews.first()
+    if review is not None and review.state == State.APPROVED and review.fingerprint == fingerprint(edits):
+        return review
+    raise ReviewError(f"{profile} needs a review before it is published: {state_text(review, fingerprint(edits))}")
+
+
+def state_text(review: ProfileReview | None, draft: str | None) -> str:
+    """In a sentence; ``draft`` is the draft's fingerprint, None where it makes no sense."""
+    if review is None or review.state in (State.PUBLISHED, State.WITHDRAWN):
+        return "no review was asked for."
+    if review.fingerprint != draft:
+        return f"the draft has changed since the review of {review.requested_by} ({review.get_state_display()})."
+    if review.state == State.OPEN:
+        return "the review was asked for, and nobody has decided it."
+    by = f"{review.get_state_display()} by {review.decided_by}"
+    return f"{by}: {review.decision_note}" if review.decision_note else f"{by}."
+
+
+def current_fingerprint(profile: SteeringProfile) -> str | None:
+    """Of the draft as it is now; None where it makes no sense."""
+    try:
+        return fingerprint(draft_edits(profile))
+    except InvalidSpecError:
+        return None
+
+
+def _record(review: ProfileReview, user: User, detail: str) -> None:
+    model = review.profile.model.name
+    record(AuditEvent.Action.REVIEW, review.profile, user=user, model=model, detail=detail.removesuffix("; "))

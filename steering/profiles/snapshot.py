@@ -1,0 +1,152 @@
+"""The published versions of all profiles, and the registered SAEs, as snapshots in this process."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from inference.snapshots import Snapshot
+from steering.models import SAE, ProfileVersion, SteeringPolicy, SteeringProfile, WatchRule
+from steering.profiles.drafts import feature_target
+from steering.spec.edit import EditSpec
+from steering.spec.rendering import edits_to_json, fingerprint
+
+MAX_RECENT = 256
+WATCH = "watch:"
+DRAFT = "@draft"
+"""Stands where a version's @number would, in the name of a draft that is tried out."""
+
+
+@dataclass(frozen=True, slots=True)
+class SAESource:
+    """Where an SAE's weights are found again."""
+
+    name: str
+    checksum: str
+    source: str
+    revision: str
+    subfolder: str
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedVersion:
+    """``edits`` is the JSON of :mod:`steering.spec.rendering`. ``number`` is 0 for what nobody published."""
+
+    name: str
+    number: int
+    fingerprint: str
+    edits: object
+    saes: tuple[SAESource, ...]
+
+    @property
+    def label(self) -> str:
+        return f"{self.name}@{self.number}" if self.number else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedProfiles:
+    """Versions by model (its primary key), profile name and number; ``policies`` by model, in their order."""
+
+    by_model: Mapping[int, Mapping[str, Mapping[int, PublishedVersion]]]
+    archived: frozenset[tuple[int, str]] = frozenset()
+    policies: Mapping[int, tuple[PublishedVersion, ...]] = field(default_factory=dict)
+
+    def versions(self, model: int, name: str) -> Mapping[int, PublishedVersion]:
+        return self.by_model.get(model, {}).get(name, {})
+
+    def is_of_other_model(self, model: int, name: str) -> bool:
+        return any(name in profiles for pk, profiles in self.by_model.items() if pk != model)
+
+    def is_archived(self, model: int, name: str) -> bool:
+        return (model, name) in self.archived
+
+    def newest(self, model: int) -> list[tuple[str, int]]:
+        """Name and newest number of each profile that requests may use, by name."""
+        profiles = self.by_model.get(model, {}).items()
+        return sorted((name, max(versions)) for name, versions in profiles if not self.is_archived(model, name))
+
+
+def _load() -> PublishedProfiles:
+    by_model: dict[int, dict[str, dict[int, PublishedVersion]]] = {}
+    for row in ProfileVersion.objects.select_related("profile").prefetch_related("saes"):
+        versions = by_model.setdefault(row.profile.model_id, {}).setdefault(row.profile.name, {})
+        versions[row.number] = version_of(row)
+    archived = SteeringProfile.objects.filter(archived_at__isnull=False).values_list("model_id", "name")
+    return PublishedProfiles(by_model, frozenset(archived), _policies())
+
+
+def _policies() -> dict[int, tuple[PublishedVersion, ...]]:
+    policies: dict[int, tuple[PublishedVersion, ...]] = {}
+    rows = SteeringPolicy.objects.filter(is_active=True).select_related("version__profile")
+    for row in rows.prefetch_related("version__saes"):
+        model = row.version.profile.model_id
+        policies[model] = (*policies.get(model, ()), version_of(row.version))
+    for rule in WatchRule.objects.filter(is_active=True, action=WatchRule.Action.CAP).select_related("feature__sae"):
+        model = rule.feature.sae.model_id
+        policies[model] = (*policies.get(model, ()), _cap(rule))
+    return policies
+
+
+def _cap(rule: WatchRule) -> PublishedVersion:
+    """What holds a watched feature down, after all policies; its name is no version's."""
+    edits = (EditSpec(feature_target(rule.feature), "at_most", rule.raw_threshold, "raw", sink_tokens=True),)
+    source = source_of(rule.feature.sae)
+    return PublishedVersion(f"{WATCH}{rule.name}", 0, fingerprint(edits), edits_to_json(edits), (source,))
+
+
+def version_of(row: ProfileVersion) -> PublishedVersion:
+    """A row with its ``profile``, as requests use it."""
+    saes = tuple(source_of(sae) for sae in row.saes.all())
+    return PublishedVersion(row.profile.name, row.number, row.fingerprint, row.edits, saes)
+
+
+def source_of(sae: SAE) -> SAESource:
+    return SAESource(sae.name, sae.checksum, sae.source, sae.revision, sae.subfolder)
+
+
+class RecentVersions:
+    """The versions that were made of requests' own edits last, so that equal edits are read once. Thread-safe."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._versions: OrderedDict[tuple[int, str], PublishedVersion] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def find(self, model: int, text: str) -> PublishedVersion | None:
+        with self._lock:
+            if (version := self._versions.get((model, text))) is not None:
+                self._versions.move_to_end((model, text))
+            return version
+
+    def keep(self, model: int, text: str, version: PublishedVersion) -> None:
+        with self._lock:
+            self._versions[model, text] = version
+            if len(self._versions) > self._size:
+                self._versions.popitem(last=False)
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredSAEs:
+    """All SAEs by model (its primary key) and name, as rows that nobody saves.
+
+    ``recent`` belongs to these rows: it is dropped with them when an SAE or the figures of its features change.
+    """
+
+    by_model: Mapping[int, Mapping[str, SAE]]
+    recent: RecentVersions
+
+    def of(self, model: int) -> Mapping[str, SAE]:
+        return self.by_model.get(model, {})
+
+
+def _load_saes() -> RegisteredSAEs:
+    by_model: dict[int, dict[str, SAE]] = {}
+    for sae in SAE.objects.order_by("pk"):
+        by_model.setdefault(sae.model_id, {})[sae.name] = sae
+    return RegisteredSAEs(by_model, RecentVersions(MAX_RECENT))
+
+
+registered_saes: Snapshot[RegisteredSAEs] = Snapshot("steering_saes", _load_saes)
+published_profiles: Snapshot[PublishedProfiles] = Snapshot("steering_profiles", _load)

@@ -1,0 +1,200 @@
+"""Watch rules as requests meet them: from a snapshot, as reads of the engine, and as findings for the log."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cache
+
+from django.db import close_old_connections, connection
+
+from inference.readings import FeatureValues, Read, Reading, Stage
+from inference.records import model_table
+from inference.snapshots import Snapshot
+from steering.errors import SteeringError
+from steering.models import SAE, WatchRule
+from steering.readable_sae import ReadableSAE, load_readable
+
+logger = logging.getLogger(__name__)
+
+RETRY_S = 30.0  # until a missing SAE is looked for again
+
+
+@dataclass(frozen=True, slots=True)
+class ActiveRule:
+    """``threshold`` is an activation. ``sae`` is the name of the feature's SAE."""
+
+    pk: int
+    name: str
+    action: str
+    sae: str
+    index: int
+    threshold: float
+
+    @property
+    def stage(self) -> Stage:
+        """An alert tells what the model goes on with, a cap what there was to hold down."""
+        return "pre" if self.action == WatchRule.Action.CAP else "post"
+
+
+WatchedModels = Mapping[int, tuple[ActiveRule, ...]]
+"""Rules by their model's primary key."""
+
+
+def _load() -> WatchedModels:
+    watched: dict[int, tuple[ActiveRule, ...]] = {}
+    for row in WatchRule.objects.filter(is_active=True).select_related("feature__sae"):
+        sae = row.feature.sae
+        rule = ActiveRule(row.pk, row.name, row.action, sae.name, row.feature.index, row.raw_threshold)
+        watched[sae.model_id] = (*watched.get(sae.model_id, ()), rule)
+    return watched
+
+
+watched_models: Snapshot[WatchedModels] = Snapshot("steering_watch_rules", _load)
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """The reads of a model's rules: ``rules[i]`` are those of ``reads[i]``, by the place of their values."""
+
+    reads: tuple[Read, ...] = ()
+    rules: tuple[tuple[ActiveRule, ...], ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.reads)
+
+
+NO_WATCH = Watch()
+
+
+@dataclass(frozen=True, slots=True)
+class WatchMatch:
+    """A rule whose feature was above its threshold in a request: the largest value, and how many tokens were above."""
+
+    rule: ActiveRule
+    value: float
+    num_tokens: int
+    place: int
+    in_prompt: bool
+    at: datetime
+    model: str = ""
+    profile: str = ""
+    request_id: str = ""
+
+
+@dataclass(slots=True)
+class WatchMatches:
+    """What a request's sequences brought so far."""
+
+    watch: Watch
+    _found: dict[str, WatchMatch] = field(default_factory=dict)
+
+    def note(self, number: int, reading: Reading, *, num_prompt: int, now: datetime) -> None:
+        """``number`` is the read's place in the watch."""
+        assert reading.places is not None, "rules pool nothing"
+        for column, rule in enumerate(self.watch.rules[number]):
+            values = reading.values[:, column].tolist()
+            for place, value in zip(reading.places, values, strict=True):
+                if value > rule.threshold:
+                    self._note(rule, value, place, in_prompt=place < num_prompt, now=now)
+
+    @property
+    def findings(self) -> tuple[WatchMatch, ...]:
+        return tuple(self._found.values())
+
+    def _note(self, rule: ActiveRule, value: float, place: int, *, in_prompt: bool, now: datetime) -> None:
+        before = self._found.get(rule.name)
+        count = 1 if before is None else before.num_tokens + 1
+        if before is None or value > before.value:
+            self._found[rule.name] = WatchMatch(rule, value, count, place, in_prompt, now)
+        else:
+            self._found[rule.name] = WatchMatch(rule, before.value, count, before.place, before.in_prompt, before.at)
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A watch, good for its rules; one that lacks an SAE until ``retry_at`` (monotonic seconds)."""
+
+    rules: tuple[ActiveRule, ...]
+    watch: Watch
+    retry_at: float
+
+
+class Watcher:
+    """Makes the reads of each model's rules once, as long as the rules stay."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._made: dict[tuple[int, frozenset[int]], _Made] = {}
+
+    async def watch(self, model: str, special_token_ids: frozenset[int]) -> Watch:
+        """``model`` is a registered name. A rule whose SAE is missing is left out, and its row says so."""
+        pk = model_table.get().find(model).pk
+        rules = (await watched_models.aget()).get(pk, ())
+        if not rules:
+            return NO_WATCH
+        made = self._made.get((pk, special_token_ids))
+        if made is None or made.rules != rules or self._now() >= made.retry_at:
+            watch = await asyncio.to_thread(_make_watch, rules, special_token_ids)
+            is_whole = sum(map(len, watch.rules)) == len(rules)
+            made = _Made(rules, watch, float("inf") if is_whole else self._now() + RETRY_S)
+            self._made[pk, special_token_ids] = made
+        return made.watch
+
+
+def _make_watch(rules: tuple[ActiveRule, ...], special_token_ids: frozenset[int]) -> Watch:
+    close_old_connections()
+    try:
+        groups: dict[tuple[str, Stage], list[ActiveRule]] = {}
+        for rule in rules:
+            groups.setdefault((rule.sae, rule.stage), []).append(rule)
+        made = [
+            (tuple(group), _read(_loaded(name, group), group, stage, special_token_ids))
+            for (name, stage), group in groups.items()
+        ]
+    finally:
+        if not connection.in_atomic_block:
+            connection.close()
+    whole = [(group, read) for group, read in made if read is not None]
+    return Watch(tuple(read for _, read in whole), tuple(group for group, _ in whole))
+
+
+def _loaded(name: str, rules: Iterable[ActiveRule]) -> ReadableSAE | None:
+    problem, sae = "", None
+    try:
+        sae = load_readable(SAE.objects.get(name=name))
+    except (SteeringError, SAE.DoesNotExist) as error:
+        problem = f"It does not act: {error}"
+        logger.error("Rules of the SAE %s do not act: %s", name, error)
+    stale = WatchRule.objects.filter(pk__in=[rule.pk for rule in rules]).exclude(problem=problem[:500])
+    stale.update(problem=problem[:500])
+    return sae
+
+
+def _read(
+    sae: ReadableSAE | None, rules: list[ActiveRule], stage: Stage, special_token_ids: frozenset[int]
+) -> Read | None:
+    if sae is None:
+        return None
+    return Read(
+        site=sae.site,
+        probe=FeatureValues(sae.encoder, tuple(rule.index for rule in rules), tuple(rule.threshold for rule in rules)),
+        stage=stage,
+        skip_token_ids=special_token_ids,
+        passes_over_cached=True,
+    )
+
+
+@cache
+def get_watcher() -> Watcher:
+    """This process' watcher."""
+    return Watcher()
+
+
+async def watch(model: str, *, special_token_ids: frozenset[int]) -> Watch:
+    """See :meth:`Watcher.watch`."""
+    return await get_watcher().watch(model, special_token_ids)
