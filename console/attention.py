@@ -19,8 +19,7 @@ from inference.models import LanguageModel
 from jobs.models import Job
 from openai_api.key_visibility import visible_keys
 from openai_api.log_writer import log_backlog
-from steering.models.reviews import ProfileReview
-from steering.models.watch import WatchEvent
+from steering.models import ProfileReview, WatchEvent
 from steering.visibility import visible_profiles
 
 LATELY = timedelta(days=1)

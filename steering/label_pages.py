@@ -4,16 +4,41 @@ from __future__ import annotations
 
 from typing import Any
 
+from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.utils import unquote
-from django.core.exceptions import PermissionDenied
+from django.core.exceptions import PermissionDenied, ValidationError
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
 
+from steering.label_files import parse_label_file
 from steering.label_import import import_labels
+from steering.labels import LabelSet
 from steering.models import SAE
-from steering.profiles.forms import LabelsForm
+from steering.spec.errors import InvalidSpecError
+
+
+class LabelsForm(forms.Form):
+    """Reads the file while it validates, so that what is wrong with it is said beside the field."""
+
+    file = forms.FileField(
+        max_length=200,
+        help_text="JSON, JSONL or CSV, also with .gz: miLLM's own fields, or an export of Neuronpedia.",
+    )
+    found: LabelSet
+
+    def __init__(self, sae: SAE, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._sae = sae
+
+    def clean_file(self) -> object:
+        file = self.cleaned_data["file"]
+        try:
+            self.found = parse_label_file(file, file.name, self._sae.d_sae)
+        except InvalidSpecError as error:
+            raise ValidationError([str(problem) for problem in error.problems]) from error
+        return file
 
 
 class LabelPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time

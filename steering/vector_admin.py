@@ -21,7 +21,7 @@ from inference.models import LanguageModel
 from inference.sources import SourceError
 from steering.errors import SteeringError
 from steering.extraction_pages import ExtractionPages
-from steering.models.vectors import PlainVector, VectorSet
+from steering.models import PlainVector, VectorSet
 from steering.profiles.drafts import mean_norms
 from steering.saes.errors import InvalidSAEError
 from steering.saes.files import file_sha256

@@ -19,8 +19,7 @@ from inference.interventions import Site
 from inference.models import LanguageModel
 from steering.errors import IncompatibleSAEError, InUseError
 from steering.model_shape import read_model_shape
-from steering.models import FeatureEdit
-from steering.models.vectors import PlainVector, VectorSet, VersionVector
+from steering.models import FeatureEdit, PlainVector, VectorSet, VersionVector
 from steering.spec.units import MAX_STRENGTH
 
 if TYPE_CHECKING:

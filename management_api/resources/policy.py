@@ -13,7 +13,7 @@ from management_api.rows import Row
 from management_api.strict import Flag, Integer, Shown, StrictInput, Text
 from management_api.viewset import Resource
 from steering.models import SteeringPolicy
-from steering.profiles import lifecycle as governance
+from steering.profiles import lifecycle
 from steering.visibility import visible_policies, visible_versions
 
 
@@ -79,9 +79,9 @@ class Policies(Resource):
 
     @described(responses={204: None})
     def destroy(self, request: Request, pk: str) -> Response:
-        governance.remove_policy(policy=self.get_object(), user=self.user)
+        lifecycle.remove_policy(policy=self.get_object(), user=self.user)
         return Response(status=204)
 
     def _saved(self, policy: SteeringPolicy, status: int = 200) -> Response:
-        saved = governance.save_policy(policy=policy, user=self.user)
+        saved = lifecycle.save_policy(policy=policy, user=self.user)
         return self.answer(self.get_queryset().get(pk=saved.pk), status)

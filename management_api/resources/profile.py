@@ -26,8 +26,7 @@ from steering import services
 from steering.exchange.exports import draft_document, version_document
 from steering.exchange.imports import ImportOptions, import_profiles, plan_import
 from steering.models import SAE, ProfileReview, ProfileVersion, SteeringProfile
-from steering.profiles import lifecycle as governance
-from steering.profiles import reviews
+from steering.profiles import lifecycle, reviews
 from steering.profiles.drafts import draft_edits
 from steering.profiles.inline_edits import read_short_edits
 from steering.sharing import share_with_groups
@@ -238,7 +237,7 @@ class Profiles(Resource):
         """Publishes what a version was, once more."""
         data = self.read(RollBackInput)
         version = _version(self.get_object(), data["number"])
-        return _shown(governance.roll_back(version=version, user=self.user, note=data["note"]), status=201)
+        return _shown(lifecycle.roll_back(version=version, user=self.user, note=data["note"]), status=201)
 
     @described(request=RollBackInput)
     @action(detail=True, methods=["post"])
@@ -251,14 +250,14 @@ class Profiles(Resource):
     @action(detail=True, methods=["post"])
     def archive(self, request: Request, pk: str) -> Response:
         profile = self.get_object()
-        governance.archive_profile(profile=profile, user=self.user)
+        lifecycle.archive_profile(profile=profile, user=self.user)
         return self._again(profile)
 
     @described(request=None)
     @action(detail=True, methods=["post"])
     def unarchive(self, request: Request, pk: str) -> Response:
         profile = self.get_object()
-        governance.unarchive_profile(profile=profile, user=self.user)
+        lifecycle.unarchive_profile(profile=profile, user=self.user)
         return self._again(profile)
 
     @described(request=NameInput, responses={201: ProfileShown})

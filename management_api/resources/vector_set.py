@@ -15,7 +15,7 @@ from management_api.described import described
 from management_api.sharing import SharingInput, groups_named
 from management_api.strict import Shown
 from management_api.viewset import Filters, Resource
-from steering.models.vectors import PlainVector, VectorSet
+from steering.models import PlainVector, VectorSet
 from steering.sharing import share_with_groups
 from steering.vectors import delete_vectors
 from steering.visibility import SEE_ALL_VECTORS, visible_vector_sets

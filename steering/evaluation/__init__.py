@@ -1,1 +1,4 @@
-"""What profiles do, measured: sweeps of their strength, calibration, comparison. Runs as jobs."""
+"""Evaluation jobs: strength sweeps, calibration, and side-by-side comparison of profile versions.
+
+Start with ``params`` for what a job takes and ``runner`` for how it generates and compares texts.
+"""

@@ -1,5 +1,5 @@
-"""Profiles as files: our own JSON out and in, and what other tools write, in.
+"""Import and export of profiles: our own JSON both ways, and the files of other tools in.
 
-:mod:`~steering.exchange.documents` reads the file, one module per format says what it means, and
-:mod:`~steering.exchange.imports` makes drafts of it: all of them, or none.
+Start with ``imports``: ``documents`` parses a file, one module per format interprets it, and ``imports`` creates all
+drafts or none.
 """

@@ -1,0 +1,41 @@
+"""The tables of steering: SAEs and features, vectors, profiles, watch rules and evaluations.
+
+Import every model from here; start with ``profiles`` for what requests name.
+"""
+
+from __future__ import annotations
+
+from steering.models.evaluations import Evaluation
+from steering.models.profiles import (
+    VERSION_IS_IMMUTABLE,
+    FeatureEdit,
+    ProfileReview,
+    ProfileVersion,
+    ProfileVersionQuerySet,
+    SteeringPolicy,
+    SteeringProfile,
+    VersionSAE,
+)
+from steering.models.saes import SAE, Feature, LabelEmbedding
+from steering.models.vectors import PlainVector, VectorSet, VersionVector
+from steering.models.watch import WatchEvent, WatchRule
+
+__all__ = [
+    "SAE",
+    "VERSION_IS_IMMUTABLE",
+    "Evaluation",
+    "Feature",
+    "FeatureEdit",
+    "LabelEmbedding",
+    "PlainVector",
+    "ProfileReview",
+    "ProfileVersion",
+    "ProfileVersionQuerySet",
+    "SteeringPolicy",
+    "SteeringProfile",
+    "VectorSet",
+    "VersionSAE",
+    "VersionVector",
+    "WatchEvent",
+    "WatchRule",
+]

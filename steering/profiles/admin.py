@@ -1,4 +1,4 @@
-"""Profiles and their versions in the admin; SAEs, features and policies have files of their own."""
+"""Profiles and their versions in the admin."""
 
 from __future__ import annotations
 
@@ -21,13 +21,10 @@ from django.views.decorators.http import require_POST
 from audit.read_only_admin import ReadOnlyAdmin
 from steering import services
 from steering.errors import InvalidProfileError, NothingToPublishError, ReviewError, SteeringError
-from steering.evaluation.admin import EvaluationAdmin
 from steering.evaluation.pages import EvaluationPages
 from steering.exchange.pages import ExchangePages
-from steering.feature_admin import FeatureAdmin
 from steering.models import SAE, FeatureEdit, ProfileReview, ProfileVersion, SteeringProfile
-from steering.profiles import lifecycle as governance
-from steering.profiles import reviews
+from steering.profiles import lifecycle, reviews
 from steering.profiles.availability import profile_problem, version_problem
 from steering.profiles.display import (
     changes_between,
@@ -45,14 +42,10 @@ from steering.profiles.drafts import draft_words, record_draft
 from steering.profiles.edit_inlines import FeatureEditInline, VectorEditInline
 from steering.profiles.edit_preview import edit_previews
 from steering.profiles.forms import CompareForm, DuplicateForm, PublishForm, RollBackForm
-from steering.profiles.policy_admin import GovernedModelAdmin, SteeringPolicyAdmin
-from steering.sae_admin import SAEAdmin
 from steering.sharing import SharingAdmin
 from steering.spec.rendering import fingerprint
 from steering.spec.units import FELT_PUSH, STRONG_PUSH
-from steering.vector_admin import PlainVectorAdmin, VectorSetAdmin
 from steering.visibility import SEE_ALL_PROFILES, visible_profiles, visible_versions
-from steering.watch.admin import WatchEventAdmin, WatchRuleAdmin
 
 _TEMPLATES = "admin/steering/steeringprofile"
 
@@ -324,7 +317,7 @@ class GovernancePages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes n
         form = RollBackForm(
             request.POST or None,
             initial={"note": f"Rolled back to {version}."},
-            has_changes=governance.has_unpublished_changes(profile=profile),
+            has_changes=lifecycle.has_unpublished_changes(profile=profile),
         )
         if request.method == "POST" and form.is_valid():
             self._roll_back(request, profile, version, **form.cleaned_data)
@@ -349,9 +342,7 @@ class GovernancePages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes n
         replaces_draft: bool,
     ) -> None:
         try:
-            again = governance.roll_back(
-                version=version, user=_staff(request), note=note, replaces_draft=replaces_draft
-            )
+            again = lifecycle.roll_back(version=version, user=_staff(request), note=note, replaces_draft=replaces_draft)
         except SteeringError as error:
             self.message_user(request, f"{profile} was not rolled back. {error}", messages.ERROR)
             return
@@ -363,7 +354,7 @@ class GovernancePages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes n
         if request.method != "POST":
             return HttpResponseNotAllowed(["POST"])
         profile = self._governed(request, object_id, may=self.has_archive_permission(request))
-        act = governance.archive_profile if is_to_be_archived else governance.unarchive_profile
+        act = lifecycle.archive_profile if is_to_be_archived else lifecycle.unarchive_profile
         done = "archived: requests cannot use it" if is_to_be_archived else "in use again"
         try:
             act(profile=profile, user=_staff(request))
@@ -481,19 +472,6 @@ def _may_decide(request: HttpRequest, profile: SteeringProfile, review: ProfileR
 
 def _reviewer(request: HttpRequest) -> Any:
     return request.user
-
-
-__all__ = [
-    "EvaluationAdmin",
-    "FeatureAdmin",
-    "GovernedModelAdmin",
-    "PlainVectorAdmin",
-    "SAEAdmin",
-    "SteeringPolicyAdmin",
-    "VectorSetAdmin",
-    "WatchEventAdmin",
-    "WatchRuleAdmin",
-]  # registered there
 
 
 @admin.register(SteeringProfile)

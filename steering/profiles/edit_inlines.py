@@ -173,10 +173,10 @@ def _check_edit(edit: dict[str, Any]) -> None:
 
 
 _EXPLAINED = {
-    "operation": edit_texts.OPERATIONS,
-    "phase": edit_texts.PHASES,
-    "scope": edit_texts.SCOPES,
-    "unit": edit_texts.UNITS,
+    "operation": OPERATION_HELP,
+    "phase": PHASE_HELP,
+    "scope": SCOPE_HELP,
+    "unit": UNIT_HELP,
 }
 
 

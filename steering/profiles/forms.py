@@ -1,4 +1,4 @@
-"""Forms of the admin."""
+"""Forms of profiles' and policies' admin pages."""
 
 from __future__ import annotations
 
@@ -8,11 +8,8 @@ from django import forms
 from django.core.exceptions import ValidationError
 
 from steering.errors import SteeringError
-from steering.label_files import parse_label_file
-from steering.labels import LabelSet
-from steering.models import SAE, ProfileVersion, SteeringPolicy, SteeringProfile
+from steering.models import ProfileVersion, SteeringPolicy, SteeringProfile
 from steering.profiles.lifecycle import check_can_be_policy
-from steering.spec.errors import InvalidSpecError
 
 
 class PublishForm(forms.Form):
@@ -68,28 +65,6 @@ class DuplicateForm(forms.Form):
         if SteeringProfile.objects.filter(model_id=self._profile.model_id, name=name).exists():
             raise ValidationError(f"The model {self._profile.model} has a profile {name} already.")
         return name
-
-
-class LabelsForm(forms.Form):
-    """Reads the file while it validates, so that what is wrong with it is said beside the field."""
-
-    file = forms.FileField(
-        max_length=200,
-        help_text="JSON, JSONL or CSV, also with .gz: miLLM's own fields, or an export of Neuronpedia.",
-    )
-    found: LabelSet
-
-    def __init__(self, sae: SAE, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._sae = sae
-
-    def clean_file(self) -> object:
-        file = self.cleaned_data["file"]
-        try:
-            self.found = parse_label_file(file, file.name, self._sae.d_sae)
-        except InvalidSpecError as error:
-            raise ValidationError([str(problem) for problem in error.problems]) from error
-        return file
 
 
 class PolicyForm(forms.ModelForm[SteeringPolicy]):

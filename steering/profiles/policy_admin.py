@@ -14,7 +14,7 @@ from inference.admin import LanguageModelAdmin
 from inference.model_pages import LanguageModelForm
 from inference.models import LanguageModel
 from steering.models import SteeringPolicy
-from steering.profiles import lifecycle as governance
+from steering.profiles import lifecycle
 from steering.profiles.forms import PolicyForm
 from steering.visibility import visible_policies, visible_versions
 
@@ -46,14 +46,14 @@ class SteeringPolicyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it tak
         return str(policy.version.profile.model)
 
     def save_model(self, request: HttpRequest, obj: SteeringPolicy, form: Any, change: bool) -> None:  # noqa: FBT001
-        governance.save_policy(policy=obj, user=_user(request))
+        lifecycle.save_policy(policy=obj, user=_user(request))
 
     def delete_model(self, request: HttpRequest, obj: SteeringPolicy) -> None:
-        governance.remove_policy(policy=obj, user=_user(request))
+        lifecycle.remove_policy(policy=obj, user=_user(request))
 
     def delete_queryset(self, request: HttpRequest, queryset: QuerySet[SteeringPolicy]) -> None:
         for policy in queryset:
-            governance.remove_policy(policy=policy, user=_user(request))
+            lifecycle.remove_policy(policy=policy, user=_user(request))
 
 
 class GovernedModelForm(LanguageModelForm):
@@ -62,7 +62,7 @@ class GovernedModelForm(LanguageModelForm):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if "default_profile" in self.fields and not self.instance._state.adding:  # absent for those who only look
-            choices = governance.default_choices(model=self.instance)
+            choices = lifecycle.default_choices(model=self.instance)
             self.fields["default_profile"].widget = forms.Select(choices=choices)
 
     def clean_default_profile(self) -> str:
@@ -70,7 +70,7 @@ class GovernedModelForm(LanguageModelForm):
         if self.instance._state.adding and reference:
             raise ValidationError("A new model has no profiles yet; choose one afterwards.")
         if reference != self.initial.get("default_profile"):
-            governance.check_reference(model=self.instance, reference=reference)
+            lifecycle.check_reference(model=self.instance, reference=reference)
         return reference
 
 
@@ -88,7 +88,7 @@ class GovernedModelAdmin(LanguageModelAdmin):
     ) -> None:
         super().save_model(request, obj, form, change)
         before = str(form.initial.get("default_profile", ""))
-        governance.record_default(model=obj, before=before, user=_user(request))
+        lifecycle.record_default(model=obj, before=before, user=_user(request))
 
 
 admin.site.unregister(LanguageModel)

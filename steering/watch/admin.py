@@ -15,7 +15,7 @@ from django.utils.html import format_html
 from audit.read_only_admin import ReadOnlyAdmin
 from steering.errors import SteeringError
 from steering.models import WatchEvent, WatchRule
-from steering.watch import services as watching
+from steering.watch import services as watch_services
 
 RULE_FIELDS = ("name", "feature", "threshold", "unit", "action", "is_active", "reason")
 
@@ -32,7 +32,7 @@ class WatchRuleForm(forms.ModelForm[WatchRule]):
         if not self.errors:
             rule = WatchRule(**{name: data[name] for name in RULE_FIELDS})
             try:
-                watching.check_rule(rule=rule)
+                watch_services.check_rule(rule=rule)
             except SteeringError as error:
                 raise ValidationError(error.message) from error
         return data
@@ -67,14 +67,14 @@ class WatchRuleAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes no
         return WatchEvent.objects.filter(rule=rule.name).values_list("at", flat=True).first()
 
     def save_model(self, request: HttpRequest, obj: WatchRule, form: Any, change: bool) -> None:  # noqa: FBT001
-        watching.save_rule(rule=obj, user=_user(request))
+        watch_services.save_rule(rule=obj, user=_user(request))
 
     def delete_model(self, request: HttpRequest, obj: WatchRule) -> None:
-        watching.remove_rule(rule=obj, user=_user(request))
+        watch_services.remove_rule(rule=obj, user=_user(request))
 
     def delete_queryset(self, request: HttpRequest, queryset: QuerySet[WatchRule]) -> None:
         for rule in queryset:
-            watching.remove_rule(rule=rule, user=_user(request))
+            watch_services.remove_rule(rule=rule, user=_user(request))
 
 
 @admin.register(WatchEvent)

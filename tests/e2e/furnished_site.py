@@ -110,7 +110,8 @@ print(Job.objects.filter(state__in=("queued", "running")).count())
 PEOPLE_AND_PROFILES = """
 from django.contrib.auth.models import Group, User
 from inference.models import LanguageModel
-from steering import governance, services, sharing
+from steering import services, sharing
+from steering.profiles import lifecycle
 from steering.models import Feature, FeatureEdit, SteeringProfile
 
 root = User.objects.get(is_superuser=True)
@@ -145,7 +146,7 @@ sharing.share_with_groups(subject=harbour, groups=Group.objects.filter(name="Aud
 services.create_profile(name="empty-draft", model=demo, owner=root, description="Nothing in it yet.")
 old = services.duplicate_profile(profile=SteeringProfile.objects.get(name="sea"), name="old-sea", user=root)
 services.publish_profile(profile=old, user=root, note="Before harbour.")
-governance.archive_profile(profile=old, user=root)
+lifecycle.archive_profile(profile=old, user=root)
 """
 KEYS = """
 from datetime import timedelta
@@ -171,7 +172,8 @@ from django.contrib.auth.models import User
 from openai_api.models import RequestLog
 from openai_api.request_log.saved_searches import save_search
 from openai_api.services.replays import start_replay
-from steering import governance, watching
+from steering.profiles import lifecycle
+from steering.watch.services import save_rule
 from steering.evaluation.services import create_evaluation
 from steering.evaluation.params import CalibrationParams, ComparisonParams, SweepParams, Texts
 from steering.models import SAE, Feature, ProfileVersion, SteeringPolicy, WatchRule
@@ -190,7 +192,7 @@ for row in RequestLog.objects.filter(profile__startswith="gloomy")[:1]:
 request_measurement(sae=SAE.objects.get(name="demo-sae"), tokens=2000, owner=rita)
 feature = Feature.objects.filter(sae__name="demo-sae").search("rain").first()
 for name, action, threshold in (("storm", "alert", 0.1), ("dry", "cap", 0.05)):
-    watching.save_rule(
+    save_rule(
         rule=WatchRule(
             name=name, feature=feature, threshold=threshold, action=action, reason="Weather is another team's subject."
         ),
@@ -198,7 +200,7 @@ for name, action, threshold in (("storm", "alert", 0.1), ("dry", "cap", 0.05)):
     )
 calm = ProfileVersion.objects.filter(profile__name="joyful").first()
 policy = SteeringPolicy(version=calm, reason="Public demos stay cheerful.", is_active=False)
-governance.save_policy(policy=policy, user=root)
+lifecycle.save_policy(policy=policy, user=root)
 conditions = {"key": "nightly evaluation", "outcome": "error"}
 save_search(owner=root, name="Failures of the nightly run", conditions=conditions)
 save_search(owner=rita, name="Harbour", conditions={"profile": "harbour"}, is_shared=True)

@@ -19,8 +19,8 @@ from inference.interventions import Intervention, Site
 from inference.readings import FeatureValues, Read
 from steering.demo.install import ARTIFACTS, install_demo
 from steering.models import SAE
+from steering.profiles import resolver as profile_resolver
 from steering.profiles.resolver import get_resolver
-from steering.profiles.resolver import resolver as profiles
 from steering.profiles.snapshot import source_of
 from steering.saes.sae import SparseAutoencoder
 from steering.spec.edit import OPERATIONS
@@ -89,7 +89,7 @@ def read(transcript: Transcript, number: int, start: int = 0) -> np.ndarray:
 
 def resolve(demo: LoadedModel, name: str) -> Intervention:
     special = frozenset(demo.tokenizer.all_special_ids)
-    return async_to_sync(profiles.resolve)("demo", name, special_token_ids=special).intervention
+    return async_to_sync(profile_resolver.resolve)("demo", name, special_token_ids=special).intervention
 
 
 def test_each_changes_what_its_formula_says(demo, sae):

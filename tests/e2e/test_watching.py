@@ -14,11 +14,11 @@ from tests import live
 from tests.conftest import site_environment
 
 RULES = """
-from steering import watching
+from steering.watch.services import save_rule
 from steering.models import Feature, WatchRule
 feature = Feature.objects.filter(sae__name="demo-sae").search("rain").first()
 for name, action, threshold in (("storm", "alert", 0.1), ("dry", "cap", 0.05)):
-    watching.save_rule(rule=WatchRule(name=name, feature=feature, threshold=threshold, action=action, reason="Test."))
+    save_rule(rule=WatchRule(name=name, feature=feature, threshold=threshold, action=action, reason="Test."))
 """
 STORY: list[Any] = [{"role": "user", "content": "Tell me a story about a storm and the rain."}]
 

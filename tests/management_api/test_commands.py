@@ -21,7 +21,7 @@ from jobs.models import Job
 from openai_api.keys import find_key, load_keys
 from steering import services
 from steering.models import SteeringProfile
-from steering.profiles import lifecycle as governance
+from steering.profiles import lifecycle
 from tests.inference.fakes import FakeLoop
 
 
@@ -45,7 +45,7 @@ def test_list_profiles(profile: SteeringProfile, model: LanguageModel):
     services.create_profile(name="bare", model=model)
     services.publish_profile(profile=profile)
     assert run("list_profiles").splitlines() == ["bare (tiny, a draft)", "gloomy (tiny, @1) Sad weather."]
-    governance.archive_profile(profile=profile)
+    lifecycle.archive_profile(profile=profile)
     rows = json.loads(run("list_profiles", model="tiny", json=True))
     assert [(row["name"], row["newest"], row["archived"]) for row in rows] == [
         ("bare", None, False),

@@ -17,9 +17,8 @@ from jobs.models import Job
 from openai_api.models import ApiKey, RequestLog
 from openai_api.services import create_api_key
 from steering import services
-from steering.models import SAE, Evaluation, Feature, ProfileVersion, SteeringPolicy, SteeringProfile
-from steering.models.vectors import VectorSet
-from steering.profiles import lifecycle as governance
+from steering.models import SAE, Evaluation, Feature, ProfileVersion, SteeringPolicy, SteeringProfile, VectorSet
+from steering.profiles import lifecycle
 from tests.management_api.conftest import Api, api_of, make_user
 
 TEXT = (Path(__file__).parents[2] / "docs" / "roles.md").read_text()
@@ -65,7 +64,7 @@ class Things:
 def make_things(model: LanguageModel, sae: SAE, feature: Feature, profile: SteeringProfile) -> Callable[[User], Things]:
     def make(user: User) -> Things:
         version = services.publish_profile(profile=profile)
-        policy = governance.save_policy(policy=SteeringPolicy(version=version, reason="Because."))
+        policy = lifecycle.save_policy(policy=SteeringPolicy(version=version, reason="Because."))
         return Things(
             model,
             sae,

@@ -21,11 +21,12 @@ from steering.models import (
     Evaluation,
     Feature,
     FeatureEdit,
+    PlainVector,
     ProfileVersion,
     SteeringPolicy,
     SteeringProfile,
+    VectorSet,
 )
-from steering.models.vectors import PlainVector, VectorSet
 from tests.management_api.conftest import Api, api_of, make_user, refusal
 from tests.steering.pages import login
 

@@ -13,7 +13,7 @@ from openai_api.key_forms import ApiKeyForm, profile_choices
 from openai_api.models import ApiKey
 from openai_api.services.api_keys import create_api_key
 from steering.models import ProfileVersion, SteeringProfile
-from steering.profiles import lifecycle as governance
+from steering.profiles import lifecycle
 from tests.openai_api.test_admin import KEYS, fields_of
 
 pytestmark = pytest.mark.django_db
@@ -50,7 +50,7 @@ def test_a_key_that_says_nothing_of_the_log_is_said_to_do_so(admin_client: Clien
 
 
 def test_archived_ones_are_not(profiles):
-    governance.archive_profile(profile=profiles[0])
+    lifecycle.archive_profile(profile=profiles[0])
     assert values() == ["joyful", "joyful@1"]
 
 
@@ -73,7 +73,7 @@ def test_anything_else_is_refused(admin_client: Client, admin_user: Any, profile
 
 def test_a_default_that_was_archived_stays_until_somebody_changes_it(admin_client: Client, admin_user: Any, profiles):
     key = create_api_key(name="a", owner=admin_user, default_profile="gloomy").api_key
-    governance.archive_profile(profile=profiles[0])
+    lifecycle.archive_profile(profile=profiles[0])
     assert profile_choices("gloomy")[-1] == ("gloomy", "gloomy (cannot be used: not published, or archived)")
     data = fields_of(admin_user, name="b", default_profile="gloomy")
     assert admin_client.post(f"{KEYS}{key.pk}/change/", data).status_code == 302

@@ -28,9 +28,9 @@ from steering.errors import (
     SAEUnavailableError,
 )
 from steering.models import FeatureEdit, ProfileVersion, SteeringPolicy, SteeringProfile
-from steering.profiles import lifecycle as governance
+from steering.profiles import lifecycle
+from steering.profiles import resolver as profile_resolver
 from steering.profiles.resolver import ProfileResolver, ResolvedProfile, SteeringSelection
-from steering.profiles.resolver import resolver as profiles
 
 pytestmark = pytest.mark.django_db(transaction=True)  # requests read in threads of their own
 
@@ -69,7 +69,7 @@ def trail() -> list[tuple[str, str, str]]:
 
 class TestRollback:
     def test_publishes_the_old_content_again(self, versions, researcher):
-        again = governance.roll_back(version=versions[0], user=researcher, note="It was better.")
+        again = lifecycle.roll_back(version=versions[0], user=researcher, note="It was better.")
         assert (again.number, again.edits, again.fingerprint) == (3, versions[0].edits, versions[0].fingerprint)
         assert list(again.saes.all()) == list(versions[0].saes.all())
         assert steered(SteeringSelection("gloomy")).label == "gloomy@3"
@@ -78,20 +78,20 @@ class TestRollback:
     def test_takes_the_draft_back_too(self, versions, profile):
         """Else the next publishing brings back what was rolled back."""
         assert profile.edits.get().strength != versions[0].edits[0]["strength"]
-        governance.roll_back(version=versions[0])
+        lifecycle.roll_back(version=versions[0])
         assert profile.edits.get().strength == versions[0].edits[0]["strength"]
         with pytest.raises(NothingToPublishError):
             services.publish_profile(profile=profile)
 
     def test_keeps_changes_that_were_never_published(self, versions, profile):
         profile.edits.update(strength=0.75)
-        governance.roll_back(version=versions[0])
+        lifecycle.roll_back(version=versions[0])
         assert profile.edits.get().strength == 0.75
 
     @pytest.mark.parametrize("replaces_draft", [True, False])
     def test_does_with_the_draft_what_it_is_told(self, replaces_draft, versions, profile):
         profile.edits.update(strength=0.75)
-        governance.roll_back(version=versions[0], replaces_draft=replaces_draft)
+        lifecycle.roll_back(version=versions[0], replaces_draft=replaces_draft)
         assert (profile.edits.get().strength == 0.75) != replaces_draft
 
     @pytest.mark.parametrize("has_changes", [True, False])
@@ -107,46 +107,46 @@ class TestRollback:
 
     def test_to_what_requests_get_already(self, versions):
         with pytest.raises(NothingToPublishError, match="nothing to go back to"):
-            governance.roll_back(version=versions[1])
+            lifecycle.roll_back(version=versions[1])
 
     def test_without_its_weights(self, versions, sae):
         type(sae).objects.filter(pk=sae.pk).update(source="/nowhere")
         with pytest.raises(SAEUnavailableError):
-            governance.roll_back(version=versions[0])
+            lifecycle.roll_back(version=versions[0])
         assert ProfileVersion.objects.count() == 2
 
 
 class TestArchive:
     def test_requests_are_refused_until_it_is_taken_back(self, versions, profile, researcher):
-        governance.archive_profile(profile=profile, user=researcher)
+        lifecycle.archive_profile(profile=profile, user=researcher)
         for reference in ("gloomy", "gloomy@1"):
             with pytest.raises(ProfileArchivedError, match="archived"):
                 steer(SteeringSelection(reference))
-        assert profiles.published("tiny") == []
-        governance.unarchive_profile(profile=profile, user=researcher)
+        assert profile_resolver.published("tiny") == []
+        lifecycle.unarchive_profile(profile=profile, user=researcher)
         assert steered(SteeringSelection("gloomy@1")).label == "gloomy@1"
         assert [event[0] for event in trail()[-2:]] == ["archive", "unarchive"]
 
     def test_twice_is_once(self, versions, profile):
-        governance.archive_profile(profile=profile)
-        governance.archive_profile(profile=profile)
+        lifecycle.archive_profile(profile=profile)
+        lifecycle.archive_profile(profile=profile)
         assert [event[0] for event in trail()].count("archive") == 1
 
     def test_a_models_default_is_kept(self, versions, profile, model):
-        governance.set_default_profile(model=model, reference="gloomy@1")
+        lifecycle.set_default_profile(model=model, reference="gloomy@1")
         with pytest.raises(InUseError, match="default"):
-            governance.archive_profile(profile=SteeringProfile.objects.get(pk=profile.pk))
+            lifecycle.archive_profile(profile=SteeringProfile.objects.get(pk=profile.pk))
 
     def test_a_policy_is_kept(self, cap):
-        governance.save_policy(policy=SteeringPolicy(version=cap, reason="Safety."))
+        lifecycle.save_policy(policy=SteeringPolicy(version=cap, reason="Safety."))
         with pytest.raises(InUseError, match="policy"):
-            governance.archive_profile(profile=cap.profile)
+            lifecycle.archive_profile(profile=cap.profile)
 
 
 class TestPolicy:
     def test_follows_what_the_request_wants(self, versions, cap):
         alone = steered(SteeringSelection("gloomy"))
-        governance.save_policy(policy=SteeringPolicy(version=cap, reason="Safety."))
+        lifecycle.save_policy(policy=SteeringPolicy(version=cap, reason="Safety."))
         both = steered(SteeringSelection("gloomy"))
         assert (both.label, both.policies) == ("gloomy@2", ("cap@1",))
         assert both.fingerprint == both.intervention.fingerprint not in {alone.fingerprint, cap.fingerprint}
@@ -157,34 +157,34 @@ class TestPolicy:
         assert any(edit.norm_limit < float("inf") for edit in steered(SteeringSelection("cap@1")).intervention.edits)
 
     def test_is_not_scaled(self, versions, cap):
-        governance.save_policy(policy=SteeringPolicy(version=cap, reason="Safety."))
+        lifecycle.save_policy(policy=SteeringPolicy(version=cap, reason="Safety."))
         off = steered(SteeringSelection("gloomy", 0.0))
         (edit,) = off.intervention.edits
         assert isinstance(edit, ReaderEdit)
         assert [rule.upper for rule in edit.rules] == [pytest.approx(0.4)]
 
     def test_inactive_and_removed_ones_do_not_act(self, cap, researcher):
-        policy = governance.save_policy(policy=SteeringPolicy(version=cap, reason="Safety."), user=researcher)
+        policy = lifecycle.save_policy(policy=SteeringPolicy(version=cap, reason="Safety."), user=researcher)
         policy.is_active = False
-        governance.save_policy(policy=policy, user=researcher)
+        lifecycle.save_policy(policy=policy, user=researcher)
         assert steer(SteeringSelection()) is None
-        governance.remove_policy(policy=policy, user=researcher)
+        lifecycle.remove_policy(policy=policy, user=researcher)
         assert [event for event in trail() if event[0] == "policy"] == [("policy", "cap@1", "rita")] * 3
 
     def test_order(self, versions, cap):
-        governance.save_policy(policy=SteeringPolicy(version=cap, position=2, reason="Safety."))
-        governance.save_policy(policy=SteeringPolicy(version=versions[0], position=1, reason="Mood."))
+        lifecycle.save_policy(policy=SteeringPolicy(version=cap, position=2, reason="Safety."))
+        lifecycle.save_policy(policy=SteeringPolicy(version=versions[0], position=1, reason="Mood."))
         assert steered(SteeringSelection()).policies == ("gloomy@1", "cap@1")
 
     def test_missing_weights_stop_the_traffic(self, cap, sae):
-        governance.save_policy(policy=SteeringPolicy(version=cap, reason="Safety."))
+        lifecycle.save_policy(policy=SteeringPolicy(version=cap, reason="Safety."))
         type(sae).objects.filter(pk=sae.pk).update(source="/nowhere")
         services.published_profiles.refresh()
         with pytest.raises(SAEUnavailableError):
             steer(SteeringSelection())
 
     def test_other_models_are_left_alone(self, cap, other_model):
-        governance.save_policy(policy=SteeringPolicy(version=cap, reason="Safety."))
+        lifecycle.save_policy(policy=SteeringPolicy(version=cap, reason="Safety."))
         resolver = ProfileResolver(lambda name: model_table.get().find(name).pk)
         model_table.refresh()
         assert async_to_sync(resolver.steer)("other", SteeringSelection(), special_token_ids=frozenset()) is None
@@ -193,12 +193,12 @@ class TestPolicy:
         profile.edits.update(special_tokens=True)
         version = services.publish_profile(profile=profile)
         with pytest.raises(InvalidProfileError, match="special tokens"):
-            governance.save_policy(policy=SteeringPolicy(version=version, reason="Safety."))
+            lifecycle.save_policy(policy=SteeringPolicy(version=version, reason="Safety."))
 
     def test_normalising_saes_are_refused(self, cap, sae):
         type(sae).objects.filter(pk=sae.pk).update(normalization="layer_norm")
         with pytest.raises(InvalidProfileError, match="normalises"):
-            governance.save_policy(policy=SteeringPolicy(version=cap, reason="Safety."))
+            lifecycle.save_policy(policy=SteeringPolicy(version=cap, reason="Safety."))
 
     def test_its_profile_cannot_be_deleted(self, cap):
         with pytest.raises(ProtectedError):
@@ -207,14 +207,14 @@ class TestPolicy:
 
 class TestDefault:
     def test_is_recorded(self, versions, model, researcher):
-        governance.set_default_profile(model=model, reference="gloomy", user=researcher)
+        lifecycle.set_default_profile(model=model, reference="gloomy", user=researcher)
         event = AuditEvent.objects.get(action="default")
         assert (event.user, event.model, event.detail) == ("rita", "tiny", "none → gloomy")
 
     @pytest.mark.parametrize("reference", ["nope", "gloomy@9", "gloomy@x"])
     def test_must_exist(self, reference, versions, model):
         with pytest.raises(ValidationError, match="no published profile"):
-            governance.set_default_profile(model=model, reference=reference)
+            lifecycle.set_default_profile(model=model, reference=reference)
 
     def test_is_chosen_in_the_admin(self, admin, versions, model, profile):
         url = reverse("admin:inference_languagemodel_change", args=[model.pk])
@@ -333,7 +333,7 @@ class TestAdmin:
 
 
 def test_crowd_under_a_policy_gets_the_same(versions, cap):
-    governance.save_policy(policy=SteeringPolicy(version=cap, reason="Safety."))
+    lifecycle.save_policy(policy=SteeringPolicy(version=cap, reason="Safety."))
     resolver = ProfileResolver(lambda name: model_table.get().find(name).pk)
 
     async def crowd() -> list[ResolvedProfile | None]:

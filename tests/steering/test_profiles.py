@@ -16,8 +16,8 @@ from inference.records import model_table
 from steering import services
 from steering.errors import ProfileModelMismatchError, ProfileNotFoundError, SAEUnavailableError
 from steering.models import SAE, SteeringProfile
+from steering.profiles import resolver as profile_resolver
 from steering.profiles.resolver import ProfileResolver
-from steering.profiles.resolver import resolver as profiles
 from steering.profiles.snapshot import SAESource, published_profiles
 from steering.registration import SAELocation
 from steering.sae_cache import SAECache
@@ -143,9 +143,9 @@ class TestReferences:
         assert resolver.newest("tiny") == [("gloomy", 2)]
 
     async def test_module_functions_use_this_process_snapshots(self, two_versions):
-        resolved = await profiles.resolve("tiny", "gloomy", special_token_ids=SPECIAL)
+        resolved = await profile_resolver.resolve("tiny", "gloomy", special_token_ids=SPECIAL)
         assert resolved.label == "gloomy@2"
-        assert profiles.published("tiny") == [("gloomy", 2)]
+        assert profile_resolver.published("tiny") == [("gloomy", 2)]
 
 
 class TestSnapshots:

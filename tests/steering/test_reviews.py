@@ -15,8 +15,7 @@ from steering import services
 from steering.demo.install import install_demo
 from steering.errors import InvalidProfileError, NothingToPublishError, ReviewError
 from steering.models import ProfileReview, ProfileVersion, SteeringProfile
-from steering.profiles import lifecycle as governance
-from steering.profiles import reviews
+from steering.profiles import lifecycle, reviews
 from tests.steering.pages import login, page, said, staff
 
 REVIEW = "admin:steering_steeringprofile_review"
@@ -104,7 +103,7 @@ class TestPublishing:
         profile.edits.update(strength=0.6)
         approve(reviews.request_review(profile=profile, user=asked.requested_by), reviewer)
         services.publish_profile(profile=profile)
-        assert str(governance.roll_back(version=first)) == "gloomy@3"
+        assert str(lifecycle.roll_back(version=first)) == "gloomy@3"
 
     def test_the_demo_is_installed_all_the_same(self, db):
         assert install_demo().published

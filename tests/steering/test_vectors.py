@@ -21,7 +21,7 @@ from steering.errors import IncompatibleSAEError, InUseError, InvalidProfileErro
 from steering.exchange.exports import draft_document
 from steering.exchange.imports import ImportOptions, import_profiles, plan_import
 from steering.models import FeatureEdit, PlainVector, SteeringProfile, VectorSet, VersionVector
-from steering.profiles import lifecycle as governance
+from steering.profiles import lifecycle
 from steering.profiles.drafts import draft_edits
 from steering.spec.wording import describe_edit
 from steering.vectors import FoundVector, delete_vectors, save_vectors
@@ -261,7 +261,7 @@ class TestDeleting:
         first = services.publish_profile(profile=using)
         using.edits.filter(feature=None).delete()
         services.publish_profile(profile=using)
-        assert governance.roll_back(version=first).vector_links.get().vector.vector_set == calm
+        assert lifecycle.roll_back(version=first).vector_links.get().vector.vector_set == calm
 
     def test_unused_ones_go(self, admin, calm):
         response = admin.post(reverse(DELETE, args=[calm.pk]), {"post": "yes"})

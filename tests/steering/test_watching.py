@@ -19,7 +19,7 @@ from steering.errors import InvalidProfileError
 from steering.models import SAE, Feature, WatchEvent, WatchRule
 from steering.profiles.resolver import get_resolver
 from steering.profiles.snapshot import published_profiles
-from steering.watch import services as watching
+from steering.watch import services as watch_services
 from steering.watch.watcher import ActiveRule, Watch, Watcher, WatchMatch, WatchMatches, watched_models
 
 SPECIAL = frozenset({0})
@@ -36,12 +36,12 @@ def rule_of(feature: Feature, **fields) -> WatchRule:
 
 
 def saved(feature: Feature, **fields) -> WatchRule:
-    return watching.save_rule(rule=rule_of(feature, **fields))
+    return watch_services.save_rule(rule=rule_of(feature, **fields))
 
 
 def test_a_saved_rule_has_its_threshold_fixed_and_is_in_the_trail(feature):
     user = User.objects.create(username="rita")
-    rule = watching.save_rule(rule=rule_of(feature), user=user)
+    rule = watch_services.save_rule(rule=rule_of(feature), user=user)
 
     assert rule.raw_threshold == pytest.approx(0.5 * feature.max_activation)
     event = AuditEvent.objects.latest("pk")
@@ -49,7 +49,7 @@ def test_a_saved_rule_has_its_threshold_fixed_and_is_in_the_trail(feature):
     Feature.objects.filter(pk=feature.pk).update(max_activation=1000.0)
     watched_models.invalidate()
     assert watched_models.get()[feature.sae.model_id][0].threshold == pytest.approx(rule.raw_threshold)
-    watching.remove_rule(rule=rule, user=user)
+    watch_services.remove_rule(rule=rule, user=user)
     assert "removed" in AuditEvent.objects.latest("pk").detail
     assert watched_models.get() == {}
 
@@ -163,11 +163,11 @@ def finding(**fields) -> WatchMatch:
 def test_events_are_written_once_and_forgotten_in_time(feature):
     Feature.objects.filter(sae=feature.sae, index=3).update(label="cats")
     old = timezone.now() - timedelta(days=100)
-    watching.record_matches([finding(), finding(rule=RULES[1]), finding(request_id="old", at=old)])
-    watching.record_matches([finding(value=99.0)])
+    watch_services.record_matches([finding(), finding(rule=RULES[1]), finding(request_id="old", at=old)])
+    watch_services.record_matches([finding(value=99.0)])
 
     event = WatchEvent.objects.get(rule="a", request_id="r")
     assert (event.value, event.label, event.threshold, event.profile) == (3.0, "cats", 2.0, "gloomy@1")
     assert WatchEvent.objects.count() == 3
-    assert watching.prune_events(before=timezone.now() - timedelta(days=90)) == 1
+    assert watch_services.prune_events(before=timezone.now() - timedelta(days=90)) == 1
     assert set(WatchEvent.objects.values_list("request_id", flat=True)) == {"r"}

@@ -9,7 +9,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 from steering.errors import SteeringError
 from steering.management.profiles import find_profile
-from steering.profiles import lifecycle as governance
+from steering.profiles import lifecycle
 
 
 class Command(BaseCommand):
@@ -22,7 +22,7 @@ class Command(BaseCommand):
 
     def handle(self, **options: Any) -> None:
         profile = find_profile(options["name"], options["model"])
-        act = governance.unarchive_profile if options["undo"] else governance.archive_profile
+        act = lifecycle.unarchive_profile if options["undo"] else lifecycle.archive_profile
         try:
             act(profile=profile)
         except SteeringError as error:

@@ -9,7 +9,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 from steering.errors import SteeringError
 from steering.management.profiles import find_version
-from steering.profiles import lifecycle as governance
+from steering.profiles import lifecycle
 
 
 class Command(BaseCommand):
@@ -28,7 +28,7 @@ class Command(BaseCommand):
             raise CommandError(f"Say which version of {options['version']} to go back to, as name@version.")
         version = find_version(options["version"], options["model"])
         try:
-            again = governance.roll_back(version=version, note=options["note"])
+            again = lifecycle.roll_back(version=version, note=options["note"])
         except SteeringError as error:
             raise CommandError(error.message) from error
         self.stdout.write(self.style.SUCCESS(f"{again} is {version} again."))

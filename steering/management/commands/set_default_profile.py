@@ -9,7 +9,7 @@ from django.core.exceptions import ValidationError
 from django.core.management.base import BaseCommand, CommandError
 
 from inference.models import LanguageModel
-from steering.profiles import lifecycle as governance
+from steering.profiles import lifecycle
 
 
 class Command(BaseCommand):
@@ -24,7 +24,7 @@ class Command(BaseCommand):
         if model is None:
             raise CommandError(f"There is no model {options['model']}; register it with add_model first.")
         try:
-            governance.set_default_profile(model=model, reference=options["profile"])
+            lifecycle.set_default_profile(model=model, reference=options["profile"])
         except ValidationError as error:
             raise CommandError(" ".join(error.messages)) from error
         self.stdout.write(self.style.SUCCESS(f"The default of {model} is {options['profile'] or 'no profile'}."))

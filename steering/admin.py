@@ -1,0 +1,25 @@
+"""Imports the admin classes of steering, so that Django's autodiscovery registers them."""
+
+from __future__ import annotations
+
+from steering.evaluation.admin import EvaluationAdmin
+from steering.feature_admin import FeatureAdmin
+from steering.profiles.admin import ProfileVersionAdmin, SteeringProfileAdmin
+from steering.profiles.policy_admin import GovernedModelAdmin, SteeringPolicyAdmin
+from steering.sae_admin import SAEAdmin
+from steering.vector_admin import PlainVectorAdmin, VectorSetAdmin
+from steering.watch.admin import WatchEventAdmin, WatchRuleAdmin
+
+__all__ = [
+    "EvaluationAdmin",
+    "FeatureAdmin",
+    "GovernedModelAdmin",
+    "PlainVectorAdmin",
+    "ProfileVersionAdmin",
+    "SAEAdmin",
+    "SteeringPolicyAdmin",
+    "SteeringProfileAdmin",
+    "VectorSetAdmin",
+    "WatchEventAdmin",
+    "WatchRuleAdmin",
+]

@@ -1,0 +1,150 @@
+"""SAEs, their features, and the features' label embeddings."""
+
+from __future__ import annotations
+
+from django.contrib.postgres.indexes import GinIndex
+from django.db import models
+from django.db.models.functions import Now
+from pgvector.django import VectorField
+
+from inference.models import LanguageModel
+from steering.feature_search import LABEL_WORDS, FeatureQuerySet
+
+
+class SAE(models.Model):
+    """A sparse autoencoder that reads and steers one site of one model."""
+
+    class Site(models.TextChoices):
+        RESID_PRE = "resid_pre", "residual before the layer"
+        RESID_POST = "resid_post", "residual after the layer"
+        MLP_RAW = "mlp_raw", "output of the MLP, before any norm behind it"
+        MLP_OUT = "mlp_out", "output of the MLP, as it joins the residual"
+        ATTN_OUT = "attn_out", "attention heads, before their projection"
+
+    name = models.CharField(max_length=200, unique=True)
+    model = models.ForeignKey(LanguageModel, on_delete=models.PROTECT, related_name="saes")
+    source = models.CharField(max_length=500, help_text="A local directory, or a Hugging Face Hub id.")
+    revision = models.CharField(max_length=100, blank=True)
+    subfolder = models.CharField(max_length=300, blank=True, help_text="Folder of the SAE inside the source.")
+    format = models.CharField(max_length=50, help_text="For example saelens.")
+    architecture = models.CharField(max_length=50, help_text="For example jumprelu.")
+    normalization = models.CharField(max_length=50, default="none", help_text="How the SAE rescales its input.")
+    layer = models.PositiveIntegerField()
+    site = models.CharField(max_length=20, choices=Site, default=Site.RESID_POST)
+    d_in = models.PositiveIntegerField("width", help_text="Numbers in a residual vector (d_in).")
+    d_sae = models.PositiveIntegerField("features", help_text="Number of features (d_sae).")
+    checksum = models.CharField(max_length=64, db_index=True, help_text="SHA-256 of weights and configuration.")
+    l0 = models.FloatField("L0", null=True, blank=True, help_text="Mean number of active features per token.")
+    fvu = models.FloatField("FVU", null=True, blank=True, help_text="Fraction of variance unexplained.")
+    mean_resid_norm = models.FloatField(
+        "mean residual norm", null=True, blank=True, help_text="Mean L2 norm of the residual at the site."
+    )
+    median_resid_norm = models.FloatField(
+        "median residual norm", null=True, blank=True, help_text="Attention sinks are compared to it."
+    )
+    dead_share = models.FloatField(null=True, blank=True, help_text="Share of features that never fired.")
+    measured_at = models.DateTimeField(null=True, blank=True, editable=False)
+    measured_tokens = models.PositiveIntegerField(null=True, blank=True, help_text="Ordinary tokens of the corpus.")
+    measured_sinks = models.PositiveIntegerField(
+        null=True, blank=True, help_text="Attention sinks of the corpus, which were left out."
+    )
+    corpus = models.CharField(max_length=200, blank=True, help_text="What it was measured on: name and version.")
+    causes = models.JSONField(default=list, blank=True, help_text="Sentences on what may be wrong with it.")
+    created_at = models.DateTimeField(db_default=Now(), editable=False)
+
+    class Meta:
+        ordering = ("name",)
+        verbose_name = "SAE"
+        verbose_name_plural = "SAEs"
+        constraints = (
+            models.UniqueConstraint(
+                fields=("model", "checksum", "layer", "site"),
+                name="sae_registered_once",
+                violation_error_message="This SAE is registered already for this model and place.",
+            ),
+        )
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def place(self) -> str:
+        return f"layer {self.layer}, {self.get_site_display()}"
+
+    @property
+    def reference_norm(self) -> float | None:
+        """Mean norm of the residual where the SAE's decoder writes: sqrt(d_in) if it normalises its input."""
+        return self.mean_resid_norm if self.normalization == "none" else float(self.d_in**0.5)
+
+    @property
+    def typical_norm(self) -> float | None:
+        """Median norm of the residual, or the mean where only that is known: attention sinks are compared to it."""
+        return self.median_resid_norm or self.mean_resid_norm
+
+
+class Feature(models.Model):
+    """One latent of an SAE."""
+
+    class Source(models.TextChoices):
+        IMPORT = "import", "imported"
+        MEASURED = "measured", "measured"
+
+    sae = models.ForeignKey(SAE, on_delete=models.CASCADE, related_name="features")
+    index = models.PositiveIntegerField()
+    label = models.CharField(max_length=500, blank=True)
+    label_source = models.CharField(max_length=300, blank=True, help_text="Who or what gave the label.")
+    description = models.TextField(max_length=4000, blank=True, help_text="More words, or other explanations.")
+    max_activation = models.FloatField(null=True, blank=True, help_text="Largest activation on a corpus.")
+    max_activation_source = models.CharField(
+        max_length=20, choices=Source, blank=True, help_text="Where the largest activation comes from."
+    )
+    density = models.FloatField(null=True, blank=True, help_text="Share of tokens on which it fires.")
+    decoder_norm = models.FloatField(null=True, blank=True, help_text="L2 norm of its decoder row.")
+    top_tokens = models.JSONField(default=list, blank=True, help_text="Tokens on which it fires most.")
+    examples = models.JSONField(default=list, blank=True, help_text="Texts on which it fires most: tokens, values.")
+    examples_source = models.CharField(max_length=200, blank=True, help_text="The corpus, or the import.")
+    histogram = models.JSONField(null=True, blank=True, help_text="How often it fires how strongly: width, counts.")
+    traffic_examples = models.JSONField(
+        default=list, blank=True, help_text="The same as examples, of requests whose keys allow it."
+    )
+
+    objects = FeatureQuerySet.as_manager()
+
+    class Meta:
+        ordering = ("sae", "index")
+        constraints = (models.UniqueConstraint(fields=("sae", "index"), name="feature_index_unique"),)
+        indexes = (GinIndex(LABEL_WORDS, name="feature_label_words"),)
+
+    def __str__(self) -> str:
+        label = f" {self.label}" if self.label else ""
+        return f"{self.sae.name} #{self.index}{label}"
+
+    @property
+    def reference(self) -> str:
+        """Its name in links: the same on every server that has the SAE under its name."""
+        return f"{self.sae.name}.{self.index}"
+
+    @property
+    def label_text(self) -> str:
+        """What is embedded of it; empty without a label."""
+        return f"{self.label}. {self.description}".strip(" .") if self.label else ""
+
+
+class LabelEmbedding(models.Model):
+    """A feature's label as a vector of length 1, by one embedding model; ``text`` is what was embedded."""
+
+    feature = models.ForeignKey(Feature, on_delete=models.CASCADE, related_name="embeddings")
+    model = models.ForeignKey(LanguageModel, on_delete=models.CASCADE, related_name="+")
+    text = models.TextField()
+    vector = VectorField()  # of any length: that of the model
+
+    class Meta:
+        constraints = (models.UniqueConstraint(fields=("feature", "model"), name="label_embedded_once"),)
+
+    def __str__(self) -> str:
+        return f"{self.feature} by {self.model}"
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the label has changed since."""
+        return self.text != self.feature.label_text
