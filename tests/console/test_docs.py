@@ -47,7 +47,7 @@ def test_the_example_of_a_topic_declares_one():
 
 
 def test_every_topic_and_every_variable_is_documented():
-    listed = set(re.findall(r"^\| `([a-z]+)", TEXT.split("## Live parts")[1], re.MULTILINE))
+    listed = set(re.findall(r"^\| `([a-z]+)", TEXT.split("## Live updates")[1], re.MULTILINE))
     assert set(TOPICS.names) <= listed
     tokens = (ROOT / "console/static/console/tokens.css").read_text()
     for name in re.findall(r"`(--[a-z0-9-]+)`", TEXT):
