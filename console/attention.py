@@ -17,8 +17,8 @@ from django.utils import timezone
 from inference.client import EngineError, get_client
 from inference.models import LanguageModel
 from jobs.models import Job
-from openai_api.key_visibility import visible_keys
-from openai_api.log_writer import log_backlog
+from openai_api.keys.services import visible_keys
+from openai_api.request_log.writer import log_backlog
 from steering.models import ProfileReview, WatchEvent
 from steering.visibility import visible_profiles
 

@@ -20,7 +20,7 @@ from console.load.load import Load
 from console.pages import Page, register_page
 from inference.models import LanguageModel
 from jobs.models import Job
-from openai_api.key_visibility import visible_keys
+from openai_api.keys.services import visible_keys
 from steering.profiles.inline_edits import INLINE
 from steering.visibility import SEE_ALL_PROFILES, visible_profiles
 

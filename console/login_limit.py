@@ -15,8 +15,8 @@ from django.conf import settings
 from django.contrib.admin.forms import AdminAuthenticationForm
 from django.core.exceptions import ValidationError
 
-from openai_api.attempts import MAX_NAMES, Attempts
-from openai_api.client_address import client_address, client_network
+from openai_api.http.attempts import MAX_NAMES, Attempts
+from openai_api.http.client_address import client_address, client_network
 
 logger = logging.getLogger(__name__)
 

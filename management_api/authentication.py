@@ -9,8 +9,8 @@ from rest_framework.authentication import SessionAuthentication as DjangoSession
 from rest_framework.exceptions import PermissionDenied
 from rest_framework.request import Request
 
-from openai_api.errors import forbidden, wrong_key
-from openai_api.keys import current_keys, find_key, presented_key
+from openai_api.http.errors import forbidden, wrong_key
+from openai_api.keys.authentication import current_keys, find_key, presented_key
 
 
 class CsrfFailed(PermissionDenied):

@@ -17,8 +17,8 @@ from rest_framework.views import set_rollback
 from inference.client import EngineError
 from inference.sources import SourceError
 from jobs.errors import JobError, JobStateError
-from openai_api.errors import MAX_PROBLEMS, ApiError, conflict, forbidden, invalid, quote, unavailable, wrong_key
-from openai_api.errors import method_not_allowed as method_refused
+from openai_api.http.errors import MAX_PROBLEMS, ApiError, conflict, forbidden, invalid, quote, unavailable, wrong_key
+from openai_api.http.errors import method_not_allowed as method_refused
 from steering.corpus import CorpusError
 from steering.errors import EvaluationError, SteeringError
 from steering.saes.errors import InvalidSAEError

@@ -9,7 +9,7 @@ from typing import Any
 
 from drf_spectacular.generators import SchemaGenerator
 
-from openai_api.openapi import document as v1_document
+from openai_api.openapi.document import document as v1_document
 
 Schema = dict[str, Any]
 _REF = "#/components/schemas/"

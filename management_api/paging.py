@@ -12,7 +12,7 @@ from rest_framework.pagination import CursorPagination
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from openai_api.errors import invalid
+from openai_api.http.errors import invalid
 
 DEFAULT_LIMIT = 50
 MAX_LIMIT = 200

@@ -8,8 +8,8 @@ from typing import IO, Any
 from django.conf import settings
 from rest_framework.parsers import BaseParser
 
-from openai_api.errors import invalid_json, request_too_large
-from openai_api.json_body import parse_json
+from openai_api.http.errors import invalid_json, request_too_large
+from openai_api.http.json_body import parse_json
 
 
 class StrictJSONParser(BaseParser):

@@ -10,7 +10,7 @@ from django.db.models import QuerySet
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
-from openai_api.errors import ApiError
+from openai_api.http.errors import ApiError
 
 Find = Callable[[User], QuerySet[Any]]
 _MAX_ID = 2**62

@@ -7,7 +7,7 @@ from rest_framework import serializers
 
 from inference.ownership import groups_to_share_with, may_share
 from management_api.strict import StrictInput, Text
-from openai_api.errors import forbidden, invalid
+from openai_api.http.errors import forbidden, invalid
 
 
 class SharingInput(StrictInput):

@@ -19,7 +19,7 @@ from management_api.resources.sae import SAEs
 from management_api.resources.server import Me, Stats
 from management_api.resources.vector_set import VectorSets
 from management_api.resources.version import Versions
-from openai_api.errors import unknown_url
+from openai_api.http.errors import unknown_url
 from openai_api.request_id import new_id
 
 app_name = "management_api"

@@ -28,9 +28,8 @@ from millm_site.hosts import host_problem
 from millm_site.refusal import Refusal, disk_full, invalid_host, refusal, too_large
 from millm_site.serving import stop
 from millm_site.spool import CHECK_EVERY, SCOPE_KEY, has_room, new_spool
-from openai_api.errors import ApiError
-from openai_api.upload_gate import upload_refusal
-from openai_api.upload_paths import body_limit, takes_files
+from openai_api.http.errors import ApiError
+from openai_api.http.file_uploads import body_limit, takes_files, upload_refusal
 
 logger = logging.getLogger(__name__)
 _live_application = AllowedHostsOriginValidator(LiveConnection.as_asgi())

@@ -1,6 +1,6 @@
 """What a reverse proxy tells about the client's side of a request.
 
-The client's address is found by openai_api.client_address, from the same MILLM_TRUSTED_PROXIES.
+The client's address is found by openai_api.http.client_address, from the same MILLM_TRUSTED_PROXIES.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import ipaddress
 from typing import Any
 
-from openai_api.client_address import is_trusted_proxy
+from openai_api.http.client_address import is_trusted_proxy
 
 
 def with_forwarded_scheme(scope: dict[str, Any]) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from inference.client import get_client
 from inference.engine_collector import EngineCollector
 from inference.metrics import REGISTRY
 from millm_site.failures import read_only
-from openai_api import request_metrics
-from openai_api.client_address import is_loopback
+from openai_api.http.client_address import is_loopback
+from openai_api.request_log import metrics as request_metrics
 
 __all__ = ["metrics", "request_metrics"]  # the latter counts when it is imported
 

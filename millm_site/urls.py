@@ -8,7 +8,7 @@ from django.views.generic import RedirectView
 
 from console.playground import answers, draft_answers
 from millm_site import api_docs, health, metrics
-from openai_api.try_it import try_model
+from openai_api.endpoints.try_model import try_model
 
 _DRAFT = "admin/steering/steeringprofile/<str:object_id>/preview"
 urlpatterns = [

@@ -1,4 +1,4 @@
-"""What keys used, in the admin. Keys: :mod:`openai_api.key_admin`; the log: :mod:`openai_api.request_log.admin`."""
+"""What keys used, in the admin. Keys: :mod:`openai_api.keys.admin`; the log: :mod:`openai_api.request_log.admin`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 
 from audit.read_only_admin import ReadOnlyAdmin
-from openai_api.key_admin import ApiKeyAdmin
-from openai_api.key_visibility import visible_days
+from openai_api.keys.admin import ApiKeyAdmin
+from openai_api.keys.services import visible_days
 from openai_api.models import KeyDay
 from openai_api.request_log.admin import LogAccessAdmin, RequestLogAdmin
 

@@ -23,20 +23,20 @@ class OpenaiApiConfig(AppConfig):
         from jobs.periodic import Periodic, register_periodic
         from storage.batches import BATCH_KIND
 
-        register(JobKind(BATCH_KIND, "Batch", "openai_api.services.batch_run:run_batch"))
-        register(JobKind(PRUNE_KEPT, "Deletion of what is kept for long enough", "openai_api.pruning:run_prune"))
+        register(JobKind(BATCH_KIND, "Batch", "openai_api.endpoints.batch_job:run_batch"))
+        register(JobKind(PRUNE_KEPT, "Deletion of what is kept for long enough", "openai_api.retention:run_prune"))
         register(
             JobKind(
                 REPLAY,
                 "Replay of a request",
-                run="openai_api.replay:run_replay",
+                run="openai_api.request_log.replay:run_replay",
                 result_permission="openai_api.view_prompt_text",
-                show="openai_api.request_log.replayed:replayed_html",
+                show="openai_api.request_log.replay_pages:replayed_html",
             )
         )
-        register(JobKind(PRUNE, "Prune the request log", "openai_api.request_log.prune_job:run_prune"))
-        register_periodic(Periodic(PRUNE, timedelta(hours=1), "openai_api.request_log.prune_job:is_due"))
-        register_periodic(Periodic(PRUNE_KEPT, timedelta(hours=1), "openai_api.pruning:is_due"))
+        register(JobKind(PRUNE, "Prune the request log", "openai_api.request_log.retention:run_prune"))
+        register_periodic(Periodic(PRUNE, timedelta(hours=1), "openai_api.request_log.retention:is_due"))
+        register_periodic(Periodic(PRUNE_KEPT, timedelta(hours=1), "openai_api.retention:is_due"))
         user = get_user_model()
         post_save.connect(_reread_keys_of_user, sender=user, dispatch_uid="openai_api.reread_keys")
         post_delete.connect(_reread_keys, sender=user, dispatch_uid="openai_api.reread_keys.user")
@@ -47,7 +47,7 @@ class OpenaiApiConfig(AppConfig):
             _forget_their_examples, sender=get_user_model(), dispatch_uid="openai_api.forget_their_examples"
         )
 
-        from openai_api.traffic_corpus import NAME, traffic_corpus
+        from openai_api.request_log.traffic_corpus import NAME, traffic_corpus
         from steering.corpus_shelf import register_corpus
 
         register_corpus(NAME, traffic_corpus)
@@ -66,7 +66,7 @@ def _rights(user: Any) -> tuple[tuple[str, Any], ...]:
 
 def _reread_keys_of_user(instance: Any, *, update_fields: frozenset[str] | None = None, **_: Any) -> None:
     """A user who is deactivated or loses rights takes the keys along. Logins only touch ``last_login``."""
-    from openai_api.keys import snapshot
+    from openai_api.keys.authentication import snapshot
 
     if update_fields is None or set(update_fields) != {"last_login"}:
         keys = list(instance.api_keys.values_list("pk", flat=True))
@@ -76,7 +76,7 @@ def _reread_keys_of_user(instance: Any, *, update_fields: frozenset[str] | None 
 
 def _reread_keys(*, action: str = "", **_: Any) -> None:
     """Groups give permissions to users, and these to their keys. Nobody counts whose they are."""
-    from openai_api.keys import snapshot
+    from openai_api.keys.authentication import snapshot
 
     if not action.startswith("pre_"):
         snapshot.invalidate()
@@ -92,13 +92,13 @@ def _forget_their_examples(instance: Any, **_: Any) -> None:
 
 def start_log_writer() -> None:
     """Begin with the rows that killed processes have left; called by serving processes."""
-    from openai_api.log_writer import get_log_writer
+    from openai_api.request_log.writer import get_log_writer
 
     get_log_writer()
 
 
 def stop_log_writer(timeout_s: float = 5.0) -> None:
     """Flush the request log; called at the server's shutdown."""
-    from openai_api import log_writer
+    from openai_api.request_log import writer as log_writer
 
     log_writer.stop(timeout_s)

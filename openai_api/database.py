@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from django.db import close_old_connections, connection
 
-from openai_api.errors import unavailable
+from openai_api.http.errors import unavailable
 from storage.threads import DatabaseThreads, DatabaseTooSlowError
 
 MAX_CONNECTIONS = 6

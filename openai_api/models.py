@@ -12,10 +12,9 @@ from django.db import models
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from openai_api.keys import MANAGE_MODELS, MAX_INTENSITY, DayUse, KeyRecord
-from openai_api.log_models import LogAccess, SavedSearch
-from openai_api.log_words import LogWords
-from openai_api.scopes import Scope
+from openai_api.keys.authentication import MANAGE_MODELS, MAX_INTENSITY, DayUse, KeyRecord
+from openai_api.keys.scopes import Scope
+from openai_api.request_log.models import LogAccess, LogWords, SavedSearch
 
 __all__ = ("ApiKey", "KeyDay", "LogAccess", "RequestLog", "SavedSearch")
 

@@ -17,7 +17,7 @@ from django.db import Error, close_old_connections, connection
 from console.load.load import Load
 from console.load.services import forget_load, record_load
 from console.load.totals import Totals, load_between, read_totals
-from openai_api.recent_use import Use, recent_use
+from openai_api.request_log.metrics import Use, recent_use
 
 logger = logging.getLogger(__name__)
 TICK_S = 2.0

@@ -11,8 +11,7 @@ from prometheus_client import Counter, Histogram
 from console.load.load import NO_GAPS, NO_WAITS, Load
 from inference.client import EngineError, EngineStats, get_client
 from inference.metrics import GENERATION_TOKENS, INTER_TOKEN_LATENCY, PROMPT_TOKENS, TIME_TO_FIRST_TOKEN
-from openai_api.recent_use import Use
-from openai_api.request_metrics import ERRORS, REQUESTS
+from openai_api.request_log.metrics import ERRORS, REQUESTS, Use
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,14 @@ from typing import Any
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
-from openai_api.call import Call
-from openai_api.endpoint import Handler, respond_as
-from openai_api.errors import ApiError, unsupported_parameter
-from openai_api.json_body import read_json_object
-from openai_api.services.chat import create_chat_completion
-from openai_api.services.completions import create_completion
-from openai_api.services.inspection import inspect_answer
-from openai_api.session_door import admit_visitor, refusal_response, request_for
+from openai_api.endpoints.chat import create_chat_completion
+from openai_api.endpoints.completions import create_completion
+from openai_api.generation.inspection import inspect_answer
+from openai_api.http.call import Call
+from openai_api.http.endpoint import Handler, respond_as
+from openai_api.http.errors import ApiError, unsupported_parameter
+from openai_api.http.json_body import read_json_object
+from openai_api.http.session_auth import admit_visitor, refusal_response, request_for
 
 PERMISSION = "console.use_playground"
 STEERING = frozenset({"model", "profile", "steering", "steering_intensity"})

@@ -13,15 +13,15 @@ from django.http import Http404, HttpRequest
 from django.http.response import HttpResponseBase
 
 from console.playground.answers import CHAT, COMPLETION, INSPECTION, PERMISSION, STEERING
-from openai_api.call import Call
-from openai_api.endpoint import Handler, json_response, respond_as
-from openai_api.errors import ApiError, forbidden, invalid, unsupported_parameter
-from openai_api.json_body import parse_json
-from openai_api.services.chat import create_chat_completion
-from openai_api.services.completions import create_completion
-from openai_api.services.inspection import inspect_answer
-from openai_api.services.target import steering_refusal
-from openai_api.session_door import Visitor, admit_visitor, refusal_response, request_for
+from openai_api.endpoints.chat import create_chat_completion
+from openai_api.endpoints.completions import create_completion
+from openai_api.generation.inspection import inspect_answer
+from openai_api.generation.target import steering_refusal
+from openai_api.http.call import Call
+from openai_api.http.endpoint import Handler, json_response, respond_as
+from openai_api.http.errors import ApiError, forbidden, invalid, unsupported_parameter
+from openai_api.http.json_body import parse_json
+from openai_api.http.session_auth import Visitor, admit_visitor, refusal_response, request_for
 from steering.errors import SteeringError
 from steering.models import SteeringProfile
 from steering.profiles.admin import DraftPages

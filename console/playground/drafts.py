@@ -12,11 +12,11 @@ from django.urls import reverse
 from console.pages import Endpoint, register_endpoint
 from console.playground.answers import PERMISSION
 from inference.models import LanguageModel
-from openai_api.endpoint import json_response
-from openai_api.errors import ApiError, invalid, model_not_found
-from openai_api.json_body import read_json_object
-from openai_api.services.target import steering_refusal
-from openai_api.session_door import refusal_response
+from openai_api.generation.target import steering_refusal
+from openai_api.http.endpoint import json_response
+from openai_api.http.errors import ApiError, invalid, model_not_found
+from openai_api.http.json_body import read_json_object
+from openai_api.http.session_auth import refusal_response
 from steering.errors import SteeringError
 from steering.models import SteeringProfile
 from steering.profiles.inline_edits import read_inline

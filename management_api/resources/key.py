@@ -15,17 +15,18 @@ from rest_framework.response import Response
 from management_api.described import described
 from management_api.strict import Integer, Shown, StrictInput, StrictModelInput, Text
 from management_api.viewset import Filters, Resource
-from openai_api.errors import ApiError, forbidden
-from openai_api.key_visibility import SEE_ALL_KEYS, visible_keys
-from openai_api.models import ApiKey
-from openai_api.services.api_keys import (
+from openai_api.http.errors import ApiError, forbidden
+from openai_api.keys.services import (
     MAX_GRACE,
+    SEE_ALL_KEYS,
     change_api_key,
     delete_api_keys,
     revoke_api_keys,
     rotate_api_key,
     save_new_api_key,
+    visible_keys,
 )
+from openai_api.models import ApiKey
 
 CHANGE = "openai_api.change_apikey"
 SETTABLE = (

@@ -21,7 +21,7 @@ from management_api.rows import Row
 from management_api.sharing import SharingInput, groups_named
 from management_api.strict import Flag, Integer, Shown, StrictInput, StrictModelInput, Text
 from management_api.viewset import Filters, Resource
-from openai_api.errors import conflict, invalid
+from openai_api.http.errors import conflict, invalid
 from steering import services
 from steering.exchange.exports import draft_document, version_document
 from steering.exchange.imports import ImportOptions, import_profiles, plan_import

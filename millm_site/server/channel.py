@@ -22,12 +22,11 @@ from millm_site.refusal import (
 from millm_site.server.limits import ServerLimits
 from millm_site.server.web_socket import WebSocket
 from millm_site.spool import has_room
-from openai_api.upload_gate import upload_refusal
-from openai_api.upload_paths import body_limit, takes_files
+from openai_api.http.file_uploads import body_limit, takes_files, upload_refusal
 
 if TYPE_CHECKING:
     from millm_site.server.server import Server
-    from openai_api.errors import ApiError
+    from openai_api.http.errors import ApiError
 
 LINGER_S = 2.0
 _ABSOLUTE_TARGET = re.compile(rb"https?://(?P<authority>[^/?#]+)(?P<path>[/?].*)?", re.IGNORECASE)

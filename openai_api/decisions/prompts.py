@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+from inference.client import GenerationRequest, SamplingParams, Scoring
+from inference.readings import Read
 from inference.text import ModelText
 from inference.thinking_state import thinking_state
-from openai_api.decisions.question import AnyQuestion
-from openai_api.decisions.request import DecisionRequest
-from openai_api.errors import ApiError, context_length_exceeded, invalid
-from openai_api.responses.chat_form import renamed
+from openai_api.decisions.schemas import AnyQuestion, DecisionRequest
+from openai_api.generation.prompt import prompt_ids
+from openai_api.generation.target import Target
+from openai_api.http.errors import ApiError, context_length_exceeded, invalid
+from openai_api.responses.chat_form import messages_of, renamed
 from openai_api.responses.items import items_of
 from openai_api.responses.schemas.items import ReferenceItem
-from openai_api.responses.transcript import messages_of
 from openai_api.schemas.chat import ChatRequest
-from openai_api.services.target import Target
-from openai_api.services.transcript import prompt_ids
+
+if TYPE_CHECKING:
+    from openai_api.http.call import Call
 
 Message = dict[str, Any]
 
@@ -80,3 +84,45 @@ def _marked_ids(text: ModelText, marked: str, marks: Sequence[str]) -> list[int]
         ids += [specials[mark]] if mark else []
         marked = marked[place + len(mark) :]
     return ids
+
+
+Tokens = Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class LabelPlan:
+    """For each prompt its labels, as token ids. A label is a sequence; those of one prompt share its computation."""
+
+    prompts: Sequence[Tokens]
+    labels: Sequence[Sequence[Tokens]]
+    sae: str = ""  # nothing is read but for watch rules
+
+    @property
+    def prompt_of_sequence(self) -> list[int]:
+        return [prompt for prompt, labels in enumerate(self.labels) for _ in labels]
+
+    @property
+    def num_tokens(self) -> int:
+        scored = sum(len(label) for labels in self.labels for label in labels)
+        return scored + sum(len(prompt) for prompt in self.prompts)
+
+    def reads_of(self, number: int) -> tuple[Read, ...]:
+        return ()
+
+    def requests(self, call: Call, target: Target) -> list[GenerationRequest]:
+        scored = [label for labels in self.labels for label in labels]
+        return [
+            GenerationRequest(
+                request_id=f"{call.id}/{number}",
+                model=target.model.record.name,
+                prompt_token_ids=tuple(self.prompts[prompt]),
+                sampling=SamplingParams(max_tokens=0),
+                intervention=target.profile.intervention if target.profile else None,
+                index=number,
+                priority=call.priority,
+                reads=target.watch.reads,
+                scoring=Scoring(tuple(label)),
+                cache_salt=call.cache_salt(target.model.record),
+            )
+            for number, (prompt, label) in enumerate(zip(self.prompt_of_sequence, scored, strict=True))
+        ]

@@ -4,7 +4,7 @@ import django.contrib.postgres.indexes
 import django.core.validators
 import django.db.models.deletion
 import django.db.models.functions.datetime
-import openai_api.log_words
+import openai_api.request_log.models
 from django.conf import settings
 from django.db import migrations, models
 
@@ -124,7 +124,7 @@ class Migration(migrations.Migration):
         ),
         migrations.AddIndex(
             model_name='requestlog',
-            index=django.contrib.postgres.indexes.GinIndex(openai_api.log_words.LogWords('prompt', 'completion'), name='log_words'),
+            index=django.contrib.postgres.indexes.GinIndex(openai_api.request_log.models.LogWords('prompt', 'completion'), name='log_words'),
         ),
         migrations.AddField(
             model_name='savedsearch',

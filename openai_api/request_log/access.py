@@ -35,3 +35,11 @@ def record_access(
         num_rows=num_rows,
         is_complete=is_complete,
     )
+
+
+SEE_TEXT = "openai_api.view_prompt_text"  # the same as for the request log, which has the same texts
+HIDDEN = "The permission to see texts of requests is needed for this."
+
+
+def may_see_text(user: Any) -> bool:
+    return bool(user.has_perm(SEE_TEXT))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from django.contrib import admin
@@ -14,27 +15,53 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from audit.read_only_admin import ReadOnlyAdmin
-from openai_api.log_paginator import LogPaginator
 from openai_api.models import LogAccess, RequestLog
-from openai_api.replay_pages import ReplayPages
 from openai_api.request_log.access import may_see_text, record_access
-from openai_api.request_log.access_text import access_text
 from openai_api.request_log.detail import (
     conversation,
     effect_text,
+    has_tokens,
     key_link,
     pretty_json,
     profile_link,
+    tokens_html,
     version_html,
     watch_html,
 )
-from openai_api.request_log.export_pages import ExportPages
-from openai_api.request_log.line import tokens_text
-from openai_api.request_log.metadata import TOKENS, quotes_client, without_texts
+from openai_api.request_log.entry import TOKENS, quotes_client, without_texts
+from openai_api.request_log.export import ExportPages
+from openai_api.request_log.paging import LogPaginator
+from openai_api.request_log.replay_pages import ReplayPages
 from openai_api.request_log.search_pages import SearchPages
-from openai_api.request_log.timeline import timeline_html
-from openai_api.request_log.tokens import has_tokens, tokens_html
-from openai_api.request_log.visible_text import visible_text
+from openai_api.request_log.summary import timeline_html, tokens_text, visible_text
+
+ORDER = ("conditions", "format", "texts")  # the database keeps none; what else there is comes after these
+WORDS = {("texts", True): "with texts", ("texts", False): "without texts"}
+
+
+def access_text(access: LogAccess) -> str:
+    """What was asked for, the conditions of a search as its form names them."""
+    names = [name for name in ORDER if name in access.detail]
+    names += sorted(access.detail.keys() - names)
+    return visible_text(", ".join(part for name in names for part in _parts(name, access.detail[name])))
+
+
+def _parts(name: str, value: Any) -> Iterator[str]:
+    if name == "conditions" and isinstance(value, dict):
+        yield from _conditions(value)
+    elif isinstance(value, bool) and (name, value) in WORDS:
+        yield WORDS[name, value]
+    else:
+        yield f"{name}: {value}"
+
+
+def _conditions(conditions: dict[str, Any]) -> Iterator[str]:
+    """An export without any is of the whole log, which has to be said."""
+    if not conditions:
+        yield "all requests"
+    for name, value in conditions.items():
+        yield f"words: {value}" if name == "text" else f"{name}: {value}"
+
 
 NOT_SHOWN = "Shown to those who may see texts of requests."
 

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
 from django.db import transaction
 from django.db.models import Q, QuerySet
 from django.utils import timezone
 
-from openai_api.models import ApiKey, RequestLog
-from openai_api.refusals import NOWHERE
-from openai_api.request_log.metadata import bare_parameters, quotes_client
+from openai_api.models import ApiKey, LogAccess, RequestLog
+from openai_api.request_log.access import record_access
+from openai_api.request_log.entry import bare_parameters, quotes_client
+from openai_api.request_log.refusals import NOWHERE
+
+if TYPE_CHECKING:
+    from jobs.running_job import RunningJob
 
 BATCH = 2_000
 AT_ONCE = 100  # of rows whose parameters are in memory: they may hold what was known of each token
@@ -102,3 +107,16 @@ def _clear_some(pks: list[str]) -> None:
         if quotes_client(row.status):
             row.error_message = ""
     RequestLog.objects.bulk_update(rows, ("prompt", "completion", "parameters", "error_message"))
+
+
+def is_due() -> bool:
+    return is_anything_old(Retention.from_settings(), timezone.now())
+
+
+def run_prune(job: RunningJob) -> dict[str, Any]:
+    pruned = prune_log(
+        retention=Retention.from_settings(),
+        tell=lambda count: job.progress(count, 0, f"{count:,} rows"),
+    )
+    record_access(act=LogAccess.Act.PRUNE, user=None, num_rows=pruned.rows, detail=asdict(pruned))
+    return asdict(pruned)

@@ -10,11 +10,11 @@ from django.db.models import Q
 from django.utils import timezone
 
 from inference.models import LanguageModel
-from openai_api.keys import KEY_START, PREFIX_LENGTH
-from openai_api.log_words import MAX_SEARCH, has_words
+from openai_api.keys.authentication import KEY_START, PREFIX_LENGTH
 from openai_api.models import ApiKey, RequestLog
-from openai_api.request_log.line import ROOT
+from openai_api.request_log.models import MAX_SEARCH, has_words
 from openai_api.request_log.search import LAST, NONE, OTHERS, OUTCOMES, SOURCES, LogSearch
+from openai_api.request_log.summary import ROOT
 from steering.models import SteeringProfile
 
 MAX_OFFERED = 200  # names beside a field; others can be written

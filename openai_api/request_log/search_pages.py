@@ -2,25 +2,99 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
+from django import forms
+from django.conf import settings
 from django.contrib import admin, messages
 from django.contrib.auth.models import User
 from django.core.exceptions import PermissionDenied, ValidationError
+from django.db import transaction
+from django.db.models import Q
 from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect, QueryDict
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
 
 from audit.keyset import KeysetPage, keyset_page
-from openai_api.keyset import ByTime, Cursor, CursorError
-from openai_api.models import LogAccess, RequestLog
+from openai_api.models import LogAccess, RequestLog, SavedSearch
 from openai_api.request_log.access import may_see_text, record_access
-from openai_api.request_log.kept import kept_text
-from openai_api.request_log.line import LogLine
-from openai_api.request_log.saved_searches import delete_search, save_search, visible_searches
+from openai_api.request_log.paging import ByTime, Cursor, CursorError
 from openai_api.request_log.search import LogSearch, lean, size_text
 from openai_api.request_log.search_form import CURSORS, SearchForm
+from openai_api.request_log.summary import LogLine
+
+MAX_OWN = 100
+MAX_NAME = 100
+MAX_SHOWN = 200
+
+
+@dataclass(frozen=True, slots=True)
+class ShownSearch:
+    """``owner`` is "" for one's own."""
+
+    pk: int
+    name: str
+    query: str
+    owner: str
+    is_shared: bool
+
+
+@transaction.atomic
+def save_search(*, owner: User, name: str, conditions: dict[str, str], is_shared: bool = False) -> SavedSearch:
+    """One of the same name is replaced. Raises ValidationError."""
+    if not conditions:
+        raise ValidationError("It has no conditions.")
+    name = forms.CharField(max_length=MAX_NAME).clean(name)  # before the database is asked for it
+    User.objects.select_for_update().get(pk=owner.pk)  # two at once would pass the bound together
+    others = SavedSearch.objects.filter(owner=owner).exclude(name=name)
+    if others.count() >= MAX_OWN:
+        raise ValidationError(f"You have {MAX_OWN} saved searches; delete one first.")
+    search = SavedSearch.objects.filter(owner=owner, name=name).first() or SavedSearch(owner=owner, name=name)
+    search.conditions, search.is_shared = conditions, is_shared
+    search.full_clean()
+    search.save()
+    return search
+
+
+def delete_search(*, owner: User, pk: int) -> bool:
+    """False where there is none of theirs."""
+    return SavedSearch.objects.filter(owner=owner, pk=pk).delete()[0] > 0
+
+
+def visible_searches(user: User) -> list[ShownSearch]:
+    """One's own, and what others share. The words of a search are shown to those only who may see texts."""
+    found = SavedSearch.objects.filter(Q(owner=user) | Q(is_shared=True)).select_related("owner")
+    if not may_see_text(user):
+        found = found.exclude(conditions__has_key="text")
+    return [_shown(search, user) for search in found[:MAX_SHOWN]]
+
+
+def _shown(search: SavedSearch, user: User) -> ShownSearch:
+    owner = "" if search.owner_id == user.pk else search.owner.get_username()
+    return ShownSearch(search.pk, search.name, urlencode(search.conditions), owner, search.is_shared)
+
+
+TEXTS = {
+    "full": "Texts are kept{until}",
+    "hash": "Of texts a SHA-256 is kept{until}",
+    "none": "Nothing of texts is kept",
+}
+
+
+def kept_text() -> str:
+    """A key may have less kept of its own requests."""
+    days, text_days = settings.MILLM_LOG_RETENTION_DAYS, settings.MILLM_LOG_TEXT_RETENTION_DAYS
+    rows = f"Rows are deleted after {_days(days)}" if days else "Rows are kept for ever"
+    until = f" for {_days(text_days)}" if text_days else " as long as their rows"
+    texts = TEXTS[settings.MILLM_LOG_CONTENT].format(until=until)
+    return f"{rows}. {texts}. A key may have less kept."
+
+
+def _days(days: int) -> str:
+    return f"{days} day{'' if days == 1 else 's'}"
+
 
 PAGE_SIZE = 50
 LIST = "admin:openai_api_requestlog_changelist"

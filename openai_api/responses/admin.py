@@ -8,9 +8,9 @@ from typing import Any
 from django.contrib import admin
 from django.utils.safestring import SafeString
 
-from openai_api.kept_admin import Block, KeptAdmin, json_text, text_blocks
 from openai_api.responses.items import item_text
 from openai_api.responses.models import Conversation, StoredItem, StoredResponse
+from openai_api.stored_object_admin import Block, KeptAdmin, json_text, text_blocks
 
 
 @admin.register(StoredResponse)

@@ -12,4 +12,4 @@ class ResponsesConfig(AppConfig):
         from jobs.kinds import JobKind, register
         from openai_api.responses.background import KIND
 
-        register(JobKind(KIND, "Background response", "openai_api.responses.background_run:generate_response"))
+        register(JobKind(KIND, "Background response", "openai_api.responses.background_job:generate_response"))

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from functools import partial
+from itertools import count
 from typing import Any
 
 from django.contrib.auth.models import User
-from django.db import transaction
+from django.db import InterfaceError, OperationalError, transaction
+from django.http.response import HttpResponseBase
 
 from jobs.errors import JobError
 from jobs.models import Job
 from jobs.services import cancel_job, enqueue_job
+from openai_api.backend import get_backend
 from openai_api.clean_text import clean_json
-from openai_api.errors import ApiError, server_error
+from openai_api.database import in_database
+from openai_api.http.call import Call
+from openai_api.http.errors import ApiError, server_error, timed_out, unavailable
+from openai_api.http.sse import PING, EventSource, data_event, event_response
+from openai_api.responses.event_writer import named_event
 from openai_api.responses.models import StoredEvents, StoredResponse
 from openai_api.responses.response_body import error_body
 from openai_api.responses.schemas.bodies import Event
 from openai_api.responses.store import (
     Turn,
     add_events,
+    events_after,
     find_response,
+    is_open,
     lock_open,
     response_body,
     save_response,
@@ -143,3 +155,57 @@ def _cancel_job(row: StoredResponse) -> None:
 def _add(row: StoredResponse, events: Sequence[Event]) -> None:
     if row.is_streamed:
         add_events(row=row, events=events)
+
+
+POLL_S = 0.2
+SLOW_POLL_S = 1.0  # after QUIET_S without an event, as while it waits in the queue
+QUIET_S = 3.0
+LOOK_EVERY = 25  # polls between looks whether the response still has a job
+
+
+def stream_stored(call: Call, response_id: str, after: int) -> HttpResponseBase:
+    """Events numbered higher than ``after``. A client that leaves changes nothing: it can come back for the rest."""
+    return event_response(EventSource(_events(call, response_id, after), call.close))
+
+
+async def _events(call: Call, response_id: str, after: int) -> AsyncGenerator[bytes, None]:
+    try:
+        async for event in _stored_events(call, response_id, after):
+            yield PING if event is None else named_event(event)
+    except ApiError as error:
+        call.refuse(error)
+        yield data_event(error.body())
+    except (OperationalError, InterfaceError):
+        away = unavailable("The database is not reachable.", code="database_unavailable")
+        call.refuse(away)
+        yield data_event(away.body())
+
+
+async def _stored_events(call: Call, response_id: str, after: int) -> AsyncGenerator[Event | None, None]:
+    """None after each while without an event; the longer nothing comes, the more seldom it looks."""
+    loop, ping_s = asyncio.get_running_loop(), get_backend().ping_s
+    heard_at = said_at = time.monotonic()
+    for poll in count():
+        if poll % LOOK_EVERY == 0:
+            await in_database(lambda: end_if_lost(response_id))
+        may_grow, events = await in_database(partial(_next, response_id, after))
+        for event in events:
+            yield event
+            after = event["sequence_number"]
+        now = time.monotonic()
+        if events:
+            heard_at = said_at = now
+        if not may_grow:
+            return
+        if now - said_at >= ping_s:
+            said_at = now
+            yield None
+        if loop.time() >= call.deadline:
+            raise timed_out(call.timeout_s, call.timeout_setting)
+        await asyncio.sleep(POLL_S if now - heard_at < QUIET_S else SLOW_POLL_S)
+
+
+def _next(response_id: str, after: int) -> tuple[bool, list[Event]]:
+    """Whether more may come after these, and the events. In this order: the last ones are stored with the end."""
+    may_grow = is_open(response_id)
+    return may_grow, events_after(response_id, after)

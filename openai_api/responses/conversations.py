@@ -7,18 +7,18 @@ from typing import TypeVar
 
 from django.http.response import HttpResponseBase
 
-from openai_api.call import Call
 from openai_api.clean_text import clean_json
 from openai_api.database import in_database
-from openai_api.endpoint import json_response
+from openai_api.http.call import Call
+from openai_api.http.endpoint import json_response
 from openai_api.request_id import new_id
 from openai_api.responses import store
-from openai_api.responses.context import own_items, owner_of
+from openai_api.responses.errors import conversation_not_found, item_not_found
 from openai_api.responses.models import Conversation
 from openai_api.responses.page import list_body, read_page
-from openai_api.responses.refusals import conversation_not_found, item_not_found
+from openai_api.responses.planning import own_items, owner_of
 from openai_api.responses.schemas.bodies import ConversationBody, ConversationDeletedBody
-from openai_api.responses.schemas.conversations import (
+from openai_api.responses.schemas.request import (
     ConversationItemsRequest,
     ConversationRequest,
     ConversationUpdate,

@@ -12,17 +12,16 @@ from inference.client import FinishedEvent, TokensEvent, Usage
 from inference.dialects.answer_reader import AnswerReader
 from inference.dialects.events import AnswerEvent, ToolCallEnd
 from inference.text import ModelText
-from openai_api.errors import ApiError
-from openai_api.responses.file_search import Results
+from openai_api.generation.answer import AnswerPlan
+from openai_api.generation.target import Target
+from openai_api.generation.token_text import ReasoningTokens, token_logprob
+from openai_api.http.errors import ApiError
+from openai_api.http.sse import data_event
+from openai_api.responses.file_search import Results, Searching
 from openai_api.responses.output import OpenSearch, Output
 from openai_api.responses.response_body import error_body, usage_body
 from openai_api.responses.schemas.bodies import Event, ResponseBody, ResponseStatus
-from openai_api.responses.searching import Searching
 from openai_api.schemas.bodies import MillmBody
-from openai_api.services.answer import AnswerPlan
-from openai_api.services.reasoning_tokens import ReasoningTokens
-from openai_api.services.target import Target
-from openai_api.services.token_text import token_logprob
 
 
 class Written(Protocol):
@@ -165,3 +164,7 @@ class EventWriter:
         number = self._next_number
         self._next_number += 1
         return number
+
+
+def named_event(event: Event) -> bytes:
+    return f"event: {event['type']}\n".encode() + data_event(event)

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from inference.registry import ReadyModel
 from openai_api.backend import get_backend
-from openai_api.call import Call
-from openai_api.endpoint import storage_refusal
-from openai_api.errors import ApiError, timed_out, unavailable
-from openai_api.responses.chat_form import MAX_QUERIES
+from openai_api.endpoints.vector_store_search import DEFAULT_RESULTS, best_hits
+from openai_api.endpoints.vector_stores import embedder
+from openai_api.generation.target import check_model_allowed, find_model, ready_model
+from openai_api.http.call import Call
+from openai_api.http.endpoint import storage_refusal
+from openai_api.http.errors import ApiError, timed_out, unavailable
+from openai_api.keys.scopes import check_scope
+from openai_api.responses.chat_form import CITATION_END, CITATION_START, MAX_QUERIES
+from openai_api.responses.schemas.bodies import Item
 from openai_api.responses.schemas.request import PromptSchema
 from openai_api.responses.schemas.tools import FileSearchTool
-from openai_api.scopes import check_scope
-from openai_api.services.target import check_model_allowed, find_model, ready_model
-from openai_api.services.vector_store_search import DEFAULT_RESULTS, best_hits
-from openai_api.services.vector_stores import embedder
 from storage.embedder import EmbeddingFailedError
 from storage.errors import StorageError
 from storage.models import VectorStore
@@ -111,3 +113,75 @@ def _result(hit: Hit) -> dict[str, Any]:
         "text": hit.text,
         "attributes": hit.attributes,
     }
+
+
+MAX_MARK = 8  # characters of a citation; what is longer is text
+Annotation = dict[str, Any]
+
+
+class CitationReader:
+    """Feed it text as it comes. ``sources`` are the results that the model has seen, from number 1 on; they may grow.
+
+    A number that is no result's stays in the text.
+    """
+
+    def __init__(self, sources: Sequence[Mapping[str, Any]]) -> None:
+        self._sources = sources
+        self._held = ""
+        self._length = 0  # of the text without citations
+
+    def feed(self, text: str) -> Iterator[str | Annotation]:
+        """Text and annotations, in their order. What may become a citation is held back."""
+        self._held += text
+        while self._held:
+            start = self._held.find(CITATION_START)
+            if start < 0:
+                yield self._text(len(self._held))
+                return
+            if start:
+                yield self._text(start)
+            end = self._held.find(CITATION_END, 0, MAX_MARK)
+            if end < 0 and len(self._held) < MAX_MARK and CITATION_START not in self._held[1:]:
+                return
+            annotation = self._annotation(self._held[1:end]) if end > 0 else None
+            if annotation is None:
+                yield self._text(1)
+            else:
+                self._held = self._held[end + 1 :]
+                yield annotation
+
+    def finish(self) -> Iterator[str]:
+        if self._held:
+            yield self._text(len(self._held))
+
+    def _text(self, length: int) -> str:
+        text, self._held = self._held[:length], self._held[length:]
+        self._length += length
+        return text
+
+    def _annotation(self, number: str) -> Annotation | None:
+        place = int(number) - 1 if number.isascii() and number.isdecimal() else -1
+        if not 0 <= place < len(self._sources):
+            return None
+        source = self._sources[place]
+        return {
+            "type": "file_citation",
+            "file_id": source.get("file_id") or "",
+            "filename": source.get("filename") or "",
+            "index": self._length,
+        }
+
+
+@dataclass(slots=True)
+class Searching:
+    """``sources`` are the results that the model has seen, in the order of their numbers; each search adds its own."""
+
+    is_on: bool = True
+    shows_results: bool = False
+    sources: list[dict[str, Any]] = field(default_factory=list)
+
+    def note(self, items: Iterable[Item]) -> None:
+        """Results of earlier turns can be cited too."""
+        for item in items:
+            if item["type"] == "file_search_call":
+                self.sources.extend(item.get("results") or ())

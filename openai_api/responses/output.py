@@ -14,8 +14,7 @@ from inference.dialects.events import (
     ToolCallStart,
 )
 from openai_api.request_id import new_id
-from openai_api.responses.citations import Annotation, CitationReader
-from openai_api.responses.file_search import Results, queries_of
+from openai_api.responses.file_search import Annotation, CitationReader, Results, queries_of
 from openai_api.responses.items import output_text
 from openai_api.responses.schemas.bodies import Event, Item
 from openai_api.responses.schemas.tools import FILE_SEARCH

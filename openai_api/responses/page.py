@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from openai_api.errors import invalid, quote
+from openai_api.http.errors import invalid, quote
 from openai_api.responses.schemas.bodies import Item, ItemListBody
 
 DEFAULT_LIMIT = 20

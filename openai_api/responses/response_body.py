@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from inference.client import SamplingParams, Usage
-from openai_api.errors import ApiError
+from openai_api.http.errors import ApiError
 from openai_api.responses.schemas.bodies import (
     ResponseBody,
     ResponseErrorBody,

@@ -2,17 +2,128 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
+import threading
 from collections.abc import AsyncGenerator, Sequence
 
 from django.db import InterfaceError, OperationalError
 
+from inference.client import Event, SteeringReceipt, Usage
 from openai_api.database import in_database
-from openai_api.errors import ApiError
+from openai_api.endpoints.chat import plan_chat
+from openai_api.generation.answer import AnswerPlan
+from openai_api.generation.run import Generation
+from openai_api.generation.stats import site_bodies, steering_body
+from openai_api.generation.target import Target
+from openai_api.http.call import Call
+from openai_api.http.errors import ApiError, unavailable
+from openai_api.request_log.entry import LogEntry
+from openai_api.responses.chat_form import ChatBody, messages_of
 from openai_api.responses.event_writer import EventWriter
-from openai_api.responses.rounds import Rounds
+from openai_api.responses.file_search import FileSearch, Results
 from openai_api.responses.schemas.bodies import Event, Item
 from openai_api.responses.store import Turn, keep_turn
+from openai_api.schemas.bodies import MillmBody
+from openai_api.schemas.chat import ChatRequest
+
+MAX_SEARCHES = 8  # of one response that does not say “max_tool_calls”
+_COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens", "steering_expected", "steering_applied")
+
+
+class Rounds:
+    """Read like a generation. ``body`` is the chat of the first one; without ``search`` there is one round only."""
+
+    def __init__(
+        self,
+        first: Generation,
+        body: ChatBody,
+        search: FileSearch | None = None,
+        *,
+        max_searches: int | None = None,
+    ) -> None:
+        self.call: Call = first.call
+        self.target: Target = first.target
+        self.search = search
+        self.num_left = max_searches or MAX_SEARCHES
+        self._body = body
+        self._generation = first
+        self._before: list[Generation] = []
+        self._rows: list[LogEntry] = []  # as each round left it
+        self._changing = threading.RLock()
+        self._is_closed = False
+        self.is_complete = False  # no round follows
+
+    async def peek(self) -> None:
+        await self._generation.peek()
+
+    async def next_event(self, patience_s: float) -> Event | None:
+        return await self._generation.next_event(patience_s)
+
+    @property
+    def is_round_complete(self) -> bool:
+        return self._generation.is_complete
+
+    @property
+    def usage(self) -> Usage:
+        each = [one.tally.usage for one in (*self._before, self._generation)]
+        return Usage(
+            prompt_tokens=sum(usage.prompt_tokens for usage in each),
+            cached_tokens=sum(usage.cached_tokens for usage in each),
+            completion_tokens=sum(usage.completion_tokens for usage in each),
+        )
+
+    @property
+    def millm(self) -> MillmBody | None:
+        last = self._generation.millm
+        if last is None:
+            return None
+        return {**last, "steering": steering_body(self._receipts)}
+
+    @property
+    def _receipts(self) -> list[SteeringReceipt]:
+        return [receipt for one in (*self._before, self._generation) for receipt in one.tally.receipts]
+
+    async def find(self, queries: list[str]) -> Results:
+        assert self.search is not None, "nobody else calls it"
+        self.num_left -= 1
+        return await self.search.run(self.call, queries) if self.num_left >= 0 else []
+
+    async def go_on(self, items: Sequence[Item], num_results: int) -> AnswerPlan:
+        """Another generation, behind ``items``, whose results are numbered after ``num_results``. Raises ApiError."""
+        messages = [*self._body["messages"], *messages_of(None, items, num_results=num_results)]
+        self._body = {**self._body, "messages": messages, "tool_choice": "auto" if self.num_left > 0 else "none"}
+        plan, answers = await plan_chat(ChatRequest.parse(self._body), self.target)
+        with self._changing:
+            if self._is_closed:
+                raise unavailable("Nobody reads this response any more.", code="engine_unavailable")
+            self._end_round()
+            self._before.append(self._generation)
+            self._generation = Generation(self.call, self.target, plan)
+        return answers
+
+    def close(self) -> None:
+        """May be called at any time, from any thread, more than once."""
+        with self._changing:
+            if not self._is_closed:
+                self._is_closed = True
+                self._end_round()
+                self._write(self.call.entry)
+
+    def _end_round(self) -> None:
+        self._generation.close()
+        self._rows.append(dataclasses.replace(self.call.entry))
+
+    def _write(self, entry: LogEntry) -> None:
+        """The row is that of all rounds."""
+        for name in _COUNTS:
+            setattr(entry, name, sum(getattr(row, name) for row in self._rows))
+        entry.queue_ms, entry.ttft_ms = self._rows[0].queue_ms, self._rows[0].ttft_ms
+        entry.completion = "".join(row.completion for row in self._rows)
+        entry.steering_effects = [dict(one) for one in site_bodies(self._receipts)]
+        entry.findings = tuple(finding for row in self._rows for finding in row.findings)
+        entry.tokens = tuple(record for row in self._rows for record in row.tokens)
+
 
 logger = logging.getLogger(__name__)
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
+from django.conf import settings
 from django.db import connection, transaction
+from django.db.models import QuerySet
 from django.utils import timezone
 
 from openai_api.clean_text import clean_json
@@ -250,3 +253,24 @@ def _columns(item: Item, owner_id: int | None) -> dict[str, Any]:
 
 def _without_output(body: ResponseBody) -> Any:
     return clean_json({key: value for key, value in body.items() if key != "output"})
+
+
+BATCH = 500
+
+
+def old_responses() -> QuerySet[StoredResponse]:
+    """What is older than MILLM_RESPONSE_RETENTION_DAYS. Those under way are not."""
+    days: int = settings.MILLM_RESPONSE_RETENTION_DAYS
+    if not days:
+        return StoredResponse.objects.none()
+    old = StoredResponse.objects.filter(used_at__lt=timezone.now() - timedelta(days=days))
+    return old.exclude(status__in=StoredResponse.OPEN)
+
+
+def prune_responses() -> int:
+    """Delete what is old; returns how many went."""
+    count, old = 0, old_responses()
+    while pks := list(old.order_by("used_at").values_list("pk", flat=True)[:BATCH]):
+        StoredResponse.objects.filter(pk__in=pks).delete()
+        count += len(pks)
+    return count

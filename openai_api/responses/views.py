@@ -1,7 +1,6 @@
 """/v1/responses and /v1/conversations"""
 
-from openai_api.endpoint import endpoint
-from openai_api.responses.compaction import compact_response
+from openai_api.http.endpoint import endpoint
 from openai_api.responses.conversations import (
     add_items,
     change_conversation,
@@ -12,9 +11,15 @@ from openai_api.responses.conversations import (
     remove_conversation,
     remove_item,
 )
-from openai_api.responses.create import create_response
-from openai_api.responses.read import get_response, list_input_items, remove_response, stop_response
-from openai_api.responses.token_count import count_input_tokens
+from openai_api.responses.endpoints import (
+    compact_response,
+    count_input_tokens,
+    create_response,
+    get_response,
+    list_input_items,
+    remove_response,
+    stop_response,
+)
 
 responses = endpoint("/v1/responses", POST=create_response)
 response = endpoint("/v1/responses/{id}", GET=get_response, DELETE=remove_response)

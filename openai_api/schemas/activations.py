@@ -1,87 +1,66 @@
-"""POST /v1/features/activations: request and answer."""
+"""What a request asks to read: features of an SAE at the tokens of a prompt or of an answer."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import (
-    ClassVar,
-    Literal,
-    NotRequired,  # pydantic needs this one on Python 3.11
-)
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
-from typing_extensions import TypedDict
+from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
-from openai_api.errors import invalid
-from openai_api.schemas.base import Harmless
-from openai_api.schemas.bodies import FeatureActivationBody, MillmBody, UsageBody
-from openai_api.schemas.chat import ChatRequest
-from openai_api.schemas.messages import MAX_MESSAGES, Message
-from openai_api.schemas.prompt_forms import Prompts
-from openai_api.schemas.reading import ReadingFields
-from openai_api.schemas.steered import SteeredSchema
+from openai_api.schemas.base import Part
 
-MAX_INPUTS = 128
-MAX_COMPLETION = 4096
+MAX_TOP_K = 100
+MAX_FEATURES = 256
+MAX_RANGES = 64
+DEFAULT_TOP_K = 10
+_PLACE = 2**31
+
+Ends = tuple[int, int | None]
 
 
-class FeatureActivationsRequest(SteeredSchema, ReadingFields):
-    input: Prompts | None = Field(None, description="Texts or token ids; or leave it out and send messages.")
-    messages: list[Message] | None = Field(None, min_length=1, max_length=MAX_MESSAGES)
-    max_tokens: int | None = Field(
-        None, ge=0, le=MAX_COMPLETION, description="How far the model goes on by itself, greedily; 0 by default."
+def _ends(value: Any) -> Any:
+    """``[start, end]``, before the end; the end may be null."""
+    if (
+        isinstance(value, list)
+        and len(value) == 2
+        and type(value[0]) is int
+        and (value[1] is None or type(value[1]) is int)
+        and 0 <= value[0] < (_PLACE if value[1] is None else min(value[1], _PLACE))
+    ):
+        return tuple(value)
+    raise PydanticCustomError("invalid_range", "it must be [start, end] with 0 <= start < end; the end may be null")
+
+
+Range = Annotated[Ends, BeforeValidator(_ends, json_schema_input_type=list[int | None])]
+
+
+class ReadingFields(Part):
+    sae: str | None = Field(None, min_length=1, max_length=200, description="Needed where the model has several SAEs.")
+    features: list[Annotated[int, Field(ge=0, lt=_PLACE)]] | None = Field(
+        None, min_length=1, max_length=MAX_FEATURES, description="These features alone, with their exact values."
     )
-
-    REFUSED: ClassVar[Mapping[str, Harmless]] = {"prompt": (), "stream": (False,)}
-    REMEDIES: ClassVar[Mapping[str, str]] = {
-        "prompt": "Send it as “input”.",
-        "stream": "Use “return_activations” of /v1/chat/completions.",
-    }
-
-    def check_together(self) -> None:
-        super().check_together()
-        if (self.input is None) == (self.messages is None):
-            raise invalid("Send either “input” or “messages”.", param="input")
-        if self.input is not None and len(self.input) > MAX_INPUTS:
-            raise invalid(f"“input” has {len(self.input)} texts, {MAX_INPUTS} at most.", param="input")
-        if self.phase == "completion" and not self.max_tokens:
-            raise invalid("To read a completion, “max_tokens” must be at least 1.", param="max_tokens")
-
-    def chat(self) -> ChatRequest:
-        """The messages as a chat request has them."""
-        assert self.messages is not None, "the caller looked"
-        return ChatRequest(model=self.model, messages=self.messages)
+    top_k: int | None = Field(
+        None, ge=1, le=MAX_TOP_K, description=f"The strongest features of each token; {DEFAULT_TOP_K} by default."
+    )
+    stage: Literal["pre", "post"] | None = Field(
+        None, description="Before or after the steering at the SAE's site; after it by default."
+    )
+    phase: Literal["prompt", "completion", "both"] | None = Field(None, description="Both by default.")
+    ranges: list[Range] | None = Field(
+        None, min_length=1, max_length=MAX_RANGES, description="Places from the prompt's first token on, [start, end)."
+    )
+    special_tokens: bool | None = Field(None, description="Special tokens too; they are left out by default.")
 
 
-class LabelledActivationBody(FeatureActivationBody):
-    """``label`` is null where none is known."""
-
-    label: str | None
+class ActivationsWish(ReadingFields):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class TokenFeaturesBody(TypedDict):
-    place: int
-    phase: Literal["prompt", "completion"]
-    id: int
-    token: str
-    features: list[LabelledActivationBody]
+def _wish(value: Any) -> Any:
+    """``true`` is a wish without particulars, ``false`` none."""
+    return ({} if value else None) if isinstance(value, bool) else value
 
 
-class InputActivationsBody(TypedDict):
-    """``completion`` is what the model wrote where it was to go on."""
-
-    index: int
-    tokens: list[TokenFeaturesBody]
-    completion: str | None
-
-
-class FeatureActivationsBody(TypedDict):
-    object: Literal["list"]
-    model: str
-    sae: str
-    layer: int
-    site: str
-    stage: Literal["pre", "post"]
-    data: list[InputActivationsBody]
-    usage: UsageBody
-    millm: NotRequired[MillmBody]
+WishOrFlag = Annotated[
+    ActivationsWish | None, BeforeValidator(_wish, json_schema_input_type=ActivationsWish | bool | None)
+]

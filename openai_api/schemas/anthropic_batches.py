@@ -7,9 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 from typing_extensions import TypedDict  # pydantic needs this one on Python 3.11
 
-from openai_api.errors import invalid
-from openai_api.schemas.base import Part, RequestSchema
-from openai_api.schemas.listing import ListQuery
+from openai_api.http.errors import invalid
+from openai_api.schemas.base import ListQuery, Part, RequestSchema
 
 MAX_REQUESTS = 50_000  # lines of a batch
 MAX_LISTED = 1_000

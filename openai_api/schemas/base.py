@@ -7,18 +7,76 @@ not implement, with the values that are harmless. Null means the default everywh
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
 from types import UnionType
-from typing import Annotated, Any, ClassVar, Self, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, ValidationError
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from openai_api.errors import unknown_parameter, unsupported_parameter
-from openai_api.schemas.problems import api_error
+from openai_api.http.errors import MAX_PROBLEMS, ApiError, quote, unknown_parameter, unsupported_parameter
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+TAG = "~"  # starts the names of union branches, which no client should see
+
+_CODES = {
+    "missing": "missing_required_parameter",
+    "extra_forbidden": "unsupported_parameter",
+    "unsupported_parameter": "unsupported_parameter",
+    "invalid_prompt": "invalid_prompt",
+    "invalid_schema": "invalid_schema",
+    "invalid_question": "invalid_value",
+    "invalid_tool_choice": "invalid_value",
+}
+_SAYS_INPUT = {"too_short", "too_long", "unsupported_parameter", "missing_content", "invalid_prompt", "invalid_schema"}
+
+
+def api_error(error: ValidationError) -> ApiError:
+    """One 400 for all problems; ``param`` and ``code`` are those of the first."""
+    problems = error.errors(include_url=False, include_context=False)
+    first = problems[0]
+    lines = [_sentence(problem) for problem in problems[:MAX_PROBLEMS]]
+    if len(problems) > MAX_PROBLEMS:
+        lines.append(f"And {len(problems) - MAX_PROBLEMS} more problems.")
+    return ApiError(400, " ".join(lines), code=_code(first["type"]), param=param_name(first["loc"]))
+
+
+def param_name(location: Sequence[str | int]) -> str:
+    """``("messages", 0, "~user", "content")`` -> ``messages[0].content``."""
+    name = ""
+    for part in location:
+        if isinstance(part, int):
+            name += f"[{part}]"
+        elif part != "[key]" and not part.startswith(TAG):
+            name += f".{quote(part)}" if name else quote(part)
+    return name
+
+
+def _sentence(problem: ErrorDetails) -> str:
+    name, text = param_name(problem["loc"]), problem["msg"].rstrip(".")
+    if problem["type"] == "missing":
+        return f"{name}: this field is required."
+    if problem["type"] in _SAYS_INPUT:
+        return f"{name}: {text[:1].lower()}{text[1:]}."
+    return f"{name}: {text[:1].lower()}{text[1:]}, not {_quoted_input(problem['input'])}."
+
+
+def _quoted_input(value: object) -> str:
+    if isinstance(value, dict | list):
+        return f"{'an object' if isinstance(value, dict) else 'an array'} of {len(value)}"
+    return f"“{quote(value)}”" if isinstance(value, str) else quote(value)
+
+
+def _code(problem_type: str) -> str:
+    if problem_type in _CODES:
+        return _CODES[problem_type]
+    return "invalid_type" if problem_type.endswith(("_type", "_from_float")) else "invalid_value"
+
 
 Harmless = tuple[object, ...]
 OWN_FIELDS = frozenset({"profile", "return_activations", "steering", "steering_intensity"})
@@ -134,3 +192,40 @@ def _kinds(annotation: Any) -> set[Any]:
 
 def _same(value: object, harmless: object) -> bool:
     return type(value) is type(harmless) and value == harmless
+
+
+NO_NUL = r"^[^\x00]*$"  # what Postgres cannot keep
+
+MetadataKey = Annotated[str, Field(min_length=1, max_length=64, pattern=NO_NUL)]
+MetadataValue = Annotated[str, Field(max_length=512, pattern=NO_NUL)]
+Metadata = Annotated[
+    dict[MetadataKey, MetadataValue],
+    Field(max_length=16, description="At most 16 pairs: keys of up to 64 characters, values of up to 512."),
+]
+
+
+Q = TypeVar("Q", bound="ListQuery")
+
+
+class ListQuery(BaseModel):
+    """A query string, whose values are texts. ``after`` and ``before`` are ids of objects in the list."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+    DEFAULT_LIMIT: ClassVar[int] = 20
+
+    limit: int | None = Field(None, ge=1, le=100)
+    order: Literal["asc", "desc"] = "desc"
+    after: str | None = Field(None, max_length=64, pattern=r"^[^\x00]*$")
+    before: str | None = Field(None, max_length=64, pattern=r"^[^\x00]*$")
+
+    @classmethod
+    def parse(cls, query: Mapping[str, Any]) -> Self:
+        """Raises ApiError 400 with ``param``."""
+        try:
+            return cls.model_validate({name: value for name, value in query.items() if value != ""})
+        except ValidationError as error:
+            raise api_error(error) from None
+
+    @property
+    def size(self) -> int:
+        return self.limit or self.DEFAULT_LIMIT

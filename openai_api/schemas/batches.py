@@ -7,9 +7,8 @@ from typing import Literal
 from pydantic import Field
 from typing_extensions import TypedDict  # pydantic needs this one on Python 3.11
 
-from openai_api.schemas.base import RequestSchema
+from openai_api.schemas.base import Metadata, RequestSchema
 from openai_api.schemas.files import ExpiresAfter
-from openai_api.schemas.metadata import Metadata
 
 BatchEndpoint = Literal[
     "/v1/chat/completions",

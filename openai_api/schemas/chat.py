@@ -7,14 +7,59 @@ from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from typing_extensions import TypedDict
 
-from openai_api.errors import invalid
-from openai_api.schemas.base import IGNORED, Harmless
-from openai_api.schemas.drawing import MAX_TOKENS
+from openai_api.http.errors import invalid
+from openai_api.schemas.base import IGNORED, Harmless, RequestSchema
+from openai_api.schemas.bodies import ChatCompletionBody
+from openai_api.schemas.generation import MAX_TOKENS, SamplingSchema
 from openai_api.schemas.messages import MAX_MESSAGES, REASONING_NAMES, AssistantMessage, Message, text_of
-from openai_api.schemas.sampling import SamplingSchema
-from openai_api.schemas.stored_chats import Metadata
 from openai_api.schemas.tools import ToolChoice, Tools, ToolUse, tool_use
+
+MAX_LIMIT = 100
+MetadataKey = Annotated[str, Field(max_length=64)]
+MetadataValue = Annotated[str, Field(max_length=512)]
+Metadata = Annotated[dict[MetadataKey, MetadataValue], Field(max_length=16)]
+
+
+class MetadataRequest(RequestSchema):
+    metadata: Metadata | None
+
+
+class StoredChatBody(ChatCompletionBody):
+    metadata: dict[str, str]
+
+
+class ChatListBody(TypedDict):
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class ChatDeletedBody(TypedDict):
+    id: str
+    object: Literal["chat.completion.deleted"]
+    deleted: bool
+
+
+class StoredMessageBody(TypedDict):
+    """A message as it was sent, with an id."""
+
+    id: str
+    role: str
+    content: str | None
+    content_parts: list[dict[str, Any]] | None
+
+
+class StoredMessageListBody(TypedDict):
+    object: Literal["list"]
+    data: list[StoredMessageBody]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
 
 MAX_TOP_LOGPROBS = 20
 

@@ -7,11 +7,10 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from openai_api.errors import invalid
+from openai_api.http.errors import invalid
 from openai_api.schemas.base import Harmless
-from openai_api.schemas.drawing import MAX_TOKENS
-from openai_api.schemas.prompt_forms import MAX_PROMPTS, Prompts
-from openai_api.schemas.sampling import SamplingSchema
+from openai_api.schemas.generation import MAX_TOKENS, SamplingSchema
+from openai_api.schemas.prompts import MAX_PROMPTS, Prompts
 
 MAX_LOGPROBS = 5
 MAX_BEST_OF = 16

@@ -6,9 +6,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from openai_api.errors import invalid
-from openai_api.schemas.prompt_forms import Prompts
-from openai_api.schemas.unsteered import UnsteeredSchema
+from openai_api.http.errors import invalid
+from openai_api.schemas.generation import UnsteeredSchema
+from openai_api.schemas.prompts import Prompts
 
 
 class EmbeddingsRequest(UnsteeredSchema):

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal, NotRequired
 
 from pydantic import Field
-from typing_extensions import TypedDict  # pydantic needs this one on Python 3.11
+from typing_extensions import TypedDict
 
-from openai_api.schemas.base import RequestSchema
+from openai_api.http.errors import invalid
+from openai_api.schemas.activations import ReadingFields
+from openai_api.schemas.base import Harmless, RequestSchema
+from openai_api.schemas.bodies import FeatureActivationBody, MillmBody, UsageBody
+from openai_api.schemas.chat import ChatRequest
+from openai_api.schemas.generation import SteeredSchema, TokenId
+from openai_api.schemas.messages import MAX_MESSAGES, Message
+from openai_api.schemas.prompts import Prompts
 
 
 class FeatureSearchRequest(RequestSchema):
@@ -84,3 +92,171 @@ class FeatureDetailBody(FeatureBody):
     histogram: HistogramBody | None
     logit_lens: LogitLensBody | None
     logit_lens_error: str | None
+
+
+MAX_INPUTS = 128
+MAX_COMPLETION = 4096
+
+
+class FeatureActivationsRequest(SteeredSchema, ReadingFields):
+    input: Prompts | None = Field(None, description="Texts or token ids; or leave it out and send messages.")
+    messages: list[Message] | None = Field(None, min_length=1, max_length=MAX_MESSAGES)
+    max_tokens: int | None = Field(
+        None, ge=0, le=MAX_COMPLETION, description="How far the model goes on by itself, greedily; 0 by default."
+    )
+
+    REFUSED: ClassVar[Mapping[str, Harmless]] = {"prompt": (), "stream": (False,)}
+    REMEDIES: ClassVar[Mapping[str, str]] = {
+        "prompt": "Send it as “input”.",
+        "stream": "Use “return_activations” of /v1/chat/completions.",
+    }
+
+    def check_together(self) -> None:
+        super().check_together()
+        if (self.input is None) == (self.messages is None):
+            raise invalid("Send either “input” or “messages”.", param="input")
+        if self.input is not None and len(self.input) > MAX_INPUTS:
+            raise invalid(f"“input” has {len(self.input)} texts, {MAX_INPUTS} at most.", param="input")
+        if self.phase == "completion" and not self.max_tokens:
+            raise invalid("To read a completion, “max_tokens” must be at least 1.", param="max_tokens")
+
+    def chat(self) -> ChatRequest:
+        """The messages as a chat request has them."""
+        assert self.messages is not None, "the caller looked"
+        return ChatRequest(model=self.model, messages=self.messages)
+
+
+class LabelledActivationBody(FeatureActivationBody):
+    """``label`` is null where none is known."""
+
+    label: str | None
+
+
+class TokenFeaturesBody(TypedDict):
+    place: int
+    phase: Literal["prompt", "completion"]
+    id: int
+    token: str
+    features: list[LabelledActivationBody]
+
+
+class InputActivationsBody(TypedDict):
+    """``completion`` is what the model wrote where it was to go on."""
+
+    index: int
+    tokens: list[TokenFeaturesBody]
+    completion: str | None
+
+
+class FeatureActivationsBody(TypedDict):
+    object: Literal["list"]
+    model: str
+    sae: str
+    layer: int
+    site: str
+    stage: Literal["pre", "post"]
+    data: list[InputActivationsBody]
+    usage: UsageBody
+    millm: NotRequired[MillmBody]
+
+
+MAX_TEXTS = 64
+MAX_CANDIDATES = 64
+DEFAULT_TOP_K = 10
+DEFAULT_CANDIDATES = 20
+
+
+class FeatureContrastRequest(RequestSchema):
+    model: str
+    positive: Prompts
+    negative: Prompts
+    sae: str | None = Field(None, min_length=1, max_length=200, description="Needed where the model has several SAEs.")
+    top_k: int | None = Field(None, ge=1, le=MAX_CANDIDATES, description=f"{DEFAULT_TOP_K} by default.")
+    rerank: bool | None = Field(None, description="By the features' effect on the output; true by default.")
+    candidates: int | None = Field(
+        None, ge=1, le=MAX_CANDIDATES, description="How many of those that separate best are tried for their effect."
+    )
+    special_tokens: bool | None = Field(None, description="Special tokens too; they are left out by default.")
+    user: str | None = Field(None, max_length=512, description="Kept in the request log.")
+
+    REFUSED: ClassVar[Mapping[str, Harmless]] = {
+        "profile": (),
+        "steering": (),
+        "steering_intensity": (),
+        "stream": (False,),
+    }
+
+    def check_together(self) -> None:
+        for name, texts in (("positive", self.positive), ("negative", self.negative)):
+            if len(texts) > MAX_TEXTS:
+                raise invalid(f"“{name}” has {len(texts)} texts, {MAX_TEXTS} at most.", param=name)
+        if self.rerank is False and self.candidates is not None:
+            raise invalid("“candidates” needs “rerank”.", param="candidates")
+        if self.candidates is not None and self.candidates < self.num_wanted:
+            raise invalid(f"“candidates” is {self.candidates}, less than “top_k”.", param="candidates")
+
+    @property
+    def num_wanted(self) -> int:
+        return self.top_k or DEFAULT_TOP_K
+
+    @property
+    def num_candidates(self) -> int:
+        if self.rerank is False:
+            return self.num_wanted
+        return self.candidates or max(DEFAULT_CANDIDATES, self.num_wanted)
+
+
+class ContrastedFeatureBody(TypedDict):
+    """Means of the texts' mean activations; ``separation`` is the chance that a positive text has more of it.
+
+    ``effect``: how much log-probability the tokens of the side that has more of it lose, in nats per token, when the
+    feature is silenced; null without `rerank`.
+    """
+
+    index: int
+    label: str | None
+    positive: float
+    negative: float
+    difference: float
+    separation: float
+    effect: float | None
+
+
+class FeatureContrastBody(TypedDict):
+    object: Literal["list"]
+    model: str
+    sae: str
+    layer: int
+    site: str
+    data: list[ContrastedFeatureBody]
+    usage: UsageBody
+
+
+MAX_PROMPT_TOKENS = 1_000_000  # the model's context is less
+MAX_ANSWER_TOKENS = 4096
+
+
+class InspectionRequest(SteeredSchema):
+    """The prompt and the answer as tokens, with what steered when it was written."""
+
+    kind: Literal["chat", "completion"]
+    prompt_ids: list[TokenId] = Field(min_length=1, max_length=MAX_PROMPT_TOKENS)
+    completion_ids: list[TokenId] = Field(min_length=1, max_length=MAX_ANSWER_TOKENS)
+    sae: str | None = Field(None, min_length=1, max_length=200)
+    feature: int | None = Field(None, ge=0, lt=2**31)
+
+    TEXTS: ClassVar[tuple[str, ...]] = ("prompt_ids", "completion_ids")
+
+
+class InspectionBody(TypedDict):
+    """Each list has an entry for each token of the answer.
+
+    ``kl`` is KL(steered || unsteered) in nats over the whole vocabulary, null where nothing steered. ``values`` are the
+    feature's, null where none was asked for, and at a token that the model never read: the last.
+    """
+
+    kl: list[float] | None
+    logprobs: list[float]
+    unsteered_logprobs: list[float]
+    values: list[float | None] | None
+    millm: MillmBody | None

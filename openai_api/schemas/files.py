@@ -7,9 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 from typing_extensions import TypedDict  # pydantic needs this one on Python 3.11
 
-from openai_api.schemas.base import Part, RequestSchema
-from openai_api.schemas.listing import ListQuery
-from openai_api.schemas.metadata import NO_NUL
+from openai_api.schemas.base import NO_NUL, ListQuery, Part, RequestSchema
 
 HOUR, MONTH = 3_600, 30 * 86_400
 MAX_LISTED = 10_000

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict  # pydantic needs this one on Python 3.11
 
-from openai_api.schemas.unsteered import UnsteeredSchema
+from openai_api.schemas.generation import UnsteeredSchema
 
 MAX_INPUTS = 2048
 _STRINGS: dict[str, Any] = {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": MAX_INPUTS}

@@ -9,10 +9,10 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict  # pydantic needs this one on Python 3.11
 
-from openai_api.errors import invalid
+from openai_api.http.errors import invalid
 from openai_api.schemas.base import Harmless
 from openai_api.schemas.bodies import EmbeddingUsageBody
-from openai_api.schemas.unsteered import UnsteeredSchema
+from openai_api.schemas.generation import UnsteeredSchema
 
 MAX_DOCUMENTS = 2048
 _TEXT_OBJECT: dict[str, Any] = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from inference.grammars import MAX_CHOICES, Grammar
-from openai_api.errors import invalid
+from openai_api.http.errors import invalid
 from openai_api.schemas.base import Part, RequestSchema
 
 MAX_CHOICE_LENGTH = 4_096

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict  # pydantic needs this one on Python 3.11
 
-from openai_api.errors import invalid
+from openai_api.http.errors import invalid
 from openai_api.schemas.base import Harmless, RequestSchema
 from openai_api.schemas.chat import ChatRequest, TemplateKwargs
 from openai_api.schemas.messages import MAX_MESSAGES, Message

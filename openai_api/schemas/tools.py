@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from inference.grammars import Grammar, GrammarError
-from openai_api.errors import ApiError, invalid
+from openai_api.http.errors import ApiError, invalid
 from openai_api.schemas.base import Part
 
 MAX_TOOLS = 128

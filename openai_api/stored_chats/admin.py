@@ -7,8 +7,8 @@ from typing import Any
 from django.contrib import admin
 from django.utils.safestring import SafeString
 
-from openai_api.kept_admin import KeptAdmin, json_text, text_blocks
 from openai_api.stored_chats.models import StoredChat
+from openai_api.stored_object_admin import KeptAdmin, json_text, text_blocks
 
 
 @admin.register(StoredChat)

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
+from django.conf import settings
 from django.db.models import Q, QuerySet
+from django.utils import timezone
 
+from inference.client import Event
 from openai_api.clean_text import clean_json
-from openai_api.errors import ApiError, invalid, quote
-from openai_api.schemas.bodies import ChatCompletionBody
+from openai_api.database import in_database
+from openai_api.generation.chat_chunks import ChatChunks, ChatFold
+from openai_api.http.call import Call
+from openai_api.http.errors import ApiError, invalid, quote
+from openai_api.schemas.bodies import ChatChunkBody, ChatCompletionBody
+from openai_api.schemas.chat import ChatRequest
 from openai_api.stored_chats.models import StoredChat
 
 
@@ -87,3 +95,54 @@ def _beyond(owner_id: int | None, after: str, *, is_ascending: bool) -> Q:
     if is_ascending:
         return Q(created_at__gt=last.created_at) | Q(created_at=last.created_at, id__gt=last.id)
     return Q(created_at__lt=last.created_at) | Q(created_at=last.created_at, id__lt=last.id)
+
+
+class KeptChunks:
+    """The same chunks, remembered in ``fold``."""
+
+    def __init__(self, chunks: ChatChunks, fold: ChatFold) -> None:
+        self._chunks = chunks
+        self._fold = fold
+
+    def opening(self) -> Iterator[ChatChunkBody]:
+        return self._noted(self._chunks.opening())
+
+    def of(self, event: Event) -> Iterator[ChatChunkBody]:
+        return self._noted(self._chunks.of(event))
+
+    def closing(self) -> Iterator[ChatChunkBody]:
+        return self._noted(self._chunks.closing())
+
+    def _noted(self, chunks: Iterator[ChatChunkBody]) -> Iterator[ChatChunkBody]:
+        for chunk in chunks:
+            self._fold.add(chunk)
+            yield chunk
+
+
+async def keep_completion(call: Call, wanted: ChatRequest, body: ChatCompletionBody) -> None:
+    """An answer that cannot be kept is an error: the client would look for it in vain."""
+    owner_id = call.key.owner_id if call.key is not None else None
+    messages = [message.model_dump(exclude_none=True) for message in wanted.messages]
+    await in_database(
+        lambda: keep_chat(owner_id=owner_id, body=body, messages=messages, metadata=wanted.metadata or {})
+    )
+
+
+BATCH = 500
+
+
+def old_chats() -> QuerySet[StoredChat]:
+    """What is older than MILLM_CHAT_RETENTION_DAYS."""
+    days: int = settings.MILLM_CHAT_RETENTION_DAYS
+    if not days:
+        return StoredChat.objects.none()
+    return StoredChat.objects.filter(created_at__lt=timezone.now() - timedelta(days=days))
+
+
+def prune_chats() -> int:
+    """Delete what is old; returns how many went."""
+    count, old = 0, old_chats()
+    while pks := list(old.order_by("created_at").values_list("pk", flat=True)[:BATCH]):
+        StoredChat.objects.filter(pk__in=pks).delete()
+        count += len(pks)
+    return count

@@ -1,10 +1,10 @@
 """/v1/messages, its token count and its batches, with errors in Anthropic's form."""
 
-from openai_api.anthropic_errors import anthropic_error
-from openai_api.endpoint import endpoint
-from openai_api.services import anthropic_batches as batches
-from openai_api.services.anthropic import count_tokens as count
-from openai_api.services.anthropic import create_message
+from openai_api.endpoints import anthropic_batches as batches
+from openai_api.endpoints.anthropic_messages import count_tokens as count
+from openai_api.endpoints.anthropic_messages import create_message
+from openai_api.http.endpoint import endpoint
+from openai_api.http.errors import anthropic_error
 
 messages = endpoint("/v1/messages", error_body=anthropic_error, POST=create_message)
 count_tokens = endpoint("/v1/messages/count_tokens", error_body=anthropic_error, POST=count)

@@ -1,7 +1,7 @@
 """/tokenize, /detokenize and /tokenizer_info, under /v1 and at the root, where vLLM has them."""
 
-from openai_api.endpoint import endpoint
-from openai_api.services import tokens
+from openai_api.endpoints import tokens
+from openai_api.http.endpoint import endpoint
 
 tokenize = endpoint("/v1/tokenize", POST=tokens.tokenize)
 detokenize = endpoint("/v1/detokenize", POST=tokens.detokenize)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from django.http.response import HttpResponseBase
 
-from openai_api.call import Call
-from openai_api.endpoint import endpoint
-from openai_api.errors import unknown_url
+from openai_api.http.call import Call
+from openai_api.http.endpoint import endpoint
+from openai_api.http.errors import unknown_url
 
 
 async def refuse_url(call: Call) -> HttpResponseBase:

@@ -1,7 +1,7 @@
 """/v1/uploads and what can be done to one"""
 
-from openai_api.endpoint import endpoint
-from openai_api.services.uploads import create_part, create_upload, finish_upload, give_up_upload
+from openai_api.endpoints.files import create_part, create_upload, finish_upload, give_up_upload
+from openai_api.http.endpoint import endpoint
 
 uploads = endpoint("/v1/uploads", POST=create_upload)
 upload_parts = endpoint("/v1/uploads/{id}/parts", POST=create_part)

@@ -1,7 +1,6 @@
 """/v1/vector_stores and what is in them"""
 
-from openai_api.endpoint import endpoint
-from openai_api.services.vector_store_files import (
+from openai_api.endpoints.vector_store_files import (
     attach_file,
     begin_file_batch,
     change_store_file,
@@ -13,8 +12,9 @@ from openai_api.services.vector_store_files import (
     list_file_batch_files,
     list_store_files,
 )
-from openai_api.services.vector_store_search import search_store
-from openai_api.services.vector_stores import begin_store, change_store, delete_store, get_store, list_stores
+from openai_api.endpoints.vector_store_search import search_store
+from openai_api.endpoints.vector_stores import begin_store, change_store, delete_store, get_store, list_stores
+from openai_api.http.endpoint import endpoint
 
 FILE = "/v1/vector_stores/{id}/files"
 BATCH = "/v1/vector_stores/{id}/file_batches"

@@ -20,8 +20,8 @@ from console.load.load import NO_GAPS, NO_WAITS, Load
 from console.load.services import record_load
 from inference.models import LanguageModel
 from jobs.models import Job
+from openai_api.keys.services import create_api_key
 from openai_api.models import ApiKey, RequestLog
-from openai_api.services.api_keys import create_api_key
 from steering.models import SteeringProfile
 from tests.console.test_pages import client_of, staff
 

@@ -15,7 +15,7 @@ from django.utils import timezone
 
 from inference.models import LanguageModel
 from jobs.models import Job
-from openai_api.request_log.timeline import milliseconds
+from openai_api.request_log.summary import milliseconds
 from steering import services
 from steering.models import Feature, SteeringProfile, WatchEvent, WatchRule
 from steering.spec.units import DEFAULT_STRENGTH

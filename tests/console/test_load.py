@@ -20,8 +20,8 @@ from console.load.services import forget_load, record_load
 from console.load.totals import Totals, load_between, read_totals
 from console.models import HOUR_S, MINUTE_S, LoadSample
 from inference.metrics import FAST_BUCKETS, SLOW_BUCKETS
-from openai_api.recent_use import MAX_NAMES as MAX_USED
-from openai_api.recent_use import RecentUse, Use
+from openai_api.request_log.metrics import MAX_NAMES as MAX_USED
+from openai_api.request_log.metrics import RecentUse, Use
 
 NOON = datetime(2026, 11, 22, 12, 0, tzinfo=UTC)
 NOTHING = Totals(0, {}, 0, 0, NO_WAITS, NO_GAPS, 0, 0, 0, 0, 0.0)

@@ -10,8 +10,8 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from console.login_limit import PER_USER, WINDOW_S, LoginLimit, set_login_limit
-from openai_api.attempts import Attempts
-from openai_api.client_address import client_network
+from openai_api.http.attempts import Attempts
+from openai_api.http.client_address import client_network
 
 LOGIN = "/admin/login/"
 PASSWORD = "a-walk-in-the-rain"

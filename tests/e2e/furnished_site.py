@@ -153,7 +153,7 @@ from datetime import timedelta
 from django.contrib.auth.models import User
 from django.utils import timezone
 from openai_api.models import ApiKey
-from openai_api.services.api_keys import create_api_key, revoke_api_keys, rotate_api_key
+from openai_api.keys.services import create_api_key, revoke_api_keys, rotate_api_key
 
 root = User.objects.get(is_superuser=True)
 used = create_api_key(
@@ -170,8 +170,8 @@ print(used.plain)
 RULES_AND_JOBS = """
 from django.contrib.auth.models import User
 from openai_api.models import RequestLog
-from openai_api.request_log.saved_searches import save_search
-from openai_api.services.replays import start_replay
+from openai_api.request_log.search_pages import save_search
+from openai_api.request_log.replay import start_replay
 from steering.profiles import lifecycle
 from steering.watch.services import save_rule
 from steering.evaluation.services import create_evaluation

@@ -11,7 +11,7 @@ import pytest
 from django.contrib.auth.models import Group, User
 from django.test import Client
 
-from openai_api.keys import snapshot
+from openai_api.keys.authentication import snapshot
 from openai_api.services import create_api_key
 from tests.steering.conftest import (  # noqa: F401 - fixtures
     cold_snapshots,

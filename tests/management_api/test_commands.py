@@ -18,7 +18,7 @@ from inference.models import LanguageModel
 from inference.registry import ModelRegistry, set_registry
 from jobs.kinds import find_kind
 from jobs.models import Job
-from openai_api.keys import find_key, load_keys
+from openai_api.keys.authentication import find_key, load_keys
 from steering import services
 from steering.models import SteeringProfile
 from steering.profiles import lifecycle

@@ -14,7 +14,7 @@ from django.urls import reverse
 
 from inference.models import LanguageModel
 from inference.sources import OUTSIDE_ROOTS, ModelSource, SourceError, check_directory, check_within_roots
-from openai_api.errors import unavailable, without_paths
+from openai_api.http.errors import unavailable, without_paths
 from steering.hub import find_saes
 from tests.builders import build_model
 from tests.console.test_pages import client_of

@@ -17,7 +17,7 @@ from inference.client import LocalEngineClient, set_client
 from inference.models import LanguageModel
 from inference.registry import ModelRegistry, set_registry
 from jobs.models import Job, JobLine
-from openai_api.keys import find_key, load_keys
+from openai_api.keys.authentication import find_key, load_keys
 from openai_api.models import ApiKey, LogAccess, RequestLog
 from steering import services
 from steering.models import SAE, Evaluation, Feature, ProfileVersion, SteeringProfile

@@ -15,9 +15,9 @@ from inference.client import FailedEvent, Timings, TokensEvent, Usage
 from inference.dialects.dialect import Dialect
 from inference.dialects.thinking import KNOWN_MARKS
 from inference.dialects.tool_formats import HERMES
+from openai_api.endpoints.anthropic_events import read_input
+from openai_api.endpoints.anthropic_messages import chat_messages, chat_of
 from openai_api.schemas.anthropic import MessagesRequest
-from openai_api.services.anthropic_chat import chat_messages, chat_of
-from openai_api.services.anthropic_events import read_input
 from tests.openai_api.conftest import Api, events_of
 from tests.openai_api.fakes import failing, finished
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from django.test import RequestFactory
 
-from openai_api.errors import ApiError
-from openai_api.json_body import read_body
+from openai_api.http.errors import ApiError
+from openai_api.http.json_body import read_body
 from openai_api.responses.schemas.request import ResponseRequest
 from openai_api.schemas.anthropic import MessagesRequest
 from openai_api.schemas.base import RequestSchema

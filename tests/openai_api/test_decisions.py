@@ -16,8 +16,8 @@ from openai.types import Decision
 from inference.client import Event, GenerationRequest, ScoresEvent
 from inference.dialects.dialect import Dialect, dialect_of
 from inference.dialects.thinking import KNOWN_MARKS
-from openai_api.decisions.answers import shares
-from openai_api.decisions.question import written_labels
+from openai_api.decisions.endpoint import shares
+from openai_api.decisions.schemas import written_labels
 from tests.openai_api.conftest import Api
 from tests.openai_api.fakes import failing, finished
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from openai_api.decisions.request import DecisionRequest
-from openai_api.keys import PLACEHOLDERS
+from openai_api.decisions.schemas import DecisionRequest
+from openai_api.keys.authentication import PLACEHOLDERS
 from openai_api.responses.schemas.request import ResponseRequest
 from openai_api.schemas.anthropic import MessagesRequest
 from openai_api.schemas.base import RequestSchema

@@ -11,9 +11,9 @@ from django.contrib.auth.models import User
 from django.db import connection, transaction
 
 from inference.models import LanguageModel
+from openai_api.keys.services import change_api_key, delete_api_keys
 from openai_api.models import ApiKey
-from openai_api.services.api_keys import change_api_key, delete_api_keys
-from openai_api.traffic_corpus import traffic_corpus
+from openai_api.request_log.traffic_corpus import traffic_corpus
 from steering.corpus import Corpus, CorpusError
 from steering.labels import FeatureExample
 from steering.models import SAE, Feature

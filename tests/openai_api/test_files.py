@@ -19,7 +19,7 @@ from django.utils import timezone
 from openai.types import FileDeleted, FileObject, Upload
 from openai.types.uploads import UploadPart
 
-from openai_api.services.multipart import BLOCK, read_form
+from openai_api.http.file_uploads import BLOCK, read_form
 from storage.blobs import BlobStore
 from storage.files import keep_file
 from storage.models import StoredFile

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from openai_api.in_flight import in_flight
+from openai_api.http.in_flight import in_flight
 from tests.openai_api.conftest import Api, events_of
 from tests.openai_api.fakes import failing, silent
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from openai_api.journal import KILLED, Journal, dead_journals
-from openai_api.log_entry import LogEntry
-from openai_api.log_store import LogStore
-from openai_api.log_writer import LogWriter
 from openai_api.models import RequestLog
+from openai_api.request_log.entry import LogEntry
+from openai_api.request_log.journal import KILLED, Journal, dead_journals
+from openai_api.request_log.store import LogStore
+from openai_api.request_log.writer import LogWriter
 
 AT = datetime(2026, 11, 22, 20, 30, 0, 123_456, UTC)
 
@@ -140,8 +140,8 @@ PROGRAM = """
 import sys, time
 from datetime import datetime, UTC
 from pathlib import Path
-from openai_api.journal import Journal
-from openai_api.log_entry import LogEntry
+from openai_api.request_log.journal import Journal
+from openai_api.request_log.entry import LogEntry
 journal = Journal(Path(sys.argv[1]))
 for number in range(100):
     journal.note(LogEntry(f"req_{number}", datetime.now(UTC), "/v1/models", None))

@@ -20,9 +20,9 @@ from jobs.periodic import enqueue_due
 from jobs.services import enqueue_job
 from openai_api.apps import PRUNE_KEPT
 from openai_api.models import RequestLog
+from openai_api.request_log.access import HIDDEN, SEE_TEXT
 from openai_api.responses.models import Conversation, StoredItem, StoredResponse
 from openai_api.stored_chats.models import StoredChat
-from openai_api.text_permission import HIDDEN, SEE_TEXT
 
 pytestmark = pytest.mark.django_db
 SECRET = "<script>alert(1)</script> I live in Rome."

@@ -9,9 +9,9 @@ from django.contrib.auth.models import Permission
 from django.test import Client
 
 from inference.models import LanguageModel
-from openai_api.key_forms import ApiKeyForm, profile_choices
+from openai_api.keys.forms import ApiKeyForm, profile_choices
+from openai_api.keys.services import create_api_key
 from openai_api.models import ApiKey
-from openai_api.services.api_keys import create_api_key
 from steering.models import ProfileVersion, SteeringProfile
 from steering.profiles import lifecycle
 from tests.openai_api.test_admin import KEYS, fields_of

@@ -21,11 +21,9 @@ from hypothesis import strategies as st
 
 from audit.models import AuditEvent
 from inference.models import LanguageModel
-from openai_api.key_usage import HEIGHT, WIDTH, usage_plot
-from openai_api.keys import KEY_START, find_key, load_keys, snapshot
-from openai_api.models import ApiKey, KeyDay
-from openai_api.scopes import Scope, scope_of
-from openai_api.services.api_keys import (
+from openai_api.keys.authentication import KEY_START, find_key, load_keys, snapshot
+from openai_api.keys.scopes import Scope, scope_of
+from openai_api.keys.services import (
     CreatedKey,
     change_api_key,
     create_api_key,
@@ -33,6 +31,8 @@ from openai_api.services.api_keys import (
     revoke_api_keys,
     rotate_api_key,
 )
+from openai_api.keys.usage import HEIGHT, WIDTH, usage_plot
+from openai_api.models import ApiKey, KeyDay
 from steering.models import ProfileVersion, SteeringProfile
 from tests.openai_api.conftest import Api
 from tests.openai_api.test_admin import fields_of, staff

@@ -14,13 +14,13 @@ from django.test.utils import CaptureQueriesContext
 
 from inference.snapshot_listener import SnapshotListener
 from inference.snapshots import MAX_CHANGED, Snapshot, announced_ids, announcement, process_token
-from openai_api import keys as keys_module
 from openai_api.backend import Backend, set_backend
-from openai_api.errors import ApiError
-from openai_api.keys import KeyRecord, current_keys, find_key, load_changed_keys, load_keys, snapshot
+from openai_api.http.errors import ApiError
+from openai_api.http.file_uploads import upload_refusal
+from openai_api.keys import authentication as keys_module
+from openai_api.keys.authentication import KeyRecord, current_keys, find_key, load_changed_keys, load_keys, snapshot
+from openai_api.keys.services import change_api_key, create_api_key, delete_api_keys, revoke_api_keys
 from openai_api.models import ApiKey
-from openai_api.services.api_keys import change_api_key, create_api_key, delete_api_keys, revoke_api_keys
-from openai_api.upload_gate import upload_refusal
 from tests.openai_api.conftest import Api
 
 MANY = 10_000

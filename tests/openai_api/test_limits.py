@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from openai_api.errors import ApiError
-from openai_api.keys import KeyRecord
-from openai_api.limits import Limits, TokenBucket
+from openai_api.http.errors import ApiError
+from openai_api.keys.authentication import KeyRecord
+from openai_api.keys.limits import Limits, TokenBucket
 from tests.openai_api.conftest import Api, Clock, chunks_of
 
 

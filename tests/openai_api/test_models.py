@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from audit.models import AuditEvent
 from inference.registry import set_registry
 from openai_api.backend import Backend, set_backend
-from openai_api.keys import KeyRecord, snapshot
+from openai_api.keys.authentication import KeyRecord, snapshot
 from openai_api.services import create_api_key
 from tests.inference.test_admin import FakeRegistry as UnloadingRegistry
 from tests.openai_api.conftest import Api

@@ -11,7 +11,7 @@ from openai.types.moderation import Categories
 from pydantic import TypeAdapter
 
 from inference.client import EmbeddingEvent, EmbeddingRequest, FinishedEvent, Timings, Usage
-from openai_api.services.moderations import is_harmless
+from openai_api.endpoints.moderations import is_harmless
 from tests.openai_api.conftest import Api
 from tests.openai_api.fakes import record
 

@@ -10,7 +10,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from openai import OpenAI
 
-from openai_api.parameter_table import BEGIN, END, PATH, page_with_table, parameter_rows, parameter_table
+from openai_api.openapi.parameter_table import BEGIN, END, PATH, page_with_table, parameter_rows, parameter_table
 
 ROWS = {row.endpoint: row for row in parameter_rows()}
 CLIENT = OpenAI(api_key="none", base_url="http://127.0.0.1:1")  # which only tells its parameters

@@ -14,13 +14,13 @@ from django.utils import timezone
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openai_api.errors import ApiError
-from openai_api.keys import DayUse, KeyRecord, load_keys
-from openai_api.limits import Limits, set_limits
-from openai_api.log_entry import LogEntry
-from openai_api.log_store import LogStore
+from openai_api.http.errors import ApiError
+from openai_api.keys.authentication import DayUse, KeyRecord, load_keys
+from openai_api.keys.limits import Limits, set_limits
+from openai_api.keys.quotas import Quotas
 from openai_api.models import ApiKey, KeyDay, RequestLog
-from openai_api.quotas import Quotas
+from openai_api.request_log.entry import LogEntry
+from openai_api.request_log.store import LogStore
 from openai_api.services import create_api_key
 from tests.openai_api.conftest import Api
 

@@ -16,12 +16,11 @@ from django.urls import reverse
 from django.utils import timezone
 
 from jobs.models import Job
-from openai_api import log_writer
-from openai_api.log_store import LogStore
-from openai_api.log_writer import LogWriter
 from openai_api.models import RequestLog
-from openai_api.replay import read_row
-from openai_api.services.replays import ReplayError, start_replay
+from openai_api.request_log import writer as log_writer
+from openai_api.request_log.replay import ReplayError, read_row, start_replay
+from openai_api.request_log.store import LogStore
+from openai_api.request_log.writer import LogWriter
 from tests.steering.evaluating import run, serving_demo
 
 MESSAGES = [{"role": "user", "content": "Tell me a story."}]

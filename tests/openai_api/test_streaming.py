@@ -215,7 +215,7 @@ async def test_a_response_that_nobody_reads_is_cancelled_and_logged(api: Api):
 
 
 async def test_a_stream_dropped_between_view_and_server_is_cancelled(api: Api):
-    from openai_api.sse import EventSource
+    from openai_api.http.sse import EventSource
 
     closed = []
 

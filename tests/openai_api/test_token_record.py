@@ -14,12 +14,11 @@ from django.utils import timezone
 from inference.client import Event, GenerationRequest, ReadingEvent, SamplingParams, TokenLogprob, TokensEvent
 from inference.interventions import Site
 from inference.readings import FeatureValues, Read, Reading, TopFeatures
-from openai_api.log_entry import LogEntry
-from openai_api.log_store import LogStore, row_of
+from openai_api.generation.token_record import MAX_SIZE, TokenRecord
 from openai_api.models import RequestLog
-from openai_api.request_log.metadata import TOKENS
+from openai_api.request_log.entry import TOKENS, LogEntry
 from openai_api.request_log.retention import Retention, prune_log
-from openai_api.services.token_record import MAX_SIZE, TokenRecord
+from openai_api.request_log.store import LogStore, row_of
 from tests.openai_api.conftest import Api, chunks_of
 from tests.openai_api.fakes import TURN, FakeText, finished, tokens_of
 from tests.openai_api.test_activations import FakeEncoder, FakeFeatures, features  # noqa: F401 - a fixture

@@ -9,9 +9,9 @@ from django.contrib.auth.models import User
 from django.utils import timezone
 
 from inference.models import LanguageModel
+from openai_api.keys.services import change_api_key, delete_api_keys
 from openai_api.models import ApiKey, RequestLog
-from openai_api.services.api_keys import change_api_key, delete_api_keys
-from openai_api.traffic_corpus import traffic_corpus
+from openai_api.request_log.traffic_corpus import traffic_corpus
 from steering.corpus import CorpusError
 from steering.corpus_shelf import corpus_names, open_corpus
 from steering.models import SAE, Feature

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inference.client import GenerationRequest, QueueFullError, SamplingParams
-from openai_api.services.waves import Waves
+from openai_api.generation.batched_submission import Waves
 from tests.openai_api.fakes import FakeEngine, FakeStream
 
 

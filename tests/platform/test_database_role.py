@@ -41,9 +41,9 @@ from jobs.apps import start_job_worker, stop_job_worker
 from jobs.kinds import JobKind, register
 from jobs.models import Job
 from jobs.services import enqueue_job
-from openai_api.log_entry import LogEntry
-from openai_api.log_store import LogStore
-from openai_api.services.api_keys import create_api_key
+from openai_api.request_log.entry import LogEntry
+from openai_api.request_log.store import LogStore
+from openai_api.keys.services import create_api_key
 from storage.vector_index import ensure_index
 user = User.objects.create_superuser("a", "", "correct horse battery staple")
 login = {"username": "a", "password": "correct horse battery staple"}

@@ -12,9 +12,9 @@ from django.utils import timezone
 
 from jobs.execution import sentence
 from millm_site.log import LineFormatter
-from openai_api.log_store import LogStore
-from openai_api.log_writer import LogWriter
 from openai_api.models import RequestLog
+from openai_api.request_log.store import LogStore
+from openai_api.request_log.writer import LogWriter
 from tests.openai_api.test_log_writer import entry
 
 PROMPT = "my secret prompt"

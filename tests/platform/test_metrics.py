@@ -16,8 +16,8 @@ from inference.client import EngineDownError, EngineStats, set_client
 from inference.engine.stats import ModelStats
 from inference.engine.step_counters import BucketCounts
 from inference.metrics import REGISTRY
-from openai_api.log_entry import LogEntry
-from openai_api.log_writer import LogWriter, set_log_writer
+from openai_api.request_log.entry import LogEntry
+from openai_api.request_log.writer import LogWriter, set_log_writer
 from tests.openai_api.conftest import Api, api, events_of
 from tests.openai_api.fakes import failing
 

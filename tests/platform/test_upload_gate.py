@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from millm_site.asgi_handler import SiteHandler
-from openai_api.upload_gate import upload_refusal
+from openai_api.http.file_uploads import upload_refusal
 from tests import live
 from tests.conftest import site_environment
 from tests.platform.wire import answer, ask, connected, head, read_all

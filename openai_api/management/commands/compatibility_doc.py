@@ -8,7 +8,7 @@ from typing import Any
 
 from django.core.management import BaseCommand, CommandError
 
-from openai_api.parameter_table import PATH, page_with_table
+from openai_api.openapi.parameter_table import PATH, page_with_table
 
 
 class Command(BaseCommand):

@@ -10,8 +10,8 @@ from django.core.exceptions import ValidationError
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.utils import timezone
 
-from openai_api.keys import MAX_INTENSITY
-from openai_api.scopes import Scope
+from openai_api.keys.authentication import MAX_INTENSITY
+from openai_api.keys.scopes import Scope
 from openai_api.services import create_api_key
 
 LIMITS = (

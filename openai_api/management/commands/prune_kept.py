@@ -6,7 +6,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand
 
-from openai_api.pruning import prune_kept
+from openai_api.retention import prune_kept
 
 
 class Command(BaseCommand):

@@ -10,7 +10,7 @@ from django.core.management.base import BaseCommand, CommandError
 from jobs.models import Job
 from jobs.waiting import wait_for_end
 from openai_api.models import RequestLog
-from openai_api.services.replays import AS_LOGGED, ReplayError, start_replay
+from openai_api.request_log.replay import AS_LOGGED, ReplayError, start_replay
 
 
 class Command(BaseCommand):

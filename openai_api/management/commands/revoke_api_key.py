@@ -6,9 +6,8 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from openai_api.key_choice import add_key_argument, chosen_key
+from openai_api.keys.services import add_key_argument, chosen_key, revoke_api_keys
 from openai_api.models import ApiKey
-from openai_api.services.api_keys import revoke_api_keys
 
 
 class Command(BaseCommand):

@@ -8,8 +8,7 @@ from typing import Any
 from django.core.exceptions import ValidationError
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from openai_api.key_choice import add_key_argument, chosen_key
-from openai_api.services.api_keys import rotate_api_key
+from openai_api.keys.services import add_key_argument, chosen_key, rotate_api_key
 
 
 class Command(BaseCommand):

@@ -7,10 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema
 
-from openai_api.errors import invalid
+from openai_api.http.errors import invalid
 from openai_api.responses.schemas.items import MAX_ITEMS, InputItem, ItemId
-from openai_api.responses.schemas.metadata import Metadata
-from openai_api.responses.schemas.text_config import TextConfig
 from openai_api.responses.schemas.tools import (
     FILE_SEARCH,
     MAX_TOOLS,
@@ -20,12 +18,45 @@ from openai_api.responses.schemas.tools import (
     ToolChoice,
     is_hosted,
 )
-from openai_api.schemas.attributes import MAX_DEPTH, MAX_PARTS, size_of
 from openai_api.schemas.base import IGNORED, Harmless, Part, RequestSchema
 from openai_api.schemas.chat import ChatRequest, ReasoningBudget, TemplateKwargs
-from openai_api.schemas.drawing import MAX_TOKENS, DrawingSchema
-from openai_api.schemas.steered import SteeredSchema
-from openai_api.schemas.structured import GrammarExtensions
+from openai_api.schemas.generation import MAX_TOKENS, DrawingSchema, SteeredSchema
+from openai_api.schemas.structured import GrammarExtensions, JsonSchema, TextFormat, format_kind
+from openai_api.schemas.vector_stores import MAX_DEPTH, MAX_PARTS, size_of
+
+
+class JsonObjectText(Part):
+    type: Literal["json_object"]
+
+
+class JsonSchemaText(JsonSchema):
+    """What chat completions have under ``json_schema`` stands beside the type here."""
+
+    type: Literal["json_schema"]
+
+
+Format = Annotated[
+    Annotated[TextFormat, Tag("~text")]
+    | Annotated[JsonObjectText, Tag("~json_object")]
+    | Annotated[JsonSchemaText, Tag("~json_schema")],
+    Discriminator(
+        format_kind,
+        custom_error_type="invalid_format",
+        custom_error_message="a format needs a type out of text, json_object, json_schema",
+    ),
+]
+
+
+class TextConfig(Part):
+    format: Format | None = None
+    verbosity: Annotated[Literal["low", "medium", "high"] | None, IGNORED] = None
+
+
+Metadata = Annotated[
+    dict[Annotated[str, Field(min_length=1, max_length=64)], Annotated[str, Field(max_length=512)]],
+    Field(max_length=16),
+]
+
 
 MAX_TOP_LOGPROBS = 20
 LOGPROBS = "message.output_text.logprobs"
@@ -255,3 +286,27 @@ def _ignored_parts(body: Mapping[str, Any]) -> list[str]:
         if value is not None and (field not in part.model_fields or IGNORED in part.model_fields[field].metadata)
     ]
     return [*names, *(f"include[{name}]" for name in body.get("include") or () if name not in HONOURED_INCLUDES)]
+
+
+MAX_NEW_ITEMS = 20
+
+NewItems = Annotated[list[InputItem], Field(max_length=MAX_NEW_ITEMS)]
+
+
+class ConversationSchema(RequestSchema):
+    def parameters(self) -> dict[str, Any]:
+        """Nothing: what a conversation says is no parameter."""
+        return {}
+
+
+class ConversationRequest(ConversationSchema):
+    items: NewItems | None = None
+    metadata: Metadata | None = None
+
+
+class ConversationUpdate(ConversationSchema):
+    metadata: Metadata | None
+
+
+class ConversationItemsRequest(ConversationSchema):
+    items: Annotated[NewItems, Field(min_length=1)]

@@ -8,9 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
-from openai_api.schemas.attributes import FilterSchema
 from openai_api.schemas.base import Part
-from openai_api.schemas.vector_stores import RankingOptions
+from openai_api.schemas.vector_stores import FilterSchema, RankingOptions
 
 MAX_TOOLS = 128
 MAX_DESCRIPTION = 16_384

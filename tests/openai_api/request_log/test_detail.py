@@ -15,7 +15,7 @@ from django.test import Client
 from inference.models import LanguageModel
 from openai_api.models import LogAccess, RequestLog
 from openai_api.request_log.access import record_access
-from openai_api.request_log.timeline import phases
+from openai_api.request_log.summary import phases
 from steering.models import ProfileVersion, SteeringProfile, WatchEvent
 from tests.openai_api.request_log.conftest import LOG, SEES_ROWS, SEES_TEXT, client_of, staff
 from tests.openai_api.request_log.rows import row, values

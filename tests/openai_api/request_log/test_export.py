@@ -21,8 +21,7 @@ from hypothesis import strategies as st
 
 from openai_api.models import LogAccess, RequestLog
 from openai_api.request_log import export as exporting
-from openai_api.request_log.cells import safe_cell
-from openai_api.request_log.export import BATCH, Export, start_export
+from openai_api.request_log.export import BATCH, Export, safe_cell, start_export
 from openai_api.request_log.search import LogSearch
 from tests.openai_api.request_log.conftest import LOG, SEES_ROWS, SEES_TEXT, client_of, staff
 from tests.openai_api.request_log.rows import row, rows

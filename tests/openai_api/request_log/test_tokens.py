@@ -13,8 +13,8 @@ from django.utils import timezone
 
 from inference.models import LanguageModel
 from openai_api.models import LogAccess, RequestLog
-from openai_api.replay import read_row
-from openai_api.request_log.metadata import TOKENS
+from openai_api.request_log.entry import TOKENS
+from openai_api.request_log.replay import read_row
 from steering.models import SAE, Feature, WatchEvent
 from tests.openai_api.request_log.conftest import LOG, SEES_TEXT, client_of, staff
 from tests.openai_api.request_log.rows import row

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from openai_api.errors import ApiError
+from openai_api.http.errors import ApiError
 from openai_api.responses.schemas.request import ResponseRequest
 from tests.openai_api.conftest import Api
 from tests.openai_api.responses.test_create import create

@@ -19,7 +19,7 @@ from openai.types.responses import ResponseItem
 from pydantic import TypeAdapter
 
 from openai_api.responses.models import Conversation, StoredItem, StoredResponse
-from openai_api.responses.retention import prune_responses
+from openai_api.responses.store import prune_responses
 from tests.openai_api.conftest import Api
 from tests.openai_api.fakes import answering
 from tests.openai_api.responses.test_create import create, events

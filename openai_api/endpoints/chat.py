@@ -1,0 +1,75 @@
+"""Chat completions: from the request to the response."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from django.http.response import HttpResponseBase
+
+from inference.dialects.answer_parts import answer_parts
+from inference.thinking_state import thinking_state
+from openai_api.generation.activations import ActivationLog, plan_reading
+from openai_api.generation.answer import AnswerPlan, check_tools
+from openai_api.generation.chat_chunks import ChatChunks, ChatFold
+from openai_api.generation.prompt import is_effort_without_effect, prompt_ids, thinking_budget
+from openai_api.generation.reply import respond
+from openai_api.generation.run import Generation, Plan
+from openai_api.generation.sampling import completion_budget, constrained, sampling_params
+from openai_api.generation.target import Target, resolve_target
+from openai_api.http.call import Call
+from openai_api.schemas.chat import ChatRequest
+from openai_api.stored_chats.store import KeptChunks, keep_completion
+
+
+async def create_chat_completion(call: Call) -> HttpResponseBase:
+    wanted = call.read(ChatRequest)
+    target = await resolve_target(call, wanted)
+    if is_effort_without_effect(target.model.text, wanted):
+        call.note_ignored("reasoning_effort")
+    plan, answers = await plan_chat(wanted, target)
+    reading = None
+    if wanted.return_activations is not None:
+        plan = (await plan_reading(target, plan, wanted.return_activations, param="return_activations")).plan
+        reading = ActivationLog(target.model.text, plan)
+    generation = Generation(call, target, plan)
+    chunks = ChatChunks(
+        generation,
+        answers,
+        num_choices=wanted.n or 1,
+        has_logprobs=bool(wanted.logprobs),
+        include_usage=wanted.include_usage or not wanted.stream,
+    )
+    fold = ChatFold(chunks.usage, has_logprobs=bool(wanted.logprobs))
+
+    async def keep() -> None:
+        await keep_completion(call, wanted, fold.body())
+
+    if wanted.stream and wanted.store:
+        return await respond(generation, KeptChunks(chunks, fold), None, reading, keep)
+    response = await respond(generation, chunks, None if wanted.stream else fold, reading)
+    if wanted.store:
+        await keep()
+    return response
+
+
+async def plan_chat(wanted: ChatRequest, target: Target, *, clamps: bool = False) -> tuple[Plan, AnswerPlan]:
+    """What the engine is to write, and how that is read. Raises ApiError 400 or 503.
+
+    ``clamps``: a limit of tokens beyond the room that the prompt leaves means that room.
+    """
+    text = target.model.text
+    check_tools(wanted.tool_use, text.dialect)
+    ids = await prompt_ids(text, wanted)
+    thinking = thinking_state(text, ids, continues=bool(wanted.continue_final_message))
+    answers = AnswerPlan(text.dialect, thinking, wanted.tool_use)
+    budget = completion_budget(wanted.token_limit, len(ids), target.model, param=wanted.limit_param, clamps=clamps)
+    params = dataclasses.replace(
+        sampling_params(wanted, target.model, budget),
+        logprobs=wanted.num_logprobs,
+        shown_token_ids=answers.shown_token_ids(text),
+        thinking=thinking_budget(text, wanted, thinking),
+    )
+    wish = answers.grammar_wish(text, wanted.grammar_wish)
+    parts = answer_parts(text.dialect, thinking, "offered" if wanted.tool_use else "none")
+    params_by_prompt = await constrained(wish, target.model, [params])
+    return Plan([ids], params_by_prompt, wanted.n or 1, parts=[parts], cache_salt=wanted.cache_salt or ""), answers

@@ -1,0 +1,97 @@
+"""Text completions: from the request to the response."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from django.http.response import HttpResponseBase
+
+from inference.client import SamplingParams
+from inference.registry import ReadyModel
+from inference.text import ModelText, PromptTooLongError
+from openai_api.generation.activations import ActivationLog, plan_reading
+from openai_api.generation.answer import raw_parts
+from openai_api.generation.completion_chunks import CompletionChunks, CompletionFold
+from openai_api.generation.prompt import off_loop
+from openai_api.generation.reply import respond
+from openai_api.generation.run import Generation, Plan
+from openai_api.generation.sampling import check_token_ids, completion_budget, constrained, sampling_params
+from openai_api.generation.target import resolve_target
+from openai_api.http.call import Call
+from openai_api.http.errors import invalid
+from openai_api.schemas.completions import CompletionRequest
+from openai_api.schemas.prompts import Prompt
+
+
+async def create_completion(call: Call) -> HttpResponseBase:
+    wanted = call.read(CompletionRequest)
+    target = await resolve_target(call, wanted)
+    prompts = await encode_prompts(target.model, wanted.prompt)
+    params = [params_for(wanted, target.model, len(ids)) for ids in prompts]
+    params = await constrained(wanted.grammar_wish, target.model, params)
+    parts, reading = raw_parts(target, prompts), None
+    plan = Plan(prompts, params, wanted.num_candidates, parts=parts, cache_salt=wanted.cache_salt or "")
+    if wanted.return_activations is not None:
+        plan = (await plan_reading(target, plan, wanted.return_activations, param="return_activations")).plan
+        reading = ActivationLog(target.model.text, plan)
+    generation = Generation(call, target, plan)
+    chunks = CompletionChunks(
+        generation,
+        num_sequences=len(prompts) * wanted.num_candidates,
+        echoes=echoes(target.model.text, wanted, prompts) if wanted.echo else None,
+        num_top=params[0].logprobs,
+        echo_has_logprobs=wanted.logprobs is not None,
+        has_prompt_logprobs=wanted.prompt_logprobs is not None,
+        skip_special_tokens=params[0].skip_special_tokens,
+        include_usage=wanted.include_usage or not wanted.stream,
+    )
+    fold = (
+        None
+        if wanted.stream
+        else CompletionFold(
+            per_prompt=wanted.num_candidates,
+            keep=wanted.num_choices,
+            has_logprobs=wanted.logprobs is not None,
+            echoed=[len(ids) for ids in prompts] if wanted.echo and wanted.logprobs is not None else None,
+        )
+    )
+    return await respond(generation, chunks, fold, reading)
+
+
+async def encode_prompts(model: ReadyModel, prompts: list[Prompt], *, param: str = "prompt") -> list[list[int]]:
+    """Token ids of each prompt; raises ApiError 400 `invalid_prompt`."""
+    size = sum(len(prompt) for prompt in prompts)
+    try:
+        encoded = await off_loop(
+            lambda: [model.text.encode(prompt) if isinstance(prompt, str) else prompt for prompt in prompts], size=size
+        )
+    except PromptTooLongError as error:
+        raise invalid(str(error), param=param, code=error.code) from None
+    for ids in encoded:
+        check_token_ids(ids, model.vocab_size, param=param, code="invalid_prompt")
+        if not ids:
+            message = f"One {param} has no tokens, and this model's texts do not begin with one. Send some text."
+            raise invalid(message, param=param, code="invalid_prompt")
+    return encoded
+
+
+def params_for(wanted: CompletionRequest, model: ReadyModel, prompt_tokens: int) -> SamplingParams:
+    """``best_of`` ranks by logprobs, so the engine is asked for them even where the client did not."""
+    budget = completion_budget(wanted.max_tokens, prompt_tokens, model, param="max_tokens")
+    needs_ranking = wanted.num_candidates > wanted.num_choices
+    logprobs = 0 if wanted.logprobs is None and needs_ranking else wanted.logprobs
+    asked = [num for num in (wanted.prompt_logprobs, wanted.logprobs if wanted.echo else None) if num is not None]
+    params = sampling_params(wanted, model, budget)
+    return dataclasses.replace(params, logprobs=logprobs, prompt_logprobs=max(asked, default=None))
+
+
+def echoes(text: ModelText, wanted: CompletionRequest, prompts: list[list[int]]) -> list[tuple[str, list[int]]]:
+    """For each sequence its prompt, as the text that the client sent and as token ids."""
+    texts = [
+        given
+        if isinstance(given, str)
+        else text.decode(given, skip_special_tokens=wanted.skip_special_tokens is not False)
+        for given in wanted.prompt
+    ]
+    pairs = list(zip(texts, prompts, strict=True))
+    return [pair for pair in pairs for _ in range(wanted.num_candidates)]

@@ -1,0 +1,71 @@
+"""Embeddings: from texts or token ids to vectors."""
+
+from __future__ import annotations
+
+import base64
+
+import numpy as np
+from django.http.response import HttpResponseBase
+from numpy.typing import NDArray
+
+from inference.client import EmbeddingRequest
+from inference.registry import ReadyModel
+from openai_api.endpoints.completions import encode_prompts
+from openai_api.generation.target import resolve_unsteered
+from openai_api.generation.vectors import check_lengths, vectors_of
+from openai_api.http.call import Call
+from openai_api.http.endpoint import json_response
+from openai_api.http.errors import invalid
+from openai_api.schemas.bodies import EmbeddingBody, EmbeddingsBody
+from openai_api.schemas.embeddings import EmbeddingsRequest
+
+
+async def create_embeddings(call: Call) -> HttpResponseBase:
+    wanted = call.read(EmbeddingsRequest)
+    model = await resolve_unsteered(call, wanted.model, "embedding")
+    check_dimensions(wanted.dimensions, model)
+    texts = await encode_prompts(model, wanted.input, param="input")
+    check_lengths(texts, model)
+    num_tokens = sum(map(len, texts))
+    call.reserve_tokens(num_tokens)
+    vectors = await embed(call, model, texts)
+    body: EmbeddingsBody = {
+        "object": "list",
+        "data": [embedding_body(index, vector, wanted) for index, vector in enumerate(vectors)],
+        "model": model.record.name,
+        "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+    }
+    return json_response(body)
+
+
+async def embed(call: Call, model: ReadyModel, texts: list[list[int]]) -> list[bytes]:
+    """The texts' vectors in their order; raises ApiError."""
+    requests = [
+        EmbeddingRequest(f"{call.id}/{i}", model.record.name, tuple(ids), i, priority=call.priority)
+        for i, ids in enumerate(texts)
+    ]
+    return await vectors_of(call, requests)
+
+
+def check_dimensions(dimensions: int | None, model: ReadyModel) -> None:
+    if dimensions is not None and dimensions > model.dimensions:
+        message = f"The model's vectors have {model.dimensions} dimensions, fewer than the {dimensions} asked for."
+        raise invalid(message, param="dimensions")
+
+
+def embedding_body(index: int, values: bytes, wanted: EmbeddingsRequest) -> EmbeddingBody:
+    vector = np.frombuffer(values, "<f4")
+    if wanted.dimensions is not None:
+        vector = shorten(vector, wanted.dimensions)
+    is_base64 = wanted.encoding_format == "base64"
+    return {
+        "object": "embedding",
+        "index": index,
+        "embedding": base64.b64encode(vector.tobytes()).decode() if is_base64 else vector.tolist(),
+    }
+
+
+def shorten(vector: NDArray[np.float32], dimensions: int) -> NDArray[np.float32]:
+    """The first ``dimensions`` numbers, as a vector of length 1 (zeros stay zeros)."""
+    kept = vector[:dimensions].astype(np.float64)
+    return (kept / (np.linalg.norm(kept) or 1.0)).astype("<f4")

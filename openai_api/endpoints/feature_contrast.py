@@ -1,0 +1,236 @@
+"""Features that separate two sets of texts, those first that the model needs for them: POST /v1/features/contrast."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from django.conf import settings
+from django.http.response import HttpResponseBase
+from numpy.typing import NDArray
+
+from inference.client import (
+    FailedEvent,
+    FinishedEvent,
+    GenerationRequest,
+    PromptLogprobsEvent,
+    ReadingEvent,
+    SamplingParams,
+    Usage,
+)
+from inference.interventions import Intervention
+from inference.readings import AllFeatures, Read
+from inference.registry import ReadyModel
+from openai_api.backend import get_backend
+from openai_api.endpoints.completions import encode_prompts
+from openai_api.generation.activations import find_readable
+from openai_api.generation.batched_submission import Waves
+from openai_api.generation.run import failure
+from openai_api.generation.sampling import completion_budget
+from openai_api.generation.stats import usage_body
+from openai_api.generation.target import resolve_unsteered, steering_refusal
+from openai_api.http.call import Call
+from openai_api.http.endpoint import json_response
+from openai_api.http.errors import invalid, timed_out
+from openai_api.schemas.features import ContrastedFeatureBody, FeatureContrastBody, FeatureContrastRequest
+from steering.contrast import SeparatingFeature, separating_features
+from steering.errors import SteeringError
+from steering.profiles.resolver import SteeringSelection
+from steering.readable_sae import ReadableSAE
+
+MAX_RUN_TOKENS = 400_000
+PARAMS = SamplingParams(max_tokens=0, prompt_logprobs=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One text computed once: ``values`` are its mean activations where they were asked for."""
+
+    logprobs: tuple[float, ...]
+    values: NDArray[np.float32] | None
+
+    @property
+    def mean_logprob(self) -> float:
+        """Nats per token that has one before it; 0 for a single token."""
+        return sum(self.logprobs) / len(self.logprobs) if self.logprobs else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    positive: list[list[int]]
+    negative: list[list[int]]
+
+    @property
+    def all(self) -> list[list[int]]:
+        return [*self.positive, *self.negative]
+
+    def of_side(self, feature: SeparatingFeature) -> range:
+        """Places in :attr:`all` of the side that has more of the feature."""
+        if feature.difference > 0:
+            return range(len(self.positive))
+        return range(len(self.positive), len(self.all))
+
+
+async def contrast_features(call: Call) -> HttpResponseBase:
+    wanted = call.read(FeatureContrastRequest)
+    model = await resolve_unsteered(call, wanted.model, "generation")
+    sae = await find_readable(model, wanted.sae, param="sae")
+    texts = Texts(
+        await encode_prompts(model, wanted.positive, param="positive"),
+        await encode_prompts(model, wanted.negative, param="negative"),
+    )
+    check_lengths(texts, model, wanted)
+    base = await intervention_of(model, SteeringSelection())
+    skipped = frozenset() if wanted.special_tokens else model.text.special_token_ids
+    read = Read(site=sae.site, probe=AllFeatures(sae.encoder), pooling="mean", skip_token_ids=skipped)
+    runs = await run(call, model, [(ids, base) for ids in texts.all], reads=(read,))
+    found = await asyncio.to_thread(separate, runs, texts, sae, wanted.num_candidates)
+    effects = await measure_effects(call, model, sae, texts, runs, found) if wanted.rerank is not False else {}
+    best = sorted(found, key=lambda one: -effects.get(one.index, 0.0))[: wanted.num_wanted]
+    labels = await get_backend().features().labels(sae.pk, [one.index for one in best])
+    usage = Usage(call.entry.prompt_tokens, call.entry.cached_tokens, 0)
+    body: FeatureContrastBody = {
+        "object": "list",
+        "model": model.record.name,
+        "sae": sae.name,
+        "layer": sae.site.layer,
+        "site": sae.site.kind,
+        "data": [feature_body(one, labels.get(one.index), effects.get(one.index)) for one in best],
+        "usage": usage_body(usage),
+    }
+    return json_response(body)
+
+
+def check_lengths(texts: Texts, model: ReadyModel, wanted: FeatureContrastRequest) -> None:
+    for name, side in (("positive", texts.positive), ("negative", texts.negative)):
+        for ids in side:
+            completion_budget(0, len(ids), model, param=name)
+    longest = max(sum(map(len, side)) for side in (texts.positive, texts.negative))
+    effects = 0 if wanted.rerank is False else wanted.num_candidates * longest
+    total = sum(map(len, texts.all)) + effects
+    if total > MAX_RUN_TOKENS:
+        message = (
+            f"Up to {total} tokens would be computed, {MAX_RUN_TOKENS} at most: send less text, or fewer candidates."
+        )
+        raise invalid(message, param="candidates" if effects else "positive", code="reading_too_large")
+
+
+async def intervention_of(model: ReadyModel, wish: SteeringSelection) -> Intervention | None:
+    """The wish, and behind it the server's policies."""
+    try:
+        profile = await get_backend().steer(model.record.name, wish, special_token_ids=model.text.special_token_ids)
+    except SteeringError as error:
+        raise steering_refusal(error) from None
+    return profile.intervention if profile else None
+
+
+def separate(runs: Sequence[Run], texts: Texts, sae: ReadableSAE, count: int) -> tuple[SeparatingFeature, ...]:
+    values = []
+    for place, one in enumerate(runs):
+        if one.values is None:
+            name, place = (
+                ("positive", place) if place < len(texts.positive) else ("negative", place - len(texts.positive))
+            )
+            raise invalid(f"{name}[{place}] has special tokens only.", param=f"{name}[{place}]", code="invalid_prompt")
+        values.append(one.values)
+    middle = len(texts.positive)
+    return separating_features(np.stack(values[:middle]), np.stack(values[middle:]), sae.decoder_norms(), count)
+
+
+async def measure_effects(
+    call: Call,
+    model: ReadyModel,
+    sae: ReadableSAE,
+    texts: Texts,
+    base: Sequence[Run],
+    found: Sequence[SeparatingFeature],
+) -> Mapping[int, float]:
+    """By feature: what the tokens of its side lose in log-probability when it is silenced, in nats per token."""
+    jobs: list[tuple[list[int], Intervention | None]] = []
+    for feature in found:
+        edit = {"sae": sae.name, "index": feature.index, "operation": "ablate"}
+        silenced = await intervention_of(model, SteeringSelection(inline={"features": [edit]}))
+        jobs.extend((texts.all[place], silenced) for place in texts.of_side(feature))
+    runs = iter(await run(call, model, jobs) if jobs else ())
+    effects = {}
+    for feature in found:
+        losses = [base[place].mean_logprob - next(runs).mean_logprob for place in texts.of_side(feature)]
+        effects[feature.index] = sum(losses) / len(losses)
+    return effects
+
+
+async def run(
+    call: Call,
+    model: ReadyModel,
+    jobs: Sequence[tuple[list[int], Intervention | None]],
+    reads: tuple[Read, ...] = (),
+) -> list[Run]:
+    """Each text once, in one batch whatever steers them; raises ApiError. The engine stops whatever way this ends."""
+    call.reserve_tokens(sum(len(ids) for ids, _ in jobs))
+    priority = call.key.priority if call.key else 0
+    requests = [
+        GenerationRequest(
+            f"{call.id}/{number}",
+            model.record.name,
+            tuple(ids),
+            PARAMS,
+            intervention,
+            number,
+            priority,
+            reads,
+            cache_salt=call.cache_salt(model.record),
+        )
+        for number, (ids, intervention) in enumerate(jobs)
+    ]
+    waves = Waves(get_backend().client().submit, requests, size=settings.MILLM_MAX_BATCH_SIZE)
+    try:
+        async with asyncio.timeout_at(call.deadline):
+            return await _collect(call, waves, requests)
+    except TimeoutError:
+        raise timed_out(settings.MILLM_REQUEST_TIMEOUT) from None
+    finally:
+        waves.close()
+
+
+async def _collect(call: Call, waves: Waves, requests: Sequence[GenerationRequest]) -> list[Run]:
+    logprobs: dict[int, tuple[float, ...]] = {}
+    values: dict[int, NDArray[np.float32]] = {}
+    num_ended = 0
+    async for event in waves:
+        match event:
+            case PromptLogprobsEvent():
+                logprobs[event.index] = tuple(token.logprob for token in event.logprobs if token is not None)
+            case ReadingEvent():
+                values[event.index] = event.readings[0].values[0]
+            case FailedEvent():
+                raise failure(event.code, event.message)
+            case FinishedEvent():
+                check_end(event, requests[event.index])
+                num_ended += 1
+                call.entry.prompt_tokens += event.usage.prompt_tokens
+                call.entry.cached_tokens += event.usage.cached_tokens
+    if num_ended != len(requests):
+        raise failure("engine_shutdown", "The engine ended the request early.")
+    return [Run(logprobs[number], values.get(number)) for number in range(len(requests))]
+
+
+def check_end(event: FinishedEvent, request: GenerationRequest) -> None:
+    if event.reason == "cancelled":
+        raise failure("engine_shutdown", "The engine cancelled the request.")
+    receipt = event.receipt
+    if request.intervention is not None and (receipt is None or receipt.applied != receipt.expected):
+        raise failure("steering_not_applied", "A feature was not silenced as it should have been.")
+
+
+def feature_body(feature: SeparatingFeature, label: str | None, effect: float | None) -> ContrastedFeatureBody:
+    return {
+        "index": feature.index,
+        "label": label,
+        "positive": feature.positive,
+        "negative": feature.negative,
+        "difference": feature.difference,
+        "separation": feature.separation,
+        "effect": effect,
+    }

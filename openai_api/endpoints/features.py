@@ -1,0 +1,193 @@
+"""Features of the SAEs: searched by label, and looked at one by one."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+from django.conf import settings
+from django.http.response import HttpResponseBase
+
+from inference.registry import ModelNotFoundError, ModelRecord
+from openai_api.backend import get_backend
+from openai_api.endpoints.embeddings import embed
+from openai_api.generation.target import check_model_allowed, is_model_allowed, ready_model, steering_refusal
+from openai_api.http.call import Call
+from openai_api.http.endpoint import json_response
+from openai_api.http.errors import ApiError, invalid, model_not_found, timed_out, unavailable, without_paths
+from openai_api.schemas.features import (
+    FeatureBody,
+    FeatureDetailBody,
+    FeatureListBody,
+    FeatureSearchRequest,
+    HistogramBody,
+    LensTokenBody,
+    LogitLensBody,
+)
+from steering.errors import SteeringError
+from steering.feature_reader import (
+    FeatureQuery,
+    FeatureRecord,
+    Histogram,
+    LensBusyError,
+    LensUnavailableError,
+    Meaning,
+    SAERecord,
+)
+from steering.logit_lens import LensToken, LogitLens
+
+DEFAULT_LIMIT = 20
+_MAX_DIGITS = 9
+
+
+async def search_features(call: Call) -> HttpResponseBase:
+    """Of models that the key may use."""
+    wanted = call.read(FeatureSearchRequest)
+    sae = await find_sae(call, wanted.sae) if wanted.sae is not None else None
+    limit = wanted.limit or DEFAULT_LIMIT
+    query = FeatureQuery(
+        text=wanted.query,
+        models=searched_models(call, wanted.model),
+        sae=sae.name if sae is not None else None,
+        limit=limit + 1,
+        offset=wanted.offset or 0,
+        meaning=await embed_query(call, wanted) if wanted.embedding_model is not None else None,
+    )
+    try:
+        found = await get_backend().features().search(query)
+    except SteeringError as error:
+        raise steering_refusal(error) from None
+    body: FeatureListBody = {
+        "object": "list",
+        "data": [feature_body(one) for one in found[:limit]],
+        "has_more": len(found) > limit,
+    }
+    return json_response(body)
+
+
+async def embed_query(call: Call, wanted: FeatureSearchRequest) -> Meaning:
+    """Of a model that the key may use; raises ApiError."""
+    assert wanted.embedding_model is not None
+    try:
+        record = get_backend().registry().find(wanted.embedding_model)
+    except ModelNotFoundError:
+        message = f"There is no model “{wanted.embedding_model}” on this server."
+        raise ApiError(404, message, code="model_not_found", param="embedding_model") from None
+    check_model_allowed(call.key, record)
+    model = await ready_model(record, "embedding")
+    ids = await asyncio.to_thread(model.text.encode, wanted.query)
+    values = (await embed(call, model, [ids[: model.max_model_len]]))[0]
+    vector = np.frombuffer(values, "<f4").astype(np.float64)
+    return Meaning(record.name, tuple((vector / (np.linalg.norm(vector) or 1.0)).tolist()))
+
+
+async def get_feature(call: Call, sae: str, index: str) -> HttpResponseBase:
+    """Label, statistics, examples; and the logit lens unless the query says ``logit_lens=false``."""
+    wants_lens = lens_wish(call.request.GET.get("logit_lens", "true"))
+    record = await find_sae(call, sae)
+    number = feature_number(index)
+    try:
+        found = await get_backend().features().detail(record, number)
+    except SteeringError as error:
+        raise steering_refusal(error) from None
+    lens, reason = await look(call, record, number) if wants_lens else (None, None)
+    body: FeatureDetailBody = {
+        **feature_body(found.feature),
+        "layer": record.layer,
+        "site": record.site,
+        "decoder_norm": found.decoder_norm,
+        "max_activation_source": found.max_activation_source or None,  # type: ignore[typeddict-item]  # two values
+        "examples_source": found.examples_source,
+        "histogram": histogram_body(found.histogram),
+        "examples": [
+            {"tokens": list(one.tokens), "values": list(one.values), "max_value": one.max_value}
+            for one in found.examples
+        ],
+        "logit_lens": lens_body(lens) if lens is not None else None,
+        "logit_lens_error": reason,
+    }
+    return json_response(body)
+
+
+async def find_sae(call: Call, name: str) -> SAERecord:
+    """The SAE of that name, if the key may use its model; raises ApiError 404 and 403."""
+    try:
+        sae = await get_backend().features().sae(name)
+    except SteeringError as error:
+        raise steering_refusal(error) from None
+    check_model_allowed(call.key, find_model(call, sae.model))
+    return sae
+
+
+def searched_models(call: Call, name: str | None) -> frozenset[str]:
+    """Names of the models whose features the request may find."""
+    if name is None:
+        records = get_backend().registry().records()
+        return frozenset(record.name for record in records if is_model_allowed(call.key, record))
+    record = find_model(call, name)
+    check_model_allowed(call.key, record)
+    return frozenset({record.name})
+
+
+def find_model(call: Call, name: str) -> ModelRecord:
+    try:
+        record = get_backend().registry().find(name)
+    except ModelNotFoundError:
+        raise model_not_found(name) from None
+    call.use_model(record.name)
+    return record
+
+
+async def look(call: Call, sae: SAERecord, index: int) -> tuple[LogitLens | None, str | None]:
+    """The lens, or why there is none; raises ApiError 503 and 504."""
+    try:
+        async with asyncio.timeout_at(call.deadline):
+            return await get_backend().features().lens(sae, index), None
+    except LensUnavailableError as error:
+        return None, without_paths(str(error))
+    except LensBusyError:
+        raise unavailable("Too many features are being looked at.", code="server_is_overloaded") from None
+    except TimeoutError:
+        raise timed_out(settings.MILLM_REQUEST_TIMEOUT) from None
+
+
+def lens_wish(value: str) -> bool:
+    if value not in {"true", "false"}:
+        raise invalid("logit_lens must be true or false.", param="logit_lens")
+    return value == "true"
+
+
+def feature_number(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS):
+        raise ApiError(404, "A feature's index is a number from 0.", code="feature_not_found", param="index")
+    return int(text)
+
+
+def feature_body(record: FeatureRecord) -> FeatureBody:
+    return {
+        "object": "feature",
+        "sae": record.sae,
+        "model": record.model,
+        "index": record.index,
+        "label": record.label,
+        "description": record.description,
+        "source": record.source,
+        "max_activation": record.max_activation,
+        "density": record.density,
+        "top_tokens": list(record.top_tokens),
+    }
+
+
+def histogram_body(histogram: Histogram | None) -> HistogramBody | None:
+    return None if histogram is None else {"width": histogram.width, "counts": list(histogram.counts)}
+
+
+def lens_body(lens: LogitLens) -> LogitLensBody:
+    return {
+        "promoted": [token_body(token) for token in lens.promoted],
+        "suppressed": [token_body(token) for token in lens.suppressed],
+    }
+
+
+def token_body(token: LensToken) -> LensTokenBody:
+    return {"id": token.id, "token": token.text, "logit": token.logit}

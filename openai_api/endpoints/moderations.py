@@ -1,0 +1,79 @@
+"""Texts told apart by a classifier's labels."""
+
+from __future__ import annotations
+
+import numpy as np
+from django.http.response import HttpResponseBase
+
+from inference.client import EmbeddingRequest
+from inference.registry import ModelRecord, ReadyModel
+from openai_api.backend import get_backend
+from openai_api.endpoints.completions import encode_prompts
+from openai_api.generation.target import is_model_allowed, resolve_unsteered
+from openai_api.generation.vectors import check_lengths, vectors_of
+from openai_api.http.call import Call
+from openai_api.http.endpoint import json_response
+from openai_api.http.errors import ApiError, invalid
+from openai_api.schemas.moderations import ModerationBody, ModerationsBody, ModerationsRequest
+
+FLAGGED_FROM = 0.5
+# Labels that classifiers give to what is all right; every other one flags.
+HARMLESS = frozenset({"ok", "safe", "neutral", "normal", "benign", "none", "nontoxic", "nothate", "notoffensive"})
+
+
+async def create_moderations(call: Call) -> HttpResponseBase:
+    wanted = call.read(ModerationsRequest)
+    name = wanted.model if wanted.model is not None else only_classifier(call)
+    model = await resolve_unsteered(call, name, "classification")
+    if len(model.labels) == 1 and wanted.model is None:  # it had never been loaded, so nobody knew
+        raise no_classifier()
+    texts = await encode_prompts(model, list(wanted.input), param="input")
+    check_lengths(texts, model)
+    call.reserve_tokens(sum(map(len, texts)))
+    requests = [
+        EmbeddingRequest(f"{call.id}/{i}", model.record.name, tuple(ids), i, priority=call.priority)
+        for i, ids in enumerate(texts)
+    ]
+    body: ModerationsBody = {
+        "id": call.answer_id("modr-"),
+        "model": model.record.name,
+        "results": [moderation_body(model, values) for values in await vectors_of(call, requests)],
+    }
+    return json_response(body)
+
+
+def only_classifier(call: Call) -> str:
+    """Of those that the key may use; raises ApiError 400 and 404."""
+    records = get_backend().registry().records()
+    names = [one.name for one in records if is_classifier(one) and is_model_allowed(call.key, one)]
+    if not names:
+        raise no_classifier()
+    if len(names) > 1:
+        message = f"There are several classifiers: name one of {', '.join(names[:10])} in “model”."
+        raise invalid(message, param="model", code="missing_required_parameter")
+    return names[0]
+
+
+def no_classifier() -> ApiError:
+    message = "No classifier is registered on this server. Register a model for classification, then name it."
+    return ApiError(404, message, code="model_not_found", param="model")
+
+
+def is_classifier(record: ModelRecord) -> bool:
+    """Whether it tells labels apart. A reranker has one, whose value is a score."""
+    return record.kind == "classification" and record.num_labels != 1
+
+
+def moderation_body(model: ReadyModel, values: bytes) -> ModerationBody:
+    scores = dict(zip(model.labels, map(float, np.frombuffer(values, "<f4")), strict=True))
+    categories = {label: score >= FLAGGED_FROM for label, score in scores.items()}
+    return {
+        "flagged": any(is_on and not is_harmless(label) for label, is_on in categories.items()),
+        "categories": categories,
+        "category_scores": scores,
+        "category_applied_input_types": {label: ["text"] for label in scores},
+    }
+
+
+def is_harmless(label: str) -> bool:
+    return "".join(filter(str.isalnum, label.lower())) in HARMLESS

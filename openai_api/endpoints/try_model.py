@@ -1,0 +1,55 @@
+"""A prompt from a model's page: asked under the session, answered by the service that answers clients."""
+
+from __future__ import annotations
+
+from django import forms
+from django.core.handlers.asgi import ASGIRequest
+from django.http import HttpRequest
+from django.http.response import HttpResponseBase
+
+from openai_api.endpoints.chat import create_chat_completion
+from openai_api.http.call import Call
+from openai_api.http.endpoint import respond_as
+from openai_api.http.errors import ApiError
+from openai_api.http.session_auth import admit_visitor, refusal_response, request_for
+
+ENDPOINT = "/v1/chat/completions"
+PERMISSION = "console.use_playground"  # a user who may only look at models must not generate
+MAX_PROMPT = 20_000
+MAX_TOKENS = 2_000
+
+
+class TryForm(forms.Form):
+    model = forms.CharField(max_length=200)
+    prompt = forms.CharField(max_length=MAX_PROMPT, strip=False)
+    max_tokens = forms.IntegerField(min_value=1, max_value=MAX_TOKENS)
+
+
+async def try_model(request: HttpRequest) -> HttpResponseBase:
+    """Streams as the API does, and leaves a row in the log under the user's name. CSRF is checked by the middleware."""
+    try:
+        user = await admit_visitor(request, PERMISSION, act="try models")
+        asked = _request(_checked(TryForm(request.POST)), user.get_username())
+    except ApiError as error:
+        return refusal_response(error)
+    return await respond_as(Call(asked, ENDPOINT, source="console", visitor_id=user.pk), None, create_chat_completion)
+
+
+def _checked(form: TryForm) -> TryForm:
+    if not form.is_valid():
+        name, problems = next(iter(form.errors.items()))
+        message = f"{name}: {' '.join(map(str, problems))}"
+        raise ApiError(400, message, code="invalid_value", param=str(name))
+    return form
+
+
+def _request(form: TryForm, username: str) -> ASGIRequest:
+    asked = form.cleaned_data
+    fields = {
+        "model": asked["model"],
+        "messages": [{"role": "user", "content": asked["prompt"]}],
+        "max_tokens": asked["max_tokens"],
+        "stream": True,
+        "user": username,
+    }
+    return request_for(ENDPOINT, fields)

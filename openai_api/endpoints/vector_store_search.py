@@ -1,0 +1,118 @@
+"""Searching a vector store: the query embedded, its neighbours found."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from django.conf import settings
+from django.http.response import HttpResponseBase
+
+from inference.text import PromptTooLongError
+from openai_api.backend import get_backend
+from openai_api.endpoints.vector_stores import choose_embedder, embedder
+from openai_api.generation.target import find_model, ready_model
+from openai_api.http.call import Call
+from openai_api.http.endpoint import json_response
+from openai_api.http.errors import invalid, timed_out, unavailable
+from openai_api.schemas.vector_store_bodies import SearchBody, SearchHitBody
+from openai_api.schemas.vector_stores import (
+    ComparisonSchema,
+    CompoundSchema,
+    MembershipSchema,
+    RankingOptions,
+    SearchRequest,
+)
+from storage.attribute_filter import Comparison, Compound, Filter
+from storage.embedder import MISMATCH, EmbeddingFailedError
+from storage.errors import StorageError
+from storage.models import VectorStore
+from storage.threads import in_database, in_thread
+from storage.vector_search import Hit, Neighbours, nearest
+from storage.vector_stores import usable_store
+
+DEFAULT_RESULTS = 10
+
+
+async def search_store(call: Call, store_id: str) -> HttpResponseBase:
+    wanted = call.read(SearchRequest)
+    call.entry.prompt = wanted.query[0] if len(wanted.query) == 1 else wanted.query
+    store = await in_database(usable_store, store_id, owner_id=call.owner_id)
+    name = choose_embedder(call, store, wanted.embedding_model)
+    vectors = await vectors_of(call, name, wanted.query)
+    hits = await in_thread(best_hits, store, vectors, wanted)
+    body: SearchBody = {
+        "object": "vector_store.search_results.page",
+        "search_query": wanted.query,
+        "data": [hit_body(hit) for hit in hits],
+        "has_more": False,
+        "next_page": None,
+    }
+    return json_response(body)
+
+
+async def vectors_of(call: Call, name: str, texts: list[str]) -> list[list[float]]:
+    """Raises ApiError 400, 503, 504."""
+    record, _ = find_model(get_backend().registry(), name)
+    model = await ready_model(record, "embedding")
+    try:
+        counts = [len(model.text.encode(text)) for text in texts]
+        if max(counts) > model.max_model_len:
+            message = f"The query has {max(counts)} tokens, but the embedding model takes {model.max_model_len}."
+            raise invalid(message, param="query", code="context_length_exceeded")
+        call.reserve_tokens(sum(counts))
+        call.entry.prompt_tokens = sum(counts)
+        async with asyncio.timeout_at(call.deadline):
+            return await embedder().embed(model, texts, priority=call.priority)
+    except PromptTooLongError as error:
+        raise invalid(str(error), param="query", code=error.code) from None
+    except EmbeddingFailedError as error:
+        raise unavailable(str(error), code="engine_unavailable") from None
+    except TimeoutError:
+        raise timed_out(settings.MILLM_REQUEST_TIMEOUT) from None
+
+
+class Wish(Protocol):
+    """Which hits, and how many; see :class:`SearchRequest`."""
+
+    @property
+    def filters(self) -> ComparisonSchema | MembershipSchema | CompoundSchema | None: ...
+
+    @property
+    def max_num_results(self) -> int | None: ...
+
+    @property
+    def ranking_options(self) -> RankingOptions | None: ...
+
+
+def best_hits(store: VectorStore, vectors: list[list[float]], wanted: Wish) -> list[Hit]:
+    """Each chunk once, with its best score."""
+    limit = wanted.max_num_results or DEFAULT_RESULTS
+    threshold = (wanted.ranking_options.score_threshold if wanted.ranking_options else None) or 0.0
+    condition = condition_of(wanted.filters) if wanted.filters is not None else None
+    best: dict[int, Hit] = {}
+    for vector in vectors:
+        if store.dimensions not in {None, len(vector)}:
+            message = f"The vectors of this store have {store.dimensions} dimensions, the query's has {len(vector)}."
+            raise StorageError(message, code=MISMATCH, param="embedding_model")
+        for hit in nearest(Neighbours(store.pk, len(vector), vector, limit, condition)):
+            if hit.score >= threshold and (hit.chunk not in best or hit.score > best[hit.chunk].score):
+                best[hit.chunk] = hit
+    return sorted(best.values(), key=lambda hit: (-hit.score, hit.chunk))[:limit]
+
+
+def condition_of(schema: ComparisonSchema | MembershipSchema | CompoundSchema) -> Filter:
+    if isinstance(schema, CompoundSchema):
+        return Compound(schema.type, tuple(condition_of(part) for part in schema.filters))
+    values = tuple(schema.value) if isinstance(schema, MembershipSchema) else (schema.value,)
+    return Comparison(schema.type, schema.key, values)
+
+
+def hit_body(hit: Hit) -> SearchHitBody:
+    return {
+        "file_id": hit.file_id,
+        "filename": hit.filename,
+        "score": hit.score,
+        "attributes": hit.attributes,
+        "content": [{"type": "text", "text": hit.text}],
+    }

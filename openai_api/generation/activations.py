@@ -1,0 +1,147 @@
+"""Features read at the tokens of a generation: from the wish to the engine's reads, and from its events to bodies."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from inference.client import Event, FinishedEvent, ReadingEvent, TokensEvent
+from inference.interventions import Phase
+from inference.readings import EVERYWHERE, FeatureValues, Probe, Read, Reading, Span, TopFeatures
+from inference.registry import ReadyModel
+from inference.text import ModelText
+from openai_api.backend import get_backend
+from openai_api.generation.run import Plan
+from openai_api.generation.target import Target, steering_refusal
+from openai_api.http.errors import ApiError, invalid
+from openai_api.schemas.activations import DEFAULT_TOP_K, ReadingFields
+from openai_api.schemas.bodies import FeatureActivationBody, TokenActivationsBody
+from steering.errors import SteeringError
+from steering.readable_sae import ReadableSAE
+
+MAX_VALUES = 200_000  # that one response may bring
+
+_PHASES: dict[str, Phase] = {"prompt": "prompt", "completion": "generation", "both": "both"}
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingPlan:
+    """A plan whose sequences are read, and through what."""
+
+    plan: Plan
+    sae: ReadableSAE
+
+
+async def plan_reading(target: Target, plan: Plan, wish: ReadingFields, *, param: str) -> ReadingPlan:
+    """Raises ApiError; ``param`` is where the wish stands in the body, empty for the body itself.
+
+    Choices that go on from one prompt share it, so only the first of them brings the prompt's tokens.
+    """
+    prefix = f"{param}." if param else ""
+    sae = await find_readable(target.model, wish.sae, param=f"{prefix}sae")
+    if wish.features is not None and wish.top_k is not None:
+        raise invalid("“features” and “top_k” exclude each other: leave one out.", param=f"{prefix}top_k")
+    read = read_of(wish, sae, target.model.text.special_token_ids, param=f"{prefix}features")
+    others = {"prompt": (), "both": (dataclasses.replace(read, phase="generation"),), "generation": (read,)}[read.phase]
+    reads = [others if number % plan.per_prompt else (read,) for number in range(len(plan.prompt_of_sequence))]
+    check_size(plan, reads, param=param or ("features" if wish.features else "top_k"))
+    return ReadingPlan(dataclasses.replace(plan, reads=reads, sae=sae.name), sae)
+
+
+async def find_readable(model: ReadyModel, name: str | None, *, param: str) -> ReadableSAE:
+    try:
+        return await get_backend().features().readable(model.record.name, name)
+    except SteeringError as error:
+        refusal = steering_refusal(error)
+        raise ApiError(
+            refusal.status, refusal.message, code=refusal.code, param=param, can_retry=refusal.can_retry
+        ) from None
+
+
+def read_of(wish: ReadingFields, sae: ReadableSAE, special_token_ids: frozenset[int], *, param: str) -> Read:
+    worst = max(wish.features or (0,))
+    if worst >= sae.encoder.d_sae:
+        last = sae.encoder.d_sae - 1
+        raise invalid(f"{sae.name} has features 0 to {last}, not {worst}.", param=param, code="invalid_feature")
+    count = min(wish.top_k or DEFAULT_TOP_K, sae.encoder.d_sae)
+    spans = tuple(Span(*ends) for ends in wish.ranges) if wish.ranges else EVERYWHERE
+    return Read(
+        site=sae.site,
+        probe=FeatureValues(sae.encoder, tuple(wish.features)) if wish.features else TopFeatures(sae.encoder, count),
+        stage=wish.stage or "post",
+        phase=_PHASES[wish.phase or "both"],
+        spans=spans,
+        skip_token_ids=frozenset() if wish.special_tokens else special_token_ids,
+    )
+
+
+def check_size(plan: Plan, reads: Sequence[tuple[Read, ...]], *, param: str) -> None:
+    total = 0
+    for prompt, of_sequence in zip(plan.prompt_of_sequence, reads, strict=True):
+        num_prompt = len(plan.prompts[prompt])
+        for read in of_sequence:
+            width = read.probe.count if isinstance(read.probe, TopFeatures) else len(_asked(read.probe))
+            total += width * read.num_places(num_prompt, num_prompt + plan.params[prompt].max_tokens)
+    if total > MAX_VALUES:
+        raise invalid(
+            f"The response could bring {total} activations, {MAX_VALUES} at most: read fewer tokens or features,"
+            " or generate less.",
+            param=param,
+            code="reading_too_large",
+        )
+
+
+class ActivationLog:
+    """What was read, told no earlier than its token, and never of tokens that a stop string took back."""
+
+    def __init__(self, text: ModelText, plan: Plan) -> None:
+        self._text = text
+        self._plan = plan
+        self._features = next((_asked(reads[0].probe) for reads in plan.reads if reads), ())
+        self._prompts = [plan.prompts[prompt] for prompt in plan.prompt_of_sequence]
+        self._generated: list[list[int]] = [[] for _ in self._prompts]
+        self._waiting: list[list[Reading]] = [[] for _ in self._prompts]
+
+    def take(self, event: Event) -> list[TokenActivationsBody]:
+        """What can be told after the event."""
+        if isinstance(event, TokensEvent):
+            self._generated[event.index].extend(event.token_ids)
+        elif isinstance(event, ReadingEvent):
+            own = range(len(self._plan.reads_of(event.index)))
+            self._waiting[event.index].extend(reading for reading in event.readings if reading.number in own)
+        elif isinstance(event, FinishedEvent):
+            told = list(self._tell(event.index))
+            self._waiting[event.index].clear()
+            return told
+        else:
+            return []
+        return list(self._tell(event.index))
+
+    def _tell(self, index: int) -> Iterator[TokenActivationsBody]:
+        waiting, prompt, generated = self._waiting[index], self._prompts[index], self._generated[index]
+        num_known = len(prompt) + len(generated)
+        while waiting and (places := waiting[0].places) is not None and places[-1] < num_known:
+            reading = waiting.pop(0)
+            for row, place in enumerate(places):
+                is_prompt = place < len(prompt)
+                token = prompt[place] if is_prompt else generated[place - len(prompt)]
+                yield {
+                    "index": index,
+                    "place": place,
+                    "phase": "prompt" if is_prompt else "completion",
+                    "id": token,
+                    "token": self._text.token_text(token),
+                    "features": [*self._activations(reading, row)],
+                }
+
+    def _activations(self, reading: Reading, row: int) -> Iterator[FeatureActivationBody]:
+        """Those asked for, or of the strongest those that are active."""
+        indices = self._features if reading.features is None else reading.features[row].tolist()
+        for index, value in zip(indices, reading.values[row].tolist(), strict=True):
+            if reading.features is None or value > 0:
+                yield {"index": index, "value": value}
+
+
+def _asked(probe: Probe) -> tuple[int, ...]:
+    return probe.features if isinstance(probe, FeatureValues) else ()

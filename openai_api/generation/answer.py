@@ -1,0 +1,124 @@
+"""How the answers to a request are read, and the grammar that they follow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from inference.dialects.answer_grammar import ANY_OBJECT, MAX_CALLS, CallWish, Thinking, answer_grammar
+from inference.dialects.answer_parts import answer_parts
+from inference.dialects.answer_reader import AnswerReader
+from inference.dialects.argument_form import argument_forms
+from inference.dialects.dialect import Dialect
+from inference.dialects.literals import Literals
+from inference.dialects.offered_tool import OfferedTool
+from inference.dialects.tool_format import ToolFormat
+from inference.grammars import Grammar, GrammarError
+from inference.parts import PartRules
+from inference.text import ModelText
+from inference.thinking_state import thinking_state
+from openai_api.generation.target import Target
+from openai_api.http.errors import unsupported_parameter
+from openai_api.schemas.structured import GrammarWish
+from openai_api.schemas.tools import FunctionTool, ToolUse
+
+NO_TOOLS = (
+    "This model's chat template teaches no notation of calls that the server knows. Leave tools out, or have an"
+    " administrator choose the model's tool format."
+)
+FinishReason = Literal["stop", "length", "tool_calls"]
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerPlan:
+    """What to look for in the answers' texts."""
+
+    dialect: Dialect
+    thinking: Thinking = "none"
+    tools: ToolUse | None = None
+
+    def reader(self) -> AnswerReader:
+        """For one choice."""
+        use = self.tools
+        return AnswerReader(
+            thinking=None if self.thinking == "none" else self.dialect.thinking,
+            is_thinking=self.thinking == "begun",
+            tools=self._notation,
+            tool_names=frozenset(tool.name for tool in use.callable) if use else frozenset(),
+            argument_forms={tool.name: argument_forms(tool.parameters or {}) for tool in use.callable} if use else None,
+            max_calls=None if use and use.is_parallel else 1 if use else 0,
+        )
+
+    @property
+    def _notation(self) -> ToolFormat | None:
+        """What the text is read by: where content is framed too, also without tools."""
+        notation = self.dialect.tools
+        return notation if notation is not None and (self.tools or notation.shape.content_opening) else None
+
+    def finish_reason(self, reason: str, num_calls: int) -> FinishReason:
+        """OpenAI's: a call of a function that the request named ends like any answer."""
+        if reason == "length":
+            return "length"
+        is_chosen = self.tools is None or self.tools.name is None
+        return "tool_calls" if num_calls and is_chosen else "stop"
+
+    def shown_token_ids(self, text: ModelText) -> tuple[int, ...]:
+        """Special tokens that calls and reasoning are recognised by."""
+        return tuple(text.special_tokens_in(self._marks()).values())
+
+    def grammar_wish(self, text: ModelText, body: GrammarWish | None) -> GrammarWish | None:
+        """The grammar of the whole answer; ``body`` is that of its content."""
+        use = self.tools if self.tools is not None and (self.tools.is_constrained or body is not None) else None
+        opening = self._notation.shape.content_opening if self._notation else ""
+        if use is None and (body is None or (self.thinking == "none" and not opening)):
+            return body
+        grammar = answer_grammar(
+            literals=Literals(text.special_tokens_in(self._marks())),
+            marks=self.dialect.thinking,
+            thinking=self.thinking,
+            calls=self._call_wish(use) if use else None,
+            body=body.grammar if body else None,
+            content_opening=opening,
+        )
+        return GrammarWish(grammar, body.param if body and not (use and use.must_call) else "tools")
+
+    def _call_wish(self, use: ToolUse) -> CallWish:
+        assert self.dialect.tools is not None, "checked before"
+        tools = tuple(OfferedTool(tool.name, enforced_schema(tool)) for tool in use.callable)
+        return CallWish(self.dialect.tools.shape, tools, use.must_call, MAX_CALLS if use.is_parallel else 1)
+
+    def _marks(self) -> tuple[str, ...]:
+        thinking = self.dialect.thinking if self.thinking != "none" else None
+        return (
+            *((thinking.start, thinking.end) if thinking else ()),
+            *(self._notation.marks if self._notation else ()),
+        )
+
+
+def check_tools(use: ToolUse | None, dialect: Dialect) -> None:
+    """Raises ApiError 400 when the model cannot call."""
+    if use is not None and dialect.tools is None:
+        raise unsupported_parameter("tools", NO_TOOLS)
+
+
+def enforced_schema(tool: FunctionTool) -> Mapping[str, Any]:
+    """What a demanded call's arguments follow. A schema that cannot be enforced is an error only for strict tools:
+    for others OpenAI promises nothing but JSON.
+    """
+    schema = {"type": "object", "properties": {}} if tool.parameters is None else tool.parameters
+    if tool.strict:
+        return schema
+    try:
+        Grammar.of_schema(schema).check()
+    except GrammarError:
+        return ANY_OBJECT
+    return schema
+
+
+def raw_parts(target: Target, prompts: Sequence[Sequence[int]]) -> list[PartRules]:
+    """One for each prompt; empty where none matter. Nobody knows whether tools are on offer, so marks alone tell."""
+    if target.profile is None or not target.profile.intervention.tells_parts:
+        return []
+    text = target.model.text
+    return [answer_parts(text.dialect, thinking_state(text, ids), "marked") for ids in prompts]

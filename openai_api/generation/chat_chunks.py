@@ -1,0 +1,240 @@
+"""Chat completions' chunks, in the order that clients depend on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from inference.client import Event, FinishedEvent, PromptLogprobsEvent, TokensEvent
+from inference.dialects.events import AnswerEvent, ContentDelta, ReasoningDelta, ToolCallArguments, ToolCallStart
+from openai_api.generation.answer import AnswerPlan
+from openai_api.generation.run import Generation
+from openai_api.generation.stats import usage_body
+from openai_api.generation.token_text import ReasoningTokens, chat_logprobs, prompt_logprobs
+from openai_api.schemas.bodies import (
+    ChatChoiceBody,
+    ChatChunkBody,
+    ChatCompletionBody,
+    ChatFinish,
+    ChatLogprobsBody,
+    ChunkChoiceBody,
+    DeltaBody,
+    FunctionDeltaBody,
+    MessageBody,
+    PromptLogprobsBody,
+    TokenLogprobBody,
+    ToolCallBody,
+    ToolCallDeltaBody,
+    UsageBody,
+)
+
+
+def deltas_of(events: Iterable[AnswerEvent]) -> list[DeltaBody]:
+    """A call's end needs no delta: the next call or the finish reason says it."""
+    return [delta for event in events for delta in _deltas_of(event)]
+
+
+def _deltas_of(event: AnswerEvent) -> Iterator[DeltaBody]:
+    match event:
+        case ContentDelta(text):
+            yield {"content": text}
+        case ReasoningDelta(text):
+            yield {"reasoning_content": text, "reasoning": text}
+        case ToolCallStart(index, call_id, name):
+            function: FunctionDeltaBody = {"name": name, "arguments": ""}
+            yield {"tool_calls": [{"index": index, "id": call_id, "type": "function", "function": function}]}
+        case ToolCallArguments(index, text):
+            yield {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+        case _:
+            pass
+
+
+SYSTEM_FINGERPRINT = "fp_millm_3"  # changes when the same seed may give other tokens
+
+
+class ChatChunks:
+    def __init__(
+        self,
+        generation: Generation,
+        answers: AnswerPlan,
+        *,
+        num_choices: int,
+        has_logprobs: bool,
+        include_usage: bool,
+    ) -> None:
+        self._generation = generation
+        self._answers = answers
+        self._readers = [answers.reader() for _ in range(num_choices)]
+        self._reasoning = [ReasoningTokens(generation.target.model.text) for _ in range(num_choices)]
+        self._num_choices = num_choices
+        self._has_logprobs = has_logprobs
+        self._include_usage = include_usage
+        self._id = generation.call.answer_id("chatcmpl-")
+        self._created = int(time.time())
+
+    def opening(self) -> Iterator[ChatChunkBody]:
+        for index in range(self._num_choices):
+            yield self._chunk([_choice(index, {"role": "assistant", "content": ""})])
+
+    def of(self, event: Event) -> Iterator[ChatChunkBody]:
+        if isinstance(event, TokensEvent):
+            yield from self._tokens(event)
+        if isinstance(event, PromptLogprobsEvent) and event.index == 0:  # all choices have the same prompt
+            yield self._prompt_chunk(event)
+        if isinstance(event, FinishedEvent):
+            yield from self._finish(event)
+
+    def closing(self) -> Iterator[ChatChunkBody]:
+        if self._include_usage:
+            chunk = self._chunk([])
+            chunk["usage"] = self.usage()
+            yield self._with_proof(chunk)
+
+    def usage(self) -> UsageBody:
+        """So far."""
+        num_reasoning = sum(tokens.count for tokens in self._reasoning)
+        return usage_body(self._generation.tally.usage, reasoning_tokens=num_reasoning)
+
+    def _tokens(self, event: TokensEvent) -> Iterator[ChatChunkBody]:
+        """Log-probabilities go out with the first of what their tokens complete, or on their own."""
+        reader = self._readers[event.index]
+        deltas = deltas_of(reader.feed(event.text))
+        self._reasoning[event.index].note(event, reader)
+        logprobs = self._logprobs(event)
+        if not deltas and logprobs is not None:
+            deltas = [{"content": ""}]
+        for delta in deltas:
+            yield self._chunk([_choice(event.index, delta, logprobs)])
+            logprobs = None
+
+    def _finish(self, event: FinishedEvent) -> Iterator[ChatChunkBody]:
+        reader = self._readers[event.index]
+        for delta in deltas_of(reader.finish()):
+            yield self._chunk([_choice(event.index, delta)])
+        reason = self._answers.finish_reason(event.reason, reader.num_calls)
+        chunk = self._chunk([_choice(event.index, {}, None, reason)])
+        is_last = self._generation.tally.is_complete and not self._include_usage
+        yield self._with_proof(chunk) if is_last else chunk
+
+    def _logprobs(self, event: TokensEvent) -> ChatLogprobsBody | None:
+        if not (self._has_logprobs and event.logprobs):
+            return None
+        return chat_logprobs(self._generation.target.model.text, event.logprobs)
+
+    def _prompt_chunk(self, event: PromptLogprobsEvent) -> ChatChunkBody:
+        chunk = self._chunk([])
+        chunk["prompt_logprobs"] = prompt_logprobs(self._generation.target.model.text, event.logprobs)
+        return chunk
+
+    def _with_proof(self, chunk: ChatChunkBody) -> ChatChunkBody:
+        millm = self._generation.millm
+        if millm is not None:
+            chunk["millm"] = millm
+        return chunk
+
+    def _chunk(self, choices: list[ChunkChoiceBody]) -> ChatChunkBody:
+        chunk: ChatChunkBody = {
+            "id": self._id,
+            "object": "chat.completion.chunk",
+            "created": self._created,
+            "model": self._generation.target.model.record.name,
+            "choices": choices,
+            "system_fingerprint": SYSTEM_FINGERPRINT,
+        }
+        if self._include_usage:
+            chunk["usage"] = None
+        return chunk
+
+
+def _choice(
+    index: int,
+    delta: DeltaBody,
+    logprobs: ChatLogprobsBody | None = None,
+    finish_reason: ChatFinish | None = None,
+) -> ChunkChoiceBody:
+    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+
+
+_NO_LOGPROBS: ChatLogprobsBody = {"content": None, "refusal": None}
+
+
+@dataclass(slots=True)
+class _Choice:
+    """One choice so far."""
+
+    content: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    calls: list[ToolCallBody] = field(default_factory=list)
+    tokens: list[TokenLogprobBody] = field(default_factory=list)
+    finish_reason: ChatFinish = "stop"
+
+    def add(self, choice: ChunkChoiceBody) -> None:
+        delta: DeltaBody = choice["delta"]
+        self.content.append(delta.get("content", ""))
+        self.reasoning.append(delta.get("reasoning_content", ""))
+        for call in delta.get("tool_calls", ()):
+            self._add_call(call)
+        self.tokens.extend((choice["logprobs"] or _NO_LOGPROBS)["content"] or ())
+        self.finish_reason = choice["finish_reason"] or self.finish_reason
+
+    def message(self) -> MessageBody:
+        content, reasoning = "".join(self.content), "".join(self.reasoning)
+        body: MessageBody = {"role": "assistant", "content": content or (None if self.calls else ""), "refusal": None}
+        if self.calls:
+            body["tool_calls"] = self.calls
+        if reasoning:
+            body["reasoning_content"] = body["reasoning"] = reasoning
+        return body
+
+    def _add_call(self, call: ToolCallDeltaBody) -> None:
+        function = call["function"]
+        if "id" in call:
+            self.calls.append(
+                {"id": call["id"], "type": "function", "function": {"name": function["name"], "arguments": ""}}
+            )
+        self.calls[call["index"]]["function"]["arguments"] += function.get("arguments", "")
+
+
+class ChatFold:
+    """Takes all chunks of a stream, which need not tell the ``usage``."""
+
+    def __init__(self, usage: Callable[[], UsageBody], *, has_logprobs: bool) -> None:
+        self._usage = usage
+        self._has_logprobs = has_logprobs
+        self._choices: dict[int, _Choice] = {}
+        self._prompt_logprobs: PromptLogprobsBody | None = None
+        self._last: ChatChunkBody | None = None
+
+    def add(self, chunk: ChatChunkBody) -> None:
+        self._last = chunk
+        self._prompt_logprobs = chunk.get("prompt_logprobs", self._prompt_logprobs)
+        for choice in chunk["choices"]:
+            self._choices.setdefault(choice["index"], _Choice()).add(choice)
+
+    def body(self) -> ChatCompletionBody:
+        last = self._last
+        assert last is not None
+        body: ChatCompletionBody = {
+            "id": last["id"],
+            "object": "chat.completion",
+            "created": last["created"],
+            "model": last["model"],
+            "choices": [self._choice(index) for index in sorted(self._choices)],
+            "usage": self._usage(),
+            "system_fingerprint": last["system_fingerprint"],
+        }
+        if self._prompt_logprobs is not None:
+            body["prompt_logprobs"] = self._prompt_logprobs
+        if "millm" in last:
+            body["millm"] = last["millm"]
+        return body
+
+    def _choice(self, index: int) -> ChatChoiceBody:
+        choice = self._choices[index]
+        return {
+            "index": index,
+            "message": choice.message(),
+            "logprobs": {"content": choice.tokens, "refusal": None} if self._has_logprobs else None,
+            "finish_reason": choice.finish_reason,
+        }

@@ -1,0 +1,221 @@
+"""Text completions' chunks and their fold. Chunks and the whole have one shape; choices interleave by index."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from inference.client import Event, FinishedEvent, PromptLogprobsEvent, TokenLogprob, TokensEvent
+from inference.text import ModelText
+from openai_api.generation.chat_chunks import SYSTEM_FINGERPRINT
+from openai_api.generation.run import Generation
+from openai_api.generation.stats import usage_body
+from openai_api.generation.token_text import TextOffsets, finite, prompt_logprobs
+from openai_api.schemas.bodies import (
+    CompletionBody,
+    CompletionChoiceBody,
+    CompletionFinish,
+    CompletionLogprobsBody,
+    PromptLogprobsBody,
+)
+
+
+class CompletionChunks:
+    """``echoes`` has each sequence's prompt text, where it is to be repeated; ``num_top`` is None without logprobs."""
+
+    def __init__(
+        self,
+        generation: Generation,
+        *,
+        num_sequences: int,
+        echoes: Sequence[tuple[str, Sequence[int]]] | None,
+        num_top: int | None,
+        echo_has_logprobs: bool,
+        has_prompt_logprobs: bool,
+        skip_special_tokens: bool,
+        include_usage: bool,
+    ) -> None:
+        self._generation = generation
+        self._text = generation.target.model.text
+        self._echoes = echoes
+        self._num_top = num_top
+        self._echo_has_logprobs = echo_has_logprobs
+        self._has_prompt_logprobs = has_prompt_logprobs
+        self._include_usage = include_usage
+        self._offsets = [TextOffsets(self._text, skip_special_tokens=skip_special_tokens) for _ in range(num_sequences)]
+        self._id = generation.call.answer_id("cmpl-")
+        self._created = int(time.time())
+
+    def opening(self) -> Iterator[CompletionBody]:
+        """Echoed prompts; those with logprobs come with the engine's."""
+        if self._echoes is not None and not self._echo_has_logprobs:
+            for index, (text, _) in enumerate(self._echoes):
+                yield self._chunk([_choice(index, text)])
+
+    def of(self, event: Event) -> Iterator[CompletionBody]:
+        if isinstance(event, PromptLogprobsEvent):
+            yield from self._prompt_chunks(event)
+        elif isinstance(event, TokensEvent):
+            logprobs = self._logprobs(event.index, event.token_ids, event.logprobs)
+            if event.text or logprobs:
+                yield self._chunk([_choice(event.index, event.text, logprobs)])
+        elif isinstance(event, FinishedEvent):
+            yield self._finish(event)
+
+    def closing(self) -> Iterator[CompletionBody]:
+        if self._include_usage:
+            chunk = self._chunk([])
+            chunk["usage"] = usage_body(self._generation.tally.usage)
+            yield self._with_proof(chunk)
+
+    def _prompt_chunks(self, event: PromptLogprobsEvent) -> Iterator[CompletionBody]:
+        if self._echoes is not None and self._echo_has_logprobs:
+            text, ids = self._echoes[event.index]
+            yield self._chunk([_choice(event.index, text, self._logprobs(event.index, ids, event.logprobs))])
+        if self._has_prompt_logprobs:
+            choice = _choice(event.index, "")
+            choice["prompt_logprobs"] = prompt_logprobs(self._text, event.logprobs)
+            yield self._chunk([choice])
+
+    def _finish(self, event: FinishedEvent) -> CompletionBody:
+        reason: CompletionFinish = "length" if event.reason == "length" else "stop"
+        chunk = self._chunk([_choice(event.index, "", self._ending(event), reason)])
+        is_last = self._generation.tally.is_complete and not self._include_usage
+        return self._with_proof(chunk) if is_last else chunk
+
+    def _ending(self, event: FinishedEvent) -> CompletionLogprobsBody | None:
+        """Who has a prompt scored counts on an entry for each new token, be it the one without text that ends it."""
+        if event.ending is None or self._echoes is None or not self._echo_has_logprobs:
+            return None
+        return self._logprobs(event.index, (event.ending.token_id,), (event.ending,))
+
+    def _logprobs(
+        self, index: int, ids: Sequence[int], logprobs: Sequence[TokenLogprob | None]
+    ) -> CompletionLogprobsBody | None:
+        if self._num_top is None or not logprobs:
+            return None
+        return {
+            "tokens": [self._text.token_text(token_id) for token_id in ids],
+            "token_logprobs": [None if token is None else finite(token.logprob) for token in logprobs],
+            "top_logprobs": [_top(self._text, token, self._num_top) for token in logprobs] if self._num_top else None,
+            "text_offset": [self._offsets[index].next(token_id) for token_id in ids],
+        }
+
+    def _with_proof(self, chunk: CompletionBody) -> CompletionBody:
+        millm = self._generation.millm
+        if millm is not None:
+            chunk["millm"] = millm
+        return chunk
+
+    def _chunk(self, choices: list[CompletionChoiceBody]) -> CompletionBody:
+        chunk: CompletionBody = {
+            "id": self._id,
+            "object": "text_completion",
+            "created": self._created,
+            "model": self._generation.target.model.record.name,
+            "choices": choices,
+            "system_fingerprint": SYSTEM_FINGERPRINT,
+        }
+        if self._include_usage:
+            chunk["usage"] = None
+        return chunk
+
+
+def _choice(
+    index: int,
+    text: str,
+    logprobs: CompletionLogprobsBody | None = None,
+    finish_reason: CompletionFinish | None = None,
+) -> CompletionChoiceBody:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
+
+
+def _top(text: ModelText, token: TokenLogprob | None, num_top: int) -> dict[str, float] | None:
+    """The most likely tokens and the chosen one; tokens with the same text count as the likeliest of them."""
+    if token is None:
+        return None
+    top: dict[str, float] = {}
+    for token_id, logprob in (*token.top[:num_top], (token.token_id, token.logprob)):
+        name = text.token_text(token_id)
+        top[name] = max(finite(logprob), top.get(name, finite(logprob)))
+    return top
+
+
+@dataclass(slots=True)
+class _Sequence:
+    num_echoed: int  # tokens of the prompt that have logprobs, which say nothing about the completion
+    texts: list[str] = field(default_factory=list)
+    logprobs: CompletionLogprobsBody | None = None
+    finish_reason: CompletionFinish | None = None
+    prompt_logprobs: PromptLogprobsBody | None = None
+
+    def add(self, choice: CompletionChoiceBody) -> None:
+        self.texts.append(choice["text"])
+        self.finish_reason = choice["finish_reason"] or self.finish_reason
+        self.prompt_logprobs = choice.get("prompt_logprobs", self.prompt_logprobs)
+        if choice["logprobs"] is not None:
+            self.logprobs = (
+                choice["logprobs"] if self.logprobs is None else _extended(self.logprobs, choice["logprobs"])
+            )
+
+    @property
+    def mean_logprob(self) -> float:
+        values = self.logprobs["token_logprobs"][self.num_echoed :] if self.logprobs else []
+        known = [value for value in values if value is not None]
+        return sum(known) / len(known) if known else float("-inf")
+
+
+class CompletionFold:
+    """Of each prompt's ``per_prompt`` sequences it keeps the ``keep`` likeliest, in the order of their likelihood.
+
+    ``echoed`` has each prompt's length in tokens where logprobs begin with the prompt's.
+    """
+
+    def __init__(self, *, per_prompt: int, keep: int, has_logprobs: bool, echoed: Sequence[int] | None = None) -> None:
+        self._echoed = echoed
+        self._per_prompt = per_prompt
+        self._keep = keep
+        self._has_logprobs = has_logprobs
+        self._sequences: dict[int, _Sequence] = {}
+        self._last: CompletionBody | None = None
+
+    def add(self, chunk: CompletionBody) -> None:
+        self._last = chunk
+        for choice in chunk["choices"]:
+            index = choice["index"]
+            if index not in self._sequences:
+                self._sequences[index] = _Sequence(self._echoed[index // self._per_prompt] if self._echoed else 0)
+            self._sequences[index].add(choice)
+
+    def body(self) -> CompletionBody:
+        assert self._last is not None, "the fold needs the usage chunk"
+        return {**self._last, "choices": [self._choice(*pair) for pair in enumerate(self._kept())]}
+
+    def _kept(self) -> list[_Sequence]:
+        ordered = [self._sequences[index] for index in sorted(self._sequences)]
+        groups = [ordered[start : start + self._per_prompt] for start in range(0, len(ordered), self._per_prompt)]
+        if self._keep < self._per_prompt:
+            groups = [sorted(group, key=lambda one: one.mean_logprob, reverse=True)[: self._keep] for group in groups]
+        return [sequence for group in groups for sequence in group]
+
+    def _choice(self, index: int, sequence: _Sequence) -> CompletionChoiceBody:
+        choice: CompletionChoiceBody = {
+            "index": index,
+            "text": "".join(sequence.texts),
+            "logprobs": sequence.logprobs if self._has_logprobs else None,
+            "finish_reason": sequence.finish_reason,
+        }
+        if sequence.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = sequence.prompt_logprobs
+        return choice
+
+
+def _extended(first: CompletionLogprobsBody, more: CompletionLogprobsBody) -> CompletionLogprobsBody:
+    """``first``, grown in place."""
+    first["tokens"] += more["tokens"]
+    first["token_logprobs"] += more["token_logprobs"]
+    first["text_offset"] += more["text_offset"]
+    if first["top_logprobs"] is not None:
+        first["top_logprobs"] += more["top_logprobs"] or []
+    return first

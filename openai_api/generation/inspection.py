@@ -1,0 +1,187 @@
+"""An answer looked at again, token by token: what steering changed, and how active a feature was."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from django.http.response import HttpResponseBase
+
+from inference.client import (
+    DivergenceEvent,
+    Event,
+    FailedEvent,
+    FinishedEvent,
+    GenerationRequest,
+    ReadingEvent,
+    SamplingParams,
+    ScoresEvent,
+    Scoring,
+)
+from inference.dialects.answer_parts import answer_parts
+from inference.interventions import Intervention
+from inference.readings import FeatureValues, Read
+from inference.thinking_state import thinking_state
+from openai_api.backend import get_backend
+from openai_api.generation.activations import find_readable, read_of
+from openai_api.generation.run import failure
+from openai_api.generation.sampling import check_token_ids
+from openai_api.generation.stats import Tally, steering_body
+from openai_api.generation.target import Target, resolve_target, steering_refusal
+from openai_api.generation.token_text import finite
+from openai_api.http.call import Call
+from openai_api.http.endpoint import json_response
+from openai_api.http.errors import invalid, timed_out, unavailable
+from openai_api.schemas.activations import ReadingFields
+from openai_api.schemas.bodies import MillmBody
+from openai_api.schemas.features import InspectionBody, InspectionRequest
+from steering.errors import SteeringError
+from steering.profiles.resolver import SteeringSelection
+
+_PAIR = "steered and not"
+_TOO_MUCH = frozenset({"scoring_too_large", "context_length_exceeded", "reading_too_large"})
+
+
+@dataclass
+class Findings:
+    """Filled by the engine's events; lists are by token of the answer."""
+
+    num_prompt: int
+    num_tokens: int
+    kl: list[float] | None = None
+    logprobs: dict[int, list[float]] = field(default_factory=dict)
+    values: dict[int, float] = field(default_factory=dict)  # by place of the sequence
+
+    def take(self, event: Event) -> None:
+        match event:
+            case DivergenceEvent():
+                self.kl = [finite(value) for value in event.kl]
+            case ScoresEvent():
+                self.logprobs[event.index] = [finite(value) for value in event.logprobs]
+            case ReadingEvent():
+                for reading in event.readings:
+                    self.values.update(zip(reading.places or (), reading.values[:, 0].tolist(), strict=True))
+
+    def values_of_answer(self) -> list[float | None]:
+        return [self.values.get(self.num_prompt + number) for number in range(self.num_tokens)]
+
+
+async def inspect_answer(call: Call) -> HttpResponseBase:
+    """Raises ApiError. Both sides are computed in one batch, as if the answer's tokens had been generated."""
+    wanted = call.read(InspectionRequest)
+    target = await resolve_target(call, wanted)
+    for name, ids in (("prompt_ids", wanted.prompt_ids), ("completion_ids", wanted.completion_ids)):
+        check_token_ids(ids, target.model.vocab_size, param=name)
+    reads = await _reads(wanted, target)
+    requests = _requests(call, wanted, target, await _sides(target), reads)
+    findings = Findings(len(wanted.prompt_ids), len(wanted.completion_ids))
+    tally = Tally([len(wanted.prompt_ids)], [0] * len(requests))
+    await _run(call, target, requests, findings, tally)
+    ours = findings.logprobs[0]
+    body: InspectionBody = {
+        "kl": findings.kl,
+        "logprobs": ours,
+        "unsteered_logprobs": findings.logprobs.get(1, ours),
+        "values": findings.values_of_answer() if reads else None,
+        "millm": _millm(target, tally),
+    }
+    return json_response(body)
+
+
+async def _reads(wanted: InspectionRequest, target: Target) -> tuple[Read, ...]:
+    if wanted.feature is None:
+        return ()
+    sae = await find_readable(target.model, wanted.sae, param="sae")
+    wish = ReadingFields(features=[wanted.feature], phase="completion", special_tokens=True)
+    read = read_of(wish, sae, frozenset(), param="feature")
+    assert isinstance(read.probe, FeatureValues)
+    return (read,)
+
+
+async def _sides(target: Target) -> list[Intervention | None]:
+    """What steered, and what acts on every request without it; one of them where nothing steered."""
+    if target.profile is None:
+        return [None]
+    model = target.model
+    try:
+        base = await get_backend().steer(
+            model.record.name, SteeringSelection(), special_token_ids=model.text.special_token_ids
+        )
+    except SteeringError as error:
+        raise steering_refusal(error) from None
+    return [target.profile.intervention, base.intervention if base else None]
+
+
+def _requests(
+    call: Call,
+    wanted: InspectionRequest,
+    target: Target,
+    sides: Sequence[Intervention | None],
+    reads: tuple[Read, ...],
+) -> list[GenerationRequest]:
+    text = target.model.text
+    thinking = thinking_state(text, wanted.prompt_ids)
+    parts = answer_parts(text.dialect, thinking, "none" if wanted.kind == "chat" else "marked")
+    pair = _PAIR if len(sides) > 1 else ""
+    return [
+        GenerationRequest(
+            f"{call.id}/{side}",
+            target.model.record.name,
+            tuple(wanted.prompt_ids),
+            SamplingParams(max_tokens=0),
+            intervention,
+            side,
+            call.priority,
+            reads=() if side else reads,
+            scoring=Scoring(tuple(wanted.completion_ids), pair, is_reference=bool(side)),
+            parts=parts,
+            cache_salt=call.cache_salt(target.model.record),
+        )
+        for side, intervention in enumerate(sides)
+    ]
+
+
+async def _run(
+    call: Call, target: Target, requests: Sequence[GenerationRequest], findings: Findings, tally: Tally
+) -> None:
+    call.reserve_tokens(sum(len(request.prompt_token_ids) + findings.num_tokens for request in requests))
+    events = get_backend().client().submit(requests)
+    try:
+        async with asyncio.timeout_at(call.deadline):
+            async for event in events:
+                tally.note(event)
+                findings.take(event)
+                _check(event, requests[event.index])
+    except TimeoutError:
+        raise timed_out(call.timeout_s, call.timeout_setting) from None
+    finally:
+        events.close()
+        tally.fill(call.entry)
+    if not tally.is_complete:
+        raise unavailable("The engine ended the request early.", code="engine_shutdown")
+
+
+def _check(event: Event, request: GenerationRequest) -> None:
+    match event:
+        case FailedEvent(code=code, message=message) if code in _TOO_MUCH:
+            raise invalid(message, param="completion_ids", code=code)
+        case FailedEvent(code=code, message=message):
+            raise failure(code, message)
+        case FinishedEvent(reason="cancelled"):
+            raise failure("engine_shutdown", "The engine cancelled the request.")
+        case FinishedEvent(receipt=receipt) if request.intervention is not None:
+            if receipt is None or receipt.applied != receipt.expected:
+                raise failure("steering_not_applied", "The profile did not act as compiled.")
+
+
+def _millm(target: Target, tally: Tally) -> MillmBody | None:
+    if target.profile is None:
+        return None
+    return {
+        "profile": target.profile.label or None,
+        "fingerprint": target.profile.fingerprint,
+        "policies": list(target.profile.policies),
+        "intensity": target.profile.intensity,
+        "steering": steering_body(tally.receipts),
+    }

@@ -1,0 +1,158 @@
+"""A chat's messages as the model's template takes them, and as token ids."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from inference.client import ThinkingBudget
+from inference.dialects.answer_grammar import Thinking
+from inference.dialects.tool_format import ToolFormat
+from inference.text import ChatTemplateError, ModelText, PromptTooLongError
+from openai_api.http.errors import invalid, unsupported_parameter
+from openai_api.schemas.chat import ChatRequest
+from openai_api.schemas.messages import AssistantMessage, FunctionMessage, Message, ToolCall, ToolMessage, text_of
+from openai_api.schemas.tools import FunctionTool
+
+SWITCHES = ("enable_thinking", "thinking")
+
+
+def template_variables(text: ModelText, wanted: ChatRequest) -> dict[str, Any]:
+    """The request's variables of the template, ``reasoning_effort`` under the names that the template knows."""
+    given = wanted.chat_template_kwargs.model_dump(exclude_none=True) if wanted.chat_template_kwargs else {}
+    effort = wanted.reasoning_effort
+    if effort is None:
+        return given
+    derived: dict[str, Any] = {}
+    switch = _switch(text)
+    if effort == "none" and switch is not None:
+        derived[switch] = False
+    elif text.knows_variable("reasoning_effort"):
+        derived["reasoning_effort"] = effort
+    return {**derived, **given}
+
+
+def is_effort_without_effect(text: ModelText, wanted: ChatRequest) -> bool:
+    """Whether the model has no use for the effort asked for. Reasoning that cannot be turned off is cut off."""
+    return wanted.reasoning_effort not in {None, "none"} and not text.knows_variable("reasoning_effort")
+
+
+def thinking_budget(text: ModelText, wanted: ChatRequest, thinking: Thinking) -> ThinkingBudget | None:
+    """Raises ApiError 400 where the model cannot be held to one."""
+    max_tokens = _max_thinking(text, wanted)
+    marks = text.dialect.thinking
+    if max_tokens is None or thinking == "none" or marks is None:
+        return None
+    start_id, end_id = text.token_of(marks.start), text.token_of(marks.end)
+    if start_id is None or end_id is None:
+        param = "reasoning_effort" if wanted.reasoning_budget is None else "reasoning_budget"
+        raise unsupported_parameter(param, "This model's marks of reasoning are not single tokens: leave it out.")
+    return ThinkingBudget(max_tokens, start_id, end_id, has_begun=thinking == "begun")
+
+
+def _max_thinking(text: ModelText, wanted: ChatRequest) -> int | None:
+    if wanted.reasoning_budget is not None:
+        return None if wanted.reasoning_budget < 0 else wanted.reasoning_budget
+    return 0 if wanted.reasoning_effort == "none" and _switch(text) is None else None
+
+
+def _switch(text: ModelText) -> str | None:
+    """The template's own variable that turns reasoning off."""
+    return next((name for name in SWITCHES if text.knows_variable(name)), None)
+
+
+NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
+SHORT_ID = re.compile("[a-zA-Z0-9]{9}")
+SHORT_TEXT = 2_000  # characters that are worth no thread
+T = TypeVar("T")
+
+
+async def prompt_ids(text: ModelText, wanted: ChatRequest) -> list[int]:
+    """The rendered chat; raises ApiError 400 when the template refuses it."""
+    messages = template_messages(wanted.messages, text.dialect.tools)
+    tools = [template_tool(tool) for tool in wanted.tool_use.tools] if wanted.tool_use else None
+    kwargs = template_variables(text, wanted) or None
+    try:
+        ids = await off_loop(
+            lambda: text.render_chat(
+                messages,
+                tools=tools,
+                kwargs=kwargs,
+                add_generation_prompt=wanted.add_generation_prompt is not False,
+                continue_final=bool(wanted.continue_final_message),
+            ),
+            size=sum(len(message["content"]) + 100 for message in messages) + len(repr(tools)),
+        )
+    except ChatTemplateError as error:
+        raise invalid(f"The model's chat template refused the messages: {error}", param="messages") from None
+    except PromptTooLongError as error:
+        raise invalid(str(error), param="messages", code=error.code) from None
+    if not ids:
+        raise invalid("The model's chat template made an empty prompt of these messages.", param="messages")
+    return ids
+
+
+async def off_loop(work: Callable[[], T], *, size: int) -> T:
+    """Run ``work`` on ``size`` characters in a thread when it would keep other requests waiting."""
+    return work() if size <= SHORT_TEXT else await asyncio.to_thread(work)
+
+
+def template_messages(messages: Sequence[Message], tool_format: ToolFormat | None) -> list[dict[str, Any]]:
+    """As templates know them: results of tools have the tools' names too, ids the form that the template insists on."""
+    plain = [template_message(message) for message in messages]
+    names: dict[str, str] = {}
+    for message in plain:
+        for call in message.get("tool_calls", ()):
+            names[call["id"]] = call["function"]["name"]
+            call["id"] = _template_id(call["id"], tool_format)
+        if "tool_call_id" in message:
+            if message["tool_call_id"] in names:
+                message["name"] = names[message["tool_call_id"]]
+            message["tool_call_id"] = _template_id(message["tool_call_id"], tool_format)
+    return plain
+
+
+def template_tool(tool: FunctionTool) -> dict[str, Any]:
+    """Without ``strict``, which is the server's business."""
+    function = tool.model_dump(include={"name", "description", "parameters"}, exclude_none=True)
+    return {"type": "function", "function": {**function, "parameters": tool.parameters or NO_PARAMETERS}}
+
+
+def template_message(message: Message) -> dict[str, Any]:
+    """Templates know the system role only, so instructions of developers go there."""
+    plain: dict[str, Any] = {
+        "role": "system" if message.role == "developer" else message.role,
+        "content": text_of(message.content),
+    }
+    if isinstance(message, ToolMessage):
+        return {**plain, "tool_call_id": message.tool_call_id}
+    if isinstance(message, FunctionMessage):
+        return {**plain, "role": "tool", "name": message.name}
+    if isinstance(message, AssistantMessage):
+        plain["content"] = plain["content"] or message.refusal or ""
+        reasoning = message.reasoning_content or message.reasoning
+        if reasoning:
+            plain["reasoning_content"] = reasoning
+        if message.tool_calls:
+            plain["tool_calls"] = [_template_call(call) for call in message.tool_calls]
+    return {**plain, "name": message.name} if message.name else plain
+
+
+def _template_id(call_id: str, tool_format: ToolFormat | None) -> str:
+    """Mistral's templates refuse ids that are not nine letters and digits, as clients bring them from elsewhere."""
+    if tool_format is None or tool_format.ids != "short" or SHORT_ID.fullmatch(call_id):
+        return call_id
+    return hashlib.sha256(call_id.encode()).hexdigest()[:9]
+
+
+def _template_call(call: ToolCall) -> dict[str, Any]:
+    """Templates print the arguments as an object; what is no JSON stays the text that the model wrote."""
+    try:
+        arguments = json.loads(call.function.arguments)
+    except (ValueError, RecursionError):
+        arguments = call.function.arguments
+    return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}

@@ -1,0 +1,232 @@
+"""A generation as an HTTP response: streamed chunk by chunk, or the same chunks folded into one body."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from typing import Generic, Protocol, TypeVar, cast
+
+from django.db import InterfaceError, OperationalError
+from django.http.response import HttpResponseBase
+
+from inference.client import Event
+from openai_api.backend import get_backend
+from openai_api.generation.activations import ActivationLog
+from openai_api.generation.run import Generation
+from openai_api.http.call import Call
+from openai_api.http.endpoint import json_response
+from openai_api.http.errors import ApiError, server_error, unavailable
+from openai_api.http.sse import OPENAI, EventSource, Framing, event_response
+from openai_api.schemas.bodies import (
+    ActivationsBody,
+    ChatChunkBody,
+    ChatCompletionBody,
+    CompletionBody,
+    TokenActivationsBody,
+)
+
+logger = logging.getLogger(__name__)
+Chunk = TypeVar("Chunk", covariant=True)
+
+
+class Chunks(Protocol[Chunk]):
+    """An endpoint's format. All chunks of a response are those of opening, then of each event, then closing."""
+
+    def opening(self) -> Iterator[Chunk]: ...
+
+    def of(self, event: Event) -> Iterator[Chunk]: ...
+
+    def closing(self) -> Iterator[Chunk]: ...
+
+
+ChunkT = TypeVar("ChunkT")
+
+
+async def collect(generation: Generation, chunks: Chunks[ChunkT], take: Callable[[ChunkT], None]) -> None:
+    """Hand all chunks to ``take``; raises ApiError. The engine stops whatever way this ends."""
+    ping_s = get_backend().ping_s
+    try:
+        for chunk in chunks.opening():
+            take(chunk)
+        while not generation.is_complete:
+            event = await generation.next_event(ping_s)
+            for chunk in chunks.of(event) if event is not None else ():
+                take(chunk)
+        for chunk in chunks.closing():
+            take(chunk)
+    finally:
+        generation.close()
+
+
+Keep = Callable[[], Awaitable[None]]
+
+
+async def stream(
+    generation: Generation, chunks: Chunks[ChunkT], keep: Keep | None = None, *, framing: Framing = OPENAI
+) -> HttpResponseBase:
+    """Raises ApiError while an HTTP status can still say it. ``keep`` stores the answer, before the client is told that
+    it is complete.
+    """
+    return await streamed(generation, _events(generation, chunks, keep, framing))
+
+
+class Streamable(Protocol):
+    """A generation, or several that are read as one."""
+
+    @property
+    def call(self) -> Call: ...
+
+    @property
+    def is_complete(self) -> bool: ...
+
+    async def peek(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+async def streamed(generation: Streamable, events: AsyncGenerator[bytes, None]) -> HttpResponseBase:
+    """``events``, once the first of the generation is there or takes its time; raises ApiError when it is a failure."""
+    try:
+        await generation.peek()
+    except BaseException:
+        generation.close()
+        raise
+
+    def close() -> None:
+        if not generation.is_complete and not generation.call.entry.error_code:
+            generation.call.leave()
+        generation.close()
+        generation.call.close()
+
+    return event_response(EventSource(events, close))
+
+
+async def _events(
+    generation: Generation, chunks: Chunks[ChunkT], keep: Keep | None, framing: Framing
+) -> AsyncGenerator[bytes, None]:
+    call, ping_s = generation.call, get_backend().ping_s
+    try:
+        for chunk in chunks.opening():
+            yield framing.event(chunk)
+        while not generation.is_complete:
+            event = await generation.next_event(ping_s)
+            if event is None:
+                yield framing.ping
+                continue
+            for chunk in chunks.of(event):
+                yield framing.event(chunk)
+        for chunk in chunks.closing():
+            yield framing.event(chunk)
+        if keep is not None:
+            await keep()
+        if framing.done:
+            yield framing.done
+    except Exception as error:  # noqa: BLE001 - the client is told in the stream, for its status is sent
+        refusal = _refusal_of(error, call)
+        call.refuse(refusal)
+        yield framing.event(framing.error(refusal))
+
+
+def _refusal_of(error: Exception, call: Call) -> ApiError:
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, OperationalError | InterfaceError):
+        logger.warning("Request %s cannot be stored: %s", call.id, error)
+        message = "The answer could not be stored: the database is not reachable."
+        return unavailable(message, code="database_unavailable")
+    logger.error("Request %s failed in its stream.", call.id, exc_info=error)
+    return server_error(call.id)
+
+
+ChunkT = TypeVar("ChunkT", ChatChunkBody, CompletionBody)
+BodyT = TypeVar("BodyT", ChatCompletionBody, CompletionBody)
+
+
+class ActivationChunks(Generic[ChunkT]):
+    """The chunks of ``inner``, each with what was read since the one before it."""
+
+    def __init__(self, inner: Chunks[ChunkT], log: ActivationLog) -> None:
+        self._inner: Chunks[ChunkT] = inner
+        self._log = log
+        self._untold: list[TokenActivationsBody] = []
+
+    def opening(self) -> Iterator[ChunkT]:
+        return self._inner.opening()
+
+    def of(self, event: Event) -> Iterator[ChunkT]:
+        self._untold += self._log.take(event)
+        for chunk in self._inner.of(event):
+            yield self._with_activations(chunk)
+
+    def closing(self) -> Iterator[ChunkT]:
+        return self._inner.closing()
+
+    def _with_activations(self, chunk: ChunkT) -> ChunkT:
+        if self._untold:
+            chunk["millm"] = with_activations(chunk.get("millm"), self._untold)
+            self._untold = []
+        return chunk
+
+
+class ActivationFold(Generic[ChunkT]):
+    """Takes activations out of chunks before ``take`` gets them."""
+
+    def __init__(self, take: Callable[[ChunkT], None]) -> None:
+        self._take: Callable[[ChunkT], None] = take
+        self._found: list[TokenActivationsBody] = []
+
+    def add(self, chunk: ChunkT) -> None:
+        millm = chunk.get("millm")
+        if millm is not None:
+            self._found += millm.get("activations", [])
+            rest = {name: value for name, value in millm.items() if name != "activations"}
+            if rest:
+                chunk["millm"] = cast("ActivationsBody", rest)
+            else:
+                del chunk["millm"]
+        self._take(chunk)
+
+    def into(self, body: BodyT) -> BodyT:
+        """The body with what was found, by choice and place."""
+        found = sorted(self._found, key=lambda one: (one["index"], one["place"]))
+        body["millm"] = with_activations(body.get("millm"), found)
+        return body
+
+
+def with_activations(millm: object, activations: list[TokenActivationsBody]) -> ActivationsBody:
+    """What ``millm`` says already stays."""
+    return {**cast("ActivationsBody", millm or {}), "activations": activations}
+
+
+ChunkT = TypeVar("ChunkT", ChatChunkBody, CompletionBody)
+TakenT = TypeVar("TakenT", ChatChunkBody, CompletionBody, contravariant=True)
+BodyT = TypeVar("BodyT", ChatCompletionBody, CompletionBody, covariant=True)
+
+
+class Fold(Protocol[TakenT, BodyT]):
+    def add(self, chunk: TakenT) -> None: ...
+
+    def body(self) -> BodyT: ...
+
+
+async def respond(
+    generation: Generation,
+    chunks: Chunks[ChunkT],
+    fold: Fold[ChunkT, BodyT] | None,
+    reading: ActivationLog | None,
+    keep: Keep | None = None,
+) -> HttpResponseBase:
+    """``fold`` None streams, and ``keep`` then stores the answer before its end is told.
+
+    Raises ApiError while an HTTP status can still say it.
+    """
+    if reading is not None:
+        chunks = ActivationChunks(chunks, reading)
+    if fold is None:
+        return await stream(generation, chunks, keep)
+    if reading is None:
+        await collect(generation, chunks, fold.add)
+        return json_response(fold.body())
+    activations = ActivationFold(fold.add)
+    await collect(generation, chunks, activations.add)
+    return json_response(activations.into(fold.body()))

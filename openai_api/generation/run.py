@@ -1,0 +1,214 @@
+"""A request's sequences in the engine: submitted together, read under a deadline, cancelled when nobody reads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from django.conf import settings
+from django.utils import timezone
+
+from inference.client import (
+    Event,
+    FailedEvent,
+    FinishedEvent,
+    GenerationRequest,
+    ReadingEvent,
+    SamplingParams,
+    SteeringReceipt,
+    Usage,
+)
+from inference.parts import PLAIN, PartRules
+from inference.readings import Read
+from openai_api.backend import get_backend
+from openai_api.generation.batched_submission import Waves
+from openai_api.generation.stats import Tally, steering_body
+from openai_api.generation.target import Target
+from openai_api.generation.token_record import TokenRecord
+from openai_api.http.call import Call
+from openai_api.http.errors import ApiError, conflict, invalid, timed_out, unavailable
+from openai_api.schemas.bodies import MillmBody
+from steering.watch.watcher import WatchMatches
+
+_UNAVAILABLE = {"engine_shutdown": 5.0, "model_unloaded": 1.0, "out_of_memory": 10.0}  # codes and Retry-After
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Prompts as token ids, each continued ``per_prompt`` times. A sequence's index is prompt * per_prompt + choice."""
+
+    prompts: Sequence[Sequence[int]]
+    params: Sequence[SamplingParams]  # one for each prompt
+    per_prompt: int
+    reads: Sequence[tuple[Read, ...]] = ()  # one for each sequence, or none at all
+    sae: str = ""  # the name of what they are read through
+    parts: Sequence[PartRules] = ()  # likewise for each prompt
+    cache_salt: str = ""  # the request's own
+
+    @property
+    def prompt_of_sequence(self) -> list[int]:
+        return [prompt for prompt in range(len(self.prompts)) for _ in range(self.per_prompt)]
+
+    def requests(self, call: Call, target: Target) -> list[GenerationRequest]:
+        return [
+            GenerationRequest(
+                request_id=f"{call.id}/{number}",
+                model=target.model.record.name,
+                prompt_token_ids=tuple(self.prompts[prompt]),
+                sampling=self.params[prompt],
+                intervention=target.profile.intervention if target.profile else None,
+                index=number,
+                priority=call.priority,
+                reads=(*self.reads_of(number), *target.watch.reads),
+                parts=self.parts_of(prompt),
+                cache_salt=call.cache_salt(target.model.record, self.cache_salt),
+            )
+            for number, prompt in enumerate(self.prompt_of_sequence)
+        ]
+
+    def reads_of(self, number: int) -> tuple[Read, ...]:
+        """The request's own reads of a sequence; those of watch rules come behind them."""
+        return self.reads[number] if self.reads else ()
+
+    def parts_of(self, prompt: int) -> PartRules:
+        return self.parts[prompt] if self.parts else PLAIN
+
+    @property
+    def num_tokens(self) -> int:
+        """The most that the plan can use."""
+        completions = sum(params.max_tokens for params in self.params) * self.per_prompt
+        return completions + sum(len(prompt) for prompt in self.prompts)
+
+
+class Sequences(Protocol):
+    """What a generation needs to know of its plan; see :class:`Plan`."""
+
+    @property
+    def prompts(self) -> Sequence[Sequence[int]]: ...
+
+    @property
+    def prompt_of_sequence(self) -> list[int]: ...
+
+    @property
+    def sae(self) -> str: ...
+
+    @property
+    def num_tokens(self) -> int: ...
+
+    def requests(self, call: Call, target: Target) -> list[GenerationRequest]: ...
+
+    def reads_of(self, number: int) -> tuple[Read, ...]: ...
+
+
+class Generation:
+    """Reads events until all sequences have ended; :meth:`close` may be called at any time, from any thread."""
+
+    def __init__(self, call: Call, target: Target, plan: Sequences) -> None:
+        """Raises ApiError 429 or EngineError when the sequences cannot be taken in now."""
+        self.call = call
+        self.target = target
+        self.tally = Tally([len(prompt) for prompt in plan.prompts], plan.prompt_of_sequence)
+        self._plan = plan
+        self._sightings = WatchMatches(target.watch)
+        self._pending: Event | None = None
+        call.reserve_tokens(plan.num_tokens)
+        requests = plan.requests(call, target)
+        self._record = TokenRecord.of(requests, plan.reads_of, text=target.model.text, sae=plan.sae)
+        self._events = Waves(get_backend().client().submit, requests, size=settings.MILLM_MAX_BATCH_SIZE)
+
+    async def peek(self) -> None:
+        """Wait a moment for the first event; raises ApiError when it is a failure."""
+        self._pending = await self.next_event(get_backend().first_event_s)
+
+    async def next_event(self, patience_s: float) -> Event | None:
+        """The next event, or None after ``patience_s`` without one. Raises ApiError on failure and at the deadline."""
+        if self._pending is not None:
+            event, self._pending = self._pending, None
+            return event
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout_at(min(self.call.deadline, loop.time() + patience_s)):
+                event = await anext(self._events)
+        except TimeoutError:
+            if loop.time() >= self.call.deadline:
+                raise timed_out(self.call.timeout_s, self.call.timeout_setting) from None
+            return None
+        except StopAsyncIteration:
+            raise unavailable("The engine ended the request early.", code="engine_shutdown") from None
+        self.tally.note(event)
+        if self._record is not None:
+            self._record.note(event)
+        if isinstance(event, ReadingEvent):
+            self._note_reading(event)
+        self._check(event)
+        return event
+
+    def close(self) -> None:
+        """Cancel what still runs and write what is known into the log entry."""
+        self._events.close()
+        self.tally.fill(self.call.entry)
+        self.call.entry.findings = self._sightings.findings
+        record, self._record = self._record, None  # from now on the log's thread reads it
+        if record is not None:
+            self.call.entry.tokens = (record,)
+
+    @property
+    def usage(self) -> Usage:
+        return self.tally.usage
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all events have been read; the one that was peeked at may be the last."""
+        return self.tally.is_complete and self._pending is None
+
+    @property
+    def millm(self) -> MillmBody | None:
+        """Which profile acted, for the end of the response."""
+        if self.target.profile is None:
+            return None
+        return {
+            "profile": self.target.profile.label or None,
+            "fingerprint": self.target.profile.fingerprint,
+            "policies": list(self.target.profile.policies),
+            "intensity": self.target.profile.intensity,
+            "steering": steering_body(self.tally.receipts),
+        }
+
+    def _note_reading(self, event: ReadingEvent) -> None:
+        own = len(self._plan.reads_of(event.index))
+        num_prompt = len(self._plan.prompts[self._plan.prompt_of_sequence[event.index]])
+        for reading in event.readings:
+            if reading.number >= own:
+                self._sightings.note(reading.number - own, reading, num_prompt=num_prompt, now=timezone.now())
+
+    def _check(self, event: Event) -> None:
+        if isinstance(event, FailedEvent):
+            raise failure(event.code, event.message)
+        if isinstance(event, FinishedEvent):
+            if event.reason == "cancelled":
+                raise unavailable("The engine cancelled the request.", code="engine_shutdown")
+            receipt = event.receipt
+            if self.target.profile is not None and not _acted(receipt, self.target.profile.fingerprint):
+                raise failure("steering_not_applied", "The profile did not act as compiled; the output was withheld.")
+
+
+def failure(code: str, message: str) -> ApiError:
+    """The engine's failure as the client sees it."""
+    if code in _UNAVAILABLE:
+        return unavailable(message, code=code, retry_after_s=_UNAVAILABLE[code])
+    if code == "reading_too_large":
+        return invalid(message, param="return_activations", code=code)
+    if code == "no_token_allowed":
+        return invalid(message, param=None, code="no_token_allowed")
+    if code == "sae_mismatch":
+        return conflict(message, code=code, param="profile")
+    if code == "grammar_failed":
+        return invalid(message, code=code)
+    return ApiError(500, message, error_type="server_error", code=code, can_retry=code == "server_error")
+
+
+def _acted(receipt: SteeringReceipt | None, fingerprint: str) -> bool:
+    """Whether exactly what was wanted acted, wherever it should have."""
+    return receipt is not None and receipt.fingerprint == fingerprint and receipt.applied == receipt.expected

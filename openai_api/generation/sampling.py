@@ -1,0 +1,137 @@
+"""From a request's fields to the engine's sampling parameters, checked against the model."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+from django.conf import settings
+
+from inference.client import SamplingParams
+from inference.grammars import Grammar, GrammarBusyError, GrammarError
+from inference.registry import ReadyModel
+from inference.text import ModelText
+from openai_api.http.errors import ApiError, context_length_exceeded, invalid, unavailable
+from openai_api.schemas.generation import DrawingSchema, SamplingSchema
+from openai_api.schemas.structured import GrammarWish
+
+DEFAULTABLE = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "typical_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
+
+
+def sampling_params(wanted: SamplingSchema, model: ReadyModel, max_tokens: int) -> SamplingParams:
+    """The request's values, else the model's defaults, else the engine's. Raises ApiError 400."""
+    check_token_ids(wanted.stop_token_ids or (), model.vocab_size, param="stop_token_ids")
+    check_token_ids(wanted.allowed_token_ids or (), model.vocab_size, param="allowed_token_ids")
+    return SamplingParams(
+        max_tokens=max_tokens,
+        logit_bias=_logit_bias(wanted, model.vocab_size),
+        bad_words=_bad_words(wanted.bad_words or (), model.text),
+        allowed_token_ids=None if wanted.allowed_token_ids is None else tuple(wanted.allowed_token_ids),
+        min_tokens=_min_tokens(wanted, max_tokens),
+        seed=wanted.seed,
+        stop=tuple(wanted.stop or ()),
+        stop_token_ids=tuple(wanted.stop_token_ids or ()),
+        include_stop=bool(wanted.include_stop_str_in_output),
+        ignore_eos=bool(wanted.ignore_eos),
+        skip_special_tokens=wanted.skip_special_tokens is not False,
+        prompt_logprobs=wanted.prompt_logprobs,
+        **_numbers(wanted, model),
+    )
+
+
+def completion_budget(
+    asked: int | None, prompt_tokens: int, model: ReadyModel, *, param: str, clamps: bool = False
+) -> int:
+    """How many tokens may be generated; raises ApiError 400 when the prompt leaves no room for them.
+
+    ``clamps``, or the setting of that name: more than there is room for means all of the room.
+    """
+    limit = model.max_model_len
+    if asked is not None and (clamps or settings.MILLM_CLAMP_MAX_TOKENS):
+        asked = min(asked, max(1, limit - prompt_tokens))
+    needed = 1 if asked is None else asked
+    if prompt_tokens + needed > limit:
+        raise context_length_exceeded(limit=limit, prompt=prompt_tokens, completion=needed, param=param)
+    if asked is not None:
+        return asked
+    default: int = model.record.default_sampling.get("max_tokens") or settings.MILLM_MAX_TOKENS_DEFAULT
+    return min(default, limit - prompt_tokens)
+
+
+def check_token_ids(ids: Iterable[int], vocab_size: int, *, param: str, code: str = "invalid_value") -> None:
+    """An id outside the vocabulary would abort the device's context, so it never gets there."""
+    worst = max(ids, default=0)
+    if worst >= vocab_size:
+        raise invalid(
+            f"{param}: token id {worst} is outside the vocabulary of {vocab_size} tokens.", param=param, code=code
+        )
+
+
+def _numbers(wanted: DrawingSchema, model: ReadyModel) -> dict[str, Any]:
+    defaults = model.record.default_sampling
+    asked = {name: getattr(wanted, name) for name in DEFAULTABLE}
+    values = {name: defaults.get(name) if value is None else value for name, value in asked.items()}
+    if values["top_k"] is not None:
+        values["top_k"] = min(max(0, values["top_k"]), model.vocab_size)
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _logit_bias(wanted: DrawingSchema, vocab_size: int) -> tuple[tuple[int, float], ...]:
+    bias = {int(token): value for token, value in (wanted.logit_bias or {}).items()}
+    check_token_ids(bias, vocab_size, param="logit_bias")
+    return tuple(bias.items())
+
+
+def _min_tokens(wanted: DrawingSchema, max_tokens: int) -> int:
+    least = wanted.min_tokens or 0
+    if least > max_tokens:
+        raise invalid(f"“min_tokens” is {least}, but at most {max_tokens} tokens may be generated.", param="min_tokens")
+    return least
+
+
+def _bad_words(words: Iterable[str], text: ModelText) -> tuple[tuple[int, ...], ...]:
+    """Each word as the beginning of a text and after a space, which are different tokens for most tokenizers."""
+    found: dict[tuple[int, ...], None] = {}
+    for place, word in enumerate(words):
+        bare = word.lstrip()
+        if not bare:
+            raise invalid(f"bad_words[{place}] has no characters but spaces.", param=f"bad_words[{place}]")
+        for form in (bare, f" {bare}"):
+            found[tuple(text.encode_plain(form))] = None
+    return tuple(ids for ids in found if ids)
+
+
+async def constrained(
+    wish: GrammarWish | None, model: ReadyModel, params: Iterable[SamplingParams]
+) -> list[SamplingParams]:
+    """``params`` with a request's grammar. Raises ApiError 400, or 503 when too many are being compiled."""
+    if wish is None:
+        return list(params)
+    assert model.grammars is not None, "only models that generate are asked to"
+    try:
+        await model.grammars.prepare(wish.grammar)
+    except GrammarError as error:
+        raise grammar_refusal(wish, error) from None
+    except GrammarBusyError as error:
+        raise unavailable(str(error), code="server_is_overloaded", retry_after_s=1.0) from None
+    return [dataclasses.replace(one, grammar=wish.grammar) for one in params]
+
+
+def grammar_refusal(wish: GrammarWish, error: GrammarError) -> ApiError:
+    if is_json(wish.grammar):
+        return invalid(f"{wish.param}: the schema cannot be used. {error}", param=wish.param, code="invalid_schema")
+    return invalid(f"{wish.param}: the grammar cannot be used. {error}", param=wish.param, code="invalid_grammar")
+
+
+def is_json(grammar: Grammar) -> bool:
+    return grammar.kind in {"json_object", "json_schema", "composed"}

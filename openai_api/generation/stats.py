@@ -1,0 +1,153 @@
+"""What came out of the engine so far: texts, counts, reasons, times and the proof of steering."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from inference.client import Event, FailedEvent, FinishedEvent, SiteEffect, SteeringReceipt, TokensEvent, Usage
+from openai_api.request_log.entry import LogEntry
+from openai_api.schemas.bodies import SiteEffectBody, SteeringBody, UsageBody
+
+
+def steering_body(receipts: Sequence[SteeringReceipt]) -> SteeringBody:
+    """Of all sequences of a request, which have one profile."""
+    body: SteeringBody = {
+        "expected": sum(receipt.expected for receipt in receipts),
+        "applied": sum(receipt.applied for receipt in receipts),
+        "sites": site_bodies(receipts),
+    }
+    joint = receipts[0].removals if receipts else ()
+    if joint:
+        body["removed_together"] = [
+            {"site": str(one.site), "directions": one.num_directions, "dimensions": one.rank} for one in joint
+        ]
+    inert = receipts[0].inert if receipts else ()
+    if inert:
+        body["without_effect"] = [{"edit": one.number, "reason": one.reason} for one in inert]
+    return body
+
+
+def site_bodies(receipts: Sequence[SteeringReceipt]) -> list[SiteEffectBody]:
+    by_site: dict[str, list[SiteEffect]] = {}
+    for effect in (effect for receipt in receipts for effect in receipt.effects):
+        by_site.setdefault(str(effect.site), []).append(effect)
+    return [_site_body(site, effects) for site, effects in by_site.items()]
+
+
+def _site_body(site: str, effects: Sequence[SiteEffect]) -> SiteEffectBody:
+    num_tokens = sum(effect.num_tokens for effect in effects)
+    mean = sum(effect.change for effect in effects) / num_tokens
+    return {
+        "site": site,
+        "tokens": num_tokens,
+        "changed_share": round(sum(effect.num_changed for effect in effects) / num_tokens, 4),
+        "mean_change": float(f"{mean:.4g}") if math.isfinite(mean) else None,
+    }
+
+
+@dataclass(slots=True)
+class SequenceTally:
+    """One sequence; ``end`` is its terminal event."""
+
+    prompt: int  # index of its prompt
+    texts: list[str] = field(default_factory=list)
+    num_tokens: int = 0
+    end: FinishedEvent | FailedEvent | None = None
+
+    def note(self, event: Event) -> None:
+        if isinstance(event, TokensEvent):
+            self.texts.append(event.text)
+            self.num_tokens += len(event.token_ids)
+        elif isinstance(event, FinishedEvent | FailedEvent):
+            self.end = event
+            self.num_tokens = max(self.num_tokens, event.usage.completion_tokens)
+
+    @property
+    def reason(self) -> str:
+        return self.end.reason if isinstance(self.end, FinishedEvent) else ""
+
+    @property
+    def receipt(self) -> SteeringReceipt | None:
+        return self.end.receipt if isinstance(self.end, FinishedEvent) else None
+
+
+class Tally:
+    """All sequences of a request. ``prompt_lengths`` are in tokens; ``prompts`` gives each sequence's prompt."""
+
+    def __init__(self, prompt_lengths: Sequence[int], prompts: Sequence[int]) -> None:
+        self._prompt_lengths = prompt_lengths
+        self._sequences = [SequenceTally(prompt) for prompt in prompts]
+        self._began_at = time.monotonic()
+        self._first_token_s: float | None = None
+
+    def note(self, event: Event) -> None:
+        self._sequences[event.index].note(event)
+        if self._first_token_s is None and isinstance(event, TokensEvent):
+            self._first_token_s = time.monotonic() - self._began_at
+
+    @property
+    def prompt_of_sequence(self) -> list[int]:
+        return [sequence.prompt for sequence in self._sequences]
+
+    @property
+    def is_complete(self) -> bool:
+        return all(sequence.end is not None for sequence in self._sequences)
+
+    @property
+    def usage(self) -> Usage:
+        """A prompt counts once, however many sequences continue it."""
+        cached: dict[int, int] = {}
+        for sequence in self._sequences:
+            if sequence.end is not None:
+                cached.setdefault(sequence.prompt, sequence.end.usage.cached_tokens)
+        return Usage(
+            prompt_tokens=sum(self._prompt_lengths),
+            cached_tokens=sum(cached.values()),
+            completion_tokens=sum(sequence.num_tokens for sequence in self._sequences),
+        )
+
+    @property
+    def receipts(self) -> list[SteeringReceipt]:
+        """Of the sequences that came to their end."""
+        return [sequence.receipt for sequence in self._sequences if sequence.receipt is not None]
+
+    def fill(self, entry: LogEntry) -> None:
+        """Write what is known into the log entry."""
+        usage = self.usage
+        timings = [sequence.end.timings for sequence in self._sequences if sequence.end is not None]
+        entry.prompt_tokens = usage.prompt_tokens
+        entry.cached_tokens = usage.cached_tokens
+        entry.completion_tokens = usage.completion_tokens
+        receipts = self.receipts
+        entry.steering_expected = sum(receipt.expected for receipt in receipts)
+        entry.steering_applied = sum(receipt.applied for receipt in receipts)
+        entry.steering_effects = [dict(one) for one in site_bodies(receipts)]
+        entry.finish_reason = ",".join(
+            dict.fromkeys(sequence.reason for sequence in self._sequences if sequence.reason)
+        )
+        entry.queue_ms = _milliseconds(one.queue_s for one in timings)
+        entry.ttft_ms = _milliseconds(one.first_token_s for one in timings)
+        if entry.ttft_ms is None:  # the client left before the engine's own measure came
+            entry.ttft_ms = _milliseconds([self._first_token_s])
+        texts = ["".join(sequence.texts) for sequence in self._sequences]
+        entry.completion = texts[0] if len(texts) == 1 else json.dumps(texts, ensure_ascii=False)
+
+
+def _milliseconds(seconds: Iterable[float | None]) -> float | None:
+    """The least of ``seconds``."""
+    known = [value for value in seconds if value is not None]
+    return min(known) * 1000 if known else None
+
+
+def usage_body(usage: Usage, *, reasoning_tokens: int = 0) -> UsageBody:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": reasoning_tokens},
+    }

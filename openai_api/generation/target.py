@@ -1,0 +1,228 @@
+"""Which model and which profile a request means, and whether its key may use them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from inference.model_kind import ModelKind
+from inference.registry import ModelNotFoundError, ModelNotReadyError, ModelRecord, ReadyModel
+from openai_api.backend import Registry, get_backend
+from openai_api.http.call import Call
+from openai_api.http.errors import (
+    ApiError,
+    forbidden,
+    invalid,
+    model_not_found,
+    quote,
+    unavailable,
+    unsupported_parameter,
+    without_paths,
+)
+from openai_api.keys.authentication import KeyRecord
+from openai_api.schemas.generation import SteeredSchema
+from steering.errors import SteeringError
+from steering.profiles.resolver import ResolvedProfile, SteeringSelection, check_scopes
+from steering.watch.watcher import NO_WATCH, Watch
+
+PROFILE_HEADER = "x-millm-profile"
+USES: dict[ModelKind, str] = {
+    "generation": "/v1/chat/completions or /v1/completions",
+    "embedding": "/v1/embeddings",
+    "classification": "/v1/rerank, /v1/score or /v1/moderations",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """``profile`` is all that steers, the server's policies included; None where nothing does."""
+
+    model: ReadyModel
+    profile: ResolvedProfile | None
+    watch: Watch = NO_WATCH
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileWish:
+    """What a request says about its profile: a reference, none at all (``reference`` None), or nothing."""
+
+    reference: str | None = None
+    is_given: bool = False
+
+
+async def resolve_target(call: Call, wanted: SteeredSchema) -> Target:
+    """Raises ApiError 400, 403, 404, 409 or 503; a profile that cannot act is never passed over."""
+    backend = get_backend()
+    record, suffix = find_model(backend.registry(), wanted.model)
+    call.use_model(record.name)
+    check_model_allowed(call.key, record)
+    wish = choose_steering(call, wanted, suffix, record)
+    model = await ready_model(record, "generation")
+    watch = await backend.watch(record.name, special_token_ids=model.text.special_token_ids)
+    try:
+        profile = await backend.steer(record.name, wish, special_token_ids=model.text.special_token_ids)
+        if profile is not None:
+            check_scopes(profile.intervention, model.text.dialect)
+    except SteeringError as error:
+        raise steering_refusal(error) from None
+    if profile is not None:
+        call.entry.profile, call.entry.fingerprint = profile.label, profile.fingerprint
+        call.entry.policies = ", ".join(profile.policies)
+    return Target(model, profile, watch)
+
+
+async def resolve_unsteered(call: Call, name: str, kind: ModelKind) -> ReadyModel:
+    """What has no steering of its own (embeddings, comparisons) is refused with a profile: 400."""
+    record, suffix = find_model(get_backend().registry(), name)
+    call.use_model(record.name)
+    check_model_allowed(call.key, record)
+    if suffix is not None or call.request.headers.get(PROFILE_HEADER, "").strip():
+        raise unsupported_parameter("profile", "This is not steered: leave it out.")
+    return await ready_model(record, kind)
+
+
+async def resolve_any(call: Call, name: str | None) -> ReadyModel:
+    """A model of any kind, for what concerns its tokenizer alone; without a name the default or only one."""
+    registry = get_backend().registry()
+    record = default_model(registry) if name is None else find_model(registry, name)[0]
+    call.use_model(record.name)
+    check_model_allowed(call.key, record)
+    return await loaded_model(record)
+
+
+def default_model(registry: Registry) -> ModelRecord:
+    """Raises ApiError 400 where there is none."""
+    records = registry.records()
+    chosen = records if len(records) == 1 else [record for record in records if record.is_default]
+    if not chosen:
+        message = "This server has several models and none of them is its default: name one in “model”."
+        raise invalid(message, param="model", code="missing_required_parameter")
+    return chosen[0]
+
+
+async def loaded_model(record: ModelRecord) -> ReadyModel:
+    """The model, loaded if need be; raises ApiError 404 and 503."""
+    try:
+        return await get_backend().registry().ready(record.name)
+    except ModelNotFoundError:
+        raise model_not_found(record.name) from None
+    except ModelNotReadyError as error:
+        raise unavailable(str(error), code=error.code, retry_after_s=error.retry_after_s) from None
+
+
+async def ready_model(record: ModelRecord, kind: ModelKind) -> ReadyModel:
+    """As :func:`loaded_model`; raises ApiError 400 too, when the model is not made for this."""
+    model = await loaded_model(record)
+    if model.kind != kind:
+        raise invalid(
+            f"The model “{record.name}” is made for {model.kind}: use {USES[model.kind]}.",
+            param="model",
+            code="wrong_model_kind",
+        )
+    return model
+
+
+def find_model(registry: Registry, name: str) -> tuple[ModelRecord, str | None]:
+    """The model of that name or alias; else, for ``name:profile``, the model before the last colon and the rest."""
+    try:
+        return registry.find(name), None
+    except ModelNotFoundError:
+        base, colon, suffix = name.rpartition(":")
+        if not (colon and base and suffix):
+            raise model_not_found(name) from None
+    try:
+        return registry.find(base), suffix
+    except ModelNotFoundError:
+        raise model_not_found(name) from None
+
+
+def is_model_allowed(key: KeyRecord | None, record: ModelRecord) -> bool:
+    return key is None or not key.allowed_models or not key.allowed_models.isdisjoint((record.name, *record.aliases))
+
+
+def check_model_allowed(key: KeyRecord | None, record: ModelRecord) -> None:
+    if not is_model_allowed(key, record):
+        message = f"This key may not use the model “{record.name}”. Ask the key's owner to allow it."
+        raise forbidden(message, code="model_not_allowed", param="model")
+
+
+def choose_steering(call: Call, wanted: SteeredSchema, suffix: str | None, record: ModelRecord) -> SteeringSelection:
+    """The request's own edits or profile, or a default, and how much of it; a draft that is tried out goes first."""
+    if call.draft is not None:
+        call.entry.parameters["draft"] = list(call.draft.words)
+        return SteeringSelection(draft=call.draft.version)
+    reference = choose_profile(call, wanted, suffix, record)
+    if wanted.steering is not None:
+        check_inline_allowed(call.key)
+        if profile_wish(call, wanted, suffix).reference is not None:
+            raise invalid("A request names a profile or brings “steering” along, not both.", param="steering")
+        reference = None
+    intensity = 1.0 if wanted.steering_intensity is None else wanted.steering_intensity
+    wish = SteeringSelection(reference, intensity, wanted.steering)
+    if wanted.steering_intensity is not None:
+        check_intensity_allowed(call.key, intensity)
+        if not wish:
+            message = "There is no steering that “steering_intensity” could scale: name a profile, or leave it out."
+            raise invalid(message, param="steering_intensity")
+    return wish
+
+
+def choose_profile(call: Call, wanted: SteeredSchema, suffix: str | None, record: ModelRecord) -> str | None:
+    """The request's choice, else the key's default, else the model's, else none.
+
+    Defaults are the operator's choice and need no permission; ``allowed_profiles`` limits what a request may name.
+    """
+    wish = profile_wish(call, wanted, suffix)
+    if not wish.is_given:
+        return (call.key.default_profile if call.key else "") or record.default_profile or None
+    if wish.reference is not None:
+        check_profile_allowed(call.key, wish.reference)
+    return wish.reference
+
+
+def find_wish(call: Call, wanted: SteeredSchema) -> ProfileWish:
+    """The same for a request whose model is known to be there."""
+    _, suffix = find_model(get_backend().registry(), wanted.model)
+    return profile_wish(call, wanted, suffix)
+
+
+def profile_wish(call: Call, wanted: SteeredSchema, suffix: str | None) -> ProfileWish:
+    """From the body, the header or the model's suffix; they must not contradict each other."""
+    header = call.request.headers.get(PROFILE_HEADER)
+    wishes = [ProfileWish(wanted.profile, is_given=True)] if wanted.names_profile else []
+    if header is not None:
+        wishes.append(ProfileWish(header.strip() or None, is_given=True))
+    if suffix is not None:
+        wishes.append(ProfileWish(suffix, is_given=True))
+    if len(set(wishes)) > 1:
+        named = ", ".join(f"“{quote(wish.reference)}”" if wish.reference else "none" for wish in wishes)
+        raise invalid(f"The request names different profiles: {named}. Name one.", param="profile")
+    return wishes[0] if wishes else ProfileWish()
+
+
+def check_profile_allowed(key: KeyRecord | None, reference: str) -> None:
+    name = reference.partition("@")[0]
+    if key is not None and key.allowed_profiles and key.allowed_profiles.isdisjoint((name, reference)):
+        message = f"This key may not use the profile “{quote(reference)}”. Ask the key's owner to allow it."
+        raise forbidden(message, code="profile_not_allowed", param="profile")
+
+
+def check_inline_allowed(key: KeyRecord | None) -> None:
+    """Requests without a key come from this machine, and may."""
+    if key is not None and not key.may_steer_inline:
+        message = "This key may not bring its own edits. Name a profile, or ask the key's owner to allow “steering”."
+        raise forbidden(message, code="inline_steering_not_allowed", param="steering")
+
+
+def check_intensity_allowed(key: KeyRecord | None, intensity: float) -> None:
+    if key is not None and not key.min_intensity <= intensity <= key.max_intensity:
+        message = (
+            f"This key may use a “steering_intensity” from {key.min_intensity:g} to {key.max_intensity:g}, not"
+            f" {intensity:g}."
+        )
+        raise forbidden(message, code="intensity_not_allowed", param="steering_intensity")
+
+
+def steering_refusal(error: SteeringError) -> ApiError:
+    return ApiError(
+        error.status, without_paths(str(error)), code=error.code, param=error.param, can_retry=error.status != 409
+    )

@@ -1,0 +1,214 @@
+"""One request to /v1, from its first byte to its log row."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import quote as percent_encode
+
+from django.conf import settings
+from django.http import HttpRequest
+from django.utils import timezone
+
+from inference.client import BACKGROUND_PRIORITY
+from openai_api.http.client_address import client_address
+from openai_api.http.errors import ApiError, speaks_anthropic, unknown_parameter
+from openai_api.http.in_flight import in_flight
+from openai_api.http.json_body import read_json_object
+from openai_api.keys.authentication import KeyRecord
+from openai_api.keys.limits import Lease, get_limits
+from openai_api.request_id import CLIENT_HEADER, answer_id_of, new_id, request_id
+from openai_api.request_log.entry import LogEntry, Source
+from openai_api.request_log.metrics import note_request
+from openai_api.request_log.writer import get_log_writer
+from openai_api.schemas.base import RequestSchema
+
+if TYPE_CHECKING:
+    from inference.records import ModelRecord
+    from steering.profiles.draft_form import UnsavedDraft
+
+logger = logging.getLogger(__name__)
+S = TypeVar("S", bound=RequestSchema)
+
+CLIENT_CLOSED_REQUEST = 499  # the log's status for clients that left before there was a response
+MAX_IGNORED_NAMES = 50
+
+
+class Call:
+    """The request, who makes it, its limits and its log entry. :meth:`close` comes last, once, from any thread."""
+
+    timeout_setting = "MILLM_REQUEST_TIMEOUT"
+
+    def __init__(
+        self,
+        request: HttpRequest,
+        endpoint: str,
+        *,
+        is_background: bool = False,
+        source: Source = "client",
+        visitor_id: int | None = None,
+    ) -> None:
+        """``is_background``: nobody waits for the answer, so everybody else goes first. ``visitor_id``: the user who
+        asks in a session of the console, without a key.
+        """
+        self.request = request
+        self.is_background = is_background
+        self._visitor_id = visitor_id
+        named = request.headers.get(CLIENT_HEADER)
+        self.id = request_id(named)
+        self._is_named_by_client = self.id == named
+        self.key: KeyRecord | None = None
+        self.draft: UnsavedDraft | None = None  # steers in place of what the request says, from the server's own form
+        self.entry = LogEntry(self.id, timezone.now(), endpoint, client_address(request), source=source)
+        self.timeout_s: float = getattr(settings, self.timeout_setting)
+        self.deadline = asyncio.get_running_loop().time() + self.timeout_s
+        self._started_at = time.monotonic()
+        self._ignored: list[str] = []
+        self._model = ""
+        self._has_entered = False
+        self._lease: Lease | None = None
+        self._closing = threading.Lock()
+        self._is_open = True
+
+    def enter(self) -> None:
+        """Count the request among those under way; raises ApiError 503 when there are too many."""
+        in_flight.enter(settings.MILLM_MAX_CONCURRENT_REQUESTS)
+        self._has_entered = True
+
+    def admit(self, key: KeyRecord | None, *, is_counted: bool = False) -> None:
+        """Count the request against the limits of its key; raises ApiError 429.
+
+        ``is_counted``: it was counted before, as the request that this one carries out.
+        """
+        self.key = key
+        if key is not None:
+            self.entry.api_key_id, self.entry.log_content = key.pk, key.log_content
+            self.entry.key_prefix = key.prefix
+            self._lease = get_limits().admit(key, is_counted=is_counted)
+            self.entry.is_metered, self.entry.is_counted = True, is_counted
+        get_log_writer().accept(self.entry)
+
+    def withdraw(self) -> None:
+        """Give back what was taken of the key's limits, to be admitted again later."""
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            lease.close(0)
+
+    def answer_id(self, prefix: str) -> str:
+        """For what the request answers with, which often is all that is kept of it: the log finds its row by this.
+
+        Clients may name two requests alike; their answers get ids of their own.
+        """
+        return new_id(prefix) if self._is_named_by_client else answer_id_of(self.id, prefix)
+
+    def use_model(self, name: str) -> None:
+        """Note the registered model that the request means."""
+        self.entry.model = self._model = name
+        get_log_writer().accept(self.entry)
+
+    @property
+    def priority(self) -> int:
+        """Among the requests that wait for the engine."""
+        if self.is_background:
+            return BACKGROUND_PRIORITY
+        return self.key.priority if self.key is not None else 0
+
+    @property
+    def owner_id(self) -> int | None:
+        """The user whose objects the request may see; None for requests without a key, which have theirs in common."""
+        return self.key.owner_id if self.key is not None else None
+
+    def cache_salt(self, model: ModelRecord, own: str = "") -> str:
+        """Whose cached beginnings of prompts the request shares: those of its user's requests with the same ``own``
+        salt, or those of everybody's where the model says so. Requests without a key and a session share theirs.
+        """
+        user = self.owner_id if self.key is not None else self._visitor_id
+        return json.dumps(["all"] if model.shared_prefix_cache else ["user", user]) + own
+
+    def reserve_tokens(self, amount: int) -> None:
+        if self._lease is not None:
+            self._lease.reserve_tokens(amount)
+
+    def read(self, schema: type[S]) -> S:
+        """The body, validated; notes for the log and the headers what it says."""
+        body = read_json_object(self.request)
+        self._note_raw(body, schema.TEXTS)
+        parsed = schema.parse(body)
+        if settings.MILLM_UNKNOWN_FIELDS == "reject" and (unknown := schema.unknown_in(body)):
+            raise unknown_parameter(unknown[0])
+        self._ignored = schema.ignored_in(body)
+        self.entry.parameters = parsed.parameters()
+        if self._ignored:
+            self.entry.parameters["ignored"] = self._ignored[:MAX_IGNORED_NAMES]
+        return parsed
+
+    def note_ignored(self, name: str) -> None:
+        """A field of the request has no effect, for a reason that only its model shows."""
+        self._ignored.append(name)
+        self.entry.parameters["ignored"] = self._ignored[:MAX_IGNORED_NAMES]
+
+    def refuse(self, error: ApiError) -> None:
+        """Note ``error`` as the request's outcome."""
+        self.entry.error_code = error.code or error.error_type
+        self.entry.error_message = error.message
+
+    def leave(self) -> None:
+        """Note that the client left before the response was complete."""
+        self.entry.error_code = "client_disconnected"
+        self.entry.status = self.entry.status or CLIENT_CLOSED_REQUEST
+
+    def headers(self) -> dict[str, str]:
+        """Those of every response."""
+        headers = {"x-request-id": self.id, "openai-processing-ms": str(round(self._elapsed_ms()))}
+        if speaks_anthropic(self.request):
+            headers["request-id"] = self.id
+        if self.key is not None:
+            headers |= get_limits().headers(self.key)
+        steering = {
+            "x-millm-profile": self.entry.profile,
+            "x-millm-steering": self.entry.fingerprint,
+            "x-millm-policies": self.entry.policies,
+        }
+        headers |= {name: value for name, value in steering.items() if value}
+        if self._ignored:
+            headers["x-millm-ignored-fields"] = _header_list(self._ignored)
+        return headers
+
+    def close(self) -> None:
+        """Give back the limits and queue the log row."""
+        with self._closing:
+            if not self._is_open:
+                return
+            self._is_open = False
+        if self._has_entered:
+            in_flight.leave()
+        self.entry.total_ms = self._elapsed_ms()
+        if self._lease is not None:
+            self._lease.close(self.entry.prompt_tokens + self.entry.completion_tokens)
+        note_request(self.entry, self._model)
+        get_log_writer().write(self.entry)
+
+    def _elapsed_ms(self) -> float:
+        return (time.monotonic() - self._started_at) * 1000
+
+    def _note_raw(self, body: dict[str, Any], texts: Sequence[str]) -> None:
+        """What the log shows of a request even when it is refused later."""
+        entry = self.entry
+        entry.stream = body.get("stream") is True
+        entry.model = body["model"][:200] if isinstance(body.get("model"), str) else ""
+        entry.user = body["user"][:200] if isinstance(body.get("user"), str) else ""
+        given = {name: body[name] for name in texts if name in body}
+        entry.prompt = given if len(given) > 1 else next(iter(given.values()), "")
+        length = self.request.headers.get("Content-Length", "")
+        entry.prompt_size = int(length) if length.isdecimal() else 0
+
+
+def _header_list(names: Sequence[str]) -> str:
+    """Names out of a client's body, made safe for a header."""
+    shown = [percent_encode(name[:64], safe="[]") for name in names[:MAX_IGNORED_NAMES]]
+    return ", ".join([*shown, "..."] if len(names) > MAX_IGNORED_NAMES else shown)

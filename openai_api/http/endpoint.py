@@ -1,0 +1,169 @@
+"""What every /v1 view does around its own work: key, limits, errors, headers, and exactly one log row."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+import pydantic_core
+from django.db import InterfaceError, OperationalError
+from django.http import HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
+from django.views.decorators.csrf import csrf_exempt
+
+from inference.client import EngineError, QueueFullError
+from openai_api.backend import get_backend
+from openai_api.http.call import Call
+from openai_api.http.errors import (
+    ApiError,
+    anthropic_error,
+    method_not_allowed,
+    server_error,
+    speaks_anthropic,
+    unavailable,
+)
+from openai_api.keys.authentication import KeyRecord, authenticate, prefix_of, presented_key
+from openai_api.keys.scopes import check_scope
+from storage.errors import StorageError
+
+logger = logging.getLogger(__name__)
+Handler = Callable[..., Coroutine[Any, Any, HttpResponseBase]]
+View = Handler
+ErrorBody = Callable[[ApiError], object]
+
+ENGINE_RETRY_S = 5.0
+
+
+def endpoint(name: str, *, error_body: ErrorBody = ApiError.body, **handlers: Handler) -> View:
+    """A view that answers each HTTP method with its handler, called with the :class:`Call` and the URL's values.
+
+    ``name`` stands in the log, ``error_body`` is the form of refusals and failures. GET also answers HEAD, and ANY
+    everything that has no handler of its own.
+    """
+
+    async def view(request: HttpRequest, **values: Any) -> HttpResponseBase:
+        call = Call(request, name)
+        return await _finished(call, _answer(call, handlers, values, error_body))
+
+    return csrf_exempt(view)
+
+
+async def respond_as(call: Call, key: KeyRecord | None, handler: Handler) -> HttpResponseBase:
+    """A view's answer to one whom another door let in, such as the console's; it may be streamed."""
+
+    async def work() -> HttpResponseBase:
+        call.enter()
+        call.admit(key)
+        return await handler(call)
+
+    return await _finished(call, _guarded(call, work))
+
+
+async def _finished(call: Call, answer: Coroutine[Any, Any, HttpResponseBase]) -> HttpResponseBase:
+    """With its headers. A stream closes the call itself, when it ends."""
+    try:
+        response = await answer
+    except asyncio.CancelledError:
+        call.leave()
+        call.close()
+        raise
+    call.entry.status = response.status_code
+    for header, value in call.headers().items():
+        response.headers[header] = value
+    if not response.streaming:
+        call.close()
+    return response
+
+
+def json_response(body: object, status: int = 200) -> HttpResponse:
+    return HttpResponse(pydantic_core.to_json(body), status=status, content_type="application/json")
+
+
+async def _answer(
+    call: Call, handlers: Mapping[str, Handler], values: dict[str, Any], error_body: ErrorBody
+) -> HttpResponseBase:
+    async def work() -> HttpResponseBase:
+        call.enter()
+        call.entry.key_prefix = prefix_of(presented_key(call.request) or "")  # who is refused may hold a revoked key
+        call.admit(await authenticate(call.request, get_backend().keys))
+        check_scope(call.key, call.entry.endpoint)
+        return await _handler_for(call.request.method or "", handlers)(call, **values)
+
+    return await _guarded(call, work, error_body)
+
+
+async def answer_as(call: Call, key: KeyRecord | None, handler: Handler) -> HttpResponseBase:
+    """The answer to a request that this server makes itself, with the rights of ``key``; logged like any other."""
+
+    async def work() -> HttpResponseBase:
+        call.enter()
+        call.admit(key)
+        check_scope(key, call.entry.endpoint)
+        return await handler(call)
+
+    try:
+        response = await _guarded(call, work)
+        call.entry.status = response.status_code
+    except asyncio.CancelledError:
+        call.leave()
+        raise
+    finally:
+        call.close()
+    return response
+
+
+async def _guarded(
+    call: Call,
+    work: Callable[[], Coroutine[Any, Any, HttpResponseBase]],
+    error_body: ErrorBody = ApiError.body,
+) -> HttpResponseBase:
+    """What ``work`` answers, or its error as a response."""
+    try:
+        return await work()
+    except Exception as error:  # noqa: BLE001 - the last resort is a 500 with its log line
+        return _error_response(call, _api_error(call, error), error_body)
+
+
+def _api_error(call: Call, error: Exception) -> ApiError:
+    """What the client is told of ``error``."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, StorageError):
+        return storage_refusal(error)
+    if isinstance(error, EngineError):
+        wait_s = error.retry_after_s if isinstance(error, QueueFullError) else ENGINE_RETRY_S
+        return unavailable(str(error), code=error.code, retry_after_s=wait_s)
+    if isinstance(error, OperationalError | InterfaceError):
+        logger.warning("Request %s needs the database, which is away: %s", call.id, error)
+        return unavailable("The database is not reachable, or takes too long.", code="database_unavailable")
+    logger.error("Request %s failed.", call.id, exc_info=error)
+    return server_error(call.id)
+
+
+def storage_refusal(error: StorageError) -> ApiError:
+    return ApiError(
+        error.status,
+        str(error),
+        error_type="server_error" if error.status >= 500 else "invalid_request_error",
+        code=error.code,
+        param=error.param,
+        can_retry=error.status not in {409, 507},
+    )
+
+
+def _handler_for(method: str, handlers: Mapping[str, Handler]) -> Handler:
+    handler = handlers.get("GET" if method == "HEAD" else method, handlers.get("ANY"))
+    if handler is None:
+        raise method_not_allowed(method, sorted(handlers))
+    return handler
+
+
+def _error_response(call: Call, error: ApiError, error_body: ErrorBody) -> HttpResponse:
+    call.refuse(error)
+    form = anthropic_error if speaks_anthropic(call.request) else error_body
+    response = json_response(form(error), error.status)
+    for header, value in error.all_headers().items():
+        response.headers[header] = value
+    return response

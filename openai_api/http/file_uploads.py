@@ -1,0 +1,180 @@
+"""A body with one file in it, written to disk as it is parsed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from django.conf import settings
+from django.core.exceptions import BadRequest, SuspiciousOperation
+from django.core.files.uploadedfile import UploadedFile
+from django.core.files.uploadhandler import FileUploadHandler, StopUpload
+from django.db import InterfaceError, OperationalError
+from django.http import HttpRequest
+from django.http.multipartparser import MultiPartParser, MultiPartParserError
+from django.http.request import UnreadablePostError
+from django.utils.http import parse_header_parameters
+
+from openai_api.http.call import Call
+from openai_api.http.errors import ApiError, forbidden, invalid, quote, unavailable, unsupported_media_type
+from openai_api.keys.authentication import current_keys, needs_no_key, require_key
+from storage.blobs import BlobWriter
+from storage.errors import FileTooLargeError
+
+BLOCK = 2**18
+
+
+@dataclass
+class Form:
+    """``fields`` are the texts of the form, ``filename`` is as the client gave it."""
+
+    filename: str
+    fields: Mapping[str, str] = field(default_factory=dict)
+
+
+class _ToBlob(FileUploadHandler):
+    """Writes the file of the field ``name``; anything else in the form ends it."""
+
+    chunk_size = BLOCK
+
+    def __init__(self, writer: BlobWriter, name: str, max_bytes: int) -> None:
+        super().__init__()
+        self.writer = writer
+        self.name = name
+        self.max_bytes = max_bytes
+        self.filename: str | None = None
+        self.problem: Exception | None = None
+
+    def new_file(self, field_name: str, file_name: str, *args: Any, **kwargs: Any) -> None:
+        super().new_file(field_name, file_name, *args, **kwargs)
+        if field_name != self.name:
+            self._stop(invalid(f"“{quote(field_name)}” is no file. Send one as “{self.name}”.", param=self.name))
+        if self.filename is not None:
+            self._stop(invalid(f"Send one file as “{self.name}”, not several.", param=self.name))
+        self.filename = file_name
+
+    def receive_data_chunk(self, raw_data: bytes, start: int) -> None:
+        if self.writer.size + len(raw_data) > self.max_bytes:
+            message = f"The file is larger than {self.max_bytes} bytes. Send a smaller one."
+            self._stop(FileTooLargeError(message, param=self.name))
+        self.writer.write(raw_data)
+
+    def file_complete(self, file_size: int) -> UploadedFile:  # type: ignore[type-arg]  # it takes none at run time
+        return UploadedFile(file=None, name=self.filename, size=file_size)
+
+    def _stop(self, problem: Exception) -> None:
+        self.problem = problem
+        raise StopUpload(connection_reset=True)
+
+
+class _Body:
+    """A form's body up to its last boundary. Django's parser takes a body that ends before it for a complete one, and
+    reads on behind it.
+    """
+
+    def __init__(self, request: HttpRequest) -> None:
+        boundary = str(parse_header_parameters(request.META.get("CONTENT_TYPE", ""))[1].get("boundary", ""))
+        self._mark = b"\n--" + boundary.encode("ascii", "replace") + b"--"
+        self._request = request
+        self._tail = b"\n"  # of what was read: a boundary may begin the body, and may lie across two blocks
+        self.is_complete = False
+
+    def read(self, size: int) -> bytes:
+        if self.is_complete:
+            return b""
+        block: bytes = self._request.read(size)
+        seen = self._tail + block
+        place = seen.find(self._mark)
+        if place >= 0:
+            self.is_complete = True
+            return block[: place + len(self._mark) - len(self._tail)]
+        self._tail = seen[-len(self._mark) :]
+        return block
+
+
+def check_multipart(call: Call) -> None:
+    """Forms only; raises ApiError 415, and 403 where a page of another site made a browser send one.
+
+    Browsers send forms across sites without asking, and requests without a key are believed for where they come from.
+    """
+    request = call.request
+    encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
+    if encoding not in {"", "identity"}:
+        raise unsupported_media_type("Send the body uncompressed.", code="unsupported_content_encoding")
+    if (request.content_type or "").lower() != "multipart/form-data":
+        raise unsupported_media_type(
+            f"Content-Type is “{quote(request.content_type or '')}”. Send multipart/form-data."
+        )
+    origin = request.headers.get("Origin")
+    if call.key is None and origin is not None and urlsplit(origin).netloc != request.get_host():
+        raise forbidden("A page of another site may not send files without a key.", code="permission_denied")
+
+
+def read_form(request: HttpRequest, writer: BlobWriter, *, name: str, max_bytes: int) -> Form:
+    """Write the file of the field ``name``; raises ApiError 400 and StorageError. Reads disks: not for event loops."""
+    handler, body = _ToBlob(writer, name, max_bytes), _Body(request)
+    try:
+        parser = MultiPartParser(request.META, body, [handler], request.encoding)  # type: ignore[arg-type]  # it reads
+        fields, _ = parser.parse()
+    except MultiPartParserError as error:
+        raise invalid(f"The body is no valid form: {quote(str(error))}.", code="invalid_multipart") from None
+    except (BadRequest, SuspiciousOperation) as error:
+        raise invalid(f"The form has too many parts or fields: {quote(str(error))}", code="invalid_multipart") from None
+    except UnreadablePostError:
+        raise invalid("The body ended early.", code="invalid_multipart") from None
+    if handler.problem is not None:
+        raise handler.problem
+    if not body.is_complete:
+        raise invalid("The body ends before the form's last boundary: part of it is missing.", code="invalid_multipart")
+    if handler.filename is None:
+        raise _missing(name)
+    return Form(handler.filename, {key: str(fields[key]) for key in fields})
+
+
+def _missing(name: str) -> ApiError:
+    message = f"{name}: this field is required, as a file with a name."
+    return invalid(message, param=name, code="missing_required_parameter")
+
+
+Header = tuple[bytes, bytes]
+
+
+def upload_refusal(headers: Iterable[Header], peer: str) -> ApiError | None:
+    """What a request is told that may not send a file; ``peer`` is the address at the other end of the connection."""
+    request = _request(headers, peer)
+    try:
+        if not needs_no_key(request):
+            require_key(request, current_keys())
+    except ApiError as refusal:
+        return refusal
+    except (OperationalError, InterfaceError):
+        return unavailable("The database is not reachable.", code="database_unavailable")
+    return None
+
+
+def _request(headers: Iterable[Header], peer: str) -> HttpRequest:
+    """As much of it as keys are found by. Of repeated headers all count, as in the view."""
+    request = HttpRequest()
+    request.META["REMOTE_ADDR"] = peer
+    for name, value in headers:
+        key = f"HTTP_{name.decode('latin-1').upper().replace('-', '_')}"
+        text = value.decode("latin-1")
+        request.META[key] = f"{request.META[key]},{text}" if key in request.META else text
+    return request
+
+
+FORM_BYTES = 2**20  # of a multipart body beside its file
+_UPLOADS = re.compile(r"/v1/(files|uploads/[^/]+/parts)/?")
+
+
+def takes_files(path: str) -> bool:
+    return _UPLOADS.fullmatch(path) is not None
+
+
+def body_limit(path: str) -> int:
+    """The largest body that the route takes."""
+    limit: int = settings.MILLM_MAX_BODY_BYTES
+    return max(limit, settings.MILLM_MAX_FILE_BYTES + FORM_BYTES) if takes_files(path) else limit

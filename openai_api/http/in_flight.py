@@ -1,0 +1,38 @@
+"""How many requests to /v1 are under way in this process, and the most that may be."""
+
+from __future__ import annotations
+
+import threading
+
+from openai_api.http.errors import unavailable
+
+RETRY_S = 1.0
+
+
+class InFlight:
+    """Requests wait in many places before the engine's queue bounds them: for their model, for the tokenizer's thread.
+    Each holds its body, so their number has a bound too. Thread-safe: responses are closed in threads.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._count = 0
+
+    @property
+    def count(self) -> int:
+        return self._count
+
+    def enter(self, most: int) -> None:
+        """Raises ApiError 503 when ``most`` are under way."""
+        with self._lock:
+            if self._count >= most:
+                message = f"This server answers {most} requests at once (MILLM_MAX_CONCURRENT_REQUESTS). Try again."
+                raise unavailable(message, code="server_is_overloaded", retry_after_s=RETRY_S)
+            self._count += 1
+
+    def leave(self) -> None:
+        with self._lock:
+            self._count -= 1
+
+
+in_flight = InFlight()

@@ -1,0 +1,70 @@
+"""The request body as a JSON object, read strictly.
+
+Duplicate keys: the last one wins, and nothing else ever reads the body. Nesting is bounded by the parser (200 levels).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pydantic_core
+from django.conf import settings
+from django.http import HttpRequest
+
+from openai_api.http.errors import invalid_json, quote, request_too_large, unsupported_media_type
+
+_UNICODE_MARKS = ("surrogate", "hex escape", "unicode")
+
+
+def read_json_object(request: HttpRequest) -> dict[str, Any]:
+    """Raises ApiError 400 (`invalid_json`, `invalid_unicode`), 413 or 415."""
+    check_media_type(request)
+    value = parse_json(read_body(request))
+    if not isinstance(value, dict):
+        raise invalid_json(f"The body must be a JSON object, not {_kind(value)}.")
+    return value
+
+
+def check_media_type(request: HttpRequest) -> None:
+    """JSON only, also on loopback: a page of another site can post text/plain, but not application/json."""
+    encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
+    if encoding not in {"", "identity"}:
+        raise unsupported_media_type(
+            f"Content-Encoding “{quote(encoding)}” is not accepted. Send the body uncompressed.",
+            code="unsupported_content_encoding",
+        )
+    media_type = (request.content_type or "").strip().lower()
+    if media_type != "application/json" and not (
+        media_type.startswith("application/") and media_type.endswith("+json")
+    ):
+        raise unsupported_media_type(
+            f"Content-Type is “{quote(media_type)}”. Send “Content-Type: application/json”."
+            if media_type
+            else "The request has no Content-Type. Send “Content-Type: application/json”."
+        )
+
+
+def read_body(request: HttpRequest) -> bytes:
+    limit: int = settings.MILLM_MAX_BODY_BYTES
+    declared = request.headers.get("Content-Length") or "0"
+    if declared.isdecimal() and int(declared[:20]) > limit:
+        raise request_too_large(limit)
+    body = request.read(limit + 1)
+    if len(body) > limit:
+        raise request_too_large(limit)
+    return body
+
+
+def parse_json(body: bytes) -> Any:
+    try:
+        return pydantic_core.from_json(body, allow_inf_nan=False)
+    except (ValueError, RecursionError) as error:
+        problem = quote(str(error))
+        if any(mark in problem for mark in _UNICODE_MARKS):
+            raise invalid_json(f"The body is not valid Unicode: {problem}.", code="invalid_unicode") from None
+        raise invalid_json(f"The body is not valid JSON in UTF-8: {problem}.") from None
+
+
+def _kind(value: object) -> str:
+    names = {list: "an array", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
+    return names.get(type(value), "null")

@@ -1,0 +1,44 @@
+"""The console's door to the services of /v1: a session in place of a key, and a page's fields in place of a body."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from io import BytesIO
+from typing import Any
+
+from django.contrib.auth.models import AnonymousUser, User
+from django.core.handlers.asgi import ASGIRequest
+from django.http import HttpRequest
+from django.http.response import HttpResponseBase
+
+from openai_api.http.endpoint import json_response
+from openai_api.http.errors import ApiError, forbidden, method_not_allowed
+
+Visitor = User | AnonymousUser
+
+
+async def admit_visitor(request: HttpRequest, permission: str, *, act: str) -> Visitor:
+    """Who asks; raises ApiError 403 without the permission, 405 for anything but a POST."""
+    user = await request.auser()
+    if not (user.is_active and user.is_staff and await user.ahas_perm(permission)):
+        message = f"Sign in as staff with the permission {permission} to {act}."
+        raise forbidden(message, code="permission_denied")
+    if request.method != "POST":
+        raise method_not_allowed(request.method or "", ["POST"])
+    return user
+
+
+def request_for(endpoint: str, fields: Mapping[str, Any]) -> ASGIRequest:
+    """What a client would have sent. It has none of the session's headers: what is in the body is all."""
+    body = json.dumps(fields).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    scope = {"type": "http", "method": "POST", "path": endpoint, "query_string": b"", "headers": headers}
+    return ASGIRequest(scope, BytesIO(body))
+
+
+def refusal_response(error: ApiError) -> HttpResponseBase:
+    response = json_response(error.body(), error.status)
+    for header, value in error.all_headers().items():
+        response.headers[header] = value
+    return response

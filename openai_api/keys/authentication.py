@@ -1,0 +1,183 @@
+"""API keys in this process: digests, and the check of a request's key without the database."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass
+from datetime import date, datetime
+
+from django.conf import settings
+from django.contrib.auth.models import User
+from django.http import HttpRequest
+from django.utils import timezone
+from django.utils.crypto import constant_time_compare, salted_hmac
+
+from inference.snapshot_listener import is_listening
+from inference.snapshots import Snapshot
+from openai_api.http.client_address import is_loopback
+from openai_api.http.errors import unavailable, wrong_key
+
+KEY_START = "sk-millm-"
+PREFIX_LENGTH = len(KEY_START) + 4  # shown in the admin
+MAX_KEY_LENGTH = 200
+MANAGE_MODELS = "inference.change_languagemodel"
+SHAPE = re.compile(rf"{KEY_START}[\w-]{{43}}", re.ASCII)
+MAX_INTENSITY = 2.0  # times what a profile was published with
+# What clients that insist on some key send to a server without keys; on loopback they count as none.
+PLACEHOLDERS = frozenset(
+    {"", "anonymous", "dummy", "dummy_key", "dummy-key", "empty", "no-key", "none", "not-needed", "placeholder"}
+    | {"sk-no-key-required", "sk-none", "unused"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DayUse:
+    """What a key used on a day in UTC."""
+
+    day: date
+    requests: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRecord:
+    """A usable key as requests see it."""
+
+    pk: int
+    name: str
+    digest: str
+    prefix: str = ""  # of the secret that opens the door: a rotated key has two for a while
+    owner_id: int | None = None  # whose objects requests see; without a key nobody's
+    default_profile: str = ""
+    allowed_models: frozenset[str] = frozenset()
+    allowed_profiles: frozenset[str] = frozenset()
+    may_steer_inline: bool = False
+    min_intensity: float = 0.0
+    max_intensity: float = MAX_INTENSITY
+    max_concurrent_requests: int | None = None
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    requests_per_day: int | None = None
+    tokens_per_day: int | None = None
+    priority: int = 0
+    log_content: str = ""  # what the log keeps of its texts, where it says so
+    expires_at: datetime | None = None
+    may_manage_models: bool = False
+    scopes: frozenset[str] = frozenset()  # none: all of /v1
+    used: DayUse | None = None  # when this record was read
+
+    @property
+    def may_manage(self) -> bool:
+        """Through /api, with what its owner may."""
+        return "manage" in self.scopes
+
+
+KeySource = Callable[[], Awaitable[Mapping[str, KeyRecord]]]  # usable keys by digest
+
+
+def new_key() -> str:
+    return KEY_START + secrets.token_urlsafe(32)
+
+
+def digest_of(key: str) -> str:
+    """HMAC-SHA256 under a key derived from SECRET_KEY: a copy of the table alone checks no guess."""
+    return salted_hmac("openai_api.ApiKey", key, algorithm="sha256").hexdigest()
+
+
+async def authenticate(request: HttpRequest, keys: KeySource) -> KeyRecord | None:
+    """The request's key, or None for an anonymous request on loopback; raises ApiError 401 for all else."""
+    return None if needs_no_key(request) else require_key(request, await keys())
+
+
+def needs_no_key(request: HttpRequest) -> bool:
+    key = presented_key(request)
+    return settings.MILLM_AUTH == "loopback" and (key is None or key.lower() in PLACEHOLDERS) and is_loopback(request)
+
+
+def require_key(request: HttpRequest, records: Mapping[str, KeyRecord]) -> KeyRecord:
+    """Raises ApiError 401."""
+    record = find_key(presented_key(request) or "", records)
+    if record is None:
+        raise wrong_key()
+    return record
+
+
+def presented_key(request: HttpRequest) -> str | None:
+    """The key in any of its header forms; None where there is no such header."""
+    authorization = request.headers.get("Authorization")
+    if authorization is not None:
+        scheme, _, token = authorization.partition(" ")
+        return token.strip() if scheme.lower() == "bearer" else "\0"  # another scheme is a wrong key, not an absent one
+    for header in ("api-key", "x-api-key"):
+        if header in request.headers:
+            return request.headers[header].strip()
+    return None
+
+
+def prefix_of(key: str) -> str:
+    """What the log says of a key that was refused: no more than the admin shows, and nothing of other servers' keys."""
+    return key[:PREFIX_LENGTH] if SHAPE.fullmatch(key) else ""
+
+
+def find_key(key: str, records: Mapping[str, KeyRecord]) -> KeyRecord | None:
+    """Every refusal takes the same way: one digest, one look-up."""
+    digest = digest_of(key[:MAX_KEY_LENGTH])
+    record = records.get(digest)
+    if record is None or not constant_time_compare(record.digest, digest) or len(key) > MAX_KEY_LENGTH:
+        return None
+    return None if record.expires_at is not None and record.expires_at <= timezone.now() else record
+
+
+def load_keys(ids: Collection[int] | None = None) -> dict[str, KeyRecord]:
+    """Return the usable keys by digest, all or those of these ids: not revoked, of owners that are active.
+
+    A rotated key is there under its old digest too, until that is not valid any more. Takes three queries, however many
+    keys there are.
+    """
+    from openai_api.models import ApiKey, KeyDay
+
+    use = KeyDay.objects.filter(day=timezone.now().date())
+    usable = ApiKey.objects.filter(revoked_at__isnull=True, owner__is_active=True)
+    managers = User.objects.with_perm(MANAGE_MODELS, backend="django.contrib.auth.backends.ModelBackend")
+    if ids is not None:
+        use, usable = use.filter(api_key__in=ids), usable.filter(pk__in=ids)
+        managers = managers.filter(api_keys__in=ids)
+    days = {day.api_key_id: day.use() for day in use}
+    owners = set(managers.values_list("pk", flat=True))
+    records: list[KeyRecord] = []
+    for row in usable:
+        used, is_manager = days.get(row.pk), row.owner_id in owners
+        records.append(row.record(used, is_manager=is_manager))
+        if row.has_old_secret:
+            records.append(row.old_record(used, is_manager=is_manager))
+    return {record.digest: record for record in records}
+
+
+def load_changed_keys(known: dict[str, KeyRecord], ids: frozenset[int]) -> dict[str, KeyRecord]:
+    return {digest: record for digest, record in known.items() if record.pk not in ids} | load_keys(ids)
+
+
+snapshot: Snapshot[dict[str, KeyRecord]] = Snapshot("millm_api_keys", load_keys, load_changed_keys)
+
+
+def current_keys() -> dict[str, KeyRecord]:
+    """Usable keys by digest; raises ApiError 503 where nobody knows any more whether they still are."""
+    keys = snapshot.get()
+    _check_age()
+    return keys
+
+
+async def acurrent_keys() -> dict[str, KeyRecord]:
+    """Like :func:`current_keys`, for async code."""
+    keys = await snapshot.aget()
+    _check_age()
+    return keys
+
+
+def _check_age() -> None:
+    """A process that does not listen, such as a command, reads keys when it needs them."""
+    if is_listening() and snapshot.age_s > settings.MILLM_KEY_MAX_AGE:
+        message = "The database has been out of reach for too long to know which keys are valid."
+        raise unavailable(message, code="database_unavailable")

@@ -1,0 +1,186 @@
+"""Limits of a key: concurrent requests, token buckets for requests and tokens per minute, and quotas of a day.
+
+Kept in this process: several server processes each grant the whole limit. Times are readings of a monotonic clock.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from openai_api.http.errors import ApiError, rate_limited
+from openai_api.keys.authentication import KeyRecord
+from openai_api.keys.quotas import Draw, Quotas
+
+WINDOW_S = 60.0
+CONCURRENCY_RETRY_S = 1.0
+
+
+class TokenBucket:
+    """Holds at most ``capacity``, refills in a minute, may fall below zero when use exceeds what was reserved."""
+
+    def __init__(self, capacity: int, now: float) -> None:
+        self.capacity = capacity
+        self._level = float(capacity)
+        self._read_at = now
+
+    def level(self, now: float) -> float:
+        refilled = self._level + (now - self._read_at) * self.capacity / WINDOW_S
+        self._level = min(float(self.capacity), refilled)
+        self._read_at = now
+        return self._level
+
+    def take(self, amount: float, now: float) -> None:
+        self._level = self.level(now) - amount
+
+    def wait_s(self, amount: float, now: float) -> float:
+        """Seconds until ``amount`` is there."""
+        return max(0.0, (amount - self.level(now)) * WINDOW_S / self.capacity) if self.capacity else WINDOW_S
+
+    def full_in_s(self, now: float) -> float:
+        return self.wait_s(self.capacity, now)
+
+    def resize(self, capacity: int, now: float) -> None:
+        self._level = self.level(now) + capacity - self.capacity
+        self.capacity = capacity
+
+
+@dataclass
+class KeyUsage:
+    """What one key uses now."""
+
+    running: int = 0
+    buckets: dict[str, TokenBucket] = field(default_factory=dict)
+
+    def bucket(self, kind: str, capacity: int | None, now: float) -> TokenBucket | None:
+        if capacity is None:
+            self.buckets.pop(kind, None)
+            return None
+        bucket = self.buckets.setdefault(kind, TokenBucket(capacity, now))
+        if bucket.capacity != capacity:
+            bucket.resize(capacity, now)
+        return bucket
+
+
+class Limits:
+    """Usage of all keys. Thread-safe: responses are closed in threads."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, quotas: Quotas | None = None) -> None:
+        self.clock = clock
+        self.quotas = quotas or Quotas()
+        self._lock = threading.Lock()
+        self._usage: dict[int, KeyUsage] = {}
+
+    def admit(self, key: KeyRecord, *, is_counted: bool = False) -> Lease:
+        """Count one request of ``key``, or only that it runs if it is counted already; raises ApiError 429."""
+        draw = self.quotas.admit(key, is_counted=is_counted)
+        try:
+            self._admit(key, is_counted=is_counted)
+        except ApiError:
+            draw.withdraw()
+            raise
+        return Lease(self, key, draw)
+
+    def _admit(self, key: KeyRecord, *, is_counted: bool) -> None:
+        with self._lock:
+            usage, now = self._usage.setdefault(key.pk, KeyUsage()), self.clock()
+            if key.max_concurrent_requests is not None and usage.running >= key.max_concurrent_requests:
+                raise rate_limited(
+                    f"This key may run {key.max_concurrent_requests} requests at once, and they are running. "
+                    "Wait for one to finish.",
+                    retry_after_s=CONCURRENCY_RETRY_S,
+                )
+            bucket = None if is_counted else usage.bucket("requests", key.requests_per_minute, now)
+            _take(bucket, 1, now, f"This key may make {key.requests_per_minute} requests a minute.")
+            usage.running += 1
+
+    def headers(self, key: KeyRecord) -> dict[str, str]:
+        """`x-ratelimit-*` for the limits that ``key`` has."""
+        with self._lock:
+            usage, now = self._usage.setdefault(key.pk, KeyUsage()), self.clock()
+            headers: dict[str, str] = {}
+            for kind, capacity in (("requests", key.requests_per_minute), ("tokens", key.tokens_per_minute)):
+                bucket = usage.bucket(kind, capacity, now)
+                if bucket is not None:
+                    headers |= _bucket_headers(kind, bucket, now)
+            return headers
+
+    def reserve_tokens(self, key: KeyRecord, amount: int) -> int:
+        """Take ``amount`` tokens, at most the whole bucket; returns what was taken. Raises ApiError 429."""
+        with self._lock:
+            now = self.clock()
+            bucket = self._usage[key.pk].bucket("tokens", key.tokens_per_minute, now)
+            taken = min(amount, bucket.capacity) if bucket else 0
+            _take(bucket, taken, now, f"This key may use {key.tokens_per_minute} tokens a minute; this needs {amount}.")
+            return taken
+
+    def release(self, key: KeyRecord, *, unused_tokens: int) -> None:
+        """End a request and give back reserved tokens (negative: it used more)."""
+        with self._lock:
+            usage, now = self._usage[key.pk], self.clock()
+            usage.running -= 1
+            bucket = usage.buckets.get("tokens")
+            if bucket is not None:
+                bucket.take(-unused_tokens, now)
+
+
+class Lease:
+    """One admitted request of a key; closed once."""
+
+    def __init__(self, limits: Limits, key: KeyRecord, draw: Draw) -> None:
+        self._limits = limits
+        self._key = key
+        self._draw = draw
+        self._reserved = 0
+        self._is_open = True
+
+    def reserve_tokens(self, amount: int) -> None:
+        self._draw.reserve_tokens(amount)
+        if self._key.tokens_per_minute is not None:
+            self._reserved += self._limits.reserve_tokens(self._key, amount)
+
+    def close(self, used_tokens: int) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._limits.release(self._key, unused_tokens=self._reserved - used_tokens)
+            self._draw.settle(used_tokens)
+
+
+def _take(bucket: TokenBucket | None, amount: int, now: float, message: str) -> None:
+    if bucket is None:
+        return
+    wait_s = bucket.wait_s(amount, now)
+    if wait_s > 0 or bucket.capacity == 0:
+        raise rate_limited(f"{message} Try again in {wait_s:.0f} s.", retry_after_s=wait_s)
+    bucket.take(amount, now)
+
+
+def _bucket_headers(kind: str, bucket: TokenBucket, now: float) -> dict[str, str]:
+    return {
+        f"x-ratelimit-limit-{kind}": str(bucket.capacity),
+        f"x-ratelimit-remaining-{kind}": str(max(0, int(bucket.level(now)))),
+        f"x-ratelimit-reset-{kind}": _duration(bucket.full_in_s(now)),
+    }
+
+
+def _duration(seconds: float) -> str:
+    """OpenAI's notation: ``350ms``, ``1.5s``, ``2m3s``."""
+    if seconds < 1:
+        return f"{round(seconds * 1000)}ms"
+    minutes, rest = divmod(seconds, 60)
+    return f"{int(minutes)}m{rest:.0f}s" if minutes else f"{rest:.3g}s"
+
+
+_limits = Limits()
+
+
+def get_limits() -> Limits:
+    return _limits
+
+
+def set_limits(limits: Limits) -> None:
+    """For tests with a clock of their own."""
+    global _limits
+    _limits = limits

@@ -1,0 +1,123 @@
+"""Daily quotas of keys: requests and tokens of a day in UTC.
+
+Counted in this process, from what Postgres knew of the day when this process first saw the key in it; written down by
+the request log's thread. So a restart forgets nothing that was written, and no request waits for a query.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import date, datetime, time, timedelta
+
+from django.utils import timezone
+
+from openai_api.http.errors import insufficient_quota
+from openai_api.keys.authentication import KeyRecord
+
+
+@dataclass(slots=True)
+class _Day:
+    """``tokens`` holds those that running requests have reserved, too."""
+
+    day: date
+    requests: int
+    tokens: int
+
+
+class Quotas:
+    """Thread-safe: responses are closed in threads."""
+
+    def __init__(self, now: Callable[[], datetime] = timezone.now) -> None:
+        self._now = now
+        self._lock = threading.Lock()
+        self._days: dict[int, _Day] = {}
+
+    def admit(self, key: KeyRecord, *, is_counted: bool = False) -> Draw:
+        """Count one request of ``key``, unless it is counted already; raises ApiError 429."""
+        draw = Draw(self, key, self._now().date(), requests=0 if is_counted else 1)
+        if draw.is_limited:
+            self._admit(key, draw.day, draw.requests)
+        else:
+            self._days.pop(key.pk, None)  # if it is limited again, Postgres knows more
+        return draw
+
+    def reserve(self, key: KeyRecord, day: date, amount: int) -> None:
+        with self._lock:
+            found = self._day(key, day)
+            limit = key.tokens_per_day
+            if limit is not None and found.tokens + amount > limit:
+                left = max(0, limit - found.tokens)
+                raise self._exhausted(
+                    f"This key may use {limit} tokens a day; {left} are left, and this may need {amount}."
+                )
+            found.tokens += amount
+
+    def give_back(self, key: KeyRecord, day: date, *, requests: int = 0, tokens: int = 0) -> None:
+        """Negative ``tokens``: more were used than reserved."""
+        with self._lock:
+            found = self._days.get(key.pk)
+            if found is not None and found.day == day:
+                found.requests -= requests
+                found.tokens -= tokens
+
+    def _admit(self, key: KeyRecord, day: date, requests: int) -> None:
+        with self._lock:
+            found = self._day(key, day)
+            if key.requests_per_day is not None and found.requests + requests > key.requests_per_day:
+                raise self._exhausted(f"This key may make {key.requests_per_day} requests a day, and has made them.")
+            if key.tokens_per_day is not None and found.tokens >= key.tokens_per_day:
+                raise self._exhausted(f"This key may use {key.tokens_per_day} tokens a day, and they are used.")
+            found.requests += requests
+
+    def _day(self, key: KeyRecord, day: date) -> _Day:
+        found = self._days.get(key.pk)
+        if found is None or found.day < day:
+            used = key.used if key.used is not None and key.used.day == day else None
+            found = _Day(day, used.requests, used.tokens) if used else _Day(day, 0, 0)
+            self._days[key.pk] = found
+        return found
+
+    def _exhausted(self, reason: str) -> Exception:
+        now = self._now()
+        return insufficient_quota(
+            f"{reason} Wait for the next day in UTC, or ask the key's owner for more.",
+            retry_after_s=(end_of_day(now) - now).total_seconds(),
+        )
+
+
+def end_of_day(now: datetime) -> datetime:
+    """When all quotas begin again; ``now`` is in UTC."""
+    return datetime.combine(now.date() + timedelta(days=1), time(), tzinfo=now.tzinfo)
+
+
+class Draw:
+    """What one request takes of its key's quotas; nothing where the key has none."""
+
+    def __init__(self, quotas: Quotas, key: KeyRecord, day: date, *, requests: int = 1) -> None:
+        self.day = day
+        self.requests = requests
+        self._quotas = quotas
+        self._key = key
+        self._reserved = 0
+
+    @property
+    def is_limited(self) -> bool:
+        return self._key.requests_per_day is not None or self._key.tokens_per_day is not None
+
+    def reserve_tokens(self, amount: int) -> None:
+        """Raises ApiError 429."""
+        if self.is_limited:
+            self._quotas.reserve(self._key, self.day, amount)
+            self._reserved += amount
+
+    def settle(self, used_tokens: int) -> None:
+        """Give back what was not used."""
+        if self.is_limited:
+            self._quotas.give_back(self._key, self.day, tokens=self._reserved - used_tokens)
+
+    def withdraw(self) -> None:
+        """The request was refused for another reason, and does not count."""
+        if self.is_limited:
+            self._quotas.give_back(self._key, self.day, requests=self.requests)

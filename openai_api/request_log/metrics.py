@@ -1,0 +1,111 @@
+"""Prometheus metrics of requests to /v1, counted when each has its row in the log, and of the log itself."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from prometheus_client import Counter, Gauge, Histogram, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from inference.metrics import REGISTRY
+from openai_api.http.in_flight import in_flight
+from openai_api.request_log.entry import LogEntry
+from openai_api.request_log.writer import log_backlog
+
+MAX_NAMES = 200  # further ones are counted together, under ""
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """Requests by name of the published version, and by the key's primary key as text."""
+
+    profiles: Mapping[str, int] = field(default_factory=dict)
+    keys: Mapping[str, int] = field(default_factory=dict)
+
+
+class RecentUse:
+    """Requests note what they used, from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._profiles: Counter[str] = Counter()
+        self._keys: Counter[str] = Counter()
+
+    def note(self, profile: str, api_key_id: int | None) -> None:
+        with self._lock:
+            if profile:
+                _count(self._profiles, profile)
+            if api_key_id is not None:
+                _count(self._keys, str(api_key_id))
+
+    def take(self) -> Use:
+        """What was noted since the last call."""
+        with self._lock:
+            use = Use(dict(self._profiles), dict(self._keys))
+            self._profiles.clear()
+            self._keys.clear()
+        return use
+
+
+def _count(counter: Counter[str], name: str) -> None:
+    counter[name if name in counter or len(counter) < MAX_NAMES else ""] += 1
+
+
+recent_use = RecentUse()
+
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+
+REQUESTS = Counter(
+    "millm_requests",
+    "Requests to /v1 by the HTTP status sent; 499: the client left before there was one.",
+    ("endpoint", "model", "status"),
+    registry=REGISTRY,
+)
+ERRORS = Counter(
+    "millm_request_errors",
+    "Requests to /v1 that ended with an error, in the stream too, by its code.",
+    ("endpoint", "code"),
+    registry=REGISTRY,
+)
+DURATION = Histogram(
+    "millm_request_duration_seconds",
+    "Time of a request to /v1 from its header to the end of its response.",
+    ("endpoint",),
+    buckets=_SECONDS,
+    registry=REGISTRY,
+)
+
+IN_PROGRESS = Gauge("millm_requests_in_progress", "Requests to /v1 under way.", registry=REGISTRY)
+IN_PROGRESS.set_function(lambda: in_flight.count)
+
+
+def note_request(entry: LogEntry, model: str) -> None:
+    """``model`` is the registered model that the request used, "" for none: what a client wrote is no label."""
+    REQUESTS.labels(entry.endpoint, model, str(entry.status)).inc()
+    if entry.error_code:
+        ERRORS.labels(entry.endpoint, entry.error_code).inc()
+    recent_use.note(entry.profile, entry.api_key_id)
+    if entry.total_ms is not None:
+        DURATION.labels(entry.endpoint).observe(entry.total_ms / 1000)
+
+
+class LogCollector(Collector):
+    """The request log's queue."""
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        backlog = log_backlog()
+        yield GaugeMetricFamily(
+            "millm_request_log_waiting_entries", "Log entries not yet written.", value=backlog.waiting
+        )
+        yield CounterMetricFamily("millm_request_log_dropped_entries", "Log entries lost.", value=backlog.dropped)
+
+
+REGISTRY.register(LogCollector())

@@ -1,0 +1,74 @@
+"""Who looked at the request log's texts, and searches of it that people keep."""
+
+from __future__ import annotations
+
+from django.conf import settings
+from django.contrib.postgres.search import SearchQuery, SearchVectorField
+from django.db import models
+from django.db.models import Func
+from django.db.models.functions import Now
+
+
+class SavedSearch(models.Model):
+    """Conditions of a search of the request log, under a name. A shared one is for all who may see the log."""
+
+    name = models.CharField(max_length=100)
+    owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="saved_searches")
+    conditions = models.JSONField(help_text="Fields of the search's form that are not empty, as they were written.")
+    is_shared = models.BooleanField("shared", default=False)
+    created_at = models.DateTimeField(db_default=Now(), editable=False)
+
+    class Meta:
+        ordering = ("name", "pk")
+        verbose_name_plural = "saved searches"
+        constraints = (models.UniqueConstraint(fields=("owner", "name"), name="saved_search_once"),)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class LogAccess(models.Model):
+    """Somebody has seen, searched, exported or replayed logged texts. Names, not keys: it outlives what it names."""
+
+    class Act(models.TextChoices):
+        READ = "read", "read a request's text"
+        SEARCH = "search", "searched texts"
+        EXPORT = "export", "exported"
+        REPLAY = "replay", "replayed a request"
+        PRUNE = "prune", "pruned"
+
+    at = models.DateTimeField(db_default=Now(), db_index=True)
+    act = models.CharField(max_length=10, choices=Act)
+    username = models.CharField(max_length=150, help_text="Empty: a command on the server.", blank=True)
+    request_id = models.CharField(max_length=64, blank=True, db_index=True)
+    detail = models.JSONField(default=dict, blank=True, help_text="Conditions, format, and whether texts were in it.")
+    num_rows = models.PositiveBigIntegerField("rows", null=True, blank=True)
+    is_complete = models.BooleanField("complete", default=True, help_text="Whether it came to its end.")
+
+    class Meta:
+        ordering = ("-at", "-pk")
+        verbose_name = "access to the log"
+        verbose_name_plural = "accesses to the log"
+
+    def __str__(self) -> str:
+        return f"{self.username or 'a command'} {self.get_act_display()}"
+
+
+FUNCTION = "millm_log_words"  # migration 0006 creates it and says what it does
+MAX_SEARCH = 200
+
+
+class LogWords(Func):
+    """Words of a prompt and a completion: of long ones those near the beginning and the end."""
+
+    function = FUNCTION
+    output_field = SearchVectorField()
+
+
+def search_query(text: str) -> SearchQuery:
+    """Words that must all be there, “phrases”, `or` and `-without`, as in web searches. Any text is a query."""
+    return SearchQuery(text.lower(), config="simple", search_type="websearch")
+
+
+def has_words(text: str) -> bool:
+    return any(character.isalnum() for character in text)

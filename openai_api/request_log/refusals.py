@@ -1,0 +1,103 @@
+"""Refusals of requests without a valid key, in the log: the first of each address as rows, the rest as counts.
+
+A client without a key could otherwise fill the log's table as fast as the network carries requests.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from openai_api.http.attempts import Attempts
+from openai_api.http.client_address import client_network
+from openai_api.request_id import new_id
+from openai_api.request_log.entry import LogEntry
+
+WINDOW_S = 60.0
+ROWS_PER_ADDRESS = 10  # in a window; then they are counted
+ROWS_OF_ALL = 300  # of all addresses together
+MAX_KINDS = 1_000  # counted apart; beyond it the address is left out
+REFUSALS = "refusals"  # the count, among the parameters of its row
+NOWHERE = "/v1/*"  # the endpoint of addresses that there are not
+Kind = tuple[str, str, int, str]  # network, endpoint, status, error code
+
+
+@dataclass(slots=True)
+class _Count:
+    """``entry`` is the first one, as a pattern for the row."""
+
+    entry: LogEntry
+    count: int = 1
+
+
+def is_refusal(entry: LogEntry) -> bool:
+    """Without a valid key: 401, or an address that does not exist. What a key does counts against its own limits."""
+    is_nowhere = entry.status in {404, 405} and entry.endpoint == NOWHERE
+    return entry.api_key_id is None and (entry.status == 401 or is_nowhere)
+
+
+class Refusals:
+    """Thread-safe; asked by every request that ends, so it does no more than count."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._by_address = Attempts(ROWS_PER_ADDRESS, WINDOW_S, clock=clock)
+        self._of_all = Attempts(ROWS_OF_ALL, WINDOW_S, clock=clock)
+        self._counts: dict[Kind, _Count] = {}
+        self._due_at = 0.0
+
+    def keeps(self, entry: LogEntry) -> bool:
+        """Whether the log gets a row of this entry; if not, it was counted and is in a row that :meth:`due` gives."""
+        if not is_refusal(entry):
+            return True
+        network = client_network(entry.client_address)
+        if not self._by_address.take(network) and not self._of_all.take(""):
+            return True
+        self._count(entry, network)
+        return False
+
+    def due(self, *, all_of_them: bool = False) -> list[LogEntry]:
+        """Entries for what was counted, once their time is over, or at once."""
+        if not self._counts:
+            return []
+        with self._lock:
+            if not all_of_them and self._clock() < self._due_at:
+                return []
+            counts, self._counts = self._counts, {}
+        return [_summary(count, kind[0]) for kind, count in counts.items()]
+
+    def _count(self, entry: LogEntry, network: str) -> None:
+        with self._lock:
+            if not self._counts:
+                self._due_at = self._clock() + WINDOW_S
+            kind = (network, entry.endpoint, entry.status, entry.error_code)
+            if kind not in self._counts and len(self._counts) >= MAX_KINDS:
+                kind = ("", entry.endpoint, entry.status, entry.error_code)
+            known = self._counts.get(kind)
+            if known is None:
+                self._counts[kind] = _Count(_pattern(entry, has_address=bool(kind[0])))
+            else:
+                known.count += 1
+
+
+def _pattern(entry: LogEntry, *, has_address: bool) -> LogEntry:
+    """Without what is one request's own: clients choose ids, and may send anything."""
+    return LogEntry(
+        id=new_id("req_"),
+        created_at=entry.created_at,
+        endpoint=entry.endpoint,
+        client_address=entry.client_address if has_address else None,
+        status=entry.status,
+        error_code=entry.error_code,
+    )
+
+
+def _summary(count: _Count, network: str) -> LogEntry:
+    first: datetime = count.entry.created_at
+    source = f"from {network}" if network else "from many addresses"
+    message = f"{count.count} more such requests {source} within {WINDOW_S:.0f} s from {first:%H:%M:%S} UTC on."
+    return replace(count.entry, error_message=message, parameters={REFUSALS: count.count})

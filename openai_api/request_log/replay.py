@@ -1,0 +1,194 @@
+"""A logged request again: with its own version and seed, or with another profile. The log gets no row of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from django.contrib.auth.models import User
+
+from inference.background import run_in_background
+from inference.client import Event, FailedEvent, FinishedEvent, GenerationRequest, TokensEvent
+from inference.registry import ReadyModel
+from jobs.models import Job
+from jobs.services import enqueue_job
+from openai_api.apps import REPLAY
+from openai_api.backend import get_backend
+from openai_api.endpoints.chat import plan_chat
+from openai_api.endpoints.completions import encode_prompts, params_for
+from openai_api.generation.answer import raw_parts
+from openai_api.generation.run import Plan
+from openai_api.generation.sampling import constrained
+from openai_api.generation.target import Target, ready_model
+from openai_api.http.errors import ApiError
+from openai_api.models import RequestLog
+from openai_api.request_log.entry import TOKENS
+from openai_api.schemas.chat import ChatRequest
+from openai_api.schemas.completions import CompletionRequest
+from steering.errors import SteeringError
+from steering.profiles.inline_edits import INLINE
+from steering.profiles.resolver import ResolvedProfile, SteeringSelection, check_scopes
+from steering.profiles.snapshot import DRAFT
+
+if TYPE_CHECKING:
+    from jobs.running_job import RunningJob
+
+AS_LOGGED = ""
+NO_PROFILE = "none"
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+
+
+class ReplayError(Exception):
+    """``str(error)`` is a sentence for people."""
+
+
+def start_replay(*, row: RequestLog, profile: str = AS_LOGGED, owner: User | None = None) -> Job:
+    """Enqueue it; ReplayError where the log does not hold enough of the request. ``profile`` may name another one."""
+    check_replayable(row)
+    if profile == AS_LOGGED and row.profile.endswith(DRAFT):
+        raise ReplayError(f"{row.profile} was a draft that nobody kept; name a profile to replay the request with.")
+    title = f"Replay {row.pk}" + (f" with {profile}" if profile else "")
+    return enqueue_job(kind=REPLAY, params={"request": row.pk, "profile": profile}, owner=owner, title=title)
+
+
+def check_replayable(row: RequestLog) -> None:
+    """ReplayError says why the request cannot run again."""
+    if row.endpoint not in (CHAT, COMPLETIONS):
+        raise ReplayError(f"Requests to {row.endpoint} cannot be replayed; those to {CHAT} and {COMPLETIONS} can.")
+    if not row.prompt or row.prompt.startswith("sha256:") or "dropped" in row.parameters:
+        raise ReplayError("The log did not keep this request's text (see MILLM_LOG_CONTENT), so it cannot run again.")
+
+
+AT_ONCE = 8
+_NOT_OF_THE_CLIENT = ("draft", "dropped", "ignored", TOKENS)
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What a row says of its request. ``seeded``: it named a seed, so that the same must come out."""
+
+    row: RequestLog
+    body: dict[str, Any]
+    wish: SteeringSelection
+
+    @property
+    def seeded(self) -> bool:
+        return self.body.get("seed") is not None or self.body.get("temperature") == 0
+
+
+def read_row(row: RequestLog, profile: str = AS_LOGGED) -> Replay:
+    """ReplayError where the log does not hold enough of the request."""
+    check_replayable(row)
+    body = {name: value for name, value in row.parameters.items() if name not in _NOT_OF_THE_CLIENT}
+    inline, intensity = body.pop("steering", None), body.pop("steering_intensity", 1.0)
+    wish = SteeringSelection(_reference(row, profile), intensity, inline if _is_inline(row, profile) else None)
+    body |= {"model": row.model, "messages" if row.endpoint == CHAT else "prompt": _prompt(row)}
+    return Replay(row, body, wish)
+
+
+def run_replay(job: RunningJob) -> dict[str, Any]:
+    row = RequestLog.objects.filter(pk=job.params["request"]).first()
+    if row is None:
+        raise ReplayError(f"The request {job.params['request']} is not in the log any more.")
+    replay = read_row(row, job.params["profile"])
+    job.progress(0, 1, f"replaying {row.pk}")
+    try:
+        result = asyncio.run(_run(replay))
+    except ApiError as error:
+        raise ReplayError(error.message) from error
+    except SteeringError as error:
+        raise ReplayError(error.message) from error
+    return result
+
+
+async def _run(replay: Replay) -> dict[str, Any]:
+    record = get_backend().registry().find(replay.row.model)
+    model = await ready_model(record, "generation")
+    profile = await get_backend().steer(record.name, replay.wish, special_token_ids=model.text.special_token_ids)
+    if profile is not None:
+        check_scopes(profile.intervention, model.text.dialect)
+    plan = await _plan(replay, Target(model, profile))
+    answers = await _answers(plan, model, profile)
+    original = _texts(replay.row.completion)
+    return {
+        "request": replay.row.pk,
+        "profile": profile.label if profile else "",
+        "policies": list(profile.policies) if profile else [],
+        "same_steering": (profile.fingerprint if profile else "") == replay.row.fingerprint,
+        "seeded": replay.seeded,
+        "same_text": [text for text, _ in answers] == original,
+        "texts": [text for text, _ in answers],
+        "finish_reasons": [reason for _, reason in answers],
+        "original": original,
+    }
+
+
+async def _plan(replay: Replay, target: Target) -> Plan:
+    """By the same steps as the request's own."""
+    if replay.row.endpoint == CHAT:
+        return (await plan_chat(ChatRequest.parse(replay.body), target))[0]
+    wanted = CompletionRequest.parse(replay.body)
+    prompts = await encode_prompts(target.model, wanted.prompt)
+    params = [params_for(wanted, target.model, len(ids)) for ids in prompts]
+    params = await constrained(wanted.grammar_wish, target.model, params)
+    return Plan(prompts, params, wanted.num_candidates, parts=raw_parts(target, prompts))
+
+
+async def _answers(plan: Plan, model: ReadyModel, profile: ResolvedProfile | None) -> list[tuple[str, str]]:
+    requests = [
+        GenerationRequest(
+            f"replay/{number}",
+            model.record.name,
+            tuple(plan.prompts[prompt]),
+            plan.params[prompt],
+            profile.intervention if profile else None,
+            number,
+            parts=plan.parts_of(prompt),
+        )
+        for number, prompt in enumerate(plan.prompt_of_sequence)
+    ]
+    found: dict[int, tuple[Event, ...]] = {}
+    for first in range(0, len(requests), AT_ONCE):
+        found |= await run_in_background(get_backend().client(), requests[first : first + AT_ONCE])
+    return [_answer(found[request.index]) for request in requests]
+
+
+def _answer(events: Sequence[Event]) -> tuple[str, str]:
+    last = events[-1]
+    if isinstance(last, FailedEvent):
+        raise ReplayError(last.message)
+    assert isinstance(last, FinishedEvent)
+    if last.reason == "cancelled":
+        raise ReplayError("The engine cancelled the request.")
+    return "".join(event.text for event in events if isinstance(event, TokensEvent)), last.reason
+
+
+def _is_inline(row: RequestLog, profile: str) -> bool:
+    return profile == AS_LOGGED and row.profile == INLINE
+
+
+def _reference(row: RequestLog, profile: str) -> str | None:
+    if profile == NO_PROFILE or _is_inline(row, profile):
+        return None
+    return (row.profile if profile == AS_LOGGED else profile) or None
+
+
+def _prompt(row: RequestLog) -> Any:
+    """Texts are logged as they are, everything else as JSON."""
+    try:
+        value = json.loads(row.prompt) if row.prompt.startswith("[") else row.prompt
+    except ValueError:
+        return row.prompt
+    return value
+
+
+def _texts(completion: str) -> list[str]:
+    """Several choices are logged as a JSON list."""
+    try:
+        value = json.loads(completion) if completion.startswith("[") else None
+    except ValueError:
+        value = None
+    return value if isinstance(value, list) and all(isinstance(text, str) for text in value) else [completion]

@@ -1,0 +1,152 @@
+"""The request log's table, as the log writer uses it: rows in, cleaned, without ever failing on their content."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+
+from django.conf import settings
+from django.db import close_old_connections, connection, transaction
+from django.db.models import Q
+from django.utils import timezone
+
+from openai_api.clean_text import clean_json, clean_text
+from openai_api.models import ApiKey, KeyDay, RequestLog
+from openai_api.request_log.entry import TOKENS, LogEntry, bare_parameters, quotes_client, stricter
+from steering.watch.services import prune_events, record_matches
+from steering.watch.watcher import WatchMatch
+
+LAST_USED_EVERY = timedelta(minutes=1)
+FORGET_EVERY = timedelta(hours=1)
+ADD_USE = f"""
+    INSERT INTO {KeyDay._meta.db_table} AS known (api_key_id, day, requests, tokens) VALUES (%s, %s, %s, %s)
+    ON CONFLICT (api_key_id, day) DO UPDATE
+    SET requests = known.requests + excluded.requests, tokens = known.tokens + excluded.tokens
+"""  # noqa: S608 - the table's own name
+
+
+class LogStore:
+    """Writes log entries to Postgres. Used by one thread."""
+
+    def __init__(self) -> None:
+        self._last_used: dict[int, datetime] = {}
+        self._forgot_at = datetime.min.replace(tzinfo=UTC)
+
+    def insert(self, entries: Sequence[LogEntry]) -> None:
+        """All or none. Idempotent: an entry that is there already stays as it is."""
+        with transaction.atomic():
+            RequestLog.objects.bulk_create(self._rows(entries), ignore_conflicts=True)
+            record_matches([found for entry in entries for found in findings_of(entry)])
+            meter(entries)
+        for entry in entries:
+            entry.is_metered = False
+        self._forget_old_events()
+
+    def missing(self, entries: Sequence[LogEntry]) -> list[LogEntry]:
+        """Those that are no rows yet. Clients choose ids and may repeat them: the time tells requests apart."""
+        ids = [entry.id for entry in entries]
+        renamed = Q(*(Q(pk__startswith=f"{found}~") for found in ids), _connector=Q.OR)
+        rows = RequestLog.objects.filter(Q(pk__in=ids) | renamed).values_list("pk", "created_at")
+        known = {(pk.partition("~")[0], created_at) for pk, created_at in rows}
+        return [entry for entry in entries if (entry.id, entry.created_at) not in known]
+
+    def mark_keys_used(self, entries: Sequence[LogEntry]) -> None:
+        """Set ``last_used_at``, at most once a minute for each key."""
+        for entry in entries:
+            pk, now = entry.api_key_id, entry.created_at
+            if pk is None or now - self._last_used.get(pk, datetime.min.replace(tzinfo=now.tzinfo)) < LAST_USED_EVERY:
+                continue
+            stale = Q(last_used_at=None) | Q(last_used_at__lt=now - LAST_USED_EVERY)
+            ApiKey.objects.filter(stale, pk=pk).update(last_used_at=now)
+            self._last_used[pk] = now
+
+    def refresh_connection(self) -> None:
+        close_old_connections()
+
+    def close(self) -> None:
+        connection.close()
+
+    def _forget_old_events(self) -> None:
+        """Of watch rules, once an hour."""
+        now = timezone.now()
+        if now - self._forgot_at >= FORGET_EVERY:
+            self._forgot_at = now
+            prune_events(before=now - timedelta(days=settings.MILLM_WATCH_RETENTION_DAYS))
+
+    def _rows(self, entries: Sequence[LogEntry]) -> list[RequestLog]:
+        rename_repeated(entries)
+        return [row_of(entry, settings.MILLM_LOG_CONTENT) for entry in entries]
+
+
+def meter(entries: Sequence[LogEntry]) -> None:
+    """Add what keys used to their days; call inside the transaction that writes the entries."""
+    totals: dict[tuple[int, date], tuple[int, int]] = {}
+    for entry in entries:
+        if entry.is_metered and entry.api_key_id is not None:
+            place = (entry.api_key_id, entry.created_at.astimezone(UTC).date())
+            requests, tokens = totals.get(place, (0, 0))
+            totals[place] = (requests + (not entry.is_counted), tokens + entry.prompt_tokens + entry.completion_tokens)
+    with connection.cursor() as cursor:
+        for place, use in sorted(totals.items()):  # in one order everywhere, so that processes do not deadlock
+            cursor.execute(ADD_USE, [*place, *use])
+
+
+def rename_repeated(entries: Sequence[LogEntry]) -> None:
+    """Clients choose ids and may repeat them: a later request gets a suffix, the same one written again does not."""
+    ids = [entry.id for entry in entries if not entry.id.startswith("req_")]
+    if not ids:
+        return
+    taken = dict(RequestLog.objects.filter(pk__in=ids).values_list("pk", "created_at"))
+    for entry in entries:
+        if not entry.id.startswith("req_") and taken.setdefault(entry.id, entry.created_at) != entry.created_at:
+            entry.id = f"{entry.id}~{uuid.uuid4().hex[:12]}"
+
+
+def findings_of(entry: LogEntry) -> list[WatchMatch]:
+    """Of watch rules, with what the entry knows by now."""
+    model, profile = clean_text(entry.model, 200), clean_text(entry.profile, 250)
+    return [replace(found, model=model, profile=profile, request_id=entry.id) for found in entry.findings]
+
+
+def row_of(entry: LogEntry, content: str) -> RequestLog:
+    """The row of ``entry``; ``content`` is `full`, `hash` or `none`: what the server keeps of a client's words."""
+    values: dict[str, Any] = {field.name: getattr(entry, field.name) for field in fields(entry)}
+    for name in (
+        "prompt_size",
+        "findings",
+        "tokens",
+        "is_metered",
+        "is_counted",
+        "log_content",
+        "journal_number",
+        "is_written",
+    ):
+        del values[name]
+    kept = stricter(content, entry.log_content)
+    lengths = {field.attname: getattr(field, "max_length", None) for field in RequestLog._meta.concrete_fields}
+    for name, value in values.items():
+        if isinstance(value, str) and name not in {"prompt", "completion"}:
+            values[name] = clean_text(value, lengths.get(name))
+    values["parameters"] = clean_json(entry.parameters)
+    if kept == "full" and entry.tokens:
+        values["parameters"] |= {TOKENS: clean_json([record.body() for record in entry.tokens])}
+    if kept != "full":
+        values["parameters"] = bare_parameters(values["parameters"])
+        values["error_message"] = "" if quotes_client(entry.status) else values["error_message"]
+    prompt = entry.prompt if isinstance(entry.prompt, str) else json.dumps(entry.prompt, ensure_ascii=False)
+    values["prompt"] = kept_text(prompt, kept)
+    values["completion"] = kept_text(entry.completion, kept)
+    return RequestLog(**values)
+
+
+def kept_text(text: str, content: str) -> str:
+    if content == "none" or not text:
+        return ""
+    if content == "hash":
+        return "sha256:" + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+    return clean_text(text)

@@ -1,0 +1,172 @@
+"""A logged request as one line of the list."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
+
+from openai_api.models import RequestLog
+
+_ACTING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff]")
+
+
+def visible_text(text: str) -> str:
+    return _ACTING.sub(lambda found: f"⟨U+{ord(found.group()):04X}⟩", text)
+
+
+WIDTH, HEIGHT = 1000, 16
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """From ``start_ms`` to ``end_ms`` after the request came in."""
+
+    name: str
+    start_ms: float
+    end_ms: float
+    note: str = ""
+
+    @property
+    def took(self) -> str:
+        return milliseconds(self.end_ms - self.start_ms)
+
+
+def milliseconds(value: float | None, *, beside: float | None = None) -> str:
+    """In seconds from one second on; ``beside`` is a larger duration on the same line, which decides the unit."""
+    if value is None:
+        return "-"
+    return f"{value / 1000:.2f} s" if max(value, beside or 0.0) >= 1000 else f"{value:.0f} ms"
+
+
+def phases(row: RequestLog) -> list[Phase]:
+    """Queued, prefill, tokens; of a request that the engine never saw only the whole. Clocks that differ a little never
+    make a negative time. What came before the queue, such as loading a model, is in the last phase.
+    """
+    return list(_phases(row))
+
+
+def _phases(row: RequestLog) -> Iterator[Phase]:
+    total = max(row.total_ms or 0.0, row.ttft_ms or 0.0, row.queue_ms or 0.0)
+    at = 0.0
+    if row.queue_ms is not None:
+        yield Phase("queued", 0.0, row.queue_ms)
+        at = row.queue_ms
+    if row.ttft_ms is not None:
+        cached = f", {row.cached_tokens} of them cached" if row.cached_tokens else ""
+        yield Phase("prefill", at, max(row.ttft_ms, at), f"{row.prompt_tokens} prompt tokens{cached}")
+        at = max(row.ttft_ms, at)
+        yield Phase("tokens", at, max(total, at), _speed(row.completion_tokens, total - at))
+    elif row.total_ms is not None:
+        yield Phase("processed" if row.queue_ms is None else "after the queue", at, max(total, at))
+
+
+def _speed(num_tokens: int, took_ms: float) -> str:
+    speed = f", {(num_tokens - 1) * 1000 / took_ms:.1f} per second" if num_tokens > 1 and took_ms > 0 else ""
+    return f"{num_tokens} tokens{speed}"
+
+
+def timeline_html(row: RequestLog) -> SafeString:
+    """A bar and the same in words."""
+    found = phases(row)
+    if not found:
+        return format_html("{}", "No times were logged.")
+    return format_html("{}{}", _bar(found), _steps(row, found))
+
+
+def _bar(found: list[Phase]) -> SafeString:
+    whole = found[-1].end_ms or 1.0
+    parts = (
+        (
+            phase.name.replace(" ", "-"),
+            round(phase.start_ms / whole * WIDTH, 1),
+            round(max((phase.end_ms - phase.start_ms) / whole * WIDTH, 1.0), 1),
+            HEIGHT,
+            phase.name,
+            phase.took,
+        )
+        for phase in found
+    )
+    rects = format_html_join(
+        "", '<rect class="log-{}" x="{}" y="0" width="{}" height="{}"><title>{}: {}</title></rect>', parts
+    )
+    return format_html(
+        '<svg class="log-timeline" viewBox="0 0 {} {}" preserveAspectRatio="none" aria-hidden="true">{}</svg>',
+        WIDTH,
+        HEIGHT,
+        rects,
+    )
+
+
+def _steps(row: RequestLog, found: list[Phase]) -> SafeString:
+    lines = [
+        (
+            p.name.replace(" ", "-"),
+            f"{p.name} {p.took}" + (f" ({p.note})" if p.note else ""),
+            f"at {milliseconds(p.start_ms)}",
+        )
+        for p in found
+    ]
+    end = visible_text(row.error_code or row.finish_reason) or f"status {row.status}"
+    lines.append(("end", f"end: {end}", f"at {milliseconds(found[-1].end_ms)}"))
+    return format_html(
+        '<ol class="log-steps">{}</ol>',
+        format_html_join("", '<li class="log-{}">{} <span class="log-at">{}</span></li>', lines),
+    )
+
+
+ROOT = "/v1/"  # of all endpoints, and not shown in the list
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """Nothing of this is a client's text but names, whose acting characters are named."""
+
+    pk: str
+    time: str
+    model: str
+    profile: str
+    endpoint: str
+    outcome: str
+    is_bad: bool
+    tokens: str
+    took: str
+    key: str
+    user: str
+
+    @classmethod
+    def of(cls, row: RequestLog) -> LogLine:
+        return cls(
+            pk=row.pk,
+            time=utc_text(row.created_at),
+            model=visible_text(row.model),
+            profile=visible_text(row.profile),
+            endpoint=row.endpoint.removeprefix(ROOT),
+            outcome=f"{row.status} {visible_text(row.error_code or row.finish_reason)}",
+            is_bad=row.status >= 400 or bool(row.error_code),
+            tokens=tokens_text(row),
+            took=f"{milliseconds(row.ttft_ms, beside=row.total_ms)} / {milliseconds(row.total_ms)}",
+            key=key_text(row),
+            user=visible_text(row.user),
+        )
+
+
+def utc_text(at: datetime) -> str:
+    """To the second: people put it beside what other machines say."""
+    return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
+
+
+def key_text(row: RequestLog) -> str:
+    """The key under the secret that was sent, which may be another than it has now. Of a deleted key that is all."""
+    secret = f"{row.key_prefix}…" if row.key_prefix else ""
+    name = row.api_key.name if row.api_key else ""
+    return visible_text(f"{name} ({secret})" if name and secret else name or secret)
+
+
+def tokens_text(row: RequestLog) -> str:
+    cached = f" ({row.cached_tokens} cached)" if row.cached_tokens else ""
+    return f"{row.prompt_tokens}{cached} → {row.completion_tokens}"

@@ -1,0 +1,220 @@
+"""The job that generates a background response.
+
+What was ordered was checked when it was ordered. It is resolved again here, perhaps in another process days later, so
+that a key that was revoked or a profile that was archived in between counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from django.http import HttpRequest
+
+from inference.client import EngineError, QueueFullError
+from jobs.errors import JobCancelled, JobInterrupted, JobLost
+from jobs.patience import patiently
+from jobs.running_job import RunningJob
+from openai_api.backend import get_backend
+from openai_api.database import in_database_however_long
+from openai_api.endpoints.chat import plan_chat
+from openai_api.generation.run import Generation
+from openai_api.generation.target import resolve_target
+from openai_api.http.call import Call
+from openai_api.http.errors import ApiError, server_error, timed_out, unavailable, wrong_key
+from openai_api.keys.authentication import KeyRecord
+from openai_api.responses.background import begin_response, cancel_response, last_number, tell_events
+from openai_api.responses.event_writer import EventWriter
+from openai_api.responses.file_search import FileSearch, Searching
+from openai_api.responses.models import StoredResponse
+from openai_api.responses.run import Rounds, generated
+from openai_api.responses.schemas.bodies import Event
+from openai_api.responses.schemas.request import ResponseRequest
+from openai_api.responses.schemas.tools import FileSearchTool
+from openai_api.responses.store import NotFoundError, Turn, end_response, response_body
+from openai_api.schemas.chat import ChatRequest
+
+ENDPOINT = "/v1/responses (background)"
+
+
+class BackgroundCall(Call):
+    timeout_setting = "MILLM_BACKGROUND_TIMEOUT"
+
+    def __init__(self, response_id: str) -> None:
+        super().__init__(HttpRequest(), ENDPOINT)
+        self.entry.parameters = {"response": response_id}
+
+
+async def key_of(pk: int | None) -> KeyRecord | None:
+    """The key that ordered the response, None for none; raises ApiError 401 where it may not be used any more."""
+    if pk is None:
+        return None
+    for record in (await get_backend().keys()).values():
+        if record.pk == pk:
+            return record
+    raise wrong_key()
+
+
+def search_order(wanted: ResponseRequest, searching: Searching) -> dict[str, Any]:
+    """Nothing where there is no such tool."""
+    search = wanted.file_search
+    if search is None:
+        return {}
+    place, tool = search
+    return {
+        "search": {
+            "tool": tool.model_dump(mode="json", exclude_none=True),
+            "place": place,
+            "shows_results": searching.shows_results,
+            "sources": searching.sources,
+            "max_searches": wanted.max_tool_calls,
+        }
+    }
+
+
+def ordered_search(order: Mapping[str, Any]) -> tuple[FileSearch | None, Searching, int | None]:
+    """The search, what is known of it, and how many there may be."""
+    given = order.get("search")
+    if given is None:
+        return None, Searching(is_on=False), None
+    searching = Searching(shows_results=given["shows_results"], sources=list(given["sources"]))
+    return FileSearch(FileSearchTool.model_validate(given["tool"]), given["place"]), searching, given["max_searches"]
+
+
+logger = logging.getLogger(__name__)
+TELL_S = 0.25  # between writes of new events, and looks whether the response is still wanted
+MAX_PAUSE_S = 2.0  # between attempts to be taken in
+PASSING = frozenset({"rate_limit_exceeded", "server_is_overloaded", "model_not_ready"})  # what is worth waiting for
+LIFECYCLE = ("response.created", "response.queued", "response.in_progress")  # what comes before any output
+INTERRUPTED = "The server stopped while it streamed this response, so the rest is missing. Create it again."
+
+
+class NotWantedError(Exception):
+    """The response was cancelled or deleted."""
+
+
+def generate_response(job: RunningJob) -> None:
+    row = StoredResponse.objects.filter(pk=job.params["response"]).first()
+    if row is None or not row.is_open:
+        return
+    run = BackgroundRun(job, row, last_number(row.pk))
+    try:
+        asyncio.run(run.run())
+    except NotWantedError:
+        job.check_cancelled()  # its job was cancelled with it, if it was not deleted
+    except JobCancelled:
+        _cancel(row)
+        raise
+
+
+def _cancel(row: StoredResponse) -> None:
+    try:
+        cancel_response(response_id=row.pk, owner_id=row.owner_id)
+    except NotFoundError:
+        return  # deleted just now
+
+
+class BackgroundRun:
+    """One attempt. ``last`` is the number of the last event that earlier attempts stored."""
+
+    def __init__(self, job: RunningJob, row: StoredResponse, last: int) -> None:
+        self._job = job
+        self._row = row
+        self._has_begun = row.status == StoredResponse.Status.IN_PROGRESS
+        self._last = last
+        self._input = [item.body for item in row.items.filter(is_output=False)]
+        self._search, searching, self._max_searches = ordered_search(row.order)
+        self._writer = EventWriter(response_body(row), first_number=last + 1, searching=searching)
+
+    async def run(self) -> None:
+        call = BackgroundCall(self._row.pk)
+        try:
+            call.entry.status = 200
+            await self._run(call)
+        except ApiError as error:
+            await self._fail(call, error)
+        except (NotWantedError, JobCancelled, JobInterrupted, JobLost) as end:
+            call.entry.error_code = f"response_{'interrupted' if isinstance(end, JobInterrupted) else 'cancelled'}"
+            raise
+        except Exception:
+            logger.exception("The background response %s failed.", self._row.pk)
+            await self._fail(call, server_error(call.id))
+        finally:
+            call.close()
+
+    async def _run(self, call: BackgroundCall) -> None:
+        if self._row.is_streamed and self._last >= len(LIFECYCLE):  # clients may have seen some of the output
+            raise ApiError(500, INTERRUPTED, error_type="server_error", code="response_interrupted")
+        events = [] if self._has_begun else list(self._writer.started())
+        await self._insist(lambda: begin_response(response_id=self._row.pk, events=events))
+        generation = await self._admitted(call)
+        try:
+            await self._generate(generation)
+        finally:
+            generation.close()
+
+    async def _admitted(self, call: BackgroundCall) -> Rounds:
+        """Wait for the key's limits and for room in the engine: nobody else waits for a background response."""
+        key = await key_of(self._row.order["key"])
+        chat = ChatRequest.parse(self._row.order["chat"])
+        while True:
+            try:
+                call.admit(key, is_counted=True)
+                target = await resolve_target(call, chat)
+                plan, answers = await plan_chat(chat, target)
+                self._writer.read(answers, target.model.text)
+                first = Generation(call, target, plan)
+                return Rounds(first, self._row.order["chat"], self._search, max_searches=self._max_searches)
+            except QueueFullError as error:
+                wait_s = error.retry_after_s
+            except EngineError as error:
+                raise unavailable(str(error), code=error.code) from None
+            except ApiError as error:
+                if error.code not in PASSING:
+                    raise
+                wait_s = error.retry_after_s or MAX_PAUSE_S
+            call.withdraw()
+            await self._pause(call, wait_s)
+
+    async def _pause(self, call: BackgroundCall, wait_s: float) -> None:
+        if asyncio.get_running_loop().time() >= call.deadline:
+            raise timed_out(call.timeout_s, call.timeout_setting)
+        await self._insist(lambda: self._tell(()))
+        await asyncio.sleep(min(wait_s, MAX_PAUSE_S))
+
+    async def _generate(self, generation: Rounds) -> None:
+        loop, events = asyncio.get_running_loop(), list[Event]()
+        told_at = loop.time()
+        async for event in generated(generation, self._writer, TELL_S):
+            if event is not None:
+                events.append(event)
+            if loop.time() - told_at >= TELL_S:
+                told, events = events, []
+                await self._insist(lambda: self._tell(told))  # noqa: B023 - awaited at once
+                told_at = loop.time()
+        await self._end(events)
+
+    async def _fail(self, call: BackgroundCall, error: ApiError) -> None:
+        """The response ends as failed, unless the whole process stops: then the job runs again in the next one."""
+        call.refuse(error)
+        call.entry.status = error.status
+        if self._job.is_stopped:
+            raise JobInterrupted
+        self._writer.fail(error)
+        await self._end([])
+
+    async def _end(self, events: Sequence[Event]) -> None:
+        turn = Turn(self._writer.body, self._input, self._row.owner_id)
+        last = [*events, self._writer.ended()] if self._row.is_streamed else []
+        await self._insist(lambda: end_response(turn=turn, events=last))
+
+    def _tell(self, events: Sequence[Event]) -> bool:
+        self._job.check_cancelled()
+        return tell_events(response_id=self._row.pk, events=events)
+
+    async def _insist(self, write: Callable[[], bool]) -> None:
+        """Write, however long the database is away; raises NotWantedError where the response has ended meanwhile."""
+        if not await in_database_however_long(lambda: patiently(write, self._job.stopping)):
+            raise NotWantedError

@@ -1,0 +1,259 @@
+"""POST /v1/responses: from the request to the response, whole or as events."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+from django.http.response import HttpResponseBase
+
+from openai_api.backend import get_backend
+from openai_api.database import in_database
+from openai_api.endpoints.chat import plan_chat
+from openai_api.generation.chat_chunks import ChatChunks, ChatFold
+from openai_api.generation.prompt import is_effort_without_effect
+from openai_api.generation.reply import collect, streamed
+from openai_api.generation.run import Generation
+from openai_api.generation.target import default_model, find_wish, resolve_target
+from openai_api.http.call import Call
+from openai_api.http.endpoint import json_response
+from openai_api.http.errors import ApiError, invalid, renaming, server_error
+from openai_api.http.sse import PING
+from openai_api.request_id import new_id
+from openai_api.responses.background import (
+    NotBackgroundError,
+    cancel_response,
+    delete_response,
+    end_if_lost,
+    order_response,
+    stream_stored,
+)
+from openai_api.responses.background_job import search_order
+from openai_api.responses.chat_form import ChatBody
+from openai_api.responses.errors import previous_not_found, response_not_found
+from openai_api.responses.event_writer import EventWriter, named_event
+from openai_api.responses.file_search import FileSearch, Searching
+from openai_api.responses.items import compaction_item, item_text, user_message
+from openai_api.responses.models import StoredResponse
+from openai_api.responses.page import list_body, read_flag, read_number, read_page
+from openai_api.responses.planning import Context, PlannedChat, owner_of, plan_response, read_context
+from openai_api.responses.response_body import new_body, usage_body
+from openai_api.responses.run import ResponseRun, Rounds
+from openai_api.responses.schemas.bodies import (
+    CompactionBody,
+    InputTokensBody,
+    Item,
+    ResponseBody,
+    ResponseDeletedBody,
+    ResponseStatus,
+)
+from openai_api.responses.schemas.request import CompactionRequest, ResponseRequest, TokenCountRequest
+from openai_api.responses.store import NotFoundError, Turn, input_of, read_response, response_body
+from openai_api.schemas.chat import ChatRequest
+from openai_api.schemas.generation import SteeredSchema
+
+logger = logging.getLogger(__name__)
+
+
+async def create_response(call: Call) -> HttpResponseBase:
+    wanted = call.read(ResponseRequest)
+    context = await read_context(call, wanted)
+    search = FileSearch.of(wanted)
+    if search is not None:
+        await search.check(call)
+    planned = await plan_response(call, wanted, context)
+    if is_effort_without_effect(planned.target.model.text, planned.chat):
+        call.note_ignored("reasoning.effort")
+    status: ResponseStatus = "queued" if wanted.background else "in_progress"
+    body = new_body(call.answer_id("resp_"), wanted, planned.target.model.record.name, status, planned.plan.params[0])
+    call.entry.parameters["response"] = body["id"]
+    searching = Searching(is_on=search is not None, shows_results=wanted.wants_search_results)
+    searching.note(planned.items if searching.is_on else ())
+    if wanted.background:
+        turn = Turn(body, context.input, owner_of(call))
+        return await _order(call, planned, search_order(wanted, searching), turn, is_streamed=bool(wanted.stream))
+    first = Generation(call, planned.target, planned.plan)
+    generation = Rounds(first, planned.body, search, max_searches=wanted.max_tool_calls)
+    writer = EventWriter(body, searching=searching)
+    writer.read(planned.answers, planned.target.model.text)
+    run = ResponseRun(generation, writer, context.input)
+    return await streamed(generation, _events(run)) if wanted.stream else await _collect(run)
+
+
+async def _order(
+    call: Call, planned: PlannedChat, search: Mapping[str, Any], turn: Turn, *, is_streamed: bool
+) -> HttpResponseBase:
+    """Leave it to a job; the client gets the queued response, or the events as the job writes them."""
+    events = list(EventWriter(turn.body).created())
+    order = {"chat": pinned(call, planned), "key": call.key.pk if call.key is not None else None, **search}
+    priority = call.key.priority if call.key is not None else 0
+    await in_database(
+        lambda: order_response(turn=turn, order=order, priority=priority, events=events, is_streamed=is_streamed)
+    )
+    return stream_stored(call, turn.body["id"], -1) if is_streamed else json_response(turn.body)
+
+
+def pinned(call: Call, planned: PlannedChat) -> ChatBody:
+    """The chat with the profile that the request named, at the version that it means now, wherever it named it."""
+    body: ChatBody = {**planned.body, "model": planned.target.model.record.name}
+    wish = find_wish(call, planned.chat)
+    if wish.is_given:
+        profile = planned.target.profile
+        body["profile"] = profile.label if profile is not None and profile.number else None
+    return body
+
+
+async def _collect(run: ResponseRun) -> HttpResponseBase:
+    """Raises ApiError; nothing is kept then, since the client never learns the id."""
+    try:
+        async for _ in run.events(get_backend().ping_s):
+            pass
+    finally:
+        run.generation.close()
+    return json_response(run.writer.body)
+
+
+async def _events(run: ResponseRun) -> AsyncGenerator[bytes, None]:
+    call = run.generation.call
+    try:
+        async for event in run.events(get_backend().ping_s):
+            yield PING if event is None else named_event(event)
+    except ApiError as error:
+        call.refuse(error)
+        yield named_event(await run.failed(error))
+    except Exception:
+        logger.exception("Request %s failed in its stream.", call.id)
+        hidden = server_error(call.id)
+        call.refuse(hidden)
+        yield named_event(await run.failed(hidden))
+
+
+MAX_NUMBER = 10**9
+
+
+async def get_response(call: Call, response_id: str) -> HttpResponseBase:
+    """The object; with ``stream=true`` the events of a streamed background response, those that come included.
+
+    ``starting_after`` without ``stream`` has nothing to start after, and no effect.
+    """
+    owner_id, query = owner_of(call), call.request.GET
+    wants_stream = read_flag(query.get("stream", "false"), "stream")
+    after = query.get("starting_after")
+    number = read_number(after, "starting_after", least=0, most=MAX_NUMBER) if after is not None else None
+    try:
+        row, body = await in_database(lambda: _read(response_id, owner_id))
+    except NotFoundError:
+        raise response_not_found(response_id) from None
+    if not wants_stream:
+        return json_response(body)
+    if not row.is_streamed:
+        message = "Only responses that were created with “background” and “stream” can be streamed again."
+        raise invalid(message, param="stream")
+    return stream_stored(call, response_id, -1 if number is None else number)
+
+
+async def remove_response(call: Call, response_id: str) -> HttpResponseBase:
+    """One that is still being generated is cancelled first. What continues it keeps its own items only."""
+    owner_id = owner_of(call)
+    try:
+        await in_database(lambda: delete_response(response_id=response_id, owner_id=owner_id))
+    except NotFoundError:
+        raise response_not_found(response_id) from None
+    body: ResponseDeletedBody = {"id": response_id, "object": "response", "deleted": True}
+    return json_response(body)
+
+
+async def list_input_items(call: Call, response_id: str) -> HttpResponseBase:
+    page, owner_id = read_page(call.request.GET), owner_of(call)
+    try:
+        items = await in_database(lambda: input_of(response_id, owner_id))
+    except NotFoundError as error:
+        missing = str(error)
+        if missing != response_id:
+            raise previous_not_found(missing, response_id) from None
+        raise response_not_found(response_id) from None
+    return json_response(list_body(items, page))
+
+
+async def stop_response(call: Call, response_id: str) -> HttpResponseBase:
+    """Cancels a background response; one that has ended stays as it is, and the answer is the response either way."""
+    owner_id = owner_of(call)
+    try:
+        body = await in_database(lambda: response_body(cancel_response(response_id=response_id, owner_id=owner_id)))
+    except NotFoundError:
+        raise response_not_found(response_id) from None
+    except NotBackgroundError:
+        message = (
+            "Only responses that were created with “background” can be cancelled; others end with their connection."
+        )
+        raise invalid(message, param="response_id") from None
+    return json_response(body)
+
+
+def _read(response_id: str, owner_id: int | None) -> tuple[StoredResponse, ResponseBody]:
+    row, body = read_response(response_id, owner_id)
+    if not row.is_open:
+        return row, body
+    end_if_lost(response_id)
+    return read_response(response_id, owner_id)
+
+
+PROMPT = (
+    "Summarise the conversation below for the assistant, who will go on with it and sees nothing of it but your "
+    "summary. Keep what was asked, what was decided, names, numbers and what is still open. Answer with the summary "
+    "alone.\n\n"
+)
+
+
+async def compact_response(call: Call) -> HttpResponseBase:
+    """Raises ApiError 400 where the conversation does not fit the model's context."""
+    wanted = call.read(CompactionRequest)
+    context = await read_context(call, wanted)
+    if not context.items:
+        message = "There is nothing to compact: send `input` or `previous_response_id`."
+        raise invalid(message, param="input", code="missing_required_parameter")
+    chat = chat_of(wanted, context.items)
+    with renaming(lambda text: text.replace("max_tokens", "input").replace("messages", "input")):
+        target = await resolve_target(call, chat)
+        plan, answers = await plan_chat(chat, target)
+    generation = Generation(call, target, plan)
+    chunks = ChatChunks(generation, answers, num_choices=1, has_logprobs=False, include_usage=True)
+    fold = ChatFold(chunks.usage, has_logprobs=False)
+    await collect(generation, chunks, fold.add)
+    completion = fold.body()
+    body: CompactionBody = {
+        "id": call.answer_id("resp_"),
+        "object": "response.compaction",
+        "created_at": int(time.time()),
+        "output": [compaction_item(new_id("cmp_"), completion["choices"][0]["message"]["content"] or "")],
+        "usage": usage_body(generation.usage, completion["usage"]["completion_tokens_details"]["reasoning_tokens"]),
+    }
+    return json_response(body)
+
+
+def chat_of(wanted: CompactionRequest, items: list[Item]) -> ChatRequest:
+    """One message, so that every chat template takes it, whatever turns the conversation has."""
+    lines = [f"instructions: {wanted.instructions}"] if wanted.instructions else []
+    lines += [f"{item.get('role') or item['type'].replace('_', ' ')}: {item_text(item)}" for item in items]
+    steering: dict[str, Any] = wanted.model_dump(include=set(SteeredSchema.model_fields), exclude_unset=True)
+    return ChatRequest.parse({**steering, "messages": [{"role": "user", "content": PROMPT + "\n".join(lines)}]})
+
+
+async def count_input_tokens(call: Call) -> HttpResponseBase:
+    """Of exactly the prompt that a response would get; one that is too long is refused as there.
+
+    Without a model it is the default one; without an input, that of a message of the user's without text.
+    """
+    wanted = call.read(TokenCountRequest)
+    if not wanted.model:
+        wanted = wanted.model_copy(update={"model": default_model(get_backend().registry()).name})
+    context = await read_context(call, wanted)
+    if not context.items:
+        context = Context((), [user_message("")])
+    planned = await plan_response(call, wanted, context)
+    (prompt,) = planned.plan.prompts
+    call.entry.prompt_tokens = len(prompt)
+    body: InputTokensBody = {"object": "response.input_tokens", "input_tokens": len(prompt)}
+    return json_response(body)
