@@ -21,7 +21,7 @@ from management_api.paging import CursorPages
 from management_api.parsing import StrictJSONParser
 from management_api.permissions import ActPermission
 from management_api.strict import StrictInput
-from openai_api.keys.authentication import KeyRecord
+from openai_api.keys.record import KeyRecord
 from openai_api.request_id import new_id
 
 M = TypeVar("M", bound=Model)

@@ -12,7 +12,7 @@ from django.db import models
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from openai_api.keys.authentication import MANAGE_MODELS, MAX_INTENSITY, DayUse, KeyRecord
+from openai_api.keys.record import MANAGE_MODELS, MAX_INTENSITY, DayUse, KeyRecord
 from openai_api.keys.scopes import Scope
 from openai_api.request_log.models import LogAccess, LogWords, SavedSearch
 

@@ -12,8 +12,8 @@ from psycopg import sql
 
 from inference.models import LanguageModel
 from millm_site.seed_load import feature_rows, log_rows
+from openai_api.keys.services import create_api_key
 from openai_api.models import ApiKey, RequestLog
-from openai_api.services import create_api_key
 from steering.models import SAE, Feature, SteeringProfile
 
 MODEL = "seed-model"

@@ -36,8 +36,8 @@ from openai_api.endpoints.rerank import rerank, score
 from openai_api.http.call import Call
 from openai_api.http.endpoint import Handler, answer_as
 from openai_api.http.errors import MESSAGES
-from openai_api.keys.authentication import KeyRecord
 from openai_api.keys.quotas import end_of_day
+from openai_api.keys.record import KeyRecord
 from openai_api.request_id import new_id
 from openai_api.responses.endpoints import create_response
 from storage.batch_lines import BatchLine, LineError, lines_from, validate_lines

@@ -138,44 +138,44 @@ def _refusal_of(error: Exception, call: Call) -> ApiError:
     return server_error(call.id)
 
 
-ChunkT = TypeVar("ChunkT", ChatChunkBody, CompletionBody)
-BodyT = TypeVar("BodyT", ChatCompletionBody, CompletionBody)
+ActiveChunkT = TypeVar("ActiveChunkT", ChatChunkBody, CompletionBody)
+ActiveBodyT = TypeVar("ActiveBodyT", ChatCompletionBody, CompletionBody)
 
 
-class ActivationChunks(Generic[ChunkT]):
+class ActivationChunks(Generic[ActiveChunkT]):
     """The chunks of ``inner``, each with what was read since the one before it."""
 
-    def __init__(self, inner: Chunks[ChunkT], log: ActivationLog) -> None:
-        self._inner: Chunks[ChunkT] = inner
+    def __init__(self, inner: Chunks[ActiveChunkT], log: ActivationLog) -> None:
+        self._inner: Chunks[ActiveChunkT] = inner
         self._log = log
         self._untold: list[TokenActivationsBody] = []
 
-    def opening(self) -> Iterator[ChunkT]:
+    def opening(self) -> Iterator[ActiveChunkT]:
         return self._inner.opening()
 
-    def of(self, event: Event) -> Iterator[ChunkT]:
+    def of(self, event: Event) -> Iterator[ActiveChunkT]:
         self._untold += self._log.take(event)
         for chunk in self._inner.of(event):
             yield self._with_activations(chunk)
 
-    def closing(self) -> Iterator[ChunkT]:
+    def closing(self) -> Iterator[ActiveChunkT]:
         return self._inner.closing()
 
-    def _with_activations(self, chunk: ChunkT) -> ChunkT:
+    def _with_activations(self, chunk: ActiveChunkT) -> ActiveChunkT:
         if self._untold:
             chunk["millm"] = with_activations(chunk.get("millm"), self._untold)
             self._untold = []
         return chunk
 
 
-class ActivationFold(Generic[ChunkT]):
+class ActivationFold(Generic[ActiveChunkT]):
     """Takes activations out of chunks before ``take`` gets them."""
 
-    def __init__(self, take: Callable[[ChunkT], None]) -> None:
-        self._take: Callable[[ChunkT], None] = take
+    def __init__(self, take: Callable[[ActiveChunkT], None]) -> None:
+        self._take: Callable[[ActiveChunkT], None] = take
         self._found: list[TokenActivationsBody] = []
 
-    def add(self, chunk: ChunkT) -> None:
+    def add(self, chunk: ActiveChunkT) -> None:
         millm = chunk.get("millm")
         if millm is not None:
             self._found += millm.get("activations", [])
@@ -186,7 +186,7 @@ class ActivationFold(Generic[ChunkT]):
                 del chunk["millm"]
         self._take(chunk)
 
-    def into(self, body: BodyT) -> BodyT:
+    def into(self, body: ActiveBodyT) -> ActiveBodyT:
         """The body with what was found, by choice and place."""
         found = sorted(self._found, key=lambda one: (one["index"], one["place"]))
         body["millm"] = with_activations(body.get("millm"), found)
@@ -198,7 +198,6 @@ def with_activations(millm: object, activations: list[TokenActivationsBody]) -> 
     return {**cast("ActivationsBody", millm or {}), "activations": activations}
 
 
-ChunkT = TypeVar("ChunkT", ChatChunkBody, CompletionBody)
 TakenT = TypeVar("TakenT", ChatChunkBody, CompletionBody, contravariant=True)
 BodyT = TypeVar("BodyT", ChatCompletionBody, CompletionBody, covariant=True)
 
@@ -211,8 +210,8 @@ class Fold(Protocol[TakenT, BodyT]):
 
 async def respond(
     generation: Generation,
-    chunks: Chunks[ChunkT],
-    fold: Fold[ChunkT, BodyT] | None,
+    chunks: Chunks[ActiveChunkT],
+    fold: Fold[ActiveChunkT, BodyT] | None,
     reading: ActivationLog | None,
     keep: Keep | None = None,
 ) -> HttpResponseBase:

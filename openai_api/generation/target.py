@@ -18,7 +18,7 @@ from openai_api.http.errors import (
     unsupported_parameter,
     without_paths,
 )
-from openai_api.keys.authentication import KeyRecord
+from openai_api.keys.record import KeyRecord
 from openai_api.schemas.generation import SteeredSchema
 from steering.errors import SteeringError
 from steering.profiles.resolver import ResolvedProfile, SteeringSelection, check_scopes

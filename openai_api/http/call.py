@@ -20,8 +20,8 @@ from openai_api.http.client_address import client_address
 from openai_api.http.errors import ApiError, speaks_anthropic, unknown_parameter
 from openai_api.http.in_flight import in_flight
 from openai_api.http.json_body import read_json_object
-from openai_api.keys.authentication import KeyRecord
 from openai_api.keys.limits import Lease, get_limits
+from openai_api.keys.record import KeyRecord
 from openai_api.request_id import CLIENT_HEADER, answer_id_of, new_id, request_id
 from openai_api.request_log.entry import LogEntry, Source
 from openai_api.request_log.metrics import note_request

@@ -24,7 +24,8 @@ from openai_api.http.errors import (
     speaks_anthropic,
     unavailable,
 )
-from openai_api.keys.authentication import KeyRecord, authenticate, prefix_of, presented_key
+from openai_api.keys.authentication import authenticate, prefix_of, presented_key
+from openai_api.keys.record import KeyRecord
 from openai_api.keys.scopes import check_scope
 from storage.errors import StorageError
 

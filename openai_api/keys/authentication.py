@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import re
-import secrets
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import dataclass
-from datetime import date, datetime
 
 from django.conf import settings
 from django.contrib.auth.models import User
 from django.http import HttpRequest
 from django.utils import timezone
-from django.utils.crypto import constant_time_compare, salted_hmac
+from django.utils.crypto import constant_time_compare
 
 from inference.snapshot_listener import is_listening
 from inference.snapshots import Snapshot
 from openai_api.http.client_address import is_loopback
 from openai_api.http.errors import unavailable, wrong_key
+from openai_api.keys.record import KEY_START, MANAGE_MODELS, PREFIX_LENGTH, KeyRecord, digest_of
 
-KEY_START = "sk-millm-"
-PREFIX_LENGTH = len(KEY_START) + 4  # shown in the admin
 MAX_KEY_LENGTH = 200
-MANAGE_MODELS = "inference.change_languagemodel"
 SHAPE = re.compile(rf"{KEY_START}[\w-]{{43}}", re.ASCII)
-MAX_INTENSITY = 2.0  # times what a profile was published with
 # What clients that insist on some key send to a server without keys; on loopback they count as none.
 PLACEHOLDERS = frozenset(
     {"", "anonymous", "dummy", "dummy_key", "dummy-key", "empty", "no-key", "none", "not-needed", "placeholder"}
@@ -32,58 +26,7 @@ PLACEHOLDERS = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class DayUse:
-    """What a key used on a day in UTC."""
-
-    day: date
-    requests: int
-    tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class KeyRecord:
-    """A usable key as requests see it."""
-
-    pk: int
-    name: str
-    digest: str
-    prefix: str = ""  # of the secret that opens the door: a rotated key has two for a while
-    owner_id: int | None = None  # whose objects requests see; without a key nobody's
-    default_profile: str = ""
-    allowed_models: frozenset[str] = frozenset()
-    allowed_profiles: frozenset[str] = frozenset()
-    may_steer_inline: bool = False
-    min_intensity: float = 0.0
-    max_intensity: float = MAX_INTENSITY
-    max_concurrent_requests: int | None = None
-    requests_per_minute: int | None = None
-    tokens_per_minute: int | None = None
-    requests_per_day: int | None = None
-    tokens_per_day: int | None = None
-    priority: int = 0
-    log_content: str = ""  # what the log keeps of its texts, where it says so
-    expires_at: datetime | None = None
-    may_manage_models: bool = False
-    scopes: frozenset[str] = frozenset()  # none: all of /v1
-    used: DayUse | None = None  # when this record was read
-
-    @property
-    def may_manage(self) -> bool:
-        """Through /api, with what its owner may."""
-        return "manage" in self.scopes
-
-
 KeySource = Callable[[], Awaitable[Mapping[str, KeyRecord]]]  # usable keys by digest
-
-
-def new_key() -> str:
-    return KEY_START + secrets.token_urlsafe(32)
-
-
-def digest_of(key: str) -> str:
-    """HMAC-SHA256 under a key derived from SECRET_KEY: a copy of the table alone checks no guess."""
-    return salted_hmac("openai_api.ApiKey", key, algorithm="sha256").hexdigest()
 
 
 async def authenticate(request: HttpRequest, keys: KeySource) -> KeyRecord | None:

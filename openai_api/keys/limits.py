@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from openai_api.http.errors import ApiError, rate_limited
-from openai_api.keys.authentication import KeyRecord
 from openai_api.keys.quotas import Draw, Quotas
+from openai_api.keys.record import KeyRecord
 
 WINDOW_S = 60.0
 CONCURRENCY_RETRY_S = 1.0

@@ -14,7 +14,7 @@ from datetime import date, datetime, time, timedelta
 from django.utils import timezone
 
 from openai_api.http.errors import insufficient_quota
-from openai_api.keys.authentication import KeyRecord
+from openai_api.keys.record import KeyRecord
 
 
 @dataclass(slots=True)

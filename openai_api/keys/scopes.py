@@ -7,7 +7,7 @@ from collections.abc import Collection
 from django.db import models
 
 from openai_api.http.errors import forbidden
-from openai_api.keys.authentication import KeyRecord
+from openai_api.keys.record import KeyRecord
 
 
 class Scope(models.TextChoices):

@@ -18,7 +18,8 @@ from audit.models import AuditEvent
 from audit.trail import record, record_deleted, record_saved
 from inference.ownership import Viewer, seen_by
 from inference.rights import CHANGE_USERS, FieldDenied, may_act_as
-from openai_api.keys.authentication import PREFIX_LENGTH, digest_of, new_key, snapshot
+from openai_api.keys.authentication import snapshot
+from openai_api.keys.record import PREFIX_LENGTH, digest_of, new_key
 from openai_api.keys.scopes import Scope
 from openai_api.models import ApiKey, KeyDay
 from steering.traffic_examples import forget_traffic_examples

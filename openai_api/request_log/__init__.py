@@ -1,1 +1,4 @@
-"""The request log as people use it: search, pages, export, retention, and who looked at texts."""
+"""The request log: one row per request, its search, detail pages, export, retention and replay.
+
+Start at ``entry.py`` (the row while the request runs) and ``writer.py`` (the thread that stores it).
+"""

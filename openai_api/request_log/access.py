@@ -10,10 +10,11 @@ from openai_api.models import LogAccess
 
 SEE_TEXT = "openai_api.view_prompt_text"
 EXPORT = "openai_api.export_requestlog"
+HIDDEN = "The permission to see texts of requests is needed for this."
 
 
 def may_see_text(user: User | AnonymousUser) -> bool:
-    """Beside the permission to see the log, which every page asks for first."""
+    """Return whether the user may read logged texts. Pages check the permission to see the log first."""
     return user.has_perm(SEE_TEXT)
 
 
@@ -35,11 +36,3 @@ def record_access(
         num_rows=num_rows,
         is_complete=is_complete,
     )
-
-
-SEE_TEXT = "openai_api.view_prompt_text"  # the same as for the request log, which has the same texts
-HIDDEN = "The permission to see texts of requests is needed for this."
-
-
-def may_see_text(user: Any) -> bool:
-    return bool(user.has_perm(SEE_TEXT))

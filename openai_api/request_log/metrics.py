@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import collections
 import threading
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -32,8 +32,8 @@ class RecentUse:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._profiles: Counter[str] = Counter()
-        self._keys: Counter[str] = Counter()
+        self._profiles: collections.Counter[str] = collections.Counter()
+        self._keys: collections.Counter[str] = collections.Counter()
 
     def note(self, profile: str, api_key_id: int | None) -> None:
         with self._lock:
@@ -51,7 +51,7 @@ class RecentUse:
         return use
 
 
-def _count(counter: Counter[str], name: str) -> None:
+def _count(counter: collections.Counter[str], name: str) -> None:
     counter[name if name in counter or len(counter) < MAX_NAMES else ""] += 1
 
 

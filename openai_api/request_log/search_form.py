@@ -10,7 +10,7 @@ from django.db.models import Q
 from django.utils import timezone
 
 from inference.models import LanguageModel
-from openai_api.keys.authentication import KEY_START, PREFIX_LENGTH
+from openai_api.keys.record import KEY_START, PREFIX_LENGTH
 from openai_api.models import ApiKey, RequestLog
 from openai_api.request_log.models import MAX_SEARCH, has_words
 from openai_api.request_log.search import LAST, NONE, OTHERS, OUTCOMES, SOURCES, LogSearch

@@ -24,7 +24,7 @@ from openai_api.generation.run import Generation
 from openai_api.generation.target import resolve_target
 from openai_api.http.call import Call
 from openai_api.http.errors import ApiError, server_error, timed_out, unavailable, wrong_key
-from openai_api.keys.authentication import KeyRecord
+from openai_api.keys.record import KeyRecord
 from openai_api.responses.background import begin_response, cancel_response, last_number, tell_events
 from openai_api.responses.event_writer import EventWriter
 from openai_api.responses.file_search import FileSearch, Searching

@@ -9,7 +9,8 @@ from collections.abc import AsyncGenerator, Sequence
 
 from django.db import InterfaceError, OperationalError
 
-from inference.client import Event, SteeringReceipt, Usage
+from inference.client import Event as EngineEvent
+from inference.client import SteeringReceipt, Usage
 from openai_api.database import in_database
 from openai_api.endpoints.chat import plan_chat
 from openai_api.generation.answer import AnswerPlan
@@ -57,7 +58,7 @@ class Rounds:
     async def peek(self) -> None:
         await self._generation.peek()
 
-    async def next_event(self, patience_s: float) -> Event | None:
+    async def next_event(self, patience_s: float) -> EngineEvent | None:
         return await self._generation.next_event(patience_s)
 
     @property

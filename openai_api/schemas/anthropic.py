@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from openai_api.http.errors import invalid
-from openai_api.keys.authentication import MAX_INTENSITY
+from openai_api.keys.record import MAX_INTENSITY
 from openai_api.schemas.base import IGNORED, Harmless, Part, RequestSchema
 from openai_api.schemas.bodies import MillmBody
 from openai_api.schemas.generation import MAX_STOPS, MAX_TOKENS, StopString

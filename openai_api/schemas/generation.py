@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BeforeValidator, Field
 
 from openai_api.http.errors import invalid
-from openai_api.keys.authentication import MAX_INTENSITY
+from openai_api.keys.record import MAX_INTENSITY
 from openai_api.schemas.activations import WishOrFlag
 from openai_api.schemas.base import IGNORED, Harmless, Part, RequestSchema
 from openai_api.schemas.structured import StructuredSchema

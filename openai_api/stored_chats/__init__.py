@@ -1,1 +1,4 @@
-"""Chat completions that clients asked to keep (``store``)."""
+"""Chat completions that clients asked to keep (``store``).
+
+Start at ``endpoints.py``; ``store.py`` holds the database access.
+"""

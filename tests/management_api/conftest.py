@@ -12,7 +12,7 @@ from django.contrib.auth.models import Group, User
 from django.test import Client
 
 from openai_api.keys.authentication import snapshot
-from openai_api.services import create_api_key
+from openai_api.keys.services import create_api_key
 from tests.steering.conftest import (  # noqa: F401 - fixtures
     cold_snapshots,
     feature,

@@ -11,8 +11,8 @@ from django.test import Client
 from django.utils import timezone
 
 from openai_api.keys.authentication import snapshot
+from openai_api.keys.services import create_api_key
 from openai_api.models import ApiKey
-from openai_api.services import create_api_key
 from tests.management_api.conftest import api_of, make_user, refusal
 
 pytestmark = pytest.mark.django_db

@@ -18,8 +18,8 @@ from lxml import html
 
 from inference import services
 from inference.models import LanguageModel
+from openai_api.keys.services import create_api_key
 from openai_api.models import ApiKey
-from openai_api.services import create_api_key
 from tests.console.test_pages import client_of
 from tests.management_api.conftest import api_of, make_user
 

@@ -14,8 +14,8 @@ from django.utils import timezone
 
 from inference.models import LanguageModel
 from jobs.models import Job
+from openai_api.keys.services import create_api_key
 from openai_api.models import ApiKey, RequestLog
-from openai_api.services import create_api_key
 from steering import services
 from steering.models import SAE, Evaluation, Feature, ProfileVersion, SteeringPolicy, SteeringProfile, VectorSet
 from steering.profiles import lifecycle

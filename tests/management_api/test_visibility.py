@@ -12,8 +12,8 @@ from django.urls import reverse
 
 from audit.models import AuditEvent
 from inference.models import LanguageModel
+from openai_api.keys.services import create_api_key
 from openai_api.models import ApiKey
-from openai_api.services import create_api_key
 from steering import services
 from steering.exchange.exports import version_document
 from steering.exchange.imports import ImportOptions, import_profiles, plan_import

@@ -17,8 +17,8 @@ from inference.registry import ModelRecord
 from jobs.running_jobs import RunningJobs
 from openai_api.backend import Backend, get_backend, set_backend
 from openai_api.http.call import Call
-from openai_api.keys.authentication import KeyRecord, digest_of
 from openai_api.keys.limits import Limits, set_limits
+from openai_api.keys.record import KeyRecord, digest_of
 from openai_api.request_log.entry import LogEntry
 from openai_api.request_log.writer import set_log_writer
 from steering.watch.watcher import NO_WATCH, Watch

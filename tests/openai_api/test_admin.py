@@ -10,9 +10,10 @@ from django.contrib.auth.models import Permission
 from django.test import Client
 from django.utils import timezone
 
-from openai_api.keys.authentication import KEY_START, find_key, load_keys, snapshot
+from openai_api.keys.authentication import find_key, load_keys, snapshot
+from openai_api.keys.record import KEY_START
+from openai_api.keys.services import create_api_key
 from openai_api.models import ApiKey, RequestLog
-from openai_api.services import create_api_key
 
 KEYS = "/admin/openai_api/apikey/"
 

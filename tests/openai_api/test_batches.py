@@ -22,9 +22,9 @@ from jobs.execution import run_job
 from jobs.models import Job
 from jobs.running_jobs import RunningJobs
 from jobs.services import cancel_job
-from openai_api.keys.authentication import KeyRecord
 from openai_api.keys.limits import Limits, set_limits
 from openai_api.keys.quotas import Quotas, end_of_day
+from openai_api.keys.record import KeyRecord
 from openai_api.responses.models import StoredResponse
 from storage.batch_results import BatchResults, Checkpoint, Result
 from storage.models import Batch as BatchRow

@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 
 from audit.models import AuditEvent
 from inference.models import LanguageModel
-from openai_api.keys.authentication import KEY_START, find_key, load_keys, snapshot
+from openai_api.keys.authentication import find_key, load_keys, snapshot
+from openai_api.keys.record import KEY_START
 from openai_api.keys.scopes import Scope, scope_of
 from openai_api.keys.services import (
     CreatedKey,

@@ -18,7 +18,8 @@ from openai_api.backend import Backend, set_backend
 from openai_api.http.errors import ApiError
 from openai_api.http.file_uploads import upload_refusal
 from openai_api.keys import authentication as keys_module
-from openai_api.keys.authentication import KeyRecord, current_keys, find_key, load_changed_keys, load_keys, snapshot
+from openai_api.keys.authentication import current_keys, find_key, load_changed_keys, load_keys, snapshot
+from openai_api.keys.record import KeyRecord
 from openai_api.keys.services import change_api_key, create_api_key, delete_api_keys, revoke_api_keys
 from openai_api.models import ApiKey
 from tests.openai_api.conftest import Api

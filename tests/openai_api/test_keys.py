@@ -18,7 +18,8 @@ from django.utils import timezone
 from audit.models import AuditEvent
 from openai_api.backend import Backend, set_backend
 from openai_api.http.client_address import client_address, is_loopback
-from openai_api.keys.authentication import KEY_START, digest_of, find_key, load_keys, new_key, snapshot
+from openai_api.keys.authentication import find_key, load_keys, snapshot
+from openai_api.keys.record import KEY_START, digest_of, new_key
 from openai_api.keys.services import change_api_key, create_api_key, delete_api_keys, revoke_api_keys
 from openai_api.models import ApiKey
 from tests.openai_api.conftest import Api

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from openai_api.http.errors import ApiError
-from openai_api.keys.authentication import KeyRecord
 from openai_api.keys.limits import Limits, TokenBucket
+from openai_api.keys.record import KeyRecord
 from tests.openai_api.conftest import Api, Clock, chunks_of
 
 

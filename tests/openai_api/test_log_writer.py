@@ -14,12 +14,12 @@ from django.db import DataError, OperationalError
 from django.utils import timezone
 
 from openai_api import apps
+from openai_api.keys.services import create_api_key
 from openai_api.models import ApiKey, RequestLog
 from openai_api.request_log import writer as log_writer
 from openai_api.request_log.entry import LogEntry
 from openai_api.request_log.store import LogStore, kept_text, row_of
 from openai_api.request_log.writer import LogWriter, get_log_writer, set_log_writer
-from openai_api.services import create_api_key
 
 
 def entry(number: int = 0, **fields: Any) -> LogEntry:

@@ -13,8 +13,9 @@ from pydantic import TypeAdapter
 from audit.models import AuditEvent
 from inference.registry import set_registry
 from openai_api.backend import Backend, set_backend
-from openai_api.keys.authentication import KeyRecord, snapshot
-from openai_api.services import create_api_key
+from openai_api.keys.authentication import snapshot
+from openai_api.keys.record import KeyRecord
+from openai_api.keys.services import create_api_key
 from tests.inference.test_admin import FakeRegistry as UnloadingRegistry
 from tests.openai_api.conftest import Api
 from tests.openai_api.fakes import record

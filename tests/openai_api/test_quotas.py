@@ -15,13 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openai_api.http.errors import ApiError
-from openai_api.keys.authentication import DayUse, KeyRecord, load_keys
+from openai_api.keys.authentication import load_keys
 from openai_api.keys.limits import Limits, set_limits
 from openai_api.keys.quotas import Quotas
+from openai_api.keys.record import DayUse, KeyRecord
+from openai_api.keys.services import create_api_key
 from openai_api.models import ApiKey, KeyDay, RequestLog
 from openai_api.request_log.entry import LogEntry
 from openai_api.request_log.store import LogStore
-from openai_api.services import create_api_key
 from tests.openai_api.conftest import Api
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)

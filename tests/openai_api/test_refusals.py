@@ -9,13 +9,13 @@ import pytest
 from django.contrib.auth.models import User
 from django.utils import timezone
 
+from openai_api.keys.services import create_api_key
 from openai_api.models import RequestLog
 from openai_api.request_log.entry import LogEntry
 from openai_api.request_log.refusals import MAX_KINDS, ROWS_OF_ALL, ROWS_PER_ADDRESS, WINDOW_S, Refusals
 from openai_api.request_log.retention import Retention, prune_log
 from openai_api.request_log.store import LogStore
 from openai_api.request_log.writer import LogWriter, set_log_writer
-from openai_api.services import create_api_key
 from tests.openai_api.test_log_writer import FakeStore, entry
 
 

@@ -10,9 +10,9 @@ from django.core.exceptions import ValidationError
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.utils import timezone
 
-from openai_api.keys.authentication import MAX_INTENSITY
+from openai_api.keys.record import MAX_INTENSITY
 from openai_api.keys.scopes import Scope
-from openai_api.services import create_api_key
+from openai_api.keys.services import create_api_key
 
 LIMITS = (
     "max_concurrent_requests",

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from jobs.models import Job
 from jobs.periodic import enqueue_due
 from openai_api.apps import PRUNE
+from openai_api.keys.services import create_api_key
 from openai_api.models import ApiKey, LogAccess, RequestLog
 from openai_api.request_log import retention as pruning
 from openai_api.request_log.entry import LogEntry, bare_parameters, stricter
 from openai_api.request_log.retention import Pruned, Retention, prune_log
 from openai_api.request_log.store import row_of
-from openai_api.services import create_api_key
 from tests.openai_api.request_log.rows import row
 from tests.steering.evaluating import run
 

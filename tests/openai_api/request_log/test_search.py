@@ -11,11 +11,10 @@ from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
-from openai_api.keys.services import delete_api_keys, rotate_api_key
+from openai_api.keys.services import create_api_key, delete_api_keys, rotate_api_key
 from openai_api.models import ApiKey, LogAccess, RequestLog
 from openai_api.request_log.search import OUTCOMES
 from openai_api.request_log.search_pages import PAGE_SIZE
-from openai_api.services import create_api_key
 from tests.openai_api.request_log.conftest import LOG, client_of, staff
 from tests.openai_api.request_log.rows import row, rows
 

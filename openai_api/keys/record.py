@@ -1,0 +1,69 @@
+"""The key of a request as an immutable record, and how keys are made and hashed."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from datetime import date, datetime
+
+from django.utils.crypto import salted_hmac
+
+KEY_START = "sk-millm-"
+PREFIX_LENGTH = len(KEY_START) + 4  # shown in the admin
+
+
+MANAGE_MODELS = "inference.change_languagemodel"
+
+
+MAX_INTENSITY = 2.0  # times what a profile was published with
+
+
+@dataclass(frozen=True, slots=True)
+class DayUse:
+    """What a key used on a day in UTC."""
+
+    day: date
+    requests: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRecord:
+    """A usable key as requests see it."""
+
+    pk: int
+    name: str
+    digest: str
+    prefix: str = ""  # of the secret that opens the door: a rotated key has two for a while
+    owner_id: int | None = None  # whose objects requests see; without a key nobody's
+    default_profile: str = ""
+    allowed_models: frozenset[str] = frozenset()
+    allowed_profiles: frozenset[str] = frozenset()
+    may_steer_inline: bool = False
+    min_intensity: float = 0.0
+    max_intensity: float = MAX_INTENSITY
+    max_concurrent_requests: int | None = None
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    requests_per_day: int | None = None
+    tokens_per_day: int | None = None
+    priority: int = 0
+    log_content: str = ""  # what the log keeps of its texts, where it says so
+    expires_at: datetime | None = None
+    may_manage_models: bool = False
+    scopes: frozenset[str] = frozenset()  # none: all of /v1
+    used: DayUse | None = None  # when this record was read
+
+    @property
+    def may_manage(self) -> bool:
+        """Through /api, with what its owner may."""
+        return "manage" in self.scopes
+
+
+def new_key() -> str:
+    return KEY_START + secrets.token_urlsafe(32)
+
+
+def digest_of(key: str) -> str:
+    """HMAC-SHA256 under a key derived from SECRET_KEY: a copy of the table alone checks no guess."""
+    return salted_hmac("openai_api.ApiKey", key, algorithm="sha256").hexdigest()
