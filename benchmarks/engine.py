@@ -17,6 +17,7 @@ from benchmarks.record import Record
 from benchmarks.shapes import Shape, shape_folder
 from benchmarks.subject import Plan, measure
 from benchmarks.workloads import MAKERS, Job, Workload
+from inference.captures import Read
 from inference.engine.config import EngineConfig
 from inference.engine.linear_kinds import Weights
 from inference.engine.loader import LoadedModel, ModelSpec, load_model
@@ -30,7 +31,6 @@ from inference.engine.messages import (
     TokensEvent,
 )
 from inference.interventions import Intervention
-from inference.readings import Read
 
 TIMEOUT_S = 3600.0
 ENGINE = "miLLM engine"

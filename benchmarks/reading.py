@@ -20,10 +20,10 @@ from benchmarks.profiles import D_SAE, RandomReader
 from benchmarks.record import Record
 from benchmarks.subject import Plan, measure
 from benchmarks.workloads import Workload, streams
+from inference.captures import FeatureValues, Read, TopFeatures
 from inference.engine.config import EngineConfig
 from inference.engine.loader import LoadedModel
 from inference.interventions import Site
-from inference.readings import FeatureValues, Read, TopFeatures
 
 STREAMS = 16
 RULES = 8

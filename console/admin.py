@@ -15,7 +15,7 @@ from django.db.models import QuerySet
 from django.forms import CheckboxSelectMultiple
 from django.http import HttpRequest
 
-from inference.rights import grantable_groups, grantable_permissions, has_rights_of, is_superuser
+from inference.permissions import grantable_groups, grantable_permissions, has_rights_of, is_superuser
 
 admin.site.unregister(User)
 admin.site.unregister(Group)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from inference.client import LocalEngineClient
     from inference.engine.loop import EngineLoop
     from inference.engine.watchdog import Watchdog
-    from inference.registry import ModelRegistry
+    from inference.registry.registry import ModelRegistry
 
 logger = logging.getLogger(__name__)
 BOOT_WAIT_S = 10.0
@@ -28,11 +28,11 @@ class InferenceConfig(AppConfig):
     verbose_name = "Inference"
 
     def ready(self) -> None:
-        from inference.groups import grant_after_migrate
         from inference.job_kinds import register_kinds
+        from inference.permissions import grant_after_migrate
 
         register_kinds()
-        post_migrate.connect(grant_after_migrate, dispatch_uid="inference.groups")
+        post_migrate.connect(grant_after_migrate, dispatch_uid="inference.permissions")
 
 
 def _log_failure(error: str) -> None:
@@ -67,7 +67,7 @@ class ServingState:
         from inference.engine.config import EngineConfig
         from inference.engine.loop import EngineLoop
         from inference.engine.watchdog import Watchdog
-        from inference.registry import ModelRegistry, set_registry
+        from inference.registry.registry import ModelRegistry, set_registry
         from inference.snapshot_listener import start_listening
 
         config = EngineConfig(**settings.MILLM_ENGINE)

@@ -22,9 +22,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic import ValidationError as SchemaError
 
 from inference import services
+from inference.files.sources import SourceError, source_at_shell
 from inference.models import LanguageModel
-from inference.rights import FieldDenied
-from inference.sources import SourceError, source_at_shell
+from inference.permissions import FieldDenied
 
 Outcome = Literal["created", "updated", "unchanged"]
 

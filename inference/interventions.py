@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from inference.parts import ALL_PARTS, Part
+from inference.segments import ALL_PARTS, Part
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -33,7 +33,7 @@ def _act(job: RunningJob, kind: str) -> dict[str, Any]:
     """Waits for it and tells that it does, so that a cancel is seen."""
     from concurrent.futures import wait
 
-    from inference.registry import get_registry
+    from inference.registry.registry import get_registry
 
     name = job.params["model"]
     registry = get_registry()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from inference.files.sources import SourceError, present_directory
 from inference.models import LanguageModel
-from inference.sources import SourceError, present_directory
 
 MAX_SHOWN = 60_000
 

@@ -10,10 +10,9 @@ from django.core.exceptions import ValidationError
 from django.db import models
 from django.db.models.functions import Now
 
-from inference.dialects.tool_formats import TOOL_FORMATS
-from inference.model_checks import device_problems, name_problems, source_problems, template_problems
-from inference.sampling_defaults import sampling_problems
-from inference.sources import ModelSource
+from inference.files.sources import ModelSource
+from inference.text.dialects.tool_formats import TOOL_FORMATS
+from inference.validation import device_problems, name_problems, sampling_problems, source_problems, template_problems
 
 
 class LanguageModel(models.Model):

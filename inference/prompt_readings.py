@@ -12,6 +12,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from inference.captures import Read, Reading
 from inference.client import (
     EngineClient,
     EngineError,
@@ -24,7 +25,6 @@ from inference.client import (
     SamplingParams,
 )
 from inference.interventions import Intervention
-from inference.readings import Read, Reading
 
 if TYPE_CHECKING:
     import numpy as np

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from inference.models import LanguageModel
-from inference.sampling_defaults import RANGES
+from inference.validation import RANGES
 
 WORDS = {
     "temperature": "How much chance there is: 0 always takes the likeliest token, 1 follows the model's probabilities.",

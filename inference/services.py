@@ -15,11 +15,7 @@ from audit.changes import stored_fields
 from audit.models import AuditEvent
 from audit.trail import record, record_deleted, record_saved
 from inference.client import EngineError, get_client
-from inference.models import LanguageModel
-from inference.records import model_table
-from inference.registry import get_registry
-from inference.rights import FieldDenied, is_superuser
-from inference.sources import (
+from inference.files.sources import (
     ALLOW_CODE_HINT,
     ModelSource,
     SourceError,
@@ -32,6 +28,10 @@ from inference.sources import (
     present_directory,
     resolve_source,
 )
+from inference.models import LanguageModel
+from inference.permissions import FieldDenied, is_superuser
+from inference.registry.records import model_table
+from inference.registry.registry import get_registry
 
 LIVE_FIELDS = frozenset({"state", "error", "memory_bytes", "loaded_at", "created_at"})
 TRUST_FIELDS = ("trust_remote_code", "allow_pickle")
@@ -67,7 +67,7 @@ def register_model(
     """Register a model; ValidationError or SourceError when it cannot be served, and what :func:`save_model` raises.
 
     With ``exist_ok`` a model of that name is brought to these values instead. A Hub source is downloaded by
-    :func:`inference.sources.resolve_source` before (see :func:`add_model`) or when it is first loaded.
+    :func:`inference.files.sources.resolve_source` before (see :func:`add_model`) or when it is first loaded.
     """
     row = LanguageModel.objects.select_for_update().filter(name=name).first()
     if row is not None and not exist_ok:

@@ -13,7 +13,7 @@ from inference.client import (
     SamplingParams,
     get_client,
 )
-from inference.registry import ModelNotFoundError, ModelNotReadyError, ReadyModel, get_registry
+from inference.registry.registry import ModelNotFoundError, ModelNotReadyError, ReadyModel, get_registry
 from jobs.errors import JobError
 
 if TYPE_CHECKING:

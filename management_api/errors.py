@@ -15,7 +15,7 @@ from rest_framework.response import Response
 from rest_framework.views import set_rollback
 
 from inference.client import EngineError
-from inference.sources import SourceError
+from inference.files.sources import SourceError
 from jobs.errors import JobError, JobStateError
 from openai_api.http.errors import MAX_PROBLEMS, ApiError, conflict, forbidden, invalid, quote, unavailable, wrong_key
 from openai_api.http.errors import method_not_allowed as method_refused

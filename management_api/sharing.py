@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.contrib.auth.models import Group, User
 from rest_framework import serializers
 
-from inference.ownership import groups_to_share_with, may_share
+from inference.permissions import groups_to_share_with, may_share
 from management_api.strict import StrictInput, Text
 from openai_api.http.errors import forbidden, invalid
 

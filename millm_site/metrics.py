@@ -12,8 +12,7 @@ from prometheus_client import GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 
 from inference.client import get_client
-from inference.engine_collector import EngineCollector
-from inference.metrics import REGISTRY
+from inference.metrics import REGISTRY, EngineCollector
 from millm_site.failures import read_only
 from openai_api.http.client_address import is_loopback
 from openai_api.request_log import metrics as request_metrics

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from inference.architectures import EXACT, REFUSED, Architecture
+from inference.files.architectures import EXACT, REFUSED, Architecture
 from millm_site.env import PROJECT_DIR
 
 PATH = PROJECT_DIR / "docs" / "models.md"
@@ -13,7 +13,7 @@ HEAD = """# Models
 
 A model that generates text is a directory in the Hugging Face layout (or a Hub id) whose architecture transformers
 knows, with `tokenizer.json` and weights as safetensors. Its `model_type` is in `config.json`. This page is made by
-`manage.py models_doc` from `inference/architectures.py`; `make check` fails when they differ, and
+`manage.py models_doc` from `inference/files/architectures.py`; `make check` fails when they differ, and
 `tests/engine/test_architectures.py` builds a tiny random model of each row: those of the first table give
 transformers' own tokens alone and in chunks beside another text, on both caches; those of the second are refused.
 

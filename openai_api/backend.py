@@ -12,7 +12,7 @@ from django.contrib.auth import get_user_model
 from audit.origin import Origin, acting
 from inference.client import EngineClient, get_client
 from inference.models import LanguageModel
-from inference.registry import ModelRecord, ReadyModel, get_registry
+from inference.registry.registry import ModelRecord, ReadyModel, get_registry
 from inference.services import unload_model
 from openai_api.database import in_database
 from openai_api.http.call import Call
@@ -47,7 +47,7 @@ def _username(pk: int | None) -> str:
 
 
 class Registry(Protocol):
-    """The part of :class:`inference.registry.ModelRegistry` that requests use."""
+    """The part of :class:`inference.registry.registry.ModelRegistry` that requests use."""
 
     def records(self) -> tuple[ModelRecord, ...]: ...
 

@@ -31,7 +31,7 @@ from inference.interventions import (
     VectorEdit,
     Window,
 )
-from inference.parts import Part
+from inference.segments import Part
 from steering.directions import Direction
 from steering.saes.sae import SparseAutoencoder
 from steering.spec.conflicts import check_conflicts

@@ -28,7 +28,7 @@ from inference.interventions import (
     Window,
     Zone,
 )
-from inference.parts import ALL_PARTS
+from inference.segments import ALL_PARTS
 from steering.errors import PolicyConflictError
 
 if TYPE_CHECKING:

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from inference.chat_template import ChatTemplateError
+from inference.text.chat_template import ChatTemplateError
 from steering.measuring.document import MAX_TOKENS as MAX_PIECE
 from steering.measuring.document import TokenisedDocument, split_tokens, take_tokens
 
 if TYPE_CHECKING:
-    from inference.text import ModelText
+    from inference.text.model_text import ModelText
 
 DEFAULT = Path(__file__).with_name("corpora") / "default.jsonl"
 DEFAULT_NAME = "default"

@@ -10,6 +10,7 @@ from uuid import uuid4
 
 import numpy as np
 
+from inference.captures import Read
 from inference.client import (
     EngineError,
     EventStream,
@@ -22,15 +23,14 @@ from inference.client import (
 )
 from inference.interventions import Site
 from inference.models import LanguageModel
-from inference.readings import Read
-from inference.registry import get_registry
+from inference.registry.registry import get_registry
 from steering.model_shape import read_model_shape
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from inference.text import ModelText
+    from inference.text.model_text import ModelText
 
 _MAX_WAIT_S = 5.0
 

@@ -11,9 +11,9 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
 
+from inference.files.sources import SourceError
 from inference.interventions import Site
 from inference.models import LanguageModel
-from inference.sources import SourceError
 from jobs.models import Job
 from steering.errors import SteeringError
 from steering.exchange.documents import MAX_BYTES

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from django.db import close_old_connections, connection
 
-from inference.sources import ModelSource
+from inference.files.sources import ModelSource
 from steering.errors import SteeringError, UnknownSAEError
 from steering.labels import FeatureExample
 from steering.logit_lens import LensBusyError, LensSubject, LensUnavailableError, LogitLens, get_lens_worker

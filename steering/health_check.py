@@ -22,7 +22,7 @@ from steering.traffic_examples import keep_traffic_examples, lock_examples
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from inference.text import ModelText
+    from inference.text.model_text import ModelText
     from steering.measuring.document import TokenisedDocument
     from steering.measuring.measurement import FeatureFacts, Measurement, Progress
 
@@ -41,7 +41,7 @@ _WRITTEN = (
 
 
 class ReadableModel(Protocol):
-    """A model whose residuals can be read; see :class:`inference.offline_model.OfflineModel`."""
+    """A model whose residuals can be read; see :class:`inference.registry.standalone_model.OfflineModel`."""
 
     text: ModelText
     num_layers: int

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from inference.sources import SourceError, download_problem, local_directory
+from inference.files.sources import SourceError, download_problem, local_directory
 from steering.saes.files import check_subfolder
 from steering.saes.formats.format import SAEFormat
 from steering.saes.formats.registry import FORMATS

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from inference.sources import ModelSource, SourceError, resolve_source
-from inference.token_bytes import token_bytes_reader
+from inference.files.sources import ModelSource, SourceError, resolve_source
+from inference.text.token_bytes import token_bytes_reader
 from inference.torch_threads import borrowed_workers
 from steering.profiles.resolver import get_resolver
 from steering.profiles.snapshot import SAESource

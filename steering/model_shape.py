@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from inference.files.sources import fetch
 from inference.interventions import Site
 from inference.models import LanguageModel
-from inference.sources import fetch
 from steering.errors import IncompatibleSAEError
 
 _HIDDEN_SIZE = ("hidden_size", "n_embd", "d_model")

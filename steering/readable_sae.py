@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from inference.files.sources import SourceError
 from inference.interventions import Site
-from inference.sources import SourceError
 from steering.errors import SAEChoiceError, SAENotReadableError, SAEUnavailableError, UnknownSAEError
 from steering.models import SAE, Feature
 from steering.profiles.resolver import get_resolver

@@ -85,7 +85,7 @@ def inspect_sae(
 ) -> SAECandidate:
     """Reads the configurations of SAE and model; ``layer`` and ``site`` override what the SAE's says.
 
-    InvalidSAEError, IncompatibleSAEError or :class:`inference.sources.SourceError`.
+    InvalidSAEError, IncompatibleSAEError or :class:`inference.files.sources.SourceError`.
     """
     config = preview_sae(location.locate(with_weights=False))
     place = _place(config, layer, site)

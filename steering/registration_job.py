@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from django.contrib.auth.models import User
 
+from inference.files.downloads import watch
 from inference.models import LanguageModel
-from inference.watched_download import watch
 from steering.models import SAE
 from steering.registration import SAELocation, inspect_sae, prepare_sae
 from steering.sae_jobs import add_sae

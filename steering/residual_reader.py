@@ -7,12 +7,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from inference.captures import Read
 from inference.client import EngineClient, get_client
 from inference.interventions import Site
 from inference.prompt_readings import read_prompts
-from inference.readiness import ReadyModel
-from inference.readings import Read
-from inference.registry import get_registry
+from inference.registry.ready_model import ReadyModel
+from inference.registry.registry import get_registry
 
 if TYPE_CHECKING:
     import numpy as np

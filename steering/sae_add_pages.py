@@ -13,7 +13,7 @@ from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from inference.sources import SourceError
+from inference.files.sources import SourceError
 from steering.candidate_wording import describe, estimated_bytes
 from steering.errors import SteeringError
 from steering.hub import find_saes

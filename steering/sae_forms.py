@@ -8,9 +8,9 @@ from typing import Any
 from django import forms
 from django.core.exceptions import ValidationError
 
-from inference.model_checks import within_roots
+from inference.files.sources import SourceError, local_directory
 from inference.models import LanguageModel
-from inference.sources import SourceError, local_directory
+from inference.validation import within_roots
 from steering.corpus import DEFAULT_TOKENS, MAX_TOKENS
 from steering.errors import SteeringError
 from steering.models import SAE

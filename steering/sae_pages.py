@@ -11,7 +11,7 @@ from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
 from django.urls import path, reverse
 
-from inference.sources import SourceError
+from inference.files.sources import SourceError
 from jobs.services import enqueue_job
 from steering.corpus_shelf import corpus_names
 from steering.models import SAE

@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from inference.sources import Download, fetch, local_directory
+from inference.files.sources import Download, fetch, local_directory
 from steering.hub import hub_files, safetensors_headers
 from steering.models import SAE
 from steering.profiles.snapshot import SAESource
@@ -33,7 +33,7 @@ def locate_sae(
     """The SAE's place on this machine.
 
     Of a Hub repository its own files are downloaded first, and without ``with_weights`` only the configuration; what
-    was downloaded completely needs no network again. InvalidSAEError or :class:`inference.sources.SourceError`.
+    was downloaded completely needs no network again. InvalidSAEError or :class:`inference.files.sources.SourceError`.
     """
     check_subfolder(subfolder)
     local = local_directory(source)

@@ -11,10 +11,10 @@ from django.db.models import Q
 from audit.changes import stored_fields
 from audit.models import AuditEvent
 from audit.trail import record, record_deleted, record_saved
+from inference.files.sources import SourceError
 from inference.interventions import SiteKind
 from inference.models import LanguageModel
 from inference.services import absolute_source
-from inference.sources import SourceError
 from steering.errors import (
     InUseError,
     InvalidProfileError,
@@ -61,7 +61,7 @@ def register_sae(
 ) -> SAE:
     """Checks an SAE against the model, reads its weights once, and adds it with a row per feature.
 
-    InvalidSAEError, IncompatibleSAEError, ValidationError or :class:`inference.sources.SourceError` if it is refused.
+    InvalidSAEError, IncompatibleSAEError, ValidationError or :class:`inference.files.sources.SourceError` if it is refused.
     """
     candidate = inspect_sae(location, model, layer=layer, site=site)
     return save_sae(prepared=prepare_sae(name, model, candidate, labels=labels, health=health))

@@ -14,7 +14,7 @@ from django.http import HttpRequest
 
 from audit.models import AuditEvent
 from audit.trail import record
-from inference.ownership import groups_to_share_with, may_share
+from inference.permissions import groups_to_share_with, may_share
 from steering.models import SteeringProfile, VectorSet
 
 

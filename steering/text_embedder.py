@@ -17,7 +17,7 @@ from inference.client import (
     FailedEvent,
     get_client,
 )
-from inference.registry import ReadyModel, get_registry
+from inference.registry.registry import ReadyModel, get_registry
 from steering.engine_model import submit_when_there_is_room
 from steering.errors import SteeringError
 

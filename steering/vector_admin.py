@@ -17,8 +17,8 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from audit.read_only_admin import ReadOnlyAdmin
+from inference.files.sources import SourceError
 from inference.models import LanguageModel
-from inference.sources import SourceError
 from steering.errors import SteeringError
 from steering.extraction_pages import ExtractionPages
 from steering.models import PlainVector, VectorSet

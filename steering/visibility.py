@@ -10,7 +10,7 @@ from typing import Any
 
 from django.db.models import Q, QuerySet
 
-from inference.ownership import Viewer, seen_by
+from inference.permissions import Viewer, seen_by
 from steering.models import Evaluation, PlainVector, ProfileVersion, SteeringPolicy, SteeringProfile, VectorSet
 
 SEE_ALL_PROFILES = "steering.see_all_steeringprofiles"

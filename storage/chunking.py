@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from storage.extraction.errors import ExtractionError
 
 if TYPE_CHECKING:
-    from inference.readiness import ReadyModel
+    from inference.registry.ready_model import ReadyModel
 
 MAX_TOKENS, OVERLAP = 800, 400  # OpenAI's
 SECTION = 200_000  # characters that are tokenised at once: bounds the memory for their offsets

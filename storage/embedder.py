@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from inference.client import EmbeddingEvent, EmbeddingRequest, EngineClient, FailedEvent, QueueFullError, get_client
-from inference.readiness import ReadyModel
-from inference.records import ModelRecord
-from inference.registry import ModelNotFoundError, get_registry
+from inference.registry.ready_model import ReadyModel
+from inference.registry.records import ModelRecord
+from inference.registry.registry import ModelNotFoundError, get_registry
 from storage.errors import ObjectNotFoundError, StorageError
 from storage.ids import new_id
 from storage.models import VectorStore
@@ -21,7 +21,7 @@ MISMATCH = "embedding_model_mismatch"
 
 
 class Models(Protocol):
-    """The part of :class:`inference.registry.ModelRegistry` that embedding uses."""
+    """The part of :class:`inference.registry.registry.ModelRegistry` that embedding uses."""
 
     def records(self) -> tuple[ModelRecord, ...]: ...
 

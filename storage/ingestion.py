@@ -16,7 +16,7 @@ from typing import Any
 from django.db import transaction
 
 from inference.client import BACKGROUND_PRIORITY, EngineError
-from inference.readiness import ModelNotReadyError, ReadyModel
+from inference.registry.ready_model import ModelNotReadyError, ReadyModel
 from jobs.errors import JobCancelled
 from jobs.running_job import RunningJob
 from storage.blobs import BlobStore

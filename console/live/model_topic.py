@@ -8,8 +8,8 @@ from django.contrib.auth.models import User
 
 from console.live.topic import Reading, Topic, register_topic
 from inference.client import EngineError, get_client
-from inference.model_standing import model_standing
 from inference.models import LanguageModel
+from inference.registry.availability import model_standing
 
 MAX_DIGITS = 18
 

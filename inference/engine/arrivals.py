@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from inference.captures import MAX_VALUES, num_values
 from inference.engine.detokenizer import Detokenizer, TokenDecoder
 from inference.engine.generators import derived_generator, seeded_generator
 from inference.engine.grammar import GrammarMatcher, Matcher
@@ -12,8 +13,7 @@ from inference.engine.messages import GenerationRequest, SamplingParams, Scoring
 from inference.engine.request import Sequence
 from inference.engine.sequence_parts import SequenceParts
 from inference.engine.thinking_matcher import ThinkingMatcher
-from inference.readings import MAX_VALUES, num_values
-from inference.token_bytes import TokenBytes
+from inference.text.token_bytes import TokenBytes
 
 MAX_COMPARED_BYTES = 256 << 20  # distributions that one side of a pair may have to keep
 

@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 
 from inference.engine.errors import LoadError, NotEnoughMemoryError
 from inference.engine.step_isolation import is_out_of_memory
-from inference.unchanged_files import FileChangedError
+from inference.files.unchanged import FileChangedError
 
 # What transformers, tokenizers and safetensors raise about files that are not what they expect.
 FAULTS_OF_FILES = (

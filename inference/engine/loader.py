@@ -41,9 +41,9 @@ from inference.engine.weight_files import (
     pickle_files,
     weight_files,
 )
-from inference.grammar_compiler import GrammarCompiler
+from inference.files.unchanged import unchanged
+from inference.text.grammar_compiler import GrammarCompiler
 from inference.torch_threads import borrowed_workers
-from inference.unchanged_files import unchanged
 
 logger = logging.getLogger(__name__)
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from inference.captures import Read, Reading
 from inference.engine.embedding_messages import EmbeddingEvent, EmbeddingRequest
-from inference.grammars import Grammar
 from inference.interventions import InertEdit, Intervention, Removal, Site
-from inference.parts import PLAIN, PartRules
-from inference.readings import Read, Reading
+from inference.segments import PLAIN, PartRules
+from inference.text.grammar import Grammar
 
 GREEDY_BELOW = 1e-5  # a temperature this small leaves the best token alone, and smaller ones overflow float32
 FinishReason = Literal["stop", "length", "cancelled"]

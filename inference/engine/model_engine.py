@@ -11,6 +11,7 @@ from functools import partial
 import numpy as np
 import torch
 
+from inference.captures import Reading
 from inference.engine.accelerator import Accelerate, accelerate
 from inference.engine.admission import Admission, ContinuousAdmission, StaticAdmission
 from inference.engine.arrivals import Arrivals
@@ -42,8 +43,7 @@ from inference.engine.sequence_fault import SequenceFault, blaming
 from inference.engine.sequence_scoring import Scores
 from inference.engine.sites import SiteError
 from inference.engine.stats import ModelLimits, ModelStats
-from inference.grammars import GrammarError
-from inference.readings import Reading
+from inference.text.grammar import GrammarError
 
 logger = logging.getLogger(__name__)
 

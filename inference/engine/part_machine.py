@@ -1,4 +1,4 @@
-"""Follows a text through :class:`~inference.parts.PartRules`, token by token, on bytes.
+"""Follows a text through :class:`~inference.segments.PartRules`, token by token, on bytes.
 
 A step depends on the tokens so far alone, never on what comes later. So the parts of tokens that are guessed are known
 too, and a sequence that is computed anew comes to the same.
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from inference.parts import Part, PartRules, PartState
+from inference.segments import Part, PartRules, PartState
 
 
 class Standing(NamedTuple):

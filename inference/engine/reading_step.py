@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from inference.captures import AllFeatures, FeatureValues, Pooling, Probe, Read, Residuals, Stage, TopFeatures
 from inference.engine.request import Sequence
 from inference.engine.scheduler import Chunk
 from inference.interventions import Site
-from inference.readings import AllFeatures, FeatureValues, Pooling, Probe, Read, Residuals, Stage, TopFeatures
 
 MAX_ENCODED = 1 << 24
 

@@ -9,11 +9,11 @@ from functools import partial
 
 from torch import Tensor, nn
 
+from inference.captures import AllFeatures, FeatureValues, Read, Residuals, Stage, TopFeatures
 from inference.engine.reading_step import ReadingStep
 from inference.engine.site_hooks import SiteHooks, Turn
 from inference.engine.sites import SiteError, site_width
 from inference.interventions import Site
-from inference.readings import AllFeatures, FeatureValues, Read, Residuals, Stage, TopFeatures
 
 _TURNS: dict[Stage, Turn] = {"pre": Turn.READ_BEFORE, "post": Turn.READ_AFTER}
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from inference.engine.part_machine import Standing, part_machine
-from inference.parts import Part, PartRules
+from inference.segments import Part, PartRules
 
 PartPlace = tuple[Part, int]
 """A token's part, and its index among the tokens of that part."""

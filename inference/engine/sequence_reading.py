@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from inference.readings import FeatureValues, Read, Reading
+from inference.captures import FeatureValues, Read, Reading
 
 if TYPE_CHECKING:
     from inference.engine.reading_step import Found

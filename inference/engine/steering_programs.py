@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from inference.interventions import Edit, Intervention, Site, TokenPlace, Window, Zone
-from inference.parts import Part
+from inference.segments import Part
 
 Program = tuple[Edit, ...]
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from inference.engine.sequence_parts import SequenceParts
-from inference.parts import Part
+from inference.segments import Part
 
 Rows = tuple[tuple[int, ...], ...]
 

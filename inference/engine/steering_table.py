@@ -25,7 +25,7 @@ from inference.engine.steering_rows import PlaceRows, SteeringRows
 from inference.engine.steering_site import SiteTable
 from inference.engine.steering_step import SteeringPlan, SteeringStep
 from inference.interventions import Edit, Intervention, NormEdit, Site, VectorEdit
-from inference.parts import PARTS
+from inference.segments import PARTS
 
 MIN_ROWS = 8
 MAX_IDLE_ROWS = 512

@@ -9,8 +9,8 @@ from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from inference.files.sources import check_within_roots
 from inference.models import LanguageModel
-from inference.sources import check_within_roots
 from management_api.described import described
 from management_api.resources.job import JobShown, job_started
 from management_api.rows import Row

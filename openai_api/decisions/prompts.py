@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from inference.captures import Read
 from inference.client import GenerationRequest, SamplingParams, Scoring
-from inference.readings import Read
-from inference.text import ModelText
-from inference.thinking_state import thinking_state
+from inference.text.model_text import ModelText, thinking_state
 from openai_api.decisions.schemas import AnyQuestion, DecisionRequest
 from openai_api.generation.prompt import prompt_ids
 from openai_api.generation.target import Target

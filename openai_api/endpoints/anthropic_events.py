@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from inference.client import Event, FinishedEvent, TokensEvent
-from inference.dialects.events import (
+from inference.text.dialects.events import (
     AnswerEvent,
     ContentDelta,
     ReasoningDelta,

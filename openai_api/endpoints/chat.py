@@ -6,8 +6,8 @@ import dataclasses
 
 from django.http.response import HttpResponseBase
 
-from inference.dialects.answer_parts import answer_parts
-from inference.thinking_state import thinking_state
+from inference.text.dialects.dialect import answer_parts
+from inference.text.model_text import thinking_state
 from openai_api.generation.activations import ActivationLog, plan_reading
 from openai_api.generation.answer import AnswerPlan, check_tools
 from openai_api.generation.chat_chunks import ChatChunks, ChatFold

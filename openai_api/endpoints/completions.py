@@ -7,8 +7,8 @@ import dataclasses
 from django.http.response import HttpResponseBase
 
 from inference.client import SamplingParams
-from inference.registry import ReadyModel
-from inference.text import ModelText, PromptTooLongError
+from inference.registry.registry import ReadyModel
+from inference.text.model_text import ModelText, PromptTooLongError
 from openai_api.generation.activations import ActivationLog, plan_reading
 from openai_api.generation.answer import raw_parts
 from openai_api.generation.completion_chunks import CompletionChunks, CompletionFold

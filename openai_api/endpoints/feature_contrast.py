@@ -11,6 +11,7 @@ from django.conf import settings
 from django.http.response import HttpResponseBase
 from numpy.typing import NDArray
 
+from inference.captures import AllFeatures, Read
 from inference.client import (
     FailedEvent,
     FinishedEvent,
@@ -21,8 +22,7 @@ from inference.client import (
     Usage,
 )
 from inference.interventions import Intervention
-from inference.readings import AllFeatures, Read
-from inference.registry import ReadyModel
+from inference.registry.registry import ReadyModel
 from openai_api.backend import get_backend
 from openai_api.endpoints.completions import encode_prompts
 from openai_api.generation.activations import find_readable

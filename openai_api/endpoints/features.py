@@ -8,7 +8,7 @@ import numpy as np
 from django.conf import settings
 from django.http.response import HttpResponseBase
 
-from inference.registry import ModelNotFoundError, ModelRecord
+from inference.registry.registry import ModelNotFoundError, ModelRecord
 from openai_api.backend import get_backend
 from openai_api.endpoints.embeddings import embed
 from openai_api.generation.target import check_model_allowed, is_model_allowed, ready_model, steering_refusal

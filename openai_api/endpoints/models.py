@@ -9,7 +9,7 @@ from typing import Any
 from django.http.response import HttpResponseBase
 from pydantic import Field
 
-from inference.registry import ModelNotFoundError, ModelRecord
+from inference.registry.registry import ModelNotFoundError, ModelRecord
 from openai_api.backend import get_backend
 from openai_api.generation.target import (
     check_model_allowed,

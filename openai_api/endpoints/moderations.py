@@ -6,7 +6,7 @@ import numpy as np
 from django.http.response import HttpResponseBase
 
 from inference.client import EmbeddingRequest
-from inference.registry import ModelRecord, ReadyModel
+from inference.registry.registry import ModelRecord, ReadyModel
 from openai_api.backend import get_backend
 from openai_api.endpoints.completions import encode_prompts
 from openai_api.generation.target import is_model_allowed, resolve_unsteered

@@ -9,8 +9,8 @@ import numpy as np
 from django.http.response import HttpResponseBase
 
 from inference.client import EmbeddingRequest
-from inference.registry import ReadyModel
-from inference.text import PromptTooLongError
+from inference.registry.registry import ReadyModel
+from inference.text.model_text import PromptTooLongError
 from openai_api.generation.prompt import off_loop
 from openai_api.generation.target import resolve_unsteered
 from openai_api.generation.vectors import check_lengths, vectors_of

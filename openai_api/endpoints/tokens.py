@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from django.http.response import HttpResponseBase
 
-from inference.registry import ReadyModel
-from inference.text import PromptTooLongError
+from inference.registry.registry import ReadyModel
+from inference.text.model_text import PromptTooLongError
 from openai_api.generation.prompt import off_loop, prompt_ids
 from openai_api.generation.sampling import check_token_ids
 from openai_api.generation.target import resolve_any

@@ -8,7 +8,7 @@ from typing import Protocol
 from django.conf import settings
 from django.http.response import HttpResponseBase
 
-from inference.text import PromptTooLongError
+from inference.text.model_text import PromptTooLongError
 from openai_api.backend import get_backend
 from openai_api.endpoints.vector_stores import choose_embedder, embedder
 from openai_api.generation.target import find_model, ready_model

@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from inference.captures import EVERYWHERE, FeatureValues, Probe, Read, Reading, Span, TopFeatures
 from inference.client import Event, FinishedEvent, ReadingEvent, TokensEvent
 from inference.interventions import Phase
-from inference.readings import EVERYWHERE, FeatureValues, Probe, Read, Reading, Span, TopFeatures
-from inference.registry import ReadyModel
-from inference.text import ModelText
+from inference.registry.registry import ReadyModel
+from inference.text.model_text import ModelText
 from openai_api.backend import get_backend
 from openai_api.generation.run import Plan
 from openai_api.generation.target import Target, steering_refusal

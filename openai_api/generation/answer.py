@@ -6,18 +6,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from inference.dialects.answer_grammar import ANY_OBJECT, MAX_CALLS, CallWish, Thinking, answer_grammar
-from inference.dialects.answer_parts import answer_parts
-from inference.dialects.answer_reader import AnswerReader
-from inference.dialects.argument_form import argument_forms
-from inference.dialects.dialect import Dialect
-from inference.dialects.literals import Literals
-from inference.dialects.offered_tool import OfferedTool
-from inference.dialects.tool_format import ToolFormat
-from inference.grammars import Grammar, GrammarError
-from inference.parts import PartRules
-from inference.text import ModelText
-from inference.thinking_state import thinking_state
+from inference.segments import PartRules
+from inference.text.dialects.answer_grammar import (
+    ANY_OBJECT,
+    MAX_CALLS,
+    CallWish,
+    Literals,
+    OfferedTool,
+    Thinking,
+    answer_grammar,
+)
+from inference.text.dialects.answer_reader import AnswerReader
+from inference.text.dialects.argument_form import argument_forms
+from inference.text.dialects.dialect import Dialect, answer_parts
+from inference.text.dialects.tool_format import ToolFormat
+from inference.text.grammar import Grammar, GrammarError
+from inference.text.model_text import ModelText, thinking_state
 from openai_api.generation.target import Target
 from openai_api.http.errors import unsupported_parameter
 from openai_api.schemas.structured import GrammarWish

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from inference.client import Event, FinishedEvent, PromptLogprobsEvent, TokensEvent
-from inference.dialects.events import AnswerEvent, ContentDelta, ReasoningDelta, ToolCallArguments, ToolCallStart
+from inference.text.dialects.events import AnswerEvent, ContentDelta, ReasoningDelta, ToolCallArguments, ToolCallStart
 from openai_api.generation.answer import AnswerPlan
 from openai_api.generation.run import Generation
 from openai_api.generation.stats import usage_body

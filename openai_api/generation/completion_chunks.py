@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from inference.client import Event, FinishedEvent, PromptLogprobsEvent, TokenLogprob, TokensEvent
-from inference.text import ModelText
+from inference.text.model_text import ModelText
 from openai_api.generation.chat_chunks import SYSTEM_FINGERPRINT
 from openai_api.generation.run import Generation
 from openai_api.generation.stats import usage_body

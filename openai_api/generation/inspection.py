@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from django.http.response import HttpResponseBase
 
+from inference.captures import FeatureValues, Read
 from inference.client import (
     DivergenceEvent,
     Event,
@@ -19,10 +20,9 @@ from inference.client import (
     ScoresEvent,
     Scoring,
 )
-from inference.dialects.answer_parts import answer_parts
 from inference.interventions import Intervention
-from inference.readings import FeatureValues, Read
-from inference.thinking_state import thinking_state
+from inference.text.dialects.dialect import answer_parts
+from inference.text.model_text import thinking_state
 from openai_api.backend import get_backend
 from openai_api.generation.activations import find_readable, read_of
 from openai_api.generation.run import failure

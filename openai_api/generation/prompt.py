@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from inference.client import ThinkingBudget
-from inference.dialects.answer_grammar import Thinking
-from inference.dialects.tool_format import ToolFormat
-from inference.text import ChatTemplateError, ModelText, PromptTooLongError
+from inference.text.dialects.answer_grammar import Thinking
+from inference.text.dialects.tool_format import ToolFormat
+from inference.text.model_text import ChatTemplateError, ModelText, PromptTooLongError
 from openai_api.http.errors import invalid, unsupported_parameter
 from openai_api.schemas.chat import ChatRequest
 from openai_api.schemas.messages import AssistantMessage, FunctionMessage, Message, ToolCall, ToolMessage, text_of

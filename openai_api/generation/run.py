@@ -10,6 +10,7 @@ from typing import Protocol
 from django.conf import settings
 from django.utils import timezone
 
+from inference.captures import Read
 from inference.client import (
     Event,
     FailedEvent,
@@ -20,8 +21,7 @@ from inference.client import (
     SteeringReceipt,
     Usage,
 )
-from inference.parts import PLAIN, PartRules
-from inference.readings import Read
+from inference.segments import PLAIN, PartRules
 from openai_api.backend import get_backend
 from openai_api.generation.batched_submission import Waves
 from openai_api.generation.stats import Tally, steering_body

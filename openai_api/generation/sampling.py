@@ -9,9 +9,9 @@ from typing import Any
 from django.conf import settings
 
 from inference.client import SamplingParams
-from inference.grammars import Grammar, GrammarBusyError, GrammarError
-from inference.registry import ReadyModel
-from inference.text import ModelText
+from inference.registry.registry import ReadyModel
+from inference.text.grammar import Grammar, GrammarBusyError, GrammarError
+from inference.text.model_text import ModelText
 from openai_api.http.errors import ApiError, context_length_exceeded, invalid, unavailable
 from openai_api.schemas.generation import DrawingSchema, SamplingSchema
 from openai_api.schemas.structured import GrammarWish

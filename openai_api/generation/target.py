@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from inference.model_kind import ModelKind
-from inference.registry import ModelNotFoundError, ModelNotReadyError, ModelRecord, ReadyModel
+from inference.files.architectures import ModelKind
+from inference.registry.registry import ModelNotFoundError, ModelNotReadyError, ModelRecord, ReadyModel
 from openai_api.backend import Registry, get_backend
 from openai_api.http.call import Call
 from openai_api.http.errors import (

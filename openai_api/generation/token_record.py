@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Any
 
+from inference.captures import FeatureValues, Read, Reading
 from inference.client import Event, GenerationRequest, ReadingEvent, TokenLogprob, TokensEvent
-from inference.readings import FeatureValues, Read, Reading
-from inference.text import ModelText
+from inference.text.model_text import ModelText
 from openai_api.generation.token_text import finite
 
 MAX_SIZE = 128 * 1024  # characters of JSON, about, of one generation

@@ -7,8 +7,8 @@ import math
 from collections.abc import Sequence
 
 from inference.client import TokenLogprob, TokensEvent
-from inference.dialects.answer_reader import AnswerReader
-from inference.text import ModelText
+from inference.text.dialects.answer_reader import AnswerReader
+from inference.text.model_text import ModelText
 from openai_api.schemas.bodies import (
     ChatLogprobsBody,
     PromptLogprobBody,

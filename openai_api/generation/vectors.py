@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from django.conf import settings
 
 from inference.client import EmbeddingEvent, EmbeddingRequest, FailedEvent, FinishedEvent
-from inference.registry import ReadyModel
+from inference.registry.registry import ReadyModel
 from openai_api.backend import get_backend
 from openai_api.generation.batched_submission import Waves
 from openai_api.generation.run import failure

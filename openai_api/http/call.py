@@ -29,7 +29,7 @@ from openai_api.request_log.writer import get_log_writer
 from openai_api.schemas.base import RequestSchema
 
 if TYPE_CHECKING:
-    from inference.records import ModelRecord
+    from inference.registry.records import ModelRecord
     from steering.profiles.draft_form import UnsavedDraft
 
 logger = logging.getLogger(__name__)

@@ -16,8 +16,7 @@ from django.utils import timezone
 from audit.changes import stored_fields
 from audit.models import AuditEvent
 from audit.trail import record, record_deleted, record_saved
-from inference.ownership import Viewer, seen_by
-from inference.rights import CHANGE_USERS, FieldDenied, may_act_as
+from inference.permissions import CHANGE_USERS, FieldDenied, Viewer, may_act_as, seen_by
 from openai_api.keys.authentication import snapshot
 from openai_api.keys.record import PREFIX_LENGTH, digest_of, new_key
 from openai_api.keys.scopes import Scope

@@ -12,7 +12,7 @@ from django.contrib.auth.models import User
 
 from inference.background import run_in_background
 from inference.client import Event, FailedEvent, FinishedEvent, GenerationRequest, TokensEvent
-from inference.registry import ReadyModel
+from inference.registry.registry import ReadyModel
 from jobs.models import Job
 from jobs.services import enqueue_job
 from openai_api.apps import REPLAY

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 from inference.client import Event as EngineEvent
 from inference.client import FinishedEvent, TokensEvent, Usage
-from inference.dialects.answer_reader import AnswerReader
-from inference.dialects.events import AnswerEvent, ToolCallEnd
-from inference.text import ModelText
+from inference.text.dialects.answer_reader import AnswerReader
+from inference.text.dialects.events import AnswerEvent, ToolCallEnd
+from inference.text.model_text import ModelText
 from openai_api.generation.answer import AnswerPlan
 from openai_api.generation.target import Target
 from openai_api.generation.token_text import ReasoningTokens, token_logprob

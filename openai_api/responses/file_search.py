@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from inference.registry import ReadyModel
+from inference.registry.registry import ReadyModel
 from openai_api.backend import get_backend
 from openai_api.endpoints.vector_store_search import DEFAULT_RESULTS, best_hits
 from openai_api.endpoints.vector_stores import embedder

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from inference.dialects.events import (
+from inference.text.dialects.events import (
     AnswerEvent,
     ContentDelta,
     ReasoningDelta,

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from inference.grammars import MAX_CHOICES, Grammar
+from inference.text.grammar import MAX_CHOICES, Grammar
 from openai_api.http.errors import invalid
 from openai_api.schemas.base import Part, RequestSchema
 

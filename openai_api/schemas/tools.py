@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
-from inference.grammars import Grammar, GrammarError
+from inference.text.grammar import Grammar, GrammarError
 from openai_api.http.errors import ApiError, invalid
 from openai_api.schemas.base import Part
 

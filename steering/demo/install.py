@@ -13,9 +13,9 @@ from django.contrib.auth.models import User
 from django.core.exceptions import ValidationError
 from django.db import connection, transaction
 
+from inference.files.sources import SourceError
 from inference.models import LanguageModel
 from inference.services import absolute_source, register_model, save_model
-from inference.sources import SourceError
 from steering import services
 from steering.errors import SteeringError
 from steering.label_files import read_labels

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from inference.background import run_in_background
+from inference.captures import FeatureValues, Read
 from inference.client import (
     DivergenceEvent,
     Event,
@@ -21,12 +22,11 @@ from inference.client import (
     TokensEvent,
     get_client,
 )
-from inference.dialects.answer_parts import answer_parts
 from inference.interventions import Intervention
-from inference.parts import PLAIN, PartRules
-from inference.readings import FeatureValues, Read
-from inference.registry import ReadyModel, get_registry
-from inference.thinking_state import thinking_state
+from inference.registry.registry import ReadyModel, get_registry
+from inference.segments import PLAIN, PartRules
+from inference.text.dialects.dialect import answer_parts
+from inference.text.model_text import thinking_state
 from steering.errors import EvaluationError, ScopeNotSupportedError
 from steering.models import ProfileVersion
 from steering.profiles.resolver import check_scopes, get_resolver

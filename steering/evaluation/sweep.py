@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from inference.readings import Read
+from inference.captures import Read
 from jobs.running_job import RunningJob
 from steering.evaluation.params import SweepParams, read_texts
 from steering.evaluation.runner import AT_ONCE, AnswerComparison, EvaluatedVersion, EvaluationRunner, GeneratedAnswer

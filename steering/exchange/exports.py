@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from inference.files.sources import is_local
 from inference.models import LanguageModel
-from inference.sources import is_local
 from steering.errors import InvalidProfileError
 from steering.exchange.own import FORMAT_VERSION, KIND
 from steering.models import ProfileVersion, SteeringProfile

@@ -11,8 +11,8 @@ from django.utils.text import slugify
 
 from audit.models import AuditEvent
 from audit.trail import record
+from inference.files.sources import SourceError
 from inference.models import LanguageModel
-from inference.sources import SourceError
 from steering import services
 from steering.exchange.documents import read_document
 from steering.exchange.formats import format_of

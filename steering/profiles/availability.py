@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inference.sources import SourceError, local_directory
+from inference.files.sources import SourceError, local_directory
 from steering.models import ProfileVersion, SteeringProfile
 from steering.profiles.snapshot import PublishedVersion, SAESource, published_profiles
 from steering.saes.errors import InvalidSAEError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from inference.sources import SourceError
+from inference.files.sources import SourceError
 from steering.errors import InvalidProfileError, SteeringError
 from steering.model_shape import ModelShape, read_model_shape
 from steering.models import Feature, FeatureEdit, SteeringProfile

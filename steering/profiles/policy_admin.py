@@ -10,8 +10,7 @@ from django.core.exceptions import ValidationError
 from django.db.models import QuerySet
 from django.http import HttpRequest
 
-from inference.admin import LanguageModelAdmin
-from inference.model_pages import LanguageModelForm
+from inference.admin import LanguageModelAdmin, LanguageModelForm
 from inference.models import LanguageModel
 from steering.models import SteeringPolicy
 from steering.profiles import lifecycle

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from functools import cache, partial, reduce
 from typing import TYPE_CHECKING
 
-from inference.dialects.dialect import Dialect
+from inference.files.sources import SourceError
 from inference.interventions import Intervention
-from inference.records import model_table
-from inference.sources import SourceError
+from inference.registry.records import model_table
+from inference.text.dialects.dialect import Dialect
 from steering.composition import followed_by, scaled, without_norm_limits
 from steering.errors import (
     InlineSteeringError,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from inference.files.unchanged import FileChangedError, unchanged
 from inference.torch_threads import borrowed_workers
-from inference.unchanged_files import FileChangedError, unchanged
 from steering.saes.config import SAEMath
 from steering.saes.errors import InvalidSAEError
 from steering.saes.files import file_sha256

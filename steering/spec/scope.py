@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 from inference.interventions import ALL_TOKENS, Window
-from inference.parts import ALL_PARTS, Part
+from inference.segments import ALL_PARTS, Part
 
 Scope = Literal["everything", "thinking", "answer", "outside_calls"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)

@@ -12,8 +12,8 @@ from functools import cache
 
 from django.db import close_old_connections, connection
 
-from inference.readings import FeatureValues, Read, Reading, Stage
-from inference.records import model_table
+from inference.captures import FeatureValues, Read, Reading, Stage
+from inference.registry.records import model_table
 from inference.snapshots import Snapshot
 from steering.errors import SteeringError
 from steering.models import SAE, WatchRule

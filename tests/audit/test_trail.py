@@ -18,8 +18,8 @@ from audit.changes import HIDDEN, changes_of, plain, stored_fields
 from audit.models import AuditEvent
 from audit.origin import Origin, acting, as_the_program, command_origin
 from audit.trail import record, record_deleted, record_saved
-from inference.groups import ensure_groups
 from inference.models import LanguageModel
+from inference.permissions import ensure_groups
 from inference.services import pin_model, register_model, remove_models, save_model, set_default_model
 from tests import live
 

@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 from asgiref.sync import async_to_sync
 
-from inference.dialects.answer_parts import answer_parts
-from inference.dialects.dialect import dialect_of
+from inference.captures import FeatureValues, Read
 from inference.engine.loader import LoadedModel, ModelSpec, load_model
 from inference.engine.messages import ReadingEvent
 from inference.interventions import Intervention, Site
-from inference.readings import FeatureValues, Read
+from inference.text.dialects.dialect import answer_parts, dialect_of
 from steering.demo.install import ARTIFACTS, install_demo
 from steering.models import SAE
 from steering.profiles import resolver as profile_resolver

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from inference.parts import PartRules, PartState, Turn
+from inference.segments import PartRules, PartState, Turn
 
 OPENING, THINKING, ANSWER, CALL = range(4)
 BEGINS = (Turn("[[", CALL), Turn("{", CALL, at_start=True))

@@ -8,15 +8,15 @@ import pytest
 import torch
 from transformers import AttentionInterface
 
-from inference.architectures import EXACT, REFUSED, architecture_problem
 from inference.engine import attention as attention_module
 from inference.engine import native
 from inference.engine.embedding_loader import load_embedder
 from inference.engine.errors import UnsupportedModelError
 from inference.engine.loader import ModelSpec, load_model
 from inference.engine.sites import attach, site_width
+from inference.files.architectures import EXACT, REFUSED, architecture_problem
+from inference.files.sources import ModelSource, SourceError, check_directory
 from inference.interventions import SITE_KINDS, Intervention, Site, VectorEdit
-from inference.sources import ModelSource, SourceError, check_directory
 from tests.builders import build_model
 from tests.engine.harness import EngineHarness
 from tests.engine.tiny_architectures import MAX_LENGTH, write_tiny_model

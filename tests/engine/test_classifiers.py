@@ -14,7 +14,7 @@ from inference.engine.loader import ModelSpec
 from inference.engine.memory import estimate_memory
 from inference.engine.messages import FailedEvent
 from inference.engine.stepped_model import stepped_model
-from inference.text import ModelText
+from inference.text.model_text import ModelText
 from tests.classifier_builders import build_classifier, reference_logits
 
 PAIRS = [

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from inference.engine.grammar import GrammarMatcher, MaskComputer
-from inference.grammars import Grammar
+from inference.text.grammar import Grammar
 from tests.builders import build_request
 from tests.engine.harness import EngineHarness
 

@@ -9,7 +9,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from inference.architectures import EXACT
 from inference.engine.cache_policy import PREFIX_BLOCK
 from inference.engine.config import READ_PLACES, EngineConfig
 from inference.engine.errors import LoadError
@@ -18,6 +17,7 @@ from inference.engine.memory import READ_COPIES, estimate_memory
 from inference.engine.messages import PromptLogprobsEvent, ScoresEvent, Scoring
 from inference.engine.model_engine import ModelEngine
 from inference.engine.self_check import probe_layouts
+from inference.files.architectures import EXACT
 from tests.builders import ARCHITECTURES, build_model
 from tests.engine.harness import EngineHarness
 from tests.engine.tiny_architectures import write_tiny_model

@@ -10,14 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference.engine import native
-from inference.engine.cache_policy import PREFIX_BLOCK
-from inference.engine.fused_layer import FusedLayer
-from inference.engine.loader import ModelSpec, load_model
-from inference.engine.messages import ReadingEvent, TokensEvent
-from inference.engine.sites import site_width
-from inference.interventions import Intervention, Site, VectorEdit
-from inference.readings import (
+from inference.captures import (
     MAX_VALUES,
     AllFeatures,
     FeatureValues,
@@ -27,6 +20,13 @@ from inference.readings import (
     Span,
     TopFeatures,
 )
+from inference.engine import native
+from inference.engine.cache_policy import PREFIX_BLOCK
+from inference.engine.fused_layer import FusedLayer
+from inference.engine.loader import ModelSpec, load_model
+from inference.engine.messages import ReadingEvent, TokensEvent
+from inference.engine.sites import site_width
+from inference.interventions import Intervention, Site, VectorEdit
 from tests.builders import build_model
 from tests.engine.harness import EngineHarness, Transcript
 from tests.engine.readers import TopKReader, plain_residuals, top_k_reader

@@ -14,8 +14,8 @@ from inference.engine.messages import Scoring
 from inference.engine.self_check import probe_layouts
 from inference.engine.sites import decoder_layers
 from inference.interventions import ChosenTokens, Intervention, Site, VectorEdit, Window
-from inference.parts import PLAIN, Part, PartRules
-from inference.token_bytes import TokenBytes
+from inference.segments import PLAIN, Part, PartRules
+from inference.text.token_bytes import TokenBytes
 from tests.builders import build_request
 from tests.engine.harness import EngineHarness, Transcript
 from tests.engine.parts import RULES, THINKING, places_of

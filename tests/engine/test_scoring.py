@@ -11,13 +11,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from inference.captures import Read
 from inference.engine.arrivals import Arrivals
 from inference.engine.comparisons import divergences
 from inference.engine.messages import DivergenceEvent, ScoresEvent, Scoring
 from inference.engine.self_check import probe_layouts
 from inference.engine.sites import decoder_layers
 from inference.interventions import Intervention, Phase, Site, VectorEdit
-from inference.readings import Read
 from tests.builders import build_request
 from tests.engine.harness import EngineHarness, Transcript
 

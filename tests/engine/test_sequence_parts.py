@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.engine.sequence_parts import SequenceParts
-from inference.parts import PLAIN, PartRules, PartState, Turn
+from inference.segments import PLAIN, PartRules, PartState, Turn
 from tests.engine.parts import ANSWER, RULES, THINKING, places_of
 
 BEGUN = PartRules(RULES.states, THINKING)

@@ -14,8 +14,8 @@ from inference.engine.messages import TokensEvent
 from inference.engine.prompt_lookup import PromptLookup
 from inference.engine.speculation import Drafter, Speculation
 from inference.engine.stats import ModelStats
-from inference.grammars import Grammar
 from inference.interventions import Intervention, Site, VectorEdit
+from inference.text.grammar import Grammar
 from tests.builders import build_model
 from tests.engine.harness import EngineHarness, Transcript, reference_tokens
 from tests.engine.sequences import build_sequence

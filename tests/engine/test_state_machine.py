@@ -24,6 +24,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from inference.captures import Read
 from inference.engine.config import EngineConfig
 from inference.engine.errors import EngineDownError, ModelNotAttachedError, QueueFullError
 from inference.engine.loader import LoadedModel, ModelSpec, load_model
@@ -37,7 +38,6 @@ from inference.engine.messages import (
 )
 from inference.engine.model_engine import Delivery
 from inference.interventions import Intervention, Site, VectorEdit
-from inference.readings import Read
 from tests.builders import build_model, build_request
 from tests.engine.harness import EngineHarness, Transcript
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from inference.dialects.answer_reader import AnswerReader
-from inference.dialects.events import (
+from inference.text.dialects.answer_reader import AnswerReader
+from inference.text.dialects.events import (
     AnswerEvent,
     ContentDelta,
     ReasoningDelta,

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from inference.client import set_client
-from inference.registry import set_registry
+from inference.registry.registry import set_registry
 from inference.snapshots import forget_snapshots
 from tests.builders import build_model
 from tests.inference.fakes import Clock, FakeLoader, FakeLoop, Located

@@ -22,7 +22,7 @@ from inference.engine.config import EngineConfig
 from inference.engine.device_memory import DeviceMemory
 from inference.engine.memory import MemoryEstimate
 from inference.engine.stats import ModelStats
-from inference.model_loading import ModelLoading
+from inference.registry.loading import ModelLoading
 from tests.inference.tokenizers import qwen_tokenizer
 
 

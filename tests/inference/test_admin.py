@@ -15,10 +15,10 @@ from inference import services
 from inference.client import EngineDownError, LocalEngineClient, set_client
 from inference.engine.config import EngineConfig
 from inference.engine.stats import EngineStats, ModelLimits, ModelStats
-from inference.groups import GROUPS, ensure_groups
-from inference.memory_budget import MemoryBudget
 from inference.models import LanguageModel
-from inference.registry import ModelRegistry, set_registry
+from inference.permissions import GROUPS, ensure_groups
+from inference.registry.memory_plan import MemoryBudget
+from inference.registry.registry import ModelRegistry, set_registry
 from tests.inference.fakes import FakeDevice, FakeLoop
 
 pytestmark = pytest.mark.django_db

@@ -8,13 +8,11 @@ import random
 import numpy as np
 import pytest
 
-from inference.dialects.answer_grammar import CallWish, answer_grammar, closed
-from inference.dialects.literals import Literals
-from inference.dialects.offered_tool import OfferedTool
-from inference.dialects.thinking import KNOWN_MARKS
-from inference.dialects.tool_formats import GLM_45, HARMONY, HERMES, LLAMA_JSON, QWEN_CODER, TOOL_FORMATS
-from inference.grammar_compiler import GrammarCompiler
-from inference.grammars import Grammar, GrammarError
+from inference.text.dialects.answer_grammar import CallWish, Literals, OfferedTool, answer_grammar, closed
+from inference.text.dialects.thinking import KNOWN_MARKS
+from inference.text.dialects.tool_formats import GLM_45, HARMONY, HERMES, LLAMA_JSON, QWEN_CODER, TOOL_FORMATS
+from inference.text.grammar import Grammar, GrammarError
+from inference.text.grammar_compiler import GrammarCompiler
 from tests.builders import build_tokenizer
 from tests.inference.answers import read_answer
 

@@ -6,12 +6,11 @@ import re
 
 import pytest
 
-from inference.dialects.answer_grammar import Thinking
-from inference.dialects.answer_parts import Calls, answer_parts
-from inference.dialects.dialect import Dialect
-from inference.dialects.thinking import KNOWN_MARKS, ThinkingMarks
-from inference.dialects.tool_formats import TOOL_FORMATS
 from inference.engine.sequence_parts import SequenceParts
+from inference.text.dialects.answer_grammar import Thinking
+from inference.text.dialects.dialect import Calls, Dialect, answer_parts
+from inference.text.dialects.thinking import KNOWN_MARKS, ThinkingMarks
+from inference.text.dialects.tool_formats import TOOL_FORMATS
 from tests.inference.answers import read_answer
 from tests.inference.test_answer_reader import ANSWERS
 from tests.inference.test_tool_formats import GOOD, NAMES

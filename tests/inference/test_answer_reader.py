@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.dialects.answer_reader import AnswerReader, new_call_id
-from inference.dialects.events import ToolCallArguments, ToolCallEnd, ToolCallStart
-from inference.dialects.thinking import KNOWN_MARKS, ThinkingMarks, is_left_open, marks_in
-from inference.dialects.tool_formats import HERMES
+from inference.text.dialects.answer_reader import AnswerReader, new_call_id
+from inference.text.dialects.events import ToolCallArguments, ToolCallEnd, ToolCallStart
+from inference.text.dialects.thinking import KNOWN_MARKS, ThinkingMarks, is_left_open, marks_in
+from inference.text.dialects.tool_formats import HERMES
 from tests.inference.answers import cuts, read_answer
 
 THINK = ThinkingMarks("<think>", "</think>")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from inference.dialects.argument_form import argument_forms
+from inference.text.dialects.argument_form import argument_forms
 
 RECURSIVE: dict[str, Any] = {"$ref": "#/$defs/loop"}
 DEFINITIONS = {"loop": RECURSIVE, "city": {"type": "string"}, "a/b": {}}

@@ -8,8 +8,15 @@ import tracemalloc
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from inference.chat_template import ChatTemplate, ChatTemplateError, ChatTemplateLimitError
-from inference.render_budget import MAX_CPU_S, MAX_WORK, RenderBudget, TemplateLimitError, element_cost, written_cost
+from inference.text.chat_template import ChatTemplate, ChatTemplateError, ChatTemplateLimitError
+from inference.text.render_budget import (
+    MAX_CPU_S,
+    MAX_WORK,
+    RenderBudget,
+    TemplateLimitError,
+    element_cost,
+    written_cost,
+)
 
 MESSAGES = [
     {"role": "system", "content": "  Be <kind> & brief.\n"},

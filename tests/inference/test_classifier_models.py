@@ -11,7 +11,7 @@ from inference import services
 from inference.client import EmbeddingEvent, EmbeddingRequest, LocalEngineClient
 from inference.engine.config import EngineConfig
 from inference.engine.loop import EngineLoop
-from inference.registry import ModelRegistry
+from inference.registry.registry import ModelRegistry
 from tests.classifier_builders import build_classifier, reference_logits
 from tests.inference.rows import in_db, row
 

@@ -10,11 +10,14 @@ import weakref
 import pytest
 
 from inference.client import (
+    MAX_EVENTS,
+    SPARE_EVENTS,
     EngineDownError,
     Event,
     FailedEvent,
     GenerationRequest,
     LocalEngineClient,
+    LocalEventStream,
     QueueFullError,
     SamplingParams,
     Timings,
@@ -22,7 +25,6 @@ from inference.client import (
     get_client,
     set_client,
 )
-from inference.event_stream import MAX_EVENTS, SPARE_EVENTS, LocalEventStream
 from tests.inference.fakes import FakeLoop, finished, in_thread, kinds, tokens
 
 

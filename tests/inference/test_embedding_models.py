@@ -18,7 +18,7 @@ from inference.client import (
 )
 from inference.engine.config import EngineConfig
 from inference.engine.loop import EngineLoop
-from inference.registry import ModelRegistry
+from inference.registry.registry import ModelRegistry
 from tests.embedding_builders import build_embedder, reference_vector
 from tests.inference.rows import in_db, row
 

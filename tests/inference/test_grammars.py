@@ -13,9 +13,9 @@ from llguidance import LLMatcher
 from llguidance.hf import from_tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from inference.grammar_compiler import MAX_CACHED, GrammarCompiler
-from inference.grammars import Grammar, GrammarBusyError, GrammarError
-from inference.text import ModelText
+from inference.text.grammar import Grammar, GrammarBusyError, GrammarError
+from inference.text.grammar_compiler import MAX_CACHED, GrammarCompiler
+from inference.text.model_text import ModelText
 from tests.builders import build_tokenizer
 from tests.inference.tokenizers import byte_level, gemma_tokenizer, llama_tokenizer, qwen_tokenizer
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from inference.load_failures import LoadFailures
+from inference.registry.loads import LoadFailures
 
 
 def test_the_pause_doubles_up_to_a_limit_and_a_success_ends_it():

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from inference.client import EngineDownError
-from inference.loader_thread import LoaderThread
+from inference.registry.loader_thread import LoaderThread
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

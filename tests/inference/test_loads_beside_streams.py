@@ -12,9 +12,9 @@ from inference import services
 from inference.client import FinishedEvent, GenerationRequest, LocalEngineClient, SamplingParams, TokensEvent
 from inference.engine.config import EngineConfig
 from inference.engine.loop import EngineLoop
-from inference.memory_budget import MemoryBudget
-from inference.model_loading import ModelLoading
-from inference.registry import ModelLoadFailedError, ModelRegistry
+from inference.registry.loading import ModelLoading
+from inference.registry.memory_plan import MemoryBudget
+from inference.registry.registry import ModelLoadFailedError, ModelRegistry
 from tests.builders import build_model
 from tests.inference.rows import in_db
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from inference.model_kind import model_kind
+from inference.files.architectures import model_kind
 
 
 @pytest.mark.parametrize(

@@ -20,16 +20,16 @@ from django.utils import timezone
 
 from audit.models import AuditEvent
 from inference import services
+from inference.admin import ACTS
 from inference.client import EngineDownError, FinishedEvent, LocalEngineClient, Usage, set_client
 from inference.engine.messages import Timings
-from inference.load_progress import LoadProgress, LoadStanding
-from inference.memory_budget import MemoryBudget
-from inference.model_pages import ACTS
-from inference.model_standing import memory_need, model_standing
 from inference.models import LanguageModel
-from inference.registry import ModelRegistry, set_registry
-from inference.sampling_defaults import RANGES
+from inference.registry.availability import memory_need, model_standing
+from inference.registry.loads import LoadProgress, LoadStanding
+from inference.registry.memory_plan import MemoryBudget
+from inference.registry.registry import ModelRegistry, set_registry
 from inference.sampling_words import WORDS
+from inference.validation import RANGES
 from jobs.models import Job
 from steering.models import SteeringProfile
 from tests.inference.fakes import FakeDevice, FakeLoop

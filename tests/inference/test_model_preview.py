@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.model_preview import preview_model
-from inference.model_repository import LocalRepository, hub_repository
-from inference.sources import ModelSource, SourceError
+from inference.files.preview import LocalRepository, hub_repository, preview_model
+from inference.files.sources import ModelSource, SourceError
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],

@@ -7,13 +7,13 @@ import asyncio
 import numpy as np
 import pytest
 
+from inference.captures import Read, TopFeatures
 from inference.client import EngineDownError, LocalEngineClient
 from inference.engine.config import EngineConfig
 from inference.engine.loader import ModelSpec, load_model
 from inference.engine.loop import EngineLoop
 from inference.interventions import Site
 from inference.prompt_readings import PromptNotReadError, read_prompts
-from inference.readings import Read, TopFeatures
 from tests.engine.readers import plain_residuals, top_k_reader
 
 PROMPTS = [tuple(range(3 + i, 8 + 2 * i)) for i in range(20)]

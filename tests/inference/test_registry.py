@@ -11,10 +11,11 @@ import pytest
 from django.db import OperationalError
 
 from inference.client import EngineDownError
-from inference.load_progress import LoadProgress, LoadStanding
+from inference.files.sources import SourceError
 from inference.models import LanguageModel
-from inference.records import ModelTable, model_record
-from inference.registry import (
+from inference.registry.loads import LoadProgress, LoadStanding
+from inference.registry.records import ModelTable, model_record
+from inference.registry.registry import (
     ROOM_POLL_S,
     ModelNotFoundError,
     ModelNotReadyError,
@@ -23,7 +24,6 @@ from inference.registry import (
     set_registry,
 )
 from inference.snapshots import Snapshot
-from inference.sources import SourceError
 from tests.inference.fakes import down
 from tests.inference.rows import amake, in_db, make, row, until
 
@@ -335,7 +335,7 @@ async def test_an_unload_that_waits_ends_with_the_server(registry, parts):
 
 async def test_a_slow_engine_and_the_registry_agree_which_models_there_are(registry, parts, monkeypatch):
     """The registry used to give up after a minute, while the message stayed in the engine's queue."""
-    monkeypatch.setattr("inference.registry.ATTACH_TIMEOUT_S", 0.05, raising=False)
+    monkeypatch.setattr("inference.registry.registry.ATTACH_TIMEOUT_S", 0.05, raising=False)
     await amake()
     late: Future[None] = Future()
     take_in = parts.engine.attach

@@ -8,9 +8,9 @@ import pytest
 
 from inference.client import EngineDownError, NotEnoughMemoryError
 from inference.engine.errors import LoadError
-from inference.memory_budget import MemoryBudget
 from inference.models import LanguageModel
-from inference.registry import ModelLoadFailedError, ModelNotReadyError, ModelRegistry
+from inference.registry.memory_plan import MemoryBudget
+from inference.registry.registry import ModelLoadFailedError, ModelNotReadyError, ModelRegistry
 from tests.inference.fakes import FakeDevice
 from tests.inference.rows import amake, in_db, row, until
 

@@ -7,9 +7,7 @@ from dataclasses import replace
 import pytest
 
 from inference.engine.memory import MemoryEstimate
-from inference.memory_budget import MemoryBudget
-from inference.residents import Resident
-from inference.room import AllBusyError, NoRoomError, Room, gibibytes
+from inference.registry.memory_plan import AllBusyError, MemoryBudget, NoRoomError, Resident, Room, gibibytes
 from tests.inference.fakes import FakeDevice, FakeLoaded
 
 GIB = 2**30

@@ -11,10 +11,10 @@ from django.core.management import CommandError, call_command
 from django.db import IntegrityError
 
 from inference import services
+from inference.files.sources import SourceError
 from inference.models import LanguageModel
-from inference.records import model_record
-from inference.registry import get_registry
-from inference.sources import SourceError
+from inference.registry.records import model_record
+from inference.registry.registry import get_registry
 
 pytestmark = pytest.mark.django_db
 

@@ -24,7 +24,7 @@ from inference.client import (
     TokensEvent,
     get_client,
 )
-from inference.registry import get_registry
+from inference.registry.registry import get_registry
 from inference.snapshot_listener import is_listening
 from tests.builders import build_model
 
@@ -73,7 +73,7 @@ def test_commands_and_the_admin_do_not_load_torch():
         call_command("check")
         from django.test import Client
         Client(headers={"host": "localhost"}).get("/admin/login/")
-        import inference.registry, inference.services, inference.client
+        import inference.registry.registry, inference.services, inference.client
         print([name for name in ("torch", "transformers") if name in sys.modules])
         import threading
         print(sorted(thread.name for thread in threading.enumerate() if thread.name in ("engine", "model-loader")))
@@ -90,7 +90,7 @@ def test_an_import_inside_an_event_loop_starts_the_engine():
         async def main():
             from inference.apps import start_serving, stop_serving
             from inference.client import get_client
-            from inference.registry import get_registry
+            from inference.registry.registry import get_registry
             start_serving()
             start_serving()
             print(get_client().stats().state, get_registry().records())
@@ -218,7 +218,7 @@ def test_a_broken_directory_fails_readably_and_the_engine_lives(serving, model_d
     services.register_model(name="broken", source=str(broken))
     services.register_model(name="tiny", source=str(model_dir))
     serving.start()
-    from inference.registry import ModelNotReadyError
+    from inference.registry.registry import ModelNotReadyError
 
     async def run():
         with pytest.raises(ModelNotReadyError) as caught:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from inference.sources import ModelSource, SourceError, fetch, resolve_source
+from inference.files.sources import ModelSource, SourceError, fetch, resolve_source
 
 
 class FakeHub:

@@ -15,7 +15,7 @@ from django.core.management import CommandError, call_command
 
 from inference.job_kinds import LOAD
 from inference.models import LanguageModel
-from inference.registry import ModelRegistry, set_registry
+from inference.registry.registry import ModelRegistry, set_registry
 from jobs.kinds import find_kind
 from jobs.models import Job
 from openai_api.keys.authentication import find_key, load_keys

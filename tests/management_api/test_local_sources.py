@@ -12,8 +12,8 @@ from django.contrib.auth.models import User
 from django.core.management import call_command
 from django.urls import reverse
 
+from inference.files.sources import OUTSIDE_ROOTS, ModelSource, SourceError, check_directory, check_within_roots
 from inference.models import LanguageModel
-from inference.sources import OUTSIDE_ROOTS, ModelSource, SourceError, check_directory, check_within_roots
 from openai_api.http.errors import unavailable, without_paths
 from steering.hub import find_saes
 from tests.builders import build_model

@@ -15,7 +15,7 @@ from django.utils.dateparse import parse_datetime
 from audit.models import AuditEvent
 from inference.client import LocalEngineClient, set_client
 from inference.models import LanguageModel
-from inference.registry import ModelRegistry, set_registry
+from inference.registry.registry import ModelRegistry, set_registry
 from jobs.models import Job, JobLine
 from openai_api.keys.authentication import find_key, load_keys
 from openai_api.models import ApiKey, LogAccess, RequestLog

@@ -24,15 +24,14 @@ from inference.client import (
     TokensEvent,
     Usage,
 )
-from inference.dialects.dialect import Dialect
-from inference.grammar_compiler import GrammarCompiler
 from inference.interventions import Edit, Intervention
-from inference.parts import Part
-from inference.prompt_encoder import Pair
-from inference.records import ModelNotFoundError, ModelRecord
-from inference.registry import ReadyModel
-from inference.text import ChatTemplateError, PromptTooLongError
-from inference.tokenizer_facts import TokenizerFacts
+from inference.registry.records import ModelNotFoundError, ModelRecord
+from inference.registry.registry import ReadyModel
+from inference.segments import Part
+from inference.text.dialects.dialect import Dialect
+from inference.text.grammar_compiler import GrammarCompiler
+from inference.text.model_text import ChatTemplateError, PromptTooLongError, TokenizerFacts
+from inference.text.prompt_encoder import Pair
 from steering.errors import (
     ProfileArchivedError,
     ProfileModelMismatchError,

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from inference.captures import FeatureValues, Reading, Span, TopFeatures
 from inference.client import Event, GenerationRequest, ReadingEvent, TokensEvent
 from inference.interventions import Site
-from inference.readings import FeatureValues, Reading, Span, TopFeatures
 from openai_api.backend import get_backend, set_backend
 from steering.errors import SAEChoiceError, SAENotReadableError, SteeringError, UnknownSAEError
 from steering.readable_sae import ReadableSAE
@@ -258,6 +258,6 @@ async def test_watch_rules_are_read_behind_the_request_s_own_reads_and_found(api
 
 
 def read_of(encoder: Any) -> Any:
-    from inference.readings import Read
+    from inference.captures import Read
 
     return Read(site=SITE, probe=FeatureValues(encoder, (5,), above=(1.0,)), passes_over_cached=True)

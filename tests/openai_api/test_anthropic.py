@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, TypeAdapter
 
 from inference.client import FailedEvent, Timings, TokensEvent, Usage
-from inference.dialects.dialect import Dialect
-from inference.dialects.thinking import KNOWN_MARKS
-from inference.dialects.tool_formats import HERMES
+from inference.text.dialects.dialect import Dialect
+from inference.text.dialects.thinking import KNOWN_MARKS
+from inference.text.dialects.tool_formats import HERMES
 from openai_api.endpoints.anthropic_events import read_input
 from openai_api.endpoints.anthropic_messages import chat_messages, chat_of
 from openai_api.schemas.anthropic import MessagesRequest

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from openai.types import Decision
 
 from inference.client import Event, GenerationRequest, ScoresEvent
-from inference.dialects.dialect import Dialect, dialect_of
-from inference.dialects.thinking import KNOWN_MARKS
+from inference.text.dialects.dialect import Dialect, dialect_of
+from inference.text.dialects.thinking import KNOWN_MARKS
 from openai_api.decisions.endpoint import shares
 from openai_api.decisions.schemas import written_labels
 from tests.openai_api.conftest import Api

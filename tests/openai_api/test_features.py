@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from inference.sources import ModelSource
+from inference.files.sources import ModelSource
 from openai_api.backend import get_backend, set_backend
 from steering.errors import UnknownSAEError
 from steering.feature_reader import (

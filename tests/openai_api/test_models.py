@@ -11,7 +11,7 @@ from openai.types import Model, ModelDeleted
 from pydantic import TypeAdapter
 
 from audit.models import AuditEvent
-from inference.registry import set_registry
+from inference.registry.registry import set_registry
 from openai_api.backend import Backend, set_backend
 from openai_api.keys.authentication import snapshot
 from openai_api.keys.record import KeyRecord

@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from inference.dialects.answer_parts import answer_parts
-from inference.dialects.dialect import Dialect
-from inference.dialects.thinking import KNOWN_MARKS
-from inference.dialects.tool_formats import HERMES
 from inference.interventions import Site, VectorEdit
-from inference.parts import PLAIN
+from inference.segments import PLAIN
+from inference.text.dialects.dialect import Dialect, answer_parts
+from inference.text.dialects.thinking import KNOWN_MARKS
+from inference.text.dialects.tool_formats import HERMES
 from tests.openai_api.conftest import Api
 
 DIALECT = Dialect(KNOWN_MARKS[0], HERMES)

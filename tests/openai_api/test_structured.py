@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from inference.client import FailedEvent, GenerationRequest, Timings, Usage
-from inference.grammars import Grammar, GrammarBusyError
+from inference.text.grammar import Grammar, GrammarBusyError
 from tests.openai_api.conftest import Api, events_of
 
 PERSON = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from django.utils import timezone
 
+from inference.captures import FeatureValues, Read, Reading, TopFeatures
 from inference.client import Event, GenerationRequest, ReadingEvent, SamplingParams, TokenLogprob, TokensEvent
 from inference.interventions import Site
-from inference.readings import FeatureValues, Read, Reading, TopFeatures
 from openai_api.generation.token_record import MAX_SIZE, TokenRecord
 from openai_api.models import RequestLog
 from openai_api.request_log.entry import TOKENS, LogEntry

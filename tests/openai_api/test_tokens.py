@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from inference.text import ModelText
+from inference.text.model_text import ModelText
 from openai_api.schemas.tokens import MAX_TOKEN_IDS
 from tests.inference.tokenizers import llama_tokenizer
 from tests.openai_api.conftest import Api

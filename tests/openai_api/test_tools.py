@@ -10,9 +10,9 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import TypeAdapter
 
 from inference.client import FinishedEvent, TokensEvent
-from inference.dialects.dialect import Dialect
-from inference.dialects.thinking import KNOWN_MARKS
-from inference.dialects.tool_formats import HERMES, MISTRAL
+from inference.text.dialects.dialect import Dialect
+from inference.text.dialects.thinking import KNOWN_MARKS
+from inference.text.dialects.tool_formats import HERMES, MISTRAL
 from tests.openai_api.conftest import Api, chunks_of
 from tests.openai_api.fakes import answering, finished
 

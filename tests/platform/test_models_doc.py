@@ -4,7 +4,7 @@ from pathlib import Path
 
 from django.core.management import call_command
 
-from inference.architectures import EXACT, REFUSED
+from inference.files.architectures import EXACT, REFUSED
 from millm_site.env import PROJECT_DIR
 from millm_site.models_doc import is_in_step, models_page
 

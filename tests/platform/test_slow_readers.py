@@ -12,7 +12,7 @@ import psutil
 import psycopg
 import pytest
 
-from inference.event_stream import MAX_EVENTS
+from inference.client import MAX_EVENTS
 from tests import live
 from tests.builders import build_model
 from tests.conftest import site_environment

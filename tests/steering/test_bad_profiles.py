@@ -12,7 +12,7 @@ from django.core.management import CommandError, call_command
 from django.urls import reverse
 
 from inference.models import LanguageModel
-from inference.records import model_table
+from inference.registry.records import model_table
 from steering import services
 from steering.errors import InlineSteeringError, SAEUnavailableError
 from steering.exchange.exports import draft_document

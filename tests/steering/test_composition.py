@@ -11,7 +11,7 @@ from torch import Tensor
 
 from inference.engine.native.steering_tensors import NORMALIZATIONS
 from inference.interventions import Intervention, ReaderEdit, TokenPlace, VectorEdit, Window, Zone
-from inference.parts import PARTS, Part
+from inference.segments import PARTS, Part
 from steering.compiler import compile_edits
 from steering.composition import followed_by, scaled, without_norm_limits
 from steering.errors import PolicyConflictError

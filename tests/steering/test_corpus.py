@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from inference.text import ModelText
+from inference.text.model_text import ModelText
 from steering.corpus import CorpusError, read_corpus, tokenise
 from tests.builders import build_tokenizer
 

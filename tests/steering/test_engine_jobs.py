@@ -15,8 +15,8 @@ from inference.client import EngineDownError, LocalEngineClient, set_client
 from inference.engine.config import EngineConfig
 from inference.engine.loop import EngineLoop
 from inference.interventions import Site
-from inference.offline_model import load_offline
-from inference.registry import ModelRegistry, set_registry
+from inference.registry.registry import ModelRegistry, set_registry
+from inference.registry.standalone_model import load_offline
 from jobs.errors import JobCancelled
 from steering import services
 from steering.engine_model import opened_in_engine

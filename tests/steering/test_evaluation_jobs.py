@@ -14,7 +14,7 @@ from django.contrib.auth.models import User
 from transformers import AutoModelForCausalLM
 
 from inference.engine.sites import decoder_layers
-from inference.registry import get_registry
+from inference.registry.registry import get_registry
 from jobs.models import Job
 from jobs.services import retry_job
 from steering.compiler import compile_edits

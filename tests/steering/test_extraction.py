@@ -24,8 +24,8 @@ from inference.engine.loader import ModelSpec, load_model
 from inference.engine.loop import EngineLoop
 from inference.interventions import Site
 from inference.models import LanguageModel
-from inference.readiness import ReadyModel
-from inference.text import ModelText
+from inference.registry.ready_model import ReadyModel
+from inference.text.model_text import ModelText
 from jobs.errors import JobCancelled
 from jobs.kinds import find_kind
 from jobs.models import Job

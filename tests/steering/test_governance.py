@@ -17,7 +17,7 @@ from django.urls import reverse
 from audit.models import AuditEvent
 from inference.interventions import ReaderEdit
 from inference.models import LanguageModel
-from inference.records import model_table
+from inference.registry.records import model_table
 from steering import services
 from steering.errors import (
     InlineSteeringError,

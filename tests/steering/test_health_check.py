@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from inference.interventions import Site
 from inference.models import LanguageModel
-from inference.offline_model import load_offline
+from inference.registry.standalone_model import load_offline
 from steering import services
 from steering.corpus import Corpus, CorpusError, Document, read_corpus
 from steering.demo.install import install_demo

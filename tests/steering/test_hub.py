@@ -25,8 +25,8 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
 import json, sys, time, django
 django.setup()
-from inference.sources import SourceError
-from inference.watched_download import watch
+from inference.files.sources import SourceError
+from inference.files.downloads import watch
 from steering.hub import find_saes
 from steering.saes.loader import load_sae
 from steering.sae_source import load_source, locate_sae

@@ -9,7 +9,7 @@ from asgiref.sync import async_to_sync
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from inference.records import model_table
+from inference.registry.records import model_table
 from steering import services
 from steering.errors import InlineSteeringError
 from steering.feature_services import label_feature

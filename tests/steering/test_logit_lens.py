@@ -13,8 +13,8 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from inference.files.sources import ModelSource
 from inference.models import LanguageModel
-from inference.sources import ModelSource
 from steering import services, unembedding
 from steering.logit_lens import (
     MAX_WAITING,

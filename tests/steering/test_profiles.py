@@ -12,7 +12,7 @@ import pytest
 
 from inference.interventions import ReaderEdit, VectorEdit
 from inference.models import LanguageModel
-from inference.records import model_table
+from inference.registry.records import model_table
 from steering import services
 from steering.errors import ProfileModelMismatchError, ProfileNotFoundError, SAEUnavailableError
 from steering.models import SAE, SteeringProfile

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from django.core.exceptions import ValidationError
 
-from inference.sources import SourceError
+from inference.files.sources import SourceError
 from steering import services
 from steering.errors import IncompatibleSAEError, InUseError
 from steering.label_files import read_labels

@@ -8,7 +8,7 @@ from django.core.management import call_command
 from django.utils import timezone
 
 from audit.models import AuditEvent
-from inference.groups import ensure_groups
+from inference.permissions import ensure_groups
 from steering.models import SAE, Feature, WatchEvent, WatchRule
 from steering.watch.services import record_matches
 from steering.watch.watcher import ActiveRule, WatchMatch

@@ -13,8 +13,8 @@ from django.core.management import call_command
 from django.utils import timezone
 
 from audit.models import AuditEvent
+from inference.captures import FeatureValues, Reading
 from inference.models import LanguageModel
-from inference.readings import FeatureValues, Reading
 from steering.errors import InvalidProfileError
 from steering.models import SAE, Feature, WatchEvent, WatchRule
 from steering.profiles.resolver import get_resolver

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.text import ModelText
+from inference.text.model_text import ModelText
 from storage.chunking import MAX_WORD, SECTION, Chunking, chunks_of, sections_of
 from storage.extraction.errors import ExtractionError
 from tests.builders import TRAINING_TEXT, build_tokenizer

@@ -9,9 +9,9 @@ from django.core.exceptions import ValidationError
 from django.core.management.base import BaseCommand, CommandError
 
 from inference import services
-from inference.dialects.tool_formats import TOOL_FORMATS
+from inference.files.sources import SourceError, source_at_shell
 from inference.models import LanguageModel
-from inference.sources import SourceError, source_at_shell
+from inference.text.dialects.tool_formats import TOOL_FORMATS
 
 OPTIONS = (
     "name",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inference.job_kinds import LOAD
-from inference.model_command import ModelCommand
+from inference.management.model_command import ModelCommand
 
 
 class Command(ModelCommand):

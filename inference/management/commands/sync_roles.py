@@ -6,7 +6,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand
 
-from inference.groups import GROUPS, ensure_groups
+from inference.permissions import GROUPS, ensure_groups
 
 
 class Command(BaseCommand):

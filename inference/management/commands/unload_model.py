@@ -6,7 +6,7 @@ from argparse import ArgumentParser
 from typing import Any
 
 from inference.job_kinds import UNLOAD
-from inference.model_command import ModelCommand
+from inference.management.model_command import ModelCommand
 
 
 class Command(ModelCommand):

@@ -11,7 +11,7 @@ from millm_site.models_doc import PATH, is_in_step, models_page
 
 
 class Command(BaseCommand):
-    help = "Write docs/models.md from inference/architectures.py."
+    help = "Write docs/models.md from inference/files/architectures.py."
     requires_system_checks = []
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -22,5 +22,5 @@ class Command(BaseCommand):
             PATH.write_text(models_page())
         elif not is_in_step():
             raise CommandError(
-                f"{PATH.name} is not in step with inference/architectures.py. Run: python manage.py models_doc"
+                f"{PATH.name} is not in step with inference/files/architectures.py. Run: python manage.py models_doc"
             )

@@ -9,9 +9,9 @@ from typing import Any
 from django.core.exceptions import ValidationError
 from django.core.management.base import BaseCommand, CommandError
 
+from inference.files.sources import SourceError, source_at_shell
 from inference.interventions import SITE_KINDS
 from inference.models import LanguageModel
-from inference.sources import SourceError, source_at_shell
 from steering.candidate_wording import describe, found_line
 from steering.errors import SteeringError
 from steering.health import judge

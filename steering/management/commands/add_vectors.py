@@ -9,8 +9,8 @@ from typing import Any
 from django.core.exceptions import ValidationError
 from django.core.management.base import BaseCommand, CommandError
 
+from inference.files.sources import SourceError
 from inference.models import LanguageModel
-from inference.sources import SourceError
 from steering.errors import SteeringError
 from steering.saes.errors import InvalidSAEError
 from steering.saes.files import file_sha256

@@ -8,8 +8,8 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 
 from inference.client import EngineError
-from inference.offline_model import opened_offline
-from inference.sources import SourceError
+from inference.files.sources import SourceError
+from inference.registry.standalone_model import opened_offline
 from steering.corpus import DEFAULT_TOKENS, MAX_TOKENS, CorpusError, read_corpus
 from steering.health import judge
 from steering.health_check import CheckWish, check_sae

@@ -9,9 +9,9 @@ from typing import Any
 from django.core.exceptions import ValidationError
 from django.core.management.base import BaseCommand, CommandError
 
+from inference.files.sources import SourceError
 from inference.interventions import SITE_KINDS, Site
 from inference.models import LanguageModel
-from inference.sources import SourceError
 from steering.errors import SteeringError
 from steering.exchange.documents import MAX_BYTES
 from steering.extraction import METHODS

@@ -11,9 +11,9 @@ from openai.types.responses import CompactedResponse, Response, ResponseCompacti
 from pydantic import TypeAdapter
 
 from inference.client import ThinkingBudget
-from inference.dialects.dialect import Dialect
-from inference.dialects.thinking import KNOWN_MARKS
-from inference.grammars import Grammar
+from inference.text.dialects.dialect import Dialect
+from inference.text.dialects.thinking import KNOWN_MARKS
+from inference.text.grammar import Grammar
 from openai_api.responses.models import StoredResponse
 from tests.openai_api.conftest import Api, events_of
 from tests.openai_api.connection import Connection

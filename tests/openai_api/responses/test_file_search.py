@@ -14,7 +14,7 @@ from openai import AsyncOpenAI
 from openai.types.responses import Response
 
 from inference.client import Event, GenerationRequest
-from inference.dialects.dialect import dialect_of
+from inference.text.dialects.dialect import dialect_of
 from jobs.models import Job
 from storage.embedder import Embedder, get_embedder, set_embedder
 from tests.openai_api.conftest import Api

@@ -10,9 +10,9 @@ from openai import AsyncOpenAI
 from openai.types.responses import Response
 from pydantic import TypeAdapter
 
-from inference.dialects.dialect import Dialect
-from inference.dialects.thinking import KNOWN_MARKS
-from inference.dialects.tool_formats import HERMES
+from inference.text.dialects.dialect import Dialect
+from inference.text.dialects.thinking import KNOWN_MARKS
+from inference.text.dialects.tool_formats import HERMES
 from tests.openai_api.conftest import Api
 from tests.openai_api.fakes import answering
 from tests.openai_api.responses.test_create import create, events, strict_event

@@ -1,0 +1,169 @@
+"""Which architectures are known to be computed exactly, and which are refused and why.
+
+Each row is tested with a tiny random model (tests/engine/test_architectures.py), and docs/models.md is made from them.
+An architecture that is not named here is loaded too, and refused if it differs from transformers (the self-check).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """``model_type`` is that of config.json. ``refusal`` says what is missing, as the end of "it ..."; "" for none."""
+
+    model_type: str
+    models: str
+    notes: str = ""
+    refusal: str = ""
+
+
+STATE = "keeps {} beside keys and values, and the cache has no place for that"
+OWN_CODE = "computes attention by code of its own instead of transformers' attention interface"
+ALIBI = "adds a bias by distance to its attention scores (ALiBi), which the kernels do not compute"
+CHUNKED = "attends within chunks of the text, with a scale by positions that it counts by itself"
+SPARSE = "lets an indexer choose the tokens that it attends to, which the kernels do not compute"
+
+EXACT = (
+    Architecture("apertus", "Apertus"),
+    Architecture("arcee", "Arcee AFM"),
+    Architecture("bitnet", "BitNet b1.58"),
+    Architecture("cohere", "Command R", "Attention and MLP beside each other."),
+    Architecture("cohere2", "Command R7B, Command A", "Sliding and global layers; global ones without positions."),
+    Architecture("deepseek_v2", "DeepSeek-V2", "Multi-head latent attention; keys and values are kept uncompressed."),
+    Architecture("deepseek_v3", "DeepSeek-V3, R1, Kimi K2", "As DeepSeek-V2."),
+    Architecture("ernie4_5", "ERNIE 4.5"),
+    Architecture("ernie4_5_moe", "ERNIE 4.5 MoE"),
+    Architecture("exaone4", "EXAONE 4", "Sliding and global layers."),
+    Architecture("gemma", "Gemma 1"),
+    Architecture("gemma2", "Gemma 2", "Sliding and global layers, capped scores and logits."),
+    Architecture("gemma3_text", "Gemma 3", "Sliding and global layers with positions of their own."),
+    Architecture("gemma3n_text", "Gemma 3n", "Layers that share keys and values keep a copy each."),
+    Architecture("glm", "GLM-4-9B"),
+    Architecture("glm4", "GLM-4-0414"),
+    Architecture("glm4_moe", "GLM-4.5, 4.6"),
+    Architecture("gpt2", "GPT-2, DialoGPT", "Learned positions."),
+    Architecture("gpt_bigcode", "StarCoder, SantaCoder", "Multi-query attention."),
+    Architecture("gpt_neo", "GPT-Neo, TinyStories", "Local and global layers, unscaled scores."),
+    Architecture("gpt_neox", "Pythia, GPT-NeoX", "Attention and MLP beside each other; partly rotated heads."),
+    Architecture("gpt_oss", "gpt-oss", "Attention sinks; sliding and global layers."),
+    Architecture("granite", "Granite 3"),
+    Architecture("granite_swa", "Granite with sliding windows", "Attention sinks; sliding and global layers."),
+    Architecture("granitemoe", "Granite 3 MoE"),
+    Architecture("granitemoehybrid", "Granite 4, those without Mamba layers", "With Mamba layers it is refused."),
+    Architecture("helium", "Helium"),
+    Architecture("hunyuan_v1_dense", "Hunyuan"),
+    Architecture("jetmoe", "JetMoE", "Experts in the attention too."),
+    Architecture("llama", "Llama 1 to 3.3, SmolLM2, Yi, Vicuna, ..."),
+    Architecture("mimo_v2_flash", "MiMo-V2-Flash", "Attention sinks; keys wider than values."),
+    Architecture("minicpm3", "MiniCPM3", "Multi-head latent attention."),
+    Architecture("minimax_m2", "MiniMax-M2"),
+    Architecture("ministral", "Ministral 8B"),
+    Architecture("ministral3", "Ministral 3"),
+    Architecture("mistral", "Mistral 7B, Nemo, Small"),
+    Architecture("mixtral", "Mixtral"),
+    Architecture("nemotron", "Nemotron 4, Minitron", "Partly rotated heads."),
+    Architecture("olmo", "OLMo 1"),
+    Architecture("olmo2", "OLMo 2"),
+    Architecture("olmo3", "OLMo 3", "Sliding and global layers."),
+    Architecture("olmoe", "OLMoE"),
+    Architecture("opt", "OPT", "Learned positions."),
+    Architecture("persimmon", "Persimmon"),
+    Architecture("phi", "Phi-1, 1.5, 2", "Attention and MLP beside each other; partly rotated heads."),
+    Architecture("phi3", "Phi-3, Phi-3.5, Phi-4, Phi-4-mini", "LongRoPE: see below."),
+    Architecture("phimoe", "Phi-3.5-MoE", "LongRoPE: see below."),
+    Architecture("qwen2", "Qwen 1.5, 2, 2.5; DeepSeek-R1-Distill-Qwen"),
+    Architecture("qwen2_moe", "Qwen 1.5 and 2 MoE"),
+    Architecture("qwen3", "Qwen 3"),
+    Architecture("qwen3_moe", "Qwen 3 MoE"),
+    Architecture("seed_oss", "Seed-OSS"),
+    Architecture("smollm3", "SmolLM3", "Some layers without positions."),
+    Architecture("stablelm", "StableLM 2, Zephyr 3B", "Partly rotated heads."),
+    Architecture("starcoder2", "StarCoder2", "Sliding windows."),
+)
+
+REFUSED = (
+    Architecture("bamba", "Bamba", refusal=STATE.format("the states of its Mamba 2 layers")),
+    Architecture("bloom", "BLOOM", refusal=ALIBI),
+    Architecture("codegen", "CodeGen", refusal=OWN_CODE),
+    Architecture("deepseek_v32", "DeepSeek-V3.2", refusal=SPARSE),
+    Architecture("diffllama", "DiffLlama", refusal="attends twice in a layer and subtracts (differential attention)"),
+    Architecture("doge", "Doge", refusal="masks tokens by their content (dynamic mask attention)"),
+    Architecture("falcon", "Falcon 7B, 40B, 180B", refusal=OWN_CODE),
+    Architecture("falcon_h1", "Falcon-H1", refusal=STATE.format("the states of its Mamba 2 heads")),
+    Architecture("falcon_mamba", "Falcon Mamba", refusal=STATE.format("the states of its Mamba layers")),
+    Architecture("glm_moe_dsa", "GLM-5", refusal=SPARSE),
+    Architecture("gptj", "GPT-J", refusal=OWN_CODE),
+    Architecture("jamba", "Jamba", refusal=STATE.format("the states of its Mamba layers")),
+    Architecture("kimi_linear", "Kimi Linear", refusal=STATE.format("the states of its linear attention")),
+    Architecture("lfm2", "LFM2", refusal=STATE.format("the last inputs of its convolutions")),
+    Architecture("lfm2_moe", "LFM2 MoE", refusal=STATE.format("the last inputs of its convolutions")),
+    Architecture("llama4", "Llama 4 Scout, Maverick", refusal=CHUNKED),
+    Architecture("llama4_text", "Llama 4, text only", refusal=CHUNKED),
+    Architecture("mamba", "Mamba", refusal=STATE.format("the states of its layers")),
+    Architecture("mamba2", "Mamba 2, Codestral Mamba", refusal=STATE.format("the states of its layers")),
+    Architecture("minimax", "MiniMax-Text-01", refusal=STATE.format("the states of its lightning attention")),
+    Architecture("mpt", "MPT", refusal=ALIBI),
+    Architecture(
+        "nemotron_h", "Nemotron-H, Nemotron Nano 2 and 3", refusal=STATE.format("the states of its Mamba 2 layers")
+    ),
+    Architecture("olmo_hybrid", "OLMo Hybrid", refusal=STATE.format("the states of its linear attention")),
+    Architecture("openai-gpt", "GPT-1", refusal=OWN_CODE),
+    Architecture("qwen3_5", "Qwen 3.5", refusal=STATE.format("the states of its Gated DeltaNet layers")),
+    Architecture(
+        "qwen3_5_text", "Qwen 3.5, text only", refusal=STATE.format("the states of its Gated DeltaNet layers")
+    ),
+    Architecture("qwen3_next", "Qwen3-Next", refusal=STATE.format("the states of its Gated DeltaNet layers")),
+    Architecture("recurrent_gemma", "RecurrentGemma", refusal=STATE.format("the states of its recurrent layers")),
+    Architecture("rwkv", "RWKV 4", refusal=STATE.format("the states of its layers")),
+    Architecture("xglm", "XGLM", refusal=OWN_CODE),
+    Architecture("zamba2", "Zamba 2", refusal=STATE.format("the states of its Mamba 2 layers")),
+)
+
+_REFUSALS = {row.model_type: row for row in REFUSED}
+
+
+def architecture_problem(config: Mapping[str, Any]) -> str:
+    """Why a model that generates cannot be served, told from the content of config.json; "" where nothing is known."""
+    refused = _REFUSALS.get(str(config.get("model_type")))
+    if refused is None:
+        return ""
+    return (
+        f"It is a {refused.model_type} model ({refused.models}), which cannot be served: it {refused.refusal}. "
+        "docs/models.md lists the architectures that can."
+    )
+
+
+ModelKind = Literal["generation", "embedding", "classification"]
+
+SENTENCE_TRANSFORMERS = "modules.json"  # its pipeline: transformer, pooling, normalisation
+EMBEDDING_ENDINGS = ("Model", "ForMaskedLM")
+GENERATION_ENDING = "ForCausalLM"
+CLASSIFICATION_ENDING = "ForSequenceClassification"
+
+
+def model_kind(path: Path, config: Mapping[str, Any]) -> ModelKind | None:
+    """None for what can be neither. ``config`` is the content of config.json.
+
+    A causal language model with a pipeline of sentence-transformers (Qwen3-Embedding) is for embeddings.
+    """
+    return kind_of_config(config, has_pipeline=(path / SENTENCE_TRANSFORMERS).is_file())
+
+
+def kind_of_config(config: Mapping[str, Any], *, has_pipeline: bool) -> ModelKind | None:
+    """The same of a model that is not here; ``has_pipeline``: of sentence-transformers."""
+    names = config.get("architectures") or []
+    names = [str(name) for name in names] if isinstance(names, list) else []
+    if any(name.endswith(CLASSIFICATION_ENDING) for name in names):
+        return "classification"  # a cross-encoder's pipeline names no pooling
+    if has_pipeline:
+        return "embedding"
+    if any(name.endswith(GENERATION_ENDING) for name in names):
+        return "generation"
+    if any(name.endswith(EMBEDDING_ENDINGS) for name in names):
+        return "embedding"
+    return None

@@ -1,0 +1,256 @@
+"""What a model is, told from its configuration alone, before it is downloaded or loaded."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any, Protocol
+
+from inference.files.architectures import SENTENCE_TRANSFORMERS, architecture_problem, kind_of_config
+from inference.files.sources import (
+    MAX_CONFIG_BYTES,
+    PICKLE_PATTERNS,
+    ModelSource,
+    SourceError,
+    download_problem,
+    local_directory,
+)
+
+CARD = "README.md"
+
+
+class ModelRepository(Protocol):
+    """``sizes`` are bytes by file name, of files at the top only."""
+
+    @property
+    def sizes(self) -> Mapping[str, int]: ...
+
+    @property
+    def licence(self) -> str: ...
+
+    @property
+    def gate(self) -> str:
+        """How access is asked for; empty where everybody may read it."""
+
+    def text(self, name: str) -> str | None:
+        """A small file's content; None where there is none of that name. SourceError for one that is too large."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalRepository:
+    """A directory of this machine."""
+
+    root: Path
+    sizes: Mapping[str, int] = field(init=False)
+    gate: str = ""
+
+    def __post_init__(self) -> None:
+        files = (path for path in self.root.iterdir() if path.is_file())
+        object.__setattr__(self, "sizes", {path.name: path.stat().st_size for path in files})
+
+    @property
+    def licence(self) -> str:
+        """As the model card's header says."""
+        return _card_licence(self.text(CARD) or "")
+
+    def text(self, name: str) -> str | None:
+        if name not in self.sizes:
+            return None
+        _check_size(name, self.sizes[name])
+        return (self.root / name).read_text("utf-8", "replace")
+
+
+@dataclass(frozen=True, slots=True)
+class HubRepository:
+    """Of the Hugging Face Hub; asks for a list of files, and downloads small ones to a place that is gone again."""
+
+    source: str
+    revision: str
+    sizes: Mapping[str, int]
+    licence: str
+    gate: str
+
+    def text(self, name: str) -> str | None:
+        if name not in self.sizes:
+            return None
+        _check_size(name, self.sizes[name])
+        from huggingface_hub import hf_hub_download
+
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                path = hf_hub_download(self.source, name, revision=self.revision or None, local_dir=folder)
+            except Exception as error:
+                raise SourceError(download_problem(self.source, self.revision, error)) from error
+            return Path(path).read_text("utf-8", "replace")
+
+
+def hub_repository(source: str, revision: str = "") -> HubRepository:
+    """SourceError where there is no such repository, or it may not be seen."""
+    from huggingface_hub import HfApi
+
+    try:
+        found = HfApi().model_info(source, revision=revision or None, files_metadata=True)
+    except Exception as error:
+        raise SourceError(download_problem(source, revision, error)) from error
+    files = {file.rfilename: int(file.size or 0) for file in found.siblings or ()}
+    card = found.card_data.to_dict() if found.card_data is not None else {}
+    return HubRepository(
+        source=source,
+        revision=revision,
+        sizes={name: size for name, size in files.items() if "/" not in name},
+        licence=_licence(card),
+        gate=str(found.gated) if found.gated else "",
+    )
+
+
+def _check_size(name: str, size: int) -> None:
+    if size > MAX_CONFIG_BYTES:
+        raise SourceError(f"{name} has {size} bytes; no model needs more than {MAX_CONFIG_BYTES}.")
+
+
+def _card_licence(card: str) -> str:
+    """From the YAML between the first two lines of dashes."""
+    import yaml
+
+    parts = card.split("---", 2)
+    if len(parts) < 3 or parts[0].strip():
+        return ""
+    try:
+        header = yaml.safe_load(parts[1])
+    except (yaml.YAMLError, RecursionError):
+        return ""
+    return _licence(header) if isinstance(header, dict) else ""
+
+
+def _licence(card: Mapping[str, Any]) -> str:
+    """The name of one that is “other” tells more."""
+    found = card.get("license_name") or card.get("license") or ""
+    return ", ".join(map(str, found))[:200] if isinstance(found, list) else str(found)[:200]
+
+
+SAFETENSORS = "*.safetensors"
+PARAMETER_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPreview:
+    """``problems`` keep it from being served; ``doubts`` do not. 0 and "" where the files do not say."""
+
+    kind: str
+    architecture: str
+    dtype: str
+    weight_bytes: int
+    num_parameters: int
+    context_length: int
+    num_layers: int
+    width: int
+    licence: str
+    gate: str
+    has_chat_template: bool
+    problems: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()
+
+
+def preview_model(source: ModelSource, repository: ModelRepository | None = None) -> ModelPreview:
+    """Reads small files only; SourceError where there is nothing, or it may not be read."""
+    files = repository or repository_of(source)
+    config = _json(files, "config.json")
+    text = config.get("text_config")
+    core: Mapping[str, Any] = text if isinstance(text, dict) else config
+    dtype = str(config.get("dtype") or config.get("torch_dtype") or core.get("torch_dtype") or core.get("dtype") or "")
+    size = _weight_bytes(files, source)
+    return ModelPreview(
+        kind=kind_of_config(config, has_pipeline=SENTENCE_TRANSFORMERS in files.sizes) or "",
+        architecture=_architecture(config),
+        dtype=dtype[:40],
+        weight_bytes=size,
+        num_parameters=size // PARAMETER_BYTES[dtype]
+        if dtype in PARAMETER_BYTES and "quantization_config" not in config
+        else 0,
+        context_length=_number(core, "max_position_embeddings"),
+        num_layers=_number(core, "num_hidden_layers"),
+        width=_number(core, "hidden_size"),
+        licence=files.licence,
+        gate=files.gate,
+        has_chat_template=_has_chat_template(files),
+        problems=tuple(_problems(files, config, source)),
+        doubts=tuple(_doubts(files, config)),
+    )
+
+
+def repository_of(source: ModelSource) -> ModelRepository:
+    local = local_directory(source.source)
+    return hub_repository(source.source, source.revision) if local is None else LocalRepository(local)
+
+
+def _json(files: ModelRepository, name: str) -> Mapping[str, Any]:
+    text = files.text(name)
+    if text is None:
+        raise SourceError(f"There is no {name}; it is not a model in the Hugging Face layout.")
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise SourceError(f"{name} is not valid JSON: {error}.") from error
+    if not isinstance(found, dict):
+        raise SourceError(f"{name} does not hold a JSON object.")
+    return found
+
+
+def _architecture(config: Mapping[str, Any]) -> str:
+    names = config.get("architectures")
+    return ", ".join(map(str, names))[:200] if isinstance(names, list) else ""
+
+
+def _number(config: Mapping[str, Any], name: str) -> int:
+    value = config.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31 else 0
+
+
+def _weight_bytes(files: ModelRepository, source: ModelSource) -> int:
+    """Of the files that would be downloaded."""
+    safe = sum(size for name, size in files.sizes.items() if fnmatch(name, SAFETENSORS))
+    return safe or sum(size for name, size in files.sizes.items() if fnmatch(name, PICKLE_PATTERNS[0]))
+
+
+def _has_chat_template(files: ModelRepository) -> bool:
+    if "chat_template.jinja" in files.sizes:
+        return True
+    try:
+        text = files.text("tokenizer_config.json")
+    except SourceError:
+        return False
+    return text is not None and '"chat_template"' in text
+
+
+def _problems(files: ModelRepository, config: Mapping[str, Any], source: ModelSource) -> Iterator[str]:
+    kind = kind_of_config(config, has_pipeline=SENTENCE_TRANSFORMERS in files.sizes)
+    if kind is None:
+        yield "It is neither a causal language model nor one for embeddings or classification, so it cannot be served."
+    elif kind == "generation" and (problem := architecture_problem(config)):
+        yield problem
+    if "tokenizer.json" not in files.sizes:
+        yield "It has no tokenizer.json; a fast tokenizer is needed."
+    has_safe = any(fnmatch(name, SAFETENSORS) for name in files.sizes)
+    has_pickles = any(fnmatch(name, PICKLE_PATTERNS[0]) for name in files.sizes)
+    if not has_safe and not has_pickles:
+        yield "It has no weights that can be read (*.safetensors)."
+    elif not has_safe and not source.allow_pickle:
+        yield "It has pickled weights only, which can run code; it is loaded only where “allow pickle” is set."
+    if config.get("auto_map") and not source.trust_remote_code:
+        yield "It brings its own code; it is loaded only where “trust remote code” is set."
+
+
+def _doubts(files: ModelRepository, config: Mapping[str, Any]) -> Iterator[str]:
+    if files.gate:
+        yield (
+            f"It is gated ({files.gate}): its terms have to be accepted on the Hub, and HF_TOKEN in the server's "
+            "environment must be a token that may read it."
+        )
+    if not files.licence:
+        yield "Its files name no licence; look whether you may use it."
+    if "quantization_config" in config:
+        yield "Its weights are quantised by its makers; whether this server can load them shows when it is loaded."

@@ -1,0 +1,318 @@
+"""From a ``source`` to a local directory: a directory of this machine, or a repository of the Hugging Face Hub.
+
+Of models only what is needed is downloaded (weights as safetensors, configuration, tokenizer). A directory is checked
+before anything loads it: regular files that lie inside it, a causal language model or one for embeddings or
+classification, a fast tokenizer, weights of an accepted kind.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+
+from inference.files.architectures import ModelKind, architecture_problem, model_kind
+
+DEFAULT_LABELS = 2  # of a classifier whose config names none, as transformers has it
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+SAFE_PATTERNS = (
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "*.json",
+    "*.jinja",
+    "tokenizer.model",
+    "*.txt",
+)
+PICKLE_PATTERNS = ("*.bin", "*.bin.index.json")
+CODE_PATTERNS = ("*.py",)
+UNREACHABLE = frozenset(
+    {
+        "LocalEntryNotFoundError",
+        "OfflineModeIsEnabled",
+        "ConnectionError",
+        "ConnectError",
+        "TimeoutError",
+        "TimeoutException",
+    }
+)
+MAX_CONFIG_BYTES = 1_000_000
+MAX_MODEL_FILES = 20_000
+OUTSIDE_ROOTS = (
+    "Local sources are read only below the server's MILLM_MODEL_ROOTS. Put the files there, give a Hub id such as "
+    "org/model, or have it registered by a command of manage.py."
+)
+ALLOW_CODE_HINT = "The operator can allow it with MILLM_ALLOW_REMOTE_CODE=true."
+DOWNLOADED = ".downloaded.json"  # the patterns of files that were fetched completely
+
+
+class SourceError(Exception):
+    """The source cannot be used; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """What a model's row says about where it comes from."""
+
+    source: str
+    revision: str = ""
+    trust_remote_code: bool = False
+    allow_pickle: bool = False
+
+
+Download = Callable[..., object]
+
+
+def resolve_source(source: ModelSource, *, download: Download | None = None, downloads_dir: Path | None = None) -> Path:
+    """The checked local directory of a model, downloaded first where it has to be; SourceError otherwise."""
+    path = fetch(
+        source.source,
+        revision=source.revision,
+        allow_patterns=_patterns(source),
+        download=download,
+        downloads_dir=downloads_dir,
+    )
+    check_directory(path, source)
+    return path
+
+
+def locate_model(source: ModelSource, download: Download) -> Path:
+    """:func:`resolve_source` with the download that the registry watches."""
+    return resolve_source(source, download=download)
+
+
+def fetch(
+    source: str,
+    *,
+    revision: str = "",
+    allow_patterns: Sequence[str],
+    download: Download | None = None,
+    downloads_dir: Path | None = None,
+) -> Path:
+    """The local directory of a model or an SAE. What was downloaded completely once needs no network again.
+
+    ``download`` has the signature of ``huggingface_hub.snapshot_download``, which is the default; downloads lie in
+    ``MILLM_HOME/models`` unless ``downloads_dir`` is given. SourceError says what is wrong.
+    """
+    local = local_directory(source)
+    if local is not None:
+        return local
+    target = (downloads_dir or Path(settings.MILLM_HOME) / "models") / _directory_name(source, revision)
+    done = _downloaded_patterns(target)
+    if not all(any(fnmatch(wanted, pattern) for pattern in done) for wanted in allow_patterns):
+        _download(source, revision, target, allow_patterns, download or _hub_download())
+        (target / DOWNLOADED).write_text(json.dumps(sorted({*done, *allow_patterns})))
+    return target
+
+
+def present_directory(source: ModelSource) -> Path | None:
+    """Where the model lies if nothing has to be downloaded for it; SourceError for what is neither path nor Hub id."""
+    local = local_directory(source.source)
+    if local is not None:
+        return local
+    target = Path(settings.MILLM_HOME) / "models" / _directory_name(source.source, source.revision)
+    return target if _downloaded_patterns(target) else None
+
+
+def is_local(source: str) -> bool:
+    """Whether ``source`` is written as a path; what a directory of the server is called changes no Hub id."""
+    return source.startswith(("/", ".", "~"))
+
+
+def source_at_shell(source: str) -> str:
+    """The source that an operator means: a directory beside them may be named as it is."""
+    return os.path.abspath(source) if source and not is_local(source) and os.path.isdir(source) else source
+
+
+def check_within_roots(source: str) -> None:
+    """SourceError for a path that somebody names over the network and that lies outside MILLM_MODEL_ROOTS.
+
+    All of them get the same answer, whether there is something or not, and nothing outside is looked at.
+    """
+    if not is_local(source):
+        return
+    roots: Sequence[Path] = settings.MILLM_MODEL_ROOTS
+    real_roots = [os.path.realpath(root) for root in roots]
+    named = os.path.abspath(os.path.expanduser(source))
+    is_named_inside = any(_is_below(named, root) for root in (*map(os.path.abspath, roots), *real_roots))
+    if "\0" in source or not is_named_inside or not any(_is_below(os.path.realpath(named), r) for r in real_roots):
+        raise SourceError(OUTSIDE_ROOTS)
+
+
+def _is_below(path: str, root: str) -> bool:
+    return path == root or path.startswith(root.rstrip("/") + "/")
+
+
+def local_directory(source: str) -> Path | None:
+    """The real path of a local source; None for a Hub id; SourceError for neither."""
+    if is_local(source):
+        path = Path(source).expanduser().resolve()
+        if not path.is_dir():
+            raise SourceError(f"There is no directory {source!r}; give a directory or a Hub id such as org/model.")
+        return path
+    if not HUB_ID.fullmatch(source) or ".." in source or "--" in source:
+        raise SourceError(f"{source[:200]!r} is neither a directory nor a Hub id such as org/model.")
+    return None
+
+
+def check_directory(path: Path, source: ModelSource) -> None:
+    """SourceError unless the directory holds a model that can be served."""
+    config = _read_config(path)  # first: a directory that is no model is not walked
+    for number, file in enumerate(_files(path)):
+        if number >= MAX_MODEL_FILES:
+            raise SourceError(f"{path} holds more than {MAX_MODEL_FILES} files; give the model's own directory.")
+        _check_file(file, path)
+    if kind_of_directory(path) == "generation" and (problem := architecture_problem(config)):
+        raise SourceError(problem)
+    _check_code(config, source)
+    if not (path / "tokenizer.json").is_file():
+        raise SourceError(
+            f"{path} has no tokenizer.json; a fast tokenizer is needed. Save one with the tokenizers library."
+        )
+    _check_weights(path, source)
+
+
+def kind_of_directory(path: Path) -> ModelKind:
+    """What the model is for; SourceError where it cannot be served at all."""
+    config = _read_config(path)
+    kind = model_kind(path, config)
+    if kind is None:
+        raise SourceError(
+            f"{path} is neither a causal language model nor one for embeddings or classification (config.json names "
+            f"{_listed(config.get('architectures'))}); architectures whose name ends in ForCausalLM, Model, "
+            "ForMaskedLM or ForSequenceClassification can be served."
+        )
+    return kind
+
+
+def own_context_length(path: Path) -> int:
+    """Tokens that the model in this directory was made for; 0 where its config does not say."""
+    config = _read_config(path)
+    text = config.get("text_config")
+    length = (text if isinstance(text, dict) else config).get("max_position_embeddings")
+    return length if isinstance(length, int) and 0 < length < 2**31 else 0
+
+
+def num_labels(path: Path) -> int:
+    """What the classifier in this directory tells apart: one is the score of a reranker. 0 where it is none."""
+    config = _read_config(path)
+    if model_kind(path, config) != "classification":
+        return 0
+    labels = config.get("id2label")
+    count = config.get("num_labels", len(labels) if isinstance(labels, dict) else DEFAULT_LABELS)
+    return count if isinstance(count, int) and 0 < count < 2**31 else 0
+
+
+def _patterns(source: ModelSource) -> list[str]:
+    pickles = PICKLE_PATTERNS if source.allow_pickle else ()
+    code = CODE_PATTERNS if source.trust_remote_code else ()
+    return [*SAFE_PATTERNS, *pickles, *code]
+
+
+def _directory_name(source: str, revision: str) -> str:
+    """Slashes become ``--``, which Hub ids cannot contain."""
+    return "@".join(part.replace("/", "--") for part in (source, revision) if part)
+
+
+def _downloaded_patterns(target: Path) -> set[str]:
+    try:
+        return set(json.loads((target / DOWNLOADED).read_text()))
+    except (OSError, ValueError):  # nothing there, or its writing was interrupted: ask the Hub again
+        return set()
+
+
+def _download(source: str, revision: str, target: Path, patterns: Sequence[str], download: Download) -> None:
+    """Resumable: files that are there already are not fetched again. The Hub library reads HF_TOKEN itself."""
+    try:
+        download(repo_id=source, revision=revision or None, local_dir=str(target), allow_patterns=list(patterns))
+    except Exception as error:
+        raise SourceError(download_problem(source, revision, error)) from error
+    target.mkdir(parents=True, exist_ok=True)
+
+
+def _hub_download() -> Download:
+    from huggingface_hub import snapshot_download
+
+    download: Download = snapshot_download
+    return download
+
+
+def download_problem(name: str, revision: str, error: Exception) -> str:
+    """A sentence for the errors of huggingface_hub, told by name so that it need not be imported."""
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    if "GatedRepoError" in kinds:
+        return f"{name} is gated: accept its terms on the Hub and set HF_TOKEN to a token that may read it."
+    if "RepositoryNotFoundError" in kinds:
+        return f"There is no {name} on the Hub, or it is private: check the id, or set HF_TOKEN."
+    if "RevisionNotFoundError" in kinds:
+        return f"{name} has no revision {revision!r} on the Hub."
+    if kinds & UNREACHABLE:
+        return f"{name} is not on this machine and the Hub cannot be reached: connect, or give a local directory."
+    return f"{name} could not be downloaded: {type(error).__name__}: {error}"
+
+
+def _files(path: Path) -> Iterator[Path]:
+    for folder, _, names in os.walk(path):
+        for name in names:
+            yield Path(folder, name)
+
+
+def _check_file(file: Path, root: Path) -> None:
+    """Regular, and inside the directory; the Hub's own cache links to its blobs next to it."""
+    try:
+        real = file.resolve(strict=True)
+    except OSError as error:
+        raise SourceError(f"{file} cannot be read: {error.strerror or error}.") from error
+    allowed = [root]
+    if root.parent.name == "snapshots":
+        allowed.append(root.parent.parent / "blobs")
+    if not any(real.is_relative_to(folder) for folder in allowed):
+        raise SourceError(f"{file} is a link out of the model's directory; copy the file there.")
+    if not stat.S_ISREG(real.stat().st_mode):
+        raise SourceError(f"{file} is not a regular file.")
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    file = path / "config.json"
+    if not file.is_file():
+        raise SourceError(f"{path} has no config.json; it is not a model in the Hugging Face layout.")
+    if file.stat().st_size > MAX_CONFIG_BYTES:
+        raise SourceError(f"{file} has {file.stat().st_size} bytes; no model needs more than {MAX_CONFIG_BYTES}.")
+    try:
+        config = json.loads(file.read_text("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise SourceError(f"{file} is not valid JSON: {error}.") from error
+    if not isinstance(config, dict):
+        raise SourceError(f"{file} does not hold a JSON object.")
+    return config
+
+
+def _check_code(config: dict[str, Any], source: ModelSource) -> None:
+    if config.get("auto_map") and not source.trust_remote_code:
+        raise SourceError(
+            f"{source.source} brings its own code; allow that with --trust-remote-code if you trust it, and "
+            "MILLM_ALLOW_REMOTE_CODE=true."
+        )
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(map(str, names)) if isinstance(names, list) and names else "none"
+
+
+def _check_weights(path: Path, source: ModelSource) -> None:
+    if any(path.glob("*.safetensors")):
+        return
+    if not any(path.glob("*.bin")):
+        raise SourceError(f"{path} has no weights (*.safetensors).")
+    if not source.allow_pickle:
+        raise SourceError(
+            f"{path} has pickled weights only, which can run code; allow that with --allow-pickle and "
+            "MILLM_ALLOW_REMOTE_CODE=true."
+        )

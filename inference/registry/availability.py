@@ -1,0 +1,96 @@
+"""How a registered model stands, in words and numbers, for its page and the list."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from django.template.defaultfilters import filesizeformat
+
+from inference.client import EngineError
+from inference.files.sources import SourceError, present_directory
+from inference.models import LanguageModel
+from inference.registry.loads import LoadProgress, LoadStanding
+from inference.registry.memory_plan import gibibytes
+from inference.registry.registry import get_registry
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStanding:
+    """``is_moving``: it will change by itself soon. ``percent`` is None where nobody knows how much there is to do."""
+
+    state: str
+    sentence: str
+    error: str = ""
+    percent: int | None = None
+    is_moving: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryNeed:
+    """``needed`` and ``free`` in bytes, ``share`` in percent of what is free; a ``problem`` in place of all of it."""
+
+    needed: int = 0
+    free: int = 0
+    budget: int = 0
+    device: str = ""
+    problem: str = ""
+
+    @property
+    def fits(self) -> bool:
+        return not self.problem and self.needed <= self.free
+
+    @property
+    def share(self) -> int:
+        return min(100, round(100 * self.needed / self.free)) if self.free else 100
+
+    @property
+    def text(self) -> str:
+        return f"{gibibytes(self.needed)} needed, {gibibytes(self.free)} free on {self.device}"
+
+
+def model_standing(model: LanguageModel) -> ModelStanding:
+    """From the row, and from this process where it loads the model itself."""
+    registry = get_registry()
+    standing = registry.standing(model.name) if registry.is_serving else LoadStanding()
+    if standing.progress is not None:
+        sentence, percent = _progress_text(standing.progress)
+        return ModelStanding("loading", sentence, percent=percent, is_moving=True)
+    if standing.is_waiting:
+        return ModelStanding("waiting", "Waits for its turn, or for room beside models at work.", is_moving=True)
+    return _of_row(model, standing.retry_in_s)
+
+
+def _of_row(model: LanguageModel, retry_in_s: float | None) -> ModelStanding:
+    state = LanguageModel.State(model.state)
+    if state == LanguageModel.State.LOADED:
+        at = f" since {model.loaded_at:%Y-%m-%d %H:%M} UTC" if model.loaded_at else ""
+        return ModelStanding(state, f"Answers requests{at}.")
+    if state == LanguageModel.State.LOADING:
+        return ModelStanding(state, "Is being loaded by another process, or by one that ended.", is_moving=True)
+    if state == LanguageModel.State.FAILED:
+        again = f" A request tries again in {retry_in_s:.0f} s; Load tries at once." if retry_in_s else ""
+        return ModelStanding(state, f"Could not be loaded.{again}", error=model.error)
+    return ModelStanding(state, "Is not in memory; the next request loads it.")
+
+
+def _progress_text(progress: LoadProgress) -> tuple[str, int | None]:
+    if progress.total_bytes and progress.done_bytes < progress.total_bytes:
+        percent = 100 * progress.done_bytes // progress.total_bytes
+        done, total = (filesizeformat(size) for size in (progress.done_bytes, progress.total_bytes))
+        return f"Downloading: {done} of {total}.", percent
+    return f"Loading: {progress.phase}, for {progress.for_s:.0f} s.", None
+
+
+def memory_need(model: LanguageModel) -> MemoryNeed:
+    """Measured by serving processes, which have torch loaded; reads headers of files only."""
+    registry = get_registry()
+    if not registry.is_serving:
+        return MemoryNeed(problem="Only the server measures memory.")
+    try:
+        path = present_directory(model.model_source)
+        if path is None:
+            return MemoryNeed(problem="Not known before the model has been downloaded.")
+        room = registry.room(model, path)
+    except (SourceError, EngineError) as error:
+        return MemoryNeed(problem=str(error))
+    return MemoryNeed(room.needed, room.free, room.budget, room.device)

@@ -1,0 +1,87 @@
+"""The registry's way to the engine's loader. Everything here imports torch, and only when it is called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from django.conf import settings
+
+from inference.files.sources import kind_of_directory
+from inference.models import LanguageModel
+from inference.registry.records import smallest
+
+if TYPE_CHECKING:
+    from inference.engine.loader import LoadedModel, ModelSpec
+    from inference.engine.memory import MemoryEstimate
+
+
+def spec_for(row: LanguageModel, path: Path) -> ModelSpec:
+    """What the engine shall load."""
+    from inference.engine.loader import ModelSpec
+
+    source = row.model_source
+    return ModelSpec(
+        name=row.name,
+        path=path,
+        dtype=row.dtype,
+        device=row.device,
+        trust_remote_code=source.trust_remote_code,
+        allow_pickle=source.allow_pickle,
+        max_seq_len=smallest(row.context_length, settings.MILLM_MAX_SEQ_LEN),
+        kind=kind_of_directory(path),
+        weights="int8" if row.quantization == LanguageModel.Quantization.INT8 else "native",
+    )
+
+
+def load_from_directory(spec: ModelSpec) -> LoadedModel:
+    from inference.engine.classifier_loader import load_classifier
+    from inference.engine.embedding_loader import load_embedder
+    from inference.engine.loader import load_model
+
+    loaders = {"generation": load_model, "embedding": load_embedder, "classification": load_classifier}
+    return loaders[spec.kind](spec)
+
+
+def estimate_from_directory(spec: ModelSpec) -> MemoryEstimate:
+    from inference.engine.memory import estimate_memory
+
+    engine = settings.MILLM_ENGINE
+    return estimate_memory(
+        spec,
+        max_tokens=engine["max_prefill_tokens"],
+        max_rows=engine["max_batch_size"],
+        kv_bytes=engine["kv_cache_bytes"],
+    )
+
+
+def device_of(spec: ModelSpec) -> str:
+    """The device that ``auto`` means here; LoadError for one that is not there."""
+    from inference.engine.loader import resolve_device
+
+    return str(resolve_device(spec.device))
+
+
+def release_loaded(loaded: LoadedModel) -> None:
+    from inference.engine.release import release_model
+
+    release_model(loaded)
+
+
+def free_unused() -> None:
+    from inference.engine.step_isolation import free_unused_memory
+
+    free_unused_memory()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLoading:
+    """The steps from a specification to a model and back, so that tests can put their own in their place."""
+
+    load: Callable[[ModelSpec], LoadedModel] = load_from_directory
+    estimate: Callable[[ModelSpec], MemoryEstimate] = estimate_from_directory
+    device_of: Callable[[ModelSpec], str] = device_of
+    release: Callable[[LoadedModel], None] = release_loaded
+    free_unused: Callable[[], None] = free_unused

@@ -1,0 +1,133 @@
+"""The registered models as requests see them: read once, kept in this process."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.conf import settings
+from django.db import DatabaseError, InterfaceError, transaction
+
+from inference.client import EngineError
+from inference.files.sources import SourceError
+from inference.models import LanguageModel
+from inference.snapshots import Snapshot
+from inference.text.model_text import ChatTemplateError
+
+
+class ModelNotFoundError(LookupError):
+    """No registered model has that name or alias."""
+
+    code = "model_not_found"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRecord:
+    """A row of :class:`LanguageModel`, as far as requests need it. ``created`` is Unix time in seconds.
+
+    ``max_model_len`` is None while a model from the Hub has not been downloaded, which alone knows its own length.
+    """
+
+    pk: int
+    name: str
+    aliases: tuple[str, ...]
+    default_profile: str
+    default_sampling: Mapping[str, Any]
+    is_default: bool
+    state: str
+    error: str
+    created: int
+    max_model_len: int | None
+    keep_alive_s: int | None = None
+    is_pinned: bool = False
+    shared_prefix_cache: bool = False
+    kind: str = LanguageModel.Kind.GENERATION
+    num_labels: int = 0  # of a classifier; 0 while they are not known
+
+
+@dataclass(frozen=True)
+class ModelTable:
+    """All records, findable by name and alias. A name wins over another model's alias."""
+
+    records: tuple[ModelRecord, ...]
+    _by_name: dict[str, ModelRecord] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        by_alias = {alias: record for record in self.records for alias in record.aliases}
+        object.__setattr__(self, "_by_name", by_alias | {record.name: record for record in self.records})
+
+    def find(self, name: str) -> ModelRecord:
+        """ModelNotFoundError for unknown names. Touches nothing but this table."""
+        record = self._by_name.get(name)
+        if record is None:
+            raise ModelNotFoundError(f"The model {name[:200]!r} does not exist; GET /v1/models lists those that do.")
+        return record
+
+
+def model_record(row: LanguageModel) -> ModelRecord:
+    return ModelRecord(
+        pk=row.pk,
+        name=row.name,
+        aliases=tuple(row.aliases),
+        default_profile=row.default_profile,
+        default_sampling=row.default_sampling,
+        is_default=row.is_default,
+        state=row.state,
+        error=row.error,
+        created=int(row.created_at.timestamp()),
+        max_model_len=smallest(row.context_length, row.own_context_length, settings.MILLM_MAX_SEQ_LEN) or None,
+        keep_alive_s=row.keep_alive_s,
+        is_pinned=row.pinned,
+        shared_prefix_cache=row.shared_prefix_cache,
+        kind=row.kind,
+        num_labels=row.num_labels,
+    )
+
+
+def smallest(*lengths: int) -> int:
+    """The smallest that is set; 0 where none is."""
+    return min((length for length in lengths if length), default=0)
+
+
+def _load_table() -> ModelTable:
+    rows = LanguageModel.objects.order_by("-is_default", "name")
+    return ModelTable(tuple(model_record(row) for row in rows))
+
+
+model_table: Snapshot[ModelTable] = Snapshot("millm_models", _load_table)
+
+
+logger = logging.getLogger(__name__)
+
+
+def failure_message(name: str, error: Exception) -> str:
+    """What the row and the clients are told; the cause of a surprise goes to the log."""
+    if isinstance(error, (SourceError, EngineError)):
+        return str(error)
+    if isinstance(error, ChatTemplateError):
+        return f"{name} was not loaded because of its chat template. {error}"
+    logger.error("Loading %s failed unexpectedly.", name, exc_info=error)
+    return f"{name} could not be loaded ({type(error).__name__}); the server's log says more."
+
+
+def write_state(pk: int, state: LanguageModel.State, **fields: Any) -> None:
+    """Write a model's state; other live fields go back to nothing. Serving goes on when the database is away."""
+    values = {"error": "", "memory_bytes": 0, "loaded_at": None, **fields}
+    try:
+        with transaction.atomic():
+            LanguageModel.objects.filter(pk=pk).update(state=state, **values)
+            model_table.invalidate()
+    except (DatabaseError, InterfaceError) as error:
+        logger.warning("The state %s of model %s could not be written: %s", state, pk, error)
+
+
+def reset_states(*, keep: Collection[int] = ()) -> None:
+    """At the start: what a process that is gone had loaded, or was loading, is not loaded. ``keep``: pks that are."""
+    live = (LanguageModel.State.LOADING, LanguageModel.State.LOADED)
+    with transaction.atomic():
+        LanguageModel.objects.filter(state__in=live).exclude(pk__in=keep).update(
+            state=LanguageModel.State.UNLOADED, error="", memory_bytes=0, loaded_at=None
+        )
+        model_table.invalidate()

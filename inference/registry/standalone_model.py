@@ -1,0 +1,86 @@
+"""A model that is read beside the engine, or without one: its residuals at some sites, by plain forward hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from inference.files.sources import resolve_source
+from inference.interventions import Site
+from inference.models import LanguageModel
+from inference.registry.loading import spec_for
+from inference.text.model_text import ModelText
+from inference.torch_threads import borrowed_workers
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class OfflineModel:
+    """Transformers' own module with its own attention: neither batches nor caches, and nothing steers it."""
+
+    def __init__(self, module: nn.Module, text: ModelText, num_layers: int) -> None:
+        self.text = text
+        self.num_layers = num_layers
+        self._module = module
+
+    def read(self, token_ids: Sequence[int], sites: Sequence[Site]) -> dict[Site, Tensor]:
+        """``[tokens, d]`` float32 on the CPU for each site; LoadError for one that the model does not have."""
+        import torch
+
+        from inference.engine.errors import LoadError
+        from inference.engine.sites import SiteError, attach
+
+        found: dict[Site, Tensor] = {}
+        detachers: list[Callable[[], None]] = []
+        try:
+            for site in sites:
+                detachers.append(attach(self._module, site, _keep(found, site)))
+            ids = torch.tensor([list(token_ids)], device=next(self._module.parameters()).device)
+            with torch.inference_mode():
+                _decoder(self._module)(input_ids=ids, use_cache=False)
+        except SiteError as error:
+            raise LoadError(str(error)) from error
+        finally:
+            for detach in detachers:
+                detach()
+        return found
+
+
+def load_offline(model: LanguageModel) -> OfflineModel:
+    """Downloads and loads it; slow. LoadError, :class:`inference.files.sources.SourceError`."""
+    from transformers import AutoModelForCausalLM
+
+    from inference.engine.load_faults import enough_memory, readable_files
+    from inference.engine.loader import from_pretrained, resolve_device
+    from inference.engine.sites import decoder_layers
+
+    path = resolve_source(model.model_source)
+    spec = spec_for(model, path)
+    with enough_memory(spec.name), readable_files(spec.name, path):
+        module, tokenizer = from_pretrained(spec, resolve_device(spec.device), AutoModelForCausalLM)
+        num_layers = len(decoder_layers(module))
+    config: Any = module.config.get_text_config()
+    length = spec.max_seq_len or int(getattr(config, "max_position_embeddings", 0) or 0) or 1024
+    text = ModelText(tokenizer, max_model_len=length, chat_template=model.chat_template)
+    return OfflineModel(module, text, num_layers)
+
+
+@contextmanager
+def opened_offline(model: LanguageModel) -> Iterator[OfflineModel]:
+    """The model while it is needed; torch's workers of this thread end with it."""
+    with borrowed_workers():
+        yield load_offline(model)
+
+
+def _keep(found: dict[Site, Tensor], site: Site) -> Callable[[Tensor], None]:
+    def keep(h: Tensor) -> None:
+        found[site] = h.detach()[0].float().cpu()
+
+    return keep
+
+
+def _decoder(module: nn.Module) -> Any:
+    """Without the output embeddings, which nobody asks for."""
+    return module.get_decoder() if hasattr(module, "get_decoder") else module  # type: ignore[operator]

@@ -1,0 +1,179 @@
+"""Calls whose arguments stand between tags, each by itself, strings without quotes: Qwen3-Coder's and GLM's.
+
+Which arguments are strings only the tool's schema tells. Those are passed on while they are written; of others it is
+known at their end whether they are JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from inference.text.dialects.argument_form import ArgumentForm
+from inference.text.dialects.events import AnswerEvent, Calls, Prose
+from inference.text.dialects.json_calls import broken_call
+from inference.text.dialects.source import Reading, Source, gathered, mapped
+
+_PYTHON = {"True": "true", "False": "false", "None": "null"}  # what models write that know more Python than JSON
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tags:
+    """``start function NAME name_end (key KEY key_end value VALUE value_end)* function_end end``, with blanks between.
+
+    ``padding`` stands at both ends of a value and is no part of it; ``gap`` is written where blanks mean nothing.
+    """
+
+    start: str
+    end: str
+    key: str
+    key_end: str
+    value_end: str
+    function: str = ""
+    name_end: str = ""
+    function_end: str = ""
+    value: str = ""
+    padding: str = ""
+    gap: str = ""
+
+    @property
+    def behind_name(self) -> tuple[str, ...]:
+        return (self.name_end,) if self.name_end else ("\n", self.key, self.end)
+
+
+QWEN_CODER = Tags(
+    start="<tool_call>",
+    end="</tool_call>",
+    function="<function=",
+    name_end=">",
+    function_end="</function>",
+    key="<parameter=",
+    key_end=">",
+    value_end="</parameter>",
+    padding="\n",
+    gap="\n",
+)
+GLM = Tags(
+    start="<tool_call>",
+    end="</tool_call>",
+    key="<arg_key>",
+    key_end="</arg_key>",
+    value="<arg_value>",
+    value_end="</arg_value>",
+    gap="\n",
+)
+GLM_47 = replace(GLM, gap="")
+
+
+def reader_of(tags: Tags) -> Callable[[Source, Calls], Reading[AnswerEvent, None]]:
+    def read(source: Source, calls: Calls) -> Reading[AnswerEvent, None]:
+        prose = Prose()
+        while (yield from prose.until(source, (tags.start,))) is not None:
+            yield from _call(source, calls, prose, tags)
+
+    return read
+
+
+def _call(source: Source, calls: Calls, prose: Prose, tags: Tags) -> Reading[AnswerEvent, None]:
+    source.keep()
+    name = yield from _name(source, tags)
+    kept = source.kept()
+    if not name:
+        rest, mark = yield from gathered(source.until((tags.end,)))
+        yield from prose.say(tags.start + kept + rest + (mark or ""))
+        return
+    yield calls.start(name)
+    if not (yield from _arguments(source, calls, name, tags)):
+        yield from broken_call(source, calls, (tags.end,))
+        return
+    yield calls.end()
+    yield from gathered(source.until((tags.end,)))
+
+
+def _name(source: Source, tags: Tags) -> Reading[AnswerEvent, str]:
+    """Empty where there is none."""
+    yield from source.skip_space()
+    if tags.function and not (yield from source.accepts(tags.function)):
+        return ""
+    name, mark = yield from source.before(tags.behind_name)
+    if mark is None:
+        return ""
+    if tags.name_end:
+        yield from source.accepts(tags.name_end)
+    return name.strip()
+
+
+def _arguments(source: Source, calls: Calls, name: str, tags: Tags) -> Reading[AnswerEvent, bool]:
+    """All of them as one JSON object; False where something else stands between them, or the text ends."""
+    forms = calls.forms.get(name, {})
+    before = "{"
+    while True:
+        yield from source.skip_space()
+        if not (yield from source.accepts(tags.key)):
+            break
+        key, mark = yield from gathered(source.until((tags.key_end,)))
+        if tags.value:
+            yield from source.skip_space()
+        if mark is None or not (yield from source.accepts(tags.value)):
+            return False
+        yield calls.arguments(f"{before}{json.dumps(key.strip(), ensure_ascii=False)}: ")
+        before = ", "
+        if not (yield from mapped(_value(source, tags, forms.get(key.strip(), "scalar")), calls.arguments)):
+            return False
+    if not (yield from source.starts_with(tags.function_end or tags.end)):
+        return False
+    yield calls.arguments("{}" if before == "{" else "}")
+    return True
+
+
+def _value(source: Source, tags: Tags, form: ArgumentForm) -> Reading[str, bool]:
+    """As JSON; False where the text ends inside of it."""
+    if tags.padding:
+        yield from source.accepts(tags.padding)
+    inside = _unpadded(source.until((tags.value_end,)), tags.padding)
+    if form == "text":
+        yield '"'
+        mark = yield from mapped(inside, lambda text: json.dumps(text, ensure_ascii=False)[1:-1])
+        yield '"'
+        return mark is not None
+    if form == "structure":
+        return (yield from inside) is not None
+    text, mark = yield from gathered(inside)
+    yield scalar(text.strip())
+    return mark is not None
+
+
+def scalar(text: str) -> str:
+    """JSON as it stands, anything else as a string."""
+    if text in _PYTHON:
+        return _PYTHON[text]
+    try:
+        json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return json.dumps(text, ensure_ascii=False)
+    return text
+
+
+def _refuse(word: str) -> None:
+    raise ValueError(word)  # NaN and infinities are no JSON
+
+
+def _unpadded(reading: Reading[str, str | None], padding: str) -> Reading[str, str | None]:
+    """Without ``padding`` at the end, which is held until it is known what follows it."""
+    held = ""
+    while True:
+        try:
+            item = next(reading)
+        except StopIteration as end:
+            mark: str | None = end.value
+            if held and mark is None:
+                yield held
+            return mark
+        if item is None:
+            yield None
+            continue
+        text = held + item
+        held = padding if padding and text.endswith(padding) else ""
+        if len(text) > len(held):
+            yield text[: len(text) - len(held)]

@@ -1,0 +1,221 @@
+"""Text in and out of one model: chat template, tokenizer, single tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from inference.text.chat_template import ChatTemplate, ChatTemplateError
+from inference.text.dialects.answer_grammar import Thinking
+from inference.text.dialects.dialect import dialect_of
+from inference.text.dialects.thinking import is_closed, is_left_open
+from inference.text.prompt_encoder import Pair, PromptEncoder
+from inference.text.token_bytes import TokenBytes
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFacts:
+    """``tokens`` are the special tokens' texts by their names, such as ``eos_token``; ``ids`` likewise their ids.
+
+    ``templates``: sources of the chat templates in use, by name.
+    """
+
+    kind: str
+    vocab_size: int
+    tokens: Mapping[str, str]
+    ids: Mapping[str, int]
+    templates: Mapping[str, str]
+
+
+def describe_tokenizer(tokenizer: Any, templates: Mapping[str, ChatTemplate]) -> TokenizerFacts:
+    """``tokenizer`` is one of transformers; its vocabulary counts with the added tokens."""
+    tokens = {name: str(token) for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}
+    return TokenizerFacts(
+        kind=type(tokenizer).__name__,
+        vocab_size=len(tokenizer),
+        tokens=tokens,
+        ids={name: int(tokenizer.convert_tokens_to_ids(token)) for name, token in tokens.items()},
+        templates={name: template.source for name, template in templates.items()},
+    )
+
+
+__all__ = ["ChatTemplateError", "ModelText", "PromptTooLongError"]
+
+MAX_CHARS_PER_TOKEN = 32  # of a whole prompt: far above any language or code, and tokenising stays fast
+
+
+class PromptTooLongError(ValueError):
+    """The prompt cannot fit the model's context; found out by its characters, before tokenising."""
+
+    code = "context_length_exceeded"
+
+    def __init__(self, num_chars: int, max_chars: int, max_model_len: int) -> None:
+        super().__init__(
+            f"The prompt has {num_chars} characters; this model's context of {max_model_len} tokens takes at most "
+            f"{max_chars}. Shorten the prompt."
+        )
+        self.num_chars = num_chars
+        self.max_chars = max_chars
+        self.max_model_len = max_model_len
+
+
+class ModelText:
+    """The text side of a loaded model. Synchronous and thread-safe; run long texts in a thread.
+
+    ``tokenizer`` is a fast tokenizer of transformers. Its Rust part is used from here on by this object alone for
+    encoding; decoding elsewhere is harmless. ``chat_template`` replaces the tokenizer's own one, ``tool_format`` the
+    notation of calls that it teaches.
+    """
+
+    def __init__(self, tokenizer: Any, *, max_model_len: int, chat_template: str = "", tool_format: str = "") -> None:
+        self.max_model_len = max_model_len
+        self._backend = tokenizer.backend_tokenizer
+        self._templates = _compile_templates(tokenizer, chat_template)
+        self._encoder = PromptEncoder(self._backend, "\0".join(t.literal_text() for t in self._templates.values()))
+        self.dialect = dialect_of(
+            "\0".join(template.source for template in self._templates.values()), tool_format=tool_format
+        )
+        self._added = {i: token.content for i, token in self._backend.get_added_tokens_decoder().items()}
+        self._token_bytes = TokenBytes(self._backend)
+        longest = max((len(token) for token in self._backend.get_vocab()), default=1)
+        self.max_chars = max_model_len * min(longest, MAX_CHARS_PER_TOKEN)
+        self.special_token_ids = self._encoder.special_token_ids
+        self.tokenizer = describe_tokenizer(tokenizer, self._templates)
+
+    @property
+    def has_chat_template(self) -> bool:
+        return bool(self._templates)
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final: bool = False,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Token ids of the rendered chat, special tokens only where the template itself writes them.
+
+        With ``continue_final`` the prompt ends where the content of the last message ends.
+
+        Raises ChatTemplateError (no template, its own refusal, or its limits) and PromptTooLongError.
+        """
+        self._check_size(_num_chars(messages) + _num_chars(tools) + _num_chars(kwargs))
+        wrapped = self._encoder.wrap_messages(messages)
+        text = self._template_for(tools).render(
+            wrapped,
+            tools=self._encoder.wrap(tools),
+            add_generation_prompt=add_generation_prompt and not continue_final,
+            kwargs=self._encoder.wrap(kwargs),
+            max_chars=4 * self.max_chars + 100_000,
+        )
+        self._check_size(len(text))
+        return self._encoder.encode_chat(_cut_after(text, wrapped[-1]["content"]) if continue_final else text)
+
+    def encode(self, text: str, *, adds_special: bool = True) -> list[int]:
+        """Raw text: BOS as the tokenizer's config says, unless ``adds_special`` is False; special tokens' texts stay
+        plain. Raises PromptTooLongError.
+        """
+        self._check_size(len(text))
+        return self._encoder.encode(text, adds_special=adds_special)
+
+    def encode_pair(self, first: str, second: str) -> Pair:
+        """Two texts for a model that compares them. Raises PromptTooLongError."""
+        self._check_size(len(first) + len(second))
+        return self._encoder.encode_pair(first, second)
+
+    def encode_plain(self, text: str) -> list[int]:
+        """A short piece of text, without BOS."""
+        return self._encoder.encode_plain(text)
+
+    def tokenizer_json(self) -> bytes:
+        """The tokenizer for another process, which loads it with the library tokenizers."""
+        return str(self._backend.to_str()).encode()
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        return str(self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
+
+    def special_tokens_in(self, marks: Iterable[str]) -> dict[str, int]:
+        """Those of ``marks`` that are special tokens, with their ids."""
+        specials = {self._added[i]: i for i in self.special_token_ids}
+        return {mark: specials[mark] for mark in marks if mark in specials}
+
+    def token_of(self, mark: str) -> int | None:
+        """The one token that ``mark`` is, if it is one."""
+        ids = list(self._backend.encode(mark, add_special_tokens=False).ids)
+        return ids[0] if len(ids) == 1 else None
+
+    def knows_variable(self, name: str) -> bool:
+        """Whether the chat template reads a variable of that name."""
+        return any(name in template.variables for template in self._templates.values())
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The token's UTF-8 bytes, which may be part of a character; empty for ids that the tokenizer lacks."""
+        return self._token_bytes(token_id)
+
+    def token_text(self, token_id: int) -> str:
+        """The token as text; parts of a character are written as OpenAI does: ``bytes:\\xe2\\x80``."""
+        value = self.token_bytes(token_id)
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in value)
+
+    def _template_for(self, tools: Sequence[Mapping[str, Any]] | None) -> ChatTemplate:
+        if not self._templates:
+            raise ChatTemplateError(
+                "This model has no chat template: use the completions endpoint, or give it a template in the admin."
+            )
+        return self._templates.get("tool_use" if tools else "default") or self._templates["default"]
+
+    def _check_size(self, num_chars: int) -> None:
+        if num_chars > self.max_chars:
+            raise PromptTooLongError(num_chars, self.max_chars, self.max_model_len)
+
+
+def _compile_templates(tokenizer: Any, override: str) -> dict[str, ChatTemplate]:
+    """The model's templates by name: usually ``default`` alone, some have ``tool_use``."""
+    sources = override or tokenizer.chat_template or {}
+    if isinstance(sources, str):
+        sources = {"default": sources}
+    names = {name: str(token) for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}
+    wanted = {name: source for name, source in sources.items() if name in {"default", "tool_use"}}
+    if wanted and "default" not in wanted:
+        wanted["default"] = wanted["tool_use"]
+    return {name: ChatTemplate(source, names) for name, source in wanted.items()}
+
+
+def _cut_after(text: str, content: str) -> str:
+    """The rendered chat up to the end of its last message's content, which some templates strip."""
+    for written in (content, content.strip()):
+        place = text.rfind(written) if written else -1
+        if place >= 0:
+            return text[: place + len(written)]
+    raise ChatTemplateError("it changes the text of the last message, which therefore cannot be continued")
+
+
+def _num_chars(value: Any) -> int:
+    """Characters of all strings in a JSON-like value."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(_num_chars(item) for item in value.values())
+    if isinstance(value, (list, tuple)):
+        return sum(_num_chars(item) for item in value)
+    return 0
+
+
+PROMPT_END = 24  # tokens; marks and the blanks around them
+
+
+def thinking_state(text: ModelText, prompt_ids: Sequence[int], *, continues: bool = False) -> Thinking:
+    """Whether the answer begins inside of reasoning, may begin with it, or must not be searched for it."""
+    marks = text.dialect.thinking
+    if marks is None:
+        return "none"
+    prompt_end = text.decode(prompt_ids[-PROMPT_END:])
+    if is_left_open(marks, prompt_end):
+        return "begun"
+    return "none" if continues or is_closed(marks, prompt_end) else "possible"

@@ -1,0 +1,108 @@
+"""What keeps a model from being served, as far as it can be told without downloading or loading it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from django.core.exceptions import ValidationError
+
+from inference.files.sources import ModelSource, SourceError, check_within_roots, local_directory, resolve_source
+from inference.text.chat_template import ChatTemplate, ChatTemplateError
+
+MODEL_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._/@+:-]*[A-Za-z0-9._/@+-])?")
+DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
+
+
+def name_problems(names: Sequence[str]) -> list[str]:
+    problems = [
+        f"{name!r} cannot be a model's name: letters, digits and . _ / @ + : - only, first a letter or digit, "
+        "and no colon at the end."
+        for name in names
+        if not MODEL_NAME.fullmatch(name) or ".." in name
+    ]
+    if len(set(names)) < len(names):
+        problems.append("A name or alias is given twice.")
+    return problems
+
+
+def device_problems(device: str) -> list[str]:
+    return [] if DEVICE.fullmatch(device) else [f"The device must be auto, cpu, cuda or cuda:N, not {device!r}."]
+
+
+def source_problems(source: ModelSource) -> list[str]:
+    """A Hub id is only looked at; a directory is checked as it is before loading."""
+    try:
+        if local_directory(source.source) is not None:
+            resolve_source(source)
+    except SourceError as error:
+        return [str(error)]
+    return []
+
+
+def within_roots(source: str) -> str:
+    """A source that somebody names in a form; ValidationError for a path outside of MILLM_MODEL_ROOTS."""
+    try:
+        check_within_roots(source)
+    except SourceError as error:
+        raise ValidationError(str(error)) from error
+    return source
+
+
+def template_problems(source: str) -> list[str]:
+    try:
+        if source:
+            ChatTemplate(source)
+    except ChatTemplateError as error:
+        return [str(error)]
+    return []
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    lower: float
+    upper: float
+    is_integer: bool = False
+
+    def problem(self, value: Any) -> str:
+        """Why the value is refused, or nothing."""
+        wanted = "an integer" if self.is_integer else "a number"
+        kinds = (int,) if self.is_integer else (int, float)
+        if isinstance(value, bool) or not isinstance(value, kinds) or not math.isfinite(value):
+            return f"must be {wanted}, not {value!r}"
+        if not self.lower <= value <= self.upper:
+            return f"must lie between {self.lower:g} and {self.upper:g}, not {value!r}"
+        return ""
+
+
+RANGES: Mapping[str, _Range] = {
+    "temperature": _Range(0, 2),
+    "top_p": _Range(1e-6, 1),
+    "top_k": _Range(0, 1_000_000, is_integer=True),
+    "min_p": _Range(0, 1),
+    "typical_p": _Range(1e-6, 1),
+    "presence_penalty": _Range(-2, 2),
+    "frequency_penalty": _Range(-2, 2),
+    "repetition_penalty": _Range(0.01, 10),
+    "max_tokens": _Range(1, 10_000_000, is_integer=True),
+}
+
+
+def sampling_problems(values: Any) -> list[str]:
+    """A sentence for each default that cannot be used."""
+    if not isinstance(values, dict):
+        return [
+            f'The default sampling parameters must be a JSON object such as {{"temperature": 0.7}}, not {values!r}.'
+        ]
+    return [_problem(name, value) for name, value in values.items() if _problem(name, value)]
+
+
+def _problem(name: str, value: Any) -> str:
+    allowed = RANGES.get(name)
+    if allowed is None:
+        return f"{name} is no sampling parameter; those are {', '.join(RANGES)}."
+    problem = allowed.problem(value)
+    return f"{name} {problem}." if problem else ""
