@@ -1,6 +1,8 @@
-"""Prometheus metrics of generation: counted where events arrive, in the event loop, one observation per event.
+"""Prometheus metrics of generation and of the engine.
 
-All metrics of the process are in ``REGISTRY``. Names follow vLLM's where there is one, with our prefix.
+Events are counted where they arrive, in the event loop, one observation per event; the engine's own numbers are read
+when somebody asks for them. All metrics of the process are in ``REGISTRY``. Names follow vLLM's where there is one,
+with our prefix.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
-"""Groups with permissions for the console and /api: Researchers, Auditors, Admins. docs/roles.md says what each may do.
+"""Permissions of people: the groups of the console and /api, who may grant what to whom, and who sees whose objects.
 
-They are written after every ``migrate`` (a permission taken from one of them by hand comes back then; make a group of
-your own for other combinations). Permissions are named by strings, because those of the layers above are granted too;
-names that do not exist (yet) are skipped, and come with the migration that creates them.
+docs/roles.md says what each group may do. The groups are written after every ``migrate`` (a permission taken from one
+of them by hand comes back then; make a group of your own for other combinations). Permissions are named by strings,
+because those of the layers above are granted too; names that do not exist yet are skipped, and come with the migration
+that creates them.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from django.apps import AppConfig, apps
 from django.contrib.auth.models import AbstractBaseUser, AnonymousUser, Group, Permission, User
@@ -16,9 +17,6 @@ from django.db import DEFAULT_DB_ALIAS, transaction
 from django.db.models import Model, Q, QuerySet
 
 from audit.origin import as_the_program
-
-if TYPE_CHECKING:
-    from django.contrib.auth.base_user import AbstractBaseUser
 
 RESEARCHERS = (
     "inference.view_languagemodel",

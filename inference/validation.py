@@ -1,4 +1,7 @@
-"""What keeps a model from being served, as far as it can be told without downloading or loading it."""
+"""Checks of a model's fields: names, device, source, chat template and default sampling parameters.
+
+They find what can be found without downloading or loading the model.
+"""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def register_sae(
 ) -> SAE:
     """Checks an SAE against the model, reads its weights once, and adds it with a row per feature.
 
-    InvalidSAEError, IncompatibleSAEError, ValidationError or :class:`inference.files.sources.SourceError` if it is refused.
+    Raise InvalidSAEError, IncompatibleSAEError, ValidationError or SourceError where it is refused.
     """
     candidate = inspect_sae(location, model, layer=layer, site=site)
     return save_sae(prepared=prepare_sae(name, model, candidate, labels=labels, health=health))

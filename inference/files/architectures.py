@@ -1,4 +1,4 @@
-"""Which architectures are known to be computed exactly, and which are refused and why.
+"""Kinds of models, and which architectures are computed exactly or refused, and why.
 
 Each row is tested with a tiny random model (tests/engine/test_architectures.py), and docs/models.md is made from them.
 An architecture that is not named here is loaded too, and refused if it differs from transformers (the self-check).

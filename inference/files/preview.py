@@ -1,4 +1,8 @@
-"""What a model is, told from its configuration alone, before it is downloaded or loaded."""
+"""What a model is, read from its configuration before it is downloaded or loaded.
+
+A :class:`ModelRepository` is a directory or a repository of the Hub, of which only names and sizes of files, and small
+files, are read.
+"""
 
 from __future__ import annotations
 

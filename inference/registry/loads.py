@@ -1,4 +1,4 @@
-"""Loads that are queued, run or wait for room, and those who wait for them."""
+"""Loads that are queued, run or wait for memory, how far they are, and those that failed and when to retry them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a model fits beside the others, and which of them go for it."""
+"""Which models are loaded, whether another one fits beside them, and which are unloaded for it."""
 
 from __future__ import annotations
 

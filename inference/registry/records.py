@@ -1,4 +1,4 @@
-"""The registered models as requests see them: read once, kept in this process."""
+"""Rows of registered models: read once for requests and kept in this process; loading writes their state back."""
 
 from __future__ import annotations
 

@@ -1,6 +1,9 @@
 """What a request may ask its output to match, and the limits that are checked before anything is compiled.
 
-Plain Python: a :class:`Grammar` crosses the border of the engine inside its SamplingParams.
+A :class:`Grammar` crosses the border of the engine inside its SamplingParams. Of JSON schemas only known keywords are
+accepted, bounded, with references into themselves only: a keyword that would be passed over makes output that the
+client's own validator refuses, so it is an error by name. What the keywords mean, and their remaining conflicts, is
+llguidance's business. Errors name the place as a JSON pointer.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Grammars compiled for one model's vocabulary, kept in a small cache. See docs/decisions/0005-grammars-llguidance.md.
 
 Compiling happens in threads of its own: never on the event loop, and on the engine's side only where the cache has
-lost a grammar between submission and start.
+lost a grammar between submission and start. The vocabulary is made from our own reading of the tokens instead of
+llguidance's reading of tokenizer.json: that parses the whole file once more, and both hold the GIL for as long as they
+take (0.5 s against 1.2 s for 150k tokens).
 """
 
 from __future__ import annotations

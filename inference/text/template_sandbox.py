@@ -2,8 +2,8 @@
 
 It has the filters, globals and tags that transformers gives chat templates, and writes the same text. On top of
 Jinja's sandbox (no way to Python's internals, no changes of arguments) every step that can take time or memory is
-charged to the current :class:`~inference.text.render_budget.RenderBudget`: output, loop turns, calls, operators, filters,
-comparisons of lists, and literals. A template without loader can neither include nor import anything.
+charged to the current :class:`~inference.text.render_budget.RenderBudget`: output, loop turns, calls, operators,
+filters, comparisons of lists, and literals. A template without loader can neither include nor import anything.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""How models write: reasoning, tool calls and content, told apart while the text arrives.
+"""How models write: reasoning, tool calls and content, told apart while the text arrives. Plain Python over text.
 
-Plain Python over text. A :class:`~inference.text.dialects.answer_reader.AnswerReader` turns the pieces of one answer into
-:mod:`~inference.text.dialects.events`; which marks and which form of calls it looks for is the model's dialect.
+Start with ``answer_reader.py``, which turns the pieces of one answer into the events of ``events.py``; ``dialect.py``
+picks a model's marks and notation of tool calls from its chat template, and each notation has a module of its own.
 """

@@ -1,4 +1,9 @@
-"""How one model writes: its marks of reasoning and its notation of calls."""
+"""How one model writes: its marks of reasoning, its notation of calls, and the rules for the segments of its answer.
+
+What a client gets is told apart by an :class:`~inference.text.dialects.answer_reader.AnswerReader`, which reads calls.
+The rules are for the engine: they know where calls stand, and no more, so that a call which turns out to be broken was
+one for them.
+"""
 
 from __future__ import annotations
 

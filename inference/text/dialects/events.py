@@ -1,4 +1,7 @@
-"""What an answer consists of, in the order in which the model writes it."""
+"""The events of an answer in the order in which the model writes it, and the two writers that make them.
+
+:class:`Calls` numbers tool calls, :class:`Prose` passes on the content between them.
+"""
 
 from __future__ import annotations
 

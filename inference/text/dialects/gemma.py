@@ -1,4 +1,8 @@
-"""The calls of FunctionGemma and Gemma 4: ``call:name{key:value}`` between marks, with marks around strings too."""
+"""Gemma's notations of calls.
+
+FunctionGemma and Gemma 4 write ``call:name{key:value}`` between marks, with marks around strings too. Gemma 3 writes
+Python in a fence, ``tool_code``, sometimes inside ``print`` or a list.
+"""
 
 from __future__ import annotations
 

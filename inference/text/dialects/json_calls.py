@@ -1,4 +1,4 @@
-"""One JSON value out of arriving text, passed on as it comes."""
+"""JSON out of arriving text: single values passed on as they come, and calls written as one JSON object."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Llama 3's calls: ``{"name": ..., "parameters": {...}}`` alone, or several with semicolons between them.
+"""Llama's notations of calls.
 
-No mark tells them from an answer that is JSON, so an object is a call only if it names a tool on offer.
+Llama 3 writes ``{"name": ..., "parameters": {...}}`` alone, or several with semicolons between them. No mark tells them
+from an answer that is JSON, so an object is a call only if it names a tool on offer. Llama 3.2 and Llama 4 write a
+Python list, ``[name(key=value), ...]``, and nothing but it.
 """
 
 from __future__ import annotations

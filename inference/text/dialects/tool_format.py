@@ -1,4 +1,4 @@
-"""A notation of tool calls, as a model's chat template teaches it."""
+"""A notation of tool calls, as a model's chat template teaches it, and its shape for grammars of demanded calls."""
 
 from __future__ import annotations
 
