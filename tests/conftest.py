@@ -71,10 +71,15 @@ class LiveSite:
 
 @pytest.fixture(scope="session")
 def django_db_setup(django_db_setup: None, django_db_blocker: pytest_django.DjangoDbBlocker) -> None:
-    """Transactional tests empty all tables when they end, which the audit trail's refuses."""
+    """Transactional tests empty all tables when they end, which those of records refuse."""
     with django_db_blocker.unblock(), connection.cursor() as cursor:
-        cursor.execute("ALTER TABLE audit_auditevent DISABLE TRIGGER audit_event_is_not_truncated")
-        cursor.execute("GRANT ALL ON audit_auditevent TO CURRENT_USER")
+        for table, trigger in (
+            ("audit_auditevent", "audit_event_is_not_truncated"),
+            ("openai_api_logaccess", "openai_api_access_is_not_truncated"),
+            ("steering_profileversion", "steering_version_is_not_truncated"),
+        ):
+            cursor.execute(f"ALTER TABLE {table} DISABLE TRIGGER {trigger}")
+            cursor.execute(f"GRANT ALL ON {table} TO CURRENT_USER")
 
 
 @pytest.fixture(autouse=True)
