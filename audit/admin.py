@@ -11,10 +11,10 @@ from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 
 from audit.event_text import change_rows, object_url, through
-from audit.keyset import ByKey, keyset_page
 from audit.models import AuditEvent
-from audit.read_only_admin import ReadOnlyAdmin
 from audit.search import TrailForm, kind_name
+from core.pagination import ByKey, keyset_page
+from core.read_only_admin import ReadOnlyAdmin
 
 PAGE_SIZE = 50
 

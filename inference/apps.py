@@ -63,12 +63,12 @@ class ServingState:
         watchdog.stop()
 
     def _start(self, on_failure: Callable[[str], None]) -> None:
+        from core.snapshots import start_listening
         from inference.client import LocalEngineClient, set_client
         from inference.engine.config import EngineConfig
         from inference.engine.loop import EngineLoop
         from inference.engine.watchdog import Watchdog
         from inference.registry.registry import ModelRegistry, set_registry
-        from inference.snapshot_listener import start_listening
 
         config = EngineConfig(**settings.MILLM_ENGINE)
         client = LocalEngineClient(lambda publish: EngineLoop(config, publish))
@@ -84,7 +84,7 @@ class ServingState:
 
     @staticmethod
     def _stop(client: LocalEngineClient[EngineLoop], registry: ModelRegistry, drain_s: float) -> None:
-        from inference.snapshot_listener import stop_listening
+        from core.snapshots import stop_listening
 
         client.stop(drain_s)
         registry.stop()

@@ -12,16 +12,16 @@ from django.db import transaction
 from django.db.models import F
 from django.db.models.functions import Coalesce, Now
 
-from audit.database_errors import describe, is_of_database
 from audit.origin import Origin, acting
+from core.database import describe_database_error, is_database_error
 from jobs.deliveries import deliver
 from jobs.errors import JobCancelled, JobError, JobInterrupted, JobLost, JobPostponed
 from jobs.kinds import find_kind
 from jobs.models import Job
-from jobs.patience import patiently
+from jobs.patience import retry_while_db_down
 from jobs.running_job import MAX_MESSAGE, RunningJob
 from jobs.running_jobs import RunningJobs
-from jobs.storable import check_storable, storable_text
+from jobs.storable import check_storable, clean_text
 
 logger = logging.getLogger(__name__)
 MAX_ERROR = 4_000
@@ -32,7 +32,7 @@ def run_job(job_id: uuid.UUID, running: RunningJobs | None = None) -> None:
     running = RunningJobs() if running is None else running
     claim = uuid.uuid4()
     try:
-        row = patiently(lambda: claim_job(job_id, claim), running.stopping)
+        row = retry_while_db_down(lambda: claim_job(job_id, claim), running.stopping)
     except JobInterrupted:
         return
     if row is None:
@@ -90,12 +90,12 @@ def _fail(job: RunningJob, error: BaseException) -> None:
         give_back(job)
         return
     logger.error("The job %s failed.", job.id, exc_info=error)
-    _end(job, Job.State.FAILED, error=storable_text(sentence(error), MAX_ERROR))
+    _end(job, Job.State.FAILED, error=clean_text(sentence(error), MAX_ERROR))
 
 
 def sentence(error: BaseException) -> str:
     """Errors of ours are sentences already; others are introduced by their class."""
-    text = (describe(error) if is_of_database(error) else str(error)).strip()
+    text = (describe_database_error(error) if is_database_error(error) else str(error)).strip()
     if isinstance(error, JobError) or (text.endswith(".") and " " in text):
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
@@ -105,7 +105,7 @@ def _end(job: RunningJob, state: Job.State, **values: Any) -> None:
     """Write how it ended, however long the database is away; a run that has lost its row writes nothing."""
     values |= {"state": state, "claim": None, "finished_at": Now()}
     try:
-        patiently(lambda: Job.objects.claimed(job.claim).update(**values), job.stopping)
+        retry_while_db_down(lambda: Job.objects.claimed(job.claim).update(**values), job.stopping)
     except JobInterrupted:
         logger.warning("The end of the job %s could not be written; it runs again.", job.id)
 
@@ -113,7 +113,7 @@ def _end(job: RunningJob, state: Job.State, **values: Any) -> None:
 def give_back(job: RunningJob, postponed: JobPostponed | None = None) -> None:
     """Queue it again. Tried once where this process is stopping; else the sweep does it."""
     try:
-        patiently(lambda: _queue_again(job.claim, postponed), job.stopping)
+        retry_while_db_down(lambda: _queue_again(job.claim, postponed), job.stopping)
     except JobInterrupted:
         logger.warning("The job %s could not be given back; it runs again when its heartbeat is old.", job.id)
 
@@ -129,5 +129,5 @@ def _queue_again(claim: uuid.UUID, postponed: JobPostponed | None) -> None:
         row.save(update_fields=["state", "claim", "heartbeat_at"])
         deliver(row)
     else:  # the sweep delivers it when it is due
-        row.not_before, row.message = postponed.until, storable_text(postponed.reason, MAX_MESSAGE)
+        row.not_before, row.message = postponed.until, clean_text(postponed.reason, MAX_MESSAGE)
         row.save(update_fields=["state", "claim", "heartbeat_at", "not_before", "message"])

@@ -17,7 +17,7 @@ FIRST_PAUSE_S = 0.25
 MAX_PAUSE_S = 5.0
 
 
-def patiently(act: Callable[[], T], stopping: threading.Event) -> T:
+def retry_while_db_down(act: Callable[[], T], stopping: threading.Event) -> T:
     """What ``act`` gives, tried again while the database is away; JobInterrupted when the process stops meanwhile.
 
     A job's hours of work are not lost to a restart of Postgres. ``act`` is one transaction, because it may run twice;

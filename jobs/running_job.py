@@ -11,8 +11,8 @@ from django.db.models.functions import Now
 
 from jobs.errors import JobCancelled, JobInterrupted, JobLost
 from jobs.models import Job, JobLine, JobQuerySet
-from jobs.patience import patiently
-from jobs.storable import check_storable, storable_text
+from jobs.patience import retry_while_db_down
+from jobs.storable import check_storable, clean_text
 
 MAX_LINES = 5_000
 MAX_LINE = 4_000
@@ -39,7 +39,7 @@ class RunningJob:
 
     def progress(self, done: int, total: int, message: str = "") -> None:
         """Say that ``done`` of ``total`` pieces are done; ``message`` says what comes now."""
-        self._write(done=max(done, 0), total=max(total, 0), message=storable_text(message, MAX_MESSAGE))
+        self._write(done=max(done, 0), total=max(total, 0), message=clean_text(message, MAX_MESSAGE))
         self.check_cancelled()
 
     def save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -54,13 +54,15 @@ class RunningJob:
         self.num_lines += 1
         if self.num_lines > MAX_LINES:
             return
-        text = "Further lines are left out." if self.num_lines == MAX_LINES else storable_text(line, MAX_LINE)
-        patiently(lambda: JobLine.objects.create(job_id=self.id, text=text), self.stopping)
+        text = "Further lines are left out." if self.num_lines == MAX_LINES else clean_text(line, MAX_LINE)
+        retry_while_db_down(lambda: JobLine.objects.create(job_id=self.id, text=text), self.stopping)
 
     def check_cancelled(self) -> None:
         """Raise JobCancelled when somebody has cancelled the job."""
         self._check_stopped()
-        wanted = patiently(lambda: self._row().values_list("cancel_requested", flat=True).first(), self.stopping)
+        wanted = retry_while_db_down(
+            lambda: self._row().values_list("cancel_requested", flat=True).first(), self.stopping
+        )
         if wanted is None:
             raise JobLost
         if wanted:
@@ -87,7 +89,7 @@ class RunningJob:
 
     def _write(self, **values: Any) -> None:
         self._check_stopped()
-        if not patiently(lambda: self._row().update(heartbeat_at=Now(), **values), self.stopping):
+        if not retry_while_db_down(lambda: self._row().update(heartbeat_at=Now(), **values), self.stopping):
             raise JobLost
 
     def _row(self) -> JobQuerySet:

@@ -14,7 +14,7 @@ from jobs.deliveries import deliver
 from jobs.errors import JobStateError
 from jobs.kinds import find_kind
 from jobs.models import Job
-from jobs.storable import check_storable, storable_text
+from jobs.storable import check_storable, clean_text
 
 MAX_TITLE = 300
 MAX_PRIORITY = 1_000
@@ -28,7 +28,7 @@ def enqueue_job(
     found = find_kind(kind)
     job = Job.objects.create(
         kind=kind,
-        title=storable_text(title or found.title, MAX_TITLE),
+        title=clean_text(title or found.title, MAX_TITLE),
         params=check_storable(params, "parameters"),
         owner=owner,
         priority=max(-MAX_PRIORITY, min(priority, MAX_PRIORITY)),

@@ -12,7 +12,7 @@ MAX_BYTES = 16 * 2**20
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 
-def storable_text(text: str, max_length: int) -> str:
+def clean_text(text: str, max_length: int) -> str:
     """``text`` with U+FFFD for what a text column refuses, cut to ``max_length``."""
     return _UNSTORABLE.sub("\N{REPLACEMENT CHARACTER}", text)[:max_length]
 

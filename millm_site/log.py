@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from audit.database_errors import describe, is_of_database
+from core.database import describe_database_error, is_database_error
 
 MAX_CHAIN = 50
 MARGIN = r"\n[ |]*"  # what a traceback of a group puts in front of a message's further lines
@@ -36,7 +36,7 @@ class LineFormatter(logging.Formatter):
 
     def formatException(self, ei: Any) -> str:
         text = super().formatException(ei)
-        quoted = {str(error): describe(error) for error in _chain(ei[1]) if is_of_database(error)}
+        quoted = {str(error): describe_database_error(error) for error in _chain(ei[1]) if is_database_error(error)}
         for message in sorted(filter(None, quoted), key=len, reverse=True):
             lines = MARGIN.join(map(re.escape, message.split("\n")))
             text = quoted[message].join(re.split(lines, text))
@@ -44,7 +44,7 @@ class LineFormatter(logging.Formatter):
 
 
 def _without_values(value: Any) -> Any:
-    return describe(value) if is_of_database(value) else value
+    return describe_database_error(value) if is_database_error(value) else value
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -6,7 +6,7 @@ from django.contrib import admin
 from django.db.models import QuerySet
 from django.http import HttpRequest
 
-from audit.read_only_admin import ReadOnlyAdmin
+from core.read_only_admin import ReadOnlyAdmin
 from openai_api.keys.admin import ApiKeyAdmin
 from openai_api.keys.services import visible_days
 from openai_api.models import KeyDay

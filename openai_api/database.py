@@ -1,4 +1,4 @@
-"""Database work of requests, away from the event loop, with bounds: see storage/threads.py."""
+"""Database work of requests, away from the event loop, with bounds: see core/database.py."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TypeVar
 
 from django.db import close_old_connections, connection
 
+from core.database import DatabaseThreads, DatabaseTooSlowError
 from openai_api.http.errors import unavailable
-from storage.threads import DatabaseThreads, DatabaseTooSlowError
 
 MAX_CONNECTIONS = 6
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from django.http import HttpRequest
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
-from audit.read_only_admin import ReadOnlyAdmin
+from core.read_only_admin import ReadOnlyAdmin
 from openai_api.request_log.access import HIDDEN, may_see_text
 
 Block = tuple[str, str]

@@ -16,7 +16,7 @@ from django.urls import reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
-from audit.read_only_admin import ReadOnlyAdmin
+from core.read_only_admin import ReadOnlyAdmin
 from inference.files.sources import SourceError
 from inference.models import LanguageModel
 from steering.errors import SteeringError

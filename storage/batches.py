@@ -10,13 +10,13 @@ from typing import Any
 from django.contrib.auth import get_user_model
 from django.db import transaction
 
+from core.ids import MAX_LENGTH
 from jobs.models import Job
 from jobs.services import cancel_job, enqueue_job
 from storage.batch_lines import LineError, Validation
 from storage.batch_results import BatchResults, Checkpoint
 from storage.errors import StorageConflictError, StorageError, not_found
 from storage.files import delete_files, find_file, keep_file
-from storage.ids import MAX_LENGTH
 from storage.job_rows import find_job
 from storage.models import Batch, StoredFile
 

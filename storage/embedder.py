@@ -7,12 +7,12 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from core.ids import new_id
 from inference.client import EmbeddingEvent, EmbeddingRequest, EngineClient, FailedEvent, QueueFullError, get_client
 from inference.registry.ready_model import ReadyModel
 from inference.registry.records import ModelRecord
 from inference.registry.registry import ModelNotFoundError, get_registry
 from storage.errors import ObjectNotFoundError, StorageError
-from storage.ids import new_id
 from storage.models import VectorStore
 
 AT_ONCE = 16

@@ -6,10 +6,10 @@ from django.db import transaction
 from django.db.models import QuerySet
 from django.utils import timezone
 
+from core.ids import MAX_LENGTH
 from storage.blobs import BlobStore, BlobWriter
 from storage.errors import not_found
 from storage.file_rules import lifetime
-from storage.ids import MAX_LENGTH
 from storage.models import StoredFile
 from storage.quota import check_quota
 

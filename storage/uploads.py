@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from django.db import transaction
 from django.db.models import Sum
 
+from core.ids import MAX_LENGTH
 from storage.blobs import BlobStore, BlobWriter
 from storage.errors import StorageError, not_found
 from storage.file_rules import check_content, check_name
 from storage.files import delete_blobs, keep_file
-from storage.ids import MAX_LENGTH
 from storage.models import Upload, UploadPart
 from storage.quota import check_quota
 

@@ -12,6 +12,7 @@ from django.db import transaction
 from django.db.models import Count, Q, Sum
 from django.utils import timezone
 
+from core.ids import MAX_LENGTH
 from jobs.models import Job
 from jobs.services import cancel_job, enqueue_job
 from storage.chunking import Chunking
@@ -19,7 +20,6 @@ from storage.errors import StorageError, not_found
 from storage.extraction.errors import ExtractionError
 from storage.extraction.formats import check_supported
 from storage.files import find_file
-from storage.ids import MAX_LENGTH
 from storage.job_rows import find_job
 from storage.models import Chunk, FileBatch, VectorStore, VectorStoreFile
 

@@ -19,7 +19,7 @@ from django.db import InterfaceError, OperationalError
 
 from console.live.topic import TOPICS, Reading, Topics
 from console.live.visitor import visitor
-from storage.threads import DatabaseThreads
+from core.database import DatabaseThreads
 
 logger = logging.getLogger(__name__)
 LIVE_PATH = "/admin/live/"

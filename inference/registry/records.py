@@ -10,10 +10,10 @@ from typing import Any
 from django.conf import settings
 from django.db import DatabaseError, InterfaceError, transaction
 
+from core.snapshots import Snapshot
 from inference.client import EngineError
 from inference.files.sources import SourceError
 from inference.models import LanguageModel
-from inference.snapshots import Snapshot
 from inference.text.model_text import ChatTemplateError
 
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 from django.conf import settings
 from django.utils import timezone
 
+from core.snapshots import Snapshot
 from inference.client import EngineDownError, NotEnoughMemoryError
 from inference.files.sources import Download, ModelSource, locate_model, own_context_length
 from inference.models import LanguageModel
@@ -46,7 +47,6 @@ from inference.registry.records import (
     reset_states,
     write_state,
 )
-from inference.snapshots import Snapshot
 from inference.text.model_text import ModelText
 
 if TYPE_CHECKING:

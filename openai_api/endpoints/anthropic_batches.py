@@ -10,6 +10,7 @@ from typing import Any
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 
+from core.database import in_thread
 from openai_api.endpoints.pagination import page_of
 from openai_api.http.call import Call
 from openai_api.http.endpoint import json_response
@@ -28,7 +29,6 @@ from storage.blobs import BlobStore
 from storage.errors import ObjectNotFoundError, StorageConflictError, not_found
 from storage.files import find_file, keep_file
 from storage.models import Batch, StoredFile
-from storage.threads import in_thread
 
 WINDOW_H = 24
 NUM_REQUESTS = "requests"  # in the metadata, until the lines are counted

@@ -7,6 +7,7 @@ from typing import Any
 
 from django.http.response import HttpResponseBase
 
+from core.database import in_database, in_thread
 from openai_api.endpoints.pagination import page_of
 from openai_api.http.call import Call
 from openai_api.http.endpoint import json_response
@@ -14,7 +15,6 @@ from openai_api.schemas.base import ListQuery
 from openai_api.schemas.batches import BatchBody, BatchRequest, BatchUsageBody
 from storage.batches import cancel_batch, create_batch, find_batch, settle_batch
 from storage.models import Batch
-from storage.threads import in_database, in_thread
 
 
 async def begin_batch(call: Call) -> HttpResponseBase:

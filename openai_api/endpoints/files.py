@@ -8,6 +8,7 @@ from django.conf import settings
 from django.http.response import HttpResponseBase
 from pydantic import ValidationError
 
+from core.database import in_database, in_thread
 from openai_api.endpoints.pagination import page_of
 from openai_api.http.call import Call
 from openai_api.http.endpoint import json_response
@@ -32,7 +33,6 @@ from storage.files import delete_files, find_file, keep_file
 from storage.models import StoredFile, Upload, UploadPart
 from storage.quota import check_quota
 from storage.sweep import sweep_sometimes
-from storage.threads import in_database, in_thread
 from storage.uploads import add_part, begin_upload, cancel_upload, complete_upload, find_upload
 
 EXPIRY_FIELDS = {"expires_after[anchor]": "anchor", "expires_after[seconds]": "seconds"}

@@ -7,6 +7,7 @@ from typing import Any
 
 from django.http.response import HttpResponseBase
 
+from core.database import in_database
 from openai_api.endpoints.pagination import page_of
 from openai_api.endpoints.vector_stores import choose_embedder, chunking_of
 from openai_api.http.call import Call
@@ -19,7 +20,6 @@ from openai_api.schemas.vector_store_bodies import (
 )
 from openai_api.schemas.vector_stores import AttachRequest, AttributeChange, FileBatchRequest, StoreFileQuery
 from storage.models import FileBatch, VectorStore, VectorStoreFile
-from storage.threads import in_database
 from storage.vector_stores import (
     Attachment,
     attach_file_batch,

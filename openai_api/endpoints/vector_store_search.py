@@ -8,6 +8,7 @@ from typing import Protocol
 from django.conf import settings
 from django.http.response import HttpResponseBase
 
+from core.database import in_database, in_thread
 from inference.text.model_text import PromptTooLongError
 from openai_api.backend import get_backend
 from openai_api.endpoints.vector_stores import choose_embedder, embedder
@@ -27,7 +28,6 @@ from storage.attribute_filter import Comparison, Compound, Filter
 from storage.embedder import MISMATCH, EmbeddingFailedError
 from storage.errors import StorageError
 from storage.models import VectorStore
-from storage.threads import in_database, in_thread
 from storage.vector_search import Hit, Neighbours, nearest
 from storage.vector_stores import usable_store
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from django.http.response import HttpResponseBase
 
+from core.database import in_database, in_thread
 from openai_api.backend import get_backend
 from openai_api.endpoints.pagination import page_of
 from openai_api.generation.target import check_model_allowed
@@ -20,7 +21,6 @@ from storage.chunking import Chunking
 from storage.embedder import Embedder
 from storage.models import VectorStore
 from storage.sweep import sweep_sometimes
-from storage.threads import in_database, in_thread
 from storage.vector_stores import Attachment, bytes_of, counts_of, create_store, find_store, settle_files, usable_store
 
 

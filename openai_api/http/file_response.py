@@ -11,12 +11,12 @@ from urllib.parse import quote as percent_encode
 from django.http import HttpResponse, StreamingHttpResponse
 from django.http.response import HttpResponseBase
 
+from core.database import in_thread
 from openai_api.http.call import Call
 from openai_api.http.errors import ApiError
 from openai_api.http.sse import EventSource
 from storage.blobs import BlobStore
 from storage.models import StoredFile
-from storage.threads import in_thread
 
 BLOCK = 2**17
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")

@@ -11,8 +11,7 @@ from django.http import HttpRequest
 from django.utils import timezone
 from django.utils.crypto import constant_time_compare
 
-from inference.snapshot_listener import is_listening
-from inference.snapshots import Snapshot
+from core.snapshots import Snapshot, is_listening
 from openai_api.http.client_address import is_loopback
 from openai_api.http.errors import unavailable, wrong_key
 from openai_api.keys.record import KEY_START, MANAGE_MODELS, PREFIX_LENGTH, KeyRecord, digest_of

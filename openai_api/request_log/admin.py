@@ -14,7 +14,8 @@ from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from audit.read_only_admin import ReadOnlyAdmin
+from core.pagination import EstimatingPaginator
+from core.read_only_admin import ReadOnlyAdmin
 from openai_api.models import LogAccess, RequestLog
 from openai_api.request_log.access import may_see_text, record_access
 from openai_api.request_log.detail import (
@@ -30,7 +31,6 @@ from openai_api.request_log.detail import (
 )
 from openai_api.request_log.entry import TOKENS, quotes_client, without_texts
 from openai_api.request_log.export import ExportPages
-from openai_api.request_log.paging import LogPaginator
 from openai_api.request_log.replay_pages import ReplayPages
 from openai_api.request_log.search_pages import SearchPages
 from openai_api.request_log.summary import timeline_html, tokens_text, visible_text
@@ -199,7 +199,7 @@ class LogAccessAdmin(ReadOnlyAdmin):
     search_help_text = "A name, or the beginning of a request's id."
     fields = ("at", "who", "act", "request_link", "what", "num_rows", "ended")
     show_full_result_count = False
-    paginator = LogPaginator
+    paginator = EstimatingPaginator
 
     class Media:
         css = {"all": ("openai_api/log.css",)}

@@ -30,10 +30,10 @@ from django.http.response import HttpResponseBase
 from django.urls import path, reverse
 from django.utils import timezone
 
+from core.pagination import ByTime, Cursor
 from openai_api.database import in_database_however_long
 from openai_api.models import LogAccess, RequestLog
 from openai_api.request_log.access import EXPORT, may_see_text, record_access
-from openai_api.request_log.paging import ByTime, Cursor
 from openai_api.request_log.search import TEXTS, LogSearch
 from openai_api.request_log.search_form import SearchForm
 

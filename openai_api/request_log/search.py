@@ -11,11 +11,10 @@ from operator import or_
 
 from django.db.models import Q, QuerySet
 
-from audit.keyset import KeysetPage
+from core.pagination import Cursor, KeysetPage
 from openai_api.models import RequestLog
 from openai_api.request_id import request_id_of
 from openai_api.request_log.models import LogWords, search_query
-from openai_api.request_log.paging import Cursor
 
 OTHERS = "-"  # before an endpoint: requests to any other
 NONE = "none"  # in place of a profile or a key: requests without one

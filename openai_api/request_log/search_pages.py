@@ -17,10 +17,9 @@ from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpR
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
 
-from audit.keyset import KeysetPage, keyset_page
+from core.pagination import ByTime, Cursor, CursorError, KeysetPage, keyset_page
 from openai_api.models import LogAccess, RequestLog, SavedSearch
 from openai_api.request_log.access import may_see_text, record_access
-from openai_api.request_log.paging import ByTime, Cursor, CursorError
 from openai_api.request_log.search import LogSearch, lean, size_text
 from openai_api.request_log.search_form import CURSORS, SearchForm
 from openai_api.request_log.summary import LogLine

@@ -15,7 +15,7 @@ from django.db import close_old_connections, connection, transaction
 from django.db.models import Q
 from django.utils import timezone
 
-from openai_api.clean_text import clean_json, clean_text
+from core.text import clean_json, clean_text
 from openai_api.models import ApiKey, KeyDay, RequestLog
 from openai_api.request_log.entry import TOKENS, LogEntry, bare_parameters, quotes_client, stricter
 from steering.watch.services import prune_events, record_matches

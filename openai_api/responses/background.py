@@ -13,11 +13,11 @@ from django.contrib.auth.models import User
 from django.db import InterfaceError, OperationalError, transaction
 from django.http.response import HttpResponseBase
 
+from core.text import clean_json
 from jobs.errors import JobError
 from jobs.models import Job
 from jobs.services import cancel_job, enqueue_job
 from openai_api.backend import get_backend
-from openai_api.clean_text import clean_json
 from openai_api.database import in_database
 from openai_api.http.call import Call
 from openai_api.http.errors import ApiError, server_error, timed_out, unavailable

@@ -15,7 +15,7 @@ from django.http import HttpRequest
 
 from inference.client import EngineError, QueueFullError
 from jobs.errors import JobCancelled, JobInterrupted, JobLost
-from jobs.patience import patiently
+from jobs.patience import retry_while_db_down
 from jobs.running_job import RunningJob
 from openai_api.backend import get_backend
 from openai_api.database import in_database_however_long
@@ -216,5 +216,5 @@ class BackgroundRun:
 
     async def _insist(self, write: Callable[[], bool]) -> None:
         """Write, however long the database is away; raises NotWantedError where the response has ended meanwhile."""
-        if not await in_database_however_long(lambda: patiently(write, self._job.stopping)):
+        if not await in_database_however_long(lambda: retry_while_db_down(write, self._job.stopping)):
             raise NotWantedError

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from django.http.response import HttpResponseBase
 
-from openai_api.clean_text import clean_json
+from core.text import clean_json
 from openai_api.database import in_database
 from openai_api.http.call import Call
 from openai_api.http.endpoint import json_response

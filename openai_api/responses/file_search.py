@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from core.database import in_database, in_thread
 from inference.registry.registry import ReadyModel
 from openai_api.backend import get_backend
 from openai_api.endpoints.vector_store_search import DEFAULT_RESULTS, best_hits
@@ -24,7 +25,6 @@ from openai_api.responses.schemas.tools import FileSearchTool
 from storage.embedder import EmbeddingFailedError
 from storage.errors import StorageError
 from storage.models import VectorStore
-from storage.threads import in_database, in_thread
 from storage.vector_search import Hit
 from storage.vector_stores import usable_store
 

@@ -12,7 +12,7 @@ from django.db import connection, transaction
 from django.db.models import QuerySet
 from django.utils import timezone
 
-from openai_api.clean_text import clean_json
+from core.text import clean_json
 from openai_api.responses.models import Conversation, StoredEvents, StoredItem, StoredResponse
 from openai_api.responses.schemas.bodies import Event, Item, ResponseBody
 

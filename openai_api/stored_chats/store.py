@@ -11,8 +11,8 @@ from django.conf import settings
 from django.db.models import Q, QuerySet
 from django.utils import timezone
 
+from core.text import clean_json
 from inference.client import Event
-from openai_api.clean_text import clean_json
 from openai_api.database import in_database
 from openai_api.generation.chat_chunks import ChatChunks, ChatFold
 from openai_api.http.call import Call

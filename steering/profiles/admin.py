@@ -18,7 +18,7 @@ from django.urls import path, reverse
 from django.utils.safestring import SafeString
 from django.views.decorators.http import require_POST
 
-from audit.read_only_admin import ReadOnlyAdmin
+from core.read_only_admin import ReadOnlyAdmin
 from steering import services
 from steering.errors import InvalidProfileError, NothingToPublishError, ReviewError, SteeringError
 from steering.evaluation.pages import EvaluationPages

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from inference.snapshots import Snapshot
+from core.snapshots import Snapshot
 from steering.models import SAE, ProfileVersion, SteeringPolicy, SteeringProfile, WatchRule
 from steering.profiles.drafts import feature_target
 from steering.spec.edit import EditSpec

@@ -12,7 +12,7 @@ from django.http import HttpRequest
 from django.urls import NoReverseMatch, reverse
 from django.utils.html import format_html
 
-from audit.read_only_admin import ReadOnlyAdmin
+from core.read_only_admin import ReadOnlyAdmin
 from steering.errors import SteeringError
 from steering.models import WatchEvent, WatchRule
 from steering.watch import services as watch_services

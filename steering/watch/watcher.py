@@ -12,9 +12,9 @@ from functools import cache
 
 from django.db import close_old_connections, connection
 
+from core.snapshots import Snapshot
 from inference.captures import FeatureValues, Read, Reading, Stage
 from inference.registry.records import model_table
-from inference.snapshots import Snapshot
 from steering.errors import SteeringError
 from steering.models import SAE, WatchRule
 from steering.readable_sae import ReadableSAE, load_readable

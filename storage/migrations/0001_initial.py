@@ -5,7 +5,7 @@ import django.utils.timezone
 import functools
 import pgvector.django
 import pgvector.django.vector
-import storage.ids
+import core.ids
 import storage.models.uploads
 from django.conf import settings
 from django.db import migrations, models
@@ -25,7 +25,7 @@ class Migration(migrations.Migration):
             name='Batch',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('public_id', models.CharField(default=functools.partial(storage.ids.new_id, *('batch_',), **{}), editable=False, max_length=64, unique=True, verbose_name='id')),
+                ('public_id', models.CharField(default=functools.partial(core.ids.new_id, *('batch_',), **{}), editable=False, max_length=64, unique=True, verbose_name='id')),
                 ('api_key_id', models.BigIntegerField(editable=False, help_text='The key whose rights its requests have.', null=True)),
                 ('job_id', models.UUIDField(editable=False, null=True)),
                 ('endpoint', models.CharField(max_length=100)),
@@ -62,7 +62,7 @@ class Migration(migrations.Migration):
             name='StoredFile',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('public_id', models.CharField(default=functools.partial(storage.ids.new_id, *('file-',), **{}), editable=False, max_length=64, unique=True, verbose_name='id')),
+                ('public_id', models.CharField(default=functools.partial(core.ids.new_id, *('file-',), **{}), editable=False, max_length=64, unique=True, verbose_name='id')),
                 ('filename', models.CharField(max_length=255)),
                 ('purpose', models.CharField(choices=[('assistants', 'Assistants'), ('batch', 'Batch'), ('batch_output', 'Batch Output'), ('fine-tune', 'Fine Tune'), ('user_data', 'User Data'), ('vision', 'Vision')], max_length=20)),
                 ('size', models.BigIntegerField(help_text='In bytes.')),
@@ -81,7 +81,7 @@ class Migration(migrations.Migration):
             name='Upload',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('public_id', models.CharField(default=functools.partial(storage.ids.new_id, *('upload_',), **{}), editable=False, max_length=64, unique=True, verbose_name='id')),
+                ('public_id', models.CharField(default=functools.partial(core.ids.new_id, *('upload_',), **{}), editable=False, max_length=64, unique=True, verbose_name='id')),
                 ('filename', models.CharField(max_length=255)),
                 ('purpose', models.CharField(choices=[('assistants', 'Assistants'), ('batch', 'Batch'), ('batch_output', 'Batch Output'), ('fine-tune', 'Fine Tune'), ('user_data', 'User Data'), ('vision', 'Vision')], max_length=20)),
                 ('mime_type', models.CharField(max_length=255)),
@@ -101,7 +101,7 @@ class Migration(migrations.Migration):
             name='UploadPart',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('public_id', models.CharField(default=functools.partial(storage.ids.new_id, *('part_',), **{}), editable=False, max_length=64, unique=True, verbose_name='id')),
+                ('public_id', models.CharField(default=functools.partial(core.ids.new_id, *('part_',), **{}), editable=False, max_length=64, unique=True, verbose_name='id')),
                 ('size', models.BigIntegerField()),
                 ('blob', models.CharField(editable=False, max_length=32, unique=True)),
                 ('created_at', models.DateTimeField(default=django.utils.timezone.now, editable=False)),
@@ -115,7 +115,7 @@ class Migration(migrations.Migration):
             name='VectorStore',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('public_id', models.CharField(default=functools.partial(storage.ids.new_id, *('vs_',), **{}), editable=False, max_length=64, unique=True, verbose_name='id')),
+                ('public_id', models.CharField(default=functools.partial(core.ids.new_id, *('vs_',), **{}), editable=False, max_length=64, unique=True, verbose_name='id')),
                 ('name', models.CharField(blank=True, max_length=256)),
                 ('description', models.CharField(blank=True, max_length=512)),
                 ('metadata', models.JSONField(blank=True, null=True)),
@@ -135,7 +135,7 @@ class Migration(migrations.Migration):
             name='FileBatch',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('public_id', models.CharField(default=functools.partial(storage.ids.new_id, *('vsfb_',), **{}), editable=False, max_length=64, unique=True, verbose_name='id')),
+                ('public_id', models.CharField(default=functools.partial(core.ids.new_id, *('vsfb_',), **{}), editable=False, max_length=64, unique=True, verbose_name='id')),
                 ('is_cancelled', models.BooleanField(default=False)),
                 ('created_at', models.DateTimeField(default=django.utils.timezone.now, editable=False)),
                 ('store', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='file_batches', to='storage.vectorstore')),

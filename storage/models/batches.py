@@ -8,7 +8,7 @@ from django.conf import settings
 from django.db import models
 from django.utils import timezone
 
-from storage import ids
+from core import ids
 from storage.models.owned import OwnedQuerySet
 
 batch_id = partial(ids.new_id, "batch_")

@@ -9,7 +9,7 @@ from django.conf import settings
 from django.db import models
 from django.utils import timezone
 
-from storage import ids
+from core import ids
 from storage.models.files import StoredFile
 from storage.models.owned import OwnedQuerySet
 

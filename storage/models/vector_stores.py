@@ -10,7 +10,7 @@ from django.db import models
 from django.utils import timezone
 from pgvector.django import VectorField
 
-from storage import ids
+from core import ids
 from storage.models.files import StoredFile
 from storage.models.owned import OwnedQuerySet
 

@@ -13,9 +13,9 @@ from django.urls import reverse
 from hypothesis import given
 from hypothesis import strategies as st
 
-from audit.keyset import ByKey, keyset_page
 from audit.models import AuditEvent
 from audit.trail import record
+from core.pagination import ByKey, keyset_page
 from inference.services import register_model
 
 pytestmark = pytest.mark.django_db

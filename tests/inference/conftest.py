@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from core.snapshots import forget_snapshots
 from inference.client import set_client
 from inference.registry.registry import set_registry
-from inference.snapshots import forget_snapshots
 from tests.builders import build_model
 from tests.inference.fakes import Clock, FakeLoader, FakeLoop, Located
 

@@ -10,6 +10,7 @@ from concurrent.futures import Future
 import pytest
 from django.db import OperationalError
 
+from core.snapshots import Snapshot
 from inference.client import EngineDownError
 from inference.files.sources import SourceError
 from inference.models import LanguageModel
@@ -23,7 +24,6 @@ from inference.registry.registry import (
     get_registry,
     set_registry,
 )
-from inference.snapshots import Snapshot
 from tests.inference.fakes import down
 from tests.inference.rows import amake, in_db, make, row, until
 

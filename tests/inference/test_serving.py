@@ -12,6 +12,7 @@ import threading
 import pytest
 from django.db import connection, connections
 
+from core.snapshots import is_listening
 from inference import services
 from inference.apps import ServingState
 from inference.client import (
@@ -25,7 +26,6 @@ from inference.client import (
     get_client,
 )
 from inference.registry.registry import get_registry
-from inference.snapshot_listener import is_listening
 from tests.builders import build_model
 
 REPOSITORY = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))

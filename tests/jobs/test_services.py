@@ -13,7 +13,7 @@ from jobs.errors import JobStateError, NotStorableError, UnknownKindError
 from jobs.kinds import JobKind, find_kind, register
 from jobs.models import Job
 from jobs.services import cancel_job, enqueue_job, retry_job
-from jobs.storable import MAX_BYTES, storable_text
+from jobs.storable import MAX_BYTES, clean_text
 from tests.jobs.conftest import AddKind
 
 pytestmark = pytest.mark.django_db
@@ -88,7 +88,7 @@ def test_titles_and_priorities_are_cut_to_what_fits(kind: str) -> None:
     job = enqueue_job(kind=kind, params={}, title="a\x00" * 400, priority=10**9)
     job.refresh_from_db()
     assert (len(job.title), job.priority) == (300, 1_000)
-    assert storable_text("\udfff\x00", 9) == "\ufffd\ufffd"
+    assert clean_text("\udfff\x00", 9) == "\ufffd\ufffd"
 
 
 def test_a_queued_job_is_cancelled_at_once_and_a_running_one_is_asked(kind: str) -> None:

@@ -26,8 +26,8 @@ from storage.models import StoredFile
 from storage.models import Upload as UploadRow
 from storage.models import UploadPart as PartRow
 from storage.sweep import Sweep, sweep_storage
+from tests.core.test_database import locked
 from tests.openai_api.conftest import Api
-from tests.storage.test_threads import locked
 
 pytestmark = pytest.mark.django_db(transaction=True)
 TEXT = b"The cat sat by the sea."

@@ -12,8 +12,7 @@ from django.contrib.auth.models import Group, Permission, User
 from django.db import connection, connections, transaction
 from django.test.utils import CaptureQueriesContext
 
-from inference.snapshot_listener import SnapshotListener
-from inference.snapshots import MAX_CHANGED, Snapshot, announced_ids, announcement, process_token
+from core.snapshots import MAX_CHANGED, Snapshot, SnapshotListener, announced_ids, announcement, process_token
 from openai_api.backend import Backend, set_backend
 from openai_api.http.errors import ApiError
 from openai_api.http.file_uploads import upload_refusal
@@ -279,7 +278,7 @@ async def test_v1_and_the_management_api_refuse_them(api: Api, deaf: Clock, sett
 
 @pytest.mark.django_db(transaction=True)
 def test_a_listening_server_confirms_what_it_knows(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("inference.snapshot_listener.HEARTBEAT_S", 0.0)
+    monkeypatch.setattr("core.snapshots.HEARTBEAT_S", 0.0)
     mine = Snapshot("millm_test_heartbeat", lambda: 1)
     mine.get()
     listener = SnapshotListener()

@@ -10,8 +10,8 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
+from core.snapshots import forget_snapshots
 from inference.models import LanguageModel
-from inference.snapshots import forget_snapshots
 from steering import services
 from steering.labels import FeatureLabel
 from steering.models import SAE, Feature, FeatureEdit, SteeringProfile

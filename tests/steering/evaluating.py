@@ -7,9 +7,9 @@ from contextlib import contextmanager
 
 from django.db import connections
 
+from core.snapshots import forget_snapshots
 from inference.apps import ServingState
 from inference.models import LanguageModel
-from inference.snapshots import forget_snapshots
 from jobs.execution import run_job
 from jobs.models import Job
 from steering.demo.install import install_demo

@@ -10,7 +10,7 @@ from django.contrib.auth.models import Group, User
 from django.test import Client
 from django.urls import reverse
 
-from inference.snapshots import forget_snapshots
+from core.snapshots import forget_snapshots
 from steering import services
 from steering.models import SAE, Feature, FeatureEdit, ProfileVersion, SteeringProfile
 from steering.profiles.drafts import draft_edits

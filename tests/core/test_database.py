@@ -13,8 +13,8 @@ import psycopg
 import pytest
 from django.db import OperationalError, connection
 
+from core.database import MAX_AT_ONCE, DatabaseThreads, DatabaseTooSlowError, in_database, in_thread
 from storage.models import StoredFile, VectorStore
-from storage.threads import MAX_AT_ONCE, DatabaseThreads, DatabaseTooSlowError, in_database, in_thread
 
 pytestmark = pytest.mark.django_db(transaction=True)
 TIMEOUT_S = 1.0

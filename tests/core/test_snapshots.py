@@ -13,9 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from django.db import OperationalError, connection, connections, transaction
 
+from core.snapshots import Snapshot, SnapshotListener, is_listening, start_listening, stop_listening
 from inference.models import LanguageModel
-from inference.snapshot_listener import SnapshotListener, is_listening, start_listening, stop_listening
-from inference.snapshots import Snapshot
 
 
 def names() -> list[str]:

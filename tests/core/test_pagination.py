@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from audit.keyset import KeysetPage, keyset_page
+from core.pagination import ByTime, Cursor, CursorError, KeysetPage, keyset_page
 from openai_api.models import RequestLog
-from openai_api.request_log.paging import ByTime, Cursor, CursorError
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
