@@ -1,9 +1,9 @@
-"""Work on the database and the disk beside the event loop, with a bound on every wait.
+"""Database work away from the event loop, with a bound on every wait; and safe descriptions of database errors.
 
-Two kinds. :class:`DatabaseThreads` run short work in one transaction, and the caller waits for at most
-MILLM_DATABASE_TIMEOUT: where it gives up, nothing is committed later. :func:`in_thread` runs what may take long, such
-as an upload: only the waits for a thread and for locks are bounded. Its threads are its own, so that slow disks keep
-no tokenizer waiting for the process' common pool.
+:class:`DatabaseThreads` run short work in one transaction. The caller waits for at most MILLM_DATABASE_TIMEOUT; if it
+gives up, nothing is committed later. :func:`in_thread` runs work that may take long, such as an upload: only the waits
+for a thread and for locks are bounded. It has threads of its own, so that slow disks do not delay tokenizers, which use
+the common pool of the process.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ SET_LIMITS = "SELECT set_config('lock_timeout', %s, false), set_config('statemen
 
 
 class DatabaseTooSlowError(OperationalError):
-    """The database did not answer in time; what was to be written is not."""
+    """The database did not answer in time; nothing was written."""
 
 
 class Attempt:
-    """Decides once whether work is committed or given up: the thread and its caller ask at the same time."""
+    """Decides once whether work is committed or abandoned, because thread and caller may decide at the same time."""
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
@@ -41,36 +41,36 @@ class Attempt:
         self._is_decided = False
 
     def decide(self) -> bool:
-        """True for the first who asks: the thread that is about to commit, or the caller that gives up."""
+        """Return True for the first call only: from the thread about to commit, or from the caller that gives up."""
         with self._lock:
             is_first, self._is_decided = not self._is_decided, True
             return is_first
 
     def check(self, execute: Callable[..., Any], *arguments: Any) -> Any:
-        """Before each statement: work that comes late is not begun, and rolled back."""
+        """Run a statement, or raise DatabaseTooSlowError after the deadline, which rolls the work back."""
         if time.monotonic() > self._deadline:
             raise DatabaseTooSlowError("The database takes too long.")
         return execute(*arguments)
 
 
 class DatabaseThreads:
-    """A few threads, each with a connection for the moment. The bound is on connections: beyond it work waits."""
+    """A few threads, each with a connection while it works. The pool's size bounds the number of connections."""
 
     def __init__(self, name: str, max_at_once: int) -> None:
         self._pool = ThreadPoolExecutor(max_at_once, thread_name_prefix=name)
 
     async def run(self, work: Callable[[], T]) -> T:
-        """What ``work`` returns, which runs in one transaction. Raises DatabaseTooSlowError; then nothing is written.
+        """Run ``work`` in one transaction and return its result. After DatabaseTooSlowError nothing is written.
 
-        From any event loop. A caller that is cancelled leaves work that has begun to its own end.
+        May be called in any event loop. Work that has started continues if its caller is cancelled.
         """
         attempt = Attempt(settings.MILLM_DATABASE_TIMEOUT)
         future = self._pool.submit(_in_transaction, attempt, work)
         try:
             return await _result(future, attempt.timeout_s)
         except _StillRunningError:
-            future.cancel()  # where it waits for a thread
-            if not attempt.decide():  # it is committing
+            future.cancel()  # if it still waits for a thread
+            if not attempt.decide():  # it is committing already
                 try:
                     return await _result(future, attempt.timeout_s)
                 except _StillRunningError:
@@ -83,20 +83,20 @@ _pool = ThreadPoolExecutor(MAX_AT_ONCE, thread_name_prefix="storage")
 
 
 async def in_database(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Short work on storage's tables: see :meth:`DatabaseThreads.run`."""
+    """Run short work on the common pool: see :meth:`DatabaseThreads.run`."""
     return await _database.run(lambda: work(*args, **kwargs))
 
 
 async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Run ``work``, which may take long, in a thread that leaves no database connection behind.
 
-    Raises DatabaseTooSlowError where no thread is free, OperationalError where a lock is not.
+    Raise DatabaseTooSlowError if no thread is free, OperationalError if a lock is not.
     """
     started = threading.Event()
 
     def run() -> T:
         started.set()
-        return _with_own_connection(
+        return _with_limits(
             lambda: work(*args, **kwargs),
             lock_s=settings.MILLM_DATABASE_TIMEOUT,
             statement_s=settings.MILLM_REQUEST_TIMEOUT,
@@ -112,11 +112,11 @@ async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
 
 
 class _StillRunningError(Exception):
-    """Not a TimeoutError, which work may raise itself."""
+    """The work is still running. Not a TimeoutError, which the work itself may raise."""
 
 
 async def _result(future: Future[T], timeout_s: float) -> T:
-    """Raises _StillRunningError. Work that has not begun when its caller is cancelled never does."""
+    """Wait for the result, or raise _StillRunningError. Work still queued when its caller is cancelled never runs."""
     waiter = asyncio.wrap_future(future)
     try:
         done, _ = await asyncio.wait({waiter}, timeout=timeout_s)
@@ -131,7 +131,7 @@ async def _result(future: Future[T], timeout_s: float) -> T:
 
 
 def _ignore(waiter: asyncio.Future[Any]) -> None:
-    """Nobody asks for it any more."""
+    """Retrieve the exception, so that asyncio does not log it as never retrieved."""
     if not waiter.cancelled():
         waiter.exception()
 
@@ -144,21 +144,28 @@ def _in_transaction(attempt: Attempt, work: Callable[[], T]) -> T:
                 raise DatabaseTooSlowError("The database takes too long.")
             return result
 
-    return _with_own_connection(committed, lock_s=attempt.timeout_s, statement_s=attempt.timeout_s)
+    return _with_limits(committed, lock_s=attempt.timeout_s, statement_s=attempt.timeout_s)
 
 
-def _with_own_connection(work: Callable[[], T], *, lock_s: float, statement_s: float) -> T:
+def _with_limits(work: Callable[[], T], *, lock_s: float, statement_s: float) -> T:
+    with own_connection(), _limits(lock_s, statement_s):
+        return work()
+
+
+@contextmanager
+def own_connection() -> Iterator[None]:
+    """Leave no database connection behind in this thread, unless the caller is inside a transaction."""
     close_old_connections()
     try:
-        with _limits(lock_s, statement_s):
-            return work()
+        yield
     finally:
-        connection.close()
+        if not connection.in_atomic_block:
+            connection.close()
 
 
 @contextmanager
 def _limits(lock_s: float, statement_s: float) -> Iterator[None]:
-    """Bounds of each statement. The connection goes back to a pool afterwards, so they are taken back."""
+    """Bound each statement, and reset the bounds, because the connection returns to a pool."""
     with connection.cursor() as cursor:
         cursor.execute(SET_LIMITS, [_milliseconds(lock_s), _milliseconds(statement_s)])
     try:
@@ -181,9 +188,9 @@ def is_database_error(error: object) -> bool:
 
 
 def describe_database_error(error: BaseException) -> str:
-    """What a database error is about, by names that the schema gives; never its message, which may quote a row.
+    """Describe a database error by schema names, never by its message: Postgres quotes rows, and rows hold prompts.
 
-    Messages of connections that failed hold no rows, and are what an operator needs to read.
+    Messages of failed connections hold no rows and are kept, because an operator needs them.
     """
     cause = error.__cause__ if isinstance(error.__cause__, psycopg.Error) else error
     if not isinstance(cause, psycopg.Error):

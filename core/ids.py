@@ -1,4 +1,4 @@
-"""Ids that clients see. Rows are sorted by their primary keys, which grow; these say nothing about their number."""
+"""Public ids of objects. They are random: unlike primary keys, they reveal neither order nor number."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ MAX_LENGTH = 64
 
 
 def new_id(prefix: str) -> str:
+    """Return a new id with that prefix."""
     return prefix + uuid.uuid4().hex
 
 
-# Migrations name a field's default, so each kind of id has a name.
+# A named default, which migrations can refer to.
 file_id = partial(new_id, "file-")

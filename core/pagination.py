@@ -1,6 +1,6 @@
-"""Pages of a table by the place of their first row: the ten thousandth page costs as much as the first.
+"""Keyset pagination: a page far down a table costs as much as the first, because no row is counted or skipped.
 
-No row is counted, and none is passed over.
+:func:`keyset_page` serves pages with links in both directions, :func:`rows_between` lists between two cursors.
 """
 
 from __future__ import annotations
@@ -16,77 +16,45 @@ from django.db import connection
 from django.db.models import Model, Q, QuerySet
 
 Row = TypeVar("Row", bound=Model)
-Place = TypeVar("Place")
-
-
-class Order(Protocol[Place]):
-    """An order in which a table has each row at one place, newest first."""
-
-    def place_of(self, row: Any) -> Place: ...
-
-    def older_than(self, rows: QuerySet[Row], place: Place | None) -> QuerySet[Row]:
-        """Newest first, from after ``place`` on, or from the beginning."""
-
-    def newer_than(self, rows: QuerySet[Row], place: Place) -> QuerySet[Row]:
-        """Oldest first, from after ``place`` on."""
-
-
-@dataclass(frozen=True, slots=True)
-class KeysetPage(Generic[Row, Place]):
-    """``older`` and ``newer`` are where the neighbouring pages begin, None at the ends."""
-
-    rows: list[Row]
-    older: Place | None
-    newer: Place | None
-
-
-class ByKey:
-    """For tables whose keys grow with time."""
-
-    def place_of(self, row: Model) -> int:
-        return int(row.pk)
-
-    def older_than(self, rows: QuerySet[Row], place: int | None) -> QuerySet[Row]:
-        return (rows if place is None else rows.filter(pk__lt=place)).order_by("-pk")
-
-    def newer_than(self, rows: QuerySet[Row], place: int) -> QuerySet[Row]:
-        return rows.filter(pk__gt=place).order_by("pk")
-
-
-def keyset_page(
-    rows: QuerySet[Row], order: Order[Place], *, size: int, before: Place | None = None, after: Place | None = None
-) -> KeysetPage[Row, Place]:
-    """The ``size`` rows next older than ``before``, or next newer than ``after``, or the newest. One query."""
-    if after is not None:
-        found = list(order.newer_than(rows, after)[: size + 1])
-        page = found[:size][::-1]
-        has_newer, has_older = len(found) > size, True
-    else:
-        found = list(order.older_than(rows, before)[: size + 1])
-        page = found[:size]
-        has_newer, has_older = before is not None, len(found) > size
-    if not page:
-        return KeysetPage(page, older=None, newer=before)
-    return KeysetPage(
-        page,
-        older=order.place_of(page[-1]) if has_older else None,
-        newer=order.place_of(page[0]) if has_newer else None,
-    )
-
-
-M = TypeVar("M", bound=Model)
+Position = TypeVar("Position")
+EXACT_BELOW = 50_000  # rows; for larger tables Postgres' own estimate is used
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _MAX_MICROSECONDS = 253_370_764_800_000_000  # the year 9999
 
 
+class Order(Protocol[Position]):
+    """A total order of a table's rows by time."""
+
+    def position_of(self, row: Any) -> Position: ...
+
+    def older_than(self, rows: QuerySet[Row], position: Position | None) -> QuerySet[Row]:
+        """Return the rows older than ``position`` (all if None), newest first."""
+
+    def newer_than(self, rows: QuerySet[Row], position: Position | None) -> QuerySet[Row]:
+        """Return the rows newer than ``position`` (all if None), oldest first."""
+
+
+class ByKey:
+    """Order by a primary key that grows with time."""
+
+    def position_of(self, row: Model) -> int:
+        return int(row.pk)
+
+    def older_than(self, rows: QuerySet[Row], position: int | None) -> QuerySet[Row]:
+        return (rows if position is None else rows.filter(pk__lt=position)).order_by("-pk")
+
+    def newer_than(self, rows: QuerySet[Row], position: int | None) -> QuerySet[Row]:
+        return (rows if position is None else rows.filter(pk__gt=position)).order_by("pk")
+
+
 class CursorError(ValueError):
-    """A cursor that no page of ours named."""
+    """The text is not a cursor that this server issued."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """The place of a row."""
+    """The position of a row in time."""
 
     at: datetime
     pk: Any
@@ -96,7 +64,7 @@ class Cursor:
 
     @classmethod
     def parse(cls, text: str, to_pk: Callable[[str], Any] = str) -> Cursor:
-        """``to_pk`` makes the key's type of its text. Raises CursorError."""
+        """Parse a cursor, converting the key with ``to_pk``. Raises CursorError."""
         microseconds, dot, pk = text.partition(".")
         try:
             if not (dot and pk and microseconds.isascii() and microseconds.isdecimal()) or "\0" in pk:
@@ -111,33 +79,89 @@ class Cursor:
 
 @dataclass(frozen=True, slots=True)
 class ByTime:
-    """Rows in the order of (``field``, primary key)."""
+    """Order by (``field``, primary key)."""
 
     field: str
 
-    def place_of(self, row: Model) -> Cursor:
+    def position_of(self, row: Model) -> Cursor:
         return Cursor(getattr(row, self.field), row.pk)
 
-    def older_than(self, rows: QuerySet[M], place: Cursor | None) -> QuerySet[M]:
-        """Newest first, from after ``place`` on."""
-        if place is not None:
-            beyond = Q(**{self.field: place.at, "pk__gte": place.pk})
-            rows = rows.filter(Q(**{f"{self.field}__lte": place.at}), ~beyond)  # an index finds the first half
+    def older_than(self, rows: QuerySet[Row], position: Cursor | None) -> QuerySet[Row]:
+        if position is not None:
+            beyond = Q(**{self.field: position.at, "pk__gte": position.pk})
+            rows = rows.filter(Q(**{f"{self.field}__lte": position.at}), ~beyond)  # an index serves the first condition
         return rows.order_by(f"-{self.field}", "-pk")
 
-    def newer_than(self, rows: QuerySet[M], place: Cursor) -> QuerySet[M]:
-        """Oldest first, from after ``place`` on."""
-        beyond = Q(**{self.field: place.at, "pk__lte": place.pk})
-        return rows.filter(Q(**{f"{self.field}__gte": place.at}), ~beyond).order_by(self.field, "pk")
+    def newer_than(self, rows: QuerySet[Row], position: Cursor | None) -> QuerySet[Row]:
+        if position is not None:
+            beyond = Q(**{self.field: position.at, "pk__lte": position.pk})
+            rows = rows.filter(Q(**{f"{self.field}__gte": position.at}), ~beyond)
+        return rows.order_by(self.field, "pk")
 
 
-EXACT_BELOW = 50_000  # rows; a larger table's size is Postgres' own estimate
+def rows_between(
+    rows: QuerySet[Row],
+    order: Order[Position],
+    *,
+    size: int,
+    is_ascending: bool = False,
+    after: Position | None = None,
+    before: Position | None = None,
+) -> tuple[list[Row], bool]:
+    """Return up to ``size`` rows between two cursors, and whether there are more. One query.
+
+    The rows next to ``after`` are chosen; without it those next to ``before``; without both the first ones.
+    """
+    forward, backward = order.older_than, order.newer_than
+    if is_ascending:
+        forward, backward = backward, forward
+    if before is not None and after is None:
+        found = list(backward(rows, before)[: size + 1])
+        return found[:size][::-1], len(found) > size
+    bounded = rows if before is None else backward(rows, before)
+    found = list(forward(bounded, after)[: size + 1])
+    return found[:size], len(found) > size
+
+
+@dataclass(frozen=True, slots=True)
+class KeysetPage(Generic[Row, Position]):
+    """Rows, newest first. ``older`` and ``newer`` are where the neighbouring pages start, None at the ends."""
+
+    rows: list[Row]
+    older: Position | None
+    newer: Position | None
+
+
+def keyset_page(
+    rows: QuerySet[Row],
+    order: Order[Position],
+    *,
+    size: int,
+    before: Position | None = None,
+    after: Position | None = None,
+) -> KeysetPage[Row, Position]:
+    """Return the ``size`` rows just older than ``before``, or just newer than ``after``, or the newest. One query."""
+    if after is not None:
+        page, has_newer = rows_between(rows, order, size=size, before=after)
+        has_older = True
+    else:
+        page, has_older = rows_between(rows, order, size=size, after=before)
+        has_newer = before is not None
+    if not page:
+        return KeysetPage(page, older=None, newer=before)
+    return KeysetPage(
+        page,
+        older=order.position_of(page[-1]) if has_older else None,
+        newer=order.position_of(page[0]) if has_newer else None,
+    )
 
 
 class EstimatingPaginator(Paginator):  # type: ignore[type-arg]  # it takes none at run time
+    """Django's paginator, which estimates the number of rows of a large unfiltered table instead of counting them."""
+
     @cached_property
     def count(self) -> int:
-        rows = cast("QuerySet[Any]", self.object_list)  # the admin gives no lists
+        rows = cast("QuerySet[Any]", self.object_list)  # the admin never passes lists
         if not rows.query.where:
             estimate = estimated_rows(rows.model._meta.db_table)
             if estimate >= EXACT_BELOW:
@@ -146,7 +170,7 @@ class EstimatingPaginator(Paginator):  # type: ignore[type-arg]  # it takes none
 
 
 def estimated_rows(table: str) -> int:
-    """Postgres' estimate of a table's size, -1 when it was never analysed."""
+    """Return Postgres' estimate of a table's size, -1 if it was never analysed."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT reltuples::bigint FROM pg_class WHERE oid = to_regclass(%s)", [f'"{table}"'])
         row = cursor.fetchone()

@@ -1,4 +1,4 @@
-"""Values read from the database, kept in this process and refreshed when some process changes them.
+"""Values read from the database, cached in this process and reloaded when any process changes them.
 
 A writer calls :meth:`Snapshot.invalidate` inside its transaction: at commit this process reloads the value before
 ``on_commit`` returns, and PostgreSQL notifies the other processes, whose listener thread reloads theirs. Reading a
@@ -31,6 +31,8 @@ from django.db import (
 )
 from psycopg import sql
 
+from core.database import own_connection
+
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 MAX_CHANGED = 500  # rows that are read one by one after a change, and whose ids fit into a notification
@@ -60,16 +62,16 @@ class Snapshot(Generic[T]):
         self._value: tuple[T] | None = None  # boxed, so that None can be a value
         self._loading = threading.Lock()
         self._counting = threading.Lock()
-        self._wanted = 0  # tickets of refreshes asked for
-        self._done = 0  # the newest ticket that the value satisfies
-        self._changed: set[int] | None = set()  # what the tickets in between are about
+        self._requested = 0  # the newest ticket of a requested refresh
+        self._done = 0  # the newest ticket that the value reflects
+        self._changed: set[int] | None = set()  # ids of rows that tickets in between announced
         self._current_at = clock()  # when the value was last known to be what the database holds
-        self._is_broken = False  # it could not be loaded, for a reason that a retry does not cure
+        self._is_broken = False  # loading failed in a way that a retry does not fix
         self._writer = threading.local()
         _snapshots.add(self)
 
     def get(self) -> T:
-        """The value; loads it on first use. Safe in async code: a cold value is then loaded by another thread."""
+        """Return the value, loading it on first use. Safe in async code: another thread loads a cold value."""
         if self._has_uncommitted_writes():
             return self._load()
         box = self._value
@@ -78,17 +80,17 @@ class Snapshot(Generic[T]):
         return _run_off_loop(self.refresh) if _in_event_loop() else self.refresh()
 
     async def aget(self) -> T:
-        """Like :meth:`get`, waiting for a cold value without blocking the event loop."""
+        """Like :meth:`get`, but wait for a cold value without blocking the event loop."""
         box = self._value
         return box[0] if box is not None else await asyncio.to_thread(_with_own_connection, self.refresh)
 
     def refresh(self, ids: Collection[int] | None = EVERYTHING) -> T:
-        """Load the value, or the rows of these ids, again. Concurrent callers share a load that begins after both."""
+        """Reload the value, or the rows of these ids. Concurrent callers share a load that starts after both called."""
         return self._loaded(self.mark_stale(ids))
 
     def catch_up(self) -> None:
-        """Load what was announced as changed and is not in the value yet."""
-        self._loaded(self._wanted)
+        """Load all announced changes that the value does not reflect yet."""
+        self._loaded(self._requested)
 
     def _loaded(self, ticket: int) -> T:
         with self._loading:
@@ -99,7 +101,7 @@ class Snapshot(Generic[T]):
     def _reload(self) -> T:
         at = self._clock()
         with self._counting:
-            started, changed, self._changed = self._wanted, self._changed, set()
+            started, changed, self._changed = self._requested, self._changed, set()
         box = self._value
         try:
             if box is None or changed is EVERYTHING or self._load_changed is None:
@@ -114,7 +116,7 @@ class Snapshot(Generic[T]):
         return value
 
     def invalidate(self, ids: Collection[int] | None = EVERYTHING) -> None:
-        """Tell every process at commit (at once outside a transaction) that the value, or rows of it, changed."""
+        """Notify every process at commit (immediately outside a transaction) that the value, or rows of it, changed."""
         ids = self._few(ids)
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_notify(%s, %s)", [self.channel, announcement(ids)])
@@ -129,35 +131,35 @@ class Snapshot(Generic[T]):
 
     @property
     def is_stale(self) -> bool:
-        """Whether a change was announced that the value does not show yet; readers keep the old one until then."""
-        return self._done < self._wanted
+        """Whether an announced change is not in the value yet; readers see the old value until it is."""
+        return self._done < self._requested
 
     def mark_stale(self, ids: Collection[int] | None = EVERYTHING) -> int:
         """Announce a change; the listener reloads. Returns the ticket of the announcement."""
         with self._counting:
-            self._wanted += 1
+            self._requested += 1
             self._changed = _both(self._changed, self._few(ids))
-            return self._wanted
+            return self._requested
 
-    def give_up(self) -> None:
-        """Keep the old value until the next change: loading fails for a reason that a retry does not cure."""
-        self._done, self._is_broken = self._wanted, True
+    def abandon_reload(self) -> None:
+        """Keep the old value until the next change, because loading failed in a way that a retry does not fix."""
+        self._done, self._is_broken = self._requested, True
 
     def confirm(self, at: float) -> None:
-        """Every change up to ``at`` has been heard of: a value that shows them all was current then."""
+        """Record that all changes up to ``at`` were received: a value that reflects them all was current then."""
         if not self.is_stale and not self._is_broken:
             self._current_at = max(self._current_at, at)
 
     @property
     def age_s(self) -> float:
-        """Seconds since the value was last known to be current; grows while the database cannot be heard."""
+        """Seconds since the value was last known to be current; grows while the database is unreachable."""
         return self._clock() - self._current_at
 
     def _few(self, ids: Collection[int] | None) -> Collection[int] | None:
         return EVERYTHING if ids is EVERYTHING or self._load_changed is None or len(ids) > MAX_CHANGED else ids
 
     def _refresh_after_commit(self) -> None:
-        """Called once for each announcement of the transaction: the first call loads what all of them are about."""
+        """Runs once per announcement of the transaction; the first call loads the changes of all of them."""
         self._writer.is_writing = False
         changed, self._writer.changed = getattr(self._writer, "changed", EVERYTHING), set()
         if changed is not EVERYTHING and not changed:
@@ -169,7 +171,7 @@ class Snapshot(Generic[T]):
             _recover_later(self)
 
     def _has_uncommitted_writes(self) -> bool:
-        """Whether this thread writes in an open transaction: it alone may see its rows, and they are not kept."""
+        """Whether this thread has uncommitted writes: only it may see those rows, and they are not cached."""
         if not getattr(self._writer, "is_writing", False):
             return False
         if connection.in_atomic_block:
@@ -179,7 +181,7 @@ class Snapshot(Generic[T]):
 
 
 def forget_snapshots() -> None:
-    """Drop all values, for tests that replace the database's content."""
+    """Drop all values; for tests that replace the content of the database."""
     for snapshot in list(_snapshots):
         snapshot.forget()
 
@@ -189,17 +191,17 @@ def known_snapshots() -> list[Snapshot[Any]]:
 
 
 def process_token() -> str:
-    """Begins the payload of this process' own notifications, which its listener skips."""
+    """Return the prefix of this process' notifications, by which its listener skips them."""
     return f"{os.getpid()}-{_TOKEN}"
 
 
 def announcement(ids: Collection[int] | None) -> str:
-    """The payload of a notification: who changed something, and the ids of the rows where they are few."""
+    """Return the payload of a notification: the process, and the ids of changed rows if they are few."""
     return process_token() if ids is EVERYTHING else f"{process_token()} {','.join(map(str, ids))}"
 
 
 def announced_ids(payload: str) -> frozenset[int] | None:
-    """The ids in a notification; of what does not look like ours, everything."""
+    """Return the ids in a notification, or EVERYTHING if the payload is not in our format."""
     numbers = payload.partition(" ")[2].split(",")
     is_ours = all(number.isascii() and number.isdecimal() for number in numbers)
     return frozenset(map(int, numbers)) if is_ours else EVERYTHING
@@ -210,9 +212,7 @@ def _both(one: Collection[int] | None, other: Collection[int] | None) -> set[int
 
 
 def _recover_later(snapshot: Snapshot[T]) -> None:
-    """Without a listener nobody reloads a stale value: drop it, so that the next reader does."""
-    from core.snapshots import is_listening
-
+    """Drop a stale value if no listener is running to reload it, so that the next reader does."""
     if not is_listening():
         snapshot.forget()
 
@@ -231,22 +231,19 @@ def _run_off_loop(call: Callable[[], T]) -> T:
 
 
 def _with_own_connection(call: Callable[[], T]) -> T:
-    """Run in a pool thread and leave no database connection behind."""
-    close_old_connections()
-    try:
+    with own_connection():
         return call()
-    finally:
-        connection.close()
 
 
-logger = logging.getLogger(__name__)
 POLL_S = 0.5
 HEARTBEAT_S = 5.0
 MAX_BACKOFF_S = 5.0
 
 
 class SnapshotListener:
-    """Reloads every snapshot whose channel is notified, and all of them after a (re)connection.
+    """A thread that reloads every snapshot whose channel is notified, and all of them after a (re)connection.
+
+    Runs in serving processes only.
 
     While the database is away the snapshots keep their last values and the thread tries to reconnect, first after
     0.25 s, then at doubling intervals up to 5 s.
@@ -272,7 +269,7 @@ class SnapshotListener:
                 with self._connection() as connection:
                     backoff_s = POLL_S / 2
                     self._listen(connection)
-            except Exception as error:  # noqa: BLE001 - the thread outlives every fault of the database
+            except Exception as error:  # noqa: BLE001 - the thread survives all database failures
                 logger.warning("Snapshot listener lost the database (%s); next try in %.2f s.", error, backoff_s)
                 self._stop.wait(backoff_s)
                 backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
@@ -280,9 +277,9 @@ class SnapshotListener:
 
     @contextmanager
     def _connection(self) -> Iterator[psycopg.Connection[Any]]:
-        """A connection of its own, outside Django's pool, because it waits in it."""
+        """Open a connection outside Django's pool, because it is held while waiting."""
         params = connections[self._database].get_connection_params()
-        # A peer that is gone without a word is noticed by the heartbeat, within the time that TCP is given here.
+        # The heartbeat detects a peer that vanished silently, within this TCP timeout.
         with psycopg.connect(**{**params, "autocommit": True, "tcp_user_timeout": 15_000}) as connection:
             try:
                 yield connection
@@ -322,7 +319,7 @@ def _mark_stale(channel: str, ids: Collection[int] | None = EVERYTHING) -> None:
 
 
 def _reload_stale() -> None:
-    """Reload what changed; a database error leaves the rest stale and makes the listener connect again."""
+    """Reload stale snapshots. A database error leaves the rest stale and makes the listener reconnect."""
     stale = [snapshot for snapshot in known_snapshots() if snapshot.is_stale]
     if not stale:
         return
@@ -337,9 +334,9 @@ def _reload(snapshot: Snapshot[Any]) -> None:
         snapshot.catch_up()
     except (DatabaseError, InterfaceError):
         raise
-    except Exception:  # one bad row must not keep the other snapshots from being reloaded
+    except Exception:  # one bad row must not block the other snapshots
         logger.exception("Could not reload the snapshot of %s; it keeps its last value.", snapshot.channel)
-        snapshot.give_up()
+        snapshot.abandon_reload()
 
 
 _listener: SnapshotListener | None = None
@@ -347,7 +344,7 @@ _lock = threading.Lock()
 
 
 def start_listening() -> None:
-    """Start this process' listener; does nothing when it runs."""
+    """Start the listener of this process. Idempotent."""
     global _listener
     with _lock:
         if _listener is None:

@@ -1,4 +1,4 @@
-"""Values as Postgres stores them: text without NUL and surrogates, JSON without NaN and infinity."""
+"""Text and JSON that Postgres can store: no NUL, no surrogates, no NaN or infinity."""
 
 from __future__ import annotations
 
@@ -12,13 +12,18 @@ Json = str | int | float | bool | list["Json"] | dict[str, "Json"] | None
 
 
 def clean_text(text: str, max_length: int | None = None) -> str:
-    """``text`` with U+FFFD for what a text column refuses, cut to ``max_length``."""
+    """Return ``text`` with U+FFFD for characters that a text column refuses, cut to ``max_length``."""
     cleaned = _UNSTORABLE.sub(REPLACEMENT, text)
     return cleaned if max_length is None else cleaned[:max_length]
 
 
+def is_storable(text: str) -> bool:
+    """Return whether a text column accepts ``text`` unchanged."""
+    return _UNSTORABLE.search(text) is None
+
+
 def clean_json(value: object) -> Json:
-    """``value`` as jsonb takes it; numbers that are not finite become their names, other objects their repr."""
+    """Return ``value`` as jsonb accepts it: non-finite numbers become their names, other objects their repr."""
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, str):

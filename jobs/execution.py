@@ -14,6 +14,7 @@ from django.db.models.functions import Coalesce, Now
 
 from audit.origin import Origin, acting
 from core.database import describe_database_error, is_database_error
+from core.text import clean_text
 from jobs.deliveries import deliver
 from jobs.errors import JobCancelled, JobError, JobInterrupted, JobLost, JobPostponed
 from jobs.kinds import find_kind
@@ -21,7 +22,7 @@ from jobs.models import Job
 from jobs.patience import retry_while_db_down
 from jobs.running_job import MAX_MESSAGE, RunningJob
 from jobs.running_jobs import RunningJobs
-from jobs.storable import check_storable, clean_text
+from jobs.storable import check_storable
 
 logger = logging.getLogger(__name__)
 MAX_ERROR = 4_000

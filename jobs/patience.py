@@ -18,10 +18,10 @@ MAX_PAUSE_S = 5.0
 
 
 def retry_while_db_down(act: Callable[[], T], stopping: threading.Event) -> T:
-    """What ``act`` gives, tried again while the database is away; JobInterrupted when the process stops meanwhile.
+    """Return the result of ``act``, retrying while the database is down. Raises JobInterrupted if the process stops.
 
-    A job's hours of work are not lost to a restart of Postgres. ``act`` is one transaction, because it may run twice;
-    within one that is open already there is nothing to wait for.
+    Hours of work must not be lost to a restart of Postgres. ``act`` must be one transaction, because it may run twice.
+    Inside an open transaction it runs once, because that transaction would be lost anyway.
     """
     if connection.in_atomic_block:
         return act()

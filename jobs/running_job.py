@@ -9,10 +9,11 @@ from typing import Any
 
 from django.db.models.functions import Now
 
+from core.text import clean_text
 from jobs.errors import JobCancelled, JobInterrupted, JobLost
 from jobs.models import Job, JobLine, JobQuerySet
 from jobs.patience import retry_while_db_down
-from jobs.storable import check_storable, clean_text
+from jobs.storable import check_storable
 
 MAX_LINES = 5_000
 MAX_LINE = 4_000

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
+from core.text import is_storable
 from jobs.errors import NotStorableError
 
 MAX_BYTES = 16 * 2**20
-_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
-
-
-def clean_text(text: str, max_length: int) -> str:
-    """``text`` with U+FFFD for what a text column refuses, cut to ``max_length``."""
-    return _UNSTORABLE.sub("\N{REPLACEMENT CHARACTER}", text)[:max_length]
 
 
 def check_storable(value: Any, name: str) -> dict[str, Any]:
@@ -25,7 +19,7 @@ def check_storable(value: Any, name: str) -> dict[str, Any]:
         text = json.dumps(value, allow_nan=False, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise NotStorableError(f"The {name} of a job cannot be stored as JSON: {error}") from None
-    if "\\u0000" in text or _UNSTORABLE.search(text):
+    if "\\u0000" in text or not is_storable(text):
         raise NotStorableError(f"The {name} of a job holds text that Postgres refuses: NUL, or half a surrogate pair.")
     if len(text.encode()) > MAX_BYTES:
         raise NotStorableError(f"The {name} of a job takes more than {MAX_BYTES // 2**20} MiB.")

@@ -6,9 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
-from django.db import close_old_connections, connection
-
-from core.database import DatabaseThreads, DatabaseTooSlowError
+from core.database import DatabaseThreads, DatabaseTooSlowError, own_connection
 from openai_api.http.errors import unavailable
 
 MAX_CONNECTIONS = 6
@@ -33,8 +31,5 @@ async def in_database_however_long(work: Callable[[], T]) -> T:
 
 
 def _with_own_connection(work: Callable[[], T]) -> T:
-    close_old_connections()
-    try:
+    with own_connection():
         return work()
-    finally:
-        connection.close()

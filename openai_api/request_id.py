@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-import uuid
+
+from core.ids import new_id
 
 CLIENT_HEADER = "X-Client-Request-Id"
 REQUEST = "req_"
@@ -28,7 +29,3 @@ def request_id_of(wanted: str) -> str:
     """The beginning of a request's id for that of its answer's; anything else as it is."""
     prefix = next((prefix for prefix in ANSWERS if wanted.startswith(prefix)), None)
     return wanted if prefix is None else REQUEST + wanted.removeprefix(prefix)
-
-
-def new_id(prefix: str) -> str:
-    return prefix + uuid.uuid4().hex

@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from django.db.models import Model, QuerySet
 
+from core.pagination import ByKey, rows_between
 from openai_api.http.errors import invalid, quote
 from openai_api.schemas.base import ListQuery
 
@@ -32,21 +33,21 @@ class Page(Generic[M]):
 
 def page_of(rows: QuerySet[M], query: ListQuery, *, id_field: str = "public_id") -> Page[M]:
     """``rows`` are all that the client may see; raises ApiError 400 for a cursor that is none of them."""
-    ascending = query.order == "asc"
-    chosen = rows
-    for param, cursor, goes_up in (("after", query.after, ascending), ("before", query.before, not ascending)):
-        if cursor is not None:
-            place = _place(rows, cursor, param, id_field)
-            chosen = chosen.filter(pk__gt=place) if goes_up else chosen.filter(pk__lt=place)
-    if query.before is not None and query.after is None:  # the page next to the cursor
-        found = list(chosen.order_by("-pk" if ascending else "pk")[: query.size + 1])
-        return Page(found[: query.size][::-1], len(found) > query.size)
-    found = list(chosen.order_by("pk" if ascending else "-pk")[: query.size + 1])
-    return Page(found[: query.size], len(found) > query.size)
+    found, has_more = rows_between(
+        rows,
+        ByKey(),
+        size=query.size,
+        is_ascending=query.order == "asc",
+        after=_position(rows, query.after, "after", id_field),
+        before=_position(rows, query.before, "before", id_field),
+    )
+    return Page(found, has_more)
 
 
-def _place(rows: QuerySet[M], cursor: str, param: str, id_field: str) -> Any:
-    place = rows.filter(**{id_field: cursor}).values_list("pk", flat=True).first()
-    if place is None:
+def _position(rows: QuerySet[M], cursor: str | None, param: str, id_field: str) -> int | None:
+    if cursor is None:
+        return None
+    position: int | None = rows.filter(**{id_field: cursor}).values_list("pk", flat=True).first()
+    if position is None:
         raise invalid(f"“{quote(cursor)}” is no object of this list.", param=param)
-    return place
+    return position

@@ -9,11 +9,12 @@ from django.contrib.auth.models import User
 from django.db import transaction
 from procrastinate.contrib.django.models import ProcrastinateJob
 
+from core.text import clean_text
 from jobs.errors import JobStateError, NotStorableError, UnknownKindError
 from jobs.kinds import JobKind, find_kind, register
 from jobs.models import Job
 from jobs.services import cancel_job, enqueue_job, retry_job
-from jobs.storable import MAX_BYTES, clean_text
+from jobs.storable import MAX_BYTES
 from tests.jobs.conftest import AddKind
 
 pytestmark = pytest.mark.django_db

@@ -222,7 +222,7 @@ def test_a_value_ages_unless_it_is_confirmed():
     mine.mark_stale()
     mine.confirm(100.0)
     assert mine.age_s == 10  # a change was announced that it does not show
-    mine.give_up()
+    mine.abandon_reload()
     mine.confirm(100.0)
     assert mine.age_s == 10  # and cannot be loaded
     mine.refresh()
