@@ -29,7 +29,7 @@ from millm_site.refusal import Refusal, disk_full, invalid_host, refusal, too_la
 from millm_site.serving import stop
 from millm_site.spool import CHECK_EVERY, SCOPE_KEY, has_room, new_spool
 from openai_api.http.errors import ApiError
-from openai_api.http.file_uploads import body_limit, takes_files, upload_refusal
+from openai_api.http.file_uploads import accepts_files, body_limit, upload_refusal
 
 logger = logging.getLogger(__name__)
 _live_application = AllowedHostsOriginValidator(LiveConnection.as_asgi())
@@ -197,7 +197,7 @@ class SiteHandler(BodyHandler):
 
 def file_refusal(scope: Scope) -> ApiError | None:
     """Why a file is not received, if it is one; our own server has asked before."""
-    if not takes_files(scope["path"]) or scope["method"] != "POST":
+    if not accepts_files(scope["path"]) or scope["method"] != "POST":
         return None
     peer = scope.get("client")
     return upload_refusal(scope["headers"], peer[0] if peer else "")

@@ -17,7 +17,7 @@ from openai_api.request_log.access import HIDDEN, may_see_text
 Block = tuple[str, str]
 
 
-class KeptAdmin(ReadOnlyAdmin):
+class StoredObjectAdmin(ReadOnlyAdmin):
     """``text_fields`` are what the page shows to those with the permission."""
 
     text_fields: tuple[str, ...] = ()

@@ -15,7 +15,7 @@ from openai_api.http.call import Call
 from openai_api.http.endpoint import Handler, respond_as
 from openai_api.http.errors import ApiError, unsupported_parameter
 from openai_api.http.json_body import read_json_object
-from openai_api.http.session_auth import admit_visitor, refusal_response, request_for
+from openai_api.http.session_auth import authenticate_session, refusal_response, request_for
 
 PERMISSION = "console.use_playground"
 STEERING = frozenset({"model", "profile", "steering", "steering_intensity"})
@@ -33,14 +33,14 @@ def _view(endpoint: str, handler: Handler, names: frozenset[str], **fixed: Any) 
 
     async def view(request: HttpRequest) -> HttpResponseBase:
         try:
-            user = await admit_visitor(request, PERMISSION, act="use the playground")
+            user = await authenticate_session(request, PERMISSION, act="use the playground")
             fields = read_json_object(request)
             if unknown := sorted(fields.keys() - names):
                 raise unsupported_parameter(unknown[0], "The playground does not send it.")
         except ApiError as error:
             return refusal_response(error)
         asked = request_for(endpoint, {**fields, **fixed, "user": user.get_username()})
-        return await respond_as(Call(asked, endpoint, source="console", visitor_id=user.pk), None, handler)
+        return await respond_as(Call(asked, endpoint, source="console", session_user_id=user.pk), None, handler)
 
     return view
 

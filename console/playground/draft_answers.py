@@ -21,7 +21,7 @@ from openai_api.http.call import Call
 from openai_api.http.endpoint import Handler, json_response, respond_as
 from openai_api.http.errors import ApiError, forbidden, invalid, unsupported_parameter
 from openai_api.http.json_body import parse_json
-from openai_api.http.session_auth import Visitor, admit_visitor, refusal_response, request_for
+from openai_api.http.session_auth import SessionUser, authenticate_session, refusal_response, request_for
 from steering.errors import SteeringError
 from steering.models import SteeringProfile
 from steering.profiles.admin import DraftPages
@@ -36,7 +36,7 @@ def _view(endpoint: str, handler: Handler, names: frozenset[str], **fixed: Any) 
 
     async def view(request: HttpRequest, object_id: str) -> HttpResponseBase:
         try:
-            user = await admit_visitor(request, PERMISSION, act="preview drafts")
+            user = await authenticate_session(request, PERMISSION, act="preview drafts")
             fields = _asked(request, names)
             draft = await asyncio.to_thread(_read, request, user, object_id)
         except InvalidDraftError as error:
@@ -46,7 +46,7 @@ def _view(endpoint: str, handler: Handler, names: frozenset[str], **fixed: Any) 
         except ApiError as error:
             return refusal_response(error)
         asked = {**fields, **fixed, "model": draft.model, "user": user.get_username()}
-        call = Call(request_for(endpoint, asked), endpoint, source="console", visitor_id=user.pk)
+        call = Call(request_for(endpoint, asked), endpoint, source="console", session_user_id=user.pk)
         call.draft = draft
         return await respond_as(call, None, handler)
 
@@ -62,7 +62,7 @@ def _asked(request: HttpRequest, names: frozenset[str]) -> dict[str, Any]:
     return fields
 
 
-def _read(request: HttpRequest, user: Visitor, object_id: str) -> UnsavedDraft:
+def _read(request: HttpRequest, user: SessionUser, object_id: str) -> UnsavedDraft:
     """In a thread of its own, with a connection that does not wait for the answer's end."""
     close_old_connections()
     request.user = cast("Any", user)

@@ -22,7 +22,7 @@ from millm_site.refusal import (
 from millm_site.server.limits import ServerLimits
 from millm_site.server.web_socket import WebSocket
 from millm_site.spool import has_room
-from openai_api.http.file_uploads import body_limit, takes_files, upload_refusal
+from openai_api.http.file_uploads import accepts_files, body_limit, upload_refusal
 
 if TYPE_CHECKING:
     from millm_site.server.server import Server
@@ -133,7 +133,7 @@ class Channel(http.HTTPChannel):
 
     def _file_refusal(self) -> ApiError | None:
         """Why a file is not received, if it is one."""
-        if not takes_files(self._request_path) or self._command != b"POST":
+        if not accepts_files(self._request_path) or self._command != b"POST":
             return None
         headers = self.requests[-1].requestHeaders.getAllRawHeaders()
         lines = [(name, value) for name, values in headers for value in values]

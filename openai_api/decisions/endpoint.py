@@ -77,7 +77,7 @@ async def create_decision(call: Call) -> HttpResponseBase:
         "answers": [
             answer_body(question, shares(values)) for question, values in zip(wanted.questions, logprobs, strict=True)
         ],
-        "usage": usage_body(generation.tally.usage, reasoning_tokens=0),
+        "usage": usage_body(generation.stats.usage, reasoning_tokens=0),
     }
     if generation.millm is not None:
         body["millm"] = generation.millm
@@ -100,7 +100,7 @@ async def plan_decision(call: Call, wanted: DecisionRequest, target: Target) -> 
 
 async def label_logprobs(generation: Generation) -> list[list[float]]:
     """For each question the log-probabilities of its whole labels: the sums of their tokens'."""
-    prompts = generation.tally.prompt_of_sequence
+    prompts = generation.stats.prompt_of_sequence
     found: list[list[float]] = [[] for _ in range(max(prompts) + 1)]
     scores: dict[int, float] = {}
     while not generation.is_complete:

@@ -134,7 +134,7 @@ class MessageEvents:
             self._num_blocks += 1
 
     def _usage(self) -> DeltaUsageBody:
-        usage = self._generation.tally.usage
+        usage = self._generation.stats.usage
         return {
             "input_tokens": usage.prompt_tokens - usage.cached_tokens,
             "cache_creation_input_tokens": 0,

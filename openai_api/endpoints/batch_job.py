@@ -195,7 +195,7 @@ class BatchRun:
             if self.batch.has_ended:
                 return self.batch
         with asyncio.Runner() as runner:
-            for wave in waves(self._lines(path), MAX_AT_ONCE * WAVE):
+            for wave in line_groups(self._lines(path), MAX_AT_ONCE * WAVE):
                 if timezone.now() >= self.batch.expires_at:
                     return self._expire(itertools.chain(wave, self._lines(path, after=wave[-1])))
                 BlobStore.from_settings().check_room(0)  # before anything is generated that could not be kept
@@ -261,7 +261,7 @@ class BatchRun:
         self.job.progress(self.done.completed + self.done.failed, self.batch.total)
 
     def _expire(self, rest: Iterator[BatchLine]) -> Batch:
-        for lines in waves(rest, 1_000):
+        for lines in line_groups(rest, 1_000):
             self._keep(lines, [expired(line) for line in lines])
         return self.finish(Status.EXPIRED)
 
@@ -289,6 +289,6 @@ class BatchRun:
         return max(1, min(MAX_AT_ONCE, settings.MILLM_MAX_BATCH_SIZE // 2))
 
 
-def waves(lines: Iterator[BatchLine], size: int) -> Iterator[list[BatchLine]]:
+def line_groups(lines: Iterator[BatchLine], size: int) -> Iterator[list[BatchLine]]:
     while wave := list(itertools.islice(lines, size)):
         yield wave

@@ -17,7 +17,7 @@ from storage.batches import cancel_batch, create_batch, find_batch, settle_batch
 from storage.models import Batch
 
 
-async def begin_batch(call: Call) -> HttpResponseBase:
+async def create_openai_batch(call: Call) -> HttpResponseBase:
     wanted = call.read(BatchRequest)
     batch = await in_database(
         create_batch,
@@ -46,7 +46,7 @@ async def get_batch(call: Call, batch_id: str) -> HttpResponseBase:
     return json_response(batch_body(await in_thread(find_batch, batch_id, owner_id=call.owner_id)))
 
 
-async def give_up_batch(call: Call, batch_id: str) -> HttpResponseBase:
+async def cancel_openai_batch(call: Call, batch_id: str) -> HttpResponseBase:
     return json_response(batch_body(await in_thread(cancel_batch, public_id=batch_id, owner_id=call.owner_id)))
 
 

@@ -18,7 +18,7 @@ from openai_api.generation.sampling import completion_budget, constrained, sampl
 from openai_api.generation.target import Target, resolve_target
 from openai_api.http.call import Call
 from openai_api.schemas.chat import ChatRequest
-from openai_api.stored_chats.store import KeptChunks, keep_completion
+from openai_api.stored_chats.store import RecordedChunks, store_completion
 
 
 async def create_chat_completion(call: Call) -> HttpResponseBase:
@@ -42,10 +42,10 @@ async def create_chat_completion(call: Call) -> HttpResponseBase:
     fold = ChatFold(chunks.usage, has_logprobs=bool(wanted.logprobs))
 
     async def keep() -> None:
-        await keep_completion(call, wanted, fold.body())
+        await store_completion(call, wanted, fold.body())
 
     if wanted.stream and wanted.store:
-        return await respond(generation, KeptChunks(chunks, fold), None, reading, keep)
+        return await respond(generation, RecordedChunks(chunks, fold), None, reading, keep)
     response = await respond(generation, chunks, None if wanted.stream else fold, reading)
     if wanted.store:
         await keep()
@@ -69,7 +69,7 @@ async def plan_chat(wanted: ChatRequest, target: Target, *, clamps: bool = False
         shown_token_ids=answers.shown_token_ids(text),
         thinking=thinking_budget(text, wanted, thinking),
     )
-    wish = answers.grammar_wish(text, wanted.grammar_wish)
+    grammar = answers.grammar_spec(text, wanted.grammar_spec)
     parts = answer_parts(text.dialect, thinking, "offered" if wanted.tool_use else "none")
-    params_by_prompt = await constrained(wish, target.model, [params])
+    params_by_prompt = await constrained(grammar, target.model, [params])
     return Plan([ids], params_by_prompt, wanted.n or 1, parts=[parts], cache_salt=wanted.cache_salt or ""), answers

@@ -28,7 +28,7 @@ async def create_completion(call: Call) -> HttpResponseBase:
     target = await resolve_target(call, wanted)
     prompts = await encode_prompts(target.model, wanted.prompt)
     params = [params_for(wanted, target.model, len(ids)) for ids in prompts]
-    params = await constrained(wanted.grammar_wish, target.model, params)
+    params = await constrained(wanted.grammar_spec, target.model, params)
     parts, reading = raw_parts(target, prompts), None
     plan = Plan(prompts, params, wanted.num_candidates, parts=parts, cache_salt=wanted.cache_salt or "")
     if wanted.return_activations is not None:

@@ -46,7 +46,7 @@ async def read_activations(call: Call) -> HttpResponseBase:
         "site": reading.sae.site.kind,
         "stage": wanted.stage or "post",
         "data": [found.body(index, labels, has_text=bool(wanted.max_tokens)) for index in range(len(plan.prompts))],
-        "usage": usage_body(generation.tally.usage),
+        "usage": usage_body(generation.stats.usage),
     }
     if generation.millm is not None:
         body["millm"] = generation.millm

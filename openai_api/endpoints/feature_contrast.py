@@ -26,7 +26,7 @@ from inference.registry.registry import ReadyModel
 from openai_api.backend import get_backend
 from openai_api.endpoints.completions import encode_prompts
 from openai_api.generation.activations import find_readable
-from openai_api.generation.batched_submission import Waves
+from openai_api.generation.batched_submission import BatchedSubmission
 from openai_api.generation.run import failure
 from openai_api.generation.sampling import completion_budget
 from openai_api.generation.stats import usage_body
@@ -117,10 +117,12 @@ def check_lengths(texts: Texts, model: ReadyModel, wanted: FeatureContrastReques
         raise invalid(message, param="candidates" if effects else "positive", code="reading_too_large")
 
 
-async def intervention_of(model: ReadyModel, wish: SteeringSelection) -> Intervention | None:
-    """The wish, and behind it the server's policies."""
+async def intervention_of(model: ReadyModel, selection: SteeringSelection) -> Intervention | None:
+    """The selection, and behind it the server's policies."""
     try:
-        profile = await get_backend().steer(model.record.name, wish, special_token_ids=model.text.special_token_ids)
+        profile = await get_backend().steer(
+            model.record.name, selection, special_token_ids=model.text.special_token_ids
+        )
     except SteeringError as error:
         raise steering_refusal(error) from None
     return profile.intervention if profile else None
@@ -184,21 +186,21 @@ async def run(
         )
         for number, (ids, intervention) in enumerate(jobs)
     ]
-    waves = Waves(get_backend().client().submit, requests, size=settings.MILLM_MAX_BATCH_SIZE)
+    submission = BatchedSubmission(get_backend().client().submit, requests, size=settings.MILLM_MAX_BATCH_SIZE)
     try:
         async with asyncio.timeout_at(call.deadline):
-            return await _collect(call, waves, requests)
+            return await _collect(call, submission, requests)
     except TimeoutError:
         raise timed_out(settings.MILLM_REQUEST_TIMEOUT) from None
     finally:
-        waves.close()
+        submission.close()
 
 
-async def _collect(call: Call, waves: Waves, requests: Sequence[GenerationRequest]) -> list[Run]:
+async def _collect(call: Call, submission: BatchedSubmission, requests: Sequence[GenerationRequest]) -> list[Run]:
     logprobs: dict[int, tuple[float, ...]] = {}
     values: dict[int, NDArray[np.float32]] = {}
     num_ended = 0
-    async for event in waves:
+    async for event in submission:
         match event:
             case PromptLogprobsEvent():
                 logprobs[event.index] = tuple(token.logprob for token in event.logprobs if token is not None)

@@ -83,7 +83,7 @@ async def embed_query(call: Call, wanted: FeatureSearchRequest) -> Meaning:
 
 async def get_feature(call: Call, sae: str, index: str) -> HttpResponseBase:
     """Label, statistics, examples; and the logit lens unless the query says ``logit_lens=false``."""
-    wants_lens = lens_wish(call.request.GET.get("logit_lens", "true"))
+    wants_lens = parse_logit_lens(call.request.GET.get("logit_lens", "true"))
     record = await find_sae(call, sae)
     number = feature_number(index)
     try:
@@ -151,7 +151,7 @@ async def look(call: Call, sae: SAERecord, index: int) -> tuple[LogitLens | None
         raise timed_out(settings.MILLM_REQUEST_TIMEOUT) from None
 
 
-def lens_wish(value: str) -> bool:
+def parse_logit_lens(value: str) -> bool:
     if value not in {"true", "false"}:
         raise invalid("logit_lens must be true or false.", param="logit_lens")
     return value == "true"

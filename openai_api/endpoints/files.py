@@ -134,7 +134,7 @@ async def create_part(call: Call, upload_id: str) -> HttpResponseBase:
     return json_response(part_body(await in_thread(take_part, call, upload_id)))
 
 
-async def finish_upload(call: Call, upload_id: str) -> HttpResponseBase:
+async def complete_file_upload(call: Call, upload_id: str) -> HttpResponseBase:
     wanted = call.read(UploadCompletion)
     upload = await in_thread(
         complete_upload, public_id=upload_id, owner_id=call.owner_id, part_ids=wanted.part_ids, md5=wanted.md5
@@ -142,7 +142,7 @@ async def finish_upload(call: Call, upload_id: str) -> HttpResponseBase:
     return json_response(upload_body(upload))
 
 
-async def give_up_upload(call: Call, upload_id: str) -> HttpResponseBase:
+async def cancel_file_upload(call: Call, upload_id: str) -> HttpResponseBase:
     return json_response(upload_body(await in_database(cancel_upload, public_id=upload_id, owner_id=call.owner_id)))
 
 

@@ -11,7 +11,7 @@ from openai_api.endpoints.chat import create_chat_completion
 from openai_api.http.call import Call
 from openai_api.http.endpoint import respond_as
 from openai_api.http.errors import ApiError
-from openai_api.http.session_auth import admit_visitor, refusal_response, request_for
+from openai_api.http.session_auth import authenticate_session, refusal_response, request_for
 
 ENDPOINT = "/v1/chat/completions"
 PERMISSION = "console.use_playground"  # a user who may only look at models must not generate
@@ -28,11 +28,13 @@ class TryForm(forms.Form):
 async def try_model(request: HttpRequest) -> HttpResponseBase:
     """Streams as the API does, and leaves a row in the log under the user's name. CSRF is checked by the middleware."""
     try:
-        user = await admit_visitor(request, PERMISSION, act="try models")
+        user = await authenticate_session(request, PERMISSION, act="try models")
         asked = _request(_checked(TryForm(request.POST)), user.get_username())
     except ApiError as error:
         return refusal_response(error)
-    return await respond_as(Call(asked, ENDPOINT, source="console", visitor_id=user.pk), None, create_chat_completion)
+    return await respond_as(
+        Call(asked, ENDPOINT, source="console", session_user_id=user.pk), None, create_chat_completion
+    )
 
 
 def _checked(form: TryForm) -> TryForm:

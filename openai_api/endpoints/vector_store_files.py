@@ -60,7 +60,7 @@ async def get_store_file(call: Call, store_id: str, file_id: str) -> HttpRespons
     return json_response(await in_database(lambda: store_file_body(_find(call, store_id, file_id))))
 
 
-async def change_store_file(call: Call, store_id: str, file_id: str) -> HttpResponseBase:
+async def update_store_file(call: Call, store_id: str, file_id: str) -> HttpResponseBase:
     wanted = call.read(AttributeChange)
 
     def change() -> StoreFileBody:
@@ -93,7 +93,7 @@ async def get_store_file_content(call: Call, store_id: str, file_id: str) -> Htt
     return json_response(await in_database(read))
 
 
-async def begin_file_batch(call: Call, store_id: str) -> HttpResponseBase:
+async def create_file_batch(call: Call, store_id: str) -> HttpResponseBase:
     wanted = call.read(FileBatchRequest)
     store = await in_database(usable_store, store_id, owner_id=call.owner_id)
     choose_embedder(call, store)
@@ -112,7 +112,7 @@ async def get_file_batch(call: Call, store_id: str, batch_id: str) -> HttpRespon
     return json_response(await in_database(read))
 
 
-async def give_up_file_batch(call: Call, store_id: str, batch_id: str) -> HttpResponseBase:
+async def cancel_store_file_batch(call: Call, store_id: str, batch_id: str) -> HttpResponseBase:
     def cancel() -> FileBatchBody:
         store = find_store(store_id, owner_id=call.owner_id)
         return file_batch_body(store, cancel_file_batch(batch=find_file_batch(store, batch_id)))

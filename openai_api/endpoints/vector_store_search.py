@@ -34,7 +34,7 @@ from storage.vector_stores import usable_store
 DEFAULT_RESULTS = 10
 
 
-async def search_store(call: Call, store_id: str) -> HttpResponseBase:
+async def search_vector_store(call: Call, store_id: str) -> HttpResponseBase:
     wanted = call.read(SearchRequest)
     call.entry.prompt = wanted.query[0] if len(wanted.query) == 1 else wanted.query
     store = await in_database(usable_store, store_id, owner_id=call.owner_id)
@@ -72,7 +72,7 @@ async def vectors_of(call: Call, name: str, texts: list[str]) -> list[list[float
         raise timed_out(settings.MILLM_REQUEST_TIMEOUT) from None
 
 
-class Wish(Protocol):
+class SearchOptions(Protocol):
     """Which hits, and how many; see :class:`SearchRequest`."""
 
     @property
@@ -85,7 +85,7 @@ class Wish(Protocol):
     def ranking_options(self) -> RankingOptions | None: ...
 
 
-def best_hits(store: VectorStore, vectors: list[list[float]], wanted: Wish) -> list[Hit]:
+def best_hits(store: VectorStore, vectors: list[list[float]], wanted: SearchOptions) -> list[Hit]:
     """Each chunk once, with its best score."""
     limit = wanted.max_num_results or DEFAULT_RESULTS
     threshold = (wanted.ranking_options.score_threshold if wanted.ranking_options else None) or 0.0

@@ -24,7 +24,7 @@ from storage.sweep import sweep_sometimes
 from storage.vector_stores import Attachment, bytes_of, counts_of, create_store, find_store, settle_files, usable_store
 
 
-async def begin_store(call: Call) -> HttpResponseBase:
+async def create_vector_store(call: Call) -> HttpResponseBase:
     wanted = call.read(StoreRequest)
     chosen = choose_embedder(call, None, wanted.embedding_model) if wanted.embedding_model or wanted.file_ids else ""
     store = VectorStore(
@@ -42,7 +42,7 @@ async def begin_store(call: Call) -> HttpResponseBase:
     return json_response(await in_database(_create, store, attachments))
 
 
-async def list_stores(call: Call) -> HttpResponseBase:
+async def list_vector_stores(call: Call) -> HttpResponseBase:
     query = ListQuery.parse(call.request.GET)
 
     def render(store: VectorStore) -> VectorStoreBody:
@@ -55,11 +55,11 @@ async def list_stores(call: Call) -> HttpResponseBase:
     return json_response(await in_database(read))
 
 
-async def get_store(call: Call, store_id: str) -> HttpResponseBase:
+async def get_vector_store(call: Call, store_id: str) -> HttpResponseBase:
     return json_response(await in_database(lambda: store_body(find_store(store_id, owner_id=call.owner_id))))
 
 
-async def change_store(call: Call, store_id: str) -> HttpResponseBase:
+async def update_vector_store(call: Call, store_id: str) -> HttpResponseBase:
     """What the body does not name stays; null takes it away."""
     wanted = call.read(StoreChange)
 
@@ -76,7 +76,7 @@ async def change_store(call: Call, store_id: str) -> HttpResponseBase:
     return json_response(await in_database(change))
 
 
-async def delete_store(call: Call, store_id: str) -> HttpResponseBase:
+async def delete_vector_store(call: Call, store_id: str) -> HttpResponseBase:
     await in_database(lambda: find_store(store_id, owner_id=call.owner_id).delete())
     body: VectorStoreDeletedBody = {"id": store_id, "object": "vector_store.deleted", "deleted": True}
     return json_response(body)

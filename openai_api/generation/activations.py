@@ -1,4 +1,4 @@
-"""Features read at the tokens of a generation: from the wish to the engine's reads, and from its events to bodies."""
+"""Features read at the tokens of a generation: from the fields to the engine's reads, and from its events to bodies."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ class ReadingPlan:
     sae: ReadableSAE
 
 
-async def plan_reading(target: Target, plan: Plan, wish: ReadingFields, *, param: str) -> ReadingPlan:
-    """Raises ApiError; ``param`` is where the wish stands in the body, empty for the body itself.
+async def plan_reading(target: Target, plan: Plan, fields: ReadingFields, *, param: str) -> ReadingPlan:
+    """Raises ApiError; ``param`` is where the fields stands in the body, empty for the body itself.
 
     Choices that go on from one prompt share it, so only the first of them brings the prompt's tokens.
     """
     prefix = f"{param}." if param else ""
-    sae = await find_readable(target.model, wish.sae, param=f"{prefix}sae")
-    if wish.features is not None and wish.top_k is not None:
+    sae = await find_readable(target.model, fields.sae, param=f"{prefix}sae")
+    if fields.features is not None and fields.top_k is not None:
         raise invalid("“features” and “top_k” exclude each other: leave one out.", param=f"{prefix}top_k")
-    read = read_of(wish, sae, target.model.text.special_token_ids, param=f"{prefix}features")
+    read = read_of(fields, sae, target.model.text.special_token_ids, param=f"{prefix}features")
     others = {"prompt": (), "both": (dataclasses.replace(read, phase="generation"),), "generation": (read,)}[read.phase]
     reads = [others if number % plan.per_prompt else (read,) for number in range(len(plan.prompt_of_sequence))]
-    check_size(plan, reads, param=param or ("features" if wish.features else "top_k"))
+    check_size(plan, reads, param=param or ("features" if fields.features else "top_k"))
     return ReadingPlan(dataclasses.replace(plan, reads=reads, sae=sae.name), sae)
 
 
@@ -59,20 +59,22 @@ async def find_readable(model: ReadyModel, name: str | None, *, param: str) -> R
         ) from None
 
 
-def read_of(wish: ReadingFields, sae: ReadableSAE, special_token_ids: frozenset[int], *, param: str) -> Read:
-    worst = max(wish.features or (0,))
+def read_of(fields: ReadingFields, sae: ReadableSAE, special_token_ids: frozenset[int], *, param: str) -> Read:
+    worst = max(fields.features or (0,))
     if worst >= sae.encoder.d_sae:
         last = sae.encoder.d_sae - 1
         raise invalid(f"{sae.name} has features 0 to {last}, not {worst}.", param=param, code="invalid_feature")
-    count = min(wish.top_k or DEFAULT_TOP_K, sae.encoder.d_sae)
-    spans = tuple(Span(*ends) for ends in wish.ranges) if wish.ranges else EVERYWHERE
+    count = min(fields.top_k or DEFAULT_TOP_K, sae.encoder.d_sae)
+    spans = tuple(Span(*ends) for ends in fields.ranges) if fields.ranges else EVERYWHERE
     return Read(
         site=sae.site,
-        probe=FeatureValues(sae.encoder, tuple(wish.features)) if wish.features else TopFeatures(sae.encoder, count),
-        stage=wish.stage or "post",
-        phase=_PHASES[wish.phase or "both"],
+        probe=FeatureValues(sae.encoder, tuple(fields.features))
+        if fields.features
+        else TopFeatures(sae.encoder, count),
+        stage=fields.stage or "post",
+        phase=_PHASES[fields.phase or "both"],
         spans=spans,
-        skip_token_ids=frozenset() if wish.special_tokens else special_token_ids,
+        skip_token_ids=frozenset() if fields.special_tokens else special_token_ids,
     )
 
 

@@ -24,7 +24,7 @@ from inference.text.grammar import Grammar, GrammarError
 from inference.text.model_text import ModelText, thinking_state
 from openai_api.generation.target import Target
 from openai_api.http.errors import unsupported_parameter
-from openai_api.schemas.structured import GrammarWish
+from openai_api.schemas.structured import GrammarSpec
 from openai_api.schemas.tools import FunctionTool, ToolUse
 
 NO_TOOLS = (
@@ -71,7 +71,7 @@ class AnswerPlan:
         """Special tokens that calls and reasoning are recognised by."""
         return tuple(text.special_tokens_in(self._marks()).values())
 
-    def grammar_wish(self, text: ModelText, body: GrammarWish | None) -> GrammarWish | None:
+    def grammar_spec(self, text: ModelText, body: GrammarSpec | None) -> GrammarSpec | None:
         """The grammar of the whole answer; ``body`` is that of its content."""
         use = self.tools if self.tools is not None and (self.tools.is_constrained or body is not None) else None
         opening = self._notation.shape.content_opening if self._notation else ""
@@ -81,13 +81,13 @@ class AnswerPlan:
             literals=Literals(text.special_tokens_in(self._marks())),
             marks=self.dialect.thinking,
             thinking=self.thinking,
-            calls=self._call_wish(use) if use else None,
+            calls=self._call_rules(use) if use else None,
             body=body.grammar if body else None,
             content_opening=opening,
         )
-        return GrammarWish(grammar, body.param if body and not (use and use.must_call) else "tools")
+        return GrammarSpec(grammar, body.param if body and not (use and use.must_call) else "tools")
 
-    def _call_wish(self, use: ToolUse) -> CallWish:
+    def _call_rules(self, use: ToolUse) -> CallWish:
         assert self.dialect.tools is not None, "checked before"
         tools = tuple(OfferedTool(tool.name, enforced_schema(tool)) for tool in use.callable)
         return CallWish(self.dialect.tools.shape, tools, use.must_call, MAX_CALLS if use.is_parallel else 1)

@@ -14,7 +14,7 @@ MAX_PAUSE_S = 1.0  # between attempts to place a later group
 R = TypeVar("R")
 
 
-class Waves:
+class BatchedSubmission:
     """An event stream. The first group is submitted at once and may be refused; later ones wait for room."""
 
     def __init__(self, submit: Callable[[Sequence[R]], EventStream], requests: Sequence[R], *, size: int) -> None:

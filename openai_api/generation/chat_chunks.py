@@ -94,7 +94,7 @@ class ChatChunks:
     def usage(self) -> UsageBody:
         """So far."""
         num_reasoning = sum(tokens.count for tokens in self._reasoning)
-        return usage_body(self._generation.tally.usage, reasoning_tokens=num_reasoning)
+        return usage_body(self._generation.stats.usage, reasoning_tokens=num_reasoning)
 
     def _tokens(self, event: TokensEvent) -> Iterator[ChatChunkBody]:
         """Log-probabilities go out with the first of what their tokens complete, or on their own."""
@@ -114,7 +114,7 @@ class ChatChunks:
             yield self._chunk([_choice(event.index, delta)])
         reason = self._answers.finish_reason(event.reason, reader.num_calls)
         chunk = self._chunk([_choice(event.index, {}, None, reason)])
-        is_last = self._generation.tally.is_complete and not self._include_usage
+        is_last = self._generation.stats.is_complete and not self._include_usage
         yield self._with_proof(chunk) if is_last else chunk
 
     def _logprobs(self, event: TokensEvent) -> ChatLogprobsBody | None:

@@ -66,7 +66,7 @@ class CompletionChunks:
     def closing(self) -> Iterator[CompletionBody]:
         if self._include_usage:
             chunk = self._chunk([])
-            chunk["usage"] = usage_body(self._generation.tally.usage)
+            chunk["usage"] = usage_body(self._generation.stats.usage)
             yield self._with_proof(chunk)
 
     def _prompt_chunks(self, event: PromptLogprobsEvent) -> Iterator[CompletionBody]:
@@ -81,7 +81,7 @@ class CompletionChunks:
     def _finish(self, event: FinishedEvent) -> CompletionBody:
         reason: CompletionFinish = "length" if event.reason == "length" else "stop"
         chunk = self._chunk([_choice(event.index, "", self._ending(event), reason)])
-        is_last = self._generation.tally.is_complete and not self._include_usage
+        is_last = self._generation.stats.is_complete and not self._include_usage
         return self._with_proof(chunk) if is_last else chunk
 
     def _ending(self, event: FinishedEvent) -> CompletionLogprobsBody | None:

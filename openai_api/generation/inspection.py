@@ -27,7 +27,7 @@ from openai_api.backend import get_backend
 from openai_api.generation.activations import find_readable, read_of
 from openai_api.generation.run import failure
 from openai_api.generation.sampling import check_token_ids
-from openai_api.generation.stats import Tally, steering_body
+from openai_api.generation.stats import GenerationStats, steering_body
 from openai_api.generation.target import Target, resolve_target, steering_refusal
 from openai_api.generation.token_text import finite
 from openai_api.http.call import Call
@@ -76,15 +76,15 @@ async def inspect_answer(call: Call) -> HttpResponseBase:
     reads = await _reads(wanted, target)
     requests = _requests(call, wanted, target, await _sides(target), reads)
     findings = Findings(len(wanted.prompt_ids), len(wanted.completion_ids))
-    tally = Tally([len(wanted.prompt_ids)], [0] * len(requests))
-    await _run(call, target, requests, findings, tally)
+    stats = GenerationStats([len(wanted.prompt_ids)], [0] * len(requests))
+    await _run(call, target, requests, findings, stats)
     ours = findings.logprobs[0]
     body: InspectionBody = {
         "kl": findings.kl,
         "logprobs": ours,
         "unsteered_logprobs": findings.logprobs.get(1, ours),
         "values": findings.values_of_answer() if reads else None,
-        "millm": _millm(target, tally),
+        "millm": _millm(target, stats),
     }
     return json_response(body)
 
@@ -93,8 +93,8 @@ async def _reads(wanted: InspectionRequest, target: Target) -> tuple[Read, ...]:
     if wanted.feature is None:
         return ()
     sae = await find_readable(target.model, wanted.sae, param="sae")
-    wish = ReadingFields(features=[wanted.feature], phase="completion", special_tokens=True)
-    read = read_of(wish, sae, frozenset(), param="feature")
+    fields = ReadingFields(features=[wanted.feature], phase="completion", special_tokens=True)
+    read = read_of(fields, sae, frozenset(), param="feature")
     assert isinstance(read.probe, FeatureValues)
     return (read,)
 
@@ -143,22 +143,22 @@ def _requests(
 
 
 async def _run(
-    call: Call, target: Target, requests: Sequence[GenerationRequest], findings: Findings, tally: Tally
+    call: Call, target: Target, requests: Sequence[GenerationRequest], findings: Findings, stats: GenerationStats
 ) -> None:
     call.reserve_tokens(sum(len(request.prompt_token_ids) + findings.num_tokens for request in requests))
     events = get_backend().client().submit(requests)
     try:
         async with asyncio.timeout_at(call.deadline):
             async for event in events:
-                tally.note(event)
+                stats.note(event)
                 findings.take(event)
                 _check(event, requests[event.index])
     except TimeoutError:
         raise timed_out(call.timeout_s, call.timeout_setting) from None
     finally:
         events.close()
-        tally.fill(call.entry)
-    if not tally.is_complete:
+        stats.fill(call.entry)
+    if not stats.is_complete:
         raise unavailable("The engine ended the request early.", code="engine_shutdown")
 
 
@@ -175,7 +175,7 @@ def _check(event: Event, request: GenerationRequest) -> None:
                 raise failure("steering_not_applied", "The profile did not act as compiled.")
 
 
-def _millm(target: Target, tally: Tally) -> MillmBody | None:
+def _millm(target: Target, stats: GenerationStats) -> MillmBody | None:
     if target.profile is None:
         return None
     return {
@@ -183,5 +183,5 @@ def _millm(target: Target, tally: Tally) -> MillmBody | None:
         "fingerprint": target.profile.fingerprint,
         "policies": list(target.profile.policies),
         "intensity": target.profile.intensity,
-        "steering": steering_body(tally.receipts),
+        "steering": steering_body(stats.receipts),
     }

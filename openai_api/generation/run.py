@@ -23,8 +23,8 @@ from inference.client import (
 )
 from inference.segments import PLAIN, PartRules
 from openai_api.backend import get_backend
-from openai_api.generation.batched_submission import Waves
-from openai_api.generation.stats import Tally, steering_body
+from openai_api.generation.batched_submission import BatchedSubmission
+from openai_api.generation.stats import GenerationStats, steering_body
 from openai_api.generation.target import Target
 from openai_api.generation.token_record import TokenRecord
 from openai_api.http.call import Call
@@ -109,14 +109,14 @@ class Generation:
         """Raises ApiError 429 or EngineError when the sequences cannot be taken in now."""
         self.call = call
         self.target = target
-        self.tally = Tally([len(prompt) for prompt in plan.prompts], plan.prompt_of_sequence)
+        self.stats = GenerationStats([len(prompt) for prompt in plan.prompts], plan.prompt_of_sequence)
         self._plan = plan
         self._sightings = WatchMatches(target.watch)
         self._pending: Event | None = None
         call.reserve_tokens(plan.num_tokens)
         requests = plan.requests(call, target)
         self._record = TokenRecord.of(requests, plan.reads_of, text=target.model.text, sae=plan.sae)
-        self._events = Waves(get_backend().client().submit, requests, size=settings.MILLM_MAX_BATCH_SIZE)
+        self._events = BatchedSubmission(get_backend().client().submit, requests, size=settings.MILLM_MAX_BATCH_SIZE)
 
     async def peek(self) -> None:
         """Wait a moment for the first event; raises ApiError when it is a failure."""
@@ -137,7 +137,7 @@ class Generation:
             return None
         except StopAsyncIteration:
             raise unavailable("The engine ended the request early.", code="engine_shutdown") from None
-        self.tally.note(event)
+        self.stats.note(event)
         if self._record is not None:
             self._record.note(event)
         if isinstance(event, ReadingEvent):
@@ -148,7 +148,7 @@ class Generation:
     def close(self) -> None:
         """Cancel what still runs and write what is known into the log entry."""
         self._events.close()
-        self.tally.fill(self.call.entry)
+        self.stats.fill(self.call.entry)
         self.call.entry.findings = self._sightings.findings
         record, self._record = self._record, None  # from now on the log's thread reads it
         if record is not None:
@@ -156,12 +156,12 @@ class Generation:
 
     @property
     def usage(self) -> Usage:
-        return self.tally.usage
+        return self.stats.usage
 
     @property
     def is_complete(self) -> bool:
         """Whether all events have been read; the one that was peeked at may be the last."""
-        return self.tally.is_complete and self._pending is None
+        return self.stats.is_complete and self._pending is None
 
     @property
     def millm(self) -> MillmBody | None:
@@ -173,7 +173,7 @@ class Generation:
             "fingerprint": self.target.profile.fingerprint,
             "policies": list(self.target.profile.policies),
             "intensity": self.target.profile.intensity,
-            "steering": steering_body(self.tally.receipts),
+            "steering": steering_body(self.stats.receipts),
         }
 
     def _note_reading(self, event: ReadingEvent) -> None:

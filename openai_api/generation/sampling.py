@@ -14,7 +14,7 @@ from inference.text.grammar import Grammar, GrammarBusyError, GrammarError
 from inference.text.model_text import ModelText
 from openai_api.http.errors import ApiError, context_length_exceeded, invalid, unavailable
 from openai_api.schemas.generation import DrawingSchema, SamplingSchema
-from openai_api.schemas.structured import GrammarWish
+from openai_api.schemas.structured import GrammarSpec
 
 DEFAULTABLE = (
     "temperature",
@@ -112,25 +112,25 @@ def _bad_words(words: Iterable[str], text: ModelText) -> tuple[tuple[int, ...], 
 
 
 async def constrained(
-    wish: GrammarWish | None, model: ReadyModel, params: Iterable[SamplingParams]
+    spec: GrammarSpec | None, model: ReadyModel, params: Iterable[SamplingParams]
 ) -> list[SamplingParams]:
     """``params`` with a request's grammar. Raises ApiError 400, or 503 when too many are being compiled."""
-    if wish is None:
+    if spec is None:
         return list(params)
     assert model.grammars is not None, "only models that generate are asked to"
     try:
-        await model.grammars.prepare(wish.grammar)
+        await model.grammars.prepare(spec.grammar)
     except GrammarError as error:
-        raise grammar_refusal(wish, error) from None
+        raise grammar_refusal(spec, error) from None
     except GrammarBusyError as error:
         raise unavailable(str(error), code="server_is_overloaded", retry_after_s=1.0) from None
-    return [dataclasses.replace(one, grammar=wish.grammar) for one in params]
+    return [dataclasses.replace(one, grammar=spec.grammar) for one in params]
 
 
-def grammar_refusal(wish: GrammarWish, error: GrammarError) -> ApiError:
-    if is_json(wish.grammar):
-        return invalid(f"{wish.param}: the schema cannot be used. {error}", param=wish.param, code="invalid_schema")
-    return invalid(f"{wish.param}: the grammar cannot be used. {error}", param=wish.param, code="invalid_grammar")
+def grammar_refusal(spec: GrammarSpec, error: GrammarError) -> ApiError:
+    if is_json(spec.grammar):
+        return invalid(f"{spec.param}: the schema cannot be used. {error}", param=spec.param, code="invalid_schema")
+    return invalid(f"{spec.param}: the grammar cannot be used. {error}", param=spec.param, code="invalid_grammar")
 
 
 def is_json(grammar: Grammar) -> bool:

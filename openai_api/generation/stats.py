@@ -50,7 +50,7 @@ def _site_body(site: str, effects: Sequence[SiteEffect]) -> SiteEffectBody:
 
 
 @dataclass(slots=True)
-class SequenceTally:
+class SequenceStats:
     """One sequence; ``end`` is its terminal event."""
 
     prompt: int  # index of its prompt
@@ -75,12 +75,12 @@ class SequenceTally:
         return self.end.receipt if isinstance(self.end, FinishedEvent) else None
 
 
-class Tally:
+class GenerationStats:
     """All sequences of a request. ``prompt_lengths`` are in tokens; ``prompts`` gives each sequence's prompt."""
 
     def __init__(self, prompt_lengths: Sequence[int], prompts: Sequence[int]) -> None:
         self._prompt_lengths = prompt_lengths
-        self._sequences = [SequenceTally(prompt) for prompt in prompts]
+        self._sequences = [SequenceStats(prompt) for prompt in prompts]
         self._began_at = time.monotonic()
         self._first_token_s: float | None = None
 

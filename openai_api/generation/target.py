@@ -42,7 +42,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class ProfileWish:
+class ProfileRef:
     """What a request says about its profile: a reference, none at all (``reference`` None), or nothing."""
 
     reference: str | None = None
@@ -153,7 +153,7 @@ def choose_steering(call: Call, wanted: SteeredSchema, suffix: str | None, recor
     reference = choose_profile(call, wanted, suffix, record)
     if wanted.steering is not None:
         check_inline_allowed(call.key)
-        if profile_wish(call, wanted, suffix).reference is not None:
+        if profile_ref(call, wanted, suffix).reference is not None:
             raise invalid("A request names a profile or brings “steering” along, not both.", param="steering")
         reference = None
     intensity = 1.0 if wanted.steering_intensity is None else wanted.steering_intensity
@@ -171,7 +171,7 @@ def choose_profile(call: Call, wanted: SteeredSchema, suffix: str | None, record
 
     Defaults are the operator's choice and need no permission; ``allowed_profiles`` limits what a request may name.
     """
-    wish = profile_wish(call, wanted, suffix)
+    wish = profile_ref(call, wanted, suffix)
     if not wish.is_given:
         return (call.key.default_profile if call.key else "") or record.default_profile or None
     if wish.reference is not None:
@@ -179,24 +179,24 @@ def choose_profile(call: Call, wanted: SteeredSchema, suffix: str | None, record
     return wish.reference
 
 
-def find_wish(call: Call, wanted: SteeredSchema) -> ProfileWish:
+def requested_profile(call: Call, wanted: SteeredSchema) -> ProfileRef:
     """The same for a request whose model is known to be there."""
     _, suffix = find_model(get_backend().registry(), wanted.model)
-    return profile_wish(call, wanted, suffix)
+    return profile_ref(call, wanted, suffix)
 
 
-def profile_wish(call: Call, wanted: SteeredSchema, suffix: str | None) -> ProfileWish:
+def profile_ref(call: Call, wanted: SteeredSchema, suffix: str | None) -> ProfileRef:
     """From the body, the header or the model's suffix; they must not contradict each other."""
     header = call.request.headers.get(PROFILE_HEADER)
-    wishes = [ProfileWish(wanted.profile, is_given=True)] if wanted.names_profile else []
+    wishes = [ProfileRef(wanted.profile, is_given=True)] if wanted.names_profile else []
     if header is not None:
-        wishes.append(ProfileWish(header.strip() or None, is_given=True))
+        wishes.append(ProfileRef(header.strip() or None, is_given=True))
     if suffix is not None:
-        wishes.append(ProfileWish(suffix, is_given=True))
+        wishes.append(ProfileRef(suffix, is_given=True))
     if len(set(wishes)) > 1:
         named = ", ".join(f"“{quote(wish.reference)}”" if wish.reference else "none" for wish in wishes)
         raise invalid(f"The request names different profiles: {named}. Name one.", param="profile")
-    return wishes[0] if wishes else ProfileWish()
+    return wishes[0] if wishes else ProfileRef()
 
 
 def check_profile_allowed(key: KeyRecord | None, reference: str) -> None:

@@ -10,7 +10,7 @@ from django.conf import settings
 from inference.client import EmbeddingEvent, EmbeddingRequest, FailedEvent, FinishedEvent
 from inference.registry.registry import ReadyModel
 from openai_api.backend import get_backend
-from openai_api.generation.batched_submission import Waves
+from openai_api.generation.batched_submission import BatchedSubmission
 from openai_api.generation.run import failure
 from openai_api.http.call import Call
 from openai_api.http.errors import invalid, timed_out, unavailable
@@ -18,19 +18,19 @@ from openai_api.http.errors import invalid, timed_out, unavailable
 
 async def vectors_of(call: Call, requests: Sequence[EmbeddingRequest]) -> list[bytes]:
     """The texts' vectors in their order; raises ApiError. The engine stops whatever way this ends."""
-    waves = Waves(get_backend().client().embed, requests, size=settings.MILLM_MAX_BATCH_SIZE)
+    submission = BatchedSubmission(get_backend().client().embed, requests, size=settings.MILLM_MAX_BATCH_SIZE)
     try:
         async with asyncio.timeout_at(call.deadline):
-            return await _collect(call, waves, len(requests))
+            return await _collect(call, submission, len(requests))
     except TimeoutError:
         raise timed_out(settings.MILLM_REQUEST_TIMEOUT) from None
     finally:
-        waves.close()
+        submission.close()
 
 
-async def _collect(call: Call, waves: Waves, num_texts: int) -> list[bytes]:
+async def _collect(call: Call, submission: BatchedSubmission, num_texts: int) -> list[bytes]:
     vectors: dict[int, bytes] = {}
-    async for event in waves:
+    async for event in submission:
         if isinstance(event, EmbeddingEvent):
             vectors[event.index] = event.values
         elif isinstance(event, FailedEvent):

@@ -51,14 +51,14 @@ class Call:
         *,
         is_background: bool = False,
         source: Source = "client",
-        visitor_id: int | None = None,
+        session_user_id: int | None = None,
     ) -> None:
-        """``is_background``: nobody waits for the answer, so everybody else goes first. ``visitor_id``: the user who
+        """``is_background``: nobody waits for the answer, so everybody else goes first. ``session_user_id``: the user who
         asks in a session of the console, without a key.
         """
         self.request = request
         self.is_background = is_background
-        self._visitor_id = visitor_id
+        self._session_user_id = session_user_id
         named = request.headers.get(CLIENT_HEADER)
         self.id = request_id(named)
         self._is_named_by_client = self.id == named
@@ -127,7 +127,7 @@ class Call:
         """Whose cached beginnings of prompts the request shares: those of its user's requests with the same ``own``
         salt, or those of everybody's where the model says so. Requests without a key and a session share theirs.
         """
-        user = self.owner_id if self.key is not None else self._visitor_id
+        user = self.owner_id if self.key is not None else self._session_user_id
         return json.dumps(["all"] if model.shared_prefix_cache else ["user", user]) + own
 
     def reserve_tokens(self, amount: int) -> None:

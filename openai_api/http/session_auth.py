@@ -15,10 +15,10 @@ from django.http.response import HttpResponseBase
 from openai_api.http.endpoint import json_response
 from openai_api.http.errors import ApiError, forbidden, method_not_allowed
 
-Visitor = User | AnonymousUser
+SessionUser = User | AnonymousUser
 
 
-async def admit_visitor(request: HttpRequest, permission: str, *, act: str) -> Visitor:
+async def authenticate_session(request: HttpRequest, permission: str, *, act: str) -> SessionUser:
     """Who asks; raises ApiError 403 without the permission, 405 for anything but a POST."""
     user = await request.auser()
     if not (user.is_active and user.is_staff and await user.ahas_perm(permission)):

@@ -72,7 +72,7 @@ class Replay:
 
     row: RequestLog
     body: dict[str, Any]
-    wish: SteeringSelection
+    selection: SteeringSelection
 
     @property
     def seeded(self) -> bool:
@@ -84,9 +84,9 @@ def read_row(row: RequestLog, profile: str = AS_LOGGED) -> Replay:
     check_replayable(row)
     body = {name: value for name, value in row.parameters.items() if name not in _NOT_OF_THE_CLIENT}
     inline, intensity = body.pop("steering", None), body.pop("steering_intensity", 1.0)
-    wish = SteeringSelection(_reference(row, profile), intensity, inline if _is_inline(row, profile) else None)
+    selection = SteeringSelection(_reference(row, profile), intensity, inline if _is_inline(row, profile) else None)
     body |= {"model": row.model, "messages" if row.endpoint == CHAT else "prompt": _prompt(row)}
-    return Replay(row, body, wish)
+    return Replay(row, body, selection)
 
 
 def run_replay(job: RunningJob) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def run_replay(job: RunningJob) -> dict[str, Any]:
 async def _run(replay: Replay) -> dict[str, Any]:
     record = get_backend().registry().find(replay.row.model)
     model = await ready_model(record, "generation")
-    profile = await get_backend().steer(record.name, replay.wish, special_token_ids=model.text.special_token_ids)
+    profile = await get_backend().steer(record.name, replay.selection, special_token_ids=model.text.special_token_ids)
     if profile is not None:
         check_scopes(profile.intervention, model.text.dialect)
     plan = await _plan(replay, Target(model, profile))
@@ -133,7 +133,7 @@ async def _plan(replay: Replay, target: Target) -> Plan:
     wanted = CompletionRequest.parse(replay.body)
     prompts = await encode_prompts(target.model, wanted.prompt)
     params = [params_for(wanted, target.model, len(ids)) for ids in prompts]
-    params = await constrained(wanted.grammar_wish, target.model, params)
+    params = await constrained(wanted.grammar_spec, target.model, params)
     return Plan(prompts, params, wanted.num_candidates, parts=raw_parts(target, prompts))
 
 

@@ -82,7 +82,7 @@ TEXTS = {
 }
 
 
-def kept_text() -> str:
+def stored_text() -> str:
     """A key may have less kept of its own requests."""
     days, text_days = settings.MILLM_LOG_RETENTION_DAYS, settings.MILLM_LOG_TEXT_RETENTION_DAYS
     rows = f"Rows are deleted after {_days(days)}" if days else "Rows are kept for ever"
@@ -149,7 +149,7 @@ class SearchPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none 
         return {
             "lines": [LogLine.of(row) for row in page.rows],
             "size": size_text(search.rows(), page),
-            "kept": kept_text(),
+            "kept": stored_text(),
             "hides_console": not (search.source or search.id),
             "older": _link(form, before=page.older),
             "newer": _link(form, after=page.newer),

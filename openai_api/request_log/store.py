@@ -139,12 +139,12 @@ def row_of(entry: LogEntry, content: str) -> RequestLog:
         values["parameters"] = bare_parameters(values["parameters"])
         values["error_message"] = "" if quotes_client(entry.status) else values["error_message"]
     prompt = entry.prompt if isinstance(entry.prompt, str) else json.dumps(entry.prompt, ensure_ascii=False)
-    values["prompt"] = kept_text(prompt, kept)
-    values["completion"] = kept_text(entry.completion, kept)
+    values["prompt"] = stored_text(prompt, kept)
+    values["completion"] = stored_text(entry.completion, kept)
     return RequestLog(**values)
 
 
-def kept_text(text: str, content: str) -> str:
+def stored_text(text: str, content: str) -> str:
     if content == "none" or not text:
         return ""
     if content == "hash":

@@ -10,11 +10,11 @@ from django.utils.safestring import SafeString
 
 from openai_api.responses.items import item_text
 from openai_api.responses.models import Conversation, StoredItem, StoredResponse
-from openai_api.stored_object_admin import Block, KeptAdmin, json_text, text_blocks
+from openai_api.stored_object_admin import Block, StoredObjectAdmin, json_text, text_blocks
 
 
 @admin.register(StoredResponse)
-class StoredResponseAdmin(KeptAdmin):
+class StoredResponseAdmin(StoredObjectAdmin):
     empty_words = "No responses are kept. Requests to /v1/responses are, unless they say “store”: false."
     list_display = ("id", "model", "status", "owner", "is_background", "tokens", "created_at")
     list_filter = ("status", "is_background", ("created_at", admin.DateFieldListFilter))
@@ -47,7 +47,7 @@ class StoredResponseAdmin(KeptAdmin):
 
 
 @admin.register(Conversation)
-class ConversationAdmin(KeptAdmin):
+class ConversationAdmin(StoredObjectAdmin):
     empty_words = "No conversations yet. Clients begin them at /v1/conversations."
     list_display = ("id", "owner", "created_at")
     list_filter = (("created_at", admin.DateFieldListFilter),)

@@ -61,7 +61,7 @@ def order_response(
 
 
 @transaction.atomic
-def begin_response(*, response_id: str, events: Sequence[Event]) -> bool:
+def start_response(*, response_id: str, events: Sequence[Event]) -> bool:
     """Whether the response is still wanted; it is in progress then."""
     row = lock_open(response_id)
     if row is None:
@@ -83,7 +83,7 @@ def tell_events(*, response_id: str, events: Sequence[Event]) -> bool:
 
 
 @transaction.atomic
-def cancel_response(*, response_id: str, owner_id: int | None) -> StoredResponse:
+def cancel_background_response(*, response_id: str, owner_id: int | None) -> StoredResponse:
     """End it as cancelled, unless it has ended. Raises NotFoundError and NotBackgroundError."""
     row = find_response(response_id, owner_id)
     if not row.is_background:
@@ -95,7 +95,7 @@ def cancel_response(*, response_id: str, owner_id: int | None) -> StoredResponse
 
 
 @transaction.atomic
-def delete_response(*, response_id: str, owner_id: int | None) -> None:
+def delete_stored_response(*, response_id: str, owner_id: int | None) -> None:
     """With its items and events; one that is being generated is cancelled. Raises NotFoundError."""
     row = find_response(response_id, owner_id)
     if row.is_open:

@@ -25,15 +25,15 @@ from openai_api.generation.target import resolve_target
 from openai_api.http.call import Call
 from openai_api.http.errors import ApiError, server_error, timed_out, unavailable, wrong_key
 from openai_api.keys.record import KeyRecord
-from openai_api.responses.background import begin_response, cancel_response, last_number, tell_events
+from openai_api.responses.background import cancel_background_response, last_number, start_response, tell_events
 from openai_api.responses.event_writer import EventWriter
 from openai_api.responses.file_search import FileSearch, Searching
 from openai_api.responses.models import StoredResponse
-from openai_api.responses.run import Rounds, generated
 from openai_api.responses.schemas.bodies import Event
 from openai_api.responses.schemas.request import ResponseRequest
 from openai_api.responses.schemas.tools import FileSearchTool
 from openai_api.responses.store import NotFoundError, Turn, end_response, response_body
+from openai_api.responses.tool_loop import ToolLoop, generated
 from openai_api.schemas.chat import ChatRequest
 
 ENDPOINT = "/v1/responses (background)"
@@ -111,7 +111,7 @@ def generate_response(job: RunningJob) -> None:
 
 def _cancel(row: StoredResponse) -> None:
     try:
-        cancel_response(response_id=row.pk, owner_id=row.owner_id)
+        cancel_background_response(response_id=row.pk, owner_id=row.owner_id)
     except NotFoundError:
         return  # deleted just now
 
@@ -148,14 +148,14 @@ class BackgroundRun:
         if self._row.is_streamed and self._last >= len(LIFECYCLE):  # clients may have seen some of the output
             raise ApiError(500, INTERRUPTED, error_type="server_error", code="response_interrupted")
         events = [] if self._has_begun else list(self._writer.started())
-        await self._insist(lambda: begin_response(response_id=self._row.pk, events=events))
+        await self._insist(lambda: start_response(response_id=self._row.pk, events=events))
         generation = await self._admitted(call)
         try:
             await self._generate(generation)
         finally:
             generation.close()
 
-    async def _admitted(self, call: BackgroundCall) -> Rounds:
+    async def _admitted(self, call: BackgroundCall) -> ToolLoop:
         """Wait for the key's limits and for room in the engine: nobody else waits for a background response."""
         key = await key_of(self._row.order["key"])
         chat = ChatRequest.parse(self._row.order["chat"])
@@ -166,7 +166,7 @@ class BackgroundRun:
                 plan, answers = await plan_chat(chat, target)
                 self._writer.read(answers, target.model.text)
                 first = Generation(call, target, plan)
-                return Rounds(first, self._row.order["chat"], self._search, max_searches=self._max_searches)
+                return ToolLoop(first, self._row.order["chat"], self._search, max_searches=self._max_searches)
             except QueueFullError as error:
                 wait_s = error.retry_after_s
             except EngineError as error:
@@ -184,7 +184,7 @@ class BackgroundRun:
         await self._insist(lambda: self._tell(()))
         await asyncio.sleep(min(wait_s, MAX_PAUSE_S))
 
-    async def _generate(self, generation: Rounds) -> None:
+    async def _generate(self, generation: ToolLoop) -> None:
         loop, events = asyncio.get_running_loop(), list[Event]()
         told_at = loop.time()
         async for event in generated(generation, self._writer, TELL_S):

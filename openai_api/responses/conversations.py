@@ -44,7 +44,7 @@ async def get_conversation(call: Call, conversation_id: str) -> HttpResponseBase
     return json_response(conversation_body(found))
 
 
-async def change_conversation(call: Call, conversation_id: str) -> HttpResponseBase:
+async def update_conversation(call: Call, conversation_id: str) -> HttpResponseBase:
     wanted, owner_id = call.read(ConversationUpdate), owner_of(call)
 
     def change() -> Conversation:
@@ -56,7 +56,7 @@ async def change_conversation(call: Call, conversation_id: str) -> HttpResponseB
     return json_response(conversation_body(await _of(conversation_id, change)))
 
 
-async def remove_conversation(call: Call, conversation_id: str) -> HttpResponseBase:
+async def delete_conversation(call: Call, conversation_id: str) -> HttpResponseBase:
     """Its items go too; responses that were made in it keep their own."""
     owner_id = owner_of(call)
     await _of(conversation_id, lambda: store.find_conversation(conversation_id, owner_id).delete())
@@ -89,12 +89,12 @@ async def get_item(call: Call, conversation_id: str, item_id: str) -> HttpRespon
     return json_response(items[0])
 
 
-async def remove_item(call: Call, conversation_id: str, item_id: str) -> HttpResponseBase:
+async def delete_item(call: Call, conversation_id: str, item_id: str) -> HttpResponseBase:
     owner_id = owner_of(call)
 
     def remove() -> tuple[Conversation, int]:
         conversation = store.find_conversation(conversation_id, owner_id)
-        return conversation, store.remove_item(conversation=conversation, item_id=item_id)
+        return conversation, store.delete_item(conversation=conversation, item_id=item_id)
 
     conversation, count = await _of(conversation_id, remove)
     if not count:

@@ -16,7 +16,7 @@ from openai_api.generation.chat_chunks import ChatChunks, ChatFold
 from openai_api.generation.prompt import is_effort_without_effect
 from openai_api.generation.reply import collect, streamed
 from openai_api.generation.run import Generation
-from openai_api.generation.target import default_model, find_wish, resolve_target
+from openai_api.generation.target import default_model, requested_profile, resolve_target
 from openai_api.http.call import Call
 from openai_api.http.endpoint import json_response
 from openai_api.http.errors import ApiError, invalid, renaming, server_error
@@ -24,8 +24,8 @@ from openai_api.http.sse import PING
 from openai_api.request_id import new_id
 from openai_api.responses.background import (
     NotBackgroundError,
-    cancel_response,
-    delete_response,
+    cancel_background_response,
+    delete_stored_response,
     end_if_lost,
     order_response,
     stream_stored,
@@ -40,7 +40,6 @@ from openai_api.responses.models import StoredResponse
 from openai_api.responses.page import list_body, read_flag, read_number, read_page
 from openai_api.responses.planning import Context, PlannedChat, owner_of, plan_response, read_context
 from openai_api.responses.response_body import new_body, usage_body
-from openai_api.responses.run import ResponseRun, Rounds
 from openai_api.responses.schemas.bodies import (
     CompactionBody,
     InputTokensBody,
@@ -51,6 +50,7 @@ from openai_api.responses.schemas.bodies import (
 )
 from openai_api.responses.schemas.request import CompactionRequest, ResponseRequest, TokenCountRequest
 from openai_api.responses.store import NotFoundError, Turn, input_of, read_response, response_body
+from openai_api.responses.tool_loop import ResponseRun, ToolLoop
 from openai_api.schemas.chat import ChatRequest
 from openai_api.schemas.generation import SteeredSchema
 
@@ -75,7 +75,7 @@ async def create_response(call: Call) -> HttpResponseBase:
         turn = Turn(body, context.input, owner_of(call))
         return await _order(call, planned, search_order(wanted, searching), turn, is_streamed=bool(wanted.stream))
     first = Generation(call, planned.target, planned.plan)
-    generation = Rounds(first, planned.body, search, max_searches=wanted.max_tool_calls)
+    generation = ToolLoop(first, planned.body, search, max_searches=wanted.max_tool_calls)
     writer = EventWriter(body, searching=searching)
     writer.read(planned.answers, planned.target.model.text)
     run = ResponseRun(generation, writer, context.input)
@@ -98,8 +98,8 @@ async def _order(
 def pinned(call: Call, planned: PlannedChat) -> ChatBody:
     """The chat with the profile that the request named, at the version that it means now, wherever it named it."""
     body: ChatBody = {**planned.body, "model": planned.target.model.record.name}
-    wish = find_wish(call, planned.chat)
-    if wish.is_given:
+    profile = requested_profile(call, planned.chat)
+    if profile.is_given:
         profile = planned.target.profile
         body["profile"] = profile.label if profile is not None and profile.number else None
     return body
@@ -154,11 +154,11 @@ async def get_response(call: Call, response_id: str) -> HttpResponseBase:
     return stream_stored(call, response_id, -1 if number is None else number)
 
 
-async def remove_response(call: Call, response_id: str) -> HttpResponseBase:
+async def delete_response(call: Call, response_id: str) -> HttpResponseBase:
     """One that is still being generated is cancelled first. What continues it keeps its own items only."""
     owner_id = owner_of(call)
     try:
-        await in_database(lambda: delete_response(response_id=response_id, owner_id=owner_id))
+        await in_database(lambda: delete_stored_response(response_id=response_id, owner_id=owner_id))
     except NotFoundError:
         raise response_not_found(response_id) from None
     body: ResponseDeletedBody = {"id": response_id, "object": "response", "deleted": True}
@@ -177,11 +177,13 @@ async def list_input_items(call: Call, response_id: str) -> HttpResponseBase:
     return json_response(list_body(items, page))
 
 
-async def stop_response(call: Call, response_id: str) -> HttpResponseBase:
+async def cancel_response(call: Call, response_id: str) -> HttpResponseBase:
     """Cancels a background response; one that has ended stays as it is, and the answer is the response either way."""
     owner_id = owner_of(call)
     try:
-        body = await in_database(lambda: response_body(cancel_response(response_id=response_id, owner_id=owner_id)))
+        body = await in_database(
+            lambda: response_body(cancel_background_response(response_id=response_id, owner_id=owner_id))
+        )
     except NotFoundError:
         raise response_not_found(response_id) from None
     except NotBackgroundError:

@@ -25,7 +25,7 @@ from openai_api.schemas.bodies import MillmBody
 
 
 class Written(Protocol):
-    """What writes the answer: one generation, or several; see :class:`Rounds`."""
+    """What writes the answer: one generation, or several; see :class:`ToolLoop`."""
 
     @property
     def target(self) -> Target: ...

@@ -134,7 +134,7 @@ def conversation_items(conversation_id: str, owner_id: int | None, item_id: str 
     return [item.body for item in items]
 
 
-def remove_item(*, conversation: Conversation, item_id: str) -> int:
+def delete_item(*, conversation: Conversation, item_id: str) -> int:
     """How many went: one or none."""
     count, _ = conversation.items.filter(item_id=item_id).delete() if is_storable(item_id) else (0, {})
     return count

@@ -43,7 +43,7 @@ AnySchema = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class GrammarWish:
+class GrammarSpec:
     """A grammar and the name of the field that asks for it."""
 
     grammar: Grammar
@@ -114,16 +114,16 @@ class GrammarExtensions(RequestSchema):
 
     def check_together(self) -> None:
         super().check_together()
-        wishes = self._grammar_wishes()
-        if len(wishes) > 1:
-            named = ", ".join(f"“{wish.param}”" for wish in wishes)
-            raise invalid(f"The output cannot follow {named} at once. Send one of them.", param=wishes[1].param)
+        specs = self._grammar_specs()
+        if len(specs) > 1:
+            named = ", ".join(f"“{spec.param}”" for spec in specs)
+            raise invalid(f"The output cannot follow {named} at once. Send one of them.", param=specs[1].param)
 
     @property
-    def grammar_wish(self) -> GrammarWish | None:
-        return next(iter(self._grammar_wishes()), None)
+    def grammar_spec(self) -> GrammarSpec | None:
+        return next(iter(self._grammar_specs()), None)
 
-    def _grammar_wishes(self) -> list[GrammarWish]:
+    def _grammar_specs(self) -> list[GrammarSpec]:
         extensions = {
             "guided_json": _schema(self.guided_json),
             "guided_regex": _text("regex", self.guided_regex),
@@ -132,7 +132,7 @@ class GrammarExtensions(RequestSchema):
             "grammar": _text("lark", self.grammar),
             "json_schema": _schema(self.json_schema),
         }
-        found = [GrammarWish(grammar, name) for name, grammar in extensions.items() if grammar is not None]
+        found = [GrammarSpec(grammar, name) for name, grammar in extensions.items() if grammar is not None]
         return [*_of_outputs(self.structured_outputs), *found]
 
 
@@ -141,19 +141,19 @@ class StructuredSchema(GrammarExtensions):
 
     response_format: ResponseFormat | None = None
 
-    def _grammar_wishes(self) -> list[GrammarWish]:
-        return [*_of_format(self.response_format), *super()._grammar_wishes()]
+    def _grammar_specs(self) -> list[GrammarSpec]:
+        return [*_of_format(self.response_format), *super()._grammar_specs()]
 
 
-def _of_format(wanted: TextFormat | JsonObjectFormat | JsonSchemaFormat | None) -> Iterator[GrammarWish]:
+def _of_format(wanted: TextFormat | JsonObjectFormat | JsonSchemaFormat | None) -> Iterator[GrammarSpec]:
     if isinstance(wanted, JsonSchemaFormat):
-        yield GrammarWish(Grammar.of_schema(wanted.json_schema.schema_), "response_format.json_schema.schema")
+        yield GrammarSpec(Grammar.of_schema(wanted.json_schema.schema_), "response_format.json_schema.schema")
     elif isinstance(wanted, JsonObjectFormat):
         schema = _schema(wanted.schema_)
-        yield GrammarWish(schema or Grammar("json_object"), "response_format.schema" if schema else "response_format")
+        yield GrammarSpec(schema or Grammar("json_object"), "response_format.schema" if schema else "response_format")
 
 
-def _of_outputs(wanted: StructuredOutputs | None) -> Iterator[GrammarWish]:
+def _of_outputs(wanted: StructuredOutputs | None) -> Iterator[GrammarSpec]:
     if wanted is None:
         return
     fields = {
@@ -165,7 +165,7 @@ def _of_outputs(wanted: StructuredOutputs | None) -> Iterator[GrammarWish]:
     }
     for name, grammar in fields.items():
         if grammar is not None:
-            yield GrammarWish(grammar, f"structured_outputs.{name}")
+            yield GrammarSpec(grammar, f"structured_outputs.{name}")
 
 
 def _schema(value: Schema | None) -> Grammar | None:

@@ -8,11 +8,11 @@ from django.contrib import admin
 from django.utils.safestring import SafeString
 
 from openai_api.stored_chats.models import StoredChat
-from openai_api.stored_object_admin import KeptAdmin, json_text, text_blocks
+from openai_api.stored_object_admin import StoredObjectAdmin, json_text, text_blocks
 
 
 @admin.register(StoredChat)
-class StoredChatAdmin(KeptAdmin):
+class StoredChatAdmin(StoredObjectAdmin):
     empty_words = "No completions are kept. Requests to /v1/chat/completions that say “store”: true are."
     list_display = ("id", "model", "owner", "tokens", "created_at")
     list_filter = (("created_at", admin.DateFieldListFilter),)

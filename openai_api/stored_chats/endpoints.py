@@ -54,7 +54,7 @@ async def update_chat(call: Call, chat_id: str) -> HttpResponseBase:
     return json_response(chat_body(chat))
 
 
-async def remove_chat(call: Call, chat_id: str) -> HttpResponseBase:
+async def delete_stored_chat(call: Call, chat_id: str) -> HttpResponseBase:
     owner_id = owner_of(call)
     await in_database(lambda: delete_chat(owner_id=owner_id, chat_id=chat_id))
     body: ChatDeletedBody = {"id": chat_id, "object": "chat.completion.deleted", "deleted": True}

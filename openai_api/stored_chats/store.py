@@ -33,7 +33,7 @@ class ChatQuery:
     metadata: Mapping[str, str] = field(default_factory=dict)
 
 
-def keep_chat(
+def store_chat(
     *, owner_id: int | None, body: ChatCompletionBody, messages: Sequence[Any], metadata: Mapping[str, str]
 ) -> StoredChat:
     return StoredChat.objects.create(
@@ -97,7 +97,7 @@ def _beyond(owner_id: int | None, after: str, *, is_ascending: bool) -> Q:
     return Q(created_at__lt=last.created_at) | Q(created_at=last.created_at, id__lt=last.id)
 
 
-class KeptChunks:
+class RecordedChunks:
     """The same chunks, remembered in ``fold``."""
 
     def __init__(self, chunks: ChatChunks, fold: ChatFold) -> None:
@@ -119,12 +119,12 @@ class KeptChunks:
             yield chunk
 
 
-async def keep_completion(call: Call, wanted: ChatRequest, body: ChatCompletionBody) -> None:
+async def store_completion(call: Call, wanted: ChatRequest, body: ChatCompletionBody) -> None:
     """An answer that cannot be kept is an error: the client would look for it in vain."""
     owner_id = call.key.owner_id if call.key is not None else None
     messages = [message.model_dump(exclude_none=True) for message in wanted.messages]
     await in_database(
-        lambda: keep_chat(owner_id=owner_id, body=body, messages=messages, metadata=wanted.metadata or {})
+        lambda: store_chat(owner_id=owner_id, body=body, messages=messages, metadata=wanted.metadata or {})
     )
 
 

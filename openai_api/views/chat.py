@@ -2,8 +2,8 @@
 
 from openai_api.endpoints.chat import create_chat_completion
 from openai_api.http.endpoint import endpoint
-from openai_api.stored_chats.endpoints import get_chat, list_chats, list_messages, remove_chat, update_chat
+from openai_api.stored_chats.endpoints import delete_stored_chat, get_chat, list_chats, list_messages, update_chat
 
 chat_completions = endpoint("/v1/chat/completions", GET=list_chats, POST=create_chat_completion)
-stored_chat = endpoint("/v1/chat/completions/{id}", GET=get_chat, POST=update_chat, DELETE=remove_chat)
+stored_chat = endpoint("/v1/chat/completions/{id}", GET=get_chat, POST=update_chat, DELETE=delete_stored_chat)
 stored_messages = endpoint("/v1/chat/completions/{id}/messages", GET=list_messages)

@@ -18,7 +18,7 @@ from openai_api.keys.services import create_api_key
 from openai_api.models import ApiKey, RequestLog
 from openai_api.request_log import writer as log_writer
 from openai_api.request_log.entry import LogEntry
-from openai_api.request_log.store import LogStore, kept_text, row_of
+from openai_api.request_log.store import LogStore, row_of, stored_text
 from openai_api.request_log.writer import LogWriter, get_log_writer, set_log_writer
 
 
@@ -250,8 +250,8 @@ def test_ids_that_clients_repeat_do_not_lose_requests():
     ],
 )
 def test_how_much_of_texts_is_kept(content: str, kept: str):
-    assert kept_text("text", content) == kept
-    assert kept_text("", content) == ""
+    assert stored_text("text", content) == kept
+    assert stored_text("", content) == ""
     row = row_of(entry(prompt="text", completion="text", prompt_tokens=2), content)
     assert (row.prompt, row.completion, row.prompt_tokens) == (kept, kept, 2)
 

@@ -154,10 +154,14 @@ def test_what_the_row_says_becomes_the_request() -> None:
     parameters = {"seed": 3, "ignored": ["x"], "draft": ["x"], "steering_intensity": 2.0, "steering": {"features": []}}
     replay = read_row(row(parameters=parameters, profile="inline"))
     assert replay.body == {"seed": 3, "model": "demo", "messages": MESSAGES}
-    assert (replay.wish.reference, replay.wish.intensity, replay.wish.inline) == (None, 2.0, {"features": []})
+    assert (replay.selection.reference, replay.selection.intensity, replay.selection.inline) == (
+        None,
+        2.0,
+        {"features": []},
+    )
     named = read_row(RequestLog.objects.get(), "gloomy@2")
-    assert (named.wish.reference, named.wish.inline) == ("gloomy@2", None)
-    assert read_row(RequestLog.objects.get(), "none").wish.reference is None
+    assert (named.selection.reference, named.selection.inline) == ("gloomy@2", None)
+    assert read_row(RequestLog.objects.get(), "none").selection.reference is None
 
 
 @pytest.mark.django_db

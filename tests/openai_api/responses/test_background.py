@@ -17,7 +17,7 @@ from inference.client import Event, GenerationRequest, QueueFullError, TokensEve
 from jobs.execution import run_job
 from jobs.models import Job
 from jobs.running_jobs import RunningJobs
-from openai_api.responses.background import begin_response, tell_events
+from openai_api.responses.background import start_response, tell_events
 from openai_api.responses.models import StoredResponse
 from tests.openai_api.conftest import Api, events_of
 from tests.openai_api.fakes import failing, finished, tokens_of
@@ -237,7 +237,7 @@ async def test_a_response_that_was_cut_off_begins_anew(stored: Api):
 async def test_a_stream_that_was_cut_off_before_any_output_goes_on(stored: Api):
     response_id = await ordered_stream(stored)
     begun = {"type": "response.in_progress", "sequence_number": 2, "response": {}}
-    assert await asyncio.to_thread(lambda: begin_response(response_id=response_id, events=[begun]))
+    assert await asyncio.to_thread(lambda: start_response(response_id=response_id, events=[begun]))
     await work(stored)
     whole = await replayed(stored, response_id)
     assert [event["sequence_number"] for event in whole] == list(range(len(whole)))

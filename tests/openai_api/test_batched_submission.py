@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inference.client import GenerationRequest, QueueFullError, SamplingParams
-from openai_api.generation.batched_submission import Waves
+from openai_api.generation.batched_submission import BatchedSubmission
 from tests.openai_api.fakes import FakeEngine, FakeStream
 
 
@@ -29,7 +29,7 @@ REQUESTS = [GenerationRequest(str(i), "tiny", (1,), SamplingParams(max_tokens=1)
 
 async def test_later_groups_wait_for_room():
     engine = BusyEngine(refused={2, 3, 5})
-    events = [event async for event in Waves(engine.submit, REQUESTS, size=2)]
+    events = [event async for event in BatchedSubmission(engine.submit, REQUESTS, size=2)]
     assert [request.index for request in engine.requests] == [0, 1, 2, 3, 4]
     assert [event.index for event in events] == [0, 1, 0, 1, 2, 3, 2, 3, 4, 4]
     assert engine.num_submissions == 6
@@ -37,14 +37,14 @@ async def test_later_groups_wait_for_room():
 
 async def test_the_first_group_may_be_refused():
     with pytest.raises(QueueFullError):
-        Waves(BusyEngine(refused={1}).submit, REQUESTS, size=2)
+        BatchedSubmission(BusyEngine(refused={1}).submit, REQUESTS, size=2)
 
 
 async def test_nothing_is_submitted_after_the_end():
     engine = BusyEngine(refused=set())
-    waves = Waves(engine.submit, REQUESTS, size=2)
-    await anext(waves)
-    waves.close()
-    assert [event.index async for event in waves] == [1, 0, 1]
+    submission = BatchedSubmission(engine.submit, REQUESTS, size=2)
+    await anext(submission)
+    submission.close()
+    assert [event.index async for event in submission] == [1, 0, 1]
     assert engine.num_submissions == 1
     assert engine.streams[0].num_closes == 1

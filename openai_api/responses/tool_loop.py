@@ -32,7 +32,7 @@ MAX_SEARCHES = 8  # of one response that does not say “max_tool_calls”
 _COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens", "steering_expected", "steering_applied")
 
 
-class Rounds:
+class ToolLoop:
     """Read like a generation. ``body`` is the chat of the first one; without ``search`` there is one round only."""
 
     def __init__(
@@ -62,12 +62,12 @@ class Rounds:
         return await self._generation.next_event(patience_s)
 
     @property
-    def is_round_complete(self) -> bool:
+    def is_generation_complete(self) -> bool:
         return self._generation.is_complete
 
     @property
     def usage(self) -> Usage:
-        each = [one.tally.usage for one in (*self._before, self._generation)]
+        each = [one.stats.usage for one in (*self._before, self._generation)]
         return Usage(
             prompt_tokens=sum(usage.prompt_tokens for usage in each),
             cached_tokens=sum(usage.cached_tokens for usage in each),
@@ -83,7 +83,7 @@ class Rounds:
 
     @property
     def _receipts(self) -> list[SteeringReceipt]:
-        return [receipt for one in (*self._before, self._generation) for receipt in one.tally.receipts]
+        return [receipt for one in (*self._before, self._generation) for receipt in one.stats.receipts]
 
     async def find(self, queries: list[str]) -> Results:
         assert self.search is not None, "nobody else calls it"
@@ -116,7 +116,7 @@ class Rounds:
         self._rows.append(dataclasses.replace(self.call.entry))
 
     def _write(self, entry: LogEntry) -> None:
-        """The row is that of all rounds."""
+        """The row is that of all loop."""
         for name in _COUNTS:
             setattr(entry, name, sum(getattr(row, name) for row in self._rows))
         entry.queue_ms, entry.ttft_ms = self._rows[0].queue_ms, self._rows[0].ttft_ms
@@ -132,7 +132,7 @@ logger = logging.getLogger(__name__)
 class ResponseRun:
     """A response whose client waits for it. The caller closes the generation."""
 
-    def __init__(self, generation: Rounds, writer: EventWriter, own_input: Sequence[Item]) -> None:
+    def __init__(self, generation: ToolLoop, writer: EventWriter, own_input: Sequence[Item]) -> None:
         self.generation = generation
         self.writer = writer
         self._input = own_input
@@ -165,30 +165,30 @@ class ResponseRun:
             body["store"] = False
 
 
-async def generated(rounds: Rounds, writer: EventWriter, patience_s: float) -> AsyncGenerator[Event | None, None]:
+async def generated(loop: ToolLoop, writer: EventWriter, patience_s: float) -> AsyncGenerator[Event | None, None]:
     """The events of the output, and None after each ``patience_s`` without one. Searches are made on the way."""
     while True:
-        while not rounds.is_round_complete:
-            event = await rounds.next_event(patience_s)
+        while not loop.is_generation_complete:
+            event = await loop.next_event(patience_s)
             if event is None:
                 yield None
             else:
-                for written in writer.of(event, rounds):
+                for written in writer.of(event, loop):
                     yield written
         if not writer.pending:
-            rounds.is_complete = True
+            loop.is_complete = True
             return
         found = list[Item]()
         num_known = len(writer.searching.sources)
         for search in writer.pending:
-            results = await rounds.find(search.queries)
+            results = await loop.find(search.queries)
             writer.searching.sources.extend(results)
             found.append(search.item("completed", results))
             for written in writer.found(search, results):
                 yield written
         if writer.waits_for_client:
-            rounds.is_complete = True
-            for written in writer.complete(rounds):
+            loop.is_complete = True
+            for written in writer.complete(loop):
                 yield written
             return
-        writer.read(await rounds.go_on(found, num_known), rounds.target.model.text)
+        writer.read(await loop.go_on(found, num_known), loop.target.model.text)
