@@ -25,7 +25,7 @@ def answer_id_of(request_id: str, prefix: str) -> str:
     return prefix + request_id.removeprefix(REQUEST)
 
 
-def request_id_of(wanted: str) -> str:
+def request_id_of(answer_id: str) -> str:
     """The beginning of a request's id for that of its answer's; anything else as it is."""
-    prefix = next((prefix for prefix in ANSWERS if wanted.startswith(prefix)), None)
-    return wanted if prefix is None else REQUEST + wanted.removeprefix(prefix)
+    prefix = next((prefix for prefix in ANSWERS if answer_id.startswith(prefix)), None)
+    return answer_id if prefix is None else REQUEST + answer_id.removeprefix(prefix)

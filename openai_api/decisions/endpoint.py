@@ -65,9 +65,9 @@ def answer_body(question: AnyQuestion, probabilities: Sequence[float]) -> Answer
 
 
 async def create_decision(call: Call) -> HttpResponseBase:
-    wanted = call.read(DecisionRequest)
-    target = await resolve_target(call, wanted)
-    generation = Generation(call, target, await plan_decision(call, wanted, target))
+    request = call.read(DecisionRequest)
+    target = await resolve_target(call, request)
+    generation = Generation(call, target, await plan_decision(call, request, target))
     try:
         logprobs = await label_logprobs(generation)
     finally:
@@ -75,7 +75,7 @@ async def create_decision(call: Call) -> HttpResponseBase:
     body: DecisionBody = {
         "model": target.model.record.name,
         "answers": [
-            answer_body(question, shares(values)) for question, values in zip(wanted.questions, logprobs, strict=True)
+            answer_body(question, shares(values)) for question, values in zip(request.questions, logprobs, strict=True)
         ],
         "usage": usage_body(generation.stats.usage, reasoning_tokens=0),
     }
@@ -85,13 +85,13 @@ async def create_decision(call: Call) -> HttpResponseBase:
     return json_response(body)
 
 
-async def plan_decision(call: Call, wanted: DecisionRequest, target: Target) -> LabelPlan:
+async def plan_decision(call: Call, request: DecisionRequest, target: Target) -> LabelPlan:
     """Raises ApiError 400, and 504 where so many long prompts take longer than a request may."""
     prompts, labels = list[list[int]](), list[list[list[int]]]()
     try:
         async with asyncio.timeout_at(call.deadline):
-            for place, question in enumerate(wanted.questions):
-                prompts.append(await question_prompt(target, wanted, question))
+            for place, question in enumerate(request.questions):
+                prompts.append(await question_prompt(target, request, question))
                 labels.append(label_ids(target, prompts[-1], question, f"questions[{place}]"))
     except TimeoutError:
         raise timed_out(call.timeout_s, call.timeout_setting) from None

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 Message = dict[str, Any]
 
 
-async def question_prompt(target: Target, wanted: DecisionRequest, question: AnyQuestion) -> list[int]:
+async def question_prompt(target: Target, request: DecisionRequest, question: AnyQuestion) -> list[int]:
     """Raises ApiError 400 in the request's own words."""
-    items = [item for item in items_of(wanted.input) if not isinstance(item, ReferenceItem)]
+    items = [item for item in items_of(request.input) if not isinstance(item, ReferenceItem)]
     body = {
-        "model": wanted.model,
+        "model": request.model,
         "messages": with_question(messages_of(None, items), question.text),
         "reasoning_effort": "none",
     }

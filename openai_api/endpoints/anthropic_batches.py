@@ -36,11 +36,11 @@ Line = dict[str, Any]
 
 
 async def create_message_batch(call: Call) -> HttpResponseBase:
-    wanted = call.read(MessageBatchRequest)
+    body = call.read(MessageBatchRequest)
 
     def create() -> Batch:
         with BlobStore.from_settings().writing() as writer:
-            for request in wanted.requests:
+            for request in body.requests:
                 line = {"custom_id": request.custom_id, "method": "POST", "url": MESSAGES, "body": request.params}
                 writer.write(json.dumps(line).encode() + b"\n")
             file = keep_file(writer=writer, filename="requests.jsonl", purpose="batch", owner_id=call.owner_id)
@@ -51,7 +51,7 @@ async def create_message_batch(call: Call) -> HttpResponseBase:
             input_file_id=file.public_id,
             completion_window=f"{WINDOW_H}h",
             window=timedelta(hours=WINDOW_H),
-            metadata={NUM_REQUESTS: str(len(wanted.requests))},
+            metadata={NUM_REQUESTS: str(len(body.requests))},
             output_expires_after_s=None,
         )
 

@@ -40,7 +40,7 @@ class MessageEvents:
         self._open: str | None = None  # the kind of the block at hand
         self._end: FinishedEvent | None = None
 
-    def opening(self) -> Iterator[MessageEventBody]:
+    def start(self) -> Iterator[MessageEventBody]:
         message: AnthropicMessageBody = {
             "id": self._id,
             "type": "message",
@@ -56,7 +56,7 @@ class MessageEvents:
         }
         yield {"type": "message_start", "message": message}
 
-    def of(self, event: Event) -> Iterator[MessageEventBody]:
+    def on_event(self, event: Event) -> Iterator[MessageEventBody]:
         if isinstance(event, TokensEvent):
             parts = list(self._reader.feed(event.text))
             self._reasoning.note(event, self._reader)
@@ -65,7 +65,7 @@ class MessageEvents:
             self._end = event
             yield from self._parts(self._reader.finish())
 
-    def closing(self) -> Iterator[MessageEventBody]:
+    def finish(self) -> Iterator[MessageEventBody]:
         yield from self._close()
         assert self._end is not None, "the answer has ended"
         last: MessageEventBody = {

@@ -50,18 +50,18 @@ COPIED = ("model", "temperature", "top_p", "top_k", "stream", "max_tokens")
 STEERED = ("profile", "steering", "steering_intensity")  # here it matters whether they are given: null says something
 
 
-def chat_of(wanted: CountTokensRequest) -> ChatRequest:
+def chat_of(request: CountTokensRequest) -> ChatRequest:
     """Raises ApiError 400."""
-    body = {name: getattr(wanted, name) for name in COPIED if getattr(wanted, name, None) is not None}
-    body |= {name: getattr(wanted, name) for name in STEERED if name in wanted.model_fields_set}
-    body["messages"] = list(chat_messages(wanted))
-    body |= _tools(wanted) | _thinking(wanted)
-    if isinstance(wanted, MessagesRequest):
-        body["stop"] = wanted.stop_sequences
-        body["user"] = wanted.metadata.user_id if wanted.metadata else None
-    if wanted.output_config is not None and wanted.output_config.format is not None:
-        body["guided_json"] = wanted.output_config.format.schema_
-    if isinstance(wanted.messages[-1], AssistantTurn):
+    body = {name: getattr(request, name) for name in COPIED if getattr(request, name, None) is not None}
+    body |= {name: getattr(request, name) for name in STEERED if name in request.model_fields_set}
+    body["messages"] = list(chat_messages(request))
+    body |= _tools(request) | _thinking(request)
+    if isinstance(request, MessagesRequest):
+        body["stop"] = request.stop_sequences
+        body["user"] = request.metadata.user_id if request.metadata else None
+    if request.output_config is not None and request.output_config.format is not None:
+        body["guided_json"] = request.output_config.format.schema_
+    if isinstance(request.messages[-1], AssistantTurn):
         body["continue_final_message"] = True
     with renaming(renamed):
         return ChatRequest.parse(body)
@@ -74,10 +74,10 @@ def renamed(text: str) -> str:
     return text
 
 
-def chat_messages(wanted: CountTokensRequest) -> Iterator[dict[str, Any]]:
-    if wanted.system:
-        yield {"role": "system", "content": _joined(wanted.system)}
-    for turn in wanted.messages:
+def chat_messages(request: CountTokensRequest) -> Iterator[dict[str, Any]]:
+    if request.system:
+        yield {"role": "system", "content": _joined(request.system)}
+    for turn in request.messages:
         yield from _messages_of(turn)
 
 
@@ -130,13 +130,13 @@ def _result_text(block: ToolResultBlock) -> str:
     return f"Error: {text}" if block.is_error else text
 
 
-def _tools(wanted: CountTokensRequest) -> dict[str, Any]:
+def _tools(request: CountTokensRequest) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    if wanted.tools:
-        found["tools"] = [_tool(tool) for tool in wanted.tools]
-    if wanted.tool_choice is not None:
-        found["tool_choice"] = _choice(wanted.tool_choice)
-        found["parallel_tool_calls"] = not wanted.tool_choice.disable_parallel_tool_use
+    if request.tools:
+        found["tools"] = [_tool(tool) for tool in request.tools]
+    if request.tool_choice is not None:
+        found["tool_choice"] = _choice(request.tool_choice)
+        found["parallel_tool_calls"] = not request.tool_choice.disable_parallel_tool_use
     return found
 
 
@@ -149,18 +149,18 @@ def _choice(choice: Choice) -> Any:
     return {"type": "function", "function": {"name": choice.name}} if choice.type == "tool" else MODES[choice.type]
 
 
-def _thinking(wanted: CountTokensRequest) -> dict[str, Any]:
+def _thinking(request: CountTokensRequest) -> dict[str, Any]:
     """Models that do not think take no notice of it."""
     found: dict[str, Any] = {}
-    if wanted.output_config is not None and wanted.output_config.effort is not None:
-        found["reasoning_effort"] = wanted.output_config.effort
-    if wanted.thinking is None:
+    if request.output_config is not None and request.output_config.effort is not None:
+        found["reasoning_effort"] = request.output_config.effort
+    if request.thinking is None:
         return found
-    if wanted.thinking.type == "disabled":
+    if request.thinking.type == "disabled":
         return {"reasoning_effort": "none"}
     found["chat_template_kwargs"] = {"enable_thinking": True, "thinking": True}
-    if wanted.thinking.budget_tokens is not None:
-        found["reasoning_budget"] = wanted.thinking.budget_tokens
+    if request.thinking.budget_tokens is not None:
+        found["reasoning_budget"] = request.thinking.budget_tokens
     return found
 
 
@@ -169,15 +169,15 @@ def _joined(texts: Sequence[TextBlock]) -> str:
 
 
 async def create_message(call: Call) -> HttpResponseBase:
-    wanted = call.read(MessagesRequest)
-    chat = chat_of(wanted)
+    request = call.read(MessagesRequest)
+    chat = chat_of(request)
     call.entry.user = (chat.user or "")[:200]
     with renaming(renamed):
         target = await resolve_target(call, chat)
         plan, answers = await plan_chat(chat, target, clamps=True)
     generation = Generation(call, target, plan)
     events = MessageEvents(generation, answers)
-    if wanted.stream:
+    if request.stream:
         return await stream(generation, events, framing=MESSAGES)
     fold = MessageFold()
     await collect(generation, events, fold.add)

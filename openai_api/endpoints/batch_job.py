@@ -113,8 +113,8 @@ def request_of(line: BatchLine, endpoint: str) -> ASGIRequest:
 
 def pause_s(response: HttpResponseBase, attempt: int) -> float:
     asked = response.headers.get("Retry-After", "")
-    wanted = float(asked) if asked.isdigit() else 0.0
-    return min(MAX_PAUSE_S, max(wanted, 0.25 * 2.0**attempt))
+    retry_after_s = float(asked) if asked.isdigit() else 0.0
+    return min(MAX_PAUSE_S, max(retry_after_s, 0.25 * 2.0**attempt))
 
 
 def usage_of(body: Any) -> dict[str, int]:

@@ -18,17 +18,17 @@ from storage.models import Batch
 
 
 async def create_openai_batch(call: Call) -> HttpResponseBase:
-    wanted = call.read(BatchRequest)
+    request = call.read(BatchRequest)
     batch = await in_database(
         create_batch,
         owner_id=call.owner_id,
         api_key_id=call.key.pk if call.key is not None else None,
-        endpoint=wanted.endpoint,
-        input_file_id=wanted.input_file_id,
-        completion_window=wanted.completion_window,
-        window=timedelta(hours=wanted.hours),
-        metadata=wanted.metadata,
-        output_expires_after_s=wanted.output_expires_after.seconds if wanted.output_expires_after else None,
+        endpoint=request.endpoint,
+        input_file_id=request.input_file_id,
+        completion_window=request.completion_window,
+        window=timedelta(hours=request.hours),
+        metadata=request.metadata,
+        output_expires_after_s=request.output_expires_after.seconds if request.output_expires_after else None,
     )
     return json_response(batch_body(batch))
 

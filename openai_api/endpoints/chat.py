@@ -22,54 +22,54 @@ from openai_api.stored_chats.store import RecordedChunks, store_completion
 
 
 async def create_chat_completion(call: Call) -> HttpResponseBase:
-    wanted = call.read(ChatRequest)
-    target = await resolve_target(call, wanted)
-    if is_effort_without_effect(target.model.text, wanted):
+    request = call.read(ChatRequest)
+    target = await resolve_target(call, request)
+    if is_effort_without_effect(target.model.text, request):
         call.note_ignored("reasoning_effort")
-    plan, answers = await plan_chat(wanted, target)
+    plan, answers = await plan_chat(request, target)
     reading = None
-    if wanted.return_activations is not None:
-        plan = (await plan_reading(target, plan, wanted.return_activations, param="return_activations")).plan
+    if request.return_activations is not None:
+        plan = (await plan_reading(target, plan, request.return_activations, param="return_activations")).plan
         reading = ActivationLog(target.model.text, plan)
     generation = Generation(call, target, plan)
     chunks = ChatChunks(
         generation,
         answers,
-        num_choices=wanted.n or 1,
-        has_logprobs=bool(wanted.logprobs),
-        include_usage=wanted.include_usage or not wanted.stream,
+        num_choices=request.n or 1,
+        has_logprobs=bool(request.logprobs),
+        include_usage=request.include_usage or not request.stream,
     )
-    fold = ChatFold(chunks.usage, has_logprobs=bool(wanted.logprobs))
+    fold = ChatFold(chunks.usage, has_logprobs=bool(request.logprobs))
 
     async def keep() -> None:
-        await store_completion(call, wanted, fold.body())
+        await store_completion(call, request, fold.body())
 
-    if wanted.stream and wanted.store:
+    if request.stream and request.store:
         return await respond(generation, RecordedChunks(chunks, fold), None, reading, keep)
-    response = await respond(generation, chunks, None if wanted.stream else fold, reading)
-    if wanted.store:
+    response = await respond(generation, chunks, None if request.stream else fold, reading)
+    if request.store:
         await keep()
     return response
 
 
-async def plan_chat(wanted: ChatRequest, target: Target, *, clamps: bool = False) -> tuple[Plan, AnswerPlan]:
+async def plan_chat(request: ChatRequest, target: Target, *, clamps: bool = False) -> tuple[Plan, AnswerPlan]:
     """What the engine is to write, and how that is read. Raises ApiError 400 or 503.
 
     ``clamps``: a limit of tokens beyond the room that the prompt leaves means that room.
     """
     text = target.model.text
-    check_tools(wanted.tool_use, text.dialect)
-    ids = await prompt_ids(text, wanted)
-    thinking = thinking_state(text, ids, continues=bool(wanted.continue_final_message))
-    answers = AnswerPlan(text.dialect, thinking, wanted.tool_use)
-    budget = completion_budget(wanted.token_limit, len(ids), target.model, param=wanted.limit_param, clamps=clamps)
+    check_tools(request.tool_use, text.dialect)
+    ids = await prompt_ids(text, request)
+    thinking = thinking_state(text, ids, continues=bool(request.continue_final_message))
+    answers = AnswerPlan(text.dialect, thinking, request.tool_use)
+    budget = completion_budget(request.token_limit, len(ids), target.model, param=request.limit_param, clamps=clamps)
     params = dataclasses.replace(
-        sampling_params(wanted, target.model, budget),
-        logprobs=wanted.num_logprobs,
+        sampling_params(request, target.model, budget),
+        logprobs=request.num_logprobs,
         shown_token_ids=answers.shown_token_ids(text),
-        thinking=thinking_budget(text, wanted, thinking),
+        thinking=thinking_budget(text, request, thinking),
     )
-    grammar = answers.grammar_spec(text, wanted.grammar_spec)
-    parts = answer_parts(text.dialect, thinking, "offered" if wanted.tool_use else "none")
+    grammar = answers.grammar_spec(text, request.grammar_spec)
+    parts = answer_parts(text.dialect, thinking, "offered" if request.tool_use else "none")
     params_by_prompt = await constrained(grammar, target.model, [params])
-    return Plan([ids], params_by_prompt, wanted.n or 1, parts=[parts], cache_salt=wanted.cache_salt or ""), answers
+    return Plan([ids], params_by_prompt, request.n or 1, parts=[parts], cache_salt=request.cache_salt or ""), answers

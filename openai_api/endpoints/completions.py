@@ -24,35 +24,35 @@ from openai_api.schemas.prompts import Prompt
 
 
 async def create_completion(call: Call) -> HttpResponseBase:
-    wanted = call.read(CompletionRequest)
-    target = await resolve_target(call, wanted)
-    prompts = await encode_prompts(target.model, wanted.prompt)
-    params = [params_for(wanted, target.model, len(ids)) for ids in prompts]
-    params = await constrained(wanted.grammar_spec, target.model, params)
+    request = call.read(CompletionRequest)
+    target = await resolve_target(call, request)
+    prompts = await encode_prompts(target.model, request.prompt)
+    params = [params_for(request, target.model, len(ids)) for ids in prompts]
+    params = await constrained(request.grammar_spec, target.model, params)
     parts, reading = raw_parts(target, prompts), None
-    plan = Plan(prompts, params, wanted.num_candidates, parts=parts, cache_salt=wanted.cache_salt or "")
-    if wanted.return_activations is not None:
-        plan = (await plan_reading(target, plan, wanted.return_activations, param="return_activations")).plan
+    plan = Plan(prompts, params, request.num_candidates, parts=parts, cache_salt=request.cache_salt or "")
+    if request.return_activations is not None:
+        plan = (await plan_reading(target, plan, request.return_activations, param="return_activations")).plan
         reading = ActivationLog(target.model.text, plan)
     generation = Generation(call, target, plan)
     chunks = CompletionChunks(
         generation,
-        num_sequences=len(prompts) * wanted.num_candidates,
-        echoes=echoes(target.model.text, wanted, prompts) if wanted.echo else None,
+        num_sequences=len(prompts) * request.num_candidates,
+        echoes=echoes(target.model.text, request, prompts) if request.echo else None,
         num_top=params[0].logprobs,
-        echo_has_logprobs=wanted.logprobs is not None,
-        has_prompt_logprobs=wanted.prompt_logprobs is not None,
+        echo_has_logprobs=request.logprobs is not None,
+        has_prompt_logprobs=request.prompt_logprobs is not None,
         skip_special_tokens=params[0].skip_special_tokens,
-        include_usage=wanted.include_usage or not wanted.stream,
+        include_usage=request.include_usage or not request.stream,
     )
     fold = (
         None
-        if wanted.stream
+        if request.stream
         else CompletionFold(
-            per_prompt=wanted.num_candidates,
-            keep=wanted.num_choices,
-            has_logprobs=wanted.logprobs is not None,
-            echoed=[len(ids) for ids in prompts] if wanted.echo and wanted.logprobs is not None else None,
+            per_prompt=request.num_candidates,
+            keep=request.num_choices,
+            has_logprobs=request.logprobs is not None,
+            echoed=[len(ids) for ids in prompts] if request.echo and request.logprobs is not None else None,
         )
     )
     return await respond(generation, chunks, fold, reading)
@@ -75,23 +75,23 @@ async def encode_prompts(model: ReadyModel, prompts: list[Prompt], *, param: str
     return encoded
 
 
-def params_for(wanted: CompletionRequest, model: ReadyModel, prompt_tokens: int) -> SamplingParams:
+def params_for(request: CompletionRequest, model: ReadyModel, prompt_tokens: int) -> SamplingParams:
     """``best_of`` ranks by logprobs, so the engine is asked for them even where the client did not."""
-    budget = completion_budget(wanted.max_tokens, prompt_tokens, model, param="max_tokens")
-    needs_ranking = wanted.num_candidates > wanted.num_choices
-    logprobs = 0 if wanted.logprobs is None and needs_ranking else wanted.logprobs
-    asked = [num for num in (wanted.prompt_logprobs, wanted.logprobs if wanted.echo else None) if num is not None]
-    params = sampling_params(wanted, model, budget)
+    budget = completion_budget(request.max_tokens, prompt_tokens, model, param="max_tokens")
+    needs_ranking = request.num_candidates > request.num_choices
+    logprobs = 0 if request.logprobs is None and needs_ranking else request.logprobs
+    asked = [num for num in (request.prompt_logprobs, request.logprobs if request.echo else None) if num is not None]
+    params = sampling_params(request, model, budget)
     return dataclasses.replace(params, logprobs=logprobs, prompt_logprobs=max(asked, default=None))
 
 
-def echoes(text: ModelText, wanted: CompletionRequest, prompts: list[list[int]]) -> list[tuple[str, list[int]]]:
+def echoes(text: ModelText, request: CompletionRequest, prompts: list[list[int]]) -> list[tuple[str, list[int]]]:
     """For each sequence its prompt, as the text that the client sent and as token ids."""
     texts = [
         given
         if isinstance(given, str)
-        else text.decode(given, skip_special_tokens=wanted.skip_special_tokens is not False)
-        for given in wanted.prompt
+        else text.decode(given, skip_special_tokens=request.skip_special_tokens is not False)
+        for given in request.prompt
     ]
     pairs = list(zip(texts, prompts, strict=True))
-    return [pair for pair in pairs for _ in range(wanted.num_candidates)]
+    return [pair for pair in pairs for _ in range(request.num_candidates)]

@@ -21,17 +21,17 @@ from openai_api.schemas.embeddings import EmbeddingsRequest
 
 
 async def create_embeddings(call: Call) -> HttpResponseBase:
-    wanted = call.read(EmbeddingsRequest)
-    model = await resolve_unsteered(call, wanted.model, "embedding")
-    check_dimensions(wanted.dimensions, model)
-    texts = await encode_prompts(model, wanted.input, param="input")
+    request = call.read(EmbeddingsRequest)
+    model = await resolve_unsteered(call, request.model, "embedding")
+    check_dimensions(request.dimensions, model)
+    texts = await encode_prompts(model, request.input, param="input")
     check_lengths(texts, model)
     num_tokens = sum(map(len, texts))
     call.reserve_tokens(num_tokens)
     vectors = await embed(call, model, texts)
     body: EmbeddingsBody = {
         "object": "list",
-        "data": [embedding_body(index, vector, wanted) for index, vector in enumerate(vectors)],
+        "data": [embedding_body(index, vector, request) for index, vector in enumerate(vectors)],
         "model": model.record.name,
         "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
     }
@@ -53,11 +53,11 @@ def check_dimensions(dimensions: int | None, model: ReadyModel) -> None:
         raise invalid(message, param="dimensions")
 
 
-def embedding_body(index: int, values: bytes, wanted: EmbeddingsRequest) -> EmbeddingBody:
+def embedding_body(index: int, values: bytes, request: EmbeddingsRequest) -> EmbeddingBody:
     vector = np.frombuffer(values, "<f4")
-    if wanted.dimensions is not None:
-        vector = shorten(vector, wanted.dimensions)
-    is_base64 = wanted.encoding_format == "base64"
+    if request.dimensions is not None:
+        vector = shorten(vector, request.dimensions)
+    is_base64 = request.encoding_format == "base64"
     return {
         "object": "embedding",
         "index": index,

@@ -30,10 +30,10 @@ from openai_api.schemas.features import (
 
 
 async def read_activations(call: Call) -> HttpResponseBase:
-    wanted = call.read(FeatureActivationsRequest)
-    target = await resolve_target(call, wanted)
-    plan = await plan_texts(wanted, target)
-    reading = await plan_reading(target, plan, wanted, param="")
+    request = call.read(FeatureActivationsRequest)
+    target = await resolve_target(call, request)
+    plan = await plan_texts(request, target)
+    reading = await plan_reading(target, plan, request, param="")
     generation = Generation(call, target, reading.plan)
     found = Found(ActivationLog(target.model.text, reading.plan))
     await collect(generation, found, found.add)
@@ -44,8 +44,8 @@ async def read_activations(call: Call) -> HttpResponseBase:
         "sae": reading.sae.name,
         "layer": reading.sae.site.layer,
         "site": reading.sae.site.kind,
-        "stage": wanted.stage or "post",
-        "data": [found.body(index, labels, has_text=bool(wanted.max_tokens)) for index in range(len(plan.prompts))],
+        "stage": request.stage or "post",
+        "data": [found.body(index, labels, has_text=bool(request.max_tokens)) for index in range(len(plan.prompts))],
         "usage": usage_body(generation.stats.usage),
     }
     if generation.millm is not None:
@@ -53,15 +53,15 @@ async def read_activations(call: Call) -> HttpResponseBase:
     return json_response(body)
 
 
-async def plan_texts(wanted: FeatureActivationsRequest, target: Target) -> Plan:
+async def plan_texts(request: FeatureActivationsRequest, target: Target) -> Plan:
     """Each text once, and greedily on from there."""
     prompts: Sequence[Sequence[int]]
-    if wanted.input is not None:
-        prompts = await encode_prompts(target.model, wanted.input, param="input")
+    if request.input is not None:
+        prompts = await encode_prompts(target.model, request.input, param="input")
     else:
-        prompts = [await prompt_ids(target.model.text, wanted.chat())]
-    param = "input" if wanted.input is not None else "messages"
-    budgets = [completion_budget(wanted.max_tokens or 0, len(ids), target.model, param=param) for ids in prompts]
+        prompts = [await prompt_ids(target.model.text, request.chat())]
+    param = "input" if request.input is not None else "messages"
+    budgets = [completion_budget(request.max_tokens or 0, len(ids), target.model, param=param) for ids in prompts]
     params = [SamplingParams(max_tokens=budget, temperature=0.0) for budget in budgets]
     return Plan(prompts, params, 1, parts=raw_parts(target, prompts))
 
@@ -74,15 +74,15 @@ class Found:
         self._tokens: dict[int, list[TokenActivationsBody]] = defaultdict(list)
         self._texts: dict[int, list[str]] = defaultdict(list)
 
-    def opening(self) -> Iterator[TokenActivationsBody]:
+    def start(self) -> Iterator[TokenActivationsBody]:
         return iter(())
 
-    def of(self, event: Event) -> Iterator[TokenActivationsBody]:
+    def on_event(self, event: Event) -> Iterator[TokenActivationsBody]:
         if isinstance(event, TokensEvent):
             self._texts[event.index].append(event.text)
         return iter(self._log.take(event))
 
-    def closing(self) -> Iterator[TokenActivationsBody]:
+    def finish(self) -> Iterator[TokenActivationsBody]:
         return iter(())
 
     def add(self, token: TokenActivationsBody) -> None:

@@ -74,21 +74,21 @@ class Texts:
 
 
 async def contrast_features(call: Call) -> HttpResponseBase:
-    wanted = call.read(FeatureContrastRequest)
-    model = await resolve_unsteered(call, wanted.model, "generation")
-    sae = await find_readable(model, wanted.sae, param="sae")
+    request = call.read(FeatureContrastRequest)
+    model = await resolve_unsteered(call, request.model, "generation")
+    sae = await find_readable(model, request.sae, param="sae")
     texts = Texts(
-        await encode_prompts(model, wanted.positive, param="positive"),
-        await encode_prompts(model, wanted.negative, param="negative"),
+        await encode_prompts(model, request.positive, param="positive"),
+        await encode_prompts(model, request.negative, param="negative"),
     )
-    check_lengths(texts, model, wanted)
+    check_lengths(texts, model, request)
     base = await intervention_of(model, SteeringSelection())
-    skipped = frozenset() if wanted.special_tokens else model.text.special_token_ids
+    skipped = frozenset() if request.special_tokens else model.text.special_token_ids
     read = Read(site=sae.site, probe=AllFeatures(sae.encoder), pooling="mean", skip_token_ids=skipped)
     runs = await run(call, model, [(ids, base) for ids in texts.all], reads=(read,))
-    found = await asyncio.to_thread(separate, runs, texts, sae, wanted.num_candidates)
-    effects = await measure_effects(call, model, sae, texts, runs, found) if wanted.rerank is not False else {}
-    best = sorted(found, key=lambda one: -effects.get(one.index, 0.0))[: wanted.num_wanted]
+    found = await asyncio.to_thread(separate, runs, texts, sae, request.num_candidates)
+    effects = await measure_effects(call, model, sae, texts, runs, found) if request.rerank is not False else {}
+    best = sorted(found, key=lambda one: -effects.get(one.index, 0.0))[: request.num_wanted]
     labels = await get_backend().features().labels(sae.pk, [one.index for one in best])
     usage = Usage(call.entry.prompt_tokens, call.entry.cached_tokens, 0)
     body: FeatureContrastBody = {
@@ -103,12 +103,12 @@ async def contrast_features(call: Call) -> HttpResponseBase:
     return json_response(body)
 
 
-def check_lengths(texts: Texts, model: ReadyModel, wanted: FeatureContrastRequest) -> None:
+def check_lengths(texts: Texts, model: ReadyModel, request: FeatureContrastRequest) -> None:
     for name, side in (("positive", texts.positive), ("negative", texts.negative)):
         for ids in side:
             completion_budget(0, len(ids), model, param=name)
     longest = max(sum(map(len, side)) for side in (texts.positive, texts.negative))
-    effects = 0 if wanted.rerank is False else wanted.num_candidates * longest
+    effects = 0 if request.rerank is False else request.num_candidates * longest
     total = sum(map(len, texts.all)) + effects
     if total > MAX_RUN_TOKENS:
         message = (

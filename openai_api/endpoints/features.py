@@ -42,16 +42,16 @@ _MAX_DIGITS = 9
 
 async def search_features(call: Call) -> HttpResponseBase:
     """Of models that the key may use."""
-    wanted = call.read(FeatureSearchRequest)
-    sae = await find_sae(call, wanted.sae) if wanted.sae is not None else None
-    limit = wanted.limit or DEFAULT_LIMIT
+    request = call.read(FeatureSearchRequest)
+    sae = await find_sae(call, request.sae) if request.sae is not None else None
+    limit = request.limit or DEFAULT_LIMIT
     query = FeatureQuery(
-        text=wanted.query,
-        models=searched_models(call, wanted.model),
+        text=request.query,
+        models=searched_models(call, request.model),
         sae=sae.name if sae is not None else None,
         limit=limit + 1,
-        offset=wanted.offset or 0,
-        meaning=await embed_query(call, wanted) if wanted.embedding_model is not None else None,
+        offset=request.offset or 0,
+        meaning=await embed_query(call, request) if request.embedding_model is not None else None,
     )
     try:
         found = await get_backend().features().search(query)
@@ -65,17 +65,17 @@ async def search_features(call: Call) -> HttpResponseBase:
     return json_response(body)
 
 
-async def embed_query(call: Call, wanted: FeatureSearchRequest) -> Meaning:
+async def embed_query(call: Call, request: FeatureSearchRequest) -> Meaning:
     """Of a model that the key may use; raises ApiError."""
-    assert wanted.embedding_model is not None
+    assert request.embedding_model is not None
     try:
-        record = get_backend().registry().find(wanted.embedding_model)
+        record = get_backend().registry().find(request.embedding_model)
     except ModelNotFoundError:
-        message = f"There is no model “{wanted.embedding_model}” on this server."
+        message = f"There is no model “{request.embedding_model}” on this server."
         raise ApiError(404, message, code="model_not_found", param="embedding_model") from None
     check_model_allowed(call.key, record)
     model = await ready_model(record, "embedding")
-    ids = await asyncio.to_thread(model.text.encode, wanted.query)
+    ids = await asyncio.to_thread(model.text.encode, request.query)
     values = (await embed(call, model, [ids[: model.max_model_len]]))[0]
     vector = np.frombuffer(values, "<f4").astype(np.float64)
     return Meaning(record.name, tuple((vector / (np.linalg.norm(vector) or 1.0)).tolist()))

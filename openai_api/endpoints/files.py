@@ -124,8 +124,8 @@ MAX_PART_BYTES = 64 * 2**20
 
 
 async def create_upload(call: Call) -> HttpResponseBase:
-    wanted = call.read(UploadRequest)
-    return json_response(upload_body(await in_thread(begin, call, wanted)))
+    request = call.read(UploadRequest)
+    return json_response(upload_body(await in_thread(begin, call, request)))
 
 
 async def create_part(call: Call, upload_id: str) -> HttpResponseBase:
@@ -135,9 +135,9 @@ async def create_part(call: Call, upload_id: str) -> HttpResponseBase:
 
 
 async def complete_file_upload(call: Call, upload_id: str) -> HttpResponseBase:
-    wanted = call.read(UploadCompletion)
+    request = call.read(UploadCompletion)
     upload = await in_thread(
-        complete_upload, public_id=upload_id, owner_id=call.owner_id, part_ids=wanted.part_ids, md5=wanted.md5
+        complete_upload, public_id=upload_id, owner_id=call.owner_id, part_ids=request.part_ids, md5=request.md5
     )
     return json_response(upload_body(upload))
 
@@ -146,20 +146,20 @@ async def cancel_file_upload(call: Call, upload_id: str) -> HttpResponseBase:
     return json_response(upload_body(await in_database(cancel_upload, public_id=upload_id, owner_id=call.owner_id)))
 
 
-def begin(call: Call, wanted: UploadRequest) -> Upload:
+def begin(call: Call, request: UploadRequest) -> Upload:
     sweep_sometimes()
-    purpose, filename = check_purpose(wanted.purpose), shown_name(wanted.filename)
-    if wanted.bytes > settings.MILLM_MAX_FILE_BYTES:
+    purpose, filename = check_purpose(request.purpose), shown_name(request.filename)
+    if request.bytes > settings.MILLM_MAX_FILE_BYTES:
         raise FileTooLargeError(
-            f"A file has at most {settings.MILLM_MAX_FILE_BYTES} bytes, not {wanted.bytes}.", param="bytes"
+            f"A file has at most {settings.MILLM_MAX_FILE_BYTES} bytes, not {request.bytes}.", param="bytes"
         )
     return begin_upload(
         owner_id=call.owner_id,
         filename=filename,
         purpose=purpose,
-        mime_type=wanted.mime_type,
-        size=wanted.bytes,
-        expires_after_s=wanted.expires_after.seconds if wanted.expires_after else None,
+        mime_type=request.mime_type,
+        size=request.bytes,
+        expires_after_s=request.expires_after.seconds if request.expires_after else None,
     )
 
 

@@ -55,13 +55,13 @@ def anthropic_model(record: ModelRecord) -> AnthropicModelBody:
 
 def anthropic_list(models: list[AnthropicModelBody], query: Mapping[str, Any]) -> AnthropicModelListBody:
     """The page between the cursors; raises ApiError 400 for one that is no model."""
-    wanted = ModelQuery.parse(query)
+    query_params = ModelQuery.parse(query)
     ids = [model["id"] for model in models]
-    start = _place(ids, wanted.after_id, "after_id") + 1 if wanted.after_id is not None else 0
-    end = _place(ids, wanted.before_id, "before_id") if wanted.before_id is not None else len(ids)
+    start = _place(ids, query_params.after_id, "after_id") + 1 if query_params.after_id is not None else 0
+    end = _place(ids, query_params.before_id, "before_id") if query_params.before_id is not None else len(ids)
     between = models[start:end]
-    limit = wanted.limit or DEFAULT_LIMIT
-    goes_back = wanted.before_id is not None and wanted.after_id is None
+    limit = query_params.limit or DEFAULT_LIMIT
+    goes_back = query_params.before_id is not None and query_params.after_id is None
     shown = between[-limit:] if goes_back else between[:limit]
     return {
         "data": shown,

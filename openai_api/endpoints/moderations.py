@@ -22,12 +22,12 @@ HARMLESS = frozenset({"ok", "safe", "neutral", "normal", "benign", "none", "nont
 
 
 async def create_moderations(call: Call) -> HttpResponseBase:
-    wanted = call.read(ModerationsRequest)
-    name = wanted.model if wanted.model is not None else only_classifier(call)
+    request = call.read(ModerationsRequest)
+    name = request.model if request.model is not None else only_classifier(call)
     model = await resolve_unsteered(call, name, "classification")
-    if len(model.labels) == 1 and wanted.model is None:  # it had never been loaded, so nobody knew
+    if len(model.labels) == 1 and request.model is None:  # it had never been loaded, so nobody knew
         raise no_classifier()
-    texts = await encode_prompts(model, list(wanted.input), param="input")
+    texts = await encode_prompts(model, list(request.input), param="input")
     check_lengths(texts, model)
     call.reserve_tokens(sum(map(len, texts)))
     requests = [

@@ -22,17 +22,17 @@ from openai_api.schemas.rerank import RerankBody, RerankRequest, RerankResultBod
 
 
 async def rerank(call: Call) -> HttpResponseBase:
-    wanted = call.read(RerankRequest)
-    model = await resolve_cross_encoder(call, wanted.model)
-    pairs = [(wanted.query, document) for document in wanted.documents]
+    request = call.read(RerankRequest)
+    model = await resolve_cross_encoder(call, request.model)
+    pairs = [(request.query, document) for document in request.documents]
     scores = await score_pairs(call, model, pairs, param="documents")
     order = sorted(range(len(scores)), key=lambda place: -scores[place])  # stable: equal ones keep their order
-    shows = wanted.return_documents is not False
+    shows = request.return_documents is not False
     body: RerankBody = {
         "id": call.answer_id("rerank-"),
         "model": model.record.name,
-        "results": [_result(place, scores[place], wanted.documents[place], shows=shows) for place in order][
-            : wanted.top_n
+        "results": [_result(place, scores[place], request.documents[place], shows=shows) for place in order][
+            : request.top_n
         ],
         "usage": usage_of(call),
     }
@@ -40,9 +40,9 @@ async def rerank(call: Call) -> HttpResponseBase:
 
 
 async def score(call: Call) -> HttpResponseBase:
-    wanted = call.read(ScoreRequest)
-    model = await resolve_cross_encoder(call, wanted.model)
-    scores = await score_pairs(call, model, wanted.pairs, param="text_2")
+    request = call.read(ScoreRequest)
+    model = await resolve_cross_encoder(call, request.model)
+    scores = await score_pairs(call, model, request.pairs, param="text_2")
     body: ScoreBody = {
         "id": call.answer_id("score-"),
         "object": "list",

@@ -25,25 +25,26 @@ SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "cls_token
 
 async def tokenize(call: Call) -> HttpResponseBase:
     """What the model would read of a prompt or a chat: the same ids that the other endpoints count."""
-    wanted = call.read(TokenizeRequest)
-    model = await resolve_any(call, wanted.model)
-    ids = await prompt_ids(model.text, wanted.chat) if wanted.messages is not None else await _text_ids(model, wanted)
+    request = call.read(TokenizeRequest)
+    model = await resolve_any(call, request.model)
+    is_chat = request.messages is not None
+    ids = await (prompt_ids(model.text, request.chat) if is_chat else _text_ids(model, request))
     body: TokenizeBody = {
         "count": len(ids),
         "max_model_len": model.max_model_len,
         "tokens": ids,
         "token_strs": await off_loop(lambda: [model.text.token_text(one) for one in ids], size=len(ids))
-        if wanted.return_token_strs
+        if request.return_token_strs
         else None,
     }
     return json_response(body)
 
 
 async def detokenize(call: Call) -> HttpResponseBase:
-    wanted = call.read(DetokenizeRequest)
-    model = await resolve_any(call, wanted.model)
-    check_token_ids(wanted.tokens, model.vocab_size, param="tokens", code="invalid_prompt")
-    text = await off_loop(lambda: model.text.decode(wanted.tokens), size=len(wanted.tokens))
+    request = call.read(DetokenizeRequest)
+    model = await resolve_any(call, request.model)
+    check_token_ids(request.tokens, model.vocab_size, param="tokens", code="invalid_prompt")
+    text = await off_loop(lambda: model.text.decode(request.tokens), size=len(request.tokens))
     body: DetokenizeBody = {"prompt": text}
     return json_response(body)
 
@@ -68,11 +69,11 @@ async def tokenizer_info(call: Call) -> HttpResponseBase:
     return json_response(body)
 
 
-async def _text_ids(model: ReadyModel, wanted: TokenizeRequest) -> list[int]:
-    prompt = wanted.prompt or ""
+async def _text_ids(model: ReadyModel, request: TokenizeRequest) -> list[int]:
+    prompt = request.prompt or ""
     try:
         return await off_loop(
-            lambda: model.text.encode(prompt, adds_special=wanted.add_special_tokens is not False), size=len(prompt)
+            lambda: model.text.encode(prompt, adds_special=request.add_special_tokens is not False), size=len(prompt)
         )
     except PromptTooLongError as error:
         raise invalid(str(error), param="prompt", code=error.code) from None

@@ -35,10 +35,10 @@ from storage.vector_stores import (
 
 
 async def attach_file(call: Call, store_id: str) -> HttpResponseBase:
-    wanted = call.read(AttachRequest)
+    request = call.read(AttachRequest)
     store = await in_database(usable_store, store_id, owner_id=call.owner_id)
     choose_embedder(call, store)
-    attachment = Attachment(wanted.file_id, wanted.attributes or {}, chunking_of(wanted.chunking_strategy))
+    attachment = Attachment(request.file_id, request.attributes or {}, chunking_of(request.chunking_strategy))
 
     def attach() -> StoreFileBody:
         (row,) = attach_files(store=store, attachments=[attachment])
@@ -61,11 +61,11 @@ async def get_store_file(call: Call, store_id: str, file_id: str) -> HttpRespons
 
 
 async def update_store_file(call: Call, store_id: str, file_id: str) -> HttpResponseBase:
-    wanted = call.read(AttributeChange)
+    request = call.read(AttributeChange)
 
     def change() -> StoreFileBody:
         row = _find(call, store_id, file_id)
-        row.attributes = wanted.attributes or {}
+        row.attributes = request.attributes or {}
         row.save(update_fields=["attributes"])
         return store_file_body(row)
 
@@ -94,12 +94,12 @@ async def get_store_file_content(call: Call, store_id: str, file_id: str) -> Htt
 
 
 async def create_file_batch(call: Call, store_id: str) -> HttpResponseBase:
-    wanted = call.read(FileBatchRequest)
+    request = call.read(FileBatchRequest)
     store = await in_database(usable_store, store_id, owner_id=call.owner_id)
     choose_embedder(call, store)
 
     def attach() -> FileBatchBody:
-        return file_batch_body(store, attach_file_batch(store=store, attachments=attachments_of(wanted)))
+        return file_batch_body(store, attach_file_batch(store=store, attachments=attachments_of(request)))
 
     return json_response(await in_database(attach))
 
@@ -129,15 +129,15 @@ async def list_file_batch_files(call: Call, store_id: str, batch_id: str) -> Htt
     return json_response(await in_database(read))
 
 
-def attachments_of(wanted: FileBatchRequest) -> list[Attachment]:
+def attachments_of(request: FileBatchRequest) -> list[Attachment]:
     """Each file once; of several entries for a file the last."""
-    if wanted.files is not None:
+    if request.files is not None:
         files = [
-            Attachment(one.file_id, one.attributes or {}, chunking_of(one.chunking_strategy)) for one in wanted.files
+            Attachment(one.file_id, one.attributes or {}, chunking_of(one.chunking_strategy)) for one in request.files
         ]
     else:
-        chunking = chunking_of(wanted.chunking_strategy)
-        files = [Attachment(file_id, wanted.attributes or {}, chunking) for file_id in wanted.file_ids or ()]
+        chunking = chunking_of(request.chunking_strategy)
+        files = [Attachment(file_id, request.attributes or {}, chunking) for file_id in request.file_ids or ()]
     return list({one.file_id: one for one in files}.values())
 
 

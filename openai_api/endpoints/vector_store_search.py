@@ -35,15 +35,15 @@ DEFAULT_RESULTS = 10
 
 
 async def search_vector_store(call: Call, store_id: str) -> HttpResponseBase:
-    wanted = call.read(SearchRequest)
-    call.entry.prompt = wanted.query[0] if len(wanted.query) == 1 else wanted.query
+    request = call.read(SearchRequest)
+    call.entry.prompt = request.query[0] if len(request.query) == 1 else request.query
     store = await in_database(usable_store, store_id, owner_id=call.owner_id)
-    name = choose_embedder(call, store, wanted.embedding_model)
-    vectors = await vectors_of(call, name, wanted.query)
-    hits = await in_thread(best_hits, store, vectors, wanted)
+    name = choose_embedder(call, store, request.embedding_model)
+    vectors = await vectors_of(call, name, request.query)
+    hits = await in_thread(best_hits, store, vectors, request)
     body: SearchBody = {
         "object": "vector_store.search_results.page",
-        "search_query": wanted.query,
+        "search_query": request.query,
         "data": [hit_body(hit) for hit in hits],
         "has_more": False,
         "next_page": None,
@@ -85,11 +85,11 @@ class SearchOptions(Protocol):
     def ranking_options(self) -> RankingOptions | None: ...
 
 
-def best_hits(store: VectorStore, vectors: list[list[float]], wanted: SearchOptions) -> list[Hit]:
+def best_hits(store: VectorStore, vectors: list[list[float]], request: SearchOptions) -> list[Hit]:
     """Each chunk once, with its best score."""
-    limit = wanted.max_num_results or DEFAULT_RESULTS
-    threshold = (wanted.ranking_options.score_threshold if wanted.ranking_options else None) or 0.0
-    condition = condition_of(wanted.filters) if wanted.filters is not None else None
+    limit = request.max_num_results or DEFAULT_RESULTS
+    threshold = (request.ranking_options.score_threshold if request.ranking_options else None) or 0.0
+    condition = condition_of(request.filters) if request.filters is not None else None
     best: dict[int, Hit] = {}
     for vector in vectors:
         if store.dimensions not in {None, len(vector)}:

@@ -25,19 +25,19 @@ from storage.vector_stores import Attachment, bytes_of, counts_of, create_store,
 
 
 async def create_vector_store(call: Call) -> HttpResponseBase:
-    wanted = call.read(StoreRequest)
-    chosen = choose_embedder(call, None, wanted.embedding_model) if wanted.embedding_model or wanted.file_ids else ""
+    request = call.read(StoreRequest)
+    chosen = choose_embedder(call, None, request.embedding_model) if request.embedding_model or request.file_ids else ""
     store = VectorStore(
         owner_id=call.owner_id,
-        name=wanted.name or "",
-        description=wanted.description or "",
-        metadata=wanted.metadata,
-        expires_after_days=wanted.expires_after.days if wanted.expires_after else None,
-        embedding_model=chosen if wanted.embedding_model else "",
-        is_model_chosen=wanted.embedding_model is not None,
+        name=request.name or "",
+        description=request.description or "",
+        metadata=request.metadata,
+        expires_after_days=request.expires_after.days if request.expires_after else None,
+        embedding_model=chosen if request.embedding_model else "",
+        is_model_chosen=request.embedding_model is not None,
     )
-    chunking = chunking_of(wanted.chunking_strategy)
-    attachments = [Attachment(file_id, chunking=chunking) for file_id in dict.fromkeys(wanted.file_ids or ())]
+    chunking = chunking_of(request.chunking_strategy)
+    attachments = [Attachment(file_id, chunking=chunking) for file_id in dict.fromkeys(request.file_ids or ())]
     await in_thread(sweep_sometimes)
     return json_response(await in_database(_create, store, attachments))
 
@@ -61,15 +61,15 @@ async def get_vector_store(call: Call, store_id: str) -> HttpResponseBase:
 
 async def update_vector_store(call: Call, store_id: str) -> HttpResponseBase:
     """What the body does not name stays; null takes it away."""
-    wanted = call.read(StoreChange)
+    request = call.read(StoreChange)
 
     def change() -> VectorStoreBody:
         store = usable_store(store_id, owner_id=call.owner_id)
-        named = wanted.model_fields_set
-        store.name = (wanted.name or "") if "name" in named else store.name
-        store.metadata = wanted.metadata if "metadata" in named else store.metadata
+        named = request.model_fields_set
+        store.name = (request.name or "") if "name" in named else store.name
+        store.metadata = request.metadata if "metadata" in named else store.metadata
         if "expires_after" in named:
-            store.expires_after_days = wanted.expires_after.days if wanted.expires_after else None
+            store.expires_after_days = request.expires_after.days if request.expires_after else None
         store.save(update_fields=["name", "metadata", "expires_after_days"])
         return store_body(store)
 

@@ -73,11 +73,11 @@ class ChatChunks:
         self._id = generation.call.answer_id("chatcmpl-")
         self._created = int(time.time())
 
-    def opening(self) -> Iterator[ChatChunkBody]:
+    def start(self) -> Iterator[ChatChunkBody]:
         for index in range(self._num_choices):
             yield self._chunk([_choice(index, {"role": "assistant", "content": ""})])
 
-    def of(self, event: Event) -> Iterator[ChatChunkBody]:
+    def on_event(self, event: Event) -> Iterator[ChatChunkBody]:
         if isinstance(event, TokensEvent):
             yield from self._tokens(event)
         if isinstance(event, PromptLogprobsEvent) and event.index == 0:  # all choices have the same prompt
@@ -85,7 +85,7 @@ class ChatChunks:
         if isinstance(event, FinishedEvent):
             yield from self._finish(event)
 
-    def closing(self) -> Iterator[ChatChunkBody]:
+    def finish(self) -> Iterator[ChatChunkBody]:
         if self._include_usage:
             chunk = self._chunk([])
             chunk["usage"] = self.usage()

@@ -47,13 +47,13 @@ class CompletionChunks:
         self._id = generation.call.answer_id("cmpl-")
         self._created = int(time.time())
 
-    def opening(self) -> Iterator[CompletionBody]:
+    def start(self) -> Iterator[CompletionBody]:
         """Echoed prompts; those with logprobs come with the engine's."""
         if self._echoes is not None and not self._echo_has_logprobs:
             for index, (text, _) in enumerate(self._echoes):
                 yield self._chunk([_choice(index, text)])
 
-    def of(self, event: Event) -> Iterator[CompletionBody]:
+    def on_event(self, event: Event) -> Iterator[CompletionBody]:
         if isinstance(event, PromptLogprobsEvent):
             yield from self._prompt_chunks(event)
         elif isinstance(event, TokensEvent):
@@ -63,7 +63,7 @@ class CompletionChunks:
         elif isinstance(event, FinishedEvent):
             yield self._finish(event)
 
-    def closing(self) -> Iterator[CompletionBody]:
+    def finish(self) -> Iterator[CompletionBody]:
         if self._include_usage:
             chunk = self._chunk([])
             chunk["usage"] = usage_body(self._generation.stats.usage)

@@ -69,14 +69,14 @@ class Findings:
 
 async def inspect_answer(call: Call) -> HttpResponseBase:
     """Raises ApiError. Both sides are computed in one batch, as if the answer's tokens had been generated."""
-    wanted = call.read(InspectionRequest)
-    target = await resolve_target(call, wanted)
-    for name, ids in (("prompt_ids", wanted.prompt_ids), ("completion_ids", wanted.completion_ids)):
+    request = call.read(InspectionRequest)
+    target = await resolve_target(call, request)
+    for name, ids in (("prompt_ids", request.prompt_ids), ("completion_ids", request.completion_ids)):
         check_token_ids(ids, target.model.vocab_size, param=name)
-    reads = await _reads(wanted, target)
-    requests = _requests(call, wanted, target, await _sides(target), reads)
-    findings = Findings(len(wanted.prompt_ids), len(wanted.completion_ids))
-    stats = GenerationStats([len(wanted.prompt_ids)], [0] * len(requests))
+    reads = await _reads(request, target)
+    requests = _requests(call, request, target, await _sides(target), reads)
+    findings = Findings(len(request.prompt_ids), len(request.completion_ids))
+    stats = GenerationStats([len(request.prompt_ids)], [0] * len(requests))
     await _run(call, target, requests, findings, stats)
     ours = findings.logprobs[0]
     body: InspectionBody = {
@@ -89,11 +89,11 @@ async def inspect_answer(call: Call) -> HttpResponseBase:
     return json_response(body)
 
 
-async def _reads(wanted: InspectionRequest, target: Target) -> tuple[Read, ...]:
-    if wanted.feature is None:
+async def _reads(request: InspectionRequest, target: Target) -> tuple[Read, ...]:
+    if request.feature is None:
         return ()
-    sae = await find_readable(target.model, wanted.sae, param="sae")
-    fields = ReadingFields(features=[wanted.feature], phase="completion", special_tokens=True)
+    sae = await find_readable(target.model, request.sae, param="sae")
+    fields = ReadingFields(features=[request.feature], phase="completion", special_tokens=True)
     read = read_of(fields, sae, frozenset(), param="feature")
     assert isinstance(read.probe, FeatureValues)
     return (read,)
@@ -115,26 +115,26 @@ async def _sides(target: Target) -> list[Intervention | None]:
 
 def _requests(
     call: Call,
-    wanted: InspectionRequest,
+    request: InspectionRequest,
     target: Target,
     sides: Sequence[Intervention | None],
     reads: tuple[Read, ...],
 ) -> list[GenerationRequest]:
     text = target.model.text
-    thinking = thinking_state(text, wanted.prompt_ids)
-    parts = answer_parts(text.dialect, thinking, "none" if wanted.kind == "chat" else "marked")
+    thinking = thinking_state(text, request.prompt_ids)
+    parts = answer_parts(text.dialect, thinking, "none" if request.kind == "chat" else "marked")
     pair = _PAIR if len(sides) > 1 else ""
     return [
         GenerationRequest(
             f"{call.id}/{side}",
             target.model.record.name,
-            tuple(wanted.prompt_ids),
+            tuple(request.prompt_ids),
             SamplingParams(max_tokens=0),
             intervention,
             side,
             call.priority,
             reads=() if side else reads,
-            scoring=Scoring(tuple(wanted.completion_ids), pair, is_reference=bool(side)),
+            scoring=Scoring(tuple(request.completion_ids), pair, is_reference=bool(side)),
             parts=parts,
             cache_salt=call.cache_salt(target.model.record),
         )

@@ -21,10 +21,10 @@ from openai_api.schemas.tools import FunctionTool
 SWITCHES = ("enable_thinking", "thinking")
 
 
-def template_variables(text: ModelText, wanted: ChatRequest) -> dict[str, Any]:
+def template_variables(text: ModelText, request: ChatRequest) -> dict[str, Any]:
     """The request's variables of the template, ``reasoning_effort`` under the names that the template knows."""
-    given = wanted.chat_template_kwargs.model_dump(exclude_none=True) if wanted.chat_template_kwargs else {}
-    effort = wanted.reasoning_effort
+    given = request.chat_template_kwargs.model_dump(exclude_none=True) if request.chat_template_kwargs else {}
+    effort = request.reasoning_effort
     if effort is None:
         return given
     derived: dict[str, Any] = {}
@@ -36,28 +36,28 @@ def template_variables(text: ModelText, wanted: ChatRequest) -> dict[str, Any]:
     return {**derived, **given}
 
 
-def is_effort_without_effect(text: ModelText, wanted: ChatRequest) -> bool:
+def is_effort_without_effect(text: ModelText, request: ChatRequest) -> bool:
     """Whether the model has no use for the effort asked for. Reasoning that cannot be turned off is cut off."""
-    return wanted.reasoning_effort not in {None, "none"} and not text.knows_variable("reasoning_effort")
+    return request.reasoning_effort not in {None, "none"} and not text.knows_variable("reasoning_effort")
 
 
-def thinking_budget(text: ModelText, wanted: ChatRequest, thinking: Thinking) -> ThinkingBudget | None:
+def thinking_budget(text: ModelText, request: ChatRequest, thinking: Thinking) -> ThinkingBudget | None:
     """Raises ApiError 400 where the model cannot be held to one."""
-    max_tokens = _max_thinking(text, wanted)
+    max_tokens = _max_thinking(text, request)
     marks = text.dialect.thinking
     if max_tokens is None or thinking == "none" or marks is None:
         return None
     start_id, end_id = text.token_of(marks.start), text.token_of(marks.end)
     if start_id is None or end_id is None:
-        param = "reasoning_effort" if wanted.reasoning_budget is None else "reasoning_budget"
+        param = "reasoning_effort" if request.reasoning_budget is None else "reasoning_budget"
         raise unsupported_parameter(param, "This model's marks of reasoning are not single tokens: leave it out.")
     return ThinkingBudget(max_tokens, start_id, end_id, has_begun=thinking == "begun")
 
 
-def _max_thinking(text: ModelText, wanted: ChatRequest) -> int | None:
-    if wanted.reasoning_budget is not None:
-        return None if wanted.reasoning_budget < 0 else wanted.reasoning_budget
-    return 0 if wanted.reasoning_effort == "none" and _switch(text) is None else None
+def _max_thinking(text: ModelText, request: ChatRequest) -> int | None:
+    if request.reasoning_budget is not None:
+        return None if request.reasoning_budget < 0 else request.reasoning_budget
+    return 0 if request.reasoning_effort == "none" and _switch(text) is None else None
 
 
 def _switch(text: ModelText) -> str | None:
@@ -71,19 +71,19 @@ SHORT_TEXT = 2_000  # characters that are worth no thread
 T = TypeVar("T")
 
 
-async def prompt_ids(text: ModelText, wanted: ChatRequest) -> list[int]:
+async def prompt_ids(text: ModelText, request: ChatRequest) -> list[int]:
     """The rendered chat; raises ApiError 400 when the template refuses it."""
-    messages = template_messages(wanted.messages, text.dialect.tools)
-    tools = [template_tool(tool) for tool in wanted.tool_use.tools] if wanted.tool_use else None
-    kwargs = template_variables(text, wanted) or None
+    messages = template_messages(request.messages, text.dialect.tools)
+    tools = [template_tool(tool) for tool in request.tool_use.tools] if request.tool_use else None
+    kwargs = template_variables(text, request) or None
     try:
         ids = await off_loop(
             lambda: text.render_chat(
                 messages,
                 tools=tools,
                 kwargs=kwargs,
-                add_generation_prompt=wanted.add_generation_prompt is not False,
-                continue_final=bool(wanted.continue_final_message),
+                add_generation_prompt=request.add_generation_prompt is not False,
+                continue_final=bool(request.continue_final_message),
             ),
             size=sum(len(message["content"]) + 100 for message in messages) + len(repr(tools)),
         )

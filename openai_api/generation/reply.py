@@ -30,13 +30,13 @@ Chunk = TypeVar("Chunk", covariant=True)
 
 
 class Chunks(Protocol[Chunk]):
-    """An endpoint's format. All chunks of a response are those of opening, then of each event, then closing."""
+    """An endpoint's response format: the chunks of :meth:`start`, of each event, and of :meth:`finish`."""
 
-    def opening(self) -> Iterator[Chunk]: ...
+    def start(self) -> Iterator[Chunk]: ...
 
-    def of(self, event: Event) -> Iterator[Chunk]: ...
+    def on_event(self, event: Event) -> Iterator[Chunk]: ...
 
-    def closing(self) -> Iterator[Chunk]: ...
+    def finish(self) -> Iterator[Chunk]: ...
 
 
 ChunkT = TypeVar("ChunkT")
@@ -46,13 +46,13 @@ async def collect(generation: Generation, chunks: Chunks[ChunkT], take: Callable
     """Hand all chunks to ``take``; raises ApiError. The engine stops whatever way this ends."""
     ping_s = get_backend().ping_s
     try:
-        for chunk in chunks.opening():
+        for chunk in chunks.start():
             take(chunk)
         while not generation.is_complete:
             event = await generation.next_event(ping_s)
-            for chunk in chunks.of(event) if event is not None else ():
+            for chunk in chunks.on_event(event) if event is not None else ():
                 take(chunk)
-        for chunk in chunks.closing():
+        for chunk in chunks.finish():
             take(chunk)
     finally:
         generation.close()
@@ -106,16 +106,16 @@ async def _events(
 ) -> AsyncGenerator[bytes, None]:
     call, ping_s = generation.call, get_backend().ping_s
     try:
-        for chunk in chunks.opening():
+        for chunk in chunks.start():
             yield framing.event(chunk)
         while not generation.is_complete:
             event = await generation.next_event(ping_s)
             if event is None:
                 yield framing.ping
                 continue
-            for chunk in chunks.of(event):
+            for chunk in chunks.on_event(event):
                 yield framing.event(chunk)
-        for chunk in chunks.closing():
+        for chunk in chunks.finish():
             yield framing.event(chunk)
         if keep is not None:
             await keep()
@@ -150,16 +150,16 @@ class ActivationChunks(Generic[ActiveChunkT]):
         self._log = log
         self._untold: list[TokenActivationsBody] = []
 
-    def opening(self) -> Iterator[ActiveChunkT]:
-        return self._inner.opening()
+    def start(self) -> Iterator[ActiveChunkT]:
+        return self._inner.start()
 
-    def of(self, event: Event) -> Iterator[ActiveChunkT]:
+    def on_event(self, event: Event) -> Iterator[ActiveChunkT]:
         self._untold += self._log.take(event)
-        for chunk in self._inner.of(event):
+        for chunk in self._inner.on_event(event):
             yield self._with_activations(chunk)
 
-    def closing(self) -> Iterator[ActiveChunkT]:
-        return self._inner.closing()
+    def finish(self) -> Iterator[ActiveChunkT]:
+        return self._inner.finish()
 
     def _with_activations(self, chunk: ActiveChunkT) -> ActiveChunkT:
         if self._untold:

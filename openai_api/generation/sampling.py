@@ -28,24 +28,24 @@ DEFAULTABLE = (
 )
 
 
-def sampling_params(wanted: SamplingSchema, model: ReadyModel, max_tokens: int) -> SamplingParams:
+def sampling_params(request: SamplingSchema, model: ReadyModel, max_tokens: int) -> SamplingParams:
     """The request's values, else the model's defaults, else the engine's. Raises ApiError 400."""
-    check_token_ids(wanted.stop_token_ids or (), model.vocab_size, param="stop_token_ids")
-    check_token_ids(wanted.allowed_token_ids or (), model.vocab_size, param="allowed_token_ids")
+    check_token_ids(request.stop_token_ids or (), model.vocab_size, param="stop_token_ids")
+    check_token_ids(request.allowed_token_ids or (), model.vocab_size, param="allowed_token_ids")
     return SamplingParams(
         max_tokens=max_tokens,
-        logit_bias=_logit_bias(wanted, model.vocab_size),
-        bad_words=_bad_words(wanted.bad_words or (), model.text),
-        allowed_token_ids=None if wanted.allowed_token_ids is None else tuple(wanted.allowed_token_ids),
-        min_tokens=_min_tokens(wanted, max_tokens),
-        seed=wanted.seed,
-        stop=tuple(wanted.stop or ()),
-        stop_token_ids=tuple(wanted.stop_token_ids or ()),
-        include_stop=bool(wanted.include_stop_str_in_output),
-        ignore_eos=bool(wanted.ignore_eos),
-        skip_special_tokens=wanted.skip_special_tokens is not False,
-        prompt_logprobs=wanted.prompt_logprobs,
-        **_numbers(wanted, model),
+        logit_bias=_logit_bias(request, model.vocab_size),
+        bad_words=_bad_words(request.bad_words or (), model.text),
+        allowed_token_ids=None if request.allowed_token_ids is None else tuple(request.allowed_token_ids),
+        min_tokens=_min_tokens(request, max_tokens),
+        seed=request.seed,
+        stop=tuple(request.stop or ()),
+        stop_token_ids=tuple(request.stop_token_ids or ()),
+        include_stop=bool(request.include_stop_str_in_output),
+        ignore_eos=bool(request.ignore_eos),
+        skip_special_tokens=request.skip_special_tokens is not False,
+        prompt_logprobs=request.prompt_logprobs,
+        **_numbers(request, model),
     )
 
 
@@ -77,23 +77,23 @@ def check_token_ids(ids: Iterable[int], vocab_size: int, *, param: str, code: st
         )
 
 
-def _numbers(wanted: DrawingSchema, model: ReadyModel) -> dict[str, Any]:
+def _numbers(request: DrawingSchema, model: ReadyModel) -> dict[str, Any]:
     defaults = model.record.default_sampling
-    asked = {name: getattr(wanted, name) for name in DEFAULTABLE}
+    asked = {name: getattr(request, name) for name in DEFAULTABLE}
     values = {name: defaults.get(name) if value is None else value for name, value in asked.items()}
     if values["top_k"] is not None:
         values["top_k"] = min(max(0, values["top_k"]), model.vocab_size)
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _logit_bias(wanted: DrawingSchema, vocab_size: int) -> tuple[tuple[int, float], ...]:
-    bias = {int(token): value for token, value in (wanted.logit_bias or {}).items()}
+def _logit_bias(request: DrawingSchema, vocab_size: int) -> tuple[tuple[int, float], ...]:
+    bias = {int(token): value for token, value in (request.logit_bias or {}).items()}
     check_token_ids(bias, vocab_size, param="logit_bias")
     return tuple(bias.items())
 
 
-def _min_tokens(wanted: DrawingSchema, max_tokens: int) -> int:
-    least = wanted.min_tokens or 0
+def _min_tokens(request: DrawingSchema, max_tokens: int) -> int:
+    least = request.min_tokens or 0
     if least > max_tokens:
         raise invalid(f"“min_tokens” is {least}, but at most {max_tokens} tokens may be generated.", param="min_tokens")
     return least

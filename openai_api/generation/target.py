@@ -49,17 +49,17 @@ class ProfileRef:
     is_given: bool = False
 
 
-async def resolve_target(call: Call, wanted: SteeredSchema) -> Target:
+async def resolve_target(call: Call, request: SteeredSchema) -> Target:
     """Raises ApiError 400, 403, 404, 409 or 503; a profile that cannot act is never passed over."""
     backend = get_backend()
-    record, suffix = find_model(backend.registry(), wanted.model)
+    record, suffix = find_model(backend.registry(), request.model)
     call.use_model(record.name)
     check_model_allowed(call.key, record)
-    wish = choose_steering(call, wanted, suffix, record)
+    selection = choose_steering(call, request, suffix, record)
     model = await ready_model(record, "generation")
     watch = await backend.watch(record.name, special_token_ids=model.text.special_token_ids)
     try:
-        profile = await backend.steer(record.name, wish, special_token_ids=model.text.special_token_ids)
+        profile = await backend.steer(record.name, selection, special_token_ids=model.text.special_token_ids)
         if profile is not None:
             check_scopes(profile.intervention, model.text.dialect)
     except SteeringError as error:
@@ -145,58 +145,58 @@ def check_model_allowed(key: KeyRecord | None, record: ModelRecord) -> None:
         raise forbidden(message, code="model_not_allowed", param="model")
 
 
-def choose_steering(call: Call, wanted: SteeredSchema, suffix: str | None, record: ModelRecord) -> SteeringSelection:
+def choose_steering(call: Call, request: SteeredSchema, suffix: str | None, record: ModelRecord) -> SteeringSelection:
     """The request's own edits or profile, or a default, and how much of it; a draft that is tried out goes first."""
     if call.draft is not None:
         call.entry.parameters["draft"] = list(call.draft.words)
         return SteeringSelection(draft=call.draft.version)
-    reference = choose_profile(call, wanted, suffix, record)
-    if wanted.steering is not None:
+    reference = choose_profile(call, request, suffix, record)
+    if request.steering is not None:
         check_inline_allowed(call.key)
-        if profile_ref(call, wanted, suffix).reference is not None:
+        if profile_ref(call, request, suffix).reference is not None:
             raise invalid("A request names a profile or brings “steering” along, not both.", param="steering")
         reference = None
-    intensity = 1.0 if wanted.steering_intensity is None else wanted.steering_intensity
-    wish = SteeringSelection(reference, intensity, wanted.steering)
-    if wanted.steering_intensity is not None:
+    intensity = 1.0 if request.steering_intensity is None else request.steering_intensity
+    selection = SteeringSelection(reference, intensity, request.steering)
+    if request.steering_intensity is not None:
         check_intensity_allowed(call.key, intensity)
-        if not wish:
+        if not selection:
             message = "There is no steering that “steering_intensity” could scale: name a profile, or leave it out."
             raise invalid(message, param="steering_intensity")
-    return wish
+    return selection
 
 
-def choose_profile(call: Call, wanted: SteeredSchema, suffix: str | None, record: ModelRecord) -> str | None:
+def choose_profile(call: Call, request: SteeredSchema, suffix: str | None, record: ModelRecord) -> str | None:
     """The request's choice, else the key's default, else the model's, else none.
 
     Defaults are the operator's choice and need no permission; ``allowed_profiles`` limits what a request may name.
     """
-    wish = profile_ref(call, wanted, suffix)
-    if not wish.is_given:
+    ref = profile_ref(call, request, suffix)
+    if not ref.is_given:
         return (call.key.default_profile if call.key else "") or record.default_profile or None
-    if wish.reference is not None:
-        check_profile_allowed(call.key, wish.reference)
-    return wish.reference
+    if ref.reference is not None:
+        check_profile_allowed(call.key, ref.reference)
+    return ref.reference
 
 
-def requested_profile(call: Call, wanted: SteeredSchema) -> ProfileRef:
+def requested_profile(call: Call, request: SteeredSchema) -> ProfileRef:
     """The same for a request whose model is known to be there."""
-    _, suffix = find_model(get_backend().registry(), wanted.model)
-    return profile_ref(call, wanted, suffix)
+    _, suffix = find_model(get_backend().registry(), request.model)
+    return profile_ref(call, request, suffix)
 
 
-def profile_ref(call: Call, wanted: SteeredSchema, suffix: str | None) -> ProfileRef:
+def profile_ref(call: Call, request: SteeredSchema, suffix: str | None) -> ProfileRef:
     """From the body, the header or the model's suffix; they must not contradict each other."""
     header = call.request.headers.get(PROFILE_HEADER)
-    wishes = [ProfileRef(wanted.profile, is_given=True)] if wanted.names_profile else []
+    refs = [ProfileRef(request.profile, is_given=True)] if request.names_profile else []
     if header is not None:
-        wishes.append(ProfileRef(header.strip() or None, is_given=True))
+        refs.append(ProfileRef(header.strip() or None, is_given=True))
     if suffix is not None:
-        wishes.append(ProfileRef(suffix, is_given=True))
-    if len(set(wishes)) > 1:
-        named = ", ".join(f"“{quote(wish.reference)}”" if wish.reference else "none" for wish in wishes)
+        refs.append(ProfileRef(suffix, is_given=True))
+    if len(set(refs)) > 1:
+        named = ", ".join(f"“{quote(ref.reference)}”" if ref.reference else "none" for ref in refs)
         raise invalid(f"The request names different profiles: {named}. Name one.", param="profile")
-    return wishes[0] if wishes else ProfileRef()
+    return refs[0] if refs else ProfileRef()
 
 
 def check_profile_allowed(key: KeyRecord | None, reference: str) -> None:

@@ -53,8 +53,10 @@ class Call:
         source: Source = "client",
         session_user_id: int | None = None,
     ) -> None:
-        """``is_background``: nobody waits for the answer, so everybody else goes first. ``session_user_id``: the user who
-        asks in a session of the console, without a key.
+        """Start the call.
+
+        ``is_background``: nobody waits for the answer, so other requests have priority. ``session_user_id``: the user
+        of a console session, which has no key.
         """
         self.request = request
         self.is_background = is_background

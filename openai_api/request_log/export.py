@@ -217,14 +217,14 @@ class ExportPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none 
         if not self.has_export_permission(request) or (with_text and not may_see_text(request.user)):
             raise PermissionDenied
         form = SearchForm(QueryDict(request.POST.get("query", "")), sees_text=may_see_text(request.user))
-        wanted = request.POST.get("format", "")
-        if wanted not in FORMATS or not form.is_valid():
+        file_format = request.POST.get("format", "")
+        if file_format not in FORMATS or not form.is_valid():
             return self._refuse(request, form)
         assert isinstance(request.user, User)
         export = start_export(
             search=form.search(),
             conditions=form.conditions,
-            form=wanted,
+            form=file_format,
             with_text=with_text,
             user=request.user,
         )

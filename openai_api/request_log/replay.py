@@ -130,11 +130,11 @@ async def _plan(replay: Replay, target: Target) -> Plan:
     """By the same steps as the request's own."""
     if replay.row.endpoint == CHAT:
         return (await plan_chat(ChatRequest.parse(replay.body), target))[0]
-    wanted = CompletionRequest.parse(replay.body)
-    prompts = await encode_prompts(target.model, wanted.prompt)
-    params = [params_for(wanted, target.model, len(ids)) for ids in prompts]
-    params = await constrained(wanted.grammar_spec, target.model, params)
-    return Plan(prompts, params, wanted.num_candidates, parts=raw_parts(target, prompts))
+    request = CompletionRequest.parse(replay.body)
+    prompts = await encode_prompts(target.model, request.prompt)
+    params = [params_for(request, target.model, len(ids)) for ids in prompts]
+    params = await constrained(request.grammar_spec, target.model, params)
+    return Plan(prompts, params, request.num_candidates, parts=raw_parts(target, prompts))
 
 
 async def _answers(plan: Plan, model: ReadyModel, profile: ResolvedProfile | None) -> list[tuple[str, str]]:

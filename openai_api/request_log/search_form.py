@@ -22,9 +22,9 @@ ANY = ("", "any")
 CURSORS = ("before", "after")
 
 
-def is_prefix(wanted: str) -> bool:
+def is_prefix(value: str) -> bool:
     """Whether a key is named by its secret's beginning, as pages show it."""
-    return wanted.startswith(KEY_START) and len(wanted) == PREFIX_LENGTH
+    return value.startswith(KEY_START) and len(value) == PREFIX_LENGTH
 
 
 class SearchForm(forms.Form):
@@ -94,25 +94,25 @@ class SearchForm(forms.Form):
 
     def clean_endpoint(self) -> str:
         """As the log has it: the list shows it without its beginning."""
-        wanted: str = self.cleaned_data["endpoint"].strip()
-        sign, name = (OTHERS, wanted[1:].lstrip()) if wanted.startswith(OTHERS) else ("", wanted)
+        value: str = self.cleaned_data["endpoint"].strip()
+        sign, name = (OTHERS, value[1:].lstrip()) if value.startswith(OTHERS) else ("", value)
         return sign + (name if not name or name.startswith("/") else f"{ROOT}{name.removeprefix('v1/')}")
 
     def clean_key(self) -> tuple[int, ...] | None:
-        wanted = self.cleaned_data["key"]
-        if not wanted:
+        value = self.cleaned_data["key"]
+        if not value:
             return None
-        if wanted == NONE:
+        if value == NONE:
             return ()
-        known = Q(prefix=wanted) if is_prefix(wanted) else Q(name=wanted)
+        known = Q(prefix=value) if is_prefix(value) else Q(name=value)
         found = tuple(ApiKey.objects.filter(known).values_list("pk", flat=True)[:1_000])
-        if not found and not (is_prefix(wanted) and RequestLog.objects.filter(key_prefix=wanted).exists()):
-            raise forms.ValidationError(f"There is no key “{wanted}”.")
+        if not found and not (is_prefix(value) and RequestLog.objects.filter(key_prefix=value).exists()):
+            raise forms.ValidationError(f"There is no key “{value}”.")
         return found
 
     def _key_prefix(self) -> str:
-        wanted = str(self.data.get("key", "")).strip()
-        return wanted if is_prefix(wanted) else ""
+        value = str(self.data.get("key", "")).strip()
+        return value if is_prefix(value) else ""
 
     def clean(self) -> dict[str, Any]:
         data = super().clean() or self.cleaned_data

@@ -57,9 +57,9 @@ async def key_of(pk: int | None) -> KeyRecord | None:
     raise wrong_key()
 
 
-def search_order(wanted: ResponseRequest, searching: Searching) -> dict[str, Any]:
+def search_order(request: ResponseRequest, searching: Searching) -> dict[str, Any]:
     """Nothing where there is no such tool."""
-    search = wanted.file_search
+    search = request.file_search
     if search is None:
         return {}
     place, tool = search
@@ -69,7 +69,7 @@ def search_order(wanted: ResponseRequest, searching: Searching) -> dict[str, Any
             "place": place,
             "shows_results": searching.shows_results,
             "sources": searching.sources,
-            "max_searches": wanted.max_tool_calls,
+            "max_searches": request.max_tool_calls,
         }
     }
 

@@ -159,32 +159,32 @@ _NAMES = (  # what a chat's field is called here; the first that fits counts
 _TOOL = re.compile(r"(?<!\.)\btools\[(\d+)\]")  # not those of a choice
 
 
-def chat_body(wanted: PromptSchema, items: Sequence[Item]) -> ChatBody:
+def chat_body(request: PromptSchema, items: Sequence[Item]) -> ChatBody:
     """The fields that say what the model reads, and, of a response, how it draws."""
     body: ChatBody = {
-        "model": wanted.model,
-        "messages": messages_of(wanted.instructions, items),
-        **_tool_fields(wanted),
-        **_format_fields(wanted),
+        "model": request.model,
+        "messages": messages_of(request.instructions, items),
+        **_tool_fields(request),
+        **_format_fields(request),
     }
-    if wanted.chat_template_kwargs is not None:
-        body["chat_template_kwargs"] = wanted.chat_template_kwargs.model_dump(exclude_unset=True)
-    if wanted.reasoning is not None and wanted.reasoning.effort is not None:
-        body["reasoning_effort"] = wanted.reasoning.effort
-    if isinstance(wanted, ResponseRequest):
-        body |= _drawing_fields(wanted)
+    if request.chat_template_kwargs is not None:
+        body["chat_template_kwargs"] = request.chat_template_kwargs.model_dump(exclude_unset=True)
+    if request.reasoning is not None and request.reasoning.effort is not None:
+        body["reasoning_effort"] = request.reasoning.effort
+    if isinstance(request, ResponseRequest):
+        body |= _drawing_fields(request)
     return body
 
 
-def parse_chat(wanted: PromptSchema, body: Mapping[str, Any]) -> ChatRequest:
+def parse_chat(request: PromptSchema, body: Mapping[str, Any]) -> ChatRequest:
     """Raises ApiError in the words of the response's request."""
-    with renaming(wanted):
+    with renaming(request):
         return ChatRequest.parse(body)
 
 
-def renaming(wanted: PromptSchema) -> AbstractContextManager[None]:
+def renaming(request: PromptSchema) -> AbstractContextManager[None]:
     """Names of a chat's fields in errors become those of the response's."""
-    places = [place for place, _ in wanted.callable_tools]
+    places = [place for place, _ in request.callable_tools]
     return errors.renaming(partial(renamed, tool_places=places))
 
 
@@ -199,15 +199,15 @@ def _place(number: int, places: Sequence[int]) -> int:
     return places[number] if number < len(places) else number
 
 
-def _tool_fields(wanted: PromptSchema) -> ChatBody:
+def _tool_fields(request: PromptSchema) -> ChatBody:
     fields: ChatBody = {}
-    functions = [tool for _, tool in wanted.callable_tools]
+    functions = [tool for _, tool in request.callable_tools]
     if functions:
         fields["tools"] = [{"type": "function", "function": _function(tool)} for tool in functions]
-        if wanted.parallel_tool_calls is not None:
-            fields["parallel_tool_calls"] = wanted.parallel_tool_calls
-    if wanted.tool_choice is not None and (functions or wanted.tool_choice != "auto"):
-        fields["tool_choice"] = _tool_choice(wanted)
+        if request.parallel_tool_calls is not None:
+            fields["parallel_tool_calls"] = request.parallel_tool_calls
+    if request.tool_choice is not None and (functions or request.tool_choice != "auto"):
+        fields["tool_choice"] = _tool_choice(request)
     return fields
 
 
@@ -217,8 +217,8 @@ def _function(tool: OfferedFunction | FileSearchTool) -> dict[str, Any]:
     return tool.model_dump(exclude={"type"}, exclude_none=True)
 
 
-def _tool_choice(wanted: PromptSchema) -> Any:
-    choice = wanted.tool_choice
+def _tool_choice(request: PromptSchema) -> Any:
+    choice = request.tool_choice
     if isinstance(choice, AllowedFunctions):
         tools = [{"type": "function", "function": {"name": tool.name}} for tool in choice.tools]
         return {"type": "allowed_tools", "allowed_tools": {"mode": choice.mode, "tools": tools}}
@@ -227,19 +227,19 @@ def _tool_choice(wanted: PromptSchema) -> Any:
     return {"type": "function", "function": {"name": choice.name}}
 
 
-def _format_fields(wanted: PromptSchema) -> ChatBody:
-    form = wanted.text.format if wanted.text else None
+def _format_fields(request: PromptSchema) -> ChatBody:
+    form = request.text.format if request.text else None
     if isinstance(form, JsonSchemaText):
         schema = form.model_dump(by_alias=True, exclude={"type"}, exclude_none=True)
         return {"response_format": {"type": "json_schema", "json_schema": schema}}
     return {"response_format": {"type": form.type}} if form is not None else {}
 
 
-def _drawing_fields(wanted: ResponseRequest) -> ChatBody:
-    names = _SHARED & wanted.model_fields_set
-    fields = wanted.model_dump(include=set(names), by_alias=True, exclude_unset=True)
-    if wanted.max_output_tokens is not None:
-        fields["max_completion_tokens"] = wanted.max_output_tokens
-    if wanted.num_logprobs is not None:
-        fields |= {"logprobs": True, "top_logprobs": wanted.num_logprobs}
+def _drawing_fields(request: ResponseRequest) -> ChatBody:
+    names = _SHARED & request.model_fields_set
+    fields = request.model_dump(include=set(names), by_alias=True, exclude_unset=True)
+    if request.max_output_tokens is not None:
+        fields["max_completion_tokens"] = request.max_output_tokens
+    if request.num_logprobs is not None:
+        fields |= {"logprobs": True, "top_logprobs": request.num_logprobs}
     return fields

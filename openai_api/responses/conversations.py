@@ -28,11 +28,11 @@ T = TypeVar("T")
 
 
 async def create_conversation(call: Call) -> HttpResponseBase:
-    wanted = call.read(ConversationRequest)
-    items, owner_id = await own_items(call, wanted.items, param="items"), owner_of(call)
+    request = call.read(ConversationRequest)
+    items, owner_id = await own_items(call, request.items, param="items"), owner_of(call)
     made = await in_database(
         lambda: store.create_conversation(
-            conversation_id=new_id("conv_"), owner_id=owner_id, metadata=dict(wanted.metadata or {}), items=items
+            conversation_id=new_id("conv_"), owner_id=owner_id, metadata=dict(request.metadata or {}), items=items
         )
     )
     return json_response(conversation_body(made))
@@ -45,11 +45,11 @@ async def get_conversation(call: Call, conversation_id: str) -> HttpResponseBase
 
 
 async def update_conversation(call: Call, conversation_id: str) -> HttpResponseBase:
-    wanted, owner_id = call.read(ConversationUpdate), owner_of(call)
+    request, owner_id = call.read(ConversationUpdate), owner_of(call)
 
     def change() -> Conversation:
         conversation = store.find_conversation(conversation_id, owner_id)
-        conversation.metadata = clean_json(dict(wanted.metadata or {}))
+        conversation.metadata = clean_json(dict(request.metadata or {}))
         conversation.save(update_fields=("metadata",))
         return conversation
 
@@ -65,8 +65,8 @@ async def delete_conversation(call: Call, conversation_id: str) -> HttpResponseB
 
 
 async def add_items(call: Call, conversation_id: str) -> HttpResponseBase:
-    wanted, owner_id = call.read(ConversationItemsRequest), owner_of(call)
-    items = await own_items(call, wanted.items, param="items")
+    request, owner_id = call.read(ConversationItemsRequest), owner_of(call)
+    items = await own_items(call, request.items, param="items")
     await _of(
         conversation_id,
         lambda: store.append_items(conversation=store.find_conversation(conversation_id, owner_id), items=items),

@@ -58,28 +58,28 @@ logger = logging.getLogger(__name__)
 
 
 async def create_response(call: Call) -> HttpResponseBase:
-    wanted = call.read(ResponseRequest)
-    context = await read_context(call, wanted)
-    search = FileSearch.of(wanted)
+    request = call.read(ResponseRequest)
+    context = await read_context(call, request)
+    search = FileSearch.of(request)
     if search is not None:
         await search.check(call)
-    planned = await plan_response(call, wanted, context)
+    planned = await plan_response(call, request, context)
     if is_effort_without_effect(planned.target.model.text, planned.chat):
         call.note_ignored("reasoning.effort")
-    status: ResponseStatus = "queued" if wanted.background else "in_progress"
-    body = new_body(call.answer_id("resp_"), wanted, planned.target.model.record.name, status, planned.plan.params[0])
+    status: ResponseStatus = "queued" if request.background else "in_progress"
+    body = new_body(call.answer_id("resp_"), request, planned.target.model.record.name, status, planned.plan.params[0])
     call.entry.parameters["response"] = body["id"]
-    searching = Searching(is_on=search is not None, shows_results=wanted.wants_search_results)
+    searching = Searching(is_on=search is not None, shows_results=request.wants_search_results)
     searching.note(planned.items if searching.is_on else ())
-    if wanted.background:
+    if request.background:
         turn = Turn(body, context.input, owner_of(call))
-        return await _order(call, planned, search_order(wanted, searching), turn, is_streamed=bool(wanted.stream))
+        return await _order(call, planned, search_order(request, searching), turn, is_streamed=bool(request.stream))
     first = Generation(call, planned.target, planned.plan)
-    generation = ToolLoop(first, planned.body, search, max_searches=wanted.max_tool_calls)
+    generation = ToolLoop(first, planned.body, search, max_searches=request.max_tool_calls)
     writer = EventWriter(body, searching=searching)
     writer.read(planned.answers, planned.target.model.text)
     run = ResponseRun(generation, writer, context.input)
-    return await streamed(generation, _events(run)) if wanted.stream else await _collect(run)
+    return await streamed(generation, _events(run)) if request.stream else await _collect(run)
 
 
 async def _order(
@@ -211,12 +211,12 @@ PROMPT = (
 
 async def compact_response(call: Call) -> HttpResponseBase:
     """Raises ApiError 400 where the conversation does not fit the model's context."""
-    wanted = call.read(CompactionRequest)
-    context = await read_context(call, wanted)
+    request = call.read(CompactionRequest)
+    context = await read_context(call, request)
     if not context.items:
         message = "There is nothing to compact: send `input` or `previous_response_id`."
         raise invalid(message, param="input", code="missing_required_parameter")
-    chat = chat_of(wanted, context.items)
+    chat = chat_of(request, context.items)
     with renaming(lambda text: text.replace("max_tokens", "input").replace("messages", "input")):
         target = await resolve_target(call, chat)
         plan, answers = await plan_chat(chat, target)
@@ -235,11 +235,11 @@ async def compact_response(call: Call) -> HttpResponseBase:
     return json_response(body)
 
 
-def chat_of(wanted: CompactionRequest, items: list[Item]) -> ChatRequest:
+def chat_of(request: CompactionRequest, items: list[Item]) -> ChatRequest:
     """One message, so that every chat template takes it, whatever turns the conversation has."""
-    lines = [f"instructions: {wanted.instructions}"] if wanted.instructions else []
+    lines = [f"instructions: {request.instructions}"] if request.instructions else []
     lines += [f"{item.get('role') or item['type'].replace('_', ' ')}: {item_text(item)}" for item in items]
-    steering: dict[str, Any] = wanted.model_dump(include=set(SteeredSchema.model_fields), exclude_unset=True)
+    steering: dict[str, Any] = request.model_dump(include=set(SteeredSchema.model_fields), exclude_unset=True)
     return ChatRequest.parse({**steering, "messages": [{"role": "user", "content": PROMPT + "\n".join(lines)}]})
 
 
@@ -248,13 +248,13 @@ async def count_input_tokens(call: Call) -> HttpResponseBase:
 
     Without a model it is the default one; without an input, that of a message of the user's without text.
     """
-    wanted = call.read(TokenCountRequest)
-    if not wanted.model:
-        wanted = wanted.model_copy(update={"model": default_model(get_backend().registry()).name})
-    context = await read_context(call, wanted)
+    request = call.read(TokenCountRequest)
+    if not request.model:
+        request = request.model_copy(update={"model": default_model(get_backend().registry()).name})
+    context = await read_context(call, request)
     if not context.items:
         context = Context((), [user_message("")])
-    planned = await plan_response(call, wanted, context)
+    planned = await plan_response(call, request, context)
     (prompt,) = planned.plan.prompts
     call.entry.prompt_tokens = len(prompt)
     body: InputTokensBody = {"object": "response.input_tokens", "input_tokens": len(prompt)}

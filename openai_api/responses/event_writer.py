@@ -62,7 +62,7 @@ class EventWriter:
         self._reader = answers.reader()
         self._reasoning = ReasoningTokens(text)
 
-    def opening(self) -> Iterator[Event]:
+    def start(self) -> Iterator[Event]:
         """`created`, while it waits in the background `queued`, and `in_progress`."""
         yield from self.created()
         yield from self.started()
@@ -76,7 +76,7 @@ class EventWriter:
         self.body["status"] = "in_progress"
         yield self._lifecycle("response.in_progress")
 
-    def of(self, event: EngineEvent, generation: Written) -> Iterator[Event]:
+    def on_event(self, event: EngineEvent, generation: Written) -> Iterator[Event]:
         if isinstance(event, TokensEvent):
             yield from self._read(event, generation)
         if isinstance(event, FinishedEvent):

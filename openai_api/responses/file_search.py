@@ -41,8 +41,8 @@ class FileSearch:
     place: int
 
     @classmethod
-    def of(cls, wanted: PromptSchema) -> FileSearch | None:
-        found = wanted.file_search
+    def of(cls, request: PromptSchema) -> FileSearch | None:
+        found = request.file_search
         return None if found is None else cls(found[1], found[0])
 
     async def check(self, call: Call) -> None:

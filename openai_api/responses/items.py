@@ -27,13 +27,13 @@ SUMMARY = "Summary of the conversation until here:\n"  # what the model reads be
 Content = str | list[ItemText | RefusalPart]
 
 
-def items_of(wanted: str | Iterable[AnyItem] | None) -> list[Item | ReferenceItem]:
+def items_of(items: str | Iterable[AnyItem] | None) -> list[Item | ReferenceItem]:
     """An input's items; references stay what they are until somebody looks them up."""
-    if wanted is None:
+    if items is None:
         return []
-    if isinstance(wanted, str):
-        return [user_message(wanted)]
-    return [item if isinstance(item, ReferenceItem) else stored_item(item) for item in wanted]
+    if isinstance(items, str):
+        return [user_message(items)]
+    return [item if isinstance(item, ReferenceItem) else stored_item(item) for item in items]
 
 
 def user_message(text: str) -> Item:

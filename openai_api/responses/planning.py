@@ -51,9 +51,9 @@ class Context:
         return [*self.history, *self.input]
 
 
-async def read_context(call: Call, wanted: InputSchema) -> Context:
+async def read_context(call: Call, request: InputSchema) -> Context:
     """Touches the database only for what is stored there; raises ApiError 400 and 404."""
-    return Context(await _history(owner_of(call), wanted), await own_items(call, wanted.input))
+    return Context(await _history(owner_of(call), request), await own_items(call, request.input))
 
 
 async def own_items(call: Call, given: str | Iterable[AnyItem] | None, *, param: str = "input") -> list[Item]:
@@ -75,9 +75,9 @@ def owner_of(call: Call) -> int | None:
     return call.key.owner_id if call.key is not None else None
 
 
-async def _history(owner_id: int | None, wanted: InputSchema) -> list[Item]:
-    conversation = wanted.conversation if isinstance(wanted, PromptSchema) else None
-    previous = wanted.previous_response_id
+async def _history(owner_id: int | None, request: InputSchema) -> list[Item]:
+    conversation = request.conversation if isinstance(request, PromptSchema) else None
+    previous = request.previous_response_id
     if conversation is not None:
         try:
             return await in_database(lambda: conversation_items(conversation, owner_id))
@@ -110,32 +110,32 @@ class PlannedChat:
     answers: AnswerPlan
 
 
-async def plan_response(call: Call, wanted: PromptSchema, context: Context) -> PlannedChat:
+async def plan_response(call: Call, request: PromptSchema, context: Context) -> PlannedChat:
     """Raises ApiError in the request's own words."""
-    body = chat_body(wanted, context.items)
-    chat = parse_chat(wanted, body)
-    with renaming(wanted):
+    body = chat_body(request, context.items)
+    chat = parse_chat(request, body)
+    with renaming(request):
         target = await resolve_target(call, chat)
         try:
             return PlannedChat(context.items, body, chat, target, *await plan_chat(chat, target))
         except ApiError as error:
-            if wanted.truncation != "auto" or error.code != TOO_LONG:
+            if request.truncation != "auto" or error.code != TOO_LONG:
                 raise
-        return await _truncated(wanted, context, target)
+        return await _truncated(request, context, target)
 
 
-async def _truncated(wanted: PromptSchema, context: Context, target: Target) -> PlannedChat:
+async def _truncated(request: PromptSchema, context: Context, target: Target) -> PlannedChat:
     """The chat without its oldest items: as few as possible are left out, by halving the range.
 
     The last turn, from the user's message on, always stays; if even that is too long the request is refused.
     """
     items = context.items
     least, most = 1, _last_turn(items)
-    found = await _try(wanted, _whole(items[most:]), target)
+    found = await _try(request, _whole(items[most:]), target)
     while least < most:
         middle = (least + most) // 2
         try:
-            found, most = await _try(wanted, _whole(items[middle:]), target), middle
+            found, most = await _try(request, _whole(items[middle:]), target), middle
         except ApiError as error:
             if error.code != TOO_LONG:
                 raise
@@ -143,9 +143,9 @@ async def _truncated(wanted: PromptSchema, context: Context, target: Target) -> 
     return found
 
 
-async def _try(wanted: PromptSchema, items: Sequence[Item], target: Target) -> PlannedChat:
-    body = chat_body(wanted, items)
-    chat = parse_chat(wanted, body)
+async def _try(request: PromptSchema, items: Sequence[Item], target: Target) -> PlannedChat:
+    body = chat_body(request, items)
+    chat = parse_chat(request, body)
     await _check_room(chat, target)
     return PlannedChat(items, body, chat, target, *await plan_chat(chat, target))
 

@@ -22,44 +22,44 @@ DEFAULT_VERBOSITY = "medium"  # OpenAI's
 
 
 def new_body(
-    response_id: str, wanted: ResponseRequest, model: str, status: ResponseStatus, params: SamplingParams
+    response_id: str, request: ResponseRequest, model: str, status: ResponseStatus, params: SamplingParams
 ) -> ResponseBody:
     """``params`` are what the answer is drawn by, the model's and the server's defaults included."""
-    conversation = wanted.conversation
+    conversation = request.conversation
     return {
         "id": response_id,
         "object": "response",
         "created_at": int(time.time()),
         "completed_at": None,
         "status": status,
-        "background": bool(wanted.background),
+        "background": bool(request.background),
         "conversation": {"id": conversation} if conversation is not None else None,
         "error": None,
         "frequency_penalty": params.frequency_penalty,
         "incomplete_details": None,
-        "instructions": wanted.instructions,
-        "max_output_tokens": wanted.max_output_tokens,
-        "max_tool_calls": wanted.max_tool_calls,
-        "metadata": dict(wanted.metadata or {}),
+        "instructions": request.instructions,
+        "max_output_tokens": request.max_output_tokens,
+        "max_tool_calls": request.max_tool_calls,
+        "metadata": dict(request.metadata or {}),
         "model": model,
         "output": [],
-        "parallel_tool_calls": wanted.parallel_tool_calls is not False,
+        "parallel_tool_calls": request.parallel_tool_calls is not False,
         "presence_penalty": params.presence_penalty,
-        "previous_response_id": wanted.previous_response_id,
-        "prompt_cache_key": wanted.prompt_cache_key,
-        "reasoning": {"effort": wanted.reasoning.effort if wanted.reasoning else None, "summary": None},
-        "safety_identifier": wanted.safety_identifier,
+        "previous_response_id": request.previous_response_id,
+        "prompt_cache_key": request.prompt_cache_key,
+        "reasoning": {"effort": request.reasoning.effort if request.reasoning else None, "summary": None},
+        "safety_identifier": request.safety_identifier,
         "service_tier": "default",
-        "store": wanted.is_stored,
+        "store": request.is_stored,
         "temperature": params.temperature,
-        "text": {"format": _format(wanted), "verbosity": _verbosity(wanted)},
-        "tool_choice": _tool_choice(wanted),
-        "tools": _tools(wanted),
-        "top_logprobs": wanted.top_logprobs or 0,
+        "text": {"format": _format(request), "verbosity": _verbosity(request)},
+        "tool_choice": _tool_choice(request),
+        "tools": _tools(request),
+        "top_logprobs": request.top_logprobs or 0,
         "top_p": params.top_p,
-        "truncation": wanted.truncation or "disabled",
+        "truncation": request.truncation or "disabled",
         "usage": None,
-        "user": wanted.user,
+        "user": request.user,
     }
 
 
@@ -85,19 +85,19 @@ def error_body(error: ApiError) -> ResponseErrorBody:
     }
 
 
-def _format(wanted: ResponseRequest) -> dict[str, Any]:
-    form = wanted.text.format if wanted.text else None
+def _format(request: ResponseRequest) -> dict[str, Any]:
+    form = request.text.format if request.text else None
     return {"type": "text"} if form is None else form.model_dump(by_alias=True, exclude_unset=True)
 
 
-def _verbosity(wanted: ResponseRequest) -> str:
+def _verbosity(request: ResponseRequest) -> str:
     """Without effect here; clients expect a value."""
-    return (wanted.text.verbosity if wanted.text else None) or DEFAULT_VERBOSITY
+    return (request.text.verbosity if request.text else None) or DEFAULT_VERBOSITY
 
 
-def _tools(wanted: ResponseRequest) -> list[dict[str, Any]]:
+def _tools(request: ResponseRequest) -> list[dict[str, Any]]:
     """Those that the model may call; what this server does not run is not among them."""
-    return [_tool(tool) for _, tool in wanted.callable_tools]
+    return [_tool(tool) for _, tool in request.callable_tools]
 
 
 def _tool(tool: OfferedFunction | FileSearchTool) -> dict[str, Any]:
@@ -112,6 +112,6 @@ def _tool(tool: OfferedFunction | FileSearchTool) -> dict[str, Any]:
     }
 
 
-def _tool_choice(wanted: ResponseRequest) -> Any:
-    choice = wanted.tool_choice
+def _tool_choice(request: ResponseRequest) -> Any:
+    choice = request.tool_choice
     return "auto" if choice is None else choice if isinstance(choice, str) else choice.model_dump()

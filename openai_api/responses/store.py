@@ -142,8 +142,8 @@ def delete_item(*, conversation: Conversation, item_id: str) -> int:
 
 def referred_items(item_ids: Iterable[str], owner_id: int | None) -> dict[str, Item]:
     """Stored items by id; those that are not there are missing."""
-    wanted = [item_id for item_id in item_ids if is_storable(item_id)]
-    rows = StoredItem.objects.filter(item_id__in=wanted, owner_id=owner_id).order_by("pk")
+    storable_ids = [item_id for item_id in item_ids if is_storable(item_id)]
+    rows = StoredItem.objects.filter(item_id__in=storable_ids, owner_id=owner_id).order_by("pk")
     return {row.item_id: row.body for row in rows}
 
 

@@ -116,7 +116,7 @@ class ToolLoop:
         self._rows.append(dataclasses.replace(self.call.entry))
 
     def _write(self, entry: LogEntry) -> None:
-        """The row is that of all loop."""
+        """Write one log row for all generations."""
         for name in _COUNTS:
             setattr(entry, name, sum(getattr(row, name) for row in self._rows))
         entry.queue_ms, entry.ttft_ms = self._rows[0].queue_ms, self._rows[0].ttft_ms
@@ -139,7 +139,7 @@ class ResponseRun:
 
     async def events(self, patience_s: float) -> AsyncGenerator[Event | None, None]:
         """All events, and None after each ``patience_s`` without one; the last one comes when the response is kept."""
-        for first in self.writer.opening():
+        for first in self.writer.start():
             yield first
         async for event in generated(self.generation, self.writer, patience_s):
             yield event
@@ -173,7 +173,7 @@ async def generated(loop: ToolLoop, writer: EventWriter, patience_s: float) -> A
             if event is None:
                 yield None
             else:
-                for written in writer.of(event, loop):
+                for written in writer.on_event(event, loop):
                     yield written
         if not writer.pending:
             loop.is_complete = True

@@ -192,18 +192,18 @@ class FeatureContrastRequest(RequestSchema):
                 raise invalid(f"“{name}” has {len(texts)} texts, {MAX_TEXTS} at most.", param=name)
         if self.rerank is False and self.candidates is not None:
             raise invalid("“candidates” needs “rerank”.", param="candidates")
-        if self.candidates is not None and self.candidates < self.num_wanted:
+        if self.candidates is not None and self.candidates < self.num_features:
             raise invalid(f"“candidates” is {self.candidates}, less than “top_k”.", param="candidates")
 
     @property
-    def num_wanted(self) -> int:
+    def num_features(self) -> int:
         return self.top_k or DEFAULT_TOP_K
 
     @property
     def num_candidates(self) -> int:
         if self.rerank is False:
-            return self.num_wanted
-        return self.candidates or max(DEFAULT_CANDIDATES, self.num_wanted)
+            return self.num_features
+        return self.candidates or max(DEFAULT_CANDIDATES, self.num_features)
 
 
 class ContrastedFeatureBody(TypedDict):

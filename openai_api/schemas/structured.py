@@ -145,23 +145,23 @@ class StructuredSchema(GrammarExtensions):
         return [*_of_format(self.response_format), *super()._grammar_specs()]
 
 
-def _of_format(wanted: TextFormat | JsonObjectFormat | JsonSchemaFormat | None) -> Iterator[GrammarSpec]:
-    if isinstance(wanted, JsonSchemaFormat):
-        yield GrammarSpec(Grammar.of_schema(wanted.json_schema.schema_), "response_format.json_schema.schema")
-    elif isinstance(wanted, JsonObjectFormat):
-        schema = _schema(wanted.schema_)
+def _of_format(given: TextFormat | JsonObjectFormat | JsonSchemaFormat | None) -> Iterator[GrammarSpec]:
+    if isinstance(given, JsonSchemaFormat):
+        yield GrammarSpec(Grammar.of_schema(given.json_schema.schema_), "response_format.json_schema.schema")
+    elif isinstance(given, JsonObjectFormat):
+        schema = _schema(given.schema_)
         yield GrammarSpec(schema or Grammar("json_object"), "response_format.schema" if schema else "response_format")
 
 
-def _of_outputs(wanted: StructuredOutputs | None) -> Iterator[GrammarSpec]:
-    if wanted is None:
+def _of_outputs(given: StructuredOutputs | None) -> Iterator[GrammarSpec]:
+    if given is None:
         return
     fields = {
-        "json": _schema(wanted.json_),
-        "json_object": Grammar("json_object") if wanted.json_object else None,
-        "regex": _text("regex", wanted.regex),
-        "choice": _choices(wanted.choice),
-        "grammar": _text("lark", wanted.grammar),
+        "json": _schema(given.json_),
+        "json_object": Grammar("json_object") if given.json_object else None,
+        "regex": _text("regex", given.regex),
+        "choice": _choices(given.choice),
+        "grammar": _text("lark", given.grammar),
     }
     for name, grammar in fields.items():
         if grammar is not None:

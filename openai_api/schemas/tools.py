@@ -134,10 +134,10 @@ def tool_use(tools: Sequence[PlainTool] | None, choice: ToolChoice | None, *, is
     return ToolUse(functions, must_call=choice == "required", is_parallel=is_parallel)
 
 
-def _allowed(wanted: AllowedTools, functions: tuple[FunctionTool, ...]) -> tuple[FunctionTool, ...]:
-    for place, tool in enumerate(wanted.tools):
+def _allowed(allowed: AllowedTools, functions: tuple[FunctionTool, ...]) -> tuple[FunctionTool, ...]:
+    for place, tool in enumerate(allowed.tools):
         _check_known(tool.function.name, functions, f"tool_choice.allowed_tools.tools[{place}].function.name")
-    names = {tool.function.name for tool in wanted.tools}
+    names = {tool.function.name for tool in allowed.tools}
     return tuple(tool for tool in functions if tool.name in names)
 
 

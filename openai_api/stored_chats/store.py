@@ -104,14 +104,14 @@ class RecordedChunks:
         self._chunks = chunks
         self._fold = fold
 
-    def opening(self) -> Iterator[ChatChunkBody]:
-        return self._noted(self._chunks.opening())
+    def start(self) -> Iterator[ChatChunkBody]:
+        return self._noted(self._chunks.start())
 
-    def of(self, event: Event) -> Iterator[ChatChunkBody]:
-        return self._noted(self._chunks.of(event))
+    def on_event(self, event: Event) -> Iterator[ChatChunkBody]:
+        return self._noted(self._chunks.on_event(event))
 
-    def closing(self) -> Iterator[ChatChunkBody]:
-        return self._noted(self._chunks.closing())
+    def finish(self) -> Iterator[ChatChunkBody]:
+        return self._noted(self._chunks.finish())
 
     def _noted(self, chunks: Iterator[ChatChunkBody]) -> Iterator[ChatChunkBody]:
         for chunk in chunks:
@@ -119,12 +119,12 @@ class RecordedChunks:
             yield chunk
 
 
-async def store_completion(call: Call, wanted: ChatRequest, body: ChatCompletionBody) -> None:
+async def store_completion(call: Call, request: ChatRequest, body: ChatCompletionBody) -> None:
     """An answer that cannot be kept is an error: the client would look for it in vain."""
     owner_id = call.key.owner_id if call.key is not None else None
-    messages = [message.model_dump(exclude_none=True) for message in wanted.messages]
+    messages = [message.model_dump(exclude_none=True) for message in request.messages]
     await in_database(
-        lambda: store_chat(owner_id=owner_id, body=body, messages=messages, metadata=wanted.metadata or {})
+        lambda: store_chat(owner_id=owner_id, body=body, messages=messages, metadata=request.metadata or {})
     )
 
 

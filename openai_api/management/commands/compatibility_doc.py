@@ -22,10 +22,10 @@ class Command(BaseCommand):
     def handle(self, *args: Any, page: Path, check: bool, **options: Any) -> None:
         text = page.read_text()
         try:
-            wanted = page_with_table(text)
+            expected = page_with_table(text)
         except ValueError as error:
             raise CommandError(str(error)) from None
         if not check:
-            page.write_text(wanted)
-        elif text != wanted:
+            page.write_text(expected)
+        elif text != expected:
             raise CommandError(f"{page.name} is not in step with the schemas. Run: python manage.py compatibility_doc")
