@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from steering.evaluation.admin import EvaluationAdmin
 from steering.feature_admin import FeatureAdmin
-from steering.profiles.admin import ProfileVersionAdmin, SteeringProfileAdmin
+from steering.profiles.admin import SteeringProfileAdmin
 from steering.profiles.policy_admin import GovernedModelAdmin, SteeringPolicyAdmin
+from steering.profiles.version_admin import ProfileVersionAdmin
 from steering.sae_admin import SAEAdmin
 from steering.vector_admin import PlainVectorAdmin, VectorSetAdmin
 from steering.watch.admin import WatchEventAdmin, WatchRuleAdmin

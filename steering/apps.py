@@ -8,8 +8,6 @@ class SteeringConfig(AppConfig):
     verbose_name = "Steering"
 
     def ready(self) -> None:
-        from steering.evaluation.kinds import register_kinds as register_evaluations
         from steering.job_kinds import register_kinds
 
         register_kinds()
-        register_evaluations()

@@ -1,37 +1,48 @@
-"""The kinds of jobs that steering brings. What they import is imported when they run."""
+"""The kinds of jobs of this app. Their functions are named by path, so that torch is imported only when they run."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from django.urls import reverse
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
 
 from jobs.kinds import JobKind, register
 
-if TYPE_CHECKING:
-    from django.utils.safestring import SafeString
-
-    from jobs.running_job import RunningJob
-
 
 def register_kinds() -> None:
-    register(JobKind("steering.health", "Measure an SAE", _health, show=_measured))
-    register(JobKind("steering.add_sae", "Add an SAE", _add_sae))
-    register(JobKind("steering.embed_labels", "Embed labels", _embed_labels))
-    register(JobKind("steering.extract", "Find vectors in pairs of prompts", _extract))
+    register(JobKind("steering.health", "Measure an SAE", "steering.health_job:run_health", show=_show_measurement))
+    register(JobKind("steering.add_sae", "Add an SAE", "steering.registration_job:run_add_sae"))
+    register(JobKind("steering.embed_labels", "Embed labels", "steering.meaning_job:run_embed_labels"))
+    register(JobKind("steering.extract", "Find vectors in pairs of prompts", "steering.extraction_job:run_extraction"))
+    register(
+        JobKind("steering.sweep", "Sweep of strengths", "steering.evaluation.sweep:run_sweep", show=_show_evaluation)
+    )
+    register(
+        JobKind(
+            "steering.calibrate",
+            "Calibration",
+            "steering.evaluation.calibration:run_calibration",
+            show=_show_evaluation,
+        )
+    )
+    register(
+        JobKind(
+            "steering.compare", "Comparison", "steering.evaluation.comparison:run_comparison", show=_show_evaluation
+        )
+    )
 
 
-def _health(job: RunningJob) -> dict[str, Any]:
-    from steering.health_job import run_health
+def _show_evaluation(result: Mapping[str, Any]) -> SafeString:
+    url = reverse("admin:steering_evaluation_change", args=[result["evaluation"]])
+    return format_html('<p><a class="button" href="{}">Open the report</a></p>', url)
 
-    return run_health(job)
 
-
-def _measured(result: Mapping[str, Any]) -> SafeString:
-    from django.urls import reverse
-    from django.utils.html import format_html
-
+def _show_measurement(result: Mapping[str, Any]) -> SafeString:
     figures = format_html("L0 {}, FVU {}, on {} tokens.", *(_figure(result[name]) for name in ("l0", "fvu", "tokens")))
-    if "sae" not in result:  # of a job that ran before results named it
+    if "sae" not in result:  # the job ran before results named the SAE
         return format_html("<p>{}</p>", figures)
     return format_html(
         '<p>{} <a href="{}">The SAE</a>, <a href="{}?sae__id__exact={}">its features</a></p>',
@@ -44,21 +55,3 @@ def _measured(result: Mapping[str, Any]) -> SafeString:
 
 def _figure(value: float | None) -> str:
     return "unknown" if value is None else f"{value:.3g}" if isinstance(value, float) else f"{value:,}"
-
-
-def _add_sae(job: RunningJob) -> dict[str, Any]:
-    from steering.registration_job import run_add_sae
-
-    return run_add_sae(job)
-
-
-def _embed_labels(job: RunningJob) -> dict[str, Any]:
-    from steering.meaning_job import run_embed_labels
-
-    return run_embed_labels(job)
-
-
-def _extract(job: RunningJob) -> dict[str, Any]:
-    from steering.extraction_job import run_extraction
-
-    return run_extraction(job)

@@ -11,16 +11,10 @@ from django.db.models import Q
 from audit.changes import stored_fields
 from audit.models import AuditEvent
 from audit.trail import record, record_deleted, record_saved
-from inference.files.sources import SourceError
 from inference.interventions import SiteKind
 from inference.models import LanguageModel
 from inference.services import absolute_source
-from steering.errors import (
-    InUseError,
-    InvalidProfileError,
-    NothingToPublishError,
-    SAEUnavailableError,
-)
+from steering.errors import InUseError, InvalidProfileError
 from steering.labels import FeatureLabel
 from steering.models import (
     SAE,
@@ -35,13 +29,12 @@ from steering.models import (
     WatchRule,
 )
 from steering.profiles import reviews
-from steering.profiles.draft_checks import usable_edits
-from steering.profiles.drafts import draft_rows, draft_words, record_draft, rows_of
+from steering.profiles.draft_checks import needed_saes, publishable_edits
+from steering.profiles.drafts import draft_words, record_draft, rows_of
 from steering.profiles.snapshot import published_profiles, registered_saes
 from steering.registration import PreparedSAE, SAEHealth, SAELocation, inspect_sae, prepare_sae
 from steering.sae_source import installed_place
-from steering.saes.errors import InvalidSAEError
-from steering.spec.edit import EditSpec, SAEIdentity
+from steering.spec.edit import EditSpec
 from steering.spec.errors import InvalidSpecError
 from steering.spec.parsing import parse_edits
 from steering.spec.rendering import edits_to_json, fingerprint
@@ -227,35 +220,3 @@ def publish_profile(
     record(AuditEvent.Action.PUBLISH, version, user=user, model=profile.model.name, detail=note)
     published_profiles.invalidate()
     return version
-
-
-def publishable_edits(profile: SteeringProfile) -> tuple[EditSpec, ...]:
-    """The draft's edits, if they may be published; InvalidProfileError otherwise. SAE files are not looked at."""
-    edits = usable_edits(profile, draft_rows(profile))
-    latest = profile.latest_version
-    if latest is not None and latest.edits == edits_to_json(edits):
-        raise NothingToPublishError(f"The draft is the same as {latest}; there is nothing to publish.")
-    return edits
-
-
-def needed_saes(profile: SteeringProfile, edits: Sequence[EditSpec]) -> list[SAE]:
-    """The SAEs of the edits, each of the profile's model and with its files in place."""
-    targets = {sae for edit in edits for sae in edit.saes}
-    return [_usable_sae(profile, target) for target in sorted(targets, key=lambda target: (target.site, target.name))]
-
-
-def _usable_sae(profile: SteeringProfile, target: SAEIdentity) -> SAE:
-    place = {"layer": target.site.layer, "site": target.site.kind}
-    sae = SAE.objects.filter(model_id=profile.model_id, checksum=target.checksum, **place).first()
-    if sae is None:
-        raise InvalidProfileError(f"The SAE {target.name} does not belong to the model {profile.model}.")
-    return check_sae_files(sae)
-
-
-def check_sae_files(sae: SAE) -> SAE:
-    """The same, or SAEUnavailableError when its files are not those that were registered."""
-    try:
-        installed_place(sae)
-    except (InvalidSAEError, SourceError) as error:
-        raise SAEUnavailableError(f"The SAE {sae} cannot be used: {error}") from error
-    return sae

@@ -46,7 +46,7 @@ class SharingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none
             field.queryset = self._choices(request, obj)
             field.widget = forms.CheckboxSelectMultiple()
             field.widget.choices = field.choices
-            field.help_text = "Groups that see it, and act on it as far as they may."
+            field.help_text = "Groups with access. Their role decides what they can do."
         return form
 
     def may_share(self, request: HttpRequest, obj: Any) -> bool:

@@ -24,7 +24,7 @@ from openai_api.http.json_body import parse_json
 from openai_api.http.session_auth import SessionUser, authenticate_session, refusal_response, request_for
 from steering.errors import SteeringError
 from steering.models import SteeringProfile
-from steering.profiles.admin import DraftPages
+from steering.profiles.admin import SteeringProfileAdmin
 from steering.profiles.draft_form import InvalidDraftError, UnsavedDraft
 
 ASKED = "_preview"
@@ -66,7 +66,7 @@ def _read(request: HttpRequest, user: SessionUser, object_id: str) -> UnsavedDra
     """In a thread of its own, with a connection that does not wait for the answer's end."""
     close_old_connections()
     request.user = cast("Any", user)
-    pages = cast("DraftPages", admin.site.get_model_admin(SteeringProfile))
+    pages = cast("SteeringProfileAdmin", admin.site.get_model_admin(SteeringProfile))
     try:
         return pages.unsaved_draft(request, object_id)
     except Http404:

@@ -123,8 +123,8 @@ class Versions(Resource):
         other = data["other"]
         return self._start(ComparisonParams(version.pk, None if other is None else other.pk, _texts(data)))
 
-    def _start(self, wish: EvaluationParams) -> Response:
-        return job_started(create_evaluation(wish=wish, owner=self.user))
+    def _start(self, params: EvaluationParams) -> Response:
+        return job_started(create_evaluation(params=params, owner=self.user))
 
 
 def differences(before: ProfileVersion, after: ProfileVersion | None) -> list[dict[str, str]]:

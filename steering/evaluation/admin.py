@@ -31,9 +31,7 @@ FILES: dict[str, tuple[str, Callable[[Evaluation], str]]] = {
 class EvaluationAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
     """Read-only; made by jobs."""
 
-    empty_words = (
-        "No evaluation yet. A published version's page sweeps, calibrates and compares; the reports will be here."
-    )
+    empty_words = "No evaluations yet. Start a sweep, a calibration or a comparison from a published version's page."
     list_display = ("__str__", "kind", "of_model", "created_by", "created_at")
     list_filter = ("kind", "version__profile__model", ("created_by", admin.RelatedOnlyFieldListFilter))
     list_select_related = ("version__profile__model", "other__profile", "created_by")
@@ -106,9 +104,7 @@ class EvaluationAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes n
         except (EvaluationError, SteeringError) as error:
             self.message_user(request, str(error), messages.ERROR)
             return HttpResponseRedirect(reverse("admin:steering_evaluation_change", args=[evaluation.pk]))
-        self.message_user(
-            request, f"The draft of {profile} has the proposed strength now. Publish it to use it.", messages.SUCCESS
-        )
+        self.message_user(request, f'Applied to draft "{profile}". Publish to use it.', messages.SUCCESS)
         return HttpResponseRedirect(reverse("admin:steering_steeringprofile_change", args=[profile.pk]))
 
     @admin.display(description="model", ordering="version__profile__model")
@@ -120,14 +116,14 @@ class EvaluationAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes n
         url = reverse("admin:steering_profileversion_change", args=[evaluation.version_id])
         return format_html('<a href="{}">{}</a>', url, evaluation.version)
 
-    @admin.display(description="job", empty_value="forgotten")
+    @admin.display(description="job", empty_value="deleted")
     def of_job(self, evaluation: Evaluation) -> SafeString | None:
         if evaluation.job_id is None:
             return None
         url = reverse("admin:jobs_job_change", args=[evaluation.job_id])
         return format_html('<a href="{}">{}</a>', url, evaluation.job)
 
-    @admin.display(description="as a file")
+    @admin.display(description="download")
     def files(self, evaluation: Evaluation) -> SafeString:
         links = (
             (reverse("admin:steering_evaluation_file", args=[evaluation.pk, ending]), ending.upper())

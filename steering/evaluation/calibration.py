@@ -1,4 +1,4 @@
-"""Calibration: the strength at which a profile moves the model's next-token distributions so far and no further."""
+"""The calibration job: find the strength at which a profile moves next-token distributions by a target amount."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from jobs.running_job import RunningJob
 from steering.errors import EvaluationError
 from steering.evaluation.params import CalibrationParams, read_texts
 from steering.evaluation.runner import AT_ONCE, EvaluatedVersion, EvaluationRunner, GeneratedAnswer, TextPiece
+from steering.evaluation.services import keep_evaluation
 from steering.evaluation.sweep import finite
 from steering.evaluation.text_measures import mean
+from steering.models import Evaluation
 from steering.spec.factor import has_strength, largest_factor
 
 TOLERANCE = 0.05  # of the target
@@ -21,7 +23,7 @@ MIN_FACTOR = 1e-4
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """``kl`` None: the strength drove the model out of range."""
+    """The divergence at one factor; ``kl`` None means that the steered model became unstable."""
 
     factor: float
     push: float | None
@@ -30,8 +32,10 @@ class CurvePoint:
 
 @dataclass(frozen=True)
 class Search:
-    """``is_met``: ``factor`` meets the target. Otherwise it is the cap's, where the target is out of reach, or the
-    nearest one that was tried.
+    """The result of a search for a factor.
+
+    If ``is_met``, ``factor`` meets the target. Otherwise it is the largest one below the cap (``is_capped``), or the
+    closest one that was tried.
     """
 
     factor: float
@@ -40,52 +44,55 @@ class Search:
     is_capped: bool
 
 
-def read_wish(params: dict[str, Any]) -> CalibrationParams:
+def read_params(params: dict[str, Any]) -> CalibrationParams:
     return CalibrationParams(params["version"], read_texts(params["texts"]), params["target"], params["push_cap"])
 
 
 def run_calibration(job: RunningJob) -> dict[str, Any]:
-    """On texts that the unsteered model writes once, so that each strength is judged by the same tokens."""
-    wish = read_wish(job.params)
-    subject = EvaluatedVersion.find(wish.version)
+    """Run the job "steering.calibrate" and store its report."""
+    return keep_evaluation(Evaluation.Kind.CALIBRATION, job, calibrate(job))
+
+
+def calibrate(job: RunningJob) -> dict[str, Any]:
+    """Return the report. The unsteered model writes the texts once, so that all strengths use the same tokens."""
+    params = read_params(job.params)
+    subject = EvaluatedVersion.find(params.version)
     if not has_strength(subject.edits):
-        raise EvaluationError(
-            f"{subject.published.label} has no edit with a strength, so there is nothing to calibrate."
-        )
-    limit = largest_factor(subject.edits, wish.push_cap)
+        raise EvaluationError(f"{subject.published.label} has no edit with a strength, so it cannot be calibrated.")
+    limit = largest_factor(subject.edits, params.push_cap)
     if limit < MIN_FACTOR:
         raise EvaluationError(
-            f"At every strength an edit pushes more than the cap of {wish.push_cap:g}; raise the cap."
+            f"Every strength exceeds the cap of {params.push_cap:g} on the relative size; raise the cap."
         )
-    bench = EvaluationRunner(subject.model)
-    texts = _texts(job, bench, wish)
+    runner = EvaluationRunner(subject.model)
+    texts = _texts(job, runner, params)
     curve = [CurvePoint(**point) for point in job.checkpoint.get("curve", [])]
     known = {point.factor: point.kl for point in curve}
 
     def kl_at(factor: float) -> float | None:
         if factor not in known:
             job.progress(len(curve), max(MAX_STEPS, len(curve) + 1), f"{factor:.4g} × the strength")
-            known[factor] = _kl(job, bench, subject, texts, factor)
+            known[factor] = _kl(job, runner, subject, texts, factor)
             curve.append(CurvePoint(factor, subject.push(factor), known[factor]))
             job.save_checkpoint({**job.checkpoint, "curve": [asdict(point) for point in curve]})
         return known[factor]
 
-    found = search(kl_at, wish.target, limit)
+    found = search(kl_at, params.target, limit)
     return {
         "version": subject.published.label,
         "model": subject.model,
-        "target": wish.target,
-        "push_cap": wish.push_cap,
+        "target": params.target,
+        "push_cap": params.push_cap,
         "limit": limit,
-        "texts": asdict(wish.texts),
-        "num_tokens": sum(len(written.token_ids) for _, written in texts),
+        "texts": asdict(params.texts),
+        "num_tokens": sum(len(answer.token_ids) for _, answer in texts),
         "curve": [asdict(point) for point in sorted(curve, key=lambda point: point.factor)],
         "proposal": {**asdict(found), "push": subject.push(found.factor), "strengths": subject.strengths(found.factor)},
     }
 
 
 def search(kl_at: Callable[[float], float | None], target: float, limit: float) -> Search:
-    """Bisect for ``kl_at(factor) = target`` in ``0 < factor <= limit``; ``kl_at`` None counts as too much."""
+    """Bisect for ``kl_at(factor) = target`` in ``0 < factor <= limit``; a ``kl_at`` of None counts as too large."""
     low, high = 0.0, min(1.0, limit)
     while (kl := kl_at(high)) is not None and kl < target and high < limit:
         low, high = high, min(2 * high, limit)
@@ -104,37 +111,37 @@ def search(kl_at: Callable[[float], float | None], target: float, limit: float) 
     return Search(*best, is_met=is_met, is_capped=False)
 
 
-def _texts(job: RunningJob, bench: EvaluationRunner, wish: CalibrationParams) -> list[tuple[str, GeneratedAnswer]]:
-    """GeneratedAnswer once, and kept for a run after a crash."""
-    prompts = wish.texts.prompts
+def _texts(job: RunningJob, runner: EvaluationRunner, params: CalibrationParams) -> list[tuple[str, GeneratedAnswer]]:
+    """Generate the unsteered answers once, and checkpoint them for a run after a crash."""
+    prompts = params.texts.prompts
     kept: list[dict[str, Any]] = list(job.checkpoint.get("texts", []))
     for first in range(len(kept), len(prompts), AT_ONCE):
         job.progress(0, MAX_STEPS, f"unsteered answers, {first} of {len(prompts)}")
-        some = bench.write(prompts[first : first + AT_ONCE], None, wish.texts.sampling, first=first)
-        kept += [asdict(written) for written in some]
+        some = runner.generate(prompts[first : first + AT_ONCE], None, params.texts.sampling, first=first)
+        kept += [asdict(answer) for answer in some]
         job.save_checkpoint({**job.checkpoint, "texts": kept})
-    texts = [_written(value) for value in kept]
+    texts = [_answer_of(value) for value in kept]
     if not any(text.token_ids for text in texts):
-        raise EvaluationError("The unsteered model answers none of the prompts; choose others.")
+        raise EvaluationError("The unsteered model gave no answer to any of the prompts; choose other prompts.")
     return list(zip(prompts, texts, strict=True))
 
 
-def _written(value: dict[str, Any]) -> GeneratedAnswer:
+def _answer_of(value: dict[str, Any]) -> GeneratedAnswer:
     pieces = tuple(TextPiece(**piece) for piece in value["pieces"])
     return GeneratedAnswer(tuple(value["token_ids"]), pieces, value["finish_reason"], value["failure"])
 
 
 def _kl(
     job: RunningJob,
-    bench: EvaluationRunner,
+    runner: EvaluationRunner,
     subject: EvaluatedVersion,
     texts: Sequence[tuple[str, GeneratedAnswer]],
     factor: float,
 ) -> float | None:
-    """Mean over all tokens; None where the strength makes one of the texts come to nothing."""
+    """Return the mean divergence over all tokens, or None if a comparison failed at this strength."""
     values: list[float] = []
     for first in range(0, len(texts), AT_ONCE):
-        for compared in bench.compare(texts[first : first + AT_ONCE], subject.at(factor), None):
+        for compared in runner.compare(texts[first : first + AT_ONCE], subject.at(factor), None):
             if compared.failure:
                 return None
             values.extend(compared.kl)

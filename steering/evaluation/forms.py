@@ -1,4 +1,4 @@
-"""Forms that ask for an evaluation. The limits are those of the wishes."""
+"""Forms that start an evaluation. The limits are those of :mod:`steering.evaluation.params`."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ DEFAULTS = Texts()
 
 
 class EvaluationForm(forms.Form):
-    """``wish`` is there when the form is valid."""
+    """The fields of all evaluations. ``params`` is set if the form is valid."""
 
     prompts = forms.CharField(
         initial="\n".join(NEUTRAL_PROMPTS),
         widget=forms.Textarea(attrs={"rows": 9, "cols": 70}),
-        help_text="One a line.",
+        help_text="One per line.",
     )
-    max_tokens = forms.IntegerField(initial=DEFAULTS.max_tokens, help_text="Of each answer.")
+    max_tokens = forms.IntegerField(initial=DEFAULTS.max_tokens, help_text="Per answer.")
     temperature = forms.FloatField(initial=DEFAULTS.temperature)
     seed = forms.IntegerField(initial=DEFAULTS.seed)
 
-    wish: EvaluationParams
+    params: EvaluationParams
 
     def __init__(self, version: ProfileVersion, others: QuerySet[ProfileVersion], data: Any = None) -> None:
-        """``others`` are the versions that may be chosen beside it."""
+        """``others`` are the versions that a comparison may choose from."""
         super().__init__(data)
         self.version = version
 
@@ -48,12 +48,12 @@ class EvaluationForm(forms.Form):
         values = super().clean() or {}
         if not self.errors:
             try:
-                self.wish = self.make_wish(values)
+                self.params = self.make_params(values)
             except EvaluationError as error:
                 self.add_error(None, str(error))
         return values
 
-    def make_wish(self, values: dict[str, Any]) -> EvaluationParams:
+    def make_params(self, values: dict[str, Any]) -> EvaluationParams:
         raise NotImplementedError
 
     def texts(self, values: dict[str, Any]) -> Texts:
@@ -65,14 +65,14 @@ class SweepForm(EvaluationForm):
     factors = forms.CharField(
         label="Strengths",
         initial=", ".join(f"{factor:g}" for factor in FACTORS),
-        help_text="Multiples of the version's own. No steering is measured too.",
+        help_text="Multiples of the version's own strengths. The unsteered model is always measured too.",
     )
     words = forms.CharField(
-        required=False, help_text="Words that tell of the concept, separated by commas: their share is counted."
+        required=False, help_text="Words that signal the concept, separated by commas. We count how often they appear."
     )
     field_order = ("factors", "words", "prompts")
 
-    def make_wish(self, values: dict[str, Any]) -> SweepParams:
+    def make_params(self, values: dict[str, Any]) -> SweepParams:
         words = tuple(word.strip() for word in values["words"].split(",") if word.strip())
         return SweepParams(self.version.pk, self.texts(values), read_numbers(values["factors"]), words)
 
@@ -85,11 +85,11 @@ class CalibrationForm(EvaluationForm):
         + ".",
     )
     push_cap = forms.FloatField(
-        label="Cap on the push", initial=STRONG_PUSH, help_text="A fraction of the residual's norm."
+        label="Cap on the relative size", initial=STRONG_PUSH, help_text="As a fraction of the residual norm."
     )
     field_order = ("target", "push_cap", "prompts")
 
-    def make_wish(self, values: dict[str, Any]) -> CalibrationParams:
+    def make_params(self, values: dict[str, Any]) -> CalibrationParams:
         return CalibrationParams(self.version.pk, self.texts(values), values["target"], values["push_cap"])
 
 
@@ -106,6 +106,6 @@ class ComparisonForm(EvaluationForm):
         assert isinstance(field, forms.ModelChoiceField)
         field.queryset = of_model.exclude(pk=version.pk)
 
-    def make_wish(self, values: dict[str, Any]) -> ComparisonParams:
+    def make_params(self, values: dict[str, Any]) -> ComparisonParams:
         other = values["other"]
         return ComparisonParams(self.version.pk, other.pk if other else None, self.texts(values))

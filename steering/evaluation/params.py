@@ -1,4 +1,4 @@
-"""What an evaluation is asked for. Values are checked here, when the job is enqueued, and trusted in its run."""
+"""Parameters of evaluations. They are validated here, when the job is enqueued, and trusted while it runs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FACTORS = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
 
 @dataclass(frozen=True)
 class Texts:
-    """Prompts, and how they are answered."""
+    """Prompts, and the sampling parameters of their answers."""
 
     prompts: tuple[str, ...] = NEUTRAL_PROMPTS
     max_tokens: int = 64
@@ -46,9 +46,9 @@ class Texts:
     def __post_init__(self) -> None:
         prompts = tuple(prompt.strip() for prompt in self.prompts)
         if not 1 <= len(prompts) <= MAX_PROMPTS or not all(prompts):
-            raise EvaluationError(f"Name 1 to {MAX_PROMPTS} prompts, none of them empty; not {len(prompts)}.")
+            raise EvaluationError(f"Give 1 to {MAX_PROMPTS} prompts, none of them empty; got {len(prompts)}.")
         if any(len(prompt) > MAX_PROMPT_CHARS for prompt in prompts):
-            raise EvaluationError(f"A prompt may have {MAX_PROMPT_CHARS:,} characters.")
+            raise EvaluationError(f"A prompt may have at most {MAX_PROMPT_CHARS:,} characters.")
         _within("max_tokens", self.max_tokens, 1, MAX_TOKENS)
         _within("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
         _within("seed", self.seed, 0, 2**62)
@@ -61,7 +61,7 @@ class Texts:
 
 @dataclass(frozen=True)
 class SweepParams:
-    """``factors`` multiply the version's strengths; ``words`` are what the concept is looked for by."""
+    """A sweep. ``factors`` multiply the version's strengths; ``words`` signal the concept and are counted."""
 
     version: int
     texts: Texts = field(default_factory=Texts)
@@ -71,17 +71,17 @@ class SweepParams:
     def __post_init__(self) -> None:
         factors = tuple(sorted(set(self.factors)))
         if not 1 <= len(factors) <= MAX_FACTORS:
-            raise EvaluationError(f"Name 1 to {MAX_FACTORS} different strengths, not {len(factors)}.")
+            raise EvaluationError(f"Give 1 to {MAX_FACTORS} different strengths, got {len(factors)}.")
         for factor in factors:
             _within("strength", factor, -MAX_FACTOR, MAX_FACTOR)
         if len(self.words) > MAX_WORDS or any(len(word) > 100 for word in self.words):
-            raise EvaluationError(f"The word list may have {MAX_WORDS} words of 100 characters.")
+            raise EvaluationError(f"The word list may have at most {MAX_WORDS} words of at most 100 characters.")
         object.__setattr__(self, "factors", factors)
 
 
 @dataclass(frozen=True)
 class CalibrationParams:
-    """``target`` in nats per token; ``push_cap`` as a fraction of the residual's norm."""
+    """A calibration. ``target`` is in nats per token, ``push_cap`` a fraction of the residual norm."""
 
     version: int
     texts: Texts = field(default_factory=Texts)
@@ -90,12 +90,12 @@ class CalibrationParams:
 
     def __post_init__(self) -> None:
         _within("target", self.target, 1e-4, 20.0)
-        _within("cap on the push", self.push_cap, 1e-3, 10.0)
+        _within("cap on the relative size", self.push_cap, 1e-3, 10.0)
 
 
 @dataclass(frozen=True)
 class ComparisonParams:
-    """``other`` None compares with no steering."""
+    """A comparison; ``other`` None compares with no steering."""
 
     version: int
     other: int | None = None
@@ -105,8 +105,8 @@ class ComparisonParams:
 EvaluationParams = SweepParams | CalibrationParams | ComparisonParams
 
 
-def to_params(wish: EvaluationParams) -> dict[str, Any]:
-    return asdict(wish)
+def to_json(params: EvaluationParams) -> dict[str, Any]:
+    return asdict(params)
 
 
 def read_texts(params: dict[str, Any]) -> Texts:
@@ -115,13 +115,13 @@ def read_texts(params: dict[str, Any]) -> Texts:
 
 def _within(name: str, value: float, low: float, high: float) -> None:
     if not math.isfinite(value) or not low <= value <= high:
-        raise EvaluationError(f"The {name} must be from {low:g} to {high:g}, not {value:g}.")
+        raise EvaluationError(f"The {name} must be between {low:g} and {high:g}, got {value:g}.")
 
 
 def read_numbers(text: str) -> tuple[float, ...]:
-    """Numbers separated by commas or spaces."""
+    """Parse numbers separated by commas or spaces."""
     parts: Sequence[str] = text.replace(",", " ").split()
     try:
         return tuple(float(part) for part in parts)
     except ValueError:
-        raise EvaluationError(f"Expected numbers separated by commas, not {text[:200]!r}.") from None
+        raise EvaluationError(f"Expected numbers separated by commas, got {text[:200]!r}.") from None

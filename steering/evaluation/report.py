@@ -29,7 +29,7 @@ MEASURES = {
     "activation": "activation of the feature",
     "active": "tokens on which it is active",
     "words": "words of the list",
-    "push": "largest push of one edit",
+    "push": "largest relative size of one edit",
 }
 STRONG_KL = 4.0  # nats: the darkest mark in a comparison
 

@@ -1,4 +1,4 @@
-"""A model at work for an evaluation: texts with some steering, and what another steering makes of the same texts."""
+"""Generates texts for evaluations, and compares two steerings token by token on the same texts."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from steering.spec.parsing import parse_edits
 from steering.spec.rendering import edits_to_json, fingerprint
 from steering.spec.wording import describe_edit, describe_target
 
-AT_ONCE = 4  # prompts: an evaluation leaves room for requests
-UNSTABLE = frozenset({"steering_unstable"})  # what a strength may do to a text; the rest is a fault
+AT_ONCE = 4  # prompts per batch, so that requests find room in the engine
+UNSTABLE = frozenset({"steering_unstable"})  # expected at high strengths; any other failure is an error
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class TextPiece:
-    """Text that came with some tokens; empty while a character was open."""
+    """The text of some tokens; empty if they end within a character."""
 
     text: str
     num_tokens: int
@@ -52,7 +52,7 @@ class TextPiece:
 
 @dataclass(frozen=True, slots=True)
 class GeneratedAnswer:
-    """An answer. ``failure`` says why there is none."""
+    """A generated answer, or the reason why there is none (``failure``)."""
 
     token_ids: tuple[int, ...] = ()
     pieces: tuple[TextPiece, ...] = ()
@@ -66,7 +66,7 @@ class GeneratedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class AnswerComparison:
-    """Two steerings over one text, token by token; ``activations`` are what was read under the second one."""
+    """Two steerings compared on one text, token by token; ``activations`` were captured under the second one."""
 
     kl: tuple[float, ...] = ()
     ours: tuple[float, ...] = ()
@@ -77,7 +77,7 @@ class AnswerComparison:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How answers are written."""
+    """Sampling parameters of the answers."""
 
     max_tokens: int = 64
     temperature: float = 1.0
@@ -89,19 +89,19 @@ class Sampling:
 
 @dataclass(frozen=True)
 class EvaluationRunner:
-    """Synchronous: each call runs an event loop of its own, so that a job can tell its progress between them."""
+    """A synchronous client of the engine. Each call runs its own event loop; jobs report progress between calls."""
 
     model: str
-    ids: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of prompts
+    ids: dict[str, tuple[int, ...]] = field(default_factory=dict)  # by prompt
 
-    def write(
+    def generate(
         self, prompts: Sequence[str], version: PublishedVersion | None, sampling: Sampling, *, first: int = 0
     ) -> list[GeneratedAnswer]:
-        """An answer to each prompt, all at once; ``first`` is the number of the first.
+        """Generate an answer to each prompt, in one batch; ``first`` is the number of the first prompt.
 
-        Prompts of the same number have the same seed, whatever steers.
+        A prompt's seed depends on its number alone, not on the steering.
         """
-        return _run(self._write(prompts, version, sampling, first))
+        return _run(self._generate(prompts, version, sampling, first))
 
     def compare(
         self,
@@ -110,10 +110,10 @@ class EvaluationRunner:
         theirs: PublishedVersion | None,
         read: Read | None = None,
     ) -> list[AnswerComparison]:
-        """Of each answer to its prompt. Without tokens there is nothing to compare."""
+        """Compare both steerings on each answer. An answer without tokens yields a failed comparison."""
         return _run(self._compare(texts, ours, theirs, read))
 
-    async def _write(
+    async def _generate(
         self, prompts: Sequence[str], version: PublishedVersion | None, sampling: Sampling, first: int
     ) -> list[GeneratedAnswer]:
         ready = await self._ready()
@@ -131,7 +131,7 @@ class EvaluationRunner:
             for n, ids in enumerate([await self._prompt(ready, prompt) for prompt in prompts], first)
         ]
         found = await run_in_background(get_client(), requests)
-        return [_written(found[request.index]) for request in requests]
+        return [_answer(found[request.index]) for request in requests]
 
     async def _compare(
         self,
@@ -143,9 +143,9 @@ class EvaluationRunner:
         ready = await self._ready()
         steerings = (await self._intervention(ready, ours), await self._intervention(ready, theirs))
         results = []
-        for prompt, written in texts:
-            if not written.token_ids:
-                results.append(AnswerComparison(failure=written.failure))
+        for prompt, answer in texts:
+            if not answer.token_ids:
+                results.append(AnswerComparison(failure=answer.failure))
                 continue
             ids = await self._prompt(ready, prompt)
             requests = [
@@ -157,7 +157,7 @@ class EvaluationRunner:
                     steerings[side],
                     side,
                     reads=(read,) if read is not None and side else (),
-                    scoring=Scoring(written.token_ids, "pair", is_reference=bool(side)),
+                    scoring=Scoring(answer.token_ids, "pair", is_reference=bool(side)),
                     parts=_parts(ready, ids, steerings[side]),
                 )
                 for side in (0, 1)
@@ -168,7 +168,7 @@ class EvaluationRunner:
     async def _ready(self) -> ReadyModel:
         ready = await get_registry().ready(self.model)
         if ready.kind != "generation":
-            raise EvaluationError(f"The model {self.model} writes no text: it is made for {ready.kind}.")
+            raise EvaluationError(f"The model {self.model} cannot generate text; it is a model for {ready.kind}.")
         return ready
 
     async def _intervention(self, ready: ReadyModel, version: PublishedVersion | None) -> Intervention | None:
@@ -182,7 +182,7 @@ class EvaluationRunner:
         return intervention
 
     async def _prompt(self, ready: ReadyModel, prompt: str) -> tuple[int, ...]:
-        """As a user's message where the model has a chat template, else as it is."""
+        """Return the prompt's tokens: as a user message if the model has a chat template, else as plain text."""
         if prompt not in self.ids:
             self.ids[prompt] = tuple(await asyncio.to_thread(_encode, ready, prompt))
         return self.ids[prompt]
@@ -195,7 +195,7 @@ def _encode(ready: ReadyModel, prompt: str) -> list[int]:
 
 
 def _parts(ready: ReadyModel, ids: tuple[int, ...], intervention: Intervention | None) -> PartRules:
-    """No tools are on offer."""
+    """Return the rules that split the answer into segments. Evaluations offer no tools."""
     if intervention is None or not intervention.tells_parts:
         return PLAIN
     return answer_parts(ready.text.dialect, thinking_state(ready.text, ids), "none")
@@ -205,7 +205,7 @@ def _run(work: Coroutine[Any, Any, T]) -> T:
     return asyncio.run(work)
 
 
-def _written(events: Iterable[Event]) -> GeneratedAnswer:
+def _answer(events: Iterable[Event]) -> GeneratedAnswer:
     token_ids: list[int] = []
     pieces: list[TextPiece] = []
     reason = failure = ""
@@ -242,11 +242,11 @@ def _compared(found: dict[int, tuple[Event, ...]]) -> AnswerComparison:
 
 
 def _checked(event: FinishedEvent) -> str:
-    """The reason why it ended; EvaluationError for the engine's own, and where steering did not act as compiled."""
+    """Return the finish reason. Raises EvaluationError if the request was cancelled or not fully steered."""
     if event.reason == "cancelled":
         raise EvaluationError("The engine cancelled the evaluation's requests.")
     if event.receipt is not None and event.receipt.applied != event.receipt.expected:
-        raise EvaluationError("The profile did not act as compiled.")
+        raise EvaluationError("The profile was not applied to all tokens.")
     return event.reason
 
 
@@ -258,6 +258,8 @@ def _failure(event: FailedEvent) -> str:
 
 @dataclass(frozen=True)
 class EvaluatedVersion:
+    """The version under evaluation: its edits at other strengths, and the feature that it steers."""
+
     pk: int
     model: str
     published: PublishedVersion
@@ -267,11 +269,11 @@ class EvaluatedVersion:
     def find(cls, pk: int) -> EvaluatedVersion:
         row = ProfileVersion.objects.select_related("profile__model").prefetch_related("saes").filter(pk=pk).first()
         if row is None:
-            raise EvaluationError(f"There is no version with the number {pk}.")
+            raise EvaluationError(f"There is no profile version with the id {pk}.")
         return cls(row.pk, row.profile.model.name, version_of(row), parse_edits(row.edits))
 
     def at(self, factor: float) -> PublishedVersion:
-        """The version with so many times its strength."""
+        """Return the version with its strengths multiplied by a factor."""
         if factor == 1:
             return self.published
         edits = tuple(with_factor(edit, factor) for edit in self.edits)
@@ -287,7 +289,7 @@ class EvaluatedVersion:
 
     @property
     def feature(self) -> EditSpec | None:
-        """The first edit of a feature."""
+        """The first edit that has a feature."""
         return next((edit for edit in self.edits if isinstance(edit.target, FeatureTarget)), None)
 
     @property
@@ -295,7 +297,7 @@ class EvaluatedVersion:
         return "" if self.feature is None else describe_target(self.feature)
 
     def read(self) -> Read | None:
-        """The feature's own activation on generated tokens; None where no edit has a feature that can be read."""
+        """Return the capture of the feature's activation on generated tokens; None without a readable feature."""
         edit = self.feature
         if edit is None or not isinstance(edit.target, FeatureTarget):
             return None

@@ -1,18 +1,17 @@
-"""Writes of evaluations: enqueued from pages and commands alike, kept once, and used."""
+"""Create evaluations as jobs, store their reports, and apply a calibration to a draft."""
 
 from __future__ import annotations
 
-import uuid
 from typing import Any
 
 from django.contrib.auth.models import User
 from django.db import transaction
 
 from jobs.models import Job
+from jobs.running_job import RunningJob
 from jobs.services import enqueue_job
 from steering.errors import EvaluationError
-from steering.evaluation.kinds import CALIBRATE, COMPARE, SWEEP
-from steering.evaluation.params import CalibrationParams, ComparisonParams, EvaluationParams, SweepParams, to_params
+from steering.evaluation.params import CalibrationParams, ComparisonParams, EvaluationParams, SweepParams, to_json
 from steering.models import Evaluation, ProfileVersion, SteeringProfile
 from steering.services import replace_draft
 from steering.spec.factor import with_factor
@@ -20,38 +19,43 @@ from steering.spec.parsing import parse_edits
 
 PRIORITY = 0
 _KINDS = {
-    SweepParams: (SWEEP, "Sweep"),
-    CalibrationParams: (CALIBRATE, "Calibrate"),
-    ComparisonParams: (COMPARE, "Compare"),
+    SweepParams: ("steering.sweep", "Sweep"),
+    CalibrationParams: ("steering.calibrate", "Calibrate"),
+    ComparisonParams: ("steering.compare", "Compare"),
 }
 
 
-def create_evaluation(*, wish: EvaluationParams, owner: User | None = None) -> Job:
-    """Enqueue it; EvaluationError where the versions do not exist or do not fit each other."""
-    kind, verb = _KINDS[type(wish)]
-    version = _version(wish.version)
+def create_evaluation(*, params: EvaluationParams, owner: User | None = None) -> Job:
+    """Enqueue an evaluation. Raises EvaluationError if a version does not exist or the two are of different models."""
+    kind, verb = _KINDS[type(params)]
+    version = _version(params.version)
     title = f"{verb} {version}"
-    if isinstance(wish, ComparisonParams):
-        other = None if wish.other is None else _version(wish.other)
+    if isinstance(params, ComparisonParams):
+        other = None if params.other is None else _version(params.other)
         if other is not None and other.profile.model_id != version.profile.model_id:
             raise EvaluationError(f"{version} and {other} belong to different models.")
         title = f"{verb} {version} with {other or 'no profile'}"
-    return enqueue_job(kind=kind, params=to_params(wish), owner=owner, title=title, priority=PRIORITY)
+    return enqueue_job(kind=kind, params=to_json(params), owner=owner, title=title, priority=PRIORITY)
 
 
-def keep_evaluation(
-    *, kind: str, job_id: uuid.UUID, owner_id: int | None, version_id: int, other_id: int | None, result: dict[str, Any]
-) -> Evaluation:
-    """Once per job, however often its run came to its end."""
-    values = {"kind": kind, "version_id": version_id, "other_id": other_id, "result": result}
-    return Evaluation.objects.get_or_create(job_id=job_id, defaults={**values, "created_by_id": owner_id})[0]
+def keep_evaluation(kind: str, job: RunningJob, report: dict[str, Any]) -> dict[str, Any]:
+    """Store the report of a job, once however often the job ran, and return the job's result."""
+    values = {
+        "kind": kind,
+        "version_id": job.params["version"],
+        "other_id": job.params.get("other"),
+        "result": report,
+        "created_by_id": job.owner_id,
+    }
+    evaluation, _ = Evaluation.objects.get_or_create(job_id=job.id, defaults=values)
+    return {"evaluation": evaluation.pk}
 
 
 @transaction.atomic
 def use_calibration(*, evaluation: Evaluation) -> SteeringProfile:
-    """The profile's draft becomes the version with the proposed strengths; publish it to use them."""
+    """Replace the profile's draft by the version with the proposed strengths."""
     if evaluation.kind != Evaluation.Kind.CALIBRATION:
-        raise EvaluationError(f"{evaluation} proposes no strength.")
+        raise EvaluationError(f"{evaluation} is not a calibration, so it proposes no strength.")
     factor = evaluation.result["proposal"]["factor"]
     profile = evaluation.version.profile
     edits = [with_factor(edit, factor) for edit in parse_edits(evaluation.version.edits)]
@@ -62,5 +66,5 @@ def use_calibration(*, evaluation: Evaluation) -> SteeringProfile:
 def _version(pk: int) -> ProfileVersion:
     row = ProfileVersion.objects.select_related("profile").filter(pk=pk).first()
     if row is None:
-        raise EvaluationError(f"There is no version with the number {pk}.")
+        raise EvaluationError(f"There is no profile version with the id {pk}.")
     return row

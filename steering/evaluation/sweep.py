@@ -1,4 +1,4 @@
-"""Sweep: what a profile does to answers at several strengths."""
+"""The sweep job: measure what a profile does to answers at several strengths."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from inference.captures import Read
 from jobs.running_job import RunningJob
 from steering.evaluation.params import SweepParams, read_texts
 from steering.evaluation.runner import AT_ONCE, AnswerComparison, EvaluatedVersion, EvaluationRunner, GeneratedAnswer
+from steering.evaluation.services import keep_evaluation
 from steering.evaluation.text_measures import distinct, mean, perplexity, repeat_rate, word_rate
+from steering.models import Evaluation
 
 MAX_SAMPLES = 8
 
@@ -26,11 +28,11 @@ class Sample:
 
 @dataclass(frozen=True)
 class Point:
-    """One strength. ``factor`` None is no steering. Means are over tokens, where not said otherwise.
+    """The measurements at one strength; ``factor`` None is no steering. Means are over tokens unless stated otherwise.
 
     ``kl``: nats per token between the steered and the unsteered next-token distributions on the steered answers.
     ``perplexity``: of the answers under the unsteered model. ``repeat``: mean share of repeated 4-grams of an answer.
-    ``activation``: of the steered feature under the unsteered model. ``failures``: answers that came to nothing.
+    ``activation``: of the steered feature under the unsteered model. ``failures``: answers that failed.
     """
 
     factor: float | None
@@ -49,83 +51,89 @@ class Point:
     samples: list[Sample]
 
 
-def read_wish(params: dict[str, Any]) -> SweepParams:
+def read_params(params: dict[str, Any]) -> SweepParams:
     return SweepParams(params["version"], read_texts(params["texts"]), tuple(params["factors"]), tuple(params["words"]))
 
 
 def run_sweep(job: RunningJob) -> dict[str, Any]:
-    """A point is kept as soon as it is there, so that a run after a crash goes on with the next."""
-    wish = read_wish(job.params)
-    subject = EvaluatedVersion.find(wish.version)
-    bench, read = EvaluationRunner(subject.model), subject.read()
+    """Run the job "steering.sweep" and store its report."""
+    return keep_evaluation(Evaluation.Kind.SWEEP, job, sweep(job))
+
+
+def sweep(job: RunningJob) -> dict[str, Any]:
+    """Return the report. Each point is checkpointed, so that a run after a crash continues with the next one."""
+    params = read_params(job.params)
+    subject = EvaluatedVersion.find(params.version)
+    runner, read = EvaluationRunner(subject.model), subject.read()
     points: list[dict[str, Any]] = list(job.checkpoint.get("points", []))
-    factors: list[float | None] = [None, *wish.factors]
+    factors: list[float | None] = [None, *params.factors]
     for number, factor in enumerate(factors[len(points) :], len(points)):
         job.progress(number, len(factors), "no steering" if factor is None else f"{factor:g} × the strength")
-        points.append(asdict(measure(job, bench, subject, wish, factor, read)))
+        points.append(asdict(measure(job, runner, subject, params, factor, read)))
         job.save_checkpoint({"points": points})
     return {
         "version": subject.published.label,
         "model": subject.model,
         "feature": subject.feature_name if read is not None else "",
-        "words": list(wish.words),
-        "texts": asdict(wish.texts),
+        "words": list(params.words),
+        "texts": asdict(params.texts),
         "points": points,
     }
 
 
 def measure(
     job: RunningJob,
-    bench: EvaluationRunner,
+    runner: EvaluationRunner,
     subject: EvaluatedVersion,
-    wish: SweepParams,
+    params: SweepParams,
     factor: float | None,
     read: Read | None,
 ) -> Point:
-    """All prompts at one strength, a few at once."""
+    """Answer all prompts at one strength, a few at a time."""
     steered = None if factor is None else subject.at(factor)
-    prompts, written, compared = wish.texts.prompts, list[GeneratedAnswer](), list[AnswerComparison]()
+    prompts, answers, comparisons = params.texts.prompts, list[GeneratedAnswer](), list[AnswerComparison]()
     for first in range(0, len(prompts), AT_ONCE):
-        some = prompts[first : first + AT_ONCE]
-        answers = bench.write(some, steered, wish.texts.sampling, first=first)
+        batch = prompts[first : first + AT_ONCE]
+        generated = runner.generate(batch, steered, params.texts.sampling, first=first)
         job.check_cancelled()
-        compared += bench.compare(list(zip(some, answers, strict=True)), steered, None, read)
-        written += answers
+        comparisons += runner.compare(list(zip(batch, generated, strict=True)), steered, None, read)
+        answers += generated
         job.check_cancelled()
-    return point_of(subject, wish, factor, written, compared)
+    return point_of(subject, params, factor, answers, comparisons)
 
 
 def point_of(
     subject: EvaluatedVersion,
-    wish: SweepParams,
+    params: SweepParams,
     factor: float | None,
-    written: Sequence[GeneratedAnswer],
-    compared: Sequence[AnswerComparison],
+    answers: Sequence[GeneratedAnswer],
+    comparisons: Sequence[AnswerComparison],
 ) -> Point:
-    activations = [value for one in compared for value in one.activations]
-    texts = [one.text for one in written if one.token_ids]
-    tokens = [one.token_ids for one in written]
+    activations = [value for comparison in comparisons for value in comparison.activations]
+    texts = [answer.text for answer in answers if answer.token_ids]
+    tokens = [answer.token_ids for answer in answers]
+    pairs = list(zip(answers, comparisons, strict=True))
     return Point(
         factor=factor,
         strengths=[] if factor is None else subject.strengths(factor),
         push=0.0 if factor is None else subject.push(factor),
-        kl=finite(mean(value for one in compared for value in one.kl)),
-        perplexity=finite(perplexity(value for one in compared for value in one.theirs)),
+        kl=finite(mean(value for comparison in comparisons for value in comparison.kl)),
+        perplexity=finite(perplexity(value for comparison in comparisons for value in comparison.theirs)),
         repeat=mean(repeat_rate(ids) for ids in tokens),
         distinct_1=distinct(tokens, 1),
         distinct_2=distinct(tokens, 2),
-        words=word_rate(texts, wish.words) if wish.words else None,
+        words=word_rate(texts, params.words) if params.words else None,
         activation=finite(mean(activations)),
         active=mean(float(value > 0) for value in activations),
         num_tokens=sum(len(ids) for ids in tokens),
-        failures=sum(bool(one.failure or other.failure) for one, other in zip(written, compared, strict=True)),
+        failures=sum(bool(answer.failure or comparison.failure) for answer, comparison in pairs),
         samples=[
-            Sample(prompt, one.text, finite(mean(other.kl)), one.failure or other.failure)
-            for prompt, one, other in zip(wish.texts.prompts[:MAX_SAMPLES], written, compared, strict=False)
+            Sample(prompt, answer.text, finite(mean(comparison.kl)), answer.failure or comparison.failure)
+            for prompt, (answer, comparison) in zip(params.texts.prompts[:MAX_SAMPLES], pairs, strict=False)
         ],
     )
 
 
 def finite(value: float | None) -> float | None:
-    """None for what JSON cannot hold."""
+    """Return the value, or None if JSON cannot represent it."""
     return value if value is not None and math.isfinite(value) else None

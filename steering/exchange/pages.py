@@ -27,17 +27,19 @@ from steering.spec.errors import InvalidSpecError
 class ImportTargetForm(forms.Form):
     """Where a file goes."""
 
-    model = forms.ModelChoiceField(LanguageModel.objects.all(), help_text="The model that the profiles are to steer.")
+    model = forms.ModelChoiceField(LanguageModel.objects.all(), help_text="The model that the profiles steer.")
     sae = forms.ModelChoiceField(
         SAE.objects.select_related("model"),
         required=False,
         label="SAE",
-        empty_label="as the file says",
-        help_text="Which SAE the file means, where several of the model could be.",
+        empty_label="as in the file",
+        help_text="The SAE that the file refers to, if the model has several that match.",
     )
-    name = forms.SlugField(max_length=100, required=False, help_text="Empty: as the file says.")
+    name = forms.SlugField(max_length=100, required=False, help_text="Leave empty to use the name in the file.")
     replaces = forms.BooleanField(
-        required=False, label="Replace drafts", help_text="Of profiles with these names. Published versions stay."
+        required=False,
+        label="Replace drafts",
+        help_text="Replaces the drafts of existing profiles with these names. Published versions are not affected.",
     )
     plan: ImportPlan
 
@@ -92,7 +94,7 @@ class ConfirmImportForm(ImportTargetForm):
         if not self.errors:
             self._plan(data["text"].encode(), data["file_name"], "text")
             if self.plan.fingerprint != data["fingerprint"]:
-                raise ValidationError("What the file comes to has changed since it was shown; look at it again.")
+                raise ValidationError("The server's data changed since the preview. Review the import again.")
         return data
 
 
@@ -162,8 +164,8 @@ class ExchangePages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes non
             self.message_user(request, f"Nothing was imported. {' '.join(texts)}", messages.ERROR)
             return False
         for profile in made:
-            self.log_change(request, profile, f"Imported from a file of {form.plan.format}.")
-            self.message_user(request, f"{profile} is imported as a draft; publish it to use it.", messages.SUCCESS)
+            self.log_change(request, profile, f"Imported from a file (format: {form.plan.format}).")
+            self.message_user(request, f"Imported {profile} as a draft. Publish to use it.", messages.SUCCESS)
         return True
 
     def _show_plan(self, request: HttpRequest, form: ImportTargetForm, text: str, name: str) -> HttpResponse:

@@ -6,19 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import urlencode
 
-from django.contrib import messages
-from django.http import HttpRequest
 from django.urls import NoReverseMatch, reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
-from steering import services
-from steering.errors import SteeringError
 from steering.models import ProfileVersion, SteeringProfile
-from steering.profiles.edit_inlines import coefficient_text, push_text
 from steering.spec.edit import EditSpec
-from steering.spec.errors import InvalidSpecError
 from steering.spec.parsing import parse_edits
+from steering.spec.units import STRONG_PUSH
 from steering.spec.wording import Change, changes, describe_edit
 
 
@@ -61,7 +56,7 @@ def changes_from_latest(profile: SteeringProfile, edits: Sequence[EditSpec]) -> 
 
 def changes_html(lines: Sequence[Change]) -> SafeString | str:
     if not lines:
-        return "The effect is the same."
+        return "No change in effect."
     marks = {"added": "+", "removed": "−", "changed": "~"}
     rows = ((line.kind, marks[line.kind], line.text) for line in lines)
     return format_html_join("", '<div class="steering-{}">{} {}</div>', rows)
@@ -75,7 +70,8 @@ def edits_html(edits: Sequence[EditSpec]) -> SafeString:
     """Each edit in words, with the raw value and the push."""
     rows = ((describe_edit(edit), coefficient_text(edit), push_text(edit.push)) for edit in edits)
     return format_html(
-        '<table class="steering-edits"><thead><tr><th>Edit</th><th>Comes to</th><th>Push</th></tr></thead>{}</table>',
+        '<table class="steering-edits"><thead><tr><th>Edit</th><th>Raw strength</th><th>Relative size</th></tr></thead>'
+        "{}</table>",
         format_html_join("", "<tr><td>{}</td><td>{}</td><td>{}</td></tr>", rows),
     )
 
@@ -90,14 +86,31 @@ def requests_link(version: ProfileVersion) -> SafeString | str:
     return format_html('<a href="{}?{}">requests with {}</a>', url, query, version)
 
 
-def restore(request: HttpRequest, version: ProfileVersion) -> None:
-    """Makes the version its profile's draft and says how that went."""
-    try:
-        services.new_draft_from(version=version)
-    except (SteeringError, InvalidSpecError) as error:
-        messages.error(request, f"{version} could not be restored: {error}")
-    else:
-        messages.success(request, f"The draft of {version.profile} is now as {version} was. Publish it to use it.")
+def coefficient_text(edit: EditSpec) -> str:
+    match edit.operation:
+        case "norm_preserving":
+            return "–"
+        case "scale" | "orthogonal":
+            return f"factor {edit.raw:.4g}"
+        case "projection_cap":
+            return f"{'' if edit.raw_lower is None else f'{edit.raw_lower:.4g} to '}{edit.raw:.4g}"
+        case "add":
+            return f"{edit.raw:+.4g}"
+        case _:
+            return f"{edit.raw:.4g}"
+
+
+def push_text(push: float | None) -> SafeString | str:
+    """Marked where text tends to fall apart."""
+    if push is None:
+        return "unknown"
+    if push <= STRONG_PUSH:
+        return f"{push:.2f}"
+    return format_html(
+        '<span class="steering-warning" title="Above {} of the residual norm, text tends to break down.">{} ⚠</span>',
+        STRONG_PUSH,
+        f"{push:.2f}",
+    )
 
 
 def _edits(version: ProfileVersion) -> tuple[EditSpec, ...]:

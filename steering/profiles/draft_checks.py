@@ -1,16 +1,19 @@
-"""Whether a draft may steer: what publishing asks of it, and what trying it out asks too."""
+"""Checks of a draft before it is published or tried out."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from inference.files.sources import SourceError
-from steering.errors import InvalidProfileError, SteeringError
+from steering.errors import InvalidProfileError, NothingToPublishError, SAEUnavailableError, SteeringError
 from steering.model_shape import ModelShape, read_model_shape
-from steering.models import Feature, FeatureEdit, SteeringProfile
-from steering.profiles.drafts import edits_of
-from steering.spec.edit import DIRECTION_OPERATIONS, EditSpec, FeatureTarget, VectorTarget
+from steering.models import SAE, Feature, FeatureEdit, SteeringProfile
+from steering.profiles.drafts import draft_rows, edits_of
+from steering.sae_source import installed_place
+from steering.saes.errors import InvalidSAEError
+from steering.spec.edit import DIRECTION_OPERATIONS, EditSpec, FeatureTarget, SAEIdentity, VectorTarget
 from steering.spec.errors import InvalidSpecError, Problem
+from steering.spec.rendering import edits_to_json
 from steering.spec.units import MAX_PUSH
 
 _OPERATION = FeatureEdit.Operation
@@ -36,6 +39,38 @@ def usable_edits(profile: SteeringProfile, rows: Sequence[FeatureEdit]) -> tuple
     if problems:
         raise InvalidProfileError.from_spec(InvalidSpecError(problems))
     return edits
+
+
+def publishable_edits(profile: SteeringProfile) -> tuple[EditSpec, ...]:
+    """The draft's edits, if they may be published; InvalidProfileError otherwise. SAE files are not looked at."""
+    edits = usable_edits(profile, draft_rows(profile))
+    latest = profile.latest_version
+    if latest is not None and latest.edits == edits_to_json(edits):
+        raise NothingToPublishError(f"The draft is the same as {latest}; there is nothing to publish.")
+    return edits
+
+
+def needed_saes(profile: SteeringProfile, edits: Sequence[EditSpec]) -> list[SAE]:
+    """The SAEs of the edits, each of the profile's model and with its files in place."""
+    targets = {sae for edit in edits for sae in edit.saes}
+    return [_usable_sae(profile, target) for target in sorted(targets, key=lambda target: (target.site, target.name))]
+
+
+def _usable_sae(profile: SteeringProfile, target: SAEIdentity) -> SAE:
+    place = {"layer": target.site.layer, "site": target.site.kind}
+    sae = SAE.objects.filter(model_id=profile.model_id, checksum=target.checksum, **place).first()
+    if sae is None:
+        raise InvalidProfileError(f"The SAE {target.name} does not belong to the model {profile.model}.")
+    return check_sae_files(sae)
+
+
+def check_sae_files(sae: SAE) -> SAE:
+    """The same, or SAEUnavailableError when its files are not those that were registered."""
+    try:
+        installed_place(sae)
+    except (InvalidSAEError, SourceError) as error:
+        raise SAEUnavailableError(f"The SAE {sae} cannot be used: {error}") from error
+    return sae
 
 
 def _check_reading(rows: Sequence[FeatureEdit]) -> None:

@@ -9,9 +9,8 @@ from typing import Any
 
 from steering.errors import InvalidProfileError
 from steering.models import FeatureEdit, SteeringProfile
-from steering.profiles.draft_checks import usable_edits
+from steering.profiles.draft_checks import needed_saes, usable_edits
 from steering.profiles.snapshot import DRAFT, PublishedVersion, source_of
-from steering.services import needed_saes
 from steering.spec.errors import Problem
 from steering.spec.rendering import edits_to_json, fingerprint
 from steering.spec.wording import describe_edit

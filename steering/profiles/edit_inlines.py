@@ -17,11 +17,12 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from steering.models import SAE, Feature, FeatureEdit, PlainVector, SteeringProfile
+from steering.profiles.display import coefficient_text, push_text
 from steering.profiles.drafts import edit_of
-from steering.spec.edit import OPERATIONS, VECTOR_OPERATIONS, EditSpec
+from steering.spec.edit import OPERATIONS, VECTOR_OPERATIONS
 from steering.spec.errors import InvalidSpecError
 from steering.spec.parsing import MAX_LAYER, parse_edits
-from steering.spec.units import DEFAULT_STRENGTH, MAX_STRENGTH, STRONG_PUSH
+from steering.spec.units import DEFAULT_STRENGTH, MAX_STRENGTH
 from steering.spec.wording import describe_edit
 from steering.visibility import visible_vectors
 
@@ -190,17 +191,17 @@ class _EditInline(admin.StackedInline):  # type: ignore[type-arg]  # it takes no
     class Media:
         js = ("steering/edits.js",)
 
-    @admin.display(description="in words")
+    @admin.display(description="description")
     def words(self, edit: FeatureEdit) -> str:
         """With all its conditions, as it was saved."""
         if edit._state.adding:
-            return "Save to see what it comes to."
+            return "Save to see a description."
         try:
             return describe_edit(edit_of(edit))
         except InvalidSpecError:
             return "–"
 
-    @admin.display(description="comes to")
+    @admin.display(description="raw strength")
     def coefficient(self, edit: FeatureEdit) -> SafeString | str:
         """The raw number that the operation works with, or what is missing to know it."""
         if edit._state.adding:
@@ -210,7 +211,7 @@ class _EditInline(admin.StackedInline):  # type: ignore[type-arg]  # it takes no
         except InvalidSpecError as error:
             return format_html('<span class="steering-warning">{}</span>', error.problems[0].message)
 
-    @admin.display(description="push")
+    @admin.display(description="relative size (× residual norm)")
     def push(self, edit: FeatureEdit) -> SafeString | str:
         """The largest step as a fraction of the residual's mean norm."""
         if edit._state.adding:
@@ -275,11 +276,11 @@ class FeatureEditInline(_EditInline):
 class VectorEditInline(_EditInline):
     form = VectorEditForm
     verbose_name = "vector edit"
-    verbose_name_plural = "vector edits (plain directions, and keeping the norm)"
+    verbose_name_plural = "vector edits"
     fieldsets = (
         (None, {"fields": ("plain_vector", *_AMOUNT, ("norm_layer", "norm_site"), *_OUTCOME)}),
         (
-            "Conditions, and numbers of one's own",
+            "Conditions and custom values",
             {
                 "classes": ("collapse",),
                 "fields": ("scope", ("after", "first", "ranges"), ("special_tokens", "sink_tokens"), "vector"),
@@ -304,30 +305,3 @@ class VectorEditInline(_EditInline):
     def get_queryset(self, request: HttpRequest) -> QuerySet[FeatureEdit]:
         rows = super().get_queryset(request).filter(feature__isnull=True)
         return rows.select_related("profile", "plain_vector__vector_set")
-
-
-def coefficient_text(edit: EditSpec) -> str:
-    match edit.operation:
-        case "norm_preserving":
-            return "–"
-        case "scale" | "orthogonal":
-            return f"factor {edit.raw:.4g}"
-        case "projection_cap":
-            return f"{'' if edit.raw_lower is None else f'{edit.raw_lower:.4g} to '}{edit.raw:.4g}"
-        case "add":
-            return f"{edit.raw:+.4g}"
-        case _:
-            return f"{edit.raw:.4g}"
-
-
-def push_text(push: float | None) -> SafeString | str:
-    """Marked where text tends to fall apart."""
-    if push is None:
-        return "unknown"
-    if push <= STRONG_PUSH:
-        return f"{push:.2f}"
-    return format_html(
-        '<span class="steering-warning" title="Above {} of the residual’s norm, text tends to fall apart.">{} ⚠</span>',
-        STRONG_PUSH,
-        f"{push:.2f}",
-    )

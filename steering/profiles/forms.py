@@ -16,7 +16,7 @@ class PublishForm(forms.Form):
     note = forms.CharField(
         max_length=2000,
         widget=forms.Textarea(attrs={"rows": 3, "cols": 60}),
-        help_text="What changed, and why. It stays with the version.",
+        help_text="What changed, and why. Stored with the version.",
     )
 
 
@@ -24,7 +24,7 @@ class RollBackForm(PublishForm):
     replaces_draft = forms.BooleanField(
         required=False,
         label="Replace the draft too",
-        help_text="Otherwise the draft stays as it is, and publishing it brings back what is rolled back now.",
+        help_text="Otherwise the draft is unchanged, and publishing it undoes the rollback.",
     )
 
     def __init__(self, *args: Any, has_changes: bool, **kwargs: Any) -> None:
@@ -32,7 +32,16 @@ class RollBackForm(PublishForm):
         field = self.fields["replaces_draft"]
         field.initial = not has_changes
         if has_changes:
-            field.help_text = "The draft has changes that were never published; replacing it discards them."
+            field.help_text = "The draft has unpublished changes. Replacing it discards them."
+
+
+class ReviewForm(forms.Form):
+    note = forms.CharField(
+        max_length=2000,
+        required=False,
+        widget=forms.Textarea(attrs={"rows": 3, "cols": 60}),
+        help_text="What to look at, or what you found. Required to reject.",
+    )
 
 
 class CompareForm(forms.Form):
@@ -54,7 +63,7 @@ class CompareForm(forms.Form):
 
 
 class DuplicateForm(forms.Form):
-    name = forms.SlugField(max_length=100, help_text="What requests put in “profile”.")
+    name = forms.SlugField(max_length=100, help_text="The value of `profile` in requests.")
 
     def __init__(self, profile: SteeringProfile, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

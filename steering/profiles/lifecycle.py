@@ -13,9 +13,10 @@ from inference.models import LanguageModel
 from inference.services import save_model
 from steering.errors import InUseError, InvalidProfileError, NothingToPublishError
 from steering.models import ProfileVersion, SteeringPolicy, SteeringProfile, VersionSAE, VersionVector
+from steering.profiles.draft_checks import check_sae_files
 from steering.profiles.drafts import draft_edits
 from steering.profiles.snapshot import published_profiles
-from steering.services import check_sae_files, new_draft_from
+from steering.services import new_draft_from
 from steering.spec.errors import InvalidSpecError
 from steering.spec.rendering import fingerprint
 

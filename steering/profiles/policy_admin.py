@@ -21,7 +21,7 @@ from steering.visibility import visible_policies, visible_versions
 @admin.register(SteeringPolicy)
 class SteeringPolicyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
     form = PolicyForm
-    empty_words = "No policy. One lets a published version steer all requests of its model, whatever they ask for."
+    empty_words = "No policies yet. A policy applies a profile to every request of a model."
     list_display = ("version", "of_model", "position", "is_active", "reason", "created_by", "created_at")
     list_select_related = ("version__profile__model", "created_by")
     list_filter = ("is_active", "version__profile__model")
@@ -67,7 +67,7 @@ class GovernedModelForm(LanguageModelForm):
     def clean_default_profile(self) -> str:
         reference = str(self.cleaned_data["default_profile"])
         if self.instance._state.adding and reference:
-            raise ValidationError("A new model has no profiles yet; choose one afterwards.")
+            raise ValidationError("A new model has no profiles yet. Choose a default later.")
         if reference != self.initial.get("default_profile"):
             lifecycle.check_reference(model=self.instance, reference=reference)
         return reference

@@ -16,6 +16,7 @@ from audit.models import AuditEvent
 from audit.trail import record
 from steering.errors import ReviewError
 from steering.models import ProfileReview, SteeringProfile
+from steering.profiles.draft_checks import publishable_edits
 from steering.profiles.drafts import draft_edits
 from steering.spec.edit import EditSpec
 from steering.spec.errors import InvalidSpecError
@@ -32,8 +33,6 @@ def is_needed() -> bool:
 @transaction.atomic
 def request_review(*, profile: SteeringProfile, user: User, note: str = "") -> ProfileReview:
     """Replaces an open request. InvalidProfileError for a draft that could not be published anyhow."""
-    from steering.services import publishable_edits  # which asks here whether a review is needed
-
     profile = SteeringProfile.objects.select_for_update().get(pk=profile.pk)
     edits = publishable_edits(profile)
     profile.reviews.filter(state=State.OPEN).update(state=State.WITHDRAWN)

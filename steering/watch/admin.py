@@ -42,7 +42,7 @@ class WatchRuleForm(forms.ModelForm[WatchRule]):
 class WatchRuleAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
     form = WatchRuleForm
     empty_words = (
-        "No watch rule. One looks at a feature in all requests, and reports or caps what is above its threshold."
+        "No watch rules yet. A rule monitors a feature in every request, and reports or caps it above a threshold."
     )
     list_display = ("name", "of_model", "feature", "action", "above", "is_active", "problem", "last_event")
     list_select_related = ("feature__sae__model",)
@@ -81,7 +81,7 @@ class WatchRuleAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes no
 class WatchEventAdmin(ReadOnlyAdmin):
     """Read-only, whoever looks."""
 
-    empty_words = "No events. A watch rule leaves one for each request that goes above its threshold."
+    empty_words = "No events yet. A watch rule records one for each request that exceeds its threshold."
     list_display = (
         "at",
         "rule",

@@ -265,7 +265,7 @@ def test_a_profile_edited_and_published_is_felt(playground: Page):
     playground.fill("textarea[name=note], input[name=note]", "To feel it.")
     playground.click("#content [type=submit]")
     expect(playground.locator(".messagelist")).to_contain_text(f"{name}@1")
-    playground.get_by_role("link", name="Play with it").click()
+    playground.get_by_role("link", name="Open in playground").click()
     expect(column(playground, 1).get_by_label("Steering of column 2")).to_have_value(f"profile:{name}")
     run_all(playground)
     assert answer(playground, 0) != answer(playground, 1)

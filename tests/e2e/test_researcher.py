@@ -165,8 +165,8 @@ def test_from_files_to_a_key_s_default_and_back(page: Page, live_site: LiveSite,
 
     walk.evaluate("walked@1", "Calibrate", target="0.2")
     expect(page.locator(".evaluation")).to_contain_text("the strength")
-    page.get_by_role("button", name="Make it the draft's strength").click()
-    walk.message("has the proposed strength now")
+    page.get_by_role("button", name="Apply to draft").click()
+    walk.message("Applied to draft")
     walk.publish("As calibrated.", "walked@2")
 
     walk.evaluate("walked@2", "Sweep", factors="0.5, 1", words="rain, cold")
@@ -184,7 +184,7 @@ def test_from_files_to_a_key_s_default_and_back(page: Page, live_site: LiveSite,
 
     walk.open("steering/steeringprofile/")
     page.click("#result_list >> text='walked'")
-    page.locator("#versions tr", has_text="walked@1").get_by_text("Roll back to it…").click()
+    page.locator("#versions tr", has_text="walked@1").get_by_text("Roll back…").click()
     page.fill("textarea[name=note], input[name=note]", "The guess was better.")
     page.get_by_role("button", name="Roll back").click()
     walk.message("is walked@1 again")

@@ -117,7 +117,7 @@ def test_a_researcher_steers_and_sees_nothing_of_others(visitor: Visitor, live_s
     visitor.steer_with("rain", "rita-rain")
     page.get_by_label("Strength").first.fill("2")
     visitor.publish("Wet.", "rita-rain@1")
-    visitor.follow("Play with it")
+    visitor.follow("Open in playground")
     steering = page.get_by_label("Steering of column 2")
     expect(steering).to_have_value("profile:rita-rain")
     assert secret not in steering.inner_text()

@@ -67,22 +67,22 @@ class TestDraft:
     def test_shows_what_strengths_come_to(self, admin, profile):
         html = page(admin, CHANGE, profile.pk)
         assert "+2" in html  # 0.5 of the maximal activation, which is 4
-        assert "It was not published yet; requests cannot use it." in html
+        assert "Not published yet. Requests can&#x27;t use it." in html
 
     def test_a_draft_whose_labels_or_norms_are_newer_is_not_said_to_differ(self, admin, profile, sae):
         SAE.objects.filter(pk=sae.pk).update(median_resid_norm=20.0)
         services.publish_profile(profile=profile)
-        assert "Requests get gloomy@1, and the draft is the same." in page(admin, CHANGE, profile.pk)
+        assert "Live: v1. No unpublished changes." in page(admin, CHANGE, profile.pk)
         SAE.objects.filter(pk=sae.pk).update(mean_resid_norm=21.5)  # as measuring it finds
-        assert "Requests get gloomy@1, and the draft has the same effect." in page(admin, CHANGE, profile.pk)
+        assert "Live: v1. The draft has the same effect." in page(admin, CHANGE, profile.pk)
         profile.edits.update(strength=0.25)
-        assert "Requests get gloomy@1; the draft differs from it." in page(admin, CHANGE, profile.pk)
+        assert "Live: v1. The draft has unpublished changes." in page(admin, CHANGE, profile.pk)
 
     def test_a_draft_whose_attention_sinks_are_others_differs(self, admin, profile, sae):
         SAE.objects.filter(pk=sae.pk).update(median_resid_norm=20.0)
         services.publish_profile(profile=profile)
         SAE.objects.filter(pk=sae.pk).update(median_resid_norm=30.0)
-        assert "Requests get gloomy@1; the draft differs from it." in page(admin, CHANGE, profile.pk)
+        assert "Live: v1. The draft has unpublished changes." in page(admin, CHANGE, profile.pk)
         profile.edits.update(sink_tokens=True)
         assert "attention sinks too" in page(admin, CHANGE, profile.pk)
 
@@ -150,7 +150,7 @@ class TestDraft:
         assert admin.post(reverse(CHANGE, args=[profile.pk]), data).status_code == 302
         html = page(admin, CHANGE, profile.pk)
         assert "Only what the model writes has a “thinking”; choose the phase generation, not both." in html
-        assert "cannot be published" in page(admin, PUBLISH, profile.pk)
+        assert "can't be published" in page(admin, PUBLISH, profile.pk)
 
     def test_a_gate_of_another_model_is_refused(self, admin, profile, feature, other_sae):
         data = {"name": "gloomy", "description": ""}
@@ -220,7 +220,7 @@ class TestPublishing:
     def test_problems_are_shown_in_place_of_the_form(self, admin, profile):
         profile.edits.update(strength=1e5)
         html = page(admin, PUBLISH, profile.pk)
-        assert "The draft cannot be published as it is." in html
+        assert "The draft can't be published." in html
         assert 'name="note"' not in html
 
     def test_nothing_new(self, admin, profile):
@@ -283,7 +283,7 @@ class TestVersions:
     def test_version_becomes_the_draft(self, admin, profile, versions):
         response = admin.post(reverse(RESTORE, args=[profile.pk, 1]))
         assert profile.edits.get().strength == 0.5
-        assert "The draft of gloomy is now as gloomy@1 was." in said(response)
+        assert "Restored gloomy@1 as the draft of gloomy." in said(response)
 
     def test_restoring_is_a_post(self, admin, profile, versions):
         assert admin.get(reverse(RESTORE, args=[profile.pk, 1])).status_code == 405
@@ -296,7 +296,7 @@ class TestVersions:
     def test_action_restores_one_per_profile(self, admin, profile, versions):
         url = reverse("admin:steering_profileversion_changelist")
         both = {"action": "make_draft", "_selected_action": [version.pk for version in versions]}
-        assert "Choose one version per profile" in said(admin.post(url, both))
+        assert "Select one version per profile" in said(admin.post(url, both))
         admin.post(url, both | {"_selected_action": [versions[0].pk]})
         assert profile.edits.get().strength == 0.5
 
@@ -350,7 +350,7 @@ class TestPermissions:
         services.publish_profile(profile=profile)
         client = staff("view_steeringprofile", "publish_steeringprofile")
         html = page(client, CHANGE, profile.pk)
-        assert "New draft from it" not in html
+        assert "Restore as draft" not in html
         for url, data in (
             (reverse(PUBLISH, args=[profile.pk]), {"note": "x"}),
             (reverse(RESTORE, args=[profile.pk, 1]), {}),

@@ -21,12 +21,12 @@ from steering.compiler import compile_edits
 from steering.demo.install import ARTIFACTS, install_demo
 from steering.errors import EvaluationError
 from steering.evaluation.calibration import TOLERANCE
-from steering.evaluation.calibration import read_wish as read_calibration
-from steering.evaluation.comparison import read_wish as read_comparison
+from steering.evaluation.calibration import read_params as read_calibration
+from steering.evaluation.comparison import read_params as read_comparison
 from steering.evaluation.params import CalibrationParams, ComparisonParams, SweepParams, Texts
 from steering.evaluation.runner import EvaluatedVersion, EvaluationRunner, Sampling
 from steering.evaluation.services import create_evaluation, use_calibration
-from steering.evaluation.sweep import read_wish as read_sweep
+from steering.evaluation.sweep import read_params as read_sweep
 from steering.models import Evaluation
 from steering.profiles.resolver import get_resolver
 from steering.spec.parsing import parse_edits
@@ -76,19 +76,19 @@ def special_token_ids() -> frozenset[int]:
 
 def test_kl_of_a_profile_is_that_of_transformers(demo: None) -> None:
     subject = EvaluatedVersion.find(version("gloomy").pk)
-    bench = EvaluationRunner("demo")
-    (written,) = bench.write(["Tell me a story."], subject.published, Sampling(24, 1.0, 5))
-    (compared,) = bench.compare([("Tell me a story.", written)], subject.published, None)
+    runner = EvaluationRunner("demo")
+    (written,) = runner.generate(["Tell me a story."], subject.published, Sampling(24, 1.0, 5))
+    (compared,) = runner.compare([("Tell me a story.", written)], subject.published, None)
 
-    expected = reference_kl(bench.ids["Tell me a story."], written.token_ids, subject)
+    expected = reference_kl(runner.ids["Tell me a story."], written.token_ids, subject)
     assert len(compared.kl) == len(written.token_ids) > 3
     np.testing.assert_allclose(compared.kl, expected, rtol=2e-3, atol=2e-5)
 
 
 def test_sweep_measures_each_strength_and_keeps_a_report(demo: None) -> None:
     rita = User.objects.create_user("rita")
-    wish = SweepParams(version("gloomy").pk, SHORT, factors=(1.0, 0.5, 0.0), words=("rain", "sad", "cold", "grey"))
-    job = run(create_evaluation(wish=wish, owner=rita))
+    params = SweepParams(version("gloomy").pk, SHORT, factors=(1.0, 0.5, 0.0), words=("rain", "sad", "cold", "grey"))
+    job = run(create_evaluation(params=params, owner=rita))
     assert job.state == "succeeded", job.error
 
     evaluation = Evaluation.objects.get(job=job)
@@ -110,10 +110,10 @@ def test_sweep_measures_each_strength_and_keeps_a_report(demo: None) -> None:
 
 
 def test_a_sweep_goes_on_where_a_crash_left_it(demo: None) -> None:
-    wish = SweepParams(version("gloomy").pk, SHORT, factors=(0.5, 1.0))
-    job = run(create_evaluation(wish=wish))
+    params = SweepParams(version("gloomy").pk, SHORT, factors=(0.5, 1.0))
+    job = run(create_evaluation(params=params))
     whole = Evaluation.objects.get(job=job).result
-    again = create_evaluation(wish=wish)
+    again = create_evaluation(params=params)
     marked = {**whole["points"][0], "num_tokens": 12345}
     Job.objects.filter(pk=again.pk).update(checkpoint={"points": [marked]})
     again = run(again)
@@ -123,7 +123,7 @@ def test_a_sweep_goes_on_where_a_crash_left_it(demo: None) -> None:
 
 
 def test_a_job_that_ends_twice_keeps_one_report(demo: None) -> None:
-    job = run(create_evaluation(wish=ComparisonParams(version("gloomy").pk, None, SHORT)))
+    job = run(create_evaluation(params=ComparisonParams(version("gloomy").pk, None, SHORT)))
     Job.objects.filter(pk=job.pk).update(state="failed")
     retry_job(job=job)
     assert run(job).state == "succeeded"
@@ -133,7 +133,7 @@ def test_a_job_that_ends_twice_keeps_one_report(demo: None) -> None:
 @pytest.mark.parametrize("target", [0.05, 0.2])
 def test_calibration_finds_the_strength(demo: None, target: float) -> None:
     row = version("gloomy")
-    job = run(create_evaluation(wish=CalibrationParams(row.pk, SHORT, target=target, push_cap=10.0)))
+    job = run(create_evaluation(params=CalibrationParams(row.pk, SHORT, target=target, push_cap=10.0)))
     assert job.state == "succeeded", job.error
     evaluation = Evaluation.objects.get(job=job)
     proposal, curve = evaluation.result["proposal"], evaluation.result["curve"]
@@ -149,7 +149,7 @@ def test_calibration_finds_the_strength(demo: None, target: float) -> None:
 
 
 def test_calibration_stops_at_the_cap_and_says_so(demo: None) -> None:
-    job = run(create_evaluation(wish=CalibrationParams(version("gloomy").pk, SHORT, target=15.0, push_cap=0.05)))
+    job = run(create_evaluation(params=CalibrationParams(version("gloomy").pk, SHORT, target=15.0, push_cap=0.05)))
     assert job.state == "succeeded", job.error
     proposal = Evaluation.objects.get(job=job).result["proposal"]
     assert (proposal["is_met"], proposal["is_capped"]) == (False, True)
@@ -158,7 +158,7 @@ def test_calibration_stops_at_the_cap_and_says_so(demo: None) -> None:
 
 def test_comparison_shows_both_sides_and_where_they_part(demo: None) -> None:
     one, other = version("gloomy"), version("joyful")
-    job = run(create_evaluation(wish=ComparisonParams(one.pk, other.pk, SHORT)))
+    job = run(create_evaluation(params=ComparisonParams(one.pk, other.pk, SHORT)))
     assert job.state == "succeeded", job.error
     evaluation = Evaluation.objects.get(job=job)
     assert (evaluation.version, evaluation.other) == (one, other)
@@ -172,7 +172,7 @@ def test_comparison_shows_both_sides_and_where_they_part(demo: None) -> None:
 
 def test_a_version_against_itself_differs_nowhere(demo: None) -> None:
     row = version("gloomy")
-    job = run(create_evaluation(wish=ComparisonParams(row.pk, row.pk, SHORT)))
+    job = run(create_evaluation(params=ComparisonParams(row.pk, row.pk, SHORT)))
     result = Evaluation.objects.get(job=job).result
     assert result["kl"] == [0.0, 0.0]
     assert all(pair["answers"][0] == pair["answers"][1] for pair in result["pairs"])
@@ -180,7 +180,7 @@ def test_a_version_against_itself_differs_nowhere(demo: None) -> None:
 
 def test_a_job_without_an_engine_fails_readably() -> None:
     install_demo()
-    job = run(create_evaluation(wish=SweepParams(version("gloomy").pk, SHORT)))
+    job = run(create_evaluation(params=SweepParams(version("gloomy").pk, SHORT)))
     assert job.state == "failed"
     assert "engine" in job.error.lower() or "server" in job.error.lower()
     assert not Evaluation.objects.exists()
@@ -188,16 +188,16 @@ def test_a_job_without_an_engine_fails_readably() -> None:
 
 def test_versions_that_are_not_there_are_refused_at_once(demo: None) -> None:
     row = version("gloomy")
-    with pytest.raises(EvaluationError, match="There is no version"):
-        create_evaluation(wish=ComparisonParams(row.pk, 10**6, SHORT))
-    with pytest.raises(EvaluationError, match="There is no version"):
-        create_evaluation(wish=SweepParams(0, SHORT))
+    with pytest.raises(EvaluationError, match="There is no profile version"):
+        create_evaluation(params=ComparisonParams(row.pk, 10**6, SHORT))
+    with pytest.raises(EvaluationError, match="There is no profile version"):
+        create_evaluation(params=SweepParams(0, SHORT))
 
 
-def test_wishes_survive_the_way_through_the_database() -> None:
-    for wish, read in (
+def test_params_survive_the_database() -> None:
+    for params, read in (
         (SweepParams(1, SHORT, (0.5,), ("rain",)), read_sweep),
         (CalibrationParams(1, SHORT, 0.2, 0.4), read_calibration),
         (ComparisonParams(1, 2, SHORT), read_comparison),
     ):
-        assert read(json.loads(json.dumps(asdict(wish)))) == wish
+        assert read(json.loads(json.dumps(asdict(params)))) == params

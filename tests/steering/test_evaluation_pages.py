@@ -244,10 +244,10 @@ def test_forms_enqueue_jobs(
     ("name", "values", "said"),
     [
         ("sweep", {"factors": "much"}, "Expected numbers"),
-        ("sweep", {"factors": "nan"}, "must be from"),
+        ("sweep", {"factors": "nan"}, "must be between"),
         ("sweep", {"factors": "1", "prompts": " \n "}, "required"),
-        ("sweep", {"factors": "1", "max_tokens": "100000"}, "max_tokens must be from"),
-        ("calibrate", {"target": "0", "push_cap": "1"}, "target must be from"),
+        ("sweep", {"factors": "1", "max_tokens": "100000"}, "max_tokens must be between"),
+        ("calibrate", {"target": "0", "push_cap": "1"}, "target must be between"),
         ("calibrate", {"target": "inf", "push_cap": "1"}, "Enter a number"),
         ("compare", {"other": "999999"}, "Select a valid choice"),
     ],
@@ -276,7 +276,7 @@ def test_the_report_is_a_page_of_the_admin(admin: Client, evaluation: Evaluation
     text = admin.get(reverse("admin:steering_evaluation_change", args=[evaluation.pk])).content.decode()
     assert '<div class="evaluation">' in text
     assert EVIL not in text
-    assert ("Make it the draft" in text) == (evaluation.kind == "calibration")
+    assert ("Apply to draft" in text) == (evaluation.kind == "calibration")
     assert admin.get(reverse("admin:steering_evaluation_changelist")).status_code == 200
 
 
@@ -299,7 +299,7 @@ def test_a_profile_s_page_leads_to_evaluations_of_its_newest_version(admin: Clie
     html = admin.get(of_profile).content.decode()
     for name in ("sweep", "calibrate"):
         assert f'href="{page(version, name)}"' in html
-        assert "A job " in admin.get(page(version, name)).content.decode()
+        assert "your prompts" in admin.get(page(version, name)).content.decode()
     viewer = User.objects.create_user("viewer", is_staff=True)
     viewer.user_permissions.set(Permission.objects.filter(codename__in=("view_steeringprofile",)))
     viewer.groups.set([])

@@ -41,7 +41,7 @@ class TestImport:
         assert "is taken for tiny-sae" in html
         assert not SteeringProfile.objects.exists()
         done = confirm(admin, response)
-        assert "wave is imported as a draft" in said(done)
+        assert "Imported wave as a draft" in said(done)
         profile = SteeringProfile.objects.get()
         assert (profile.owner.username, len(draft_edits(profile))) == ("admin", 1)
         assert AuditEvent.objects.get(action="import").user == "admin"
@@ -73,7 +73,7 @@ class TestImport:
         response = upload(admin, NEURONPEDIA, model=model.pk)
         text = response.context["hidden"]["text"].replace("0.5}", "0.75}")
         done = confirm(admin, response, text=text)
-        assert "has changed since it was shown" in said(done)
+        assert "changed since the preview" in said(done)
         assert not SteeringProfile.objects.exists()
 
     def test_what_became_impossible_is_told(self, admin, sae, model):

@@ -101,7 +101,7 @@ class TestRollback:
         url = reverse("admin:steering_steeringprofile_roll_back", args=[profile.pk, 1])
         text = admin.get(url).content.decode()
         assert ("checked" in text.split('name="replaces_draft"')[1].split(">")[0]) != has_changes
-        assert ("replacing it discards them" in text) == has_changes
+        assert ("Replacing it discards them" in text) == has_changes
         admin.post(url, {"note": "Back.", "replaces_draft": "on"})
         assert profile.edits.get().strength == versions[0].edits[0]["strength"]
 
@@ -301,7 +301,7 @@ class TestAdmin:
     def test_archive_is_a_post_with_its_permission(self, admin, profile, versions):
         assert admin.get(self.url("archive", profile)).status_code == 405
         admin.post(self.url("archive", profile))
-        assert "It is archived" in admin.get(self.url("change", profile)).content.decode()
+        assert "Archived. Requests can" in admin.get(self.url("change", profile)).content.decode()
         admin.post(self.url("unarchive", profile))
         profile.refresh_from_db()
         assert profile.archived_at is None

@@ -158,35 +158,35 @@ class TestPages:
         url, publish = reverse(REVIEW, args=[profile.pk]), reverse(PUBLISH, args=[profile.pk])
         assert url in page(admin, CHANGE, profile.pk)
         assert "no review was asked for" in page(admin, PUBLISH, profile.pk)
-        assert "A review of gloomy is asked for" in said(admin.post(url, {"wish": "ask", "note": "<b>Look.</b>"}))
+        assert "Requested a review of gloomy" in said(admin.post(url, {"decision": "request", "note": "<b>Look.</b>"}))
         html = page(admin, REVIEW, profile.pk)
         assert 'value="approve"' not in html  # it is the admin's own
         assert "&lt;b&gt;Look.&lt;/b&gt;" in html
-        assert "Who asks" in said(admin.post(url, {"wish": "approve"}))
+        assert "Who asks" in said(admin.post(url, {"decision": "approve"}))
         other = login(reviewer)
         assert 'value="approve"' in page(other, REVIEW, profile.pk)
-        assert "is approved" in said(other.post(url, {"wish": "approve", "note": "Good."}))
+        assert "is approved" in said(other.post(url, {"decision": "approve", "note": "Good."}))
         assert "approved by rolf: Good." in page(admin, REVIEW, profile.pk)
         assert admin.post(publish, {"note": "First."}).status_code == 302
         assert ProfileVersion.objects.exists()
 
     def test_looking_decides_nothing(self, asked, reviewer):
-        login(reviewer).get(reverse(REVIEW, args=[asked.profile_id]), {"wish": "approve"})
+        login(reviewer).get(reverse(REVIEW, args=[asked.profile_id]), {"decision": "approve"})
         asked.refresh_from_db()
         assert asked.state == "open"
 
     def test_onlookers(self, asked):
         client = staff("view_steeringprofile")
         url = reverse(REVIEW, args=[asked.profile_id])
-        assert 'name="wish"' not in page(client, REVIEW, asked.profile_id)
-        assert client.post(url, {"wish": "ask"}).status_code == 403
-        assert "has not the right" in said(client.post(url, {"wish": "approve"}))
+        assert 'name="decision"' not in page(client, REVIEW, asked.profile_id)
+        assert client.post(url, {"decision": "request"}).status_code == 403
+        assert "has not the right" in said(client.post(url, {"decision": "approve"}))
         asked.refresh_from_db()
         assert asked.state == "open"
 
     def test_strangers(self, asked, client):
         url = reverse(REVIEW, args=[asked.profile_id])
-        assert client.post(url, {"wish": "approve"})["Location"].startswith("/admin/login/")
+        assert client.post(url, {"decision": "approve"})["Location"].startswith("/admin/login/")
         assert staff("change_feature").get(url).status_code == 403
 
     def test_publishing_without_the_page_is_refused(self, admin, profile):

@@ -62,7 +62,7 @@ class Command(BaseCommand):
                 f"A report can be written as {', '.join(WRITERS)}, not {output.suffix or output.name!r}."
             )
         try:
-            job = create_evaluation(wish=_wish(options))
+            job = create_evaluation(params=_params(options))
         except EvaluationError as error:
             raise CommandError(str(error)) from error
         self.stdout.write(f"{job.pk} “{job}” is queued.")
@@ -80,11 +80,11 @@ class Command(BaseCommand):
                 profile = use_calibration(evaluation=evaluation)
             except (EvaluationError, SteeringError) as error:
                 raise CommandError(str(error)) from error
-            self.stdout.write(f"The draft of {profile} has the proposed strength now; publish it to use it.")
+            self.stdout.write(f"Applied to draft {profile}. Publish it to use it.")
         self.stdout.write(report_csv(evaluation))
 
 
-def _wish(options: dict[str, Any]) -> EvaluationParams:
+def _params(options: dict[str, Any]) -> EvaluationParams:
     version = _version(options["version"], options["model"])
     prompts = DEFAULTS.prompts if options["prompts"] is None else tuple(options["prompts"])
     texts = Texts(prompts, options["max_tokens"], options["temperature"], options["seed"])
