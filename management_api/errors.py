@@ -19,7 +19,7 @@ from inference.files.sources import SourceError
 from jobs.errors import JobError, JobStateError
 from openai_api.http.errors import MAX_PROBLEMS, ApiError, conflict, forbidden, invalid, quote, unavailable, wrong_key
 from openai_api.http.errors import method_not_allowed as method_refused
-from steering.corpus import CorpusError
+from steering.corpora.corpus import CorpusError
 from steering.errors import EvaluationError, SteeringError
 from steering.saes.errors import InvalidSAEError
 from steering.spec.errors import InvalidSpecError

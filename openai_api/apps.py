@@ -48,7 +48,7 @@ class OpenaiApiConfig(AppConfig):
         )
 
         from openai_api.request_log.traffic_corpus import NAME, traffic_corpus
-        from steering.corpus_shelf import register_corpus
+        from steering.corpora.corpus_registry import register_corpus
 
         register_corpus(NAME, traffic_corpus)
 
@@ -84,7 +84,7 @@ def _reread_keys(*, action: str = "", **_: Any) -> None:
 
 def _forget_their_examples(instance: Any, **_: Any) -> None:
     """A user who is deleted takes the keys along, so what their texts gave goes as well."""
-    from steering.traffic_examples import forget_traffic_examples
+    from steering.features.traffic_examples import forget_traffic_examples
 
     if instance.api_keys.filter(shares_examples=True).exists():
         forget_traffic_examples()

@@ -17,10 +17,10 @@ from inference.services import unload_model
 from openai_api.database import in_database
 from openai_api.http.call import Call
 from openai_api.keys.authentication import KeySource, acurrent_keys
-from steering.feature_reader import FeatureDetail, FeatureQuery, FeatureReader, FeatureRecord, SAERecord
-from steering.logit_lens import LogitLens
+from steering.features.catalog import FeatureCatalog, FeatureDetail, FeatureQuery, FeatureRecord, SAERecord
+from steering.features.logit_lens import LogitLens
 from steering.profiles.resolver import ResolvedProfile, SteeringSelection, find_profile, steer
-from steering.readable_sae import ReadableSAE
+from steering.sae_registry.readable_sae import ReadableSAE
 from steering.watch.watcher import Watch, watch
 
 
@@ -77,7 +77,7 @@ class Watching(Protocol):
 
 
 class Features(Protocol):
-    """See :class:`steering.feature_reader.FeatureReader`."""
+    """See :class:`steering.features.catalog.FeatureCatalog`."""
 
     async def search(self, query: FeatureQuery) -> tuple[FeatureRecord, ...]: ...
 
@@ -93,9 +93,9 @@ class Features(Protocol):
 
 
 @cache
-def feature_reader() -> FeatureReader:
+def feature_reader() -> FeatureCatalog:
     """This process' reader."""
-    return FeatureReader()
+    return FeatureCatalog()
 
 
 @dataclass(frozen=True)

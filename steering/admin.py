@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from steering.evaluation.admin import EvaluationAdmin
-from steering.feature_admin import FeatureAdmin
+from steering.features.admin import FeatureAdmin
 from steering.profiles.admin import SteeringProfileAdmin
 from steering.profiles.policy_admin import GovernedModelAdmin, SteeringPolicyAdmin
 from steering.profiles.version_admin import ProfileVersionAdmin
-from steering.sae_admin import SAEAdmin
-from steering.vector_admin import PlainVectorAdmin, VectorSetAdmin
+from steering.sae_registry.admin import SAEAdmin
+from steering.vectors.admin import PlainVectorAdmin, VectorSetAdmin
 from steering.watch.admin import WatchEventAdmin, WatchRuleAdmin
 
 __all__ = [

@@ -32,13 +32,21 @@ from inference.interventions import (
     Window,
 )
 from inference.segments import Part
-from steering.directions import Direction
+from steering.saes.direction import Direction
 from steering.saes.sae import SparseAutoencoder
-from steering.spec.conflicts import check_conflicts
-from steering.spec.edit import DIRECTION_OPERATIONS, EditSpec, FeatureTarget, SiteTarget, VectorTarget
+from steering.spec.checks import check_conflicts
+from steering.spec.edit import (
+    DIRECTION_OPERATIONS,
+    EditSpec,
+    FeatureTarget,
+    Scope,
+    SiteTarget,
+    VectorTarget,
+    parts_of,
+    windows_of,
+)
 from steering.spec.errors import InvalidSpecError, Problem
 from steering.spec.rendering import effect_key, fingerprint
-from steering.spec.scope import Scope, parts_of, windows_of
 
 if TYPE_CHECKING:
     from torch import Tensor

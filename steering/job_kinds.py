@@ -13,10 +13,14 @@ from jobs.kinds import JobKind, register
 
 
 def register_kinds() -> None:
-    register(JobKind("steering.health", "Measure an SAE", "steering.health_job:run_health", show=_show_measurement))
-    register(JobKind("steering.add_sae", "Add an SAE", "steering.registration_job:run_add_sae"))
-    register(JobKind("steering.embed_labels", "Embed labels", "steering.meaning_job:run_embed_labels"))
-    register(JobKind("steering.extract", "Find vectors in pairs of prompts", "steering.extraction_job:run_extraction"))
+    register(
+        JobKind("steering.health", "Measure an SAE", "steering.sae_registry.jobs:run_health", show=_show_measurement)
+    )
+    register(JobKind("steering.add_sae", "Add an SAE", "steering.sae_registry.jobs:run_add_sae"))
+    register(JobKind("steering.embed_labels", "Embed labels", "steering.features.semantic_search:run_embed_labels"))
+    register(
+        JobKind("steering.extract", "Find vectors in pairs of prompts", "steering.vectors.extraction:run_extraction")
+    )
     register(
         JobKind("steering.sweep", "Sweep of strengths", "steering.evaluation.sweep:run_sweep", show=_show_evaluation)
     )

@@ -15,7 +15,7 @@ from inference.interventions import SiteKind
 from inference.models import LanguageModel
 from inference.services import absolute_source
 from steering.errors import InUseError, InvalidProfileError
-from steering.labels import FeatureLabel
+from steering.features.labels import FeatureLabel
 from steering.models import (
     SAE,
     Feature,
@@ -32,8 +32,8 @@ from steering.profiles import reviews
 from steering.profiles.draft_checks import needed_saes, publishable_edits
 from steering.profiles.drafts import draft_words, record_draft, rows_of
 from steering.profiles.snapshot import published_profiles, registered_saes
-from steering.registration import PreparedSAE, SAEHealth, SAELocation, inspect_sae, prepare_sae
-from steering.sae_source import installed_place
+from steering.sae_registry.files import installed_place
+from steering.sae_registry.registration import PreparedSAE, SAEHealth, SAELocation, inspect_sae, prepare_sae
 from steering.spec.edit import EditSpec
 from steering.spec.errors import InvalidSpecError
 from steering.spec.parsing import parse_edits
@@ -62,7 +62,7 @@ def register_sae(
 
 @transaction.atomic
 def save_sae(*, prepared: PreparedSAE) -> SAE:
-    """Adds what :func:`steering.registration.prepare_sae` has read and checked."""
+    """Adds what :func:`steering.sae_registry.registration.prepare_sae` has read and checked."""
     sae = prepared.sae
     sae.save()
     Feature.objects.bulk_create(prepared.features(), batch_size=_BATCH)

@@ -9,7 +9,7 @@ from django.shortcuts import redirect
 
 from console.pages import Endpoint, register_endpoint
 from console.playground.answers import PERMISSION
-from steering.feature_pages import feature_url
+from steering.features.admin import feature_url
 from steering.models import Feature
 
 MAX_FOUND = 12

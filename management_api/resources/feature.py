@@ -15,8 +15,8 @@ from management_api.described import described
 from management_api.paging import read_limit
 from management_api.strict import Shown, StrictInput, Text
 from management_api.viewset import Filters, Resource
-from steering.feature_search import FeatureQuerySet
-from steering.feature_services import label_feature
+from steering.features.search import FeatureQuerySet
+from steering.features.services import label_feature
 from steering.models import Feature
 
 NOT_LISTED = ("traffic_examples", "examples", "histogram")  # some kilobytes a row

@@ -17,14 +17,14 @@ from management_api.rows import Row
 from management_api.strict import Choice, Flag, Integer, Shown, StrictInput, Text
 from management_api.viewset import Filters, Resource
 from steering import services
-from steering.corpus import DEFAULT_NAME, DEFAULT_TOKENS, MAX_TOKENS
-from steering.corpus_shelf import open_corpus
+from steering.corpora.corpus import DEFAULT_NAME, DEFAULT_TOKENS, MAX_TOKENS
+from steering.corpora.corpus_registry import open_corpus
 from steering.health import judge
 from steering.models import SAE
 from steering.profiles.resolver import get_resolver
 from steering.profiles.snapshot import source_of
-from steering.registration import SAELocation, inspect_sae
-from steering.sae_jobs import request_measurement, request_sae
+from steering.sae_registry.jobs import request_measurement, request_sae
+from steering.sae_registry.registration import SAELocation, inspect_sae
 
 CHANGE = "steering.change_sae"
 MAX_LAYER = 10_000

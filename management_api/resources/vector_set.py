@@ -17,7 +17,7 @@ from management_api.strict import Shown
 from management_api.viewset import Filters, Resource
 from steering.models import PlainVector, VectorSet
 from steering.sharing import share_with_groups
-from steering.vectors import delete_vectors
+from steering.vectors.services import delete_vectors
 from steering.visibility import SEE_ALL_VECTORS, visible_vector_sets
 
 VIEW = "steering.view_vectorset"

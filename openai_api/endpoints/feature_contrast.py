@@ -35,10 +35,10 @@ from openai_api.http.call import Call
 from openai_api.http.endpoint import json_response
 from openai_api.http.errors import invalid, timed_out
 from openai_api.schemas.features import ContrastedFeatureBody, FeatureContrastBody, FeatureContrastRequest
-from steering.contrast import SeparatingFeature, separating_features
 from steering.errors import SteeringError
+from steering.features.contrast import SeparatingFeature, separating_features
 from steering.profiles.resolver import SteeringSelection
-from steering.readable_sae import ReadableSAE
+from steering.sae_registry.readable_sae import ReadableSAE
 
 MAX_RUN_TOKENS = 400_000
 PARAMS = SamplingParams(max_tokens=0, prompt_logprobs=0)

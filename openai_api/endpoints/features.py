@@ -25,7 +25,7 @@ from openai_api.schemas.features import (
     LogitLensBody,
 )
 from steering.errors import SteeringError
-from steering.feature_reader import (
+from steering.features.catalog import (
     FeatureQuery,
     FeatureRecord,
     Histogram,
@@ -34,7 +34,7 @@ from steering.feature_reader import (
     Meaning,
     SAERecord,
 )
-from steering.logit_lens import LensToken, LogitLens
+from steering.features.logit_lens import LensToken, LogitLens
 
 DEFAULT_LIMIT = 20
 _MAX_DIGITS = 9

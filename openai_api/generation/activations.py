@@ -18,7 +18,7 @@ from openai_api.http.errors import ApiError, invalid
 from openai_api.schemas.activations import DEFAULT_TOP_K, ReadingFields
 from openai_api.schemas.bodies import FeatureActivationBody, TokenActivationsBody
 from steering.errors import SteeringError
-from steering.readable_sae import ReadableSAE
+from steering.sae_registry.readable_sae import ReadableSAE
 
 MAX_VALUES = 200_000  # that one response may bring
 

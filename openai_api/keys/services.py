@@ -21,7 +21,7 @@ from openai_api.keys.authentication import snapshot
 from openai_api.keys.record import PREFIX_LENGTH, digest_of, new_key
 from openai_api.keys.scopes import Scope
 from openai_api.models import ApiKey, KeyDay
-from steering.traffic_examples import forget_traffic_examples
+from steering.features.traffic_examples import forget_traffic_examples
 
 NO_GRACE = timedelta()
 MAX_GRACE = timedelta(days=90)

@@ -10,7 +10,7 @@ from typing import Any
 from django.conf import settings
 
 from openai_api.models import ApiKey, RequestLog
-from steering.corpus import Corpus, CorpusError, Document, version_of
+from steering.corpora.corpus import Corpus, CorpusError, Document, version_of
 
 NAME = "requests"
 _MAX_ROWS = 5_000

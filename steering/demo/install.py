@@ -18,13 +18,13 @@ from inference.models import LanguageModel
 from inference.services import absolute_source, register_model, save_model
 from steering import services
 from steering.errors import SteeringError
-from steering.label_files import read_labels
+from steering.features.label_files import read_labels
 from steering.models import SAE, SteeringProfile
 from steering.profiles.drafts import draft_edits, feature_target
 from steering.profiles.snapshot import registered_saes
-from steering.registration import SAELocation, inspect_sae, prepare_sae, read_health
-from steering.sae_jobs import AddedSAE, add_sae
-from steering.sae_source import locate_sae, place_checksum
+from steering.sae_registry.files import locate_sae, place_checksum
+from steering.sae_registry.jobs import AddedSAE, add_sae
+from steering.sae_registry.registration import SAELocation, inspect_sae, prepare_sae, read_health
 from steering.saes.errors import InvalidSAEError
 from steering.spec.edit import EditSpec
 from steering.spec.errors import InvalidSpecError

@@ -10,12 +10,11 @@ import torch
 from torch.nn.functional import cosine_similarity
 
 from inference.interventions import Site, SiteKind
+from steering.measuring.accumulators import ReconstructionMeter, SinkFinder
 from steering.measuring.document import TokenisedDocument
 from steering.measuring.measurement import Measurement, ResidualReader
-from steering.measuring.reconstruction import ReconstructionMeter
-from steering.measuring.sinks import SinkFinder
+from steering.saes.architectures import ARCHITECTURES
 from steering.saes.config import Normalization, SAEMath
-from steering.saes.registry import ARCHITECTURES
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from inference.interventions import Site
+from steering.measuring.accumulators import (
+    Excerpt,
+    GrowingHistogram,
+    Histogram,
+    ReconstructionMeter,
+    SinkFinder,
+    StrongestTexts,
+)
 from steering.measuring.document import TokenisedDocument
-from steering.measuring.histogram import GrowingHistogram, Histogram
-from steering.measuring.reconstruction import ReconstructionMeter
-from steering.measuring.sinks import SinkFinder
-from steering.measuring.strongest import Excerpt, StrongestTexts
 from steering.saes.errors import InvalidSAEError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from django.db.models.functions import Now
 from pgvector.django import VectorField
 
 from inference.models import LanguageModel
-from steering.feature_search import LABEL_WORDS, FeatureQuerySet
+from steering.features.search import LABEL_WORDS, FeatureQuerySet
 
 
 class SAE(models.Model):

@@ -9,7 +9,7 @@ from steering.errors import InvalidProfileError, NothingToPublishError, SAEUnava
 from steering.model_shape import ModelShape, read_model_shape
 from steering.models import SAE, Feature, FeatureEdit, SteeringProfile
 from steering.profiles.drafts import draft_rows, edits_of
-from steering.sae_source import installed_place
+from steering.sae_registry.files import installed_place
 from steering.saes.errors import InvalidSAEError
 from steering.spec.edit import DIRECTION_OPERATIONS, EditSpec, FeatureTarget, SAEIdentity, VectorTarget
 from steering.spec.errors import InvalidSpecError, Problem

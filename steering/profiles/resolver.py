@@ -29,8 +29,8 @@ from steering.errors import (
 )
 from steering.profiles.inline_edits import INLINE, find_inline, read_inline
 from steering.profiles.snapshot import DRAFT, WATCH, PublishedProfiles, PublishedVersion, SAESource, published_profiles
-from steering.sae_cache import SAECache
-from steering.sae_source import changed_since_registered, load_source
+from steering.sae_registry.cache import SAECache
+from steering.sae_registry.files import changed_since_registered, load_source
 from steering.saes.errors import InvalidSAEError
 from steering.spec.errors import InvalidSpecError
 from steering.spec.parsing import parse_edits

@@ -11,8 +11,8 @@ import re
 from collections.abc import Sequence
 
 from inference.interventions import Site, SiteKind
+from steering.saes.config_fields import shown
 from steering.saes.errors import InvalidSAEError
-from steering.saes.fields import shown
 
 _LAYER = r"(\d{1,4})"
 _TRANSFORMER_LENS = re.compile(rf"blocks\.{_LAYER}\.(.+)")

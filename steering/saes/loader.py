@@ -6,15 +6,15 @@ from pathlib import Path
 
 from inference.files.unchanged import FileChangedError, unchanged
 from inference.torch_threads import borrowed_workers
+from steering.saes.architectures import ARCHITECTURES
 from steering.saes.config import SAEMath
 from steering.saes.errors import InvalidSAEError
 from steering.saes.files import file_sha256
 from steering.saes.folding import fold
 from steering.saes.place import SAEPlace
 from steering.saes.preview import as_place, recognise
-from steering.saes.registry import ARCHITECTURES
 from steering.saes.sae import SAEWeights, SparseAutoencoder
-from steering.saes.tensors import is_finite
+from steering.saes.tensor_files.base import is_finite
 
 
 def load_sae(path: Path | SAEPlace, *, d_in: int | None = None) -> SparseAutoencoder:

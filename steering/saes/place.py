@@ -8,7 +8,7 @@ from pathlib import Path
 
 from steering.saes.errors import InvalidSAEError
 from steering.saes.files import check_subfolder, has_file, read_json_object, read_yaml_object, regular_file, sae_folder
-from steering.saes.tensors import Header
+from steering.saes.tensor_files.base import Header
 
 _MAX_NAMES = 10_000
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 
 from inference.interventions import ALL_TOKENS, SITE_KINDS, Site, Window
-from steering.spec.checks import MAX_WINDOWS, check_edit, check_windows
-from steering.spec.conflicts import find_conflicts
+from steering.spec.checks import MAX_WINDOWS, check_edit, check_windows, find_conflicts
 from steering.spec.edit import (
+    EVERYTHING,
     GATE_UNITS,
     OPERATIONS,
     PHASES,
+    SCOPES,
     UNITS,
     EditSpec,
     FeatureTarget,
@@ -21,7 +22,6 @@ from steering.spec.edit import (
 )
 from steering.spec.errors import InvalidSpecError, Problem
 from steering.spec.fields import Fields, describe
-from steering.spec.scope import EVERYTHING, SCOPES
 from steering.spec.units import MAX_STRENGTH, Scales
 
 MAX_EDITS = 256

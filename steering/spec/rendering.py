@@ -8,8 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from inference.interventions import Site
-from steering.spec.edit import EditSpec, FeatureTarget, GateSpec, SiteTarget, VectorTarget
-from steering.spec.scope import EVERYTHING
+from steering.spec.edit import EVERYTHING, EditSpec, FeatureTarget, GateSpec, SiteTarget, VectorTarget
 from steering.spec.units import Scales
 
 _FORMAT = 1

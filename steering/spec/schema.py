@@ -9,9 +9,8 @@ from typing import Any
 
 from inference.interventions import SITE_KINDS
 from steering.spec.checks import MAX_WINDOWS
-from steering.spec.edit import GATE_UNITS, OPERATIONS, PHASES, UNITS
+from steering.spec.edit import GATE_UNITS, OPERATIONS, PHASES, SCOPES, UNITS
 from steering.spec.parsing import MAX_D_SAE, MAX_EDITS, MAX_LAYER, MAX_TOKENS, MAX_WIDTH
-from steering.spec.scope import SCOPES
 from steering.spec.units import MAX_STRENGTH
 
 Schema = dict[str, Any]

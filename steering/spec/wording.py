@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from inference.interventions import Window
-from steering.spec.edit import EditSpec, FeatureTarget, Operation, Phase, VectorTarget
+from steering.spec.edit import EditSpec, FeatureTarget, Operation, Phase, Scope, VectorTarget
 from steering.spec.rendering import effect_key
-from steering.spec.scope import Scope
 from steering.spec.units import Unit
 
 _VERBS: dict[Operation, str] = {

@@ -17,7 +17,7 @@ from inference.captures import FeatureValues, Read, Reading, Stage
 from inference.registry.records import model_table
 from steering.errors import SteeringError
 from steering.models import SAE, WatchRule
-from steering.readable_sae import ReadableSAE, load_readable
+from steering.sae_registry.readable_sae import ReadableSAE, load_readable
 
 logger = logging.getLogger(__name__)
 

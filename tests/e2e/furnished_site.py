@@ -177,7 +177,7 @@ from steering.watch.services import save_rule
 from steering.evaluation.services import create_evaluation
 from steering.evaluation.params import CalibrationParams, ComparisonParams, SweepParams, Texts
 from steering.models import SAE, Feature, ProfileVersion, SteeringPolicy, WatchRule
-from steering.sae_jobs import request_measurement
+from steering.sae_registry.jobs import request_measurement
 
 root, rita = User.objects.get(is_superuser=True), User.objects.get(username="rita")
 texts = Texts(prompts=("Tell me a story.", "Tell me about a house."), max_tokens=24)
@@ -210,8 +210,8 @@ ENDED_JOBS = """
 from django.contrib.auth.models import User
 from jobs.services import cancel_job
 from steering.models import SAE
-from steering.sae_jobs import request_measurement, request_sae
-from steering.registration import SAELocation
+from steering.sae_registry.jobs import request_measurement, request_sae
+from steering.sae_registry.registration import SAELocation
 from inference.models import LanguageModel
 
 root = User.objects.get(is_superuser=True)

@@ -38,10 +38,10 @@ from steering.errors import (
     ProfileNotFoundError,
     SAEUnavailableError,
 )
-from steering.feature_reader import FeatureDetail, FeatureQuery, FeatureRecord, SAERecord
-from steering.logit_lens import LogitLens
+from steering.features.catalog import FeatureDetail, FeatureQuery, FeatureRecord, SAERecord
+from steering.features.logit_lens import LogitLens
 from steering.profiles.resolver import ResolvedProfile, SteeringSelection
-from steering.readable_sae import ReadableSAE
+from steering.sae_registry.readable_sae import ReadableSAE
 from tests.builders import build_tokenizer
 
 BOS, TURN = 256, 257

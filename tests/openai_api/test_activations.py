@@ -14,7 +14,7 @@ from inference.client import Event, GenerationRequest, ReadingEvent, TokensEvent
 from inference.interventions import Site
 from openai_api.backend import get_backend, set_backend
 from steering.errors import SAEChoiceError, SAENotReadableError, SteeringError, UnknownSAEError
-from steering.readable_sae import ReadableSAE
+from steering.sae_registry.readable_sae import ReadableSAE
 from steering.watch.watcher import ActiveRule, Watch
 from tests.openai_api.conftest import Api, chunks_of
 from tests.openai_api.fakes import TURN, NoFeatures, finished, tokens_of

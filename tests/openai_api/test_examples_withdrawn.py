@@ -14,10 +14,10 @@ from inference.models import LanguageModel
 from openai_api.keys.services import change_api_key, delete_api_keys
 from openai_api.models import ApiKey
 from openai_api.request_log.traffic_corpus import traffic_corpus
-from steering.corpus import Corpus, CorpusError
-from steering.labels import FeatureExample
+from steering.corpora.corpus import Corpus, CorpusError
+from steering.features.labels import FeatureExample
+from steering.features.traffic_examples import keep_traffic_examples
 from steering.models import SAE, Feature
-from steering.traffic_examples import keep_traffic_examples
 from tests.openai_api.test_traffic_corpus import CHAT, log
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -10,18 +10,18 @@ import pytest
 from inference.files.sources import ModelSource
 from openai_api.backend import get_backend, set_backend
 from steering.errors import UnknownSAEError
-from steering.feature_reader import (
+from steering.features.catalog import (
+    FeatureCatalog,
     FeatureDetail,
     FeatureNotFoundError,
     FeatureQuery,
-    FeatureReader,
     FeatureRecord,
     Histogram,
     LabelsNotEmbeddedError,
     SAERecord,
 )
-from steering.labels import FeatureExample
-from steering.logit_lens import LensBusyError, LensToken, LensUnavailableError, LogitLens
+from steering.features.labels import FeatureExample
+from steering.features.logit_lens import LensBusyError, LensToken, LensUnavailableError, LogitLens
 from steering.models import SAE, Feature
 from steering.profiles.snapshot import SAESource
 from tests.openai_api.conftest import Api
@@ -229,7 +229,7 @@ def test_the_reader_reads_the_database(django_user_model: Any):
     Feature.objects.create(sae=sae, index=1, label="sun")
 
     async def read() -> None:
-        reader = FeatureReader()
+        reader = FeatureCatalog()
         (found,) = await reader.search(FeatureQuery("rainy or rain", frozenset({"tiny"}), None, 5))
         assert (found.sae, found.model, found.index) == ("s", "tiny", 0)
         assert await reader.search(FeatureQuery("rain", frozenset({"other"}), None, 5)) == ()

@@ -12,8 +12,8 @@ from inference.models import LanguageModel
 from openai_api.keys.services import change_api_key, delete_api_keys
 from openai_api.models import ApiKey, RequestLog
 from openai_api.request_log.traffic_corpus import traffic_corpus
-from steering.corpus import CorpusError
-from steering.corpus_shelf import corpus_names, open_corpus
+from steering.corpora.corpus import CorpusError
+from steering.corpora.corpus_registry import corpus_names, open_corpus
 from steering.models import SAE, Feature
 
 pytestmark = pytest.mark.django_db

@@ -13,9 +13,9 @@ from django.test import Client
 from core.snapshots import forget_snapshots
 from inference.models import LanguageModel
 from steering import services
-from steering.labels import FeatureLabel
+from steering.features.labels import FeatureLabel
 from steering.models import SAE, Feature, FeatureEdit, SteeringProfile
-from steering.registration import SAEHealth, SAELocation
+from steering.sae_registry.registration import SAEHealth, SAELocation
 from tests.steering.pages import login
 from tests.steering.sae_files import D_IN, random_weights, write_sae
 

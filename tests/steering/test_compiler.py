@@ -15,10 +15,10 @@ from torch import Tensor
 
 from inference.interventions import ALL_TOKENS, Intervention, ReaderEdit, Removal, Site, VectorEdit, Window
 from steering.compiler import compile_edits
-from steering.directions import Direction
+from steering.saes.direction import Direction
 from steering.saes.loader import load_sae
 from steering.saes.sae import SparseAutoencoder
-from steering.spec.conflicts import find_conflicts
+from steering.spec.checks import find_conflicts
 from steering.spec.edit import EditSpec
 from steering.spec.errors import InvalidSpecError
 from tests.steering.edits import edit, gate, identity, vector_edit

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from inference.text.model_text import ModelText
-from steering.corpus import CorpusError, read_corpus, tokenise
+from steering.corpora.corpus import CorpusError, read_corpus, tokenise
 from tests.builders import build_tokenizer
 
 

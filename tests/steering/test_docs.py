@@ -11,10 +11,9 @@ from inference.interventions import SITE_KINDS
 from jobs.kinds import known_kinds
 from steering.demo.install import install_demo
 from steering.errors import ProfileModelMismatchError, ProfileNotFoundError, SAEUnavailableError
+from steering.saes.architectures import ARCHITECTURES
 from steering.saes.formats.registry import FORMATS
-from steering.saes.registry import ARCHITECTURES
-from steering.spec.edit import OPERATIONS, PHASES, UNITS
-from steering.spec.scope import SCOPES
+from steering.spec.edit import OPERATIONS, PHASES, SCOPES, UNITS
 from steering.spec.units import MAX_PUSH, STRONG_PUSH
 
 ROOT = Path(__file__).resolve().parents[2]

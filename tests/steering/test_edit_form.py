@@ -14,7 +14,7 @@ from pytest_django.live_server_helper import LiveServer
 
 from inference.interventions import Site
 from steering.models import SAE, FeatureEdit, SteeringProfile
-from steering.vectors import FoundVector, save_vectors
+from steering.vectors.services import FoundVector, save_vectors
 from tests.steering.sae_files import D_IN
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -21,11 +21,11 @@ from jobs.errors import JobCancelled
 from steering import services
 from steering.engine_model import opened_in_engine
 from steering.errors import SteeringError
-from steering.health_job import run_health
-from steering.labels import FeatureLabel
-from steering.meaning_job import run_embed_labels
+from steering.features.labels import FeatureLabel
+from steering.features.semantic_search import run_embed_labels
 from steering.models import Feature, LabelEmbedding
-from steering.registration import SAELocation
+from steering.sae_registry.jobs import run_health
+from steering.sae_registry.registration import SAELocation
 from tests.builders import build_model
 from tests.embedding_builders import build_embedder, reference_vector
 from tests.steering.sae_files import random_weights, sae_config, write_sae

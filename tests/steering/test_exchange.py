@@ -26,7 +26,7 @@ from steering.exchange.imports import ImportOptions, import_profiles, plan_impor
 from steering.exchange.plan import ImportPlan
 from steering.models import SAE, FeatureEdit, SteeringProfile
 from steering.profiles.drafts import draft_edits, feature_target
-from steering.registration import SAELocation
+from steering.sae_registry.registration import SAELocation
 from steering.saes.loader import load_sae
 from steering.spec.edit import EditSpec, FeatureTarget
 from steering.spec.errors import InvalidSpecError

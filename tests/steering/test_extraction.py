@@ -31,12 +31,19 @@ from jobs.kinds import find_kind
 from jobs.models import Job
 from jobs.running_job import RunningJob
 from steering.errors import IncompatibleSAEError
-from steering.extraction import METHODS, NoDirectionError, direction
-from steering.extraction_job import KIND, ExtractionWish, request_extraction, run_extraction
 from steering.models import VectorSet
-from steering.prompt_pairs import PromptPair, parse_pairs, read_pairs
 from steering.residual_reader import EngineResidualReader, PromptResiduals
 from steering.spec.errors import InvalidSpecError
+from steering.vectors.directions import METHODS, NoDirectionError, direction
+from steering.vectors.extraction import (
+    KIND,
+    ExtractionWish,
+    PromptPair,
+    parse_pairs,
+    read_pairs,
+    request_extraction,
+    run_extraction,
+)
 from tests.builders import build_model
 from tests.engine.readers import plain_residuals
 from tests.steering.pages import said, staff

@@ -12,8 +12,8 @@ from django.urls import reverse
 
 from steering import services
 from steering.errors import InvalidProfileError
-from steering.feature_services import steer_with_feature
-from steering.feature_view import example_rows, histogram_picture
+from steering.features.drawing import example_rows, histogram_picture
+from steering.features.services import steer_with_feature
 from steering.models import SAE, Feature, SteeringProfile
 from steering.profiles.drafts import draft_edits
 from tests.steering.pages import login, page, said, staff
@@ -202,7 +202,7 @@ class TestView:
 
 class TestTable:
     def test_counts_are_bounded(self, admin, sae, monkeypatch):
-        monkeypatch.setattr("steering.feature_admin.MAX_LISTED", 7)
+        monkeypatch.setattr("steering.features.admin.MAX_LISTED", 7)
         assert "7 features" in page(admin, "admin:steering_feature_changelist")
 
     def test_searches_and_lists_without_label(self, admin, sae):

@@ -12,13 +12,13 @@ from inference.interventions import Site
 from inference.models import LanguageModel
 from inference.registry.standalone_model import load_offline
 from steering import services
-from steering.corpus import Corpus, CorpusError, Document, read_corpus
+from steering.corpora.corpus import Corpus, CorpusError, Document, read_corpus
 from steering.demo.install import install_demo
+from steering.features.labels import FeatureLabel
 from steering.health import judge, summary
-from steering.health_check import CheckWish, check_sae
-from steering.labels import FeatureLabel
 from steering.models import SAE, Feature
-from steering.registration import SAELocation
+from steering.sae_registry.health_check import CheckWish, check_sae
+from steering.sae_registry.registration import SAELocation
 from tests.builders import build_model
 from tests.steering.sae_files import NumpySAE, random_weights, sae_config, write_sae
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from steering.hub import FoundSAE, find_saes
+from steering.sae_registry.hub import FoundSAE, find_saes
 from steering.saes.loader import load_sae
 from tests.steering.fake_hub import FakeHub, running
 from tests.steering.format_files import circuit_tracer, dictionary_learning, gemma_scope_2, goodfire, sparsify
@@ -27,9 +27,9 @@ import json, sys, time, django
 django.setup()
 from inference.files.sources import SourceError
 from inference.files.downloads import watch
-from steering.hub import find_saes
+from steering.sae_registry.hub import find_saes
 from steering.saes.loader import load_sae
-from steering.sae_source import load_source, locate_sae
+from steering.sae_registry.files import load_source, locate_sae
 from steering.profiles.snapshot import SAESource
 from steering.saes.errors import InvalidSAEError
 from steering.saes.preview import preview_sae

@@ -12,9 +12,9 @@ from django.test.utils import CaptureQueriesContext
 from inference.registry.records import model_table
 from steering import services
 from steering.errors import InlineSteeringError
-from steering.feature_services import label_feature
-from steering.label_import import import_labels
-from steering.labels import FeatureLabel, LabelSet
+from steering.features.label_import import import_labels
+from steering.features.labels import FeatureLabel, LabelSet
+from steering.features.services import label_feature
 from steering.models import SAE
 from steering.profiles.inline_edits import find_inline, read_inline, read_short_edits
 from steering.profiles.resolver import ProfileResolver, SteeringSelection

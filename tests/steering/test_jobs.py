@@ -11,7 +11,7 @@ from jobs.kinds import find_kind
 from jobs.models import Job
 from steering.errors import IncompatibleSAEError
 from steering.models import SAE
-from steering.registration_job import run_add_sae
+from steering.sae_registry.jobs import run_add_sae
 from tests.steering.sae_files import sae_config, write_sae
 
 

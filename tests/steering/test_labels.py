@@ -14,10 +14,10 @@ from django.core.management import CommandError, call_command
 from django.test import Client
 from django.urls import reverse
 
-from steering import label_files
-from steering.label_files import parse_label_file, read_label_file
-from steering.label_import import import_labels
-from steering.labels import MAX_EXAMPLE_TOKENS, MAX_EXAMPLES, LabelSet
+from steering.features import label_files
+from steering.features.label_files import parse_label_file, read_label_file
+from steering.features.label_import import import_labels
+from steering.features.labels import MAX_EXAMPLE_TOKENS, MAX_EXAMPLES, LabelSet
 from steering.spec.errors import InvalidSpecError
 
 EXPLANATION = {

@@ -15,8 +15,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from inference.files.sources import ModelSource
 from inference.models import LanguageModel
-from steering import services, unembedding
-from steering.logit_lens import (
+from steering import services
+from steering.features import unembedding
+from steering.features.logit_lens import (
     MAX_WAITING,
     LensBusyError,
     LensSubject,
@@ -26,10 +27,10 @@ from steering.logit_lens import (
     compute_lens,
     read_lens,
 )
+from steering.features.unembedding import UnembeddingError, open_unembedding
 from steering.profiles.resolver import get_resolver
 from steering.profiles.snapshot import SAESource, source_of
-from steering.registration import SAELocation
-from steering.unembedding import UnembeddingError, open_unembedding
+from steering.sae_registry.registration import SAELocation
 from tests.builders import ARCHITECTURES, build_model
 from tests.steering.sae_files import random_weights, sae_config, write_sae
 

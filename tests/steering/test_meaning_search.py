@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.models import LanguageModel
-from steering.meaning_job import forget_stale
-from steering.meaning_search import LabelsNotEmbeddedError, Meaning, fuse, search_meaning
+from steering.features.semantic_search import LabelsNotEmbeddedError, Meaning, forget_stale, fuse, search_meaning
 from steering.models import Feature, LabelEmbedding
 
 WIDTH = 8

@@ -12,17 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.interventions import Site
+from steering.measuring.accumulators import NUM_BINS, GrowingHistogram, ReconstructionMeter, StrongestTexts
 from steering.measuring.diagnosis import find_causes
 from steering.measuring.document import TokenisedDocument, split_tokens, take_tokens
-from steering.measuring.histogram import NUM_BINS, GrowingHistogram
 from steering.measuring.measurement import measure_sae
-from steering.measuring.reconstruction import ReconstructionMeter
-from steering.measuring.strongest import StrongestTexts
+from steering.saes.architectures import ARCHITECTURES, JumpReLUSAE
 from steering.saes.config import SAEMath
 from steering.saes.errors import InvalidSAEError
-from steering.saes.jumprelu import JumpReLUSAE
 from steering.saes.loader import load_sae
-from steering.saes.registry import ARCHITECTURES
 from steering.saes.sae import SAEWeights, SparseAutoencoder
 from tests.steering.sae_files import D_IN, D_SAE, NumpySAE, random_weights, sae_config, write_sae
 
@@ -232,7 +229,7 @@ class TestDocuments:
 
 
 def test_wide_saes_keep_fewer_texts(monkeypatch):
-    monkeypatch.setattr("steering.measuring.strongest._MAX_BYTES", 4 * 8 * 10 * 2)
+    monkeypatch.setattr("steering.measuring.accumulators._MAX_BYTES", 4 * 8 * 10 * 2)
     texts = StrongestTexts(10, num_texts=5, width=8)
     for number in range(4):
         texts.add(number, torch.full((3, 10), float(number + 1)))

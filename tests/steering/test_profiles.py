@@ -19,9 +19,9 @@ from steering.models import SAE, SteeringProfile
 from steering.profiles import resolver as profile_resolver
 from steering.profiles.resolver import ProfileResolver
 from steering.profiles.snapshot import SAESource, published_profiles
-from steering.registration import SAELocation
-from steering.sae_cache import SAECache
-from steering.sae_source import load_source
+from steering.sae_registry.cache import SAECache
+from steering.sae_registry.files import load_source
+from steering.sae_registry.registration import SAELocation
 from steering.saes.loader import load_sae
 from steering.saes.sae import SparseAutoencoder
 from tests.steering.edits import edit, identity

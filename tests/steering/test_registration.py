@@ -11,9 +11,9 @@ from django.core.exceptions import ValidationError
 from inference.files.sources import SourceError
 from steering import services
 from steering.errors import IncompatibleSAEError, InUseError
-from steering.label_files import read_labels
+from steering.features.label_files import read_labels
 from steering.models import SAE, Feature, FeatureEdit
-from steering.registration import SAEHealth, SAELocation, inspect_sae, read_health
+from steering.sae_registry.registration import SAEHealth, SAELocation, inspect_sae, read_health
 from steering.saes.errors import InvalidSAEError
 from steering.spec.errors import InvalidSpecError
 from tests.steering.conftest import write_model_config

@@ -14,7 +14,7 @@ from steering.compiler import compile_edits
 from steering.errors import IncompatibleSAEError, InvalidProfileError
 from steering.models import SAE, FeatureEdit
 from steering.profiles.drafts import feature_target
-from steering.registration import SAELocation, inspect_sae
+from steering.sae_registry.registration import SAELocation, inspect_sae
 from steering.saes.loader import load_sae
 from steering.saes.preview import as_place
 from steering.spec.edit import EditSpec, GateSpec

@@ -24,7 +24,7 @@ from steering.saes.files import sae_folder
 from steering.saes.hooks import parse_hook_name, same_place, transcoder_site
 from steering.saes.loader import load_sae
 from steering.saes.preview import preview_sae, sae_checksum
-from steering.saes.tensor_files import open_tensors
+from steering.saes.tensor_files.registry import open_tensors
 from tests.live import PROJECT_DIR
 from tests.steering.sae_files import random_weights, sae_config, write_sae
 
@@ -354,7 +354,7 @@ CUT = """
 import sys
 from pathlib import Path
 from steering.saes.errors import InvalidSAEError
-from steering.saes.tensor_files import open_tensors
+from steering.saes.tensor_files.registry import open_tensors
 
 path = Path(sys.argv[1])
 file = open_tensors(path, path.name)

@@ -9,13 +9,13 @@ from django.contrib.auth.models import User
 from django.urls import reverse
 
 from jobs.models import Job
-from steering.corpus import CorpusError
-from steering.corpus_shelf import corpus_names, open_corpus
+from steering.corpora.corpus import CorpusError
+from steering.corpora.corpus_registry import corpus_names, open_corpus
 from steering.models import SAE
 from steering.profiles.resolver import get_resolver
 from steering.profiles.snapshot import source_of
-from steering.registration import SAELocation, inspect_sae, prepare_sae
-from steering.sae_jobs import add_sae
+from steering.sae_registry.jobs import add_sae
+from steering.sae_registry.registration import SAELocation, inspect_sae, prepare_sae
 from tests.steering.format_files import saelens_transcoder
 from tests.steering.pages import login, page, said, staff
 from tests.steering.sae_files import sae_config, write_sae

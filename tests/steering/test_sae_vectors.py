@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from inference.interventions import Site
 from steering.saes.errors import InvalidSAEError
-from steering.saes.vectors import read_vectors
+from steering.saes.vector_files import read_vectors
 from steering.spec.edit import EditSpec, VectorTarget
 
 LAYERS = (3, 11)

@@ -12,14 +12,12 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator, ValidationError, validate
 
 from inference.interventions import ALL_TOKENS, Site, Window, window_in
-from steering.spec.checks import MAX_WINDOWS
-from steering.spec.conflicts import find_conflicts
-from steering.spec.edit import PHASES, EditSpec, FeatureTarget, GateSpec
+from steering.spec.checks import MAX_WINDOWS, find_conflicts
+from steering.spec.edit import PHASES, SCOPES, EditSpec, FeatureTarget, GateSpec
 from steering.spec.errors import InvalidSpecError, MissingScaleError
 from steering.spec.parsing import MAX_EDITS, parse_edits, with_request_defaults
 from steering.spec.rendering import edits_to_json, fingerprint
 from steering.spec.schema import edits_schema
-from steering.spec.scope import SCOPES
 from steering.spec.units import Scales, coefficient, push
 from steering.spec.wording import describe_edit
 from tests.steering.edits import SCALES, edit, gate, identity, keep_norm, vector_edit

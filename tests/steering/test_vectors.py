@@ -24,7 +24,7 @@ from steering.models import FeatureEdit, PlainVector, SteeringProfile, VectorSet
 from steering.profiles import lifecycle
 from steering.profiles.drafts import draft_edits
 from steering.spec.wording import describe_edit
-from steering.vectors import FoundVector, delete_vectors, save_vectors
+from steering.vectors.services import FoundVector, delete_vectors, save_vectors
 from tests.steering.edits import keep_norm, vector_edit
 from tests.steering.pages import page, said, staff
 from tests.steering.sae_files import D_IN

@@ -12,14 +12,13 @@ from django.core.management.base import BaseCommand, CommandError
 from inference.files.sources import SourceError, source_at_shell
 from inference.interventions import SITE_KINDS
 from inference.models import LanguageModel
-from steering.candidate_wording import describe, found_line
 from steering.errors import SteeringError
+from steering.features.label_files import read_labels
+from steering.features.labels import FeatureLabel
 from steering.health import judge
-from steering.hub import find_saes
-from steering.label_files import read_labels
-from steering.labels import FeatureLabel
-from steering.registration import SAELocation, inspect_sae, prepare_sae, read_health
-from steering.sae_jobs import add_sae
+from steering.sae_registry.hub import find_saes
+from steering.sae_registry.jobs import add_sae
+from steering.sae_registry.registration import SAELocation, describe, found_line, inspect_sae, prepare_sae, read_health
 from steering.saes.errors import InvalidSAEError
 from steering.spec.errors import InvalidSpecError
 

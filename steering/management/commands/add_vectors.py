@@ -14,7 +14,7 @@ from inference.models import LanguageModel
 from steering.errors import SteeringError
 from steering.saes.errors import InvalidSAEError
 from steering.saes.files import file_sha256
-from steering.vectors import read_vector_file, save_vectors
+from steering.vectors.services import read_vector_file, save_vectors
 
 
 class Command(BaseCommand):

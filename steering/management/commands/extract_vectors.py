@@ -14,10 +14,9 @@ from inference.interventions import SITE_KINDS, Site
 from inference.models import LanguageModel
 from steering.errors import SteeringError
 from steering.exchange.documents import MAX_BYTES
-from steering.extraction import METHODS
-from steering.extraction_job import POSITIONS, ExtractionWish, request_extraction
-from steering.prompt_pairs import read_pairs
 from steering.spec.errors import InvalidSpecError
+from steering.vectors.directions import METHODS
+from steering.vectors.extraction import POSITIONS, ExtractionWish, read_pairs, request_extraction
 
 
 class Command(BaseCommand):

@@ -8,8 +8,8 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from steering.label_files import read_label_file
-from steering.label_import import import_labels
+from steering.features.label_files import read_label_file
+from steering.features.label_import import import_labels
 from steering.models import SAE
 from steering.spec.errors import InvalidSpecError
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from steering.saes.config import SAEConfig, SAEMath
+from steering.saes.config_fields import Config, read_choice, read_int, read_text
 from steering.saes.errors import InvalidSAEError
-from steering.saes.fields import Config, read_choice, read_int, read_text
 from steering.saes.formats.format import Layout, SAEFormat, shape_of
 from steering.saes.hooks import transcoder_site
 from steering.saes.place import SAEPlace
-from steering.saes.tensors import Header, Shape
+from steering.saes.tensor_files.base import Header, Shape
 
 if TYPE_CHECKING:
     from torch import Tensor

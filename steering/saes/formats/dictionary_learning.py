@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING
 
 from inference.interventions import Site, SiteKind
 from steering.saes.config import SAEConfig, SAEMath
+from steering.saes.config_fields import Config, read_choice, read_int, read_object, read_text
 from steering.saes.errors import InvalidSAEError
-from steering.saes.fields import Config, read_choice, read_int, read_object, read_text
 from steering.saes.formats.format import Layout, SAEFormat
 from steering.saes.place import SAEPlace
-from steering.saes.tensors import Header, Shape
+from steering.saes.tensor_files.base import Header, Shape
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -113,8 +113,8 @@ class DictionaryLearning(SAEFormat):
         )
 
     def convert(self, tensors: dict[str, Tensor], config: SAEConfig) -> SAEWeights:
+        from steering.saes.architectures import gated_weights
         from steering.saes.folding import by_decoder_norm  # imports torch
-        from steering.saes.gated import gated_weights
         from steering.saes.sae import SAEWeights
 
         kind = _kind(config)

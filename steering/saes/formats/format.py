@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, ClassVar
 from steering.saes.config import SAEConfig
 from steering.saes.errors import InvalidSAEError
 from steering.saes.place import SAEPlace
-from steering.saes.tensor_files import open_tensors
-from steering.saes.tensors import Header, Shape, TensorFile
+from steering.saes.tensor_files.base import Header, Shape, TensorFile
+from steering.saes.tensor_files.registry import open_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,7 +13,7 @@ from inference.interventions import Site
 from steering.saes.config import SAEConfig, SAEMath
 from steering.saes.formats.format import Layout, SAEFormat, shape_of
 from steering.saes.place import SAEPlace
-from steering.saes.tensors import Header
+from steering.saes.tensor_files.base import Header
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -7,8 +7,8 @@ One threshold for all features, in units of the residual as it is; the weights a
 from __future__ import annotations
 
 from steering.saes.config import SAEConfig
+from steering.saes.config_fields import read_choice, read_object, read_positive
 from steering.saes.errors import InvalidSAEError
-from steering.saes.fields import read_choice, read_object, read_positive
 from steering.saes.formats.openmoss import DATASET_WISE, OpenMOSS, dataset_factor, openmoss_config, openmoss_math
 from steering.saes.place import SAEPlace
 

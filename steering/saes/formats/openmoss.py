@@ -17,12 +17,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from steering.saes.config import Normalization, SAEConfig, SAEMath
+from steering.saes.config_fields import Config, read_bool, read_choice, read_int, read_size, read_text, shown
 from steering.saes.errors import InvalidSAEError
-from steering.saes.fields import Config, read_bool, read_choice, read_int, read_size, read_text, shown
 from steering.saes.formats.format import Layout, SAEFormat
 from steering.saes.hooks import parse_hook_name
 from steering.saes.place import SAEPlace
-from steering.saes.tensors import Header, Shape
+from steering.saes.tensor_files.base import Header, Shape
 
 if TYPE_CHECKING:
     from torch import Tensor

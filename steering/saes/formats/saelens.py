@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from inference.interventions import Site
 from steering.saes.config import Normalization, SAEConfig, SAEMath
-from steering.saes.errors import InvalidSAEError
-from steering.saes.fields import (
+from steering.saes.config_fields import (
     Config,
     read_bool,
     read_int,
@@ -22,10 +21,11 @@ from steering.saes.fields import (
     read_text,
     shown,
 )
+from steering.saes.errors import InvalidSAEError
 from steering.saes.formats.format import Layout, SAEFormat
 from steering.saes.hooks import same_place, transcoder_site
 from steering.saes.place import SAEPlace
-from steering.saes.tensors import Header, Shape
+from steering.saes.tensor_files.base import Header, Shape
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -82,7 +82,7 @@ class _SAELensLayout(SAEFormat):
         return Layout(shapes)
 
     def convert(self, tensors: dict[str, Tensor], config: SAEConfig) -> SAEWeights:
-        from steering.saes.gated import gated_weights
+        from steering.saes.architectures import gated_weights
         from steering.saes.sae import SAEWeights
 
         encoder = tensors.pop("W_enc").T.contiguous()

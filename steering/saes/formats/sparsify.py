@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from inference.interventions import Site, SiteKind
 from steering.saes.config import SAEConfig, SAEMath
+from steering.saes.config_fields import read_bool, read_choice, read_int, read_size
 from steering.saes.errors import InvalidSAEError
-from steering.saes.fields import read_bool, read_choice, read_int, read_size
 from steering.saes.formats.format import Layout, SAEFormat
 from steering.saes.place import SAEPlace
-from steering.saes.tensors import Header, Shape
+from steering.saes.tensor_files.base import Header, Shape
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -1,0 +1,309 @@
+"""Features in the admin: the table that is searched as one types, and the page of one feature."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
+
+from django.contrib import admin, messages
+from django.contrib.admin.utils import quote, unquote
+from django.contrib.admin.views.main import ORDER_VAR, ChangeList
+from django.contrib.admin.widgets import AdminTextareaWidget
+from django.core.exceptions import PermissionDenied, ValidationError
+from django.core.paginator import Paginator
+from django.db import models
+from django.db.models import Q, QuerySet
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import path, reverse
+from django.utils.functional import cached_property
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
+
+from steering.errors import SteeringError
+from steering.features.drawing import example_rows, histogram_picture
+from steering.features.forms import SteerForm
+from steering.features.logit_lens import LensBusyError, LensSubject, LensUnavailableError, LogitLens, get_lens_worker
+from steering.features.search import IN_ORDER, FeatureQuerySet
+from steering.features.services import label_feature, steer_with_feature
+from steering.models import SAE, Feature
+from steering.profiles.snapshot import source_of
+
+_TEMPLATES = "admin/steering/feature"
+_LENS_TIMEOUT_S = 60.0
+
+
+class FeaturePages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
+    """Every page checks permissions itself; whatever changes something is a POST."""
+
+    change_form_template = f"{_TEMPLATES}/change_form.html"
+
+    def get_urls(self) -> list[Any]:
+        pages: Sequence[tuple[str, Callable[..., HttpResponse]]] = (
+            ("lens", self.lens_view),
+            ("steer", self.steer_view),
+        )
+        own = [
+            path(f"<path:object_id>/{name}/", self.admin_site.admin_view(view), name=f"steering_feature_{name}")
+            for name, view in pages
+        ]
+        return [*own, *super().get_urls()]
+
+    def change_view(
+        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        feature = self.get_object(request, unquote(object_id))
+        context = {**(extra_context or {})}
+        if isinstance(feature, Feature):
+            context |= self._facts(request, feature)
+        return super().change_view(request, object_id, form_url, context)
+
+    def lens_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """A part of the page, which loads it later: the first look at a model takes seconds."""
+        feature = self._seen(request, object_id)
+        context: dict[str, Any] = {"original": feature, "opts": self.opts}
+        try:
+            context["lens"] = _lens(feature)
+        except LensUnavailableError as error:
+            context["problem"] = str(error)
+        except (LensBusyError, TimeoutError):
+            context["problem"] = "Too many features are being looked at; try again in a moment."
+        return TemplateResponse(request, f"{_TEMPLATES}/lens.html", context)
+
+    def steer_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """Adds the feature to a draft, or begins one with it, and goes there."""
+        if request.method != "POST":
+            return HttpResponseNotAllowed(["POST"])
+        feature = self._seen(request, object_id)
+        form = SteerForm(feature, request.user, request.POST)
+        if not form.may_steer:
+            raise PermissionDenied
+        if not form.is_valid():
+            context = {"original": feature, "opts": self.opts, "steer": form, "title": f"Steer with {feature}"}
+            return TemplateResponse(
+                request, f"{_TEMPLATES}/steer.html", context | self.admin_site.each_context(request)
+            )
+        return self._steer(request, feature, form)
+
+    def _steer(self, request: HttpRequest, feature: Feature, form: SteerForm) -> HttpResponse:
+        try:
+            profile = steer_with_feature(
+                feature=feature,
+                profile=form.cleaned_data["profile"],
+                new_name=form.cleaned_data["new_name"],
+                operation=form.cleaned_data["operation"],
+                strength=form.cleaned_data["strength"],
+                owner=request.user,  # type: ignore[arg-type]
+            )
+        except (SteeringError, ValidationError) as error:
+            text = error.message if isinstance(error, SteeringError) else " ".join(error.messages)
+            self.message_user(request, f"Nothing was added. {text}", messages.ERROR)
+            return HttpResponseRedirect(feature_url(feature))
+        self.message_user(
+            request, f"{feature} is in the draft of {profile} now. Publish it to use it.", messages.SUCCESS
+        )
+        return HttpResponseRedirect(reverse("admin:steering_steeringprofile_change", args=[profile.pk]))
+
+    def _facts(self, request: HttpRequest, feature: Feature) -> dict[str, Any]:
+        sees_traffic = request.user.has_perm("openai_api.view_prompt_text")
+        steer = SteerForm(feature, request.user)
+        return {
+            "sae": feature.sae,
+            "share": None if feature.density is None else f"{feature.density:.3%}",
+            "histogram": histogram_picture(feature.histogram),
+            "examples": example_rows(feature.examples),
+            "traffic_examples": example_rows(feature.traffic_examples) if sees_traffic else (),
+            "steer": steer if steer.may_steer else None,
+            "may_measure": request.user.has_perm("steering.change_sae"),
+            "before": _neighbour(feature, -1),
+            "after": _neighbour(feature, 1),
+        }
+
+    def _seen(self, request: HttpRequest, object_id: str) -> Feature:
+        feature = self.get_object(request, unquote(object_id))
+        if not isinstance(feature, Feature):
+            raise Http404
+        if not self.has_view_permission(request, feature):
+            raise PermissionDenied
+        return feature
+
+
+def _neighbour(feature: Feature, step: int) -> Feature | None:
+    found = Feature.objects.filter(sae_id=feature.sae_id, index=feature.index + step).only("sae_id", "index").first()
+    if found is not None:
+        found.sae = feature.sae
+    return found
+
+
+def feature_url(feature: Feature) -> str:
+    """Its page, by the SAE's name and its index."""
+    return reverse("admin:steering_feature_change", args=[quote(feature.reference)])
+
+
+def _lens(feature: Feature) -> LogitLens:
+    subject = LensSubject(
+        feature.sae.model.model_source,
+        source_of(feature.sae),
+        feature.index,
+        feature.sae.site != SAE.Site.ATTN_OUT,
+    )
+    return get_lens_worker().look_here(subject, _LENS_TIMEOUT_S)
+
+
+_DENSITIES = {
+    "dead": ("never", Q(density=0)),
+    "rare": ("below 0.1 %", Q(density__gt=0, density__lt=0.001)),
+    "usual": ("0.1 % to 5 %", Q(density__gte=0.001, density__lt=0.05)),
+    "dense": ("5 % and more", Q(density__gte=0.05)),
+    "unknown": ("not measured", Q(density__isnull=True)),
+}
+
+
+class DensityFilter(admin.SimpleListFilter):
+    title = "how often it fires"
+    parameter_name = "fires"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> Iterable[tuple[str, str]]:
+        return [(key, label) for key, (label, _) in _DENSITIES.items()]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Feature]) -> QuerySet[Feature]:
+        choice = _DENSITIES.get(self.value() or "")
+        return queryset if choice is None else queryset.filter(choice[1])
+
+
+class SAEFilter(admin.RelatedFieldListFilter):
+    """Named as people write it."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.title = "SAE"
+
+
+class LabelledFilter(admin.SimpleListFilter):
+    title = "label"
+    parameter_name = "labelled"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> Iterable[tuple[str, str]]:
+        return (("yes", "has one"), ("no", "has none"))
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Feature]) -> QuerySet[Feature]:
+        match self.value():
+            case "yes":
+                return queryset.exclude(label="")
+            case "no":
+                return queryset.filter(label="")
+            case _:
+                return queryset
+
+
+MAX_LISTED = 100_000
+
+
+_MAX_DIGITS = 9
+
+
+class BoundedPaginator(Paginator[Feature]):
+    """Counts no further than anybody turns pages: whoever wants a feature beyond them searches for it."""
+
+    @cached_property
+    def count(self) -> int:
+        assert isinstance(self.object_list, QuerySet)  # the admin gives no list
+        return self.object_list.order_by().values("pk")[:MAX_LISTED].count()
+
+
+class RankedChangeList(ChangeList):
+    """Shows no sorted column while search results are in the order of their rank."""
+
+    def get_ordering_field_columns(self) -> dict[int, Literal["desc", "asc"]]:
+        is_ranked = bool(self.query) and ORDER_VAR not in self.params
+        return {} if is_ranked else super().get_ordering_field_columns()
+
+    def url_for_result(self, result: models.Model) -> str:
+        assert isinstance(result, Feature)
+        return reverse("admin:steering_feature_change", args=[quote(result.reference)])
+
+
+@admin.register(Feature)
+class FeatureAdmin(FeaturePages, admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
+    """Searched by the words of label and description; the autocomplete of profiles comes here too."""
+
+    empty_words = "No features yet. They come with an SAE."
+    list_display = ("index", "label_text", "sae_name", "max_activation_text", "density_text", "tokens")
+    list_display_links = ("index", "label_text")
+    list_filter = (LabelledFilter, DensityFilter, ("sae", SAEFilter))
+    list_select_related = ("sae",)
+    list_per_page = 50
+    ordering = IN_ORDER
+    paginator = BoundedPaginator
+    search_fields = ("label",)
+    search_help_text = "Words or their beginnings, “a phrase”, or, -not; or the feature's number. The best come first."
+    show_full_result_count = False
+    fields = ("sae_link", "index", "label", "description", "label_source")
+    readonly_fields = ("sae_link", "index", "label_source")
+    formfield_overrides = {models.TextField: {"widget": AdminTextareaWidget(attrs={"rows": 2})}}
+
+    class Media:
+        css = {"all": ("steering/admin.css", "steering/feature.css")}
+        js = ("steering/search_as_you_type.js", "steering/load_later.js")
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
+        return RankedChangeList
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Feature | None = None) -> bool:
+        return False
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Feature]:
+        return super().get_queryset(request).select_related("sae")
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Feature | None:
+        """By the SAE's name and the index, as in links; a row's number, as in the links of older versions, too."""
+        name, dot, index = object_id.replace("\0", "").rpartition(".")
+        if not dot:
+            return super().get_object(request, object_id, from_field)
+        if not (index.isascii() and index.isdecimal()) or len(index) > _MAX_DIGITS:
+            return None
+        return self.get_queryset(request).filter(sae__name=name, index=int(index)).first()
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Feature], search_term: str
+    ) -> tuple[QuerySet[Feature], bool]:
+        assert isinstance(queryset, FeatureQuerySet)
+        model = request.GET.get("language_model", "")
+        if model.isdecimal():
+            queryset = queryset.filter(sae__model_id=int(model))
+        found = queryset.search(search_term)
+        return found.order_by(*queryset.query.order_by) if "o" in request.GET else found, False
+
+    def save_model(self, request: HttpRequest, obj: Feature, form: Any, change: bool) -> None:  # noqa: FBT001 - Django's
+        if "label" in form.changed_data:
+            obj.label_source = f"{request.user.get_username()}, in the admin"
+        label_feature(feature=obj, user=request.user)  # type: ignore[arg-type]  # staff
+
+    @admin.display(description="SAE", ordering="sae__name")
+    def sae_name(self, feature: Feature) -> str:
+        return str(feature.sae)
+
+    @admin.display(description="SAE")
+    def sae_link(self, feature: Feature) -> SafeString:
+        url = reverse("admin:steering_sae_change", args=[feature.sae_id])
+        return format_html('<a href="{}">{}</a>', url, feature.sae)
+
+    @admin.display(description="label", ordering="label")
+    def label_text(self, feature: Feature) -> str:
+        return feature.label or "(no label)"
+
+    @admin.display(description="max activation", ordering="max_activation")
+    def max_activation_text(self, feature: Feature) -> str:
+        return "–" if feature.max_activation is None else f"{feature.max_activation:.4g}"
+
+    @admin.display(description="density", ordering="density")
+    def density_text(self, feature: Feature) -> str:
+        return "–" if feature.density is None else f"{feature.density:.3%}"
+
+    @admin.display(description="top tokens")
+    def tokens(self, feature: Feature) -> SafeString | str:
+        rows = ((str(token),) for token in feature.top_tokens)
+        return format_html_join(" ", '<code class="steering-token">{}</code>', rows) or "–"

@@ -1,0 +1,189 @@
+"""Features as requests read them: found by label, or looked up by SAE and index."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from django.db import close_old_connections, connection
+
+from inference.files.sources import ModelSource
+from steering.errors import SteeringError, UnknownSAEError
+from steering.features.labels import FeatureExample
+from steering.features.logit_lens import LensBusyError, LensSubject, LensUnavailableError, LogitLens, get_lens_worker
+from steering.features.semantic_search import LabelsNotEmbeddedError, Meaning, search_meaning
+from steering.models import SAE, Feature
+from steering.profiles.snapshot import SAESource
+from steering.sae_registry.readable_sae import ReadableSAE, find_readable, labels_of
+
+__all__ = ["FeatureCatalog", "LabelsNotEmbeddedError", "LensBusyError", "LensUnavailableError", "Meaning"]
+
+T = TypeVar("T")
+_MAX_AT_ONCE = 4  # connections to the database that reading features takes
+
+
+class FeatureNotFoundError(SteeringError):
+    status = 404
+    code = "feature_not_found"
+    param = "index"
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureRecord:
+    """A row of :class:`steering.models.Feature`. ``density`` is a share of tokens, 0 to 1."""
+
+    sae: str
+    model: str
+    index: int
+    label: str
+    description: str
+    source: str
+    max_activation: float | None
+    density: float | None
+    top_tokens: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SAERecord:
+    """The SAE of a look-up. ``model`` is its model's registered name."""
+
+    pk: int
+    name: str
+    model: str
+    layer: int
+    site: str
+    d_sae: int
+    files: SAESource
+    model_files: ModelSource
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """``counts[i]`` activations lie above ``i * width`` and at most ``width`` higher."""
+
+    width: float
+    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureDetail:
+    """``max_activation_source`` is import, measured or empty; ``examples_source`` the corpus, or “imported”."""
+
+    feature: FeatureRecord
+    decoder_norm: float | None
+    examples: tuple[FeatureExample, ...]
+    max_activation_source: str = ""
+    examples_source: str = ""
+    histogram: Histogram | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureQuery:
+    """``models`` are the names of those whose features may be found. ``sae`` None means all SAEs.
+
+    With ``meaning``, labels that mean the same are found too.
+    """
+
+    text: str
+    models: frozenset[str]
+    sae: str | None
+    limit: int
+    offset: int = 0
+    meaning: Meaning | None = None
+
+
+class FeatureCatalog:
+    """Reads on threads with connections of their own, at most four at once."""
+
+    def __init__(self) -> None:
+        self._turns = asyncio.Semaphore(_MAX_AT_ONCE)
+
+    async def search(self, query: FeatureQuery) -> tuple[FeatureRecord, ...]:
+        """The best matches first."""
+        return await self._run(lambda: _search(query))
+
+    async def sae(self, name: str) -> SAERecord:
+        """UnknownSAEError for an unknown name."""
+        return await self._run(lambda: _sae(name))
+
+    async def detail(self, sae: SAERecord, index: int) -> FeatureDetail:
+        """FeatureNotFoundError names the range."""
+        return await self._run(lambda: _detail(sae, index))
+
+    async def readable(self, model: str, name: str | None) -> ReadableSAE:
+        """See :func:`steering.sae_registry.readable_sae.find_readable`."""
+        return await self._run(lambda: find_readable(model, name))
+
+    async def labels(self, sae: int, indices: Iterable[int]) -> dict[int, str]:
+        """See :func:`steering.sae_registry.readable_sae.labels_of`."""
+        return await self._run(lambda: labels_of(sae, indices))
+
+    async def lens(self, sae: SAERecord, index: int) -> LogitLens:
+        """LensUnavailableError, LensBusyError."""
+        is_in_residual = sae.site != SAE.Site.ATTN_OUT
+        return await get_lens_worker().look(LensSubject(sae.model_files, sae.files, index, is_in_residual))
+
+    async def _run(self, read: Callable[[], T]) -> T:
+        async with self._turns:
+            return await asyncio.to_thread(_with_own_connection, read)
+
+
+def _search(query: FeatureQuery) -> tuple[FeatureRecord, ...]:
+    rows = Feature.objects.filter(sae__model__name__in=query.models).select_related("sae__model")
+    if query.sae is not None:
+        rows = rows.filter(sae__name=query.sae)
+    if query.meaning is not None:
+        near = search_meaning(rows, query.text, query.meaning, limit=query.limit, offset=query.offset)
+        return tuple(_record(row) for row in near)
+    found = rows.search(query.text)[query.offset : query.offset + query.limit]
+    return tuple(_record(row) for row in found)
+
+
+def _sae(name: str) -> SAERecord:
+    row = SAE.objects.filter(name=name).select_related("model").first() if "\0" not in name else None
+    if row is None:
+        raise UnknownSAEError(f"There is no SAE “{name[:100]}” on this server.")
+    files = SAESource(row.name, row.checksum, row.source, row.revision, row.subfolder)
+    return SAERecord(row.pk, row.name, row.model.name, row.layer, row.site, row.d_sae, files, row.model.model_source)
+
+
+def _detail(sae: SAERecord, index: int) -> FeatureDetail:
+    row = Feature.objects.filter(sae_id=sae.pk, index=index).select_related("sae__model").first()
+    if row is None:
+        raise FeatureNotFoundError(f"The SAE {sae.name} has features 0 to {sae.d_sae - 1}, not {index}.")
+    return FeatureDetail(
+        _record(row),
+        row.decoder_norm,
+        tuple(_examples(row.examples)),
+        row.max_activation_source,
+        row.examples_source,
+        Histogram(row.histogram["width"], tuple(row.histogram["counts"])) if row.histogram else None,
+    )
+
+
+def _record(row: Feature) -> FeatureRecord:
+    return FeatureRecord(
+        sae=row.sae.name,
+        model=row.sae.model.name,
+        index=row.index,
+        label=row.label,
+        description=row.description,
+        source=row.label_source,
+        max_activation=row.max_activation,
+        density=row.density,
+        top_tokens=tuple(row.top_tokens),
+    )
+
+
+def _examples(stored: Sequence[Mapping[str, Any]]) -> list[FeatureExample]:
+    return [FeatureExample(tuple(item["tokens"]), tuple(item["values"])) for item in stored]
+
+
+def _with_own_connection(read: Callable[[], T]) -> T:
+    close_old_connections()
+    try:
+        return read()
+    finally:
+        connection.close()

@@ -1,0 +1,159 @@
+"""Which tokens a feature promotes and which it suppresses, seen through the end of the model.
+
+Computed on a thread of its own, one after the other, and remembered: a reader may ask, the engine must not notice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from inference.files.sources import ModelSource, SourceError, resolve_source
+from inference.text.token_bytes import token_bytes_reader
+from inference.torch_threads import borrowed_workers
+from steering.profiles.resolver import get_resolver
+from steering.profiles.snapshot import SAESource
+from steering.saes.errors import InvalidSAEError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from steering.features.unembedding import Floats
+
+NUM_TOKENS = 10
+MAX_WAITING = 8
+_MAX_KEPT = 1024
+
+
+class LensUnavailableError(Exception):
+    """This feature cannot be seen; the message says why."""
+
+
+class LensBusyError(Exception):
+    """Too many wait already."""
+
+
+@dataclass(frozen=True, slots=True)
+class LensToken:
+    id: int
+    text: str
+    logit: float
+
+
+@dataclass(frozen=True, slots=True)
+class LogitLens:
+    """The tokens with the largest and with the smallest logits, the most extreme first."""
+
+    promoted: tuple[LensToken, ...]
+    suppressed: tuple[LensToken, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LensSubject:
+    """A feature's decoder row, which ``is_in_residual`` unless it lies before the attention's projection."""
+
+    model: ModelSource
+    sae: SAESource
+    index: int
+    is_in_residual: bool = True
+
+
+class LensWorker:
+    """``compute`` runs on one thread; at most ``MAX_WAITING`` others wait for it."""
+
+    def __init__(self, compute: Callable[[LensSubject], LogitLens]) -> None:
+        self._compute = compute
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="logit-lens")
+        self._known: OrderedDict[LensSubject, LogitLens] = OrderedDict()
+        self._lock = threading.Lock()
+        self._num_waiting = 0
+
+    async def look(self, subject: LensSubject) -> LogitLens:
+        """LensUnavailableError, or LensBusyError when too many wait."""
+        return await asyncio.shield(asyncio.wrap_future(self._begin(subject)))
+
+    def look_here(self, subject: LensSubject, timeout_s: float) -> LogitLens:
+        """The same for a thread that may wait; TimeoutError."""
+        return self._begin(subject).result(timeout_s)
+
+    def _begin(self, subject: LensSubject) -> Future[LogitLens]:
+        with self._lock:
+            if subject in self._known:
+                return _done(self._known[subject])
+            if self._num_waiting > MAX_WAITING:
+                raise LensBusyError
+            self._num_waiting += 1
+        return self._pool.submit(self._run, subject)
+
+    def _run(self, subject: LensSubject) -> LogitLens:
+        try:
+            with borrowed_workers():
+                lens = self._compute(subject)
+        finally:
+            with self._lock:
+                self._num_waiting -= 1
+        with self._lock:
+            self._known[subject] = lens
+            if len(self._known) > _MAX_KEPT:
+                self._known.popitem(last=False)
+        return lens
+
+
+def _done(lens: LogitLens) -> Future[LogitLens]:
+    future: Future[LogitLens] = Future()
+    future.set_result(lens)
+    return future
+
+
+def compute_lens(subject: LensSubject) -> LogitLens:
+    """Slow where the SAE is not loaded: seconds. LensUnavailableError."""
+    from steering.features.unembedding import UnembeddingError, open_unembedding  # torch is loaded with the first look
+
+    if not subject.is_in_residual:
+        raise LensUnavailableError("The SAE writes before the attention's output projection, not into the residual.")
+    try:
+        folder = resolve_source(subject.model)
+        row = get_resolver().sae(subject.sae).decoder_row(subject.index).float().numpy()
+        unembedding = open_unembedding(folder, trust_remote_code=subject.model.trust_remote_code)
+        return read_lens(unembedding.logits(row), _tokenizer(folder / "tokenizer.json"))
+    except (SourceError, InvalidSAEError, UnembeddingError, OSError, ValueError, KeyError) as error:
+        raise LensUnavailableError(str(error)) from error
+
+
+def read_lens(logits: Floats, tokenizer: Tokenizer) -> LogitLens:
+    """Rows of the embeddings beyond the tokenizer's vocabulary stand for no token."""
+    known = logits[: tokenizer.get_vocab_size(with_added_tokens=True)]
+    order = np.argsort(known, kind="stable")
+    return LogitLens(
+        promoted=tuple(_token(tokenizer, int(i), known) for i in order[::-1][:NUM_TOKENS]),
+        suppressed=tuple(_token(tokenizer, int(i), known) for i in order[:NUM_TOKENS]),
+    )
+
+
+def _token(tokenizer: Tokenizer, token_id: int, logits: Floats) -> LensToken:
+    token = tokenizer.id_to_token(token_id) or ""
+    is_added = token_id in tokenizer.get_added_tokens_decoder()
+    text = token if is_added else token_bytes_reader(tokenizer)(token).decode("utf-8", "replace")
+    return LensToken(token_id, text, float(logits[token_id]))
+
+
+@lru_cache(maxsize=2)
+def _tokenizer(path: Path) -> Tokenizer:
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(str(path))
+
+
+@cache
+def get_lens_worker() -> LensWorker:
+    """This process' worker."""
+    return LensWorker(compute_lens)

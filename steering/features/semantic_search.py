@@ -1,0 +1,182 @@
+"""Texts to vectors by a registered embedding model, through the engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import numpy as np
+from django.db import transaction
+from numpy.typing import NDArray
+from pgvector.django import CosineDistance
+
+from inference.client import (
+    BACKGROUND_PRIORITY,
+    EmbeddingEvent,
+    EmbeddingRequest,
+    EngineError,
+    EventStream,
+    FailedEvent,
+    get_client,
+)
+from inference.models import LanguageModel
+from inference.registry.registry import ReadyModel, get_registry
+from steering.engine_model import submit_when_there_is_room
+from steering.errors import SteeringError
+from steering.features.search import FeatureQuerySet
+from steering.models import SAE, Feature, LabelEmbedding
+
+if TYPE_CHECKING:
+    from jobs.running_job import RunningJob
+
+
+class NotAnEmbedderError(SteeringError):
+    """The model generates text."""
+
+    code = "wrong_model_kind"
+    param = "embedding_model"
+
+
+@dataclass(frozen=True, slots=True)
+class TextEmbedder:
+    """Vectors of length 1, so that what is alike has a small distance. Texts are cut to what the model takes."""
+
+    model: ReadyModel
+
+    async def embed(self, texts: Sequence[str], *, priority: int = 0) -> list[NDArray[np.float32]]:
+        """EngineError."""
+        encoded = [self._encode(text) for text in texts]
+        name = self.model.record.name
+        batch = uuid4().hex
+        requests = [
+            EmbeddingRequest(f"embed-{batch}/{i}", name, ids, i, priority=priority) for i, ids in enumerate(encoded)
+        ]
+        return await _collect(await submit_when_there_is_room(lambda: get_client().embed(requests)), len(texts))
+
+    def _encode(self, text: str) -> tuple[int, ...]:
+        """A label has far fewer characters than any model takes, so it is cut by tokens only."""
+        return tuple(self.model.text.encode(text[: self.model.text.max_chars])[: self.model.max_model_len])
+
+
+async def find_embedder(name: str) -> TextEmbedder:
+    """The model, loaded if need be. NotAnEmbedderError, ModelNotFoundError and what loading raises."""
+    ready = await get_registry().ready(name)
+    if ready.kind != "embedding":
+        raise NotAnEmbedderError(f"The model “{ready.record.name}” is made for {ready.kind}, not for embedding.")
+    return TextEmbedder(ready)
+
+
+async def _collect(stream: EventStream, num_texts: int) -> list[NDArray[np.float32]]:
+    vectors: dict[int, NDArray[np.float32]] = {}
+    try:
+        async for event in stream:
+            if isinstance(event, FailedEvent):
+                raise EngineError(event.message)
+            if isinstance(event, EmbeddingEvent):
+                vectors[event.index] = _normalised(np.frombuffer(event.values, "<f4"))
+    finally:
+        stream.close()
+    if len(vectors) != num_texts:
+        raise EngineError("The engine ended before the texts were embedded.")
+    return [vectors[index] for index in range(num_texts)]
+
+
+def _normalised(vector: NDArray[np.float32]) -> NDArray[np.float32]:
+    length = float(np.linalg.norm(vector))
+    result: NDArray[np.float32] = vector / length if length > 0 else vector
+    return result
+
+
+_DEPTH = 1_000
+_DAMPING = 60  # of reciprocal rank fusion: how much the first places outweigh the next
+
+
+class LabelsNotEmbeddedError(SteeringError):
+    code = "labels_not_embedded"
+    param = "embedding_model"
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """A query's vector of length 1, by the registered embedding model of that name."""
+
+    model: str
+    vector: tuple[float, ...]
+
+
+def search_meaning(rows: FeatureQuerySet, text: str, meaning: Meaning, *, limit: int, offset: int) -> list[Feature]:
+    """The features of ``rows`` that words or meaning find, the best of both first. LabelsNotEmbeddedError.
+
+    Each way brings its best thousand, whatever part of them is asked for, so that pages are cut from one order.
+    """
+    by_words = [] if not text.strip() else list(rows.search(text).values_list("pk", flat=True)[:_DEPTH])
+    order = fuse([by_words, _nearest(rows, meaning)])[offset : offset + limit]
+    found = {row.pk: row for row in rows.filter(pk__in=order)}
+    return [found[pk] for pk in order]
+
+
+def fuse(rankings: Sequence[Sequence[int]]) -> list[int]:
+    """Reciprocal rank fusion: a place near the top of any ranking counts, wherever the others have it."""
+    scores: dict[int, float] = {}
+    for ranking in rankings:
+        for place, pk in enumerate(ranking):
+            scores[pk] = scores.get(pk, 0.0) + 1 / (_DAMPING + place)
+    return sorted(scores, key=lambda pk: (-scores[pk], pk))
+
+
+def _nearest(rows: FeatureQuerySet, meaning: Meaning) -> list[int]:
+    """Exact: all embedded labels are compared, which is quick for the tens of thousands that an SAE has."""
+    embedded = LabelEmbedding.objects.filter(model__name=meaning.model, feature__in=rows)
+    near = embedded.order_by(CosineDistance("vector", list(meaning.vector)), "feature_id")
+    found = list(near.values_list("feature_id", flat=True)[:_DEPTH])
+    if not found:
+        raise LabelsNotEmbeddedError(
+            f"No labels were embedded with {meaning.model}; an SAE's page in the admin has a button for that."
+        )
+    return found
+
+
+_BATCH = 64
+
+
+def run_embed_labels(job: RunningJob) -> dict[str, Any]:
+    """Labels whose text was embedded already are left out, so a run after a crash goes on where that one ended."""
+    sae = SAE.objects.get(pk=job.params["sae"])
+    model = LanguageModel.objects.get(pk=job.params["embedding_model"])
+    num_gone = forget_stale(sae=sae, model=model)
+    rows = list(_missing(sae, model))
+    with asyncio.Runner() as runner:
+        embedder = runner.run(find_embedder(model.name))
+        for start in range(0, len(rows), _BATCH):
+            job.progress(start, len(rows), "Embedding labels")
+            _keep(runner, embedder, model, rows[start : start + _BATCH])
+    job.progress(len(rows), len(rows), "Embedding labels")
+    return {"embedded": len(rows), "removed": num_gone}
+
+
+@transaction.atomic
+def forget_stale(*, sae: SAE, model: LanguageModel) -> int:
+    """Deletes embeddings of labels that have changed since, or are gone."""
+    rows = LabelEmbedding.objects.filter(feature__sae=sae, model=model).select_related("feature")
+    stale = [row.pk for row in rows.only("text", "feature__label", "feature__description") if row.is_stale]
+    return LabelEmbedding.objects.filter(pk__in=stale).delete()[0]
+
+
+def _missing(sae: SAE, model: LanguageModel) -> Iterable[Feature]:
+    done = LabelEmbedding.objects.filter(model=model, feature__sae=sae).values("feature")
+    return sae.features.exclude(label="").exclude(pk__in=done).order_by("index")
+
+
+def _keep(runner: asyncio.Runner, embedder: TextEmbedder, model: LanguageModel, rows: Sequence[Feature]) -> None:
+    texts = [row.label_text for row in rows]
+    vectors = runner.run(embedder.embed(texts, priority=BACKGROUND_PRIORITY))
+    LabelEmbedding.objects.bulk_create(
+        (
+            LabelEmbedding(feature=row, model=model, text=text, vector=vector.tolist())
+            for row, text, vector in zip(rows, texts, vectors, strict=True)
+        ),
+        ignore_conflicts=True,
+    )

@@ -1,0 +1,61 @@
+"""What is done with features: they are labelled, and put into drafts."""
+
+from __future__ import annotations
+
+from django.contrib.auth.models import User
+from django.db import transaction
+
+from audit.changes import stored_fields
+from audit.trail import record_saved
+from steering.errors import InvalidProfileError
+from steering.models import Feature, SteeringProfile
+from steering.profiles.drafts import draft_edits, draft_words, feature_target, record_draft, rows_of
+from steering.profiles.snapshot import registered_saes
+from steering.services import create_profile
+from steering.spec.checks import check_conflicts
+from steering.spec.edit import EditSpec, Operation
+from steering.spec.errors import InvalidSpecError
+from steering.spec.units import Unit
+
+
+@transaction.atomic
+def steer_with_feature(
+    *,
+    feature: Feature,
+    profile: SteeringProfile | None = None,
+    new_name: str = "",
+    operation: Operation = "add",
+    strength: float = 1.0,
+    owner: User | None = None,
+) -> SteeringProfile:
+    """Adds the feature to the profile's draft, or to that of a new profile of its model.
+
+    The strength counts in maximal activations where one is known, else it is raw. InvalidProfileError for a profile of
+    another model, and where the draft would contradict itself; ValidationError for a name that is taken.
+    """
+    if profile is None:
+        profile = create_profile(name=new_name, model=feature.sae.model, owner=owner)
+    elif profile.model_id != feature.sae.model_id:
+        raise InvalidProfileError(f"{feature} belongs to the model {feature.sae.model}, not to {profile.model}.")
+    before = draft_words(profile)
+    unit: Unit = "max_act" if feature.max_activation else "raw"
+    try:
+        edit = EditSpec(feature_target(feature), operation, strength=strength, unit=unit)
+        for row in rows_of(profile, [edit]):
+            row.save()
+        check_conflicts(draft_edits(profile))
+    except InvalidSpecError as error:
+        raise InvalidProfileError.from_spec(error) from error
+    profile.save(update_fields=["updated_at"])
+    record_draft(profile=profile, before=before, user=owner)
+    return profile
+
+
+@transaction.atomic
+def label_feature(*, feature: Feature, user: User | None = None) -> Feature:
+    """Writes the row's label and description."""
+    before = stored_fields(feature)
+    feature.save(update_fields=["label", "description", "label_source"])
+    record_saved(feature, before=before, user=user, model=feature.sae.model.name)
+    registered_saes.invalidate()
+    return feature

@@ -1,0 +1,139 @@
+"""Where an SAE's files lie, and whether they are still those that were registered."""
+
+from __future__ import annotations
+
+import glob
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from inference.files.sources import Download, fetch, local_directory
+from steering.models import SAE
+from steering.profiles.snapshot import SAESource
+from steering.sae_registry.hub import hub_files, safetensors_headers
+from steering.saes.errors import InvalidSAEError
+from steering.saes.files import check_subfolder
+from steering.saes.formats.registry import CONFIG_FILES
+from steering.saes.place import SAEPlace, sae_place
+from steering.saes.preview import preview_sae, recognise, sae_checksum
+
+if TYPE_CHECKING:
+    from steering.saes.sae import SparseAutoencoder
+
+
+def locate_sae(
+    source: str,
+    *,
+    revision: str = "",
+    subfolder: str = "",
+    with_weights: bool = True,
+    download: Download | None = None,
+) -> SAEPlace:
+    """The SAE's place on this machine.
+
+    Of a Hub repository its own files are downloaded first, and without ``with_weights`` only the configuration; what
+    was downloaded completely needs no network again. InvalidSAEError or :class:`inference.files.sources.SourceError`.
+    """
+    check_subfolder(subfolder)
+    local = local_directory(source)
+    if local is not None:
+        return sae_place(local, subfolder)
+    root = fetch(source, revision=revision, allow_patterns=())
+    here = _downloaded(root, subfolder)
+    return here or _Repository(source, revision, root, download).locate(
+        subfolder.rstrip("/"), with_weights=with_weights
+    )
+
+
+def installed_place(sae: SAE) -> SAEPlace:
+    """Where a registered SAE lies; InvalidSAEError when its files are not the registered ones any more."""
+    place = locate_sae(sae.source, revision=sae.revision, subfolder=sae.subfolder)
+    if place_checksum(place) != sae.checksum:
+        raise InvalidSAEError(changed_since_registered(sae.name, f" in {place}"))
+    return place
+
+
+def changed_since_registered(name: str, where: str = "") -> str:
+    """Return the sentence about an SAE whose checksum is not the registered one."""
+    return (
+        f"The files of the SAE {name}{where} have changed since it was registered, or this version of miLLM reads their"
+        " format in another way; add it again."
+    )
+
+
+def load_source(source: SAESource) -> SparseAutoencoder:
+    """The weights of a registered SAE; slow."""
+    from steering.saes.loader import load_sae  # imports torch
+
+    return load_sae(locate_sae(source.source, revision=source.revision, subfolder=source.subfolder))
+
+
+def place_checksum(place: SAEPlace) -> str:
+    """The checksum of the SAE that lies there; weights that did not change are not read twice."""
+    config = preview_sae(place)
+    status = place.path(config.weights_file).stat()
+    return _checksum(place, config_text=repr(config), written_at=status.st_mtime_ns, num_bytes=status.st_size)
+
+
+@lru_cache(maxsize=256)
+def _checksum(place: SAEPlace, *, config_text: str, written_at: int, num_bytes: int) -> str:
+    """The keyword arguments are there to tell versions of the files apart."""
+    return sae_checksum(place, preview_sae(place))
+
+
+def _downloaded(root: Path, subfolder: str) -> SAEPlace | None:
+    """The SAE if it is here with its weights.
+
+    Of a folder that may hold several it is not known without the Hub whether those that are here are all.
+    """
+    try:
+        place = sae_place(root, subfolder)
+        converter = recognise(place)
+        if converter.is_single_file and not place.file:
+            return None
+        return place if place.is_here(converter.weights_file(place)) else None
+    except InvalidSAEError:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Repository:
+    """A repository of the Hub, of which something is or will be below ``root``."""
+
+    source: str
+    revision: str
+    root: Path
+    download: Download | None
+
+    def locate(self, subfolder: str, *, with_weights: bool) -> SAEPlace:
+        """Asks for the names first, so that of a large repository only the SAE's own files are fetched."""
+        files = hub_files(self.source, revision=self.revision, folder=subfolder)
+        folder, name = (subfolder, "") if set(files) - {subfolder} else _split(subfolder)
+        if name:
+            files = hub_files(self.source, revision=self.revision, folder=folder)
+        prefix = f"{folder}/" if folder else ""
+        names = frozenset(path.removeprefix(prefix) for path in files)
+        if name and name not in names:
+            raise InvalidSAEError(f"{self.source} holds neither a folder nor a file {subfolder!r}.")
+        self._fetch([prefix + wanted for wanted in CONFIG_FILES if wanted in names])
+        (self.root / folder).mkdir(parents=True, exist_ok=True)
+        place = sae_place(self.root, subfolder, names)
+        converter = recognise(place)
+        if not with_weights and not converter.needs_header(place):
+            return place
+        weights = prefix + converter.weights_file(place)
+        if not with_weights and weights.endswith(".safetensors"):
+            return replace(place, remote=safetensors_headers(self.source, weights, revision=self.revision))
+        self._fetch([weights])
+        return place
+
+    def _fetch(self, names: list[str]) -> None:
+        if names:
+            patterns = [glob.escape(name) for name in names]
+            fetch(self.source, revision=self.revision, allow_patterns=patterns, download=self.download)
+
+
+def _split(subfolder: str) -> tuple[str, str]:
+    folder, _, name = subfolder.rpartition("/")
+    return folder, name

@@ -1,0 +1,114 @@
+"""Forms of SAEs: where one comes from, and on what it is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from django import forms
+from django.core.exceptions import ValidationError
+
+from inference.files.sources import SourceError, local_directory
+from inference.models import LanguageModel
+from inference.validation import within_roots
+from steering.corpora.corpus import DEFAULT_TOKENS, MAX_TOKENS
+from steering.errors import SteeringError
+from steering.models import SAE
+from steering.sae_registry.registration import PreparedSAE, SAECandidate, SAELocation, inspect_sae, prepare_sae
+from steering.saes.errors import InvalidSAEError
+
+_WIDE = forms.TextInput(attrs={"size": 60})
+
+
+class SourceForm(forms.Form):
+    """Where SAEs are looked for. ``site`` and ``layer`` are asked for where the files do not name a place."""
+
+    model = forms.ModelChoiceField(LanguageModel.objects.all())
+    source = forms.CharField(
+        max_length=500, widget=_WIDE, help_text="A directory of this machine, or a Hugging Face Hub id."
+    )
+    revision = forms.CharField(max_length=100, required=False, help_text="Branch, tag or commit on the Hub.")
+    subfolder = forms.CharField(
+        max_length=300, required=False, label="Sub-folder", help_text="The SAE's folder or file inside the source."
+    )
+    name = forms.CharField(max_length=200, required=False, help_text="How it is called here.")
+    layer = forms.IntegerField(required=False, min_value=0, help_text="Empty: as the SAE's configuration says.")
+    site = forms.ChoiceField(required=False, choices=[("", "as the SAE's configuration says"), *SAE.Site.choices])
+    measures = forms.BooleanField(
+        required=False,
+        initial=True,
+        label="Measure it when it is added",
+        help_text="A job reads the default corpus through the model, behind the traffic, and tells whether it fits.",
+    )
+
+    def clean_source(self) -> str:
+        return within_roots(str(self.cleaned_data["source"]))
+
+    @property
+    def location(self) -> SAELocation:
+        data = self.cleaned_data
+        return SAELocation(data["source"], data["revision"], data["subfolder"])
+
+    def inspect(self) -> SAECandidate:
+        """By the configuration alone; whatever :func:`steering.sae_registry.registration.inspect_sae` raises."""
+        data = self.cleaned_data
+        return inspect_sae(self.location, data["model"], layer=data["layer"], site=data["site"] or None)
+
+
+class AddSAEForm(SourceForm):
+    """Looks at the SAE while it validates, so that whatever is wrong with it is said beside the form.
+
+    The weights of a local one are read here: ``prepared``. Those of a Hub repository are for a job to download.
+    """
+
+    prepared: PreparedSAE | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fields["name"].required = True
+
+    def clean_name(self) -> str:
+        name = str(self.cleaned_data["name"])
+        if SAE.objects.filter(name=name).exists():
+            raise ValidationError(f"An SAE with the name {name} already exists.")
+        return name
+
+    def clean(self) -> dict[str, Any]:
+        data = super().clean() or self.cleaned_data
+        if self.errors:
+            return data
+        try:
+            candidate = self.inspect()
+            if local_directory(data["source"]) is not None:
+                self.prepared = prepare_sae(data["name"], data["model"], candidate)
+        except (InvalidSAEError, SourceError) as error:
+            raise ValidationError({"source": str(error)}) from error
+        except SteeringError as error:
+            raise ValidationError(error.message) from error
+        return data
+
+
+class CheckForm(forms.Form):
+    """On what to measure."""
+
+    corpus = forms.ChoiceField(choices=())
+    tokens = forms.IntegerField(min_value=1, max_value=MAX_TOKENS, initial=DEFAULT_TOKENS, label="Tokens, at most")
+    replaces_imports = forms.BooleanField(required=False, label="Replace imported numbers and examples")
+
+    def __init__(self, corpora: Sequence[str], data: Any = None) -> None:
+        super().__init__(data)
+        corpus = self.fields["corpus"]
+        assert isinstance(corpus, forms.ChoiceField)
+        corpus.choices = [(name, name) for name in corpora]
+
+
+class EmbedForm(forms.Form):
+    """With which model labels are embedded."""
+
+    embedding_model = forms.ModelChoiceField(LanguageModel.objects.filter(kind=LanguageModel.Kind.EMBEDDING))
+
+    @property
+    def has_choice(self) -> bool:
+        field = self.fields["embedding_model"]
+        assert isinstance(field, forms.ModelChoiceField)
+        return bool(field.queryset is not None and field.queryset.exists())

@@ -1,0 +1,165 @@
+"""Measures a registered SAE on a corpus and keeps what was found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Protocol, cast
+
+from django.db import transaction
+from django.utils import timezone
+
+from inference.interventions import Site, SiteKind
+from steering.corpora.corpus import DEFAULT_TOKENS, Corpus, tokenise
+from steering.features.label_import import IMPORTED, example_json
+from steering.features.labels import FeatureExample, top_tokens
+from steering.features.traffic_examples import keep_traffic_examples, lock_examples
+from steering.models import SAE, Feature
+from steering.profiles.resolver import get_resolver
+from steering.profiles.snapshot import registered_saes, source_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from inference.text.model_text import ModelText
+    from steering.measuring.document import TokenisedDocument
+    from steering.measuring.measurement import FeatureFacts, Measurement, Progress
+
+_BATCH = 1000
+_FAR = 4.0  # imported maxima this many times above or below the measured ones are of something else
+_ENOUGH = 20  # features, to say so
+_WRITTEN = (
+    "max_activation",
+    "max_activation_source",
+    "density",
+    "top_tokens",
+    "examples",
+    "examples_source",
+    "histogram",
+)
+
+
+class ReadableModel(Protocol):
+    """A model whose residuals can be read; see :class:`inference.registry.standalone_model.OfflineModel`."""
+
+    text: ModelText
+    num_layers: int
+
+    def read(self, token_ids: Sequence[int], sites: Sequence[Site]) -> dict[Site, Tensor]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class CheckWish:
+    """``replaces_imports`` lets what is measured take the place of imported maxima, densities and examples."""
+
+    corpus: Corpus
+    num_tokens: int = DEFAULT_TOKENS
+    replaces_imports: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What :func:`measure` found, to be kept by :func:`save_check`."""
+
+    wish: CheckWish
+    measurement: Measurement
+    documents: Sequence[TokenisedDocument]
+    text: ModelText
+    causes: tuple[str, ...]
+
+    def examples(self, facts: FeatureFacts) -> tuple[FeatureExample, ...]:
+        return tuple(
+            FeatureExample(
+                tuple(self._texts(excerpt.document, excerpt.start, len(excerpt.values))),
+                tuple(round(value, 4) for value in excerpt.values),
+            )
+            for excerpt in facts.excerpts
+        )
+
+    def examples_of(self, index: int) -> tuple[FeatureExample, ...]:
+        return self.examples(self.measurement.feature(index))
+
+    def _texts(self, document: int, start: int, length: int) -> Iterator[str]:
+        for token_id in self.documents[document].token_ids[start : start + length]:
+            yield self.text.token_bytes(token_id).decode("utf-8", "replace").replace("\0", "�")
+
+
+def check_sae(*, sae: SAE, model: ReadableModel, wish: CheckWish, progress: Progress | None = None) -> SAE:
+    """Measures and keeps; InvalidSAEError, CorpusError, SourceError."""
+    return save_check(sae=sae, checked=measure(sae, model, wish, progress))
+
+
+def measure(sae: SAE, model: ReadableModel, wish: CheckWish, progress: Progress | None = None) -> Checked:
+    """Slow; touches no database."""
+    from steering.measuring.diagnosis import find_causes  # imports torch
+    from steering.measuring.measurement import measure_sae
+
+    weights = get_resolver().sae(source_of(sae))
+    site = Site(sae.layer, cast("SiteKind", sae.site))
+    documents = tokenise(wish.corpus, model.text, wish.num_tokens)
+    measurement = measure_sae(weights, site, documents, model, progress or (lambda done, total: None))
+    causes = find_causes(weights, site, model.num_layers, measurement, documents, model)
+    return Checked(wish, measurement, documents, model.text, causes)
+
+
+@transaction.atomic
+def save_check(*, sae: SAE, checked: Checked) -> SAE:
+    """Writes the SAE's figures and its features'. Imported numbers stay unless the wish says otherwise."""
+    sae = SAE.objects.select_for_update().get(pk=sae.pk)
+    if checked.wish.corpus.is_private:
+        keep_traffic_examples(sae=sae, corpus=checked.wish.corpus, examples=checked.examples_of)
+        return sae
+    lock_examples()
+    ratios: list[float] = []
+    for rows in _batches(sae):
+        for row in rows:
+            facts = checked.measurement.feature(row.index)
+            if row.max_activation_source == Feature.Source.IMPORT and row.max_activation and facts.max_activation:
+                ratios.append(row.max_activation / facts.max_activation)
+            _fill(row, facts, checked)
+        Feature.objects.bulk_create(rows, update_conflicts=True, unique_fields=["sae", "index"], update_fields=_WRITTEN)
+    measurement = checked.measurement
+    sae.l0, sae.fvu = measurement.l0, measurement.reconstruction.fvu
+    sae.mean_resid_norm, sae.dead_share = measurement.reconstruction.mean_norm, measurement.dead_share
+    sae.median_resid_norm, sae.measured_sinks = measurement.sinks.median, measurement.sinks.num_sinks
+    sae.measured_at, sae.measured_tokens = timezone.now(), measurement.num_tokens
+    sae.corpus, sae.causes = checked.wish.corpus.label, [*checked.causes, *_import_doubts(ratios)]
+    sae.save()
+    registered_saes.invalidate()
+    return sae
+
+
+def _batches(sae: SAE) -> Iterator[list[Feature]]:
+    for first in range(0, sae.d_sae, _BATCH):
+        rows = Feature.objects.filter(sae=sae, index__gte=first, index__lt=first + _BATCH).order_by("index")
+        yield [_copy(row) for row in rows.only("index", "sae_id", *_WRITTEN)]
+
+
+def _copy(row: Feature) -> Feature:
+    """A row to be inserted where it is already: only what is written counts."""
+    return Feature(sae_id=row.sae_id, index=row.index, **{name: getattr(row, name) for name in _WRITTEN})
+
+
+def _fill(row: Feature, facts: FeatureFacts, checked: Checked) -> None:
+    replaces = checked.wish.replaces_imports
+    if replaces or row.max_activation_source != Feature.Source.IMPORT:
+        row.max_activation, row.density = facts.max_activation or None, facts.density
+        row.max_activation_source = Feature.Source.MEASURED
+    row.histogram = {"width": facts.histogram.width, "counts": list(facts.histogram.counts)}
+    if replaces or row.examples_source != IMPORTED:
+        examples = checked.examples(facts)
+        row.examples, row.examples_source = [example_json(one) for one in examples], checked.wish.corpus.label
+        row.top_tokens = row.top_tokens or list(top_tokens(examples))
+
+
+def _import_doubts(ratios: Sequence[float]) -> Iterator[str]:
+    """Largest activations of an import that have another scale than what the SAE does here."""
+    if len(ratios) < _ENOUGH:
+        return
+    typical = median(ratios)
+    if not 1 / _FAR < typical < _FAR:
+        yield (
+            f"The imported largest activations are typically {typical:.2g} times those measured here: the import may be"
+            " of another SAE, or of another scale. “Replace imported numbers” takes the measured ones."
+        )

@@ -1,0 +1,124 @@
+"""Jobs on SAEs, as pages, the API and commands ask for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from django.contrib.auth.models import User
+from django.db import transaction
+
+from inference.files.downloads import watch
+from inference.models import LanguageModel
+from jobs.models import Job
+from jobs.services import enqueue_job
+from steering.corpora.corpus import DEFAULT_NAME, DEFAULT_TOKENS
+from steering.corpora.corpus_registry import open_corpus
+from steering.engine_model import opened_in_engine
+from steering.health import judge
+from steering.models import SAE
+from steering.sae_registry.files import locate_sae
+from steering.sae_registry.health_check import CheckWish, check_sae
+from steering.sae_registry.registration import PreparedSAE, SAELocation, inspect_sae, prepare_sae
+from steering.services import save_sae
+
+if TYPE_CHECKING:
+    from jobs.running_job import RunningJob
+
+
+@dataclass(frozen=True, slots=True)
+class AddedSAE:
+    """``measurement`` is the job that measures it, None where none was wanted or it cannot be measured."""
+
+    sae: SAE
+    measurement: Job | None
+
+
+@transaction.atomic
+def add_sae(*, prepared: PreparedSAE, measures: bool, owner: User | None = None) -> AddedSAE:
+    """Registers it, and queues its first measurement, on the default corpus. A transcoder has none."""
+    sae = save_sae(prepared=prepared)
+    if not measures or sae.architecture.endswith("transcoder"):
+        return AddedSAE(sae, None)
+    return AddedSAE(sae, request_measurement(sae=sae, owner=owner))
+
+
+def request_sae(
+    *,
+    name: str,
+    model: LanguageModel,
+    location: SAELocation,
+    layer: int | None = None,
+    site: str = "",
+    measures: bool = False,
+    owner: User | None = None,
+) -> Job:
+    """Downloads it if need be, checks it against the model, registers it, and has it measured if ``measures``."""
+    return enqueue_job(
+        kind="steering.add_sae",
+        params={
+            "name": name,
+            "model": model.pk,
+            "source": location.source,
+            "revision": location.revision,
+            "subfolder": location.subfolder,
+            "layer": layer,
+            "site": site,
+            "measures": measures,
+        },
+        owner=owner,
+        title=f"Download {location.source} {location.subfolder}".strip(),
+    )
+
+
+def request_measurement(
+    *,
+    sae: SAE,
+    corpus: str = DEFAULT_NAME,
+    tokens: int = DEFAULT_TOKENS,
+    replaces_imports: bool = False,
+    owner: User | None = None,
+) -> Job:
+    """On a corpus of :mod:`steering.corpora.corpus_registry`, at most so many tokens of it."""
+    params = {"sae": sae.pk, "corpus": corpus, "tokens": tokens, "replaces_imports": replaces_imports}
+    return enqueue_job(kind="steering.health", params=params, owner=owner, title=f"Measure {sae}")
+
+
+def run_add_sae(job: RunningJob) -> dict[str, Any]:
+    """Files that were fetched before are kept, so a run after a crash goes on where that one ended."""
+    params = job.params
+    model = LanguageModel.objects.get(pk=params["model"])
+    done = SAE.objects.filter(name=params["name"], model=model, source=params["source"]).first()
+    if done is not None:  # the run before got as far as this
+        return {"sae": done.pk}
+    location = SAELocation(params["source"], params["revision"], params["subfolder"])
+    candidate = inspect_sae(location, model, layer=params["layer"], site=params["site"] or None)
+    for doubt in candidate.doubts:
+        job.log(doubt)
+    watch(
+        lambda download: locate_sae(
+            location.source, revision=location.revision, subfolder=location.subfolder, download=download
+        ),
+        lambda done, total: job.progress(done, total, "Downloading"),
+    )
+    job.progress(1, 1, "Reading and checking the weights")
+    prepared = prepare_sae(params["name"], model, candidate)
+    owner = None if job.owner_id is None else User.objects.filter(pk=job.owner_id).first()
+    added = add_sae(prepared=prepared, measures=params.get("measures", False), owner=owner)
+    job.log(f"Registered {added.sae} with {added.sae.d_sae} features.")
+    if added.measurement is not None:
+        job.log(f"The job “{added.measurement}” tells how well it fits.")
+    return {"sae": added.sae.pk}
+
+
+def run_health(job: RunningJob) -> dict[str, Any]:
+    """From the beginning after a crash: nothing is written before all is measured."""
+    sae = SAE.objects.select_related("model").get(pk=job.params["sae"])
+    wish = CheckWish(open_corpus(job.params["corpus"]), job.params["tokens"], job.params["replaces_imports"])
+    with opened_in_engine(sae.model) as model:
+        sae = check_sae(
+            sae=sae, model=model, wish=wish, progress=lambda done, total: job.progress(done, total, "Reading texts")
+        )
+    for verdict in judge(sae):
+        job.log(verdict.text)
+    return {"sae": sae.pk, "l0": sae.l0, "fvu": sae.fvu, "dead_share": sae.dead_share, "tokens": sae.measured_tokens}

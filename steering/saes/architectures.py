@@ -1,0 +1,127 @@
+"""SAEs whose features do not depend on each other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NoReturn
+
+import torch
+from torch.nn.functional import linear
+
+from inference.interventions import FeatureColumns
+from steering.saes.errors import InvalidSAEError
+from steering.saes.sae import SAEWeights, SparseAutoencoder
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class ElementwiseSAE(SparseAutoencoder):
+    """Computes the encoder's columns of the selected features only."""
+
+    def activations(self, h: Tensor, features: Tensor) -> Tensor:
+        weights = self._on(h.device)
+        x = self._encoder_input(h.float(), weights)
+        threshold = None if weights.threshold is None else weights.threshold[features]
+        return self._activate(linear(x, weights.encoder[features], weights.b_enc[features]), threshold)
+
+    def columns(self, features: Tensor) -> FeatureColumns:
+        """``b_dec`` is taken into the bias, and the floor of relu into the threshold."""
+        weights, features = self._on(torch.device("cpu")), features.cpu()
+        read, bias = weights.encoder[features], weights.b_enc[features]
+        if self.math.apply_b_dec_to_input:
+            bias = (bias.double() - read.double() @ weights.b_dec.double()).float()
+        threshold = torch.zeros_like(bias) if weights.threshold is None else weights.threshold[features].clamp(min=0)
+        return FeatureColumns(weights.W_dec[features], read, bias, threshold, self.math.normalization)
+
+
+class StandardSAE(ElementwiseSAE):
+    """``a = relu(pre)``"""
+
+    def _activate(self, pre: Tensor, threshold: Tensor | None) -> Tensor:
+        return pre.relu()
+
+
+class JumpReLUSAE(ElementwiseSAE):
+    """``a = relu(pre) * (pre > threshold)``, strictly greater."""
+
+    def _activate(self, pre: Tensor, threshold: Tensor | None) -> Tensor:
+        assert threshold is not None
+        return pre.relu() * (pre > threshold)
+
+
+class TopKSAE(SparseAutoencoder):
+    """``a = relu(pre)`` where ``pre`` is among the token's k largest, else 0."""
+
+    def _activate(self, pre: Tensor, threshold: Tensor | None) -> Tensor:
+        assert self.math.k is not None
+        rank_scale = self._on(pre.device).rank_scale
+        ranked = pre if rank_scale is None else pre * rank_scale
+        indices = torch.topk(ranked, self.math.k, dim=-1, sorted=False).indices
+        return torch.zeros_like(pre).scatter_(-1, indices, pre.gather(-1, indices).relu())
+
+
+class GatedSAE(JumpReLUSAE):
+    """``a = (x W_enc + b_gate > 0) * relu(x (W_enc * exp(r_mag)) + b_mag)``"""
+
+
+def gated_weights(
+    *, encoder: Tensor, b_gate: Tensor, b_mag: Tensor, r_mag: Tensor, W_dec: Tensor, b_dec: Tensor
+) -> SAEWeights:
+    """``encoder`` is W_enc transposed, ``[d_sae, d_in]``."""
+    gain = r_mag.double().exp()
+    return SAEWeights(
+        encoder=(encoder.double() * gain[:, None]).float(),
+        b_enc=b_mag,
+        W_dec=W_dec,
+        b_dec=b_dec,
+        threshold=(b_mag.double() - b_gate.double() * gain).float(),
+    )
+
+
+_NOT_HERE = "A transcoder reads the MLP's input, not the site where it writes; only add is possible."
+
+
+class Transcoder(SparseAutoencoder):
+    """Encodes the MLP's input ``[tokens, d_in]``, and decodes to its output ``[tokens, d_out]``.
+
+    ``out = a W_dec + b_dec + x W_skip^T``; no bias is subtracted from the input.
+    """
+
+    reads_its_site = False
+
+    def decode(self, activations: Tensor, h: Tensor) -> Tensor:
+        """``h`` is the MLP's input, which a skip connection adds to."""
+        weights = self._on(h.device)
+        out = activations @ weights.W_dec + weights.b_dec
+        return out if weights.W_skip is None else out + h.float() @ weights.W_skip.T
+
+    def activations(self, h: Tensor, features: Tensor) -> NoReturn:
+        """An edit's residual is the MLP's output, which a transcoder does not read."""
+        raise InvalidSAEError(_NOT_HERE)
+
+    def columns(self, features: Tensor) -> NoReturn:
+        """See :meth:`activations`."""
+        raise InvalidSAEError(_NOT_HERE)
+
+
+class ReLUTranscoder(Transcoder, StandardSAE):
+    """``a = relu(pre)``"""
+
+
+class JumpReLUTranscoder(Transcoder, JumpReLUSAE):
+    """``a = relu(pre) * (pre > threshold)``"""
+
+
+class TopKTranscoder(Transcoder, TopKSAE):
+    """``a = relu(pre)`` where ``pre`` is among the token's k largest"""
+
+
+ARCHITECTURES: dict[str, type[SparseAutoencoder]] = {
+    "standard": StandardSAE,
+    "jumprelu": JumpReLUSAE,
+    "topk": TopKSAE,
+    "gated": GatedSAE,
+    "transcoder": ReLUTranscoder,
+    "jumprelu_transcoder": JumpReLUTranscoder,
+    "topk_transcoder": TopKTranscoder,
+}

@@ -1,0 +1,30 @@
+"""Opens files of tensors by their name's ending."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+
+from steering.saes.errors import InvalidSAEError
+from steering.saes.tensor_files.base import TensorFile
+from steering.saes.tensor_files.npz import NpzFile
+from steering.saes.tensor_files.safetensors_file import SafetensorsFile
+from steering.saes.tensor_files.torch_file import TorchFile
+
+_KINDS: dict[str, Callable[[Path, str], TensorFile]] = {
+    ".safetensors": SafetensorsFile,
+    ".npz": NpzFile,
+    ".pt": TorchFile,
+    ".pth": TorchFile,
+}
+
+
+def open_tensors(path: Path, name: str) -> TensorFile:
+    """Reads no more than the headers. ``name`` is the file's own one, ``path`` what it is a link to.
+
+    InvalidSAEError for files that are damaged or dangerous.
+    """
+    kind = _KINDS.get(PurePosixPath(name).suffix)
+    if kind is None:
+        raise InvalidSAEError(f"{name} is no file of tensors; known are {', '.join(_KINDS)}.")
+    return kind(path, name)

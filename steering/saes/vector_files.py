@@ -1,0 +1,105 @@
+"""Plain steering vectors: one direction per layer, to be added to the layer's output.
+
+Three kinds of files are read, each with one tensor of ``[d]`` per layer: safetensors, npz, and the GGUF control vectors
+of repeng and llama.cpp. In the first two a name ends in the layer's number (``direction.12``, ``layer_12``, ``12``),
+and a single tensor of any other name is taken for whatever layer is asked for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inference.interventions import Site
+from steering.saes.config import MAX_D_IN
+from steering.saes.errors import InvalidSAEError
+from steering.saes.files import regular_file
+from steering.saes.tensor_files.gguf import read_gguf
+from steering.saes.tensor_files.registry import open_tensors
+
+_ARCHITECTURE = "controlvector"
+_GGUF_NAME = re.compile(r"direction\.(\d{1,4})")
+_NAME = re.compile(r"(?:.*[._])?(?:directions?|layers?|blocks?|vectors?)?[._]?(\d{1,4})")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredVector:
+    """``values`` is ``[d]`` float32, its own length kept; ``site`` is None where the file names no layer."""
+
+    site: Site | None
+    values: NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class VectorFile:
+    """``vectors`` in the order of layers. ``model_hint`` is the model's architecture, such as llama."""
+
+    vectors: tuple[StoredVector, ...]
+    model_hint: str = ""
+
+    def at(self, layer: int) -> StoredVector:
+        """The vector of a layer; InvalidSAEError names the layers that there are."""
+        for vector in self.vectors:
+            if vector.site is None:
+                return StoredVector(Site(layer), vector.values)
+            if vector.site.layer == layer:
+                return vector
+        layers = ", ".join(str(vector.site.layer) for vector in self.vectors if vector.site)
+        raise InvalidSAEError(f"There is no vector for layer {layer}; there are those of {layers}.")
+
+
+def read_vectors(path: Path) -> VectorFile:
+    """InvalidSAEError for anything damaged, unsafe, not finite, or not one vector per layer."""
+    real = regular_file(path.parent, path.name)
+    if path.suffix == ".gguf":
+        return _from_gguf(real, path.name)
+    file = open_tensors(real, path.name)
+    tensors = file.read({name: header.shape for name, header in file.headers.items()})
+    arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+    if len(arrays) == 1:
+        ((name, values),) = arrays.items()
+        match = _NAME.fullmatch(name)
+        return VectorFile((StoredVector(Site(int(match[1])) if match else None, _checked(name, values)),))
+    return VectorFile(_by_layer(arrays, _NAME, path.name))
+
+
+def _from_gguf(path: Path, name: str) -> VectorFile:
+    """llama.cpp counts layers as we do: ``direction.8`` is added to the output of layer 8."""
+    file = read_gguf(path, name)
+    if file.fields.get("general.architecture") != _ARCHITECTURE:
+        raise InvalidSAEError(f"{name} is no control vector, but a {file.fields.get('general.architecture')!r}.")
+    return VectorFile(_by_layer(file.tensors, _GGUF_NAME, name), str(file.fields.get("controlvector.model_hint", "")))
+
+
+def _by_layer(
+    arrays: Mapping[str, NDArray[np.float32]], pattern: re.Pattern[str], file: str
+) -> tuple[StoredVector, ...]:
+    vectors: dict[int, NDArray[np.float32]] = {}
+    for name, values in arrays.items():
+        match = pattern.fullmatch(name)
+        if match is None:
+            raise InvalidSAEError(f"{file} holds {name!r}, which names no layer.")
+        if int(match[1]) in vectors:
+            raise InvalidSAEError(f"{file} holds two vectors for layer {int(match[1])}.")
+        vectors[int(match[1])] = _checked(name, values)
+    if len({len(values) for values in vectors.values()}) > 1:
+        raise InvalidSAEError(f"The vectors in {file} are not all of one width.")
+    if not vectors:
+        raise InvalidSAEError(f"{file} holds no vectors.")
+    return tuple(StoredVector(Site(layer), vectors[layer]) for layer in sorted(vectors))
+
+
+def _checked(name: str, values: NDArray[np.float32]) -> NDArray[np.float32]:
+    values = values.squeeze(0) if values.ndim == 2 and values.shape[0] == 1 else values
+    if values.ndim != 1 or not 0 < len(values) <= MAX_D_IN:
+        raise InvalidSAEError(f"{name} has the shape {list(values.shape)}; a vector has one size, up to {MAX_D_IN}.")
+    if not np.isfinite(values).all():
+        raise InvalidSAEError(f"{name} holds values that are not finite (NaN or infinite).")
+    if not values.any():
+        raise InvalidSAEError(f"{name} is zero and has no direction.")
+    return values

@@ -1,0 +1,196 @@
+"""Pairs of prompts that differ in one thing, as a file has them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from django.contrib.auth.models import User
+from django.core.exceptions import ValidationError
+
+from inference.interventions import SITE_KINDS, Site, SiteKind
+from inference.models import LanguageModel
+from jobs.models import Job
+from jobs.running_job import RunningJob
+from jobs.services import enqueue_job
+from steering.errors import IncompatibleSAEError
+from steering.exchange.documents import read_document
+from steering.model_shape import read_model_shape
+from steering.models import VectorSet
+from steering.residual_reader import EngineResidualReader, ResidualReader
+from steering.spec.edit import SINK_FACTOR
+from steering.spec.errors import InvalidSpecError, Problem
+from steering.spec.fields import Fields, describe
+from steering.vectors.directions import METHODS, Method, direction
+from steering.vectors.services import FoundVector, save_vectors
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+MAX_PAIRS = 1000
+MAX_CHARS = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class PromptPair:
+    positive: str
+    negative: str
+
+
+def read_pairs(data: bytes, name: str) -> tuple[PromptPair, ...]:
+    """A JSON list of ``{"positive", "negative"}``; InvalidSpecError names every wrong field."""
+    return parse_pairs(read_document(data, name).value)
+
+
+def parse_pairs(value: object) -> tuple[PromptPair, ...]:
+    if not isinstance(value, list) or not 1 <= len(value) <= MAX_PAIRS:
+        message = f"Expected a list of 1 to {MAX_PAIRS} pairs, found {describe(value)}."
+        raise InvalidSpecError([Problem("pairs", message)])
+    problems: list[Problem] = []
+    pairs = [_pair(Fields(item, f"pairs[{number}]", problems)) for number, item in enumerate(value)]
+    if problems:
+        raise InvalidSpecError(problems)
+    return tuple(pairs)
+
+
+def _pair(fields: Fields) -> PromptPair:
+    pair = PromptPair(fields.text("positive", max_length=MAX_CHARS), fields.text("negative", max_length=MAX_CHARS))
+    fields.refuse_others()
+    for name, text in (("positive", pair.positive), ("negative", pair.negative)):
+        if not text.strip() and isinstance(fields.value(name), str):  # others were reported
+            fields.report(name, "The prompt is empty.")
+    return pair
+
+
+KIND = "steering.extract"
+MAX_SITES = 64
+PAIRS_AT_ONCE = 8
+Position = Literal["last", "mean"]
+POSITIONS: tuple[Position, ...] = ("last", "mean")
+
+
+@dataclass(frozen=True, slots=True)
+class ExtractionWish:
+    """``position``: the residual of a prompt's last token, or the mean over its tokens.
+
+    Special tokens are left out, and attention sinks of means.
+    """
+
+    name: str
+    model: LanguageModel
+    pairs: tuple[PromptPair, ...]
+    sites: tuple[Site, ...]
+    method: Method = "mean_difference"
+    position: Position = "last"
+    chat: bool = True
+    description: str = ""
+
+
+def request_extraction(*, wish: ExtractionWish, user: User | None = None) -> Job:
+    """Queues the job. ValidationError or IncompatibleSAEError for what would fail later anyhow."""
+    check_wish(wish)
+    params = {
+        "name": wish.name,
+        "model": wish.model.name,
+        "pairs": [{"positive": pair.positive, "negative": pair.negative} for pair in wish.pairs],
+        "sites": [[site.layer, site.kind] for site in wish.sites],
+        "method": wish.method,
+        "position": wish.position,
+        "chat": wish.chat,
+        "description": wish.description,
+    }
+    return enqueue_job(kind=KIND, params=params, owner=user, title=f"Vectors {wish.name} of {wish.model}")
+
+
+def check_wish(wish: ExtractionWish) -> None:
+    VectorSet(name=wish.name, model=wish.model).full_clean(exclude=["created_by", "origin", "checksum"])
+    if wish.method not in METHODS or wish.position not in POSITIONS:
+        raise ValidationError(f"Expected one of {', '.join(METHODS)}, and one of {', '.join(POSITIONS)}.")
+    if not 1 <= len(wish.sites) <= MAX_SITES or len(set(wish.sites)) < len(wish.sites):
+        raise ValidationError(f"Expected 1 to {MAX_SITES} different sites, found {len(wish.sites)}.")
+    if wish.method == "pca" and len(wish.pairs) < 2:
+        raise ValidationError("pca needs at least two pairs; take mean_difference for one.")
+    shape = read_model_shape(wish.model)
+    for site in wish.sites:
+        if site.kind not in SITE_KINDS or not 0 <= site.layer < shape.num_layers:
+            raise IncompatibleSAEError(
+                f"{wish.model} has layers 0 to {shape.num_layers - 1}; there is no layer {site.layer}."
+            )
+
+
+def run_extraction(job: RunningJob, reader: ResidualReader | None = None) -> dict[str, Any]:
+    """May run again after a crash: what a former run saved is found by the job's id, not saved twice."""
+    origin = f"job {job.id}"
+    saved = VectorSet.objects.filter(origin__startswith=origin).first()
+    if saved is None:
+        wish = _wish(job.params)
+        vectors = _extract(job, wish, reader or EngineResidualReader())
+        user = User.objects.filter(pk=job.owner_id).first() if job.owner_id else None
+        text = f"{origin}: {wish.method} of {len(wish.pairs)} pairs, {wish.position} token"
+        saved = save_vectors(
+            name=wish.name, model=wish.model, vectors=vectors, origin=text, description=wish.description, user=user
+        )
+    norms = {str(vector.place): vector.norm for vector in saved.vectors.defer("data")}
+    return {"vector_set": saved.name, "norms": norms}
+
+
+def _wish(params: dict[str, Any]) -> ExtractionWish:
+    return ExtractionWish(
+        name=params["name"],
+        model=LanguageModel.objects.get(name=params["model"]),
+        pairs=parse_pairs(params["pairs"]),
+        sites=tuple(Site(int(layer), cast("SiteKind", kind)) for layer, kind in params["sites"]),
+        method=params["method"],
+        position=params["position"],
+        chat=bool(params["chat"]),
+        description=params["description"],
+    )
+
+
+@dataclass(slots=True)
+class _Sides:
+    """What was read at one site, a row per pair, and the norms of residuals that are no attention sinks'."""
+
+    positive: list[NDArray[np.float32]]
+    negative: list[NDArray[np.float32]]
+    norm_sum: float = 0.0
+    num_tokens: int = 0
+
+
+def _extract(job: RunningJob, wish: ExtractionWish, reader: ResidualReader) -> list[FoundVector]:
+    sides = [_Sides([], []) for _ in wish.sites]
+    for start in range(0, len(wish.pairs), PAIRS_AT_ONCE):
+        job.progress(start, len(wish.pairs), "reading prompts")
+        pairs = wish.pairs[start : start + PAIRS_AT_ONCE]
+        prompts = [prompt for pair in pairs for prompt in (pair.positive, pair.negative)]
+        found = reader.read(wish.model.name, prompts, wish.sites, chat=wish.chat)
+        for number, side in enumerate(sides):
+            _add(side, [one.sites[number] for one in found], wish.position)
+    job.progress(len(wish.pairs), len(wish.pairs), "computing directions")
+    return [_vector(site, side, wish.method) for site, side in zip(wish.sites, sides, strict=True)]
+
+
+def _add(side: _Sides, rows: Sequence[NDArray[np.float32]], position: Position) -> None:
+    """``rows``: ``[tokens, d]`` of each prompt, positive and negative ones in turn."""
+    import numpy as np
+
+    for number, values in enumerate(rows):
+        if not len(values):
+            raise ValueError(
+                f"The prompt {number // 2} has no tokens but special ones or its first; there is nothing to read in it."
+            )
+        norms = np.linalg.norm(values.astype(np.float64), axis=1)
+        is_ordinary = norms <= SINK_FACTOR * np.median(norms)
+        side.norm_sum += float(norms[is_ordinary].sum())
+        side.num_tokens += int(is_ordinary.sum())
+        one = values[-1] if position == "last" else values[is_ordinary].mean(axis=0)
+        (side.positive if number % 2 == 0 else side.negative).append(one)
+
+
+def _vector(site: Site, side: _Sides, method: Method) -> FoundVector:
+    import numpy as np
+
+    found = direction(np.stack(side.positive), np.stack(side.negative), method)
+    return FoundVector(site, tuple(found.astype(np.float32).tolist()), side.norm_sum / side.num_tokens)

@@ -1,0 +1,132 @@
+"""Everything that changes the vectors of a model: called by the admin, by commands and by jobs alike."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from django.contrib.auth.models import User
+from django.db import transaction
+
+from audit.changes import stored_fields
+from audit.models import AuditEvent
+from audit.trail import record, record_saved
+from inference.interventions import Site
+from inference.models import LanguageModel
+from steering.errors import IncompatibleSAEError, InUseError
+from steering.model_shape import read_model_shape
+from steering.models import FeatureEdit, PlainVector, VectorSet, VersionVector
+from steering.spec.units import MAX_STRENGTH
+
+if TYPE_CHECKING:
+    from steering.saes.vector_files import VectorFile
+
+
+@dataclass(frozen=True, slots=True)
+class FoundVector:
+    """``values`` are ``[d]``; ``reference_norm`` is the mean norm of the residual at the site, None where unknown."""
+
+    site: Site
+    values: tuple[float, ...]
+    reference_norm: float | None = None
+
+
+def read_vector_file(path: Path, *, layer: int | None = None) -> tuple[FoundVector, ...]:
+    """The vectors of a file, all of them or that of one layer.
+
+    InvalidSAEError for a file that holds no usable vectors, and for one without a layer where none is given.
+    """
+    from steering.saes.errors import InvalidSAEError
+    from steering.saes.vector_files import read_vectors  # numpy and torch come with it
+
+    file: VectorFile = read_vectors(path)
+    vectors = (file.at(layer),) if layer is not None else file.vectors
+    found = []
+    for vector in vectors:
+        if vector.site is None:
+            raise InvalidSAEError(f"{path.name} does not say for which layer its vector is; give the layer.")
+        found.append(FoundVector(vector.site, tuple(vector.values.tolist())))
+    return tuple(found)
+
+
+def check_vectors(model: LanguageModel, vectors: Sequence[FoundVector]) -> None:
+    """IncompatibleSAEError for a layer or a width that the model has not, and for numbers that no edit may have."""
+    shape = read_model_shape(model)
+    for vector in vectors:
+        if not 0 <= vector.site.layer < shape.num_layers:
+            raise IncompatibleSAEError(f"{model} has layers 0 to {shape.num_layers - 1}, not {vector.site.layer}.")
+        if shape.width(vector.site) != len(vector.values):
+            raise IncompatibleSAEError(
+                f"{vector.site} of {model} is {shape.width(vector.site)} wide, the vector {len(vector.values)}."
+            )
+        if not all(abs(value) <= MAX_STRENGTH for value in vector.values):  # false for NaN too
+            raise IncompatibleSAEError(f"The vector at {vector.site} holds numbers that are not finite, or too large.")
+
+
+@transaction.atomic
+def save_vectors(
+    *,
+    name: str,
+    model: LanguageModel,
+    vectors: Sequence[FoundVector],
+    origin: str,
+    checksum: str = "",
+    description: str = "",
+    user: User | None = None,
+) -> VectorSet:
+    """A new set. ValidationError for a bad or taken name, IncompatibleSAEError where the model does not fit."""
+    check_vectors(model, vectors)
+    rows = VectorSet(
+        name=name, model=model, origin=origin[:300], description=description, created_by=user,
+        checksum=checksum or digest(vectors),
+    )  # fmt: skip
+    rows.full_clean(exclude=["created_by"])
+    rows.save()
+    PlainVector.objects.bulk_create([_row(rows, vector) for vector in vectors])
+    detail = f"added: {len(vectors)} from {origin}"
+    record(AuditEvent.Action.VECTORS, rows, user=user, model=model.name, detail=detail)
+    return rows
+
+
+@transaction.atomic
+def describe_vectors(*, vector_set: VectorSet, user: User | None = None) -> None:
+    """Writes the set's description."""
+    before = stored_fields(vector_set)
+    vector_set.save(update_fields=["description"])
+    record_saved(vector_set, before=before, user=user, model=vector_set.model.name)
+
+
+@transaction.atomic
+def delete_vectors(*, vector_set: VectorSet, user: User | None = None) -> None:
+    """InUseError when a version or a draft needs one of them."""
+    check_vectors_are_unused(vector_set=vector_set)
+    record(AuditEvent.Action.VECTORS, vector_set, user=user, model=vector_set.model.name, detail="deleted")
+    vector_set.delete()
+
+
+def check_vectors_are_unused(*, vector_set: VectorSet) -> None:
+    """InUseError names the version or draft."""
+    link = VersionVector.objects.filter(vector__vector_set=vector_set).select_related("version__profile").first()
+    if link is not None:
+        message = f"The vectors {vector_set} are needed by the published profile {link.version}, so they stay."
+        raise InUseError(message)
+    edit = FeatureEdit.objects.filter(plain_vector__vector_set=vector_set).select_related("profile").first()
+    if edit is not None:
+        raise InUseError(f"The vectors {vector_set} are used by the draft of {edit.profile}; remove those edits first.")
+
+
+def digest(vectors: Sequence[FoundVector]) -> str:
+    """SHA-256 of sites and numbers."""
+    parts = (str(vector.site).encode() + PlainVector.pack(vector.values) for vector in vectors)
+    return hashlib.sha256(b"".join(parts)).hexdigest()
+
+
+def _row(rows: VectorSet, vector: FoundVector) -> PlainVector:
+    return PlainVector(
+        vector_set=rows, layer=vector.site.layer, site=vector.site.kind, data=PlainVector.pack(vector.values),
+        norm=math.hypot(*vector.values), reference_norm=vector.reference_norm,
+    )  # fmt: skip
