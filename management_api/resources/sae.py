@@ -19,10 +19,10 @@ from management_api.viewset import Filters, Resource
 from steering import services
 from steering.corpora.corpus import DEFAULT_NAME, DEFAULT_TOKENS, MAX_TOKENS
 from steering.corpora.corpus_registry import open_corpus
-from steering.health import judge
 from steering.models import SAE
 from steering.profiles.resolver import get_resolver
 from steering.profiles.snapshot import source_of
+from steering.sae_registry.health import judge
 from steering.sae_registry.jobs import request_measurement, request_sae
 from steering.sae_registry.registration import SAELocation, inspect_sae
 

@@ -16,7 +16,7 @@ from steering.measuring.document import TokenisedDocument, split_tokens, take_to
 if TYPE_CHECKING:
     from inference.text.model_text import ModelText
 
-DEFAULT = Path(__file__).with_name("corpora") / "default.jsonl"
+DEFAULT = Path(__file__).with_name("default.jsonl")
 DEFAULT_NAME = "default"
 DEFAULT_TOKENS = 30_000
 MAX_TOKENS = 5_000_000

@@ -1,4 +1,4 @@
-"""Texts to vectors by a registered embedding model, through the engine."""
+"""Search by meaning: embedding labels and queries with a registered model, and ranking features by similarity."""
 
 from __future__ import annotations
 

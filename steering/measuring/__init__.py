@@ -1,1 +1,4 @@
-"""What an SAE does on a corpus: how well it fits, and what its features fire on. Torch, and no Django."""
+"""Measures what an SAE does on a corpus: how well it fits, and on which texts its features fire. Torch, and no Django.
+
+Start with :func:`steering.measuring.measurement.measure_sae`.
+"""

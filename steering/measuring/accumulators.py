@@ -1,4 +1,4 @@
-"""How much of a residual an SAE's reconstruction leaves unexplained."""
+"""Statistics of activations, accumulated text by text in bounded memory."""
 
 from __future__ import annotations
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from steering.health import summary
 from steering.models import Evaluation, FeatureEdit, SteeringProfile
 from steering.profiles.display import coefficient_text
 from steering.profiles.draft_form import DraftCard
 from steering.profiles.drafts import edit_of
+from steering.sae_registry.health import summary
 from steering.spec.edit import EditSpec, FeatureTarget
 from steering.spec.errors import InvalidSpecError, MissingScaleError
 from steering.spec.factor import with_factor

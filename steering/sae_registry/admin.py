@@ -25,11 +25,11 @@ from steering.errors import SteeringError
 from steering.features.label_files import parse_label_file
 from steering.features.label_import import import_labels
 from steering.features.labels import LabelSet
-from steering.health import judge, summary
 from steering.models import SAE
 from steering.profiles.resolver import get_resolver
 from steering.profiles.snapshot import source_of
 from steering.sae_registry.forms import AddSAEForm, CheckForm, EmbedForm, SourceForm
+from steering.sae_registry.health import judge, summary
 from steering.sae_registry.hub import find_saes
 from steering.sae_registry.jobs import AddedSAE, add_sae, request_measurement, request_sae
 from steering.sae_registry.registration import describe, estimated_bytes

@@ -1,4 +1,4 @@
-"""Jobs on SAEs, as pages, the API and commands ask for them."""
+"""Jobs on SAEs: adding one from the Hub, and measuring one. Pages, the API and commands queue them here."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from jobs.services import enqueue_job
 from steering.corpora.corpus import DEFAULT_NAME, DEFAULT_TOKENS
 from steering.corpora.corpus_registry import open_corpus
 from steering.engine_model import opened_in_engine
-from steering.health import judge
 from steering.models import SAE
 from steering.sae_registry.files import locate_sae
+from steering.sae_registry.health import judge
 from steering.sae_registry.health_check import CheckWish, check_sae
 from steering.sae_registry.registration import PreparedSAE, SAELocation, inspect_sae, prepare_sae
 from steering.services import save_sae

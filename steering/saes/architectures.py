@@ -1,4 +1,12 @@
-"""SAEs whose features do not depend on each other."""
+"""The supported SAE architectures, each an activation function on top of :class:`~steering.saes.sae.SparseAutoencoder`.
+
+A gated SAE is computed as JumpReLU. Its gate and magnitude share one product ``u = x W_enc``: a feature fires where
+``u + b_gate > 0``, with the value ``relu(u exp(r_mag) + b_mag)``. Solved for the second term this is the condition
+``pre > b_mag - b_gate exp(r_mag)``.
+
+A transcoder reads the input of an MLP, which is not one of our sites, and writes the output of that MLP. At its own
+site only ``add`` is possible: adding a multiple of a decoder row.
+"""
 
 from __future__ import annotations
 

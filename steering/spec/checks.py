@@ -1,4 +1,4 @@
-"""What can be wrong with edits whose fields are each well-formed."""
+"""Checks of edits whose fields are each well-formed: single edits, and edits that contradict each other."""
 
 from __future__ import annotations
 

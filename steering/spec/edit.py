@@ -1,4 +1,4 @@
-"""The edits of a profile."""
+"""The edits of a profile, and the segments of an answer (their scope) on which they act."""
 
 from __future__ import annotations
 

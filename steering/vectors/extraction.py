@@ -1,4 +1,4 @@
-"""Pairs of prompts that differ in one thing, as a file has them."""
+"""The job that computes vectors from pairs of prompts: read both sides, compute directions, save them as a set."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ from steering import services
 from steering.corpora.corpus import Corpus, CorpusError, Document, read_corpus
 from steering.demo.install import install_demo
 from steering.features.labels import FeatureLabel
-from steering.health import judge, summary
 from steering.models import SAE, Feature
+from steering.sae_registry.health import judge, summary
 from steering.sae_registry.health_check import CheckWish, check_sae
 from steering.sae_registry.registration import SAELocation
 from tests.builders import build_model

@@ -15,7 +15,7 @@ from inference.models import LanguageModel
 from steering.errors import SteeringError
 from steering.features.label_files import read_labels
 from steering.features.labels import FeatureLabel
-from steering.health import judge
+from steering.sae_registry.health import judge
 from steering.sae_registry.hub import find_saes
 from steering.sae_registry.jobs import add_sae
 from steering.sae_registry.registration import SAELocation, describe, found_line, inspect_sae, prepare_sae, read_health

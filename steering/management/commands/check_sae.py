@@ -11,8 +11,8 @@ from inference.client import EngineError
 from inference.files.sources import SourceError
 from inference.registry.standalone_model import opened_offline
 from steering.corpora.corpus import DEFAULT_TOKENS, MAX_TOKENS, CorpusError, read_corpus
-from steering.health import judge
 from steering.models import SAE
+from steering.sae_registry.health import judge
 from steering.sae_registry.health_check import CheckWish, check_sae
 from steering.saes.errors import InvalidSAEError
 

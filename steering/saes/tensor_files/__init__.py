@@ -1,0 +1,4 @@
+"""Reads files of tensors without trusting them: safetensors, npz, ``torch.save`` and GGUF.
+
+Start with :func:`steering.saes.tensor_files.registry.open_tensors`; a new kind of file subclasses ``TensorFile``.
+"""
