@@ -23,7 +23,7 @@ from benchmarks.subject import Plan, measure, ratios, say
 from benchmarks.transformers_peers import Generate, load_module
 from benchmarks.workloads import Scale, streams
 from inference.engine.config import EngineConfig
-from inference.engine.loader import LoadedModel, ModelSpec, load_model
+from inference.engine.models.loader import LoadedModel, ModelSpec, load_model
 
 TRIES = 3
 ROUNDS = 5

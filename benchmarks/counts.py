@@ -18,9 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from inference.engine.config import EngineConfig
-from inference.engine.loader import LoadedModel
 from inference.engine.messages import GenerationRequest, SamplingParams, TokensEvent
 from inference.engine.model_engine import ModelEngine
+from inference.engine.models.loader import LoadedModel
 from inference.interventions import Intervention
 
 STEPS = 8

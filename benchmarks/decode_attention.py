@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from inference.engine import native
-from inference.engine.native import fallback
+from inference.engine.kernels import native
+from inference.engine.kernels.native import fallback
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK = 16, 8, 128, 32  # Qwen3-0.6B's
 CASES = ((16, 512), (16, 1024), (1, 4096))

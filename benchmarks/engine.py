@@ -19,8 +19,7 @@ from benchmarks.subject import Plan, measure
 from benchmarks.workloads import MAKERS, Job, Workload
 from inference.captures import Read
 from inference.engine.config import EngineConfig
-from inference.engine.linear_kinds import Weights
-from inference.engine.loader import LoadedModel, ModelSpec, load_model
+from inference.engine.kernels.linear_kinds import Weights
 from inference.engine.loop import EngineLoop
 from inference.engine.messages import (
     Event,
@@ -30,6 +29,7 @@ from inference.engine.messages import (
     SamplingParams,
     TokensEvent,
 )
+from inference.engine.models.loader import LoadedModel, ModelSpec, load_model
 from inference.interventions import Intervention
 
 TIMEOUT_S = 3600.0

@@ -25,8 +25,8 @@ from benchmarks.steering import Steered
 from benchmarks.subject import Plan, Row, Subject, measure, ratios, say
 from benchmarks.transformers_peers import GenerateBatch, load_module
 from benchmarks.workloads import MAKERS, streams
+from inference.engine.cache.device_memory import device_memory
 from inference.engine.config import EngineConfig
-from inference.engine.device_memory import device_memory
 from inference.interventions import Intervention
 
 PEER = "transformers generate_batch"

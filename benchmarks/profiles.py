@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from inference.engine.loader import LoadedModel
+from inference.engine.models.loader import LoadedModel
 from inference.interventions import (
     FeatureColumns,
     FeatureRule,

@@ -22,7 +22,7 @@ from benchmarks.subject import Plan, measure
 from benchmarks.workloads import Workload, streams
 from inference.captures import FeatureValues, Read, TopFeatures
 from inference.engine.config import EngineConfig
-from inference.engine.loader import LoadedModel
+from inference.engine.models.loader import LoadedModel
 from inference.interventions import Site
 
 STREAMS = 16

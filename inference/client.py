@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Generic, Protocol, Self, TypeVar
 
 from inference.engine.config import EngineConfig
-from inference.engine.embedding_messages import EmbeddingEvent, EmbeddingRequest
 from inference.engine.errors import (
     EngineDownError,
     EngineError,
@@ -26,6 +25,8 @@ from inference.engine.messages import (
     BACKGROUND_PRIORITY,
     TERMINAL_EVENTS,
     DivergenceEvent,
+    EmbeddingEvent,
+    EmbeddingRequest,
     Event,
     FailedEvent,
     FinishedEvent,

@@ -17,8 +17,7 @@ from prometheus_client.registry import Collector
 
 from inference.engine.errors import EngineDownError
 from inference.engine.messages import Event, FailedEvent, FinishedEvent, TokensEvent
-from inference.engine.stats import EngineState, EngineStats, ModelStats
-from inference.engine.step_counters import Distribution
+from inference.engine.stats import Distribution, EngineState, EngineStats, ModelStats
 
 REGISTRY = CollectorRegistry()
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a time stamp for every series would double them

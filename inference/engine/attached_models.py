@@ -5,18 +5,98 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, Protocol
 
-from inference.engine.cache_policy import Growth
+from inference.engine.cache.policy import Growth
 from inference.engine.config import EngineConfig
+from inference.engine.embedding.encoder import LoadedEncoder
+from inference.engine.embedding.engine import EmbeddingEngine
 from inference.engine.errors import ModelNotAttachedError
 from inference.engine.inbox import Attach, Submit
-from inference.engine.load_faults import enough_memory
-from inference.engine.messages import FailedEvent, Request
-from inference.engine.model_engine import Delivery
-from inference.engine.rotation import Rotation
+from inference.engine.messages import Event, FailedEvent, Request
+from inference.engine.model_engine import Delivery, ModelEngine
+from inference.engine.models.load_faults import enough_memory
+from inference.engine.models.loader import LoadedModel
 from inference.engine.stats import ModelStats
-from inference.engine.stepped_model import SteppedModel, stepped_model
+
+MAX_LAG_S = 0.5
+
+
+class Rotation:
+    """Owned by the engine thread. ``note`` what a step took, then ask for the ``next`` one."""
+
+    def __init__(self, max_lag_s: float = MAX_LAG_S) -> None:
+        self._max_lag_s = max_lag_s
+        self._used_s: dict[str, float] = {}  # of models with work; only differences mean something
+
+    def next(self, with_work: Collection[str]) -> str:
+        """The model that has had the least time of those that have work; at least one has."""
+        self._enter(with_work)
+        return min(with_work, key=self._used_s.__getitem__)
+
+    def note(self, name: str, seconds: float) -> None:
+        """The model has just made a step. Nobody may be owed more than ``max_lag_s``, or others would stand still."""
+        used = self._used_s[name] = self._used_s[name] + seconds
+        for other, its in self._used_s.items():
+            self._used_s[other] = max(its, used - self._max_lag_s)
+
+    def _enter(self, with_work: Collection[str]) -> None:
+        """Who had no work saved nothing up: it begins where the one stands that has had least."""
+        staying = {name: used for name, used in self._used_s.items() if name in with_work}
+        start = min(staying.values(), default=0.0)
+        self._used_s = {name: staying.get(name, start) for name in with_work}
+
+
+class SteppedModel(Protocol):
+    @property
+    def takes(self) -> type:
+        """The type of request that :meth:`add` understands."""
+
+    @property
+    def has_work(self) -> bool: ...
+
+    @property
+    def is_in_background(self) -> bool:
+        """Whether nobody waits for what it would do."""
+
+    @property
+    def num_running(self) -> int: ...
+
+    @property
+    def num_waiting(self) -> int: ...
+
+    @property
+    def num_free_slots(self) -> int: ...
+
+    def seconds_to_wait(self) -> float:
+        """Until a step can do something: 0 unless the policy waits for company."""
+
+    def stats(self) -> ModelStats:
+        """May be called from any thread."""
+
+    def add(self, request: Any, sink: object, submitted_at: float) -> list[tuple[object, Event]]: ...
+
+    def cancel(self, sink: object) -> list[tuple[object, Event]]: ...
+
+    def fail_all(self, code: str, text: str) -> list[tuple[object, Event]]: ...
+
+    def limit_growth(self, growth: Growth) -> None:
+        """Say who may take more memory for what runs."""
+
+    def step(self) -> list[tuple[object, Event]] | None:
+        """Do what is next, and return its events; None when nothing can be done."""
+
+    def check_integrity(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def stepped_model(loaded: LoadedModel, config: EngineConfig) -> SteppedModel:
+    if isinstance(loaded, LoadedEncoder):
+        return EmbeddingEngine(loaded, config)
+    return ModelEngine(loaded, config)
+
 
 logger = logging.getLogger(__name__)
 BACKGROUND_WEIGHT = 4.0  # a step that nobody waits for counts as so many, beside models that somebody waits for

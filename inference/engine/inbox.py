@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from inference.engine.loader import LoadedModel
 from inference.engine.messages import Request
+from inference.engine.models.loader import LoadedModel
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,16 +14,16 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager, suppress
 
 from inference.engine.attached_models import AttachedModels
+from inference.engine.cache.device_memory import MemoryWatch
 from inference.engine.config import EngineConfig
-from inference.engine.device_memory import MemoryWatch
 from inference.engine.errors import EngineDownError
 from inference.engine.inbox import Attach, Cancel, Detach, Inbox, Message, Submit, Wake
-from inference.engine.life import Life
-from inference.engine.loader import LoadedModel
+from inference.engine.lifecycle import Life
 from inference.engine.messages import Request
+from inference.engine.models.loader import LoadedModel
 from inference.engine.outbox import Outbox, Publish
+from inference.engine.scheduling.step_isolation import free_unused_memory
 from inference.engine.stats import EngineState, EngineStats
-from inference.engine.step_isolation import free_unused_memory
 from inference.torch_threads import give_back_workers
 
 logger = logging.getLogger(__name__)

@@ -10,10 +10,36 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from inference.captures import Read, Reading
-from inference.engine.embedding_messages import EmbeddingEvent, EmbeddingRequest
 from inference.interventions import InertEdit, Intervention, Removal, Site
 from inference.segments import PLAIN, PartRules
 from inference.text.grammar import Grammar
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingRequest:
+    """One text to embed or to classify. ``index`` is its place in the request; several share a stream.
+
+    ``token_type_ids`` tells the two texts of a pair apart where the model asks for it; empty: all of one text.
+    ``priority``: texts with BACKGROUND_PRIORITY and less are behind all others.
+    """
+
+    request_id: str
+    model: str
+    prompt_token_ids: tuple[int, ...]
+    index: int = 0
+    token_type_ids: tuple[int, ...] = ()
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingEvent:
+    """The vector: ``[dimensions]`` float32 numbers, little endian; of a classifier its scores by label. A FinishedEvent
+    with the usage follows.
+    """
+
+    index: int
+    values: bytes
+
 
 GREEDY_BELOW = 1e-5  # a temperature this small leaves the best token alone, and smaller ones overflow float32
 FinishReason = Literal["stop", "length", "cancelled"]

@@ -12,17 +12,11 @@ import numpy as np
 import torch
 
 from inference.captures import Reading
-from inference.engine.accelerator import Accelerate, accelerate
-from inference.engine.admission import Admission, ContinuousAdmission, StaticAdmission
-from inference.engine.arrivals import Arrivals
-from inference.engine.cache_plan import make_cache
-from inference.engine.cache_policy import CacheCounts, Growth
-from inference.engine.chunk_isolation import chunk_isolation
-from inference.engine.comparisons import Comparisons
+from inference.engine.cache.plan import make_cache
+from inference.engine.cache.policy import CacheCounts, Growth
 from inference.engine.config import EngineConfig
-from inference.engine.decode_graphs import DecodeGraphs
-from inference.engine.detokenizer import Piece
-from inference.engine.loader import LoadedModel
+from inference.engine.kernels.accelerator import Accelerate, accelerate
+from inference.engine.kernels.decode_graphs import DecodeGraphs
 from inference.engine.messages import (
     BACKGROUND_PRIORITY,
     Event,
@@ -36,12 +30,17 @@ from inference.engine.messages import (
     TokensEvent,
 )
 from inference.engine.model_runner import ModelRunner, StepOutput
-from inference.engine.request import RequestState, Sequence
-from inference.engine.sampler import note_token
-from inference.engine.scheduler import Chunk, Scheduler
-from inference.engine.sequence_fault import SequenceFault, blaming
-from inference.engine.sequence_scoring import Scores
-from inference.engine.sites import SiteError
+from inference.engine.models.loader import LoadedModel
+from inference.engine.models.sites import SiteError
+from inference.engine.output.comparisons import Comparisons
+from inference.engine.output.detokenizer import Piece
+from inference.engine.output.scoring import Scores
+from inference.engine.sampling.sampler import note_token
+from inference.engine.scheduling.admission import Admission, ContinuousAdmission, StaticAdmission
+from inference.engine.scheduling.chunk_isolation import chunk_isolation
+from inference.engine.scheduling.intake import Arrivals
+from inference.engine.scheduling.scheduler import Chunk, Scheduler
+from inference.engine.scheduling.sequence import RequestState, Sequence, SequenceFault, blaming
 from inference.engine.stats import ModelLimits, ModelStats
 from inference.text.grammar import GrammarError
 

@@ -12,29 +12,28 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from inference.engine import native
-from inference.engine.accelerator import Accelerator
-from inference.engine.attention import Segment
-from inference.engine.cache_plan import ModelCache
-from inference.engine.cache_policy import BlockCopy, CacheOrder
-from inference.engine.decode_graphs import DecodeGraphs
-from inference.engine.grammar import MaskComputer
-from inference.engine.loader import LoadedModel
-from inference.engine.logprobs import prompt_logprobs, scores
+from inference.engine.cache.plan import ModelCache
+from inference.engine.cache.policy import BlockCopy, CacheOrder
+from inference.engine.capture.step import Found, plan_reading
+from inference.engine.capture.table import ReadingTable
+from inference.engine.kernels import native
+from inference.engine.kernels.accelerator import Accelerator
+from inference.engine.kernels.attention import Segment
+from inference.engine.kernels.decode_graphs import DecodeGraphs
+from inference.engine.kernels.step_inputs import StepArrays, StepTensors, build_step, step_tensors
 from inference.engine.messages import TokenLogprob
-from inference.engine.reading_step import Found, plan_reading
-from inference.engine.reading_table import ReadingTable
-from inference.engine.request import Sequence
-from inference.engine.sampler import Sampled, Sampler
-from inference.engine.scheduler import Chunk
-from inference.engine.sequence_scoring import Scores
-from inference.engine.site_hooks import SiteHooks
-from inference.engine.steering_step import SteeringStep
-from inference.engine.steering_table import SteeringTable
-from inference.engine.step_inputs import StepArrays, StepTensors, build_step, step_tensors
-from inference.engine.token_masks import TokenMasks
-from inference.engine.transfers import to_device
-from inference.engine.verification import sample_and_verify
+from inference.engine.models.loader import LoadedModel
+from inference.engine.models.sites import SiteHooks
+from inference.engine.output.scoring import Scores
+from inference.engine.sampling.logprobs import prompt_logprobs, scores
+from inference.engine.sampling.sampler import Sampled, Sampler
+from inference.engine.sampling.token_masks import MaskComputer, TokenMasks
+from inference.engine.sampling.transfers import to_device
+from inference.engine.sampling.verification import sample_and_verify
+from inference.engine.scheduling.scheduler import Chunk
+from inference.engine.scheduling.sequence import Sequence
+from inference.engine.steering.step import SteeringStep
+from inference.engine.steering.table import SteeringTable
 from inference.interventions import Site
 
 

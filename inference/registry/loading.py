@@ -14,13 +14,13 @@ from inference.models import LanguageModel
 from inference.registry.records import smallest
 
 if TYPE_CHECKING:
-    from inference.engine.loader import LoadedModel, ModelSpec
-    from inference.engine.memory import MemoryEstimate
+    from inference.engine.models.loader import LoadedModel, ModelSpec
+    from inference.engine.models.memory_estimate import MemoryEstimate
 
 
 def spec_for(row: LanguageModel, path: Path) -> ModelSpec:
     """What the engine shall load."""
-    from inference.engine.loader import ModelSpec
+    from inference.engine.models.loader import ModelSpec
 
     source = row.model_source
     return ModelSpec(
@@ -37,16 +37,16 @@ def spec_for(row: LanguageModel, path: Path) -> ModelSpec:
 
 
 def load_from_directory(spec: ModelSpec) -> LoadedModel:
-    from inference.engine.classifier_loader import load_classifier
-    from inference.engine.embedding_loader import load_embedder
-    from inference.engine.loader import load_model
+    from inference.engine.embedding.classifier import load_classifier
+    from inference.engine.embedding.embedder import load_embedder
+    from inference.engine.models.loader import load_model
 
     loaders = {"generation": load_model, "embedding": load_embedder, "classification": load_classifier}
     return loaders[spec.kind](spec)
 
 
 def estimate_from_directory(spec: ModelSpec) -> MemoryEstimate:
-    from inference.engine.memory import estimate_memory
+    from inference.engine.models.memory_estimate import estimate_memory
 
     engine = settings.MILLM_ENGINE
     return estimate_memory(
@@ -59,19 +59,19 @@ def estimate_from_directory(spec: ModelSpec) -> MemoryEstimate:
 
 def device_of(spec: ModelSpec) -> str:
     """The device that ``auto`` means here; LoadError for one that is not there."""
-    from inference.engine.loader import resolve_device
+    from inference.engine.models.loader import resolve_device
 
     return str(resolve_device(spec.device))
 
 
 def release_loaded(loaded: LoadedModel) -> None:
-    from inference.engine.release import release_model
+    from inference.engine.models.loader import release_model
 
     release_model(loaded)
 
 
 def free_unused() -> None:
-    from inference.engine.step_isolation import free_unused_memory
+    from inference.engine.scheduling.step_isolation import free_unused_memory
 
     free_unused_memory()
 

@@ -11,9 +11,9 @@ from inference.files.architectures import ModelKind
 from inference.text.model_text import ModelText
 
 if TYPE_CHECKING:
-    from inference.engine.device_memory import DeviceMemory
-    from inference.engine.loader import LoadedModel
-    from inference.engine.memory import MemoryEstimate
+    from inference.engine.cache.device_memory import DeviceMemory
+    from inference.engine.models.loader import LoadedModel
+    from inference.engine.models.memory_estimate import MemoryEstimate
 
 
 @dataclass(slots=True)
@@ -167,7 +167,7 @@ def measure_device(device: str) -> DeviceMemory:
     """Imports torch."""
     import torch
 
-    from inference.engine.device_memory import device_memory
+    from inference.engine.cache.device_memory import device_memory
 
     return device_memory(torch.device(device))
 

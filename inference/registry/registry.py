@@ -50,7 +50,7 @@ from inference.registry.records import (
 from inference.text.model_text import ModelText
 
 if TYPE_CHECKING:
-    from inference.engine.loader import LoadedModel, ModelSpec
+    from inference.engine.models.loader import LoadedModel, ModelSpec
 
 __all__ = [
     "ModelLoadFailedError",

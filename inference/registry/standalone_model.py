@@ -30,7 +30,7 @@ class OfflineModel:
         import torch
 
         from inference.engine.errors import LoadError
-        from inference.engine.sites import SiteError, attach
+        from inference.engine.models.sites import SiteError, attach
 
         found: dict[Site, Tensor] = {}
         detachers: list[Callable[[], None]] = []
@@ -52,9 +52,9 @@ def load_offline(model: LanguageModel) -> OfflineModel:
     """Downloads and loads it; slow. LoadError, :class:`inference.files.sources.SourceError`."""
     from transformers import AutoModelForCausalLM
 
-    from inference.engine.load_faults import enough_memory, readable_files
-    from inference.engine.loader import from_pretrained, resolve_device
-    from inference.engine.sites import decoder_layers
+    from inference.engine.models.load_faults import enough_memory, readable_files
+    from inference.engine.models.loader import from_pretrained, resolve_device
+    from inference.engine.models.sites import decoder_layers
 
     path = resolve_source(model.model_source)
     spec = spec_for(model, path)

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.options import Options
 from benchmarks.shapes import SHAPES, shape_folder
-from inference.engine.loader import LoadedModel, ModelSpec, load_model
+from inference.engine.models.loader import LoadedModel, ModelSpec, load_model
 
 SHAPE = SHAPES["tiny"]
 SHARE = 0.02

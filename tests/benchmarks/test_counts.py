@@ -5,7 +5,7 @@ import torch
 
 from benchmarks.counts import decode_counts
 from benchmarks.profiles import KINDS
-from inference.engine.loader import LoadedModel
+from inference.engine.models.loader import LoadedModel
 
 
 def test_counts_do_not_vary(loaded: LoadedModel):

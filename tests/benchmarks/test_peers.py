@@ -16,7 +16,7 @@ from benchmarks.shapes import SHAPES, shape_folder
 from benchmarks.transformers_peers import Generate, GenerateBatch, load_module
 from benchmarks.workloads import MAKERS, Scale, Workload, stall
 from inference.engine.config import EngineConfig
-from inference.engine.loader import LoadedModel
+from inference.engine.models.loader import LoadedModel
 from tests.benchmarks.conftest import SHAPE
 
 SERVER = """

@@ -19,7 +19,7 @@ from benchmarks.record import Record, read_records
 from benchmarks.subject import Plan
 from benchmarks.workloads import MAKERS, Scale, Workload
 from inference.engine.config import EngineConfig
-from inference.engine.loader import LoadedModel
+from inference.engine.models.loader import LoadedModel
 from tests.benchmarks.conftest import SHAPE
 from tests.live import PROJECT_DIR, clean_environment
 

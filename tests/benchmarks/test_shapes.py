@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 
 from benchmarks.shapes import SHAPES, shape_folder
 from benchmarks.tokenizer import FIRST_WORD, build_tokenizer
-from inference.engine.loader import LoadedModel
+from inference.engine.models.loader import LoadedModel
 
 
 def test_the_tokenizer_fills_the_vocabulary_with_visible_words():

@@ -12,7 +12,7 @@ import torch
 from asgiref.sync import async_to_sync
 from django.core.management import call_command
 
-from inference.engine.loader import LoadedModel, ModelSpec, load_model
+from inference.engine.models.loader import LoadedModel, ModelSpec, load_model
 from inference.interventions import Intervention
 from steering.profiles import resolver as profile_resolver
 from tests.engine.harness import EngineHarness

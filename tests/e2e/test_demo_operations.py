@@ -12,8 +12,8 @@ import pytest
 from asgiref.sync import async_to_sync
 
 from inference.captures import FeatureValues, Read
-from inference.engine.loader import LoadedModel, ModelSpec, load_model
 from inference.engine.messages import ReadingEvent
+from inference.engine.models.loader import LoadedModel, ModelSpec, load_model
 from inference.interventions import Intervention, Site
 from inference.text.dialects.dialect import answer_parts, dialect_of
 from steering.demo.install import ARTIFACTS, install_demo

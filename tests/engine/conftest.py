@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from inference.engine.loader import LoadedModel, ModelSpec, load_model
+from inference.engine.models.loader import LoadedModel, ModelSpec, load_model
 from tests.builders import ARCHITECTURES, build_model
 
 

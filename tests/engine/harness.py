@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
-from inference.engine.accelerator import Accelerate, accelerate
 from inference.engine.config import EngineConfig
-from inference.engine.loader import LoadedModel
+from inference.engine.kernels.accelerator import Accelerate, accelerate
 from inference.engine.messages import (
     TERMINAL_EVENTS,
     Event,
@@ -19,6 +18,7 @@ from inference.engine.messages import (
     TokensEvent,
 )
 from inference.engine.model_engine import Delivery, ModelEngine
+from inference.engine.models.loader import LoadedModel
 from tests.builders import build_request
 
 

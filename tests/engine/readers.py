@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from inference.engine.loader import LoadedModel
-from inference.engine.sites import decoder_layers
+from inference.engine.models.loader import LoadedModel
+from inference.engine.models.sites import decoder_layers
 from inference.interventions import FeatureColumns, Site
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from inference.engine.detokenizer import Detokenizer, TokenDecoder
-from inference.engine.logit_edits import edit
-from inference.engine.peaks import peaks
-from inference.engine.request import Sequence
-from inference.engine.sampling_table import build_table
-from inference.engine.token_masks import TokenMasks
-from inference.engine.truncation import truncated_weights
+from inference.engine.output.detokenizer import Detokenizer, TokenDecoder
+from inference.engine.sampling.logit_edits import edit
+from inference.engine.sampling.sampler import peaks
+from inference.engine.sampling.table import build_table
+from inference.engine.sampling.token_masks import TokenMasks
+from inference.engine.sampling.truncation import truncated_weights
+from inference.engine.scheduling.sequence import Sequence
 from tests.builders import build_request, build_tokenizer
 
 VOCAB = 50

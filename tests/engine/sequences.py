@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import torch
 
-from inference.engine.detokenizer import Detokenizer, TokenDecoder
-from inference.engine.prefix_keys import PrefixKeys, Programs
-from inference.engine.request import RequestState, Sequence
-from inference.engine.scheduler import Chunk
+from inference.engine.cache.prefix_keys import PrefixKeys, Programs
+from inference.engine.output.detokenizer import Detokenizer, TokenDecoder
+from inference.engine.scheduling.scheduler import Chunk
+from inference.engine.scheduling.sequence import RequestState, Sequence
 from tests.builders import build_request
 
 _arrivals = itertools.count()

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from inference.engine.accelerator import Accelerate, Accelerator, accelerate
 from inference.engine.config import EngineConfig
-from inference.engine.loader import LoadedModel
-from inference.engine.self_check import probe_layouts
-from inference.engine.varlen_attention import (
+from inference.engine.kernels.accelerator import Accelerate, Accelerator, accelerate
+from inference.engine.kernels.varlen_attention import (
     Flash,
     VarlenAttention,
     flash_attention,
     flash_attention_of_copies,
 )
+from inference.engine.models.loader import LoadedModel
+from inference.engine.models.self_check import probe_layouts
 from inference.interventions import Edit, FeatureRule, Intervention, NormEdit, ReaderEdit, Site, VectorEdit
 from tests.engine.flash import flash_on_cpu
 from tests.engine.harness import EngineHarness, reference_tokens

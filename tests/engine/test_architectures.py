@@ -8,12 +8,12 @@ import pytest
 import torch
 from transformers import AttentionInterface
 
-from inference.engine import attention as attention_module
-from inference.engine import native
-from inference.engine.embedding_loader import load_embedder
+from inference.engine.embedding.embedder import load_embedder
 from inference.engine.errors import UnsupportedModelError
-from inference.engine.loader import ModelSpec, load_model
-from inference.engine.sites import attach, site_width
+from inference.engine.kernels import attention as attention_module
+from inference.engine.kernels import native
+from inference.engine.models.loader import ModelSpec, load_model
+from inference.engine.models.sites import attach, site_width
 from inference.files.architectures import EXACT, REFUSED, architecture_problem
 from inference.files.sources import ModelSource, SourceError, check_directory
 from inference.interventions import SITE_KINDS, Intervention, Site, VectorEdit

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from inference.engine.block_manager import BlockManager, OutOfBlocksError
+from inference.engine.cache.block_manager import BlockManager, OutOfBlocksError
 
 
 def test_too_many_blocks_are_refused_and_nothing_is_taken():

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from inference.engine.cache_policy import PREFIX_BLOCK, BlockCopy, CachePolicy
-from inference.engine.contiguous_cache import ContiguousCache
-from inference.engine.paged_cache import PagedCache
-from inference.engine.prefix_keys import Programs
-from inference.engine.request import Sequence
+from inference.engine.cache.contiguous import ContiguousCache
+from inference.engine.cache.paged import PagedCache
+from inference.engine.cache.policy import PREFIX_BLOCK, BlockCopy, CachePolicy
+from inference.engine.cache.prefix_keys import Programs
+from inference.engine.scheduling.sequence import Sequence
 from tests.engine.sequences import build_sequence
 
 ROWS, LENGTH = 4, 8 * PREFIX_BLOCK

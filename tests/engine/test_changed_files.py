@@ -12,12 +12,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from inference.engine.classifier_loader import load_classifier
-from inference.engine.embedding_loader import load_embedder
+from inference.engine.embedding.classifier import load_classifier
+from inference.engine.embedding.embedder import load_embedder
 from inference.engine.errors import LoadError
-from inference.engine.load_faults import readable_files
-from inference.engine.loader import LoadedModel, ModelSpec, from_pretrained, load_model
-from inference.engine.weight_files import open_weights
+from inference.engine.models.load_faults import readable_files
+from inference.engine.models.loader import LoadedModel, ModelSpec, from_pretrained, load_model
+from inference.engine.models.weight_files import open_weights
 from tests.builders import build_model, build_tokenizer
 from tests.classifier_builders import build_classifier
 from tests.embedding_builders import build_embedder

@@ -5,15 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from inference.engine.classifier_loader import load_classifier
+from inference.engine.attached_models import stepped_model
 from inference.engine.config import EngineConfig
-from inference.engine.embedding_engine import EmbeddingEngine
-from inference.engine.embedding_messages import EmbeddingEvent, EmbeddingRequest
+from inference.engine.embedding.classifier import load_classifier
+from inference.engine.embedding.engine import EmbeddingEngine
 from inference.engine.errors import LoadError
-from inference.engine.loader import ModelSpec
-from inference.engine.memory import estimate_memory
-from inference.engine.messages import FailedEvent
-from inference.engine.stepped_model import stepped_model
+from inference.engine.messages import EmbeddingEvent, EmbeddingRequest, FailedEvent
+from inference.engine.models.loader import ModelSpec
+from inference.engine.models.memory_estimate import estimate_memory
 from inference.text.model_text import ModelText
 from tests.classifier_builders import build_classifier, reference_logits
 

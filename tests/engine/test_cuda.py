@@ -12,19 +12,19 @@ import pytest
 import torch
 from torch.nn import functional
 
-from inference.engine.cache_plan import make_cache
+from inference.engine.cache.layout import LayerLayout
+from inference.engine.cache.plan import make_cache
 from inference.engine.config import EngineConfig
-from inference.engine.int8_trial import few_packed_rows, int8_problem
-from inference.engine.kv_layout import LayerLayout
-from inference.engine.linear_kinds import GpuInt8Linear, quantise
-from inference.engine.loader import LoadedModel, ModelSpec, load_model
-from inference.engine.self_check import probe_layouts
-from inference.engine.varlen_attention import (
+from inference.engine.kernels.int8_trial import few_packed_rows, int8_problem
+from inference.engine.kernels.linear_kinds import GpuInt8Linear, quantise
+from inference.engine.kernels.varlen_attention import (
     PAGE_TOKENS,
     choose_attention,
     flash_attention_of_copies,
     torch_attention,
 )
+from inference.engine.models.loader import LoadedModel, ModelSpec, load_model
+from inference.engine.models.self_check import probe_layouts
 from inference.interventions import (
     Edit,
     FeatureColumns,

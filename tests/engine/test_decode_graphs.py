@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from inference.engine.attention import Segment
-from inference.engine.decode_graphs import SEEN_BEFORE, DecodeGraphs, Shape, padded_rows
-from inference.engine.step_inputs import StepArrays, StepTensors, build_step
+from inference.engine.kernels.attention import Segment
+from inference.engine.kernels.decode_graphs import SEEN_BEFORE, DecodeGraphs, Shape, padded_rows
+from inference.engine.kernels.step_inputs import StepArrays, StepTensors, build_step
 
 CPU = torch.device("cpu")
 VOCAB, BLOCK = 7, 32

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from inference.engine.detokenizer import MAX_OPEN_TOKENS, Detokenizer, TokenDecoder
 from inference.engine.messages import TokenLogprob
+from inference.engine.output.detokenizer import MAX_OPEN_TOKENS, Detokenizer, TokenDecoder
 from tests.builders import build_tokenizer
 from tests.inference.tokenizers import gemma_tokenizer, llama_tokenizer, metaspace_tokenizer
 

@@ -4,8 +4,8 @@ import psutil
 import pytest
 import torch
 
-from inference.engine.cache_policy import Growth
-from inference.engine.device_memory import DeviceMemory, MemoryWatch, device_memory, machine_memory
+from inference.engine.cache.device_memory import DeviceMemory, MemoryWatch, device_memory, machine_memory
+from inference.engine.cache.policy import Growth
 
 MIB = 2**20
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from inference.engine.draft_budget import FRESH_STEPS, DraftBudget
+from inference.engine.scheduling.budgets import FRESH_STEPS, DraftBudget
 
 LIKELY = [0.9**depth for depth in range(1, 5)]
 

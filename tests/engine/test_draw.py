@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from inference.engine.draw import BLOCK, draw
-from inference.engine.peaks import peaks
+from inference.engine.sampling.sampler import DRAW_BLOCK, draw, peaks
 from tests.engine.sampling import random_logits
 
 
@@ -15,7 +14,7 @@ def grid(num: int) -> torch.Tensor:
     return (torch.arange(num, dtype=torch.float64) + 0.5) / num
 
 
-@pytest.mark.parametrize("vocab", [1, 7, BLOCK, BLOCK + 1, 5 * BLOCK - 3])
+@pytest.mark.parametrize("vocab", [1, 7, DRAW_BLOCK, DRAW_BLOCK + 1, 5 * DRAW_BLOCK - 3])
 def test_tokens_are_drawn_as_often_as_their_weight_says(vocab):
     weights = random_logits(1, vocab=vocab).exp()
     num = 20_000
@@ -33,9 +32,11 @@ def test_it_is_the_inverse_of_the_cumulative_distribution():
     assert (drawn != expected).sum() <= 1  # float32 sums of blocks against float64
 
 
-@pytest.mark.parametrize("allowed", [[0], [BLOCK - 1], [BLOCK], [3, 2 * BLOCK + 1], [3 * BLOCK - 1]])
+@pytest.mark.parametrize(
+    "allowed", [[0], [DRAW_BLOCK - 1], [DRAW_BLOCK], [3, 2 * DRAW_BLOCK + 1], [3 * DRAW_BLOCK - 1]]
+)
 def test_tokens_without_weight_are_never_drawn(allowed):
-    weights = torch.zeros(1, 3 * BLOCK)
+    weights = torch.zeros(1, 3 * DRAW_BLOCK)
     weights[0, allowed] = 0.1
     numbers = torch.tensor([0.0, 1e-300, 0.5, 1 - 2**-53], dtype=torch.float64)
     assert set(draw(weights.expand(4, -1), numbers).tolist()) <= set(allowed)

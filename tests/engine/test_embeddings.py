@@ -10,15 +10,13 @@ import pytest
 import torch
 
 from inference.engine.config import EngineConfig
-from inference.engine.embedding_engine import EmbeddingEngine
-from inference.engine.embedding_loader import load_embedder
-from inference.engine.embedding_messages import EmbeddingEvent, EmbeddingRequest
+from inference.engine.embedding.embedder import Pooling, load_embedder, read_pooling
+from inference.engine.embedding.engine import EmbeddingEngine
 from inference.engine.errors import LoadError
-from inference.engine.loader import ModelSpec
 from inference.engine.loop import EngineLoop
-from inference.engine.memory import estimate_memory
-from inference.engine.messages import BACKGROUND_PRIORITY, FailedEvent, FinishedEvent
-from inference.engine.pooling import Pooling, read_pooling
+from inference.engine.messages import BACKGROUND_PRIORITY, EmbeddingEvent, EmbeddingRequest, FailedEvent, FinishedEvent
+from inference.engine.models.loader import ModelSpec
+from inference.engine.models.memory_estimate import estimate_memory
 from tests.builders import build_request
 from tests.embedding_builders import build_embedder, reference_vector, write_pipeline
 from tests.engine.harness import reference_tokens

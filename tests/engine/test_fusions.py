@@ -10,11 +10,10 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from inference.engine import native
-from inference.engine.fused_layer import FusedLayer
-from inference.engine.fusions import FusionReport, fuse
-from inference.engine.linear_kinds import quantise
-from inference.engine.loader import ModelSpec, load_model
+from inference.engine.kernels import native
+from inference.engine.kernels.fused_layers import FusedLayer, FusionReport, fuse
+from inference.engine.kernels.linear_kinds import quantise
+from inference.engine.models.loader import ModelSpec, load_model
 from inference.interventions import Intervention, Site, VectorEdit
 from tests.builders import ARCHITECTURES, build_model
 from tests.engine.harness import EngineHarness

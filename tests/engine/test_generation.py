@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from inference.engine.detokenizer import Detokenizer, TokenDecoder
 from inference.engine.messages import PromptLogprobsEvent
+from inference.engine.output.detokenizer import Detokenizer, TokenDecoder
 from tests.engine.harness import EngineHarness, reference_tokens
 
 PROMPT = (5, 6, 7, 8)

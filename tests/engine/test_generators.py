@@ -11,8 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.engine.arrivals import Arrivals
-from inference.engine.generators import derived_generator, seeded_generator
+from inference.engine.scheduling.intake import Arrivals, derived_generator, seeded_generator
 from tests.builders import build_request
 from tests.engine.harness import EngineHarness
 

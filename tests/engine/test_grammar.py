@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from inference.engine.grammar import GrammarMatcher, MaskComputer
+from inference.engine.sampling.token_masks import GrammarMatcher, MaskComputer
 from inference.text.grammar import Grammar
 from tests.builders import build_request
 from tests.engine.harness import EngineHarness

@@ -16,10 +16,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from inference.engine import native
-from inference.engine.linear_kinds import quantise
-from inference.engine.loader import LoadedModel, ModelSpec, load_model
-from inference.engine.self_check import probe_layouts
+from inference.engine.kernels import native
+from inference.engine.kernels.linear_kinds import quantise
+from inference.engine.models.loader import LoadedModel, ModelSpec, load_model
+from inference.engine.models.self_check import probe_layouts
 from tests.builders import ARCHITECTURES, build_model
 from tests.engine.harness import EngineHarness, Transcript, reference_tokens
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from inference.engine.huge_pages import in_huge_pages
-from inference.engine.virtual_memory import HUGE_PAGE
+from inference.engine.kernels.pages import HUGE_PAGE, in_huge_pages
 
 HAS_THP = Path("/sys/kernel/mm/transparent_hugepage/enabled").exists()
 

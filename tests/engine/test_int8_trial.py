@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from inference.engine.int8_trial import TRIED_ROWS, int8_problem, measured_rows
-from inference.engine.linear_kinds import GpuInt8Linear, PlainLinear
+from inference.engine.kernels.int8_trial import TRIED_ROWS, int8_problem, measured_rows
+from inference.engine.kernels.linear_kinds import GpuInt8Linear, PlainLinear
 
 CPU = torch.device("cpu")
 SIZE = 128

@@ -7,9 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from inference.engine import native
-from inference.engine.linear_groups import GroupMember
-from inference.engine.linear_kinds import (
+from inference.engine.kernels import native
+from inference.engine.kernels.linear_kinds import (
     FEW_INT8_ROWS,
     FEW_ROWS,
     FEW_WIDENED_ROWS,
@@ -20,7 +19,7 @@ from inference.engine.linear_kinds import (
     quantise,
     widened_product,
 )
-from inference.engine.linears import bytes_of, prepare_linears
+from inference.engine.kernels.linears import GroupMember, bytes_of, prepare_linears
 
 ROWS = [1, 2, 3, 4, 5, 7, 12, 16, FEW_ROWS, FEW_ROWS + 1, FEW_INT8_ROWS, FEW_INT8_ROWS + 1, FEW_WIDENED_ROWS + 2, 130]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}  # relative to the largest result

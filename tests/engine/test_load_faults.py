@@ -9,8 +9,8 @@ import torch
 
 from inference.engine.config import EngineConfig
 from inference.engine.errors import LoadError, NotEnoughMemoryError
-from inference.engine.load_faults import enough_memory, readable_files
 from inference.engine.loop import EngineLoop
+from inference.engine.models.load_faults import enough_memory, readable_files
 from tests.builders import build_request
 from tests.engine.harness import reference_tokens
 from tests.engine.test_loop import Mailbox

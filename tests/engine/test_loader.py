@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from inference.engine.errors import LoadError
-from inference.engine.loader import ModelSpec, load_model
+from inference.engine.models.loader import ModelSpec, load_model
 from tests.builders import ARCHITECTURES, build_model
 
 

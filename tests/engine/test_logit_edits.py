@@ -15,8 +15,8 @@ from transformers import (
     SequenceBiasLogitsProcessor,
 )
 
-from inference.engine.sampler import note_token
-from inference.engine.token_masks import TokenMasks, unpack_by_shifts
+from inference.engine.sampling.sampler import note_token
+from inference.engine.sampling.token_masks import TokenMasks, unpack_by_shifts
 from tests.engine.sampling import CPU, VOCAB, edited, random_logits, sequence
 
 TOKEN = st.integers(0, 5)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from inference.engine.logprobs import PLACES_AT_ONCE, prompt_logprobs
+from inference.engine.sampling.logprobs import PLACES_AT_ONCE, prompt_logprobs
 from tests.engine.sampling import VOCAB, random_logits
 
 

@@ -9,14 +9,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from inference.engine.cache_policy import PREFIX_BLOCK
+from inference.engine.cache.policy import PREFIX_BLOCK
 from inference.engine.config import READ_PLACES, EngineConfig
 from inference.engine.errors import LoadError
-from inference.engine.loader import ModelSpec, load_model
-from inference.engine.memory import READ_COPIES, estimate_memory
 from inference.engine.messages import PromptLogprobsEvent, ScoresEvent, Scoring
 from inference.engine.model_engine import ModelEngine
-from inference.engine.self_check import probe_layouts
+from inference.engine.models.loader import ModelSpec, load_model
+from inference.engine.models.memory_estimate import READ_COPIES, estimate_memory
+from inference.engine.models.self_check import probe_layouts
 from inference.files.architectures import EXACT
 from tests.builders import ARCHITECTURES, build_model
 from tests.engine.harness import EngineHarness
@@ -122,8 +122,8 @@ def test_activations_grow_with_the_step(tmp_path):
 
 
 def test_int8_matrices_are_a_byte_an_element_and_tables_are_not():
-    from inference.engine.memory import _loaded_bytes
-    from inference.engine.weight_files import WeightHeader
+    from inference.engine.models.memory_estimate import _loaded_bytes
+    from inference.engine.models.weight_files import WeightHeader
 
     matrix = WeightHeader("model.layers.0.mlp.up_proj.weight", (64, 32), "BF16")
     table = WeightHeader("model.embed_tokens.weight", (64, 32), "BF16")

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference.engine import native
-from inference.engine.native import fallback
+from inference.engine.kernels import native
+from inference.engine.kernels.native import fallback
 
 DTYPES = {"float32": 2e-5, "bfloat16": 2e-2, "float16": 3e-3}  # largest difference from the formula
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from inference.engine.native.build import BuildError, build, default_folder
+from inference.engine.kernels.native.build import BuildError, build, default_folder
 
 REPORT = "from inference.engine import native; print(native.activate()); print(native.active().is_native)"
 

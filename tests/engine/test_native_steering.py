@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference.engine import native
-from inference.engine.native import fallback
-from inference.engine.native.steering_tensors import (
+from inference.engine.kernels import native
+from inference.engine.kernels.native import fallback
+from inference.engine.kernels.native.steering_tensors import (
     ACTS,
     HAS_VECTOR,
     KEEPS_NORM,

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from inference.engine.messages import FailedEvent, FinishedEvent, Timings, TokensEvent, Usage
-from inference.engine.open_sequences import OpenSequences
+from inference.engine.outbox import OpenSequences
 from tests.builders import build_request
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from inference.engine.prefill_budget import GRAIN, PrefillBudget
+from inference.engine.scheduling.budgets import PREFILL_GRAIN, PrefillBudget
 
 
 def learned(decode_s: float = 0.03, token_s: float = 0.001, factor: float = 2.0) -> PrefillBudget:
@@ -29,7 +29,7 @@ def test_each_who_waits_gets_as_much_time():
 
 
 def test_prompts_always_move_on():
-    assert learned(token_s=10.0).tokens(8, 1) == GRAIN
+    assert learned(token_s=10.0).tokens(8, 1) == PREFILL_GRAIN
 
 
 def test_factor_0_never_shrinks():

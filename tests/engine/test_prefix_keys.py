@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from inference.engine.prefix_keys import PrefixKeys, Programs
+from inference.engine.cache.prefix_keys import PrefixKeys, Programs
 
 TOKENS = list(range(12))
 

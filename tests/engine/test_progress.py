@@ -8,19 +8,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from inference.engine.admission import ContinuousAdmission, StaticAdmission
-from inference.engine.cache_policy import PREFIX_BLOCK, CachePolicy, Growth
+from inference.engine.cache.contiguous import ContiguousCache
+from inference.engine.cache.paged import PagedCache, window_blocks
+from inference.engine.cache.policy import PREFIX_BLOCK, CachePolicy, Growth
 from inference.engine.config import EngineConfig
-from inference.engine.contiguous_cache import ContiguousCache
 from inference.engine.errors import LoadError
-from inference.engine.loader import LoadedModel, ModelSpec, load_model
-from inference.engine.memory import estimate_memory
 from inference.engine.messages import BACKGROUND_PRIORITY, Scoring
 from inference.engine.model_engine import ModelEngine
-from inference.engine.paged_cache import PagedCache, window_blocks
-from inference.engine.request import RequestState, Sequence
-from inference.engine.scheduler import OLDEST_SHARE, Scheduler
-from inference.engine.sequence_fault import SequenceFault
+from inference.engine.models.loader import LoadedModel, ModelSpec, load_model
+from inference.engine.models.memory_estimate import estimate_memory
+from inference.engine.scheduling.admission import ContinuousAdmission, StaticAdmission
+from inference.engine.scheduling.scheduler import OLDEST_SHARE, Scheduler
+from inference.engine.scheduling.sequence import RequestState, Sequence, SequenceFault
 from tests.builders import build_model
 from tests.engine.harness import EngineHarness, reference_tokens
 from tests.engine.sequences import build_sequence, compute

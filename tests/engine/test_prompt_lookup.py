@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.engine.prompt_lookup import LEARNED_AT_ONCE, PromptLookup
+from inference.engine.scheduling.drafter import LEARNED_AT_ONCE, PromptLookup
 
 TOKENS = st.integers(0, 3) | st.sampled_from([2**31, 2**32 - 1])
 

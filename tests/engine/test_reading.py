@@ -20,12 +20,12 @@ from inference.captures import (
     Span,
     TopFeatures,
 )
-from inference.engine import native
-from inference.engine.cache_policy import PREFIX_BLOCK
-from inference.engine.fused_layer import FusedLayer
-from inference.engine.loader import ModelSpec, load_model
+from inference.engine.cache.policy import PREFIX_BLOCK
+from inference.engine.kernels import native
+from inference.engine.kernels.fused_layers import FusedLayer
 from inference.engine.messages import ReadingEvent, TokensEvent
-from inference.engine.sites import site_width
+from inference.engine.models.loader import ModelSpec, load_model
+from inference.engine.models.sites import site_width
 from inference.interventions import Intervention, Site, VectorEdit
 from tests.builders import build_model
 from tests.engine.harness import EngineHarness, Transcript
@@ -143,7 +143,7 @@ def test_wide_saes_are_encoded_a_few_tokens_at_a_time(llama, monkeypatch):
     sae = top_k_reader(d_sae=64)
     reads = tuple(Read(site=Site(1), probe=AllFeatures(sae), pooling=pooling) for pooling in ("mean", "max", "last"))
     whole = EngineHarness(llama).generate(prompt=PROMPT, reads=reads)
-    monkeypatch.setattr("inference.engine.reading_step.MAX_ENCODED", 3 * 64)
+    monkeypatch.setattr("inference.engine.capture.step.MAX_ENCODED", 3 * 64)
     sae.num_encoded.clear()
     sliced = EngineHarness(llama).generate(prompt=PROMPT, reads=reads)
 

@@ -6,9 +6,8 @@ import weakref
 import pytest
 
 from inference.engine.config import EngineConfig
-from inference.engine.loader import ModelSpec, load_model
 from inference.engine.loop import EngineLoop
-from inference.engine.release import release_model
+from inference.engine.models.loader import ModelSpec, load_model, release_model
 from tests.builders import build_model
 
 

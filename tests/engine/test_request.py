@@ -9,7 +9,7 @@ import torch
 from inference.engine.config import EngineConfig
 from inference.engine.messages import FailedEvent, FinishedEvent, Timings, TokensEvent, Usage
 from inference.engine.model_engine import ModelEngine
-from inference.engine.request import RequestState, Sequence
+from inference.engine.scheduling.sequence import RequestState, Sequence
 from tests.builders import build_request
 
 

@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 
-from inference.engine.loader import LoadedModel
+from inference.engine.models.loader import LoadedModel
 from tests.builders import build_request
 from tests.engine.harness import EngineHarness, reference_tokens
 

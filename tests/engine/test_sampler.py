@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference.engine.sampler import Sampler, note_token, sample
-from inference.engine.token_masks import TokenMasks
+from inference.engine.sampling.sampler import Sampler, note_token, sample
+from inference.engine.sampling.token_masks import TokenMasks
 from tests.engine.sampling import VOCAB, random_logits, sequence
 
 SAMPLING = st.fixed_dictionaries(

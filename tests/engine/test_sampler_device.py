@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from inference.engine.sampler import Sampler, note_token
-from inference.engine.token_masks import TokenMasks
+from inference.engine.sampling.sampler import Sampler, note_token
+from inference.engine.sampling.token_masks import TokenMasks
 from tests.engine.sampling import random_logits, sequence
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]

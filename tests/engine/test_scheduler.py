@@ -6,14 +6,14 @@ from typing import Any, ClassVar
 
 import pytest
 
-from inference.engine.admission import Admission, ContinuousAdmission, StaticAdmission
-from inference.engine.cache_policy import PREFIX_BLOCK
+from inference.engine.cache.contiguous import ContiguousCache
+from inference.engine.cache.paged import PagedCache
+from inference.engine.cache.policy import PREFIX_BLOCK
 from inference.engine.config import EngineConfig
-from inference.engine.contiguous_cache import ContiguousCache
 from inference.engine.messages import BACKGROUND_PRIORITY
-from inference.engine.paged_cache import PagedCache
-from inference.engine.request import RequestState, Sequence
-from inference.engine.scheduler import Chunk, Scheduler
+from inference.engine.scheduling.admission import Admission, ContinuousAdmission, StaticAdmission
+from inference.engine.scheduling.scheduler import Chunk, Scheduler
+from inference.engine.scheduling.sequence import RequestState, Sequence
 from tests.engine.sequences import build_sequence, compute
 
 LENGTH = 8 * PREFIX_BLOCK

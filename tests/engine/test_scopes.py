@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from inference.engine.cache_policy import PREFIX_BLOCK
+from inference.engine.cache.policy import PREFIX_BLOCK
 from inference.engine.messages import Scoring
-from inference.engine.self_check import probe_layouts
-from inference.engine.sites import decoder_layers
+from inference.engine.models.self_check import probe_layouts
+from inference.engine.models.sites import decoder_layers
 from inference.interventions import ChosenTokens, Intervention, Site, VectorEdit, Window
 from inference.segments import PLAIN, Part, PartRules
 from inference.text.token_bytes import TokenBytes

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inference.captures import Read
-from inference.engine.arrivals import Arrivals
-from inference.engine.comparisons import divergences
 from inference.engine.messages import DivergenceEvent, ScoresEvent, Scoring
-from inference.engine.self_check import probe_layouts
-from inference.engine.sites import decoder_layers
+from inference.engine.models.self_check import probe_layouts
+from inference.engine.models.sites import decoder_layers
+from inference.engine.output.comparisons import divergences
+from inference.engine.scheduling.intake import Arrivals
 from inference.interventions import Intervention, Phase, Site, VectorEdit
 from tests.builders import build_request
 from tests.engine.harness import EngineHarness, Transcript

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.engine.sequence_parts import SequenceParts
+from inference.engine.output.segments import SequenceParts
 from inference.segments import PLAIN, PartRules, PartState, Turn
 from tests.engine.parts import ANSWER, RULES, THINKING, places_of
 

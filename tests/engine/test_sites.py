@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from inference.engine.sites import SiteError, attach, site_width
+from inference.engine.models.sites import SiteError, attach, site_width
 from inference.interventions import SITE_KINDS, Site
 
 SMALL = {

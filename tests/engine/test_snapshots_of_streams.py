@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 from inference.engine.config import EngineConfig
-from inference.engine.loader import LoadedModel, ModelSpec, load_model
 from inference.engine.loop import EngineLoop
+from inference.engine.models.loader import LoadedModel, ModelSpec, load_model
 from inference.interventions import Intervention, Site, VectorEdit
 from tests.builders import build_model, build_request
 from tests.engine.harness import EngineHarness, reference_tokens

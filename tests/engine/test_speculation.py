@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from inference.engine import native
 from inference.engine.config import EngineConfig
-from inference.engine.loader import ModelSpec, load_model
+from inference.engine.kernels import native
 from inference.engine.messages import TokensEvent
-from inference.engine.prompt_lookup import PromptLookup
-from inference.engine.speculation import Drafter, Speculation
+from inference.engine.models.loader import ModelSpec, load_model
+from inference.engine.scheduling.drafter import PromptLookup
+from inference.engine.scheduling.speculation import Drafter, Speculation
 from inference.engine.stats import ModelStats
 from inference.interventions import Intervention, Site, VectorEdit
 from inference.text.grammar import Grammar

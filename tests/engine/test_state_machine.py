@@ -27,7 +27,6 @@ from hypothesis.stateful import (
 from inference.captures import Read
 from inference.engine.config import EngineConfig
 from inference.engine.errors import EngineDownError, ModelNotAttachedError, QueueFullError
-from inference.engine.loader import LoadedModel, ModelSpec, load_model
 from inference.engine.loop import EngineLoop
 from inference.engine.messages import (
     BACKGROUND_PRIORITY,
@@ -37,6 +36,7 @@ from inference.engine.messages import (
     ReadingEvent,
 )
 from inference.engine.model_engine import Delivery
+from inference.engine.models.loader import LoadedModel, ModelSpec, load_model
 from inference.interventions import Intervention, Site, VectorEdit
 from tests.builders import build_model, build_request
 from tests.engine.harness import EngineHarness, Transcript

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from inference.engine.sites import SiteError, attach, decoder_layers, site_width
+from inference.engine.models.sites import SiteError, attach, decoder_layers, site_width
 from inference.interventions import FeatureColumns, FeatureRule, Intervention, Phase, ReaderEdit, Site, VectorEdit
 from tests.engine.harness import EngineHarness, reference_tokens
 

@@ -11,9 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference.engine import native, steering_table
-from inference.engine.sites import SiteError
-from inference.engine.steering_table import SteeringTable
+from inference.engine.kernels import native
+from inference.engine.models.sites import SiteError
+from inference.engine.steering import table as steering_table
+from inference.engine.steering.table import SteeringTable
 from inference.interventions import (
     FeatureRule,
     Gate,

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from inference.engine.attention import Segment
-from inference.engine.step_inputs import StaticStep, StepArrays, build_step, padded, step_tensors
-from inference.engine.varlen_attention import VarlenAttention
+from inference.engine.kernels.attention import Segment
+from inference.engine.kernels.step_inputs import StaticStep, StepArrays, build_step, padded, step_tensors
+from inference.engine.kernels.varlen_attention import VarlenAttention
 
 CPU = torch.device("cpu")
 SEGMENTS = (Segment(10, 1), Segment(70, 1), Segment(0, 5), Segment(30, 3))

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from inference.engine.chunk_isolation import chunk_isolation
 from inference.engine.model_runner import StepOutput
-from inference.engine.request import RequestState, Sequence
-from inference.engine.sampler import Sampled
-from inference.engine.scheduler import Chunk
-from inference.engine.step_isolation import StepIsolation, is_out_of_memory
+from inference.engine.sampling.sampler import Sampled
+from inference.engine.scheduling.chunk_isolation import chunk_isolation
+from inference.engine.scheduling.scheduler import Chunk
+from inference.engine.scheduling.sequence import RequestState, Sequence
+from inference.engine.scheduling.step_isolation import StepIsolation, is_out_of_memory
 from inference.interventions import Intervention, Site, VectorEdit
 from tests.builders import build_request
 from tests.engine.harness import EngineHarness, Transcript, reference_tokens

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from inference.engine.messages import ThinkingBudget
-from inference.engine.thinking_matcher import ThinkingMatcher
+from inference.engine.sampling.token_masks import ThinkingMatcher
 
 START, END, OTHER, SIZE = 3, 70, 5, 96
 

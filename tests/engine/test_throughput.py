@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from inference.engine.throughput import CompletionRate
+from inference.engine.outbox import CompletionRate
 
 
 class Clock:

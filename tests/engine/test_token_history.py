@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.engine.token_history import FIRST_CAPACITY, TokenHistory
+from inference.engine.sampling.token_history import FIRST_CAPACITY, TokenHistory
 
 TOKENS = st.lists(st.integers(0, 2 * FIRST_CAPACITY), max_size=2 * FIRST_CAPACITY)
 

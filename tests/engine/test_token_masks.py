@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from inference.engine.messages import GenerationRequest, SamplingParams
-from inference.engine.request import Sequence
-from inference.engine.sampler import sample
-from inference.engine.token_masks import TokenMasks, unpack_by_shifts
+from inference.engine.sampling.sampler import sample
+from inference.engine.sampling.token_masks import TokenMasks, unpack_by_shifts
+from inference.engine.scheduling.sequence import Sequence
 
 VOCAB = 70  # no multiple of 32
 

@@ -15,7 +15,7 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
-from inference.engine.sampler import Sampler
+from inference.engine.sampling.sampler import Sampler
 from tests.engine.sampling import VOCAB, distribution, random_logits, sequence
 
 LARGE = 20_000  # a vocabulary that the first look at the best tokens does not cover

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from inference.engine.kv_layout import LayerLayout
-from inference.engine.varlen_attention import (
+from inference.engine.cache.layout import LayerLayout
+from inference.engine.kernels.varlen_attention import (
     PAGE_TOKENS,
     Look,
     Part,

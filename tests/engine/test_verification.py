@@ -7,10 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.engine.request import Sequence
-from inference.engine.sampler import NUMBERS_AT_ONCE, Sampled, Sampler, sample
-from inference.engine.scheduler import Chunk
-from inference.engine.verification import sample_and_verify
+from inference.engine.sampling.sampler import NUMBERS_AT_ONCE, Sampled, Sampler, sample
+from inference.engine.sampling.verification import sample_and_verify
+from inference.engine.scheduling.scheduler import Chunk
+from inference.engine.scheduling.sequence import Sequence
 from tests.engine.sampling import VOCAB, random_logits, sequence
 
 

@@ -14,7 +14,7 @@ import torch
 
 from inference.engine.config import EngineConfig
 from inference.engine.errors import EngineDownError
-from inference.engine.life import MAX_RESTARTS, RESTART_WINDOW_S, Life
+from inference.engine.lifecycle import MAX_RESTARTS, RESTART_WINDOW_S, Life
 from inference.engine.loop import EngineLoop
 from inference.engine.messages import GenerationRequest
 from inference.engine.watchdog import Watchdog

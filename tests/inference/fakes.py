@@ -18,9 +18,9 @@ from inference.client import (
     TokensEvent,
     Usage,
 )
+from inference.engine.cache.device_memory import DeviceMemory
 from inference.engine.config import EngineConfig
-from inference.engine.device_memory import DeviceMemory
-from inference.engine.memory import MemoryEstimate
+from inference.engine.models.memory_estimate import MemoryEstimate
 from inference.engine.stats import ModelStats
 from inference.registry.loading import ModelLoading
 from tests.inference.tokenizers import qwen_tokenizer

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from inference.engine.sequence_parts import SequenceParts
+from inference.engine.output.segments import SequenceParts
 from inference.text.dialects.answer_grammar import Thinking
 from inference.text.dialects.dialect import Calls, Dialect, answer_parts
 from inference.text.dialects.thinking import KNOWN_MARKS, ThinkingMarks

@@ -8,8 +8,8 @@ import pytest
 
 from inference.client import FinishedEvent, GenerationRequest, LocalEngineClient, QueueFullError, SamplingParams
 from inference.engine.config import EngineConfig
-from inference.engine.loader import ModelSpec, load_model
 from inference.engine.loop import EngineLoop
+from inference.engine.models.loader import ModelSpec, load_model
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ import pytest
 from inference.captures import Read, TopFeatures
 from inference.client import EngineDownError, LocalEngineClient
 from inference.engine.config import EngineConfig
-from inference.engine.loader import ModelSpec, load_model
 from inference.engine.loop import EngineLoop
+from inference.engine.models.loader import ModelSpec, load_model
 from inference.interventions import Site
 from inference.prompt_readings import PromptNotReadError, read_prompts
 from tests.engine.readers import plain_residuals, top_k_reader

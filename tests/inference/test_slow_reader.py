@@ -6,8 +6,8 @@ import asyncio
 
 from inference.client import FinishedEvent, GenerationRequest, LocalEngineClient, SamplingParams, TokensEvent
 from inference.engine.config import EngineConfig
-from inference.engine.loader import ModelSpec, load_model
 from inference.engine.loop import EngineLoop
+from inference.engine.models.loader import ModelSpec, load_model
 
 
 def submit(client, num_tokens, count=1):

@@ -13,8 +13,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from inference.client import EngineDownError, EngineStats, set_client
-from inference.engine.stats import ModelStats
-from inference.engine.step_counters import BucketCounts
+from inference.engine.stats import BucketCounts, ModelStats
 from inference.metrics import REGISTRY
 from openai_api.request_log.entry import LogEntry
 from openai_api.request_log.writer import LogWriter, set_log_writer

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from inference.engine.loader import LoadedModel
+from inference.engine.models.loader import LoadedModel
 from inference.interventions import Site
 from steering.compiler import compile_edits
 from steering.saes.sae import SparseAutoencoder

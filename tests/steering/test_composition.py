@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from inference.engine.native.steering_tensors import NORMALIZATIONS
+from inference.engine.kernels.native.steering_tensors import NORMALIZATIONS
 from inference.interventions import Intervention, ReaderEdit, TokenPlace, VectorEdit, Window, Zone
 from inference.segments import PARTS, Part
 from steering.compiler import compile_edits

@@ -13,7 +13,7 @@ import torch
 from django.contrib.auth.models import User
 from transformers import AutoModelForCausalLM
 
-from inference.engine.sites import decoder_layers
+from inference.engine.models.sites import decoder_layers
 from inference.registry.registry import get_registry
 from jobs.models import Job
 from jobs.services import retry_job

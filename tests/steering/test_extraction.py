@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 from inference.client import LocalEngineClient
 from inference.engine.config import EngineConfig
-from inference.engine.loader import ModelSpec, load_model
 from inference.engine.loop import EngineLoop
+from inference.engine.models.loader import ModelSpec, load_model
 from inference.interventions import Site
 from inference.models import LanguageModel
 from inference.registry.ready_model import ReadyModel

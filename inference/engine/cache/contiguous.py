@@ -1,0 +1,251 @@
+"""The ``contiguous`` policy: each sequence has one long slot, which costs memory as far as it was written.
+
+An ended sequence's slot keeps its content until the slot or the memory is needed. A new sequence that begins alike
+goes on in such a slot, or gets a copy of the beginning from a slot that is still in use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from inference.engine.cache.policy import PREFIX_BLOCK, BlockCopy, BlockDiscard, CacheCounts, CacheOrder
+
+if TYPE_CHECKING:
+    from inference.engine.scheduling.sequence import Sequence
+
+DISCARD_TOKENS = 1024  # passed tokens of a window are given back this many at a time
+
+
+@dataclass(slots=True)
+class _Slot:
+    """``written`` tokens cost memory, less the first ``dropped[g]`` of them in layer group ``g``."""
+
+    dropped: list[int]
+    written: int = 0
+    keys: list[bytes] = field(default_factory=list)  # of the full prefix blocks that it holds
+
+
+class ContiguousCache:
+    """``num_rows`` slots of ``max_seq_len`` tokens, ``bytes_per_token[g]`` each; at most ``max_bytes`` in all."""
+
+    def __init__(
+        self,
+        num_rows: int,
+        max_seq_len: int,
+        windows: tuple[int, ...],
+        bytes_per_token: tuple[int, ...],
+        max_bytes: int,
+        *,
+        prefixes: bool,
+    ) -> None:
+        self._windows = windows
+        self._bytes = bytes_per_token
+        self._max_bytes = max_bytes
+        self._limit = max_bytes  # less while growth is held
+        self._max_seq_len = min(max_seq_len, max_bytes // max(1, sum(bytes_per_token)))
+        self.block_size = max_seq_len
+        self.tables = tuple(np.arange(num_rows, dtype=np.int32)[:, None] for _ in windows)
+        self.counts = CacheCounts()
+        self._shares_prefixes = prefixes
+        self._slots = [self._empty() for _ in range(num_rows)]
+        self._free = list(range(num_rows))  # least recently used first
+        self._running: set[int] = set()
+        self._slots_of: dict[bytes, set[int]] = {}
+        self._orders: list[CacheOrder] = []
+        self._costs = [0] * num_rows  # bytes of each slot, kept up to date: every token asks what is free
+        self._spent = 0  # their sum
+
+    @property
+    def num_free_rows(self) -> int:
+        return len(self._free)
+
+    @property
+    def max_seq_len(self) -> int:
+        return self._max_seq_len
+
+    @property
+    def used_ratio(self) -> float:
+        return sum(self._costs[slot] for slot in self._running) / self._max_bytes
+
+    @property
+    def unwritten_ratio(self) -> float:
+        return 1 - self._spent / self._max_bytes
+
+    def hold_growth(self, *, held: bool) -> None:
+        if not held:
+            self._limit = self._max_bytes
+        elif self._limit == self._max_bytes or self._limit < self._spent:
+            self._limit = self._spent
+
+    def begin(self, sequence: Sequence, headroom: int) -> bool:
+        if not self._free:
+            return False
+        # The longest sequence samples at most one token more, and never runs it.
+        needed = (min(sequence.num_tokens + 1, self._max_seq_len) + headroom) * sum(self._bytes)
+        if sum(self._costs[slot] for slot in self._running) + needed > self._limit:
+            return False
+        source, known = self._longest_known(sequence)
+        target = self._target(source, known)
+        self._free.remove(target)
+        self._running.add(target)
+        if source is None or source == target:
+            self._cut(target, known)
+        else:
+            known = self._copy(source, target, known)
+        sequence.slot = target
+        sequence.num_computed = known * PREFIX_BLOCK
+        self.counts.looked_up += sequence.num_tokens
+        self.counts.found += sequence.num_computed
+        return True
+
+    def extend(self, sequence: Sequence, num_tokens: int) -> bool:
+        slot = self._slots[sequence.slot]
+        end = sequence.num_computed + num_tokens
+        if not self._reclaim(max(0, end - slot.written) * sum(self._bytes)):
+            return False
+        slot.written = max(slot.written, end)
+        self._book(sequence.slot)
+        return True
+
+    def note_computed(self, sequence: Sequence) -> None:
+        slot = self._slots[sequence.slot]
+        if self._shares_prefixes:
+            self._name(sequence, slot)
+        for g, window in enumerate(self._windows):
+            passed = sequence.num_computed - window + 1
+            if window and passed - slot.dropped[g] >= DISCARD_TOKENS:
+                self._orders.append(BlockDiscard(g, sequence.slot, slot.dropped[g], passed))
+                slot.dropped[g] = passed
+                self._book(sequence.slot)
+
+    def end(self, sequence: Sequence) -> None:
+        self._running.remove(sequence.slot)
+        self._free.append(sequence.slot)
+        if not self._slots[sequence.slot].keys:
+            self._discard(sequence.slot)
+        sequence.slot = -1
+
+    def orders(self) -> list[CacheOrder]:
+        orders, self._orders = self._orders, []
+        return orders
+
+    def check_integrity(self, running: Iterable[Sequence]) -> None:
+        rows = [sequence.slot for sequence in running]
+        assert sorted(rows) == sorted(self._running), "slots and sequences do not add up"
+        assert sorted([*rows, *self._free]) == list(range(len(self._slots))), "a slot leaked"
+        assert self._costs == [self._cost(i) for i in range(len(self._slots))], "a slot's cost is out of date"
+        assert self._spent == sum(self._costs) <= self._max_bytes, "more memory than there is"
+        named = {(key, i) for i, slot in enumerate(self._slots) for key in slot.keys}
+        assert named == {(key, i) for key, slots in self._slots_of.items() for i in slots}, "keys do not add up"
+
+    # Prefixes
+
+    def _longest_known(self, sequence: Sequence) -> tuple[int | None, int]:
+        """A slot that begins as the sequence does, free if possible, and for how many prefix blocks."""
+        if not self._shares_prefixes:
+            return None, 0
+        keys = sequence.prefix_keys.upto(sequence.token_ids, sequence.num_reusable // PREFIX_BLOCK)
+        for known in range(len(keys), 0, -1):
+            key = keys[known - 1]
+            slots = [s for s in self._slots_of.get(key, ()) if self._has_windows(s, known)] if key else []
+            if slots:
+                return next((s for s in slots if s in self._free), slots[0]), known
+        return None, 0
+
+    def _target(self, source: int | None, known: int) -> int:
+        """The slot to go on in: an empty one, or the source itself where that costs others nothing, or where memory is
+        too short for both.
+        """
+        emptiest = self._emptiest()
+        if source not in self._free:
+            return emptiest
+        is_whole = len(self._slots[source].keys) == known
+        if is_whole or self._slots[emptiest].keys:
+            return source
+        kept = self._costs[source] + sum(self._costs[slot] for slot in self._running)
+        return emptiest if kept + known * PREFIX_BLOCK * sum(self._bytes) <= self._limit else source
+
+    def _has_windows(self, slot: int, known: int) -> bool:
+        dropped = self._slots[slot].dropped
+        return all(not d or known * PREFIX_BLOCK - w + 1 >= d for d, w in zip(dropped, self._windows, strict=True))
+
+    def _name(self, sequence: Sequence, slot: _Slot) -> None:
+        num_full = sequence.num_computed // PREFIX_BLOCK
+        if num_full <= len(slot.keys):
+            return
+        for key in sequence.prefix_keys.upto(sequence.token_ids, num_full)[len(slot.keys) :]:
+            if key is None:
+                return
+            slot.keys.append(key)
+            self._slots_of.setdefault(key, set()).add(sequence.slot)
+
+    def _cut(self, number: int, known: int) -> None:
+        """Forget what a slot holds after its first ``known`` prefix blocks; the memory stays its own."""
+        slot = self._slots[number]
+        self._unname(number, slot.keys[known:])
+        del slot.keys[known:]
+        if not known and any(slot.dropped):
+            self._discard(number)  # what was dropped in front would never be counted again
+
+    def _copy(self, source: int, target: int, known: int) -> int:
+        """Copy a beginning; returns the prefix blocks copied, 0 where memory is short."""
+        num_tokens = known * PREFIX_BLOCK
+        self._cut(target, 0)
+        if not self._reclaim(max(0, num_tokens - self._slots[target].written) * sum(self._bytes), spare=source):
+            return 0
+        slot = self._slots[target]
+        slot.written = max(slot.written, num_tokens)
+        slot.keys = self._slots[source].keys[:known]
+        slot.dropped = list(self._slots[source].dropped)
+        self._book(target)
+        for key in slot.keys:
+            self._slots_of[key].add(target)
+        self._orders.extend(BlockCopy(g, source, target, num_tokens) for g in range(len(self._windows)))
+        return known
+
+    def _unname(self, number: int, keys: Iterable[bytes]) -> None:
+        for key in keys:
+            holders = self._slots_of[key]
+            holders.remove(number)
+            if not holders:
+                del self._slots_of[key]
+
+    # Memory
+
+    def _book(self, number: int) -> None:
+        """After a change of what the slot has written or dropped."""
+        cost = self._cost(number)
+        self._spent += cost - self._costs[number]
+        self._costs[number] = cost
+
+    def _empty(self) -> _Slot:
+        return _Slot([0] * len(self._windows))
+
+    def _cost(self, number: int) -> int:
+        slot = self._slots[number]
+        return sum(b * (slot.written - d) for b, d in zip(self._bytes, slot.dropped, strict=True))
+
+    def _reclaim(self, num_bytes: int, *, spare: int = -1) -> bool:
+        """Make ``num_bytes`` available, if need be by emptying free slots, least recently used first, but ``spare``."""
+        for number in list(self._free):
+            if self._limit - self._spent >= num_bytes:
+                break
+            if number != spare:
+                self._discard(number)
+        return self._limit - self._spent >= num_bytes
+
+    def _discard(self, number: int) -> None:
+        if self._slots[number].written:
+            for g in range(len(self._windows)):
+                self._orders.append(BlockDiscard(g, number, 0, self.block_size))
+        slot, self._slots[number] = self._slots[number], self._empty()
+        self._book(number)
+        self._unname(number, slot.keys)
+
+    def _emptiest(self) -> int:
+        """A free slot without content if there is one, else the least recently used."""
+        return next((number for number in self._free if not self._slots[number].keys), self._free[0])

@@ -1,0 +1,93 @@
+"""What one sequence wants read, and how far that has come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Many
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inference.captures import FeatureValues, Read, Reading
+
+if TYPE_CHECKING:
+    from inference.engine.capture.step import Found
+
+
+class SequenceReading:
+    """Each place is read once: one that is computed again, after the sequence gave way, is passed over."""
+
+    def __init__(self, reads: tuple[Read, ...], num_prompt: int) -> None:
+        self.reads = reads
+        self._num_prompt = num_prompt
+        self._num_read = 0  # places from the beginning that are read, or need not be
+        self._pools = {n: _Pool(read) for n, read in enumerate(reads) if read.pooling != "none"}
+
+    @property
+    def has_pools(self) -> bool:
+        """Guesses cannot be taken back out of a pool."""
+        return bool(self._pools)
+
+    def next_place(self, num_tokens: int) -> int:
+        """The first place that must still be run to be read; ``num_tokens`` where there is none before."""
+        strict = (read for read in self.reads if not read.passes_over_cached)
+        return min(
+            (read.first_from(self._num_read, self._num_prompt, num_tokens) for read in strict), default=num_tokens
+        )
+
+    def places(self, read: Read, tokens: Many[int], start: int) -> list[int]:
+        """Which of the tokens from place ``start`` on are to be read."""
+        places = read.places(max(start, self._num_read), start + len(tokens), self._num_prompt)
+        return [place for place in places if tokens[place - start] not in read.skip_token_ids]
+
+    def take(self, found: Iterable[Found], end: int) -> tuple[Reading, ...]:
+        """What a step found before place ``end``, but for what is pooled. Call with growing ends."""
+        readings = tuple(reading for one in found for reading in self._take(one, end))
+        self._num_read = max(self._num_read, end)
+        return readings
+
+    def finish(self) -> tuple[Reading, ...]:
+        """What was pooled; a read of which no token came has none."""
+        return tuple(pool.reading(number) for number, pool in self._pools.items() if pool.num_tokens)
+
+    def _take(self, found: Found, end: int) -> Iterator[Reading]:
+        if found.number in self._pools:
+            if found.places[0] >= self._num_read:
+                self._pools[found.number].add(found)
+            return
+        probe = self.reads[found.number].probe
+        chosen = np.array([self._num_read <= place < end for place in found.places])
+        if isinstance(probe, FeatureValues) and probe.above:
+            chosen &= (found.values > np.array(probe.above)).any(axis=1)
+        if chosen.any():
+            yield Reading(
+                found.number,
+                int(chosen.sum()),
+                found.values[chosen],
+                tuple(place for place, is_chosen in zip(found.places, chosen, strict=True) if is_chosen),
+                None if found.features is None else found.features[chosen],
+            )
+
+
+class _Pool:
+    """One pooled read so far."""
+
+    def __init__(self, read: Read) -> None:
+        self._pooling = read.pooling
+        self._values: NDArray[np.float64] | NDArray[np.float32] | None = None
+        self.num_tokens = 0
+
+    def add(self, found: Found) -> None:
+        self.num_tokens += len(found.places)
+        if self._values is None or self._pooling == "last":
+            self._values = found.values
+        elif self._pooling == "mean":
+            self._values = self._values + found.values
+        else:
+            self._values = np.maximum(self._values, found.values)
+
+    def reading(self, number: int) -> Reading:
+        assert self._values is not None, "asked only where a token came"
+        values = self._values / self.num_tokens if self._pooling == "mean" else self._values
+        return Reading(number, self.num_tokens, values.astype(np.float32))

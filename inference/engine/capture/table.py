@@ -1,0 +1,93 @@
+"""The reads of one model: hooks where somebody reads, and the step that they report to."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+from torch import Tensor, nn
+
+from inference.captures import AllFeatures, FeatureValues, Read, Residuals, Stage, TopFeatures
+from inference.engine.capture.step import ReadingStep
+from inference.engine.models.sites import SiteError, SiteHooks, Turn, site_width
+from inference.interventions import Site
+
+_TURNS: dict[Stage, Turn] = {"pre": Turn.READ_BEFORE, "post": Turn.READ_AFTER}
+
+
+class ReadingTable:
+    """A hook stays for as long as a sequence reads there: on the CPU a hook inside a layer keeps it from running
+    fused.
+    """
+
+    def __init__(self, module: nn.Module, hooks: SiteHooks) -> None:
+        self._module = module
+        self._hooks = hooks
+        self._users: Counter[tuple[Site, Stage]] = Counter()
+        self._remove: dict[tuple[Site, Stage], Callable[[], None]] = {}
+        self._step: ReadingStep | None = None  # while a forward pass runs that reads
+
+    @property
+    def num_hooks(self) -> int:
+        return len(self._remove)
+
+    @property
+    def is_reading(self) -> bool:
+        """In the forward pass that runs now."""
+        return self._step is not None
+
+    def acquire(self, reads: tuple[Read, ...]) -> None:
+        """SiteError where one does not fit the model; then nothing is taken."""
+        for read in reads:
+            self._check(read)
+        for at in _places_of(reads):
+            self._users[at] += 1
+            if at not in self._remove:
+                site, stage = at
+                self._remove[at] = self._hooks.put(site, _TURNS[stage], partial(self._look, site, stage))
+
+    def release(self, reads: tuple[Read, ...]) -> None:
+        for at in _places_of(reads):
+            self._users[at] -= 1
+            if not self._users[at]:
+                del self._users[at]
+                self._remove.pop(at)()
+
+    def close(self) -> None:
+        for remove in self._remove.values():
+            remove()
+        self._remove.clear()
+        self._users.clear()
+
+    @contextmanager
+    def reading(self, step: ReadingStep | None) -> Iterator[None]:
+        """The forward pass in the block reports to ``step``."""
+        self._step = step
+        try:
+            yield
+        finally:
+            self._step = None
+
+    def _look(self, site: Site, stage: Stage, hidden: Tensor) -> None:
+        if self._step is not None:
+            self._step.look(site, stage, hidden)
+
+    def _check(self, read: Read) -> None:
+        width, probe = site_width(self._module, read.site), read.probe
+        if isinstance(probe, Residuals):
+            return
+        if probe.reader.d_in != width:
+            raise SiteError(f"{read.site} is {width} wide in this model, the SAE {probe.reader.d_in}.")
+        if isinstance(probe, FeatureValues):
+            outside = [index for index in probe.features if not 0 <= index < probe.reader.d_sae]
+            if outside or not probe.features:
+                raise SiteError(f"The SAE has features 0 to {probe.reader.d_sae - 1}, not {outside or 'none'}.")
+        is_pooled = read.pooling != "none"
+        assert not (isinstance(probe, TopFeatures) and is_pooled), "the strongest of several tokens are no pool"
+        assert not isinstance(probe, AllFeatures) or is_pooled, "all features only in a pool"
+
+
+def _places_of(reads: tuple[Read, ...]) -> set[tuple[Site, Stage]]:
+    return {(read.site, read.stage) for read in reads}

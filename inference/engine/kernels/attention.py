@@ -1,0 +1,139 @@
+"""Attention of packed sequences over the cache, registered with transformers under the name ``millm``.
+
+Every architecture of transformers that uses its ``AttentionInterface`` calls :func:`packed_attention` with the
+queries, keys and values of all tokens of a step; :class:`PackedBatch`, handed through the forward's keyword
+arguments, says which token belongs to which sequence. Single tokens come first in a step, then chunks of prompts.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface
+
+from inference.engine.cache.layout import LayerLayout
+from inference.engine.cache.pool import KVPool
+from inference.engine.kernels import native
+from inference.engine.kernels.varlen_attention import Look, VarlenStep
+
+NAME = "millm"
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """``num_tokens`` consecutive tokens of one sequence in a step, the first at position ``start``."""
+
+    start: int
+    num_tokens: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.num_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPlaces:
+    """Where the step's tokens are in the blocks of one layer group."""
+
+    slot_mapping: Tensor  # [tokens] int64: block * block_size + offset
+    block_table: Tensor  # [segments, blocks] int32
+
+
+@dataclass(frozen=True, slots=True)
+class PackedBatch:
+    """The segments of a step in the order of their tokens; the first ``num_single`` have one token each.
+
+    Several single ones may follow each other in one sequence: a step's keys are all written before any is read.
+    """
+
+    segments: tuple[Segment, ...]
+    num_single: int
+    lengths: Tensor  # [num_single] int32: tokens that a single one may see, itself included
+    starts: Tensor  # int32, of the other segments: the position of each one's first token
+    counts: Tensor  # int32, of the other segments: how many tokens each has
+    places: tuple[GroupPlaces, ...]  # by layer group
+    pool: KVPool
+    varlen: VarlenStep | None = None  # on an accelerator: attends in the place of what is here
+
+
+class LayoutProbe:
+    """In a batch's place: notes each layer's shapes instead of attending."""
+
+    def __init__(self) -> None:
+        self.layouts: dict[int, LayerLayout] = {}
+
+
+class _UnderWay(threading.local):
+    batch: PackedBatch | LayoutProbe | None = None
+
+
+_under_way = _UnderWay()
+
+
+def keep_batch(_: torch.nn.Module, __: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """A forward pre-hook of a module whose layers drop keyword arguments that they do not know."""
+    _under_way.batch = kwargs.get("packed_batch")
+
+
+def drop_batch(*_: Any) -> None:
+    """A forward hook, so that nothing keeps the cache's memory."""
+    _under_way.batch = None
+
+
+def packed_attention(
+    module: torch.nn.Module,
+    query: Tensor,  # [1, heads, tokens, head_dim]
+    key: Tensor,  # [1, kv_heads, tokens, head_dim]
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    packed_batch: PackedBatch | LayoutProbe | None = None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention signature; returns ``[1, tokens, heads, head_dim]`` and no weights.
+
+    ``s_aux`` are attention sinks, a score for each head. ``packed_batch`` is that of the forward pass under way where
+    the layers in between do not hand it on.
+    """
+    assert attention_mask is None, "packed sequences carry no mask"
+    packed_batch = packed_batch or _under_way.batch
+    assert packed_batch is not None, "the engine's forward passes have one"
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    if isinstance(packed_batch, LayoutProbe):
+        packed_batch.layouts[layer] = LayerLayout(
+            key.shape[1], key.shape[3], value.shape[3], key.dtype, sliding_window or 0
+        )
+        return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    look = Look(scale, sliding_window or 0, softcap or 0.0, None if s_aux is None else s_aux.float())
+    return _attend_all(layer, query[0], key[0], value[0], packed_batch, look).unsqueeze(0), None
+
+
+def _attend_all(layer: int, query: Tensor, key: Tensor, value: Tensor, batch: PackedBatch, look: Look) -> Tensor:
+    """Write the step's keys and values, then attend: ``[heads, tokens, d]`` -> ``[tokens, heads, d]``."""
+    keys, values = batch.pool.keys[layer], batch.pool.values[layer]
+    group = batch.pool.group_of_layer[layer]
+    places = batch.places[group]
+    native.write_kv(keys, values, key.transpose(0, 1), value.transpose(0, 1), places.slot_mapping)
+    if batch.varlen is not None:
+        return batch.varlen.attend(query.transpose(0, 1), keys, values, group, look)
+    single, packed, how = batch.num_single, query.transpose(0, 1), (look.scale, look.window, look.softcap, look.sinks)
+    outputs = []
+    if single:
+        table = places.block_table[:single]
+        outputs.append(native.decode_attention(packed[:single], keys, values, table, batch.lengths, *how))
+    if single < len(batch.segments):
+        table = places.block_table[single:]
+        outputs.append(native.prompt_attention(packed[single:], keys, values, table, batch.starts, batch.counts, *how))
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+AttentionInterface.register(NAME, packed_attention)

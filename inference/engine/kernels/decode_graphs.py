@@ -1,0 +1,189 @@
+"""Decode steps as CUDA graphs: one launch in the place of a thousand.
+
+A graph is captured for a number of rows and a number of keys, both rounded up, when steps of that shape have come
+before; a step that fits copies its inputs to where the graph reads them, and replays it. What a captured step says is
+compared with what the same step said before capture. Where anything fails, steps go on being run one kernel at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from inference.engine.kernels.step_inputs import StaticStep, StepArrays, StepTensors, padded
+
+logger = logging.getLogger(__name__)
+
+SEEN_BEFORE = 2  # steps of a shape that run uncaptured first: a shape that comes once is not worth a graph
+MIN_KEYS = 256
+TOLERANCE = 2e-2  # of the greatest logit
+
+Forward = Callable[[StepTensors, int, int], Tensor]  # inputs, rows, keys -> logits [rows, vocab]
+Capture = Callable[[Callable[[], None]], Callable[[], object]]  # runs an act once, and returns what repeats it
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What one graph serves. ``steering`` is None where no token of the step is steered."""
+
+    rows: int
+    keys: int
+    width: int
+    steering: Hashable | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Captured:
+    inputs: StaticStep
+    replay: Callable[[], object]
+
+
+class DecodeGraphs:
+    """Of one model, for up to ``max_rows`` sequences. ``max_keys`` is what a row of its block tables, ``block_size``
+    tokens each, has room for.
+    """
+
+    def __init__(
+        self, forward: Forward, capture: Capture, device: torch.device, *, max_rows: int, block_size: int, max_keys: int
+    ) -> None:
+        self._forward = forward
+        self._capture = capture
+        self._device = device
+        self._max_rows = padded_rows(max_rows)
+        self._block_size = block_size
+        self._max_keys = max_keys
+        self._seen: Counter[Shape] = Counter()
+        self._captured: dict[Shape, _Captured] = {}
+        self._steering: Hashable | None = None  # the tables that graphs of steered steps read
+        self._refused: Hashable | None = None  # those that no step can be captured with
+        self._logits = torch.empty(0)
+        self._problem = ""
+
+    def __str__(self) -> str:
+        return f"off: {self._problem}" if self._problem else f"{len(self._captured)} captured"
+
+    @property
+    def num_captured(self) -> int:
+        return len(self._captured)
+
+    @property
+    def widest(self) -> int:
+        """Rows of the largest step that is captured."""
+        return max((shape.rows for shape in self._captured), default=0)
+
+    def run(self, step: StepArrays, steering: Hashable | None = None) -> Tensor | None:
+        """``[rows, vocab]`` logits of a step of single tokens, valid until the next one; None where it must be run
+        without a graph. ``steering`` names the tables that the hooks read: other tables are another graph.
+        """
+        if self._problem or not len(step.lengths) == len(step.wanted) == len(step.tokens) <= self._max_rows:
+            return None
+        if steering is not None and steering == self._refused:
+            return None
+        shape = self.shape_of(step, steering)
+        captured = self._captured.get(shape) or self._capture_if_seen(shape, step)
+        if captured is None:
+            return None
+        captured.inputs.fill(padded(step, shape.rows, shape.width))
+        captured.replay()
+        return self._logits[: len(step.tokens)]
+
+    def shape_of(self, step: StepArrays, steering: Hashable | None) -> Shape:
+        keys = min(max(MIN_KEYS, _power_of_two(int(step.lengths.max()))), self._max_keys)
+        return Shape(padded_rows(len(step.tokens)), keys, -(-keys // self._block_size), steering)
+
+    def close(self) -> None:
+        """Let go of the graphs and their memory."""
+        self._captured.clear()
+        self._logits = torch.empty(0)
+
+    def _capture_if_seen(self, shape: Shape, step: StepArrays) -> _Captured | None:
+        self._forget_other_tables(shape.steering)
+        self._seen[shape] += 1
+        if self._seen[shape] <= SEEN_BEFORE:
+            return None
+        try:
+            self._captured[shape] = captured = self._captured_step(shape, step)
+        except RuntimeError as error:  # also what CUDA says of an operation that cannot be captured
+            self._give_up(shape.steering, str(error).strip().partition("\n")[0])
+            return None
+        return captured
+
+    def _captured_step(self, shape: Shape, step: StepArrays) -> _Captured:
+        full = padded(step, shape.rows, shape.width)
+        inputs = StaticStep(full, self._device)
+        inputs.fill(full)
+        expected = self._forward(inputs.tensors, shape.rows, shape.keys)
+        if not len(self._logits):  # one place for all graphs, so that none keeps logits of its own
+            self._logits = expected.new_empty(self._max_rows, expected.shape[1])
+        out = self._logits[: shape.rows]
+
+        def act() -> None:
+            out.copy_(self._forward(inputs.tensors, shape.rows, shape.keys))
+
+        replay = self._capture(act)
+        out.zero_()
+        replay()
+        worst = (out.nan_to_num() - expected.nan_to_num()).abs().max()
+        if not bool(worst <= TOLERANCE * expected.nan_to_num().abs().max()):
+            raise RuntimeError(f"a captured step differs by {float(worst):.2g} from the same step uncaptured")
+        return _Captured(inputs, replay)
+
+    def _forget_other_tables(self, steering: Hashable | None) -> None:
+        """What was seen and captured of tables that are no more, when new ones come."""
+        if steering in {None, self._steering}:
+            return
+        self._steering = steering
+        for shape in [s for s in self._seen if s.steering not in {None, steering}]:
+            del self._seen[shape]
+            self._captured.pop(shape, None)
+
+    def _give_up(self, steering: Hashable | None, problem: str) -> None:
+        """All graphs, or those with steering tables that may be to blame: an SAE may do what cannot be captured."""
+        if steering is None:
+            self._problem = problem
+            self.close()
+            logger.warning("CUDA graphs are off for this model: %s", problem)
+            return
+        self._refused = steering
+        for shape in [s for s in self._captured if s.steering == steering]:
+            del self._captured[shape]
+        logger.warning("Steered steps run without CUDA graphs until the profiles change: %s", problem)
+
+
+def padded_rows(count: int) -> int:
+    """1, 2, 4, and multiples of 8."""
+    return _power_of_two(count) if count <= 4 else -(-count // 8) * 8
+
+
+def _power_of_two(count: int) -> int:
+    return 1 << (count - 1).bit_length()
+
+
+class CudaCapture:
+    """Captures on a stream of its own, into memory that all its graphs share: they never run at the same time, and
+    what one leaves behind is read before the next begins.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, act: Callable[[], None]) -> Callable[[], object]:
+        graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(current)
+        try:
+            with torch.cuda.stream(self._stream):
+                act()  # what is made on first use on a stream is made outside of the graph
+            # Only this thread's calls matter: another one may be loading a model.
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+                act()
+        finally:
+            torch.cuda.set_stream(current)  # a capture that fails leaves its own behind
+        current.wait_stream(self._stream)
+        return graph.replay

@@ -1,0 +1,285 @@
+"""A decoder layer's step for single new tokens as two kernels: at few rows, calling the parts one by one costs more
+than the small ones take.
+
+Steps with prompts, and layers with a hook on one of their parts, take the layer's own way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from inference.engine.cache.pool import KVPool
+from inference.engine.kernels import native
+from inference.engine.kernels.attention import GroupPlaces, PackedBatch, Segment
+from inference.engine.kernels.fused_modules import (
+    PROBE_ROWS,
+    TOLERANCES,
+    Forward,
+    FusedAttention,
+    FusedMlp,
+    FusedNorm,
+    attention_forward,
+    is_close,
+    mlp_forward,
+    norm_forward,
+    random_input,
+    recognise_norm,
+    rotates_whole_heads,
+)
+from inference.engine.kernels.linear_kinds import FastLinear, Operands
+from inference.engine.kernels.linears import GroupMember
+
+PROBE_TOKENS = 40  # of each sequence in the probe's cache
+
+
+@dataclass(frozen=True, slots=True)
+class _Norms:
+    """All of one ``eps`` and ``offset``; those of the outputs are there where a result is normed before it is added."""
+
+    attention: Tensor
+    attention_out: Tensor | None
+    mlp: Tensor
+    mlp_out: Tensor | None
+    query: Tensor | None
+    key: Tensor | None
+    eps: float
+    offset: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Products:
+    qkv: Operands
+    out: Operands
+    gate_up: Operands
+    down: Operands
+
+    @property
+    def most_rows(self) -> int:
+        return min(o.most_rows for o in (self.qkv, self.out, self.gate_up, self.down))
+
+
+@dataclass(frozen=True, slots=True)
+class FusedLayer:
+    """``look`` is the attention's scale, window and softcap. ``hooks`` are those of all modules inside the layer, which
+    the kernels pass by.
+    """
+
+    original: Forward
+    layer: int
+    head_dim: int
+    norms: _Norms
+    products: _Products
+    look: tuple[float, int, float]
+    activation: str
+    most_rows: int
+    hooks: tuple[Mapping[int, Any], ...]
+
+    def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        batch = kwargs.get("packed_batch")
+        if args or not isinstance(batch, PackedBatch) or not self._serves(batch):
+            return self.original(hidden_states, *args, **kwargs)
+        if not rotates_whole_heads(kwargs.get("position_embeddings"), self.head_dim):
+            return self.original(hidden_states, *args, **kwargs)
+        cos, sin = kwargs["position_embeddings"]
+        return self._mlp(self._attend(hidden_states[0], cos[0], sin[0], batch)).unsqueeze(0)
+
+    def _serves(self, batch: PackedBatch) -> bool:
+        is_plain = batch.varlen is None and not any(self.hooks)
+        return is_plain and batch.num_single == len(batch.segments) <= self.most_rows
+
+    def _attend(self, x: Tensor, cos: Tensor, sin: Tensor, batch: PackedBatch) -> Tensor:
+        norms, qkv, out = self.norms, self.products.qkv, self.products.out
+        places = batch.places[batch.pool.group_of_layer[self.layer]]
+        result: Tensor = torch.ops.millm_native.attention_step.default(
+            x,
+            norms.attention,
+            norms.query,
+            norms.key,
+            norms.attention_out,
+            norms.eps,
+            norms.offset,
+            qkv.weight,
+            qkv.bias,
+            out.weight,
+            out.bias,
+            cos,
+            sin,
+            batch.pool.keys[self.layer],
+            batch.pool.values[self.layer],
+            places.slot_mapping,
+            places.block_table,
+            batch.lengths,
+            *self.look,
+        )
+        return result
+
+    def _mlp(self, x: Tensor) -> Tensor:
+        norms, gate_up, down = self.norms, self.products.gate_up, self.products.down
+        result: Tensor = torch.ops.millm_native.mlp_step.default(
+            x,
+            norms.mlp,
+            norms.mlp_out,
+            norms.eps,
+            norms.offset,
+            gate_up.weight,
+            gate_up.bias,
+            down.weight,
+            down.bias,
+            self.activation,
+        )
+        return result
+
+
+def layer_forward(layer: nn.Module, dtype: torch.dtype) -> Forward | None:
+    """Of a layer whose attention and MLP are fused, with a norm before each and maybe one behind each."""
+    attention, mlp = (getattr(getattr(layer, name, None), "forward", None) for name in ("self_attn", "mlp"))
+    if not isinstance(attention, FusedAttention) or not isinstance(mlp, FusedMlp):
+        return None
+    norms, products = _norms(layer, attention), _products(attention.module, mlp.module)
+    if norms is None or products is None or norms.attention.dtype is not dtype:
+        return None
+    if attention.constants.get("s_aux") is not None:  # the kernel knows no attention sinks
+        return None
+    inside = [m for m in layer.modules() if m is not layer]
+    fused = FusedLayer(
+        original=layer.forward,
+        layer=int(cast("Any", attention.module).layer_idx),
+        head_dim=int(cast("Any", attention.module).head_dim),
+        norms=norms,
+        products=products,
+        look=_look(attention),
+        activation=mlp.activation,
+        most_rows=products.most_rows,
+        hooks=tuple(hooks for m in inside for hooks in (m._forward_hooks, m._forward_pre_hooks)),
+    )
+    return fused if _agrees(fused, attention.module, dtype) else None
+
+
+def _norms(layer: nn.Module, attention: FusedAttention) -> _Norms | None:
+    """Named as in Llama (two), or as in Gemma 2 and 3 (four); None where they are not, or not of one kind."""
+    found = [getattr(layer, name, None) for name in ("input_layernorm", "post_attention_layernorm")]
+    around = [getattr(layer, name, None) for name in ("pre_feedforward_layernorm", "post_feedforward_layernorm")]
+    before, attention_out, mlp, mlp_out = (
+        (found[0], None, found[1], None) if around == [None, None] else (*found, *around)
+    )
+    plain = {"attention": before, "attention_out": attention_out, "mlp": mlp, "mlp_out": mlp_out}
+    norms: dict[str, FusedNorm | None] = {name: recognise_norm(norm) for name, norm in plain.items()}
+    if any((norms[name] is None) != (plain[name] is None) for name in plain) or None in (before, mlp):
+        return None
+    norms |= {"query": attention.query_norm, "key": attention.key_norm}
+    kinds = {(norm.eps, norm.offset) for norm in norms.values() if norm is not None}
+    if len(kinds) != 1:
+        return None
+    weights: dict[str, Any] = {name: None if norm is None else norm.weight for name, norm in norms.items()}
+    eps, offset = kinds.pop()
+    return _Norms(**weights, eps=eps, offset=offset)
+
+
+def _products(attention: Any, mlp: Any) -> _Products | None:
+    linears = [_joined(attention.q_proj), attention.o_proj, _joined(mlp.gate_proj), mlp.down_proj]
+    operands = [linear.operands() if isinstance(linear, FastLinear) else None for linear in linears]
+    return None if None in operands else _Products(*cast("list[Operands]", operands))
+
+
+def _joined(member: nn.Module) -> nn.Module:
+    return member.joined if isinstance(member, GroupMember) else member
+
+
+def _look(attention: FusedAttention) -> tuple[float, int, float]:
+    constants, module = attention.constants, cast("Any", attention.module)
+    scale = constants.get("scaling")
+    return (
+        float(module.head_dim**-0.5 if scale is None else scale),
+        int(constants.get("sliding_window") or 0),
+        float(constants.get("softcap") or 0.0),
+    )
+
+
+# Probing
+
+
+@dataclass(frozen=True, slots=True)
+class _ProbePool:
+    """One layer's keys and values, in a pool's place."""
+
+    keys: dict[int, Tensor]
+    values: dict[int, Tensor]
+    group_of_layer: dict[int, int]
+
+
+def _agrees(fused: FusedLayer, attention: Any, dtype: torch.dtype) -> bool:
+    """Whether the layer's own way gives the same for a few tokens, and leaves the same in the cache."""
+    x = random_input(1, PROBE_ROWS, fused.norms.attention.shape[0], dtype=dtype)
+    angles = random_input(1, PROBE_ROWS, attention.head_dim // 2, dtype=torch.float32).repeat(1, 1, 2)
+    kv_heads = attention.k_proj.out_features // attention.head_dim
+    seen = []
+    try:
+        for forward in (fused, fused.original):
+            batch = _probe_batch(fused.layer, (kv_heads, attention.head_dim), dtype)
+            with torch.inference_mode():
+                y = forward(
+                    x.clone(),
+                    attention_mask=None,
+                    position_embeddings=(angles.cos().to(dtype), angles.sin().to(dtype)),
+                    packed_batch=batch,
+                )
+            seen.append((y, batch.pool.keys[fused.layer], batch.pool.values[fused.layer]))
+        return all(isinstance(a, Tensor) and is_close(a, b) for a, b in zip(*seen, strict=True))
+    except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError):
+        return False  # another signature or other sizes: not the layer that this knows
+
+
+def _probe_batch(layer: int, kv_shape: tuple[int, int], dtype: torch.dtype) -> PackedBatch:
+    """Each row goes on with a sequence of its own, of another length."""
+    pools = [random_input(PROBE_ROWS, PROBE_TOKENS, *kv_shape, dtype=dtype) for _ in range(2)]
+    starts = [PROBE_TOKENS - 1 - 7 * row for row in range(PROBE_ROWS)]
+    rows = torch.arange(PROBE_ROWS)
+    return PackedBatch(
+        segments=tuple(Segment(start, 1) for start in starts),
+        num_single=PROBE_ROWS,
+        lengths=torch.tensor([start + 1 for start in starts], dtype=torch.int32),
+        starts=torch.empty(0, dtype=torch.int32),
+        counts=torch.empty(0, dtype=torch.int32),
+        places=(GroupPlaces(rows * PROBE_TOKENS + torch.tensor(starts), rows.int().unsqueeze(1)),),
+        pool=cast("KVPool", _ProbePool({layer: pools[0]}, {layer: pools[1]}, {layer: 0})),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class FusionReport:
+    """How many modules of each kind run fused."""
+
+    norms: int
+    attentions: int
+    mlps: int
+    layers: int
+
+    def __str__(self) -> str:
+        return f"{self.norms} norms, {self.attentions} attentions, {self.mlps} MLPs, {self.layers} layers fused"
+
+
+def fuse(module: nn.Module) -> FusionReport:
+    """Fuse what can be, from the parts to the whole; on the CPU nothing without the C++ kernels."""
+    children, (dtype, device) = list(module.modules()), next((p.dtype, p.device) for p in module.parameters())
+    if dtype not in TOLERANCES or (device.type == "cpu" and not native.active().is_native):
+        return FusionReport(0, 0, 0, 0)
+    if device.type != "cpu":
+        return FusionReport(sum(_replace(child, norm_forward(child)) for child in children), 0, 0, 0)
+    # The attentions first: they look at the plain norms inside.
+    attentions = sum(_replace(child, attention_forward(child, dtype)) for child in children)
+    norms = sum(_replace(child, norm_forward(child)) for child in children)
+    mlps = sum(_replace(child, mlp_forward(child, dtype)) for child in children)
+    layers = sum(_replace(child, layer_forward(child, dtype)) for child in children)
+    return FusionReport(norms, attentions, mlps, layers)
+
+
+def _replace(child: nn.Module, fused: Forward | None) -> bool:
+    if fused is None:
+        return False
+    child.forward = fused
+    return True

@@ -1,0 +1,216 @@
+"""Running an operation and its fused form on the same random input, to see whether they agree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AttentionInterface
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from inference.engine.kernels import attention
+
+PROBE_ROWS = 3
+TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 4e-2, torch.float16: 1e-2}  # of the largest value
+
+Forward = Callable[..., Any]
+
+
+def random_input(*shape: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+
+
+def agree(original: Callable[[], Tensor], fused: Callable[[], Tensor]) -> bool:
+    with torch.inference_mode():
+        try:
+            return is_close(fused(), original())
+        except (RuntimeError, TypeError, ValueError):
+            return False  # another signature or other sizes
+
+
+def is_close(got: Tensor, expected: Tensor) -> bool:
+    if got.shape != expected.shape or got.dtype is not expected.dtype:
+        return False
+    worst = (got.float() - expected.float()).abs().max()
+    return bool(worst <= TOLERANCES[got.dtype] * expected.float().abs().max())
+
+
+@dataclass(frozen=True, slots=True)
+class FusedNorm:
+    """Weight and constants of an RMS norm; ``offset`` 1 where the weight is a difference from one (Gemma)."""
+
+    weight: Tensor
+    eps: float
+    offset: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if x.device.type != "cpu":
+            return functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        out: Tensor = torch.ops.millm_native.rms_norm.default(x, self.weight, self.eps, self.offset)
+        return out
+
+
+def norm_forward(child: nn.Module) -> Forward | None:
+    norm = recognise_norm(child)
+    return None if norm is None else partial(_run_norm, norm, child.forward)
+
+
+def _run_norm(norm: FusedNorm, original: Forward, hidden_states: Tensor) -> Tensor:
+    if hidden_states.dtype is not norm.weight.dtype or hidden_states.stride(-1) != 1:
+        return original(hidden_states)  # type: ignore[no-any-return]
+    return norm(hidden_states)
+
+
+def recognise_norm(child: nn.Module | None) -> FusedNorm | None:
+    weight = getattr(child, "weight", None)
+    eps = getattr(child, "variance_epsilon", getattr(child, "eps", None))
+    if child is None or not isinstance(weight, Tensor) or weight.dim() != 1 or not isinstance(eps, float):
+        return None
+    if "RMSNorm" not in type(child).__name__ or weight.dtype not in TOLERANCES:
+        return None
+    x = random_input(PROBE_ROWS, weight.shape[0], dtype=weight.dtype).to(weight.device)
+    # 1 + w is more than torch's kernel on a GPU can hold in 16 bits.
+    offsets = (0.0, 1.0) if weight.device.type == "cpu" else (0.0,)
+    norms = (FusedNorm(weight, eps, offset) for offset in offsets)
+    return next((norm for norm in norms if agree(partial(child, x), partial(norm, x))), None)
+
+
+ACTIVATIONS = ("silu", "gelu_tanh")
+
+
+@dataclass(frozen=True, slots=True)
+class FusedMlp:
+    """``down(activation(gate(x)) * up(x))``; ``activation`` is a name that the kernel knows."""
+
+    module: Any
+    activation: str
+
+    def __call__(self, x: Tensor) -> Tensor:
+        gate, up = self.module.gate_proj(x), self.module.up_proj(x)
+        mixed = torch.ops.millm_native.gate_mul.default(gate.flatten(0, -2), up.flatten(0, -2), self.activation)
+        out: Tensor = self.module.down_proj(mixed.view(*gate.shape[:-1], -1))
+        return out
+
+
+def mlp_forward(child: Any, dtype: torch.dtype) -> Forward | None:
+    parts = [getattr(child, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
+    if not all(isinstance(p, nn.Module) and hasattr(p, "in_features") for p in parts):
+        return None
+    x = random_input(1, PROBE_ROWS, child.gate_proj.in_features, dtype=dtype)
+    candidates = (FusedMlp(child, activation) for activation in ACTIVATIONS)
+    return next((mlp for mlp in candidates if agree(partial(child.forward, x), partial(mlp, x))), None)
+
+
+PROBE = "millm_probe"
+
+
+@dataclass(frozen=True, slots=True)
+class FusedAttention:
+    """An attention module whose heads are normed (or not), rotated and handed on.
+
+    ``constants`` are the keyword arguments with which the module itself calls transformers' attention functions.
+    """
+
+    module: nn.Module
+    original: Forward
+    query_norm: FusedNorm | None
+    key_norm: FusedNorm | None
+    constants: dict[str, Any]
+
+    def __call__(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor] | None,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        name = self.module.config._attn_implementation  # type: ignore[union-attr]
+        is_packed = name in {attention.NAME, PROBE} and past_key_values is None and hidden_states.shape[0] == 1
+        if not is_packed or not rotates_whole_heads(position_embeddings, self.module.head_dim):
+            return self.original(  # type: ignore[no-any-return]
+                hidden_states=hidden_states,
+                position_embeddings=position_embeddings,
+                attention_mask=attention_mask,
+                past_key_values=past_key_values,
+                **kwargs,
+            )
+        m: Any = self.module
+        shape = (hidden_states.shape[1], -1, m.head_dim)
+        assert position_embeddings is not None, "they rotate whole heads"
+        cos, sin = position_embeddings[0][0], position_embeddings[1][0]
+        query = _rotated(m.q_proj(hidden_states).view(shape), self.query_norm, cos, sin)
+        key = _rotated(m.k_proj(hidden_states).view(shape), self.key_norm, cos, sin)
+        value = m.v_proj(hidden_states).view(shape).transpose(0, 1).unsqueeze(0)
+        mixed, weights = ALL_ATTENTION_FUNCTIONS[name](m, query, key, value, attention_mask, **self.constants, **kwargs)
+        return m.o_proj(mixed.reshape(1, shape[0], -1)), weights
+
+
+def rotates_whole_heads(position_embeddings: Any, head_dim: Any) -> bool:
+    """Whether there are positions, and for all of a head: some models rotate a part of it (GLM, Nemotron) or none."""
+    return position_embeddings is not None and position_embeddings[0].shape[-1] == head_dim
+
+
+def _rotated(x: Tensor, norm: FusedNorm | None, cos: Tensor, sin: Tensor) -> Tensor:
+    """``[tokens, heads, head_dim]`` -> ``[1, heads, tokens, head_dim]``."""
+    weight, eps, offset = (None, 0.0, 0.0) if norm is None else (norm.weight, norm.eps, norm.offset)
+    out: Tensor = torch.ops.millm_native.norm_rotary.default(x, weight, eps, offset, cos, sin)
+    return out.transpose(0, 1).unsqueeze(0)
+
+
+def attention_forward(child: nn.Module, dtype: torch.dtype) -> Forward | None:
+    projections = [getattr(child, name, None) for name in ("q_proj", "k_proj", "v_proj", "o_proj")]
+    if not all(isinstance(p, nn.Module) and hasattr(p, "in_features") for p in projections):
+        return None
+    if not isinstance(getattr(child, "head_dim", None), int):
+        return None
+    norms = [recognise_norm(getattr(child, name, None)) for name in ("q_norm", "k_norm")]
+    if [n is None for n in norms] != [getattr(child, name, None) is None for name in ("q_norm", "k_norm")]:
+        return None
+    return _probed_attention(child, norms[0], norms[1], dtype)
+
+
+def _probed_attention(
+    child: Any, query_norm: FusedNorm | None, key_norm: FusedNorm | None, dtype: torch.dtype
+) -> Forward | None:
+    angles = torch.randn(1, PROBE_ROWS, child.head_dim // 2).repeat(1, 1, 2)
+    inputs: dict[str, Any] = {
+        "hidden_states": random_input(1, PROBE_ROWS, child.q_proj.in_features, dtype=dtype),
+        "position_embeddings": (angles.cos().to(dtype), angles.sin().to(dtype)),
+        "attention_mask": None,
+    }
+    calls: list[dict[str, Any]] = []
+    before = child.config._attn_implementation
+    AttentionInterface.register(PROBE, partial(_probe, calls))
+    child.config._attn_implementation = PROBE
+    try:
+        original = child.forward
+        with torch.inference_mode():
+            expected = original(**inputs)[0]
+            fused = FusedAttention(child, original, query_norm, key_norm, calls[0])
+            return fused if is_close(fused(**inputs)[0], expected) else None
+    except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError):
+        return None  # another signature or other sizes: not the attention that this knows
+    finally:
+        child.config._attn_implementation = before
+
+
+def _probe(
+    calls: list[dict[str, Any]],
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **constants: Any,
+) -> tuple[Tensor, None]:
+    """No attention, but every query, key and value can be seen in what it returns."""
+    calls.append(constants)
+    group = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
+    return (query + 2 * key.roll(1, -1) + 4 * value).transpose(1, 2), None

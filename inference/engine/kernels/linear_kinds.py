@@ -1,0 +1,238 @@
+"""Linears that compute ``x W^T + b`` faster or smaller than ``nn.Linear``, each from the weight ``[out, in]``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from inference.engine.kernels import native
+from inference.engine.kernels.pages import in_huge_pages
+
+Weights = Literal["native", "int8"]
+
+FEW_ROWS = 32  # up to here our bfloat16 products beat F.linear, which lays the weight out at each call
+FEW_WIDENED_ROWS = 384  # and where weights are widened, float32 products of a weight that is widened as a whole
+FEW_INT8_ROWS = 64  # up to here int8 products beat making the weight bfloat16 first
+INT16_ROWS = 1 << 30  # as 16-bit integers they beat float32 products of any number of rows
+INT8PACK_MULTIPLE = 64  # torch 2.13's kernel reads behind rows of other lengths in bfloat16, down to a crash
+FEW_UNWIDENED_ROWS = 4  # up to here, without our kernels, widening a weight costs more than it gains
+WIDENED_AT_ONCE = 2048  # weight rows, so that they stay in the cache, and memory small
+DEQUANTISED_AT_ONCE = 16384  # weight rows that many activations see as floats at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """What the C++ products of up to ``most_rows`` rows take: the weight (int8: with scales and sums) and the bias."""
+
+    weight: list[Tensor]
+    bias: Tensor | None
+    most_rows: int
+
+
+class FastLinear(nn.Module):
+    """Has ``nn.Linear``'s sizes and bias, and keeps the weight in a form of its own."""
+
+    bias: Tensor | None
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.register_buffer("bias", None if bias is None else bias.detach(), persistent=False)
+
+    def operands(self) -> Operands | None:
+        """None where no product of ours takes this kind of weight."""
+        return None
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+
+
+class PackedLinear(FastLinear):
+    """The weight laid out for oneDNN once; ``nn.Linear`` does that at each call, which at few rows is most of it."""
+
+    packed: Tensor
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__(weight, bias)
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), PACKED_FOR_ROWS)
+        self.register_buffer("packed", packed, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, self.packed, self.bias, "none", [], "")
+        return out
+
+
+PACKED_FOR_ROWS = 16  # a hint to oneDNN; the layout serves any number
+
+
+def can_pack(dtype: torch.dtype) -> bool:
+    """Whether oneDNN is in this torch, and computes in the dtype on this processor."""
+    if not (torch._C._has_mkldnn and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
+        return False
+    return dtype in {torch.float32, torch.bfloat16} and is_computed(dtype)
+
+
+class RowsLinear(FastLinear):
+    """16-bit weights as they lie, read by a kernel of ours: faster than oneDNN's layout up to about 20 rows.
+
+    At a few hundred rows it is some 5 % slower, being laid out at each call. On a processor that does not compute in
+    the dtype, where oneDNN would make an eighth of float32's speed, the weight is widened part by part instead. It may
+    be somebody else's too (tied embeddings).
+    """
+
+    weight: Tensor
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__(weight, bias)
+        self.register_buffer("weight", weight, persistent=False)
+        self._is_computed = is_computed(weight.dtype)
+        self._few_rows = FEW_ROWS if self._is_computed else FEW_WIDENED_ROWS
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, self.in_features)
+        return self._product(rows).view(*x.shape[:-1], self.out_features)
+
+    def operands(self) -> Operands | None:
+        return Operands([self.weight], self.bias, self._few_rows) if native.active().has_products else None
+
+    def _product(self, rows: Tensor) -> Tensor:
+        if len(rows) <= self._few_rows and native.active().has_products:
+            out: Tensor = torch.ops.millm_native.linear_rows.default(rows, self.weight, self.bias)
+            return out
+        if self._is_computed or len(rows) <= FEW_UNWIDENED_ROWS:
+            return functional.linear(rows, self.weight, self.bias)
+        return widened_product(rows, self.weight, self.bias)
+
+
+def is_computed(dtype: torch.dtype) -> bool:
+    """Whether this processor multiplies numbers of the dtype at their own speed, through oneDNN."""
+    if dtype is torch.float32:
+        return True
+    if not torch._C._has_mkldnn:
+        return False
+    supported = torch.ops.mkldnn
+    return bool(
+        supported._is_mkldnn_bf16_supported() if dtype is torch.bfloat16 else supported._is_mkldnn_fp16_supported()
+    )
+
+
+def can_read_rows(dtype: torch.dtype) -> bool:
+    """Whether weights of the dtype are best left as they lie: our kernels read them, or oneDNN is slow with them."""
+    return dtype in {torch.bfloat16, torch.float16} and (native.active().has_products or not is_computed(dtype))
+
+
+def widened_product(rows: Tensor, weight: Tensor, bias: Tensor | None, scales: Tensor | None = None) -> Tensor:
+    """``rows W^T + b`` in float32, rounded once to the rows' dtype; ``scales`` ``[out]`` multiply the weight's rows.
+
+    No more than WIDENED_AT_ONCE rows of the weight ``[out, in]`` are there as float32 at a time.
+    """
+    wide, out = rows.float(), rows.new_empty(len(rows), len(weight))
+    for start in range(0, len(weight), WIDENED_AT_ONCE):
+        part = slice(start, start + WIDENED_AT_ONCE)
+        product = functional.linear(wide, weight[part].float())
+        if scales is not None:
+            product.mul_(scales[part])
+        out[:, part] = product if bias is None else product.add_(bias[part])
+    return out
+
+
+class PlainLinear(FastLinear):
+    """The weight as it is, without being a parameter: for products of several linears on a GPU."""
+
+    weight: Tensor
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__(weight, bias)
+        self.register_buffer("weight", weight.detach(), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.linear(x, self.weight, self.bias)
+
+
+class Int8Linear(FastLinear):
+    """int8 weights with a scale a row; activations keep their dtype (16-bit integers inside the C++ kernel)."""
+
+    weight: Tensor
+    scales: Tensor
+    sums: Tensor
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__(weight, bias)
+        rounded, scales = quantise(weight.detach())
+        self.register_buffer("weight", in_huge_pages(rounded), persistent=False)
+        self.register_buffer("scales", scales, persistent=False)
+        sums = [part.sum(1, dtype=torch.int32) for part in torch.split(rounded, WIDENED_AT_ONCE)]
+        self.register_buffer("sums", torch.cat(sums), persistent=False)
+        self._few_rows = INT16_ROWS if native.active().has_int16 else FEW_INT8_ROWS
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, self.in_features)
+        return self._product(rows).view(*x.shape[:-1], self.out_features)
+
+    def operands(self) -> Operands | None:
+        has_kernel = native.active().has_products
+        return Operands([self.weight, self.scales, self.sums], self.bias, self._few_rows) if has_kernel else None
+
+    def dequantised(self) -> Tensor:
+        """The weight that this computes with, ``[out, in]`` float32."""
+        return self.weight.float() * self.scales.unsqueeze(1)
+
+    def _product(self, rows: Tensor) -> Tensor:
+        if len(rows) > self._few_rows:
+            return self._whole_product(rows)
+        if native.active().has_products:
+            out: Tensor = torch.ops.millm_native.linear_int8.default(
+                rows, self.weight, self.scales, self.sums, self.bias
+            )
+            return out
+        if self.in_features % INT8PACK_MULTIPLE:
+            return self._whole_product(rows)
+        out = torch.ops.aten._weight_int8pack_mm(rows.contiguous(), self.weight, self.scales.to(rows.dtype))
+        return out if self.bias is None else out + self.bias
+
+    def _whole_product(self, rows: Tensor) -> Tensor:
+        """int8 values are exact in all float dtypes: only the result is rounded, as ever."""
+        if not is_computed(rows.dtype):
+            return widened_product(rows, self.weight, self.bias, self.scales)
+        parts = [
+            functional.linear(rows, part.to(rows.dtype)).mul_(scales)
+            for part, scales in zip(
+                torch.split(self.weight, DEQUANTISED_AT_ONCE),
+                torch.split(self.scales, DEQUANTISED_AT_ONCE),
+                strict=True,
+            )
+        ]
+        out = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+        return out if self.bias is None else out + self.bias
+
+
+class GpuInt8Linear(Int8Linear):
+    """The same on a GPU: up to ``few_rows`` by torch's kernel, which some versions let return float32."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, few_rows: int) -> None:
+        super().__init__(weight, bias)
+        self.few_rows = few_rows
+
+    def operands(self) -> Operands | None:
+        return None
+
+    def _product(self, rows: Tensor) -> Tensor:
+        if len(rows) > self.few_rows:
+            return self._whole_product(rows)
+        out: Tensor = torch.ops.aten._weight_int8pack_mm(rows.contiguous(), self.weight, self.scales).to(rows.dtype)
+        return out if self.bias is None else out + self.bias
+
+
+def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """``[out, in]`` to int8 and float32 scales ``[out]``: the largest value of a row becomes 127."""
+    rounded, scales = torch.empty_like(weight, dtype=torch.int8), weight.new_empty(len(weight), dtype=torch.float32)
+    for start in range(0, len(weight), WIDENED_AT_ONCE):
+        part = slice(start, start + WIDENED_AT_ONCE)
+        exact = weight[part].float()
+        scales[part] = exact.abs().amax(1).clamp_min(torch.finfo(torch.float32).tiny) / 127
+        rounded[part] = (exact / scales[part].unsqueeze(1)).round_()
+    return rounded, scales

@@ -1,0 +1,189 @@
+"""Puts faster linears in the place of a loaded module's ``nn.Linear``.
+
+Projections of one input (query, key and value; gate and up) become one product. 16-bit weights stay as they lie where
+a kernel of ours reads them or oneDNN is slow with them; else, and in float32, oneDNN lays them out, a head's a second
+time where it is shared with the embeddings. On a GPU products are only joined, or made of int8 weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from inference.engine.kernels.int8_trial import few_packed_rows
+from inference.engine.kernels.linear_kinds import (
+    FastLinear,
+    GpuInt8Linear,
+    Int8Linear,
+    PackedLinear,
+    PlainLinear,
+    RowsLinear,
+    Weights,
+    can_pack,
+    can_read_rows,
+)
+from inference.engine.kernels.pages import in_huge_pages
+
+
+class LinearGroup:
+    """The product, and the slices of it that its members have still to fetch. Used by one thread, as a model is."""
+
+    def __init__(self, product: nn.Module, sizes: Sequence[int]) -> None:
+        self.product = product
+        self._ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+        self._sizes = tuple(sizes)
+        self._input: Tensor | None = None
+        self._output: Tensor | None = None
+        self._waiting: set[int] = set()
+
+    def take(self, index: int, x: Tensor) -> Tensor:
+        """Member ``index``'s columns for ``x``; computed anew for another input, and when a member asks twice."""
+        if self._output is None or x is not self._input or index not in self._waiting:
+            self._input, self._output = x, self.product(x)
+            self._waiting = set(range(len(self._sizes)))
+        mine: Tensor = self._output[..., self._ends[index] - self._sizes[index] : self._ends[index]]
+        self._waiting.discard(index)
+        if not self._waiting:
+            self._input = self._output = None
+        return mine
+
+
+class GroupMember(nn.Module):
+    """In the place of one ``nn.Linear`` of the group. The first member owns the product, as a submodule."""
+
+    def __init__(self, group: LinearGroup, index: int, replaced: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = replaced.in_features, replaced.out_features
+        self._group, self._index = group, index
+        if index == 0:
+            self.product = group.product
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._group.take(self._index, x)
+
+    @property
+    def joined(self) -> nn.Module:
+        """The product of all members."""
+        return self._group.product
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, member={self._index}"
+
+
+GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+
+
+@dataclass(frozen=True, slots=True)
+class LinearsReport:
+    """What was replaced, and the bytes of all the module's weights before and after.
+
+    ``head`` is the class of the output embeddings now. ``num_groups`` products serve several linears each.
+    """
+
+    num_linears: int
+    num_groups: int
+    bytes_before: int
+    bytes_after: int
+    head: str
+
+    def __str__(self) -> str:
+        before, after = self.bytes_before / 1e6, self.bytes_after / 1e6
+        return f"{self.num_linears} linears, {self.num_groups} fused, {before:.0f} -> {after:.0f} MB, head {self.head}"
+
+
+def prepare_linears(module: nn.Module, *, weights: Weights, quantise_head: bool) -> LinearsReport:
+    """Replace the linears of a module; each one's own weight is freed as it goes.
+
+    Subclasses of ``nn.Linear`` stay, and so do dtypes that gain nothing (float16 without our kernels
+    on a processor that computes in it). With ``int8``,
+    ``quantise_head`` takes in the output embeddings, which otherwise keep their dtype; input embeddings always do.
+    """
+    before = bytes_of(module)
+    head = _output_embeddings(module)
+    num_linears = num_groups = 0
+    # Only modules with children: the list would keep the replaced linears, and their weights, until its end.
+    for parent in [parent for parent in module.modules() if parent._modules]:
+        for names in GROUPS:
+            if _can_join(parent, names, weights):
+                _join(parent, names, weights)
+                num_linears, num_groups = num_linears + len(names), num_groups + 1
+        for name, child in list(parent.named_children()):
+            if child is not head and _is_replaceable(child, weights):
+                setattr(parent, name, _fast_linear(child.weight, child.bias, weights))  # type: ignore[arg-type]
+                num_linears += 1
+    if head is not None:
+        num_linears += _replace_head(module, head, "int8" if weights == "int8" and quantise_head else "native")
+    return LinearsReport(num_linears, num_groups, before, bytes_of(module), type(_output_embeddings(module)).__name__)
+
+
+def bytes_of(module: nn.Module) -> int:
+    """Of all parameters and buffers; a shared one counts once."""
+    return sum(
+        t.numel() * t.element_size() for t in {id(t): t for t in (*module.parameters(), *module.buffers())}.values()
+    )
+
+
+def _is_replaceable(child: nn.Module | None, weights: Weights) -> bool:
+    if type(child) is not nn.Linear or (child.weight.device.type != "cpu" and weights == "native"):
+        return False
+    dtype = child.weight.dtype
+    return weights == "int8" or can_read_rows(dtype) or can_pack(dtype)
+
+
+def _fast_linear(weight: Tensor, bias: Tensor | None, weights: Weights) -> FastLinear:
+    if weight.device.type != "cpu":
+        few_rows = few_packed_rows(weight.device, weight.dtype) if weights == "int8" else 0
+        return GpuInt8Linear(weight, bias, few_rows) if weights == "int8" else PlainLinear(weight, bias)
+    if weights == "int8":
+        return Int8Linear(weight, bias)
+    if can_read_rows(weight.dtype):
+        return RowsLinear(in_huge_pages(weight.detach()), bias)
+    return PackedLinear(weight, bias)
+
+
+def _can_join(parent: nn.Module, names: tuple[str, ...], weights: Weights) -> bool:
+    """All there, of one input size and dtype, and with or without a bias together."""
+    members = [getattr(parent, name, None) for name in names]
+    if not all(_is_replaceable(m, weights) or _is_on_gpu(m) for m in members):
+        return False
+    kinds = {(m.in_features, m.weight.dtype, m.bias is None) for m in members}  # type: ignore[union-attr]
+    return len(kinds) == 1
+
+
+def _is_on_gpu(member: nn.Module | None) -> bool:
+    return type(member) is nn.Linear and member.weight.device.type != "cpu"
+
+
+def _join(parent: nn.Module, names: tuple[str, ...], weights: Weights) -> None:
+    members: list[nn.Linear] = [getattr(parent, name) for name in names]
+    weight = torch.cat([m.weight.detach() for m in members])
+    bias = None if members[0].bias is None else torch.cat([m.bias.detach() for m in members])
+    group = LinearGroup(_fast_linear(weight, bias, weights), [m.out_features for m in members])
+    for index, (name, member) in enumerate(zip(names, members, strict=True)):
+        setattr(parent, name, GroupMember(group, index, member))
+
+
+def _replace_head(module: nn.Module, head: nn.Module, weights: Weights) -> int:
+    """Returns how many linears that were: 1 or 0."""
+    if not isinstance(head, nn.Linear) or not _is_replaceable(head, weights):
+        return 0
+    if weights == "native" and _is_tied(module, head) and can_read_rows(head.weight.dtype):
+        head.weight.data = in_huge_pages(head.weight.data)  # the embeddings' too: it is one parameter
+        fast: FastLinear = RowsLinear(head.weight, head.bias)
+    else:
+        fast = _fast_linear(head.weight, head.bias, weights)
+    module.set_output_embeddings(fast)  # type: ignore[operator]
+    return 1
+
+
+def _is_tied(module: nn.Module, head: nn.Linear) -> bool:
+    embeddings = module.get_input_embeddings()  # type: ignore[operator]
+    return isinstance(embeddings, nn.Embedding) and embeddings.weight is head.weight
+
+
+def _output_embeddings(module: nn.Module) -> nn.Module | None:
+    found = module.get_output_embeddings() if hasattr(module, "get_output_embeddings") else None  # type: ignore[operator]
+    return found if isinstance(found, nn.Module) else None

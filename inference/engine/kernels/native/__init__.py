@@ -1,0 +1,194 @@
+"""Kernels of our own for the CPU: C++ built on the machine, or plain torch where that is not possible.
+
+``activate`` is called when a model is loaded, off the engine thread; until then, and on other devices, the torch
+versions run. Both are tested against each other and against the formulas.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from inference.engine.kernels.native import fallback
+from inference.engine.kernels.native.build import BuildError, build, default_folder
+from inference.engine.kernels.native.steering_tensors import SteeringTensors
+
+__all__ = [
+    "ActiveKernels",
+    "SteeringTensors",
+    "activate",
+    "active",
+    "deactivate",
+    "decode_attention",
+    "prompt_attention",
+    "steer",
+    "write_kv",
+]
+
+logger = logging.getLogger(__name__)
+
+VECTOR_LANES = 8
+SWITCH = "MILLM_KERNELS"  # "torch" turns the C++ ones off
+
+
+@dataclass(frozen=True, slots=True)
+class ActiveKernels:
+    """Which kernels run, and why: ``str()`` is for the start-up line.
+
+    ``lanes`` float32 values are computed at once. ``has_bf16`` and ``has_int8`` say whether the processor multiplies
+    pairs of bfloat16 and bytes by itself (extensions of AVX-512); else weights are widened on the way: bytes to 16 bits
+    where ``has_int16``, all others to float32.
+    """
+
+    is_native: bool
+    reason: str
+    lanes: int = 1
+    has_bf16: bool = False
+    has_int8: bool = False
+    has_int16: bool = False
+
+    @property
+    def has_products(self) -> bool:
+        """Of a few rows with 16-bit and int8 weights. Without vectors they would gain nothing."""
+        return self.is_native and self.lanes >= VECTOR_LANES
+
+    def __str__(self) -> str:
+        return f"{'native' if self.is_native else 'torch'}: {self.reason}"
+
+
+_FLOATS = frozenset({torch.float32, torch.bfloat16, torch.float16})
+
+_lock = threading.Lock()
+_active = ActiveKernels(is_native=False, reason="not built yet")
+
+
+def active() -> ActiveKernels:
+    return _active
+
+
+def activate(folder: Path | None = None) -> ActiveKernels:
+    """Build or find the C++ kernels in ``folder`` and use them from now on.
+
+    Without a folder they are kept in the virtual environment, or else in the user's cache. Takes about 15 seconds the
+    first time on a machine. Never raises: without a compiler the torch versions stay.
+    """
+    global _active
+    with _lock:
+        if not _active.is_native:
+            _active = _load(folder or default_folder())
+            logger.info("CPU kernels: %s", _active)
+        return _active
+
+
+def deactivate() -> None:
+    """Go back to the torch versions."""
+    global _active
+    with _lock:
+        _active = ActiveKernels(is_native=False, reason="switched off")
+
+
+def decode_attention(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    block_table: Tensor,
+    lengths: Tensor,
+    scale: float,
+    window: int,
+    softcap: float,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Attention of one new token of each of ``n`` sequences over all its tokens, itself included.
+
+    ``query`` ``[n, heads, head_dim]``; ``keys``, ``values`` ``[blocks, block_size, kv_heads, head_dim]`` with stride 1
+    in the last dimension; ``block_table`` int32 ``[n, max_blocks]`` and ``lengths`` int32 ``[n]`` on the CPU. A
+    ``window`` of 0 sees everything, else the last ``window`` tokens; ``softcap`` 0 caps nothing. ``sinks`` float32
+    ``[heads]`` are scores that take their share of the weights and have no value. Sums are float32.
+    Returns ``[n, heads, head_dim]`` in the query's dtype. Reads fastest where a head's tokens of a block lie together:
+    ``torch.empty(blocks, kv_heads, block_size, head_dim).transpose(1, 2)``.
+    """
+    if _active.is_native and query.device.type == "cpu" and keys.shape == values.shape:
+        out: Tensor = torch.ops.millm_native.decode_attention(
+            query, keys, values, block_table, lengths, scale, window, softcap, sinks
+        )
+        return out
+    return fallback.decode_attention(query, keys, values, block_table, lengths, scale, window, softcap, sinks)
+
+
+def prompt_attention(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    block_table: Tensor,
+    starts: Tensor,
+    counts: Tensor,
+    scale: float,
+    window: int,
+    softcap: float,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Causal attention of chunks of prompts, each over all tokens of its sequence so far.
+
+    ``query`` ``[tokens, heads, head_dim]`` holds the chunks one after the other; chunk ``i`` has ``counts[i]`` tokens,
+    the first at position ``starts[i]`` of its sequence (both int32 ``[n]`` on the CPU). The rest, and what is returned,
+    is as in :func:`decode_attention`. Where products go by pairs of bfloat16, weights are rounded to it before
+    they meet the values, as in flash attention.
+    """
+    if _active.is_native and _attends_prompts(query, keys, values):
+        out: Tensor = torch.ops.millm_native.prompt_attention(
+            query, keys, values, block_table, starts, counts, scale, window, softcap, sinks
+        )
+        return out
+    return fallback.prompt_attention(query, keys, values, block_table, starts, counts, scale, window, softcap, sinks)
+
+
+def write_kv(keys: Tensor, values: Tensor, key: Tensor, value: Tensor, slot_mapping: Tensor) -> None:
+    """Store ``key`` and ``value`` ``[tokens, kv_heads, head_dim]`` at places ``block * block_size + offset``, int64."""
+    if _active.is_native and keys.device.type == "cpu":
+        torch.ops.millm_native.write_kv(keys, values, key, value, slot_mapping)
+    else:
+        fallback.write_kv(keys, values, key, value, slot_mapping)
+
+
+def steer(hidden: Tensor, rows: Tensor, tables: SteeringTensors, given: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """``hidden`` ``[tokens, d]`` after the edits of each token's row (``rows`` int64 ``[tokens]``), as a new tensor.
+
+    The second result is how far each token moved: ``|h' - h| / |h|``, float32 ``[tokens]``, 0 where nothing changed.
+    Tokens whose row does not act keep their bits. Changes are computed in float32 and cast once. ``given``
+    ``[tokens, entries]`` holds the activations of entries that are marked as given.
+    """
+    if _active.is_native and hidden.device.type == "cpu" and hidden.dtype in _FLOATS and hidden.stride(-1) == 1:
+        out: tuple[Tensor, Tensor] = torch.ops.millm_native.steer.default(hidden, rows, *tables.all(), given)
+        return out
+    return fallback.steer(hidden, rows, tables, given)
+
+
+def _attends_prompts(query: Tensor, keys: Tensor, values: Tensor) -> bool:
+    fits = keys.shape == values.shape and query.shape[-1] % _active.lanes == 0
+    return query.dtype in _FLOATS and fits and query.device.type == "cpu"
+
+
+def _load(folder: Path) -> ActiveKernels:
+    if os.environ.get(SWITCH) == "torch":
+        return ActiveKernels(is_native=False, reason=f"{SWITCH}=torch")
+    try:
+        torch.ops.load_library(build(folder))  # type: ignore[no-untyped-call]
+        vector_bytes, has_bf16, has_int8, has_int16 = torch.ops.millm_native.features()
+    except (BuildError, OSError) as error:
+        return ActiveKernels(is_native=False, reason=str(error))
+    dots = [name for name, has in (("bf16", has_bf16), ("int8", has_int8)) if has]
+    reason = f"{vector_bytes * 8}-bit vectors" + (f", {' and '.join(dots)} dot products" if dots else "")
+    return ActiveKernels(
+        is_native=True,
+        reason=reason,
+        lanes=vector_bytes // 4,
+        has_bf16=has_bf16,
+        has_int8=has_int8,
+        has_int16=has_int16,
+    )

@@ -1,0 +1,215 @@
+"""The kernels in plain torch: for machines without a compiler, other devices than the CPU, and tests."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from inference.engine.kernels.native.steering_tensors import (
+    ACTS,
+    KEEPS_NORM,
+    NORMALIZATIONS,
+    Code,
+    Number,
+    SteeringTensors,
+)
+
+LAYER_NORM_EPS = 1e-5  # as SAELens adds it to the deviation
+
+
+def decode_attention(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    block_table: Tensor,
+    lengths: Tensor,
+    scale: float,
+    window: int,
+    softcap: float,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """See :func:`inference.engine.kernels.native.decode_attention`."""
+    heads, kv_heads = query.shape[1], keys.shape[2]
+    out = query.new_empty(*query.shape[:2], values.shape[-1])
+    for i, length in enumerate(lengths.tolist()):
+        first = max(0, length - window) if window else 0
+        seen_keys = _gather(keys, block_table[i], first, length)
+        seen_values = _gather(values, block_table[i], first, length)
+        rows = query[i].reshape(kv_heads, heads // kv_heads, -1)
+        attended = (
+            attend_explicitly(rows, seen_keys, seen_values, scale, softcap, _by_key_head(sinks, kv_heads))
+            if softcap or sinks is not None
+            else functional.scaled_dot_product_attention(rows[None], seen_keys[None], seen_values[None], scale=scale)[0]
+        )
+        out[i] = attended.reshape(heads, -1)
+    return out
+
+
+def prompt_attention(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    block_table: Tensor,
+    starts: Tensor,
+    counts: Tensor,
+    scale: float,
+    window: int,
+    softcap: float,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """See :func:`inference.engine.kernels.native.prompt_attention`."""
+    chunks, first = [], 0
+    for table, start, count in zip(block_table, starts.tolist(), counts.tolist(), strict=True):
+        offset = max(0, start - window + 1) if window else 0
+        k, v = (_gather(pool, table, offset, start + count) for pool in (keys, values))
+        grouped = query[first : first + count].reshape(count, k.shape[0], -1, query.shape[-1])
+        rows = grouped.permute(1, 2, 0, 3)  # [kv_heads, group, n, d]
+        mask = _causal(start, count, offset, window, query.device)
+        own_sinks = _by_key_head(sinks, k.shape[0])
+        attended = (
+            attend_explicitly(rows, k.unsqueeze(1), v.unsqueeze(1), scale, softcap, _column(own_sinks), mask)
+            if softcap or sinks is not None
+            else functional.scaled_dot_product_attention(
+                rows,
+                k.unsqueeze(1).expand(-1, rows.shape[1], -1, -1),
+                v.unsqueeze(1).expand(-1, rows.shape[1], -1, -1),
+                attn_mask=mask,
+                scale=scale,
+            )
+        )
+        chunks.append(attended.flatten(0, 1).transpose(0, 1))
+        first += count
+    return chunks[0] if len(chunks) == 1 else torch.cat(chunks)
+
+
+def write_kv(keys: Tensor, values: Tensor, key: Tensor, value: Tensor, slot_mapping: Tensor) -> None:
+    """See :func:`inference.engine.kernels.native.write_kv`."""
+    slots = slot_mapping.to(keys.device)
+    if keys.is_contiguous() and values.is_contiguous():
+        keys.flatten(0, 1)[slots] = key  # two operations less
+        values.flatten(0, 1)[slots] = value
+        return
+    block, offset = slots // keys.shape[1], slots % keys.shape[1]
+    keys[block, offset] = key
+    values[block, offset] = value
+
+
+def steer(hidden: Tensor, rows: Tensor, tables: SteeringTensors, given: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """See :func:`inference.engine.kernels.native.steer`. All shapes are known beforehand: nothing waits for the device."""
+    h = hidden.float()
+    norm = h.norm(dim=-1, keepdim=True)
+    steered = tables.vectors[rows].masked_fill_(norm > tables.norm_limits[rows].unsqueeze(1), 0.0)
+    if len(tables.read):
+        steered.add_(_entries_delta(h, norm, rows, tables, given))
+    steered.add_(h)
+    flags = tables.flags[rows].unsqueeze(1)
+    steered_norm = steered.norm(dim=-1, keepdim=True)
+    keeps = (flags & KEEPS_NORM).bool() & (steered_norm > 0)
+    steered.mul_(torch.where(keeps, norm / steered_norm, 1.0))
+    out = torch.where((flags & ACTS).bool(), steered.to(hidden.dtype), hidden)
+    return out, _relative_change(steered.copy_(out).sub_(h), norm.squeeze(1))
+
+
+def _relative_change(delta: Tensor, norm: Tensor) -> Tensor:
+    moved = delta.norm(dim=-1)
+    share = torch.where(norm > 0, moved / norm, 1.0)
+    return torch.where(moved == 0, 0.0, share)
+
+
+def _entries_delta(h: Tensor, norm: Tensor, rows: Tensor, tables: SteeringTensors, given: Tensor | None) -> Tensor:
+    """``[tokens, d]``: what the entries of each token's row add."""
+    numbers, codes = tables.numbers.unbind(1), tables.codes.unbind(1)
+    views = [_view(h, kind) for kind in tables.normalizations]
+    a = _activations(views, tables, given)
+    wanted = numbers[Number.GAIN_LESS_ONE] * a + numbers[Number.OFFSET]
+    change = torch.minimum(torch.maximum(wanted, numbers[Number.LOWER] - a), numbers[Number.UPPER] - a)
+    gate = codes[Code.GATE].long()
+    is_open = a[:, gate] > numbers[Number.FLOOR]
+    is_open = is_open & is_open[:, gate] & (codes[Code.ROW] == rows.unsqueeze(1)) & (norm <= numbers[Number.NORM_LIMIT])
+    change = torch.where(is_open, change, 0.0)
+    parts = [
+        (change if len(views) == 1 else change * (codes[Code.NORMALIZATION] == NORMALIZATIONS.index(kind)))
+        @ tables.write
+        * scale
+        for kind, (_, scale) in zip(tables.normalizations, views, strict=True)
+    ]
+    return torch.stack(parts).sum(0)
+
+
+def _activations(views: list[tuple[Tensor, Tensor]], tables: SteeringTensors, given: Tensor | None) -> Tensor:
+    """``[tokens, entries]``, of whatever row."""
+    bias, threshold = tables.numbers[:, Number.BIAS], tables.numbers[:, Number.THRESHOLD]
+    pre = functional.linear(views[0][0], tables.read, bias)
+    for kind, (x, _) in zip(tables.normalizations[1:], views[1:], strict=True):
+        is_kind = tables.codes[:, Code.NORMALIZATION] == NORMALIZATIONS.index(kind)
+        pre = torch.where(is_kind, functional.linear(x, tables.read, bias), pre)
+    a = torch.where(pre > threshold, pre, 0.0)
+    return a if given is None else torch.where(tables.codes[:, Code.IS_GIVEN].bool(), given, a)
+
+
+def _view(h: Tensor, kind: str) -> tuple[Tensor, Tensor]:
+    """How an SAE sees the residual, and what a step there is worth in it: ``[tokens, d]``, ``[tokens, 1]``."""
+    if kind == "none":
+        return h, h.new_ones(1, 1)
+    if kind == "constant_norm_rescale":
+        scale = h.norm(dim=-1, keepdim=True) / math.sqrt(h.shape[-1])
+        return h / torch.where(scale > 0, scale, 1.0), scale
+    centred = h - h.mean(dim=-1, keepdim=True)
+    scale = centred.std(dim=-1, keepdim=True)
+    return centred / (scale + LAYER_NORM_EPS), scale
+
+
+def _gather(pool: Tensor, blocks: Tensor, first: int, length: int) -> Tensor:
+    """Tokens ``first`` to ``length`` as ``[kv_heads, tokens, head_dim]``; a view where one block holds them all."""
+    size = pool.shape[1]
+    wanted = blocks[first // size : -(-length // size)]
+    skipped = first - first // size * size
+    tokens = pool[int(wanted[0])] if len(wanted) == 1 else pool[wanted.to(pool.device).long()].flatten(0, 1)
+    return tokens[skipped : skipped + length - first].transpose(0, 1)
+
+
+def _causal(start: int, count: int, offset: int, window: int, device: torch.device) -> Tensor:
+    """``[count, start + count - offset]``, True where a query from position ``start`` on may look."""
+    queries = torch.arange(start, start + count, device=device).unsqueeze(1)
+    seen = torch.arange(offset, start + count, device=device).unsqueeze(0)
+    mask = seen <= queries
+    return mask & (seen > queries - window) if window else mask
+
+
+def _by_key_head(sinks: Tensor | None, kv_heads: int) -> Tensor | None:
+    """``[heads]`` -> ``[kv_heads, group, 1]``."""
+    return None if sinks is None else sinks.view(kv_heads, -1, 1)
+
+
+def _column(sinks: Tensor | None) -> Tensor | None:
+    return None if sinks is None else sinks.unsqueeze(-1)
+
+
+def attend_explicitly(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    scale: float,
+    softcap: float,
+    sinks: Tensor | None,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """What torch's own attention does not compute, in float32: Gemma 2's ``cap * tanh(scores / cap)``, and sinks.
+
+    A sink is a score, the same for all queries of a head, that takes its share of the weights and has no value;
+    ``sinks`` broadcast to a column of the scores.
+    """
+    scores = query.float() @ keys.float().transpose(-1, -2) * scale
+    if softcap:
+        scores = torch.tanh(scores / softcap) * softcap
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.float().expand(*scores.shape[:-1], 1)), -1)
+    weights = scores.softmax(-1)
+    if sinks is not None:
+        weights = weights[..., :-1]
+    return (weights @ values.float()).to(query.dtype)

@@ -1,0 +1,223 @@
+"""What a forward pass reads: made on the host as arrays, and brought to the device in one copy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from inference.engine.cache.pool import KVPool
+from inference.engine.kernels.attention import GroupPlaces, PackedBatch, Segment
+from inference.engine.kernels.varlen_attention import Part, VarlenAttention, VarlenStep
+
+ALIGNMENT = 16  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StepArrays:
+    """A step on the host. Single tokens come first, then chunks; ``single_ends`` and ``chunk_ends`` count from 0."""
+
+    tokens: NDArray[np.int64]  # [tokens]
+    positions: NDArray[np.int64]  # [tokens]
+    wanted: NDArray[np.int64]  # places whose logits are read
+    steering_rows: NDArray[np.int64]  # [tokens]
+    slots: tuple[NDArray[np.int64], ...]  # by layer group: [tokens]
+    tables: tuple[NDArray[np.int32], ...]  # by layer group: [segments, blocks]
+    lengths: NDArray[np.int32]  # [segments]
+    single_ends: NDArray[np.int32]  # [singles + 1]
+    chunk_ends: NDArray[np.int32]  # [chunks + 1]
+    chunk_starts: NDArray[np.int32]  # [chunks]: the position of each one's first token
+    chunk_counts: NDArray[np.int32]  # [chunks]
+    starts: tuple[NDArray[np.int32], ...]  # by layer group: [segments + 1]; empty for a paged cache
+
+    def flat(self) -> list[NDArray[Any]]:
+        """All arrays, in an order that depends on nothing but their number."""
+        return [array for value in _values(self) for array in (value if isinstance(value, tuple) else (value,))]
+
+
+_values = attrgetter(*(field.name for field in fields(StepArrays)))
+NO_CHUNK = np.empty(0, dtype=np.int32)
+NO_CHUNK_ENDS = np.zeros(1, dtype=np.int32)
+
+
+def build_step(
+    segments: Sequence[Segment],
+    tokens: Sequence[int],
+    wanted: Sequence[int],
+    steering_rows: NDArray[np.int64],
+    rows: NDArray[np.int64],
+    tables: Sequence[NDArray[np.int32]],
+    block_size: int,
+) -> StepArrays:
+    """``rows`` are the segments' rows in the cache policy's ``tables``; several segments may have the same one."""
+    ends = [s.end for s in segments]
+    lengths = np.array(ends, dtype=np.int32)
+    num_single = count_singles(segments)
+    if num_single == len(segments):  # most steps, and those that must be light
+        positions, owners = lengths - np.int64(1), rows
+        chunk_starts, chunk_counts, chunk_ends = NO_CHUNK, NO_CHUNK, NO_CHUNK_ENDS
+    else:
+        counts = np.array([s.num_tokens for s in segments], dtype=np.int32)
+        positions, owners = np.concatenate([np.arange(s.start, s.end) for s in segments]), np.repeat(rows, counts)
+        chunk_starts, chunk_counts = (lengths - counts)[num_single:], counts[num_single:]
+        chunk_ends = np.append(0, chunk_counts).cumsum(dtype=np.int32)
+    blocks, offsets = np.divmod(positions, block_size)
+    width = -(-max(ends) // block_size)
+    is_paged = tables[0].shape[1] > 1
+    begins = () if is_paged else tuple(np.append(t[rows, 0] * block_size, 0).astype(np.int32) for t in tables)
+    return StepArrays(
+        tokens=np.asarray(tokens, dtype=np.int64),
+        positions=positions,
+        wanted=np.asarray(wanted, dtype=np.int64),
+        steering_rows=steering_rows,
+        slots=tuple(table[owners, blocks] * np.int64(block_size) + offsets for table in tables),
+        tables=tuple(table[rows, :width] for table in tables),
+        lengths=lengths,
+        single_ends=np.arange(num_single + 1, dtype=np.int32),
+        chunk_ends=chunk_ends,
+        chunk_starts=chunk_starts,
+        chunk_counts=chunk_counts,
+        starts=begins,
+    )
+
+
+def count_singles(segments: Sequence[Segment]) -> int:
+    """How many segments have one token, before the first that has more."""
+    return next((i for i, s in enumerate(segments) if s.num_tokens > 1), len(segments))
+
+
+def padded(step: StepArrays, num_rows: int, width: int) -> StepArrays:
+    """A step of single tokens with its last one repeated up to ``num_rows``, and tables ``width`` wide.
+
+    A repeated token computes what the real one does and writes the same keys and values to the same place.
+    """
+
+    def longer(array: NDArray[Any]) -> NDArray[Any]:
+        return np.pad(array, (0, num_rows - len(step.tokens)), mode="edge")
+
+    def larger(table: NDArray[np.int32]) -> NDArray[np.int32]:
+        rows = np.pad(table, ((0, num_rows - len(table)), (0, 0)), mode="edge")
+        return np.pad(rows, ((0, 0), (0, max(0, width - rows.shape[1]))))[:, :width]
+
+    return replace(
+        step,
+        tokens=longer(step.tokens),
+        positions=longer(step.positions),
+        wanted=np.arange(num_rows),
+        steering_rows=longer(step.steering_rows),
+        slots=tuple(map(longer, step.slots)),
+        tables=tuple(map(larger, step.tables)),
+        lengths=longer(step.lengths),
+        single_ends=np.arange(num_rows + 1, dtype=np.int32),
+        starts=tuple(np.append(longer(s[:-1]), 0).astype(np.int32) for s in step.starts),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class StepTensors:
+    """The arrays of a step on its device."""
+
+    tokens: Tensor
+    positions: Tensor
+    wanted: Tensor
+    steering_rows: Tensor
+    slots: tuple[Tensor, ...]
+    tables: tuple[Tensor, ...]
+    lengths: Tensor
+    single_ends: Tensor
+    chunk_ends: Tensor
+    chunk_starts: Tensor
+    chunk_counts: Tensor
+    starts: tuple[Tensor, ...]
+
+    @classmethod
+    def of(cls, flat: Sequence[Tensor], like: StepArrays) -> StepTensors:
+        rest = iter(flat)
+        taken: list[Any] = []
+        for value in _values(like):
+            taken.append(tuple(next(rest) for _ in value) if isinstance(value, tuple) else next(rest))
+        return cls(*taken)
+
+    def batch(self, segments: tuple[Segment, ...], pool: KVPool, varlen: VarlenStep | None) -> PackedBatch:
+        num_single = len(self.single_ends) - 1
+        return PackedBatch(
+            segments=segments,
+            num_single=num_single,
+            lengths=self.lengths if num_single == len(segments) else self.lengths[:num_single],
+            starts=self.chunk_starts,
+            counts=self.chunk_counts,
+            places=tuple(GroupPlaces(s, t) for s, t in zip(self.slots, self.tables, strict=True)),
+            pool=pool,
+            varlen=varlen,
+        )
+
+    def varlen(self, attention: VarlenAttention, segments: Sequence[Segment], max_keys: int = 0) -> VarlenStep:
+        """Single tokens in one part, chunks in another. ``max_keys`` 0 is the longest segment of each."""
+        first = len(self.single_ends) - 1
+        parts = []
+        for chosen, ends in ((slice(0, first), self.single_ends), (slice(first, len(segments)), self.chunk_ends)):
+            mine = segments[chosen]
+            if not mine:
+                continue
+            counts = tuple(s.num_tokens for s in mine)
+            begin = chosen.start
+            tokens = slice(begin, begin + sum(counts))  # a single one is one token
+            longest = max_keys or max(s.end for s in mine)
+            parts.append(Part(tokens, chosen, ends, self.lengths[chosen], counts, longest))
+        starts: tuple[Tensor | None, ...] = self.starts or (None,) * len(self.tables)
+        return VarlenStep(attention, tuple(parts), self.tables, starts)
+
+
+class StaticStep:
+    """Tensors of one shape of step that stay where they are, as captured kernels read them."""
+
+    def __init__(self, like: StepArrays, device: torch.device) -> None:
+        self._buffer = torch.zeros(_total(like.flat()), dtype=torch.uint8, device=device)
+        self.tensors = StepTensors.of(_views(self._buffer, like.flat()), like)
+
+    def fill(self, step: StepArrays) -> None:
+        """The values of another step of the same shape."""
+        self._buffer.copy_(_packed(step.flat(), self._buffer.device), non_blocking=True)
+
+
+def step_tensors(step: StepArrays, device: torch.device) -> StepTensors:
+    """On the CPU the arrays themselves, elsewhere views of one tensor that was copied without waiting."""
+    if device.type == "cpu":
+        return StepTensors.of([torch.from_numpy(array) for array in step.flat()], step)
+    copy = _packed(step.flat(), device).to(device, non_blocking=True)
+    return StepTensors.of(_views(copy, step.flat()), step)
+
+
+def _packed(arrays: Sequence[NDArray[Any]], device: torch.device) -> Tensor:
+    """One tensor of bytes on the host; locked in memory for a CUDA device, where torch lets nobody else have that
+    memory before the copy is over.
+    """
+    packed = torch.empty(_total(arrays), dtype=torch.uint8, pin_memory=device.type == "cuda")
+    octets, first = packed.numpy(), 0
+    for array in arrays:
+        octets[first : first + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        first += _room(array)
+    return packed
+
+
+def _views(packed: Tensor, arrays: Sequence[NDArray[Any]]) -> list[Tensor]:
+    views, first = [], 0
+    for array in arrays:
+        dtype = torch.from_numpy(array[:0]).dtype
+        views.append(packed[first : first + array.nbytes].view(dtype).view(array.shape))
+        first += _room(array)
+    return views
+
+
+def _total(arrays: Sequence[NDArray[Any]]) -> int:
+    return sum(map(_room, arrays))
+
+
+def _room(array: NDArray[Any]) -> int:
+    return -(-array.nbytes // ALIGNMENT) * ALIGNMENT

@@ -1,0 +1,285 @@
+"""Attention of a whole step on an accelerator: torch's flash kernel for packed sequences, or plain torch.
+
+The flash kernel reads a paged cache through a block table (torch 2.12 and newer; older ones get copies), and a
+contiguous one at the places where sequences begin. It is called below ``torch.nn.attention.varlen``, whose wrapper
+launches a kernel more per layer and keeps a decode step from taking the queries of one key head together. Whether it
+works is seen on the device: it must agree with the plain path, which takes its place wherever it does not, and which
+waits for nothing either.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from inference.engine.cache.layout import LayerLayout
+from inference.engine.kernels.native.fallback import attend_explicitly
+
+logger = logging.getLogger(__name__)
+
+PAGE_TOKENS = 256  # flash attention 2, which is what torch is built with, reads pages of multiples of this
+TOLERANCES = {torch.bfloat16: 2e-2, torch.float16: 4e-3}  # of the largest value; the kernel knows no other dtypes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Look:
+    """How a layer attends: ``window`` 0 sees everything, ``softcap`` 0 caps nothing.
+
+    ``sinks`` float32 ``[heads]`` are scores that take their share of the weights and have no value.
+    """
+
+    scale: float
+    window: int = 0
+    softcap: float = 0.0
+    sinks: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Consecutive segments of a step that one call serves; ``tokens`` and ``segments`` are their places in it.
+
+    ``num_queries`` are the segments' tokens. ``max_keys`` is no less than what the longest of them sees.
+    """
+
+    tokens: slice
+    segments: slice
+    ends: Tensor  # [segments + 1] int32: where each segment's queries begin and end, from 0
+    lengths: Tensor  # [segments] int32: tokens that its last query sees
+    num_queries: tuple[int, ...]
+    max_keys: int
+
+    @property
+    def max_queries(self) -> int:
+        return max(self.num_queries)
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """The cache of one layer, and where the segments of a part are in it."""
+
+    keys: Tensor  # [blocks, block_size, kv_heads, head_dim]
+    values: Tensor
+    table: Tensor  # [segments, width] int32
+    starts: Tensor | None = None  # [segments + 1] int32: where each one begins, if it lies in one block; the last is 0
+
+
+Flash = Callable[[Tensor, Places, Part, Look], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class VarlenAttention:
+    """``flash`` is None where plain torch attends, and ``reason`` says why; ``str()`` is for the start-up line."""
+
+    flash: Flash | None
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{'flash' if self.flash else 'torch'}: {self.reason}"
+
+    def attend(self, query: Tensor, places: Places, parts: Sequence[Part], look: Look) -> Tensor:
+        """``[tokens, heads, head_dim]`` of the step, whose keys and values are written -> ``[tokens, heads, d]``."""
+        outputs = [self._attend(query[part.tokens], _of_part(places, part), part, look) for part in parts]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+    def _attend(self, query: Tensor, places: Places, part: Part, look: Look) -> Tensor:
+        if self.flash is None or look.softcap or look.sinks is not None:
+            return torch_attention(query, places, part, look)
+        return self.flash(query, places, part, look)
+
+
+@dataclass(frozen=True, slots=True)
+class VarlenStep:
+    """How a step's tokens attend. ``tables`` and ``starts``, by layer group, are those of :class:`Places`."""
+
+    attention: VarlenAttention
+    parts: tuple[Part, ...]
+    tables: tuple[Tensor, ...]
+    starts: tuple[Tensor | None, ...]
+
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, group: int, look: Look) -> Tensor:
+        """``[tokens, heads, head_dim]`` over a layer's cache -> ``[tokens, heads, d]``."""
+        places = Places(keys, values, self.tables[group], self.starts[group])
+        return self.attention.attend(query, places, self.parts, look)
+
+
+def _of_part(places: Places, part: Part) -> Places:
+    chosen = part.segments
+    starts = None if places.starts is None else places.starts[chosen.start : chosen.stop + 1]
+    return Places(places.keys, places.values, places.table[chosen], starts)
+
+
+# The flash kernel
+
+
+def flash_attention(query: Tensor, places: Places, part: Part, look: Look) -> Tensor:
+    """Causal, aligned at the last query. With ``seqused_k`` the kernel takes from ``cum_seq_k`` only where each
+    sequence begins, and nothing where a block table says so.
+    """
+    keys, values, starts = places.keys, places.values, places.starts
+    options: dict[str, Tensor | int] = {}
+    if starts is None:
+        starts, options["block_table"] = part.ends, places.table
+    else:
+        keys, values = keys.flatten(0, 1), values.flatten(0, 1)
+    if look.window:
+        options |= {"window_size_left": look.window - 1, "window_size_right": 0}
+    out: Tensor = torch.ops.aten._flash_attention_forward.default(
+        query,
+        keys,
+        values,
+        part.ends,
+        starts,
+        part.max_queries,
+        part.max_keys,
+        dropout_p=0.0,
+        is_causal=not look.window,  # a window says so itself
+        return_debug_mask=False,
+        scale=look.scale,
+        seqused_k=part.lengths,
+        **options,
+    )[0]
+    return out
+
+
+def flash_attention_of_copies(query: Tensor, places: Places, part: Part, look: Look) -> Tensor:
+    """Of a paged cache whose pages the kernel cannot read: each segment's keys and values are laid together first."""
+    keys, values = (_tokens(pool, places.table, part.max_keys).flatten(0, 1) for pool in (places.keys, places.values))
+    starts = torch.arange(len(places.table) + 1, dtype=torch.int32, device=query.device) * part.max_keys
+    return flash_attention(query, Places(keys.unsqueeze(0), values.unsqueeze(0), places.table, starts), part, look)
+
+
+# Plain torch
+
+
+def torch_attention(query: Tensor, places: Places, part: Part, look: Look) -> Tensor:
+    """The same in any dtype, with softcapping and sinks, on copies of keys and values; nothing is read on the host."""
+    if part.max_queries == 1:
+        return _gathered(query.unsqueeze(1), places, part.lengths, part.max_keys, look).squeeze(1)
+    outputs, first = [], 0
+    for i, count in enumerate(part.num_queries):
+        mine = Places(places.keys, places.values, places.table[i : i + 1])
+        queries = query[first : first + count].unsqueeze(0)
+        outputs.append(_gathered(queries, mine, part.lengths[i : i + 1], part.max_keys, look).squeeze(0))
+        first += count
+    return torch.cat(outputs)
+
+
+def _gathered(query: Tensor, places: Places, lengths: Tensor, max_keys: int, look: Look) -> Tensor:
+    """``[n, q, heads, d]``, the last query of each at position ``lengths - 1`` -> ``[n, q, heads, d]``."""
+    n, num_queries, heads, _ = query.shape
+    key_positions = torch.arange(max_keys, device=query.device)
+    query_positions = lengths.unsqueeze(1) - num_queries + torch.arange(num_queries, device=query.device)
+    mask = key_positions <= query_positions.unsqueeze(2)  # [n, q, keys]
+    if look.window:
+        mask &= key_positions > query_positions.unsqueeze(2) - look.window
+    # What nobody may see can be anybody's, and not a number: nought times that would be none either.
+    is_seen = mask.any(1)[:, :, None, None]
+    keys, values = (torch.where(is_seen, _tokens(p, places.table, max_keys), 0) for p in (places.keys, places.values))
+    kv_heads = keys.shape[2]
+    grouped = query.view(n, num_queries, kv_heads, heads // kv_heads, -1).permute(0, 2, 3, 1, 4)
+    rows = grouped.reshape(n, kv_heads, -1, query.shape[3])  # [n, kv_heads, group * q, d]
+    seen = mask.repeat(1, heads // kv_heads, 1).unsqueeze(1)
+    keys, values = keys.transpose(1, 2), values.transpose(1, 2)
+    if look.softcap or look.sinks is not None:
+        sinks = None if look.sinks is None else look.sinks.view(kv_heads, -1).repeat_interleave(num_queries, 1)
+        column = None if sinks is None else sinks.unsqueeze(-1)
+        out = attend_explicitly(rows, keys, values, look.scale, look.softcap, column, seen)
+    else:
+        out = functional.scaled_dot_product_attention(rows, keys, values, attn_mask=seen, scale=look.scale)
+    split = out.view(n, kv_heads, heads // kv_heads, num_queries, -1).permute(0, 3, 1, 2, 4)
+    return split.reshape(n, num_queries, heads, -1)
+
+
+def _tokens(pool: Tensor, table: Tensor, max_keys: int) -> Tensor:
+    """The first ``max_keys`` tokens of each row of the table: ``[n, max_keys, kv_heads, d]``."""
+    size = pool.shape[1]
+    blocks = table[:, : -(-max_keys // size)].long()
+    return pool[:, : min(size, max_keys)][blocks].flatten(1, 2)[:, :max_keys]
+
+
+# The choice
+
+WAYS_TO_PAGES = {"a paged cache": flash_attention, "copies of a paged cache": flash_attention_of_copies}
+WAYS_TO_ROWS = {"a contiguous cache": flash_attention}
+
+
+def choose_attention(
+    layouts: Sequence[LayerLayout],
+    num_heads: int,
+    device: torch.device,
+    *,
+    page: int,
+    ways: Mapping[str, Flash] | None = None,
+) -> VarlenAttention:
+    """The first of the ways that agrees with plain torch on every kind of layer that the model has.
+
+    ``page`` is the tokens of a page, 0 in a cache that keeps each sequence in one block.
+    """
+    problem = "no kernel"
+    for name, flash in (ways or (WAYS_TO_PAGES if page else WAYS_TO_ROWS)).items():
+        problem = _first_problem(layouts, num_heads, device, flash, page)
+        if not problem:
+            return VarlenAttention(flash, name)
+        logger.info("The flash kernel on %s cannot be used: %s", name, problem)
+    return VarlenAttention(None, problem)
+
+
+def can_read_pages(layouts: Sequence[LayerLayout], num_heads: int, device: torch.device) -> bool:
+    """Of PAGE_TOKENS, without copies."""
+    return not _first_problem(layouts, num_heads, device, flash_attention, PAGE_TOKENS)
+
+
+def _first_problem(
+    layouts: Sequence[LayerLayout], num_heads: int, device: torch.device, flash: Flash, page: int
+) -> str:
+    return next((p for each in dict.fromkeys(layouts) if (p := _problem(each, num_heads, device, flash, page))), "")
+
+
+def _problem(layout: LayerLayout, num_heads: int, device: torch.device, flash: Flash, page: int) -> str:
+    """Why the kernel cannot serve such a layer; "" where it can."""
+    if layout.dtype not in TOLERANCES:
+        return f"it does not compute in {str(layout.dtype).removeprefix('torch.')}"
+    if layout.key_dim != layout.value_dim:
+        return "keys and values differ in size"
+    look = Look(layout.key_dim**-0.5, layout.window)
+    try:
+        for num_queries in ((1, 1, 1), (5, 70, 1)):
+            query, places, part = _trial(layout, num_heads, num_queries, device, page)
+            got, expected = flash(query, places, part, look).float(), torch_attention(query, places, part, look).float()
+            worst = float((got - expected).abs().max())
+            if not worst <= TOLERANCES[layout.dtype] * float(expected.abs().max()):
+                return f"it differs from plain torch by {worst:.2g}"
+    except (RuntimeError, TypeError) as error:
+        return str(error).strip().partition("\n")[0] or type(error).__name__
+    return ""
+
+
+def _trial(
+    layout: LayerLayout, num_heads: int, num_queries: tuple[int, ...], device: torch.device, page: int
+) -> tuple[Tensor, Places, Part]:
+    """Random sequences of up to 670 tokens that lie about in a small cache."""
+    generator = torch.Generator().manual_seed(0)
+    lengths = [q + seen for q, seen in zip(num_queries, (0, 300, 600), strict=True)]
+    size = page or PAGE_TOKENS * -(-max(lengths) // PAGE_TOKENS)
+    blocks = len(lengths) * -(-max(lengths) // size)
+    table = torch.randperm(blocks, generator=generator).view(len(lengths), -1).int()
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to(device, layout.dtype)
+
+    keys, values = (random(blocks, size, layout.num_kv_heads, layout.key_dim) for _ in range(2))
+    part = Part(
+        slice(0, sum(num_queries)),
+        slice(0, len(lengths)),
+        torch.tensor([0, *num_queries]).cumsum(0).int().to(device),
+        torch.tensor(lengths, dtype=torch.int32, device=device),
+        num_queries,
+        max(lengths),
+    )
+    starts = None if page else functional.pad(table[:, 0] * size, (0, 1)).to(device)
+    return random(sum(num_queries), num_heads, layout.key_dim), Places(keys, values, table.to(device), starts), part

@@ -1,0 +1,73 @@
+"""What may go wrong with a model's directory or for want of memory, as a sentence for people."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from inference.engine.errors import LoadError, NotEnoughMemoryError
+from inference.engine.scheduling.step_isolation import is_out_of_memory
+from inference.files.unchanged import FileChangedError
+
+# What transformers, tokenizers and safetensors raise about files that are not what they expect.
+FAULTS_OF_FILES = (
+    OSError,
+    ValueError,
+    TypeError,
+    KeyError,
+    AttributeError,
+    RuntimeError,
+    ImportError,
+    SafetensorError,
+    EOFError,
+    pickle.UnpicklingError,
+)
+NO_MEMORY = "Cannot allocate memory"  # the system's own words: a file that could not be mapped
+
+
+@contextmanager
+def readable_files(name: str, path: Path) -> Iterator[None]:
+    """LoadError for whatever is wrong with the directory's files; want of memory is left to :func:`enough_memory`."""
+    try:
+        yield
+    except FAULTS_OF_FILES as error:
+        if ran_out_of_memory(error):
+            raise
+        if isinstance(error, FileChangedError):
+            message = f"{name} could not be loaded: {error}. Load it again when its files are complete."
+            raise LoadError(message) from error
+        raise LoadError(f"{name} could not be loaded from {path}: {told(error)}") from error
+
+
+@contextmanager
+def enough_memory(name: str) -> Iterator[None]:
+    """NotEnoughMemoryError when memory runs out here."""
+    try:
+        yield
+    except Exception as error:
+        if ran_out_of_memory(error):
+            raise NotEnoughMemoryError(
+                f"{name} could not be loaded: memory ran out on the way, although the estimate had room. Unload "
+                "another model, choose a smaller dtype, or lower MILLM_KV_CACHE_BYTES or MILLM_MEMORY_BUDGET, and load "
+                "it again."
+            ) from error
+        raise
+
+
+def ran_out_of_memory(error: BaseException | None) -> bool:
+    """Also when a library wrapped the error."""
+    while error is not None:
+        if isinstance(error, Exception) and (is_out_of_memory(error) or NO_MEMORY in str(error)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def told(error: Exception) -> str:
+    """Its type and the first line of its message."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"

@@ -1,0 +1,167 @@
+"""How much memory a model will need, told before anything of it is loaded: from its config and its files' headers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import AutoConfig
+
+from inference.engine.cache.policy import PREFIX_BLOCK
+from inference.engine.config import READ_PLACES
+from inference.engine.errors import LoadError
+from inference.engine.kernels.varlen_attention import PAGE_TOKENS
+from inference.engine.models.load_faults import enough_memory, readable_files
+from inference.engine.models.loader import DTYPES, ModelSpec, resolve_device
+from inference.engine.models.weight_files import WeightHeader, pickled_bytes, read_headers, stored_dtype
+
+KV_TOKENS = 4096  # of one long conversation: less would serve nobody
+INT8_SCALE_BYTES = 4  # a float32 scale for each row of an int8 matrix
+LOGITS_COPIES = 3  # float32: as computed, as changed by penalties, sorted
+READ_COPIES = 2  # of logits of a prompt's places: as computed, and as float32 for their log-probabilities
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryEstimate:
+    """Bytes. ``kv`` is the least for keys and values: as set, or of one long conversation. ``most_kv`` is what a full
+    batch of the longest sequences can fill; what the model gets lies between them.
+    """
+
+    weights: int
+    kv: int
+    activations: int
+    most_kv: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.kv + self.activations
+
+
+def estimate_memory(spec: ModelSpec, *, max_tokens: int, max_rows: int, kv_bytes: int = 0) -> MemoryEstimate:
+    """``max_tokens`` go through the model in one step, ``max_rows`` of them are sampled from. ``kv_bytes`` is what is
+    set for keys and values, 0 where nothing is. LoadError as the loader.
+
+    weights: elements times the size of their type once loaded.
+    kv: what each layer keeps of a token, times tokens. activations: of one layer, and the logits that one step reads.
+    """
+    if spec.dtype not in DTYPES:
+        raise LoadError(f"dtype must be one of {', '.join(DTYPES)}, not {spec.dtype!r}.")
+    with enough_memory(spec.name), readable_files(spec.name, spec.path):  # it maps the files
+        return _estimate(spec, max_tokens, max_rows, kv_bytes)
+
+
+def _estimate(spec: ModelSpec, max_tokens: int, max_rows: int, kv_bytes: int) -> MemoryEstimate:
+    config, headers = _read_config(spec), read_headers(spec.path)
+    dtype = _target_dtype(spec, config, headers)
+    if headers:
+        num_bytes = sum(_loaded_bytes(header, dtype, spec.weights) for header in _without_copies(headers, config))
+    else:
+        num_bytes = pickled_bytes(spec.path)
+    if spec.kind != "generation":
+        return MemoryEstimate(num_bytes, 0, _activation_bytes(config, max_tokens, 0, dtype))
+    length, token_bytes = _sequence_length(config, spec.max_seq_len), _token_bytes(config, dtype)
+    most_kv = max_rows * token_bytes * (length + PREFIX_BLOCK)
+    return MemoryEstimate(
+        weights=num_bytes + _head_copy_bytes(spec, config, dtype),
+        kv=min(most_kv, kv_bytes) if kv_bytes else token_bytes * min(_least_tokens(spec, config, max_tokens), length),
+        activations=_activation_bytes(config, max_tokens, max_rows, dtype),
+        most_kv=most_kv,
+    )
+
+
+def _read_config(spec: ModelSpec) -> Any:
+    """The text part of the model's configuration."""
+    options = {"trust_remote_code": spec.trust_remote_code, "local_files_only": True}
+    return AutoConfig.from_pretrained(spec.path, **options).get_text_config()
+
+
+def _target_dtype(spec: ModelSpec, config: Any, headers: list[WeightHeader]) -> torch.dtype:
+    """``auto`` as transformers takes it: the config's, else that of the first floating-point tensor."""
+    wanted = DTYPES[spec.dtype]
+    if isinstance(wanted, torch.dtype):
+        return wanted
+    if isinstance(config.dtype, torch.dtype):
+        return config.dtype
+    return stored_dtype(headers)
+
+
+def _without_copies(headers: list[WeightHeader], config: Any) -> list[WeightHeader]:
+    """Some files hold a tied head although it is the embedding again."""
+    tied = bool(getattr(config, "tie_word_embeddings", False)) and any("embed" in header.name for header in headers)
+    return [header for header in headers if not (tied and header.name.endswith("lm_head.weight"))]
+
+
+def _head_copy_bytes(spec: ModelSpec, config: Any, dtype: torch.dtype) -> int:
+    """A tied head in int8, and on the CPU in float32, is laid out a second time, for its products."""
+    if not getattr(config, "tie_word_embeddings", False):
+        return 0
+    if spec.weights == "int8":
+        return int(config.vocab_size) * (int(config.hidden_size) + INT8_SCALE_BYTES)
+    if resolve_device(spec.device).type != "cpu":
+        return 0
+    return int(config.vocab_size) * int(config.hidden_size) * dtype.itemsize if dtype == torch.float32 else 0
+
+
+def _loaded_bytes(header: WeightHeader, dtype: torch.dtype, weights: str) -> int:
+    if not header.is_float:
+        return header.num_bytes
+    if weights == "int8" and _is_linear(header):
+        return header.num_elements + header.shape[0] * INT8_SCALE_BYTES
+    return header.num_elements * dtype.itemsize
+
+
+def _is_linear(header: WeightHeader) -> bool:
+    """Embeddings and the head keep their type."""
+    is_table = any(part in header.name for part in ("embed", "wte", "wpe", "lm_head"))
+    return len(header.shape) == 2 and not is_table
+
+
+def _sequence_length(config: Any, max_seq_len: int) -> int:
+    own_length = int(getattr(config, "max_position_embeddings", None) or KV_TOKENS)
+    return min(own_length, max_seq_len or own_length)
+
+
+def _least_tokens(spec: ModelSpec, config: Any, max_tokens: int) -> int:
+    """Of one long conversation, and of what layers with a window must hold for one step, as the paged cache cuts it."""
+    block = PREFIX_BLOCK if resolve_device(spec.device).type == "cpu" else PAGE_TOKENS
+    types = getattr(config, "layer_types", None)
+    window = 0 if types and "sliding_attention" not in types else getattr(config, "sliding_window", None) or 0
+    return max(KV_TOKENS, int(window) + max_tokens + 3 * block)
+
+
+def _token_bytes(config: Any, dtype: torch.dtype) -> int:
+    """Keys and values of one token in all layers."""
+    num_layers = int(config.num_hidden_layers)
+    return sum(heads * dim for layer in range(num_layers) for heads, dim in [_kv_shape(config, layer)]) * dtype.itemsize
+
+
+def _kv_shape(config: Any, layer: int) -> tuple[int, int]:
+    """Heads of keys in a layer, and the numbers that one holds for keys and values together."""
+    heads = int(config.num_attention_heads)
+    if getattr(config, "kv_lora_rank", None):  # latent attention: the cache holds what every query head looks at
+        return heads, int(config.qk_nope_head_dim + config.qk_rope_head_dim + config.v_head_dim)
+    key_dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
+    return _key_heads(config, layer, heads), key_dim + int(getattr(config, "v_head_dim", None) or key_dim)
+
+
+def _key_heads(config: Any, layer: int, heads: int) -> int:
+    """Some architectures have other numbers than their configuration says."""
+    key_heads = int(getattr(config, "num_key_value_heads", None) or heads)
+    if getattr(config, "multi_query", False):
+        return 1
+    if config.model_type == "jetmoe":  # keys are repeated for each expert
+        return heads
+    if config.model_type == "mimo_v2_flash" and config.layer_types[layer] == "sliding_attention":
+        return 2 * key_heads
+    return key_heads
+
+
+def _activation_bytes(config: Any, max_tokens: int, max_rows: int, dtype: torch.dtype) -> int:
+    """Residual, norm, queries, keys, values and output are about 8 hidden sizes a token; gate, up and product 3."""
+    hidden = config.hidden_size
+    sizes = getattr(config, "intermediate_size", None) or 4 * hidden
+    intermediate = max(sizes) if isinstance(sizes, list | tuple) else sizes  # Gemma 3n has one for each layer
+    layer = (max_tokens + max_rows) * (8 * hidden + 3 * intermediate) * dtype.itemsize
+    read = min(max_tokens, READ_PLACES) if max_rows else 0
+    return int(layer + (max_rows * LOGITS_COPIES + read * READ_COPIES) * config.vocab_size * 4)

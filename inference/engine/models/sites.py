@@ -1,0 +1,168 @@
+"""Where the sites of an intervention are in a transformers module.
+
+The common decoder layout: a list of decoder layers, each with an MLP and an attention that ends in an output
+projection, under the names that transformers' architectures give them. Where a layer normalises the MLP's output before
+it joins the residual (Gemma 2 and 3, OLMo 2, GLM 4), ``mlp_out`` is after that norm, as TransformerLens' hook_mlp_out,
+and ``mlp_raw`` before it, as a hook on the MLP module. Elsewhere both are the MLP module's output, and edits of
+``mlp_raw`` run before those of ``mlp_out``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from enum import IntEnum
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from inference.interventions import SITE_KINDS, Site, SiteKind
+
+Edit = Callable[[Tensor], Tensor | None]
+
+LAYERS = ("layers", "h")
+ATTENTIONS = ("self_attn", "attention", "self_attention", "attn")
+PROJECTIONS = ("o_proj", "dense", "out_proj", "c_proj")
+MLPS = ("mlp", "block_sparse_moe")
+MLP_NORMS = ("post_feedforward_layernorm", "post_mlp_layernorm")
+
+
+class SiteError(ValueError):
+    """An intervention does not fit the model; the message names what does."""
+
+
+def decoder_layers(module: nn.Module) -> nn.ModuleList:
+    """The list of decoder layers; SiteError where the architecture has no such list."""
+    decoder = module.get_decoder() if hasattr(module, "get_decoder") else module  # type: ignore[operator]
+    layers = _child(decoder, LAYERS) or _child(_child(module, ("model",)) or decoder, LAYERS)
+    if not isinstance(layers, nn.ModuleList):
+        raise SiteError(f"{type(module).__name__} has no list of decoder layers to steer.")
+    return layers
+
+
+def site_width(module: nn.Module, site: Site) -> int:
+    """Number of values at the site; SiteError where the site does not exist."""
+    target = _target(module, site)
+    if site.kind == "attn_out":
+        return _input_width(target)
+    return int(module.config.get_text_config().hidden_size)  # type: ignore[union-attr, operator]
+
+
+def attach(module: nn.Module, site: Site, edit: Edit) -> Callable[[], None]:
+    """Run ``edit`` on the site's tensor in each forward pass; returns what takes the hook off again."""
+    target = _target(module, site)
+    if site.kind in {"resid_pre", "attn_out"}:
+        return target.register_forward_pre_hook(_input_hook(edit), with_kwargs=True).remove
+    comes_first = site.kind == "mlp_raw"  # the same module as mlp_out where no norm stands between them
+    return target.register_forward_hook(_output_hook(edit), prepend=comes_first).remove
+
+
+def _target(module: nn.Module, site: Site) -> nn.Module:
+    """The module whose input or output the site is; SiteError names the sites that exist."""
+    layers = decoder_layers(module)
+    if not 0 <= site.layer < len(layers):
+        raise SiteError(f"There is no {site}: the model has layers 0 to {len(layers) - 1}.")
+    layer = layers[site.layer]
+    target = _targets(layer).get(site.kind)
+    if target is None:
+        known = ", ".join(kind for kind in SITE_KINDS if _targets(layer).get(kind) is not None)
+        raise SiteError(f"There is no {site} in a {type(layer).__name__}; its sites are {known}.")
+    return target
+
+
+def _targets(layer: nn.Module) -> dict[SiteKind, nn.Module | None]:
+    return {
+        "resid_pre": layer,
+        "resid_post": layer,
+        "mlp_raw": _mlp(layer),
+        "mlp_out": _child(layer, MLP_NORMS) or _mlp(layer),
+        "attn_out": _output_projection(layer),
+    }
+
+
+def _mlp(layer: nn.Module) -> nn.Module | None:
+    """None where the MLP adds the residual itself (Bloom), so that its output is not its own."""
+    mlp = _child(layer, MLPS)
+    return None if mlp is None or "residual" in inspect.signature(mlp.forward).parameters else mlp
+
+
+def _output_projection(layer: nn.Module) -> nn.Module | None:
+    """``nn.Linear``, or what has its sizes: GPT-2's Conv1D, and what the loader puts in a linear's place."""
+    attention = _child(layer, ATTENTIONS)
+    attention = None if attention is None else _child(attention, ATTENTIONS) or attention  # GPT-Neo's is inside another
+    projection = None if attention is None else _child(attention, PROJECTIONS)
+    return projection if hasattr(projection, "in_features") or hasattr(projection, "nx") else None
+
+
+def _input_width(projection: nn.Module) -> int:
+    return int(projection.in_features if hasattr(projection, "in_features") else projection.nx)  # type: ignore[arg-type]
+
+
+def _child(module: nn.Module, names: tuple[str, ...]) -> nn.Module | None:
+    """The first that is there."""
+    found = (getattr(module, name, None) for name in names)
+    return next((child for child in found if isinstance(child, nn.Module)), None)
+
+
+def _input_hook(edit: Edit) -> Callable[..., Any]:
+    def hook(
+        _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        if args:
+            changed = edit(args[0])
+            return None if changed is None else ((changed, *args[1:]), kwargs)
+        changed = edit(kwargs["hidden_states"])
+        return None if changed is None else (args, {**kwargs, "hidden_states": changed})
+
+    return hook
+
+
+def _output_hook(edit: Edit) -> Callable[..., Any]:
+    def hook(_: nn.Module, __: tuple[Any, ...], output: Any) -> Any:
+        if isinstance(output, tuple):
+            changed = edit(output[0])
+            return None if changed is None else (changed, *output[1:])
+        return edit(output)
+
+    return hook
+
+
+class Turn(IntEnum):
+    """The order at a site."""
+
+    READ_BEFORE = 0
+    STEER = 1
+    READ_AFTER = 2
+
+
+class SiteHooks:
+    """Of one model. A site has at most one edit for each turn, and no hook at all where it has none."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._edits: dict[Site, dict[Turn, Edit]] = {}
+        self._detach: dict[Site, Callable[[], None]] = {}
+
+    def put(self, site: Site, turn: Turn, edit: Edit) -> Callable[[], None]:
+        """Run ``edit`` in each forward pass; returns what ends that. SiteError where there is no such site."""
+        if site not in self._edits:
+            self._detach[site] = attach(self._module, site, partial(self._run, site))
+            self._edits[site] = {}
+        assert turn not in self._edits[site], "one edit for each turn"
+        self._edits[site] = dict(sorted([*self._edits[site].items(), (turn, edit)]))
+        return partial(self._take, site, turn)
+
+    def _take(self, site: Site, turn: Turn) -> None:
+        del self._edits[site][turn]
+        if not self._edits[site]:
+            del self._edits[site]
+            self._detach.pop(site)()
+
+    def _run(self, site: Site, hidden: Tensor) -> Tensor | None:
+        """The changed hidden states, None where nothing changed them."""
+        changed: Tensor | None = None
+        for edit in self._edits[site].values():
+            result = edit(hidden if changed is None else changed)
+            changed = changed if result is None else result
+        return changed

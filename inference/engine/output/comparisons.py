@@ -1,0 +1,94 @@
+"""Pairs of sequences over the same tokens, and how far their next-token distributions are apart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from inference.engine.messages import DivergenceEvent, ScoresEvent, Scoring
+from inference.engine.output.scoring import Scores
+from inference.engine.scheduling.sequence import Sequence
+
+ROWS_AT_ONCE = 16  # bounds the float64 copies
+
+
+def divergences(ours: Tensor, theirs: Tensor) -> list[float]:
+    """KL(ours || theirs) in nats for each row of ``[rows, vocab]`` float32 log-probabilities; summed in float64."""
+    found: list[float] = []
+    for first in range(0, len(ours), ROWS_AT_ONCE):
+        p, q = ours[first : first + ROWS_AT_ONCE].double(), theirs[first : first + ROWS_AT_ONCE].double()
+        terms = torch.where(p == -torch.inf, 0.0, p.exp() * (p - q))
+        found.extend(terms.sum(-1).tolist())
+    return found
+
+
+@dataclass(slots=True)
+class _Side:
+    """Distributions that the other side has not come to yet."""
+
+    rows: Tensor | None = None
+    first: int = 0  # the place of its first row
+
+    def add(self, first: int, rows: Tensor) -> None:
+        if self.rows is None or not len(self.rows):
+            self.rows, self.first = rows, first
+        else:
+            self.rows = torch.cat([self.rows, rows])
+
+    def take(self, count: int) -> Tensor:
+        assert self.rows is not None, "asked only for what is there"
+        taken, self.rows = self.rows[:count], self.rows[count:].clone()
+        self.first += count
+        return taken
+
+    @property
+    def num_rows(self) -> int:
+        return 0 if self.rows is None else len(self.rows)
+
+
+@dataclass(slots=True)
+class _Pair:
+    subject: _Side = field(default_factory=_Side)
+    reference: _Side = field(default_factory=_Side)
+    kl: list[float] = field(default_factory=list)
+
+
+class Comparisons:
+    """Of one model. Keeps the distributions of whoever is ahead until the other one has come as far."""
+
+    def __init__(self) -> None:
+        self._pairs: dict[tuple[object, str], _Pair] = {}
+
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+    def take(self, sequence: Sequence, scores: Scores) -> list[ScoresEvent | DivergenceEvent]:
+        """What is complete now: the log-probabilities of the sequence's continuation, its pair's divergences."""
+        scoring = sequence.scoring
+        assert scoring is not None, "something was scored for it"
+        scoring.take(scores)
+        events: list[ScoresEvent | DivergenceEvent] = []
+        if scoring.is_complete:
+            events.append(ScoresEvent(sequence.request.index, tuple(scoring.logprobs)))
+        if scores.distributions is not None:
+            kl = self._compare(sequence.sink, scoring.request, scores.first, scores.distributions)
+            if len(kl) == len(scoring.request.token_ids):
+                events.append(DivergenceEvent(sequence.request.index, scoring.request.pair, tuple(kl)))
+        return events
+
+    def _compare(self, sink: object, wish: Scoring, first: int, rows: Tensor) -> list[float]:
+        """The divergences known so far, of all places from the first on."""
+        both = self._pairs.setdefault((sink, wish.pair), _Pair())
+        (both.reference if wish.is_reference else both.subject).add(first, rows)
+        count = min(both.subject.num_rows, both.reference.num_rows)
+        if count:
+            assert both.subject.first == both.reference.first, "both sides score the same places"
+            both.kl.extend(divergences(both.subject.take(count), both.reference.take(count)))
+        return both.kl
+
+    def forget(self, sink: object) -> None:
+        """Whoever asked has no sequences any more."""
+        for key in [key for key in self._pairs if key[0] == sink]:
+            del self._pairs[key]

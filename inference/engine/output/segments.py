@@ -1,0 +1,125 @@
+"""To which part each token belongs that one sequence generated."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from inference.segments import Part, PartRules, PartState
+
+
+class Standing(NamedTuple):
+    """Behind some token. ``tail`` are the last bytes since the state began, among which a mark may have begun.
+
+    ``is_fresh``: nothing but blanks, or the beginning of a mark, came since then.
+    """
+
+    state: int
+    tail: bytes = b""
+    is_fresh: bool = True
+
+
+class _Turn(NamedTuple):
+    mark: bytes
+    to: int
+    opens: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    part: Part
+    turns: tuple[_Turn, ...]
+    first_turns: tuple[_Turn, ...]  # where nothing but blanks stands before
+    num_kept: int  # bytes that may begin a mark
+
+    @classmethod
+    def of(cls, state: PartState) -> _State:
+        turns = [(turn.at_start, _Turn(turn.mark.encode(), turn.to, turn.opens)) for turn in state.turns]
+        anywhere = tuple(turn for at_start, turn in turns if not at_start)
+        first = tuple(turn for at_start, turn in turns if at_start)
+        return cls(state.part, anywhere, first, max((len(turn.mark) for turn in anywhere), default=1) - 1)
+
+    def next_turn(self, tail: bytes, *, is_fresh: bool) -> tuple[int, _Turn] | None:
+        """The turn whose mark comes first, and where the mark begins."""
+        found = [(place, turn) for turn in self.turns if (place := tail.find(turn.mark)) >= 0]
+        if is_fresh and self.first_turns:
+            text = tail.lstrip()
+            found += [(len(tail) - len(text), turn) for turn in self.first_turns if text.startswith(turn.mark)]
+        return min(found, key=lambda each: each[0]) if found else None
+
+    def rest(self, tail: bytes, *, is_fresh: bool) -> tuple[bytes, bool]:
+        """The tail without what cannot begin a mark any more, and whether the text still may begin with one."""
+        if is_fresh:
+            text = tail.lstrip()
+            if not text or any(turn.mark.startswith(text) for turn in self.first_turns):
+                return text, True
+        return (tail[-self.num_kept :] if self.num_kept else b""), False
+
+
+class PartMachine:
+    """Of some rules; has no state of its own."""
+
+    def __init__(self, rules: PartRules) -> None:
+        self._states = tuple(_State.of(state) for state in rules.states)
+
+    def step(self, standing: Standing, text: bytes) -> tuple[Standing, Part]:
+        """Behind a token of that text, and the part that the token belongs to."""
+        number, tail, is_fresh = standing
+        state = self._states[number]
+        part, tail = state.part, tail + text
+        while (found := state.next_turn(tail, is_fresh=is_fresh)) is not None:
+            place, turn = found
+            number, tail, is_fresh = turn.to, tail[place + len(turn.mark) :], True
+            state = self._states[number]
+            if turn.opens:
+                part = state.part
+        tail, is_fresh = state.rest(tail, is_fresh=is_fresh)
+        return Standing(number, tail, is_fresh), part
+
+
+@lru_cache(maxsize=64)
+def part_machine(rules: PartRules) -> PartMachine:
+    """A model's requests share a few."""
+    return PartMachine(rules)
+
+
+PartPlace = tuple[Part, int]
+"""A token's part, and its index among the tokens of that part."""
+
+
+class SequenceParts:
+    """Of one sequence. ``bytes_of`` gives a token's text, which may be a part of a character."""
+
+    def __init__(self, rules: PartRules, bytes_of: Callable[[int], bytes]) -> None:
+        self._machine = part_machine(rules)
+        self._bytes_of = bytes_of
+        self._places: list[PartPlace] = []
+        self._standing = Standing(rules.first)
+        self._counts: Counter[Part] = Counter()
+
+    @property
+    def num_known(self) -> int:
+        return len(self._places)
+
+    def take(self, token_ids: Sequence[int]) -> None:
+        """Further tokens, generated for good."""
+        self._standing = self._follow(token_ids, self._standing, self._counts, self._places)
+
+    def places(self, token_ids: Sequence[int], first: int) -> list[PartPlace]:
+        """Of the generated tokens from the ``first`` on; those behind the ones taken are guesses."""
+        found = self._places[first : first + len(token_ids)]
+        if len(found) < len(token_ids):
+            self._follow(token_ids[len(found) :], self._standing, self._counts.copy(), found)
+        return found
+
+    def _follow(
+        self, token_ids: Sequence[int], standing: Standing, counts: Counter[Part], places: list[PartPlace]
+    ) -> Standing:
+        for token in token_ids:
+            standing, part = self._machine.step(standing, self._bytes_of(token))
+            places.append((part, counts[part]))
+            counts[part] += 1
+        return standing

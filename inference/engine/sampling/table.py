@@ -1,0 +1,124 @@
+"""The sampling parameters of a batch as tensors, built once while the same sequences run together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from inference.engine.messages import SamplingParams
+from inference.engine.sampling.logit_edits import Edits, build_edits, is_edited
+from inference.engine.sampling.transfers import to_device
+from inference.engine.sampling.truncation import Limit, Limits, Rows
+from inference.engine.scheduling.sequence import Sequence
+
+EVERY_ROW = slice(None)
+
+
+@dataclass(frozen=True, slots=True)
+class RandomRows:
+    """The rows that are drawn at random: ``rows`` are places among the edited ones, ``temperature`` ``[rows, 1]``."""
+
+    sequences: tuple[Sequence, ...]
+    rows: Rows
+    temperature: Tensor
+    limits: Limits
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobRows:
+    """The rows whose log-probabilities are asked for, and how many of the best tokens' each wants."""
+
+    places: tuple[int, ...]
+    rows: Rows
+    num_tops: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingTable:
+    """``worked`` are the rows that need more than the greatest logit; None where there are none."""
+
+    sequences: list[Sequence]
+    masked: tuple[int, ...]
+    worked: Rows | None
+    edits: Edits
+    random: RandomRows | None
+    logprobs: LogprobRows | None
+
+    def fits(self, sequences: list[Sequence], masked: tuple[int, ...]) -> bool:
+        return self.sequences == sequences and self.masked == masked
+
+
+def build_table(
+    sequences: list[Sequence], masked: tuple[int, ...], vocab_size: int, device: torch.device
+) -> SamplingTable:
+    """``masked`` are the rows that a grammar constrains."""
+    constrained = set(masked)
+    worked = [
+        row
+        for row, sequence in enumerate(sequences)
+        if row in constrained or is_edited(sequence.request.sampling) or not sequence.request.sampling.is_greedy
+    ]
+    place = {row: i for i, row in enumerate(worked)}
+    chosen = [sequences[row] for row in worked]
+    return SamplingTable(
+        sequences=list(sequences),
+        masked=masked,
+        worked=_rows(worked, len(sequences), device) if worked else None,
+        edits=build_edits(chosen, [place[row] for row in masked], device),
+        random=_random_rows(chosen, vocab_size, device),
+        logprobs=_logprob_rows(sequences, vocab_size, device),
+    )
+
+
+def _random_rows(sequences: list[Sequence], vocab_size: int, device: torch.device) -> RandomRows | None:
+    rows = [i for i, sequence in enumerate(sequences) if not sequence.request.sampling.is_greedy]
+    if not rows:
+        return None
+    params = [sequences[i].request.sampling for i in rows]
+    temperature = to_device([[p.temperature] for p in params], device, torch.float32)
+    return RandomRows(
+        sequences=tuple(sequences[i] for i in rows),
+        rows=_rows(rows, len(sequences), device),
+        temperature=temperature,
+        limits=_limits(params, vocab_size, device),
+    )
+
+
+def _limits(params: list[SamplingParams], vocab_size: int, device: torch.device) -> Limits:
+    def has_top_k(p: SamplingParams) -> bool:
+        return 0 < p.top_k < vocab_size
+
+    def limit(value: Callable[[SamplingParams], float], is_on: Callable[[SamplingParams], bool]) -> Limit | None:
+        rows = [i for i, p in enumerate(params) if is_on(p)]
+        if not rows:
+            return None
+        values = to_device([[value(params[i])] for i in rows], device)
+        return Limit(_rows(rows, len(params), device), values)
+
+    cut = [p for p in params if p.top_p < 1.0]
+    is_unbounded = [not has_top_k(p) for p in cut]
+    return Limits(
+        top_k=limit(lambda p: p.top_k, has_top_k),
+        top_p=limit(lambda p: p.top_p, lambda p: p.top_p < 1.0),
+        min_p=limit(lambda p: p.min_p, lambda p: p.min_p > 0.0),
+        typical_p=limit(lambda p: p.typical_p, lambda p: p.typical_p < 1.0),
+        width=max((p.top_k for p in params if has_top_k(p)), default=0),
+        unbounded=to_device(is_unbounded, device) if any(is_unbounded) else None,
+    )
+
+
+def _logprob_rows(sequences: list[Sequence], vocab_size: int, device: torch.device) -> LogprobRows | None:
+    asked = [(row, s.request.sampling.logprobs) for row, s in enumerate(sequences)]
+    wanted = [(row, min(num, vocab_size)) for row, num in asked if num is not None]
+    if not wanted:
+        return None
+    places, num_tops = zip(*wanted, strict=True)
+    return LogprobRows(places, _rows(list(places), len(sequences), device), num_tops)
+
+
+def _rows(rows: list[int], num_rows: int, device: torch.device) -> Rows:
+    """Indexing with all rows is a view, with some a copy."""
+    return EVERY_ROW if len(rows) == num_rows else to_device(rows, device)

@@ -1,0 +1,70 @@
+"""Checks drafts: a sequence's token is chosen at each place as if it stood there alone, and a draft goes on while it
+is what was chosen.
+
+A draft is no distribution but one token, so choosing by the model's own distribution and comparing is exact: the chance
+of every output is what it is without drafts. Each token that is produced uses one number of its sequence's generator,
+so a seeded request even gives the same tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+
+from torch import Tensor
+
+from inference.engine.sampling.sampler import Sampled, Sampler, draw_ahead
+from inference.engine.sampling.token_masks import TokenMasks
+from inference.engine.scheduling.scheduler import Chunk
+from inference.engine.scheduling.sequence import Sequence
+
+
+def sample_and_verify(
+    sampler: Sampler, chunks: Many[Chunk], logits: Tensor, masks: TokenMasks | None
+) -> tuple[list[Sequence], Sampled]:
+    """Tokens of the chunks that sample, and whose each one is: of each sequence one, and one more for each token of
+    its draft that proved right.
+
+    ``logits`` is ``[places, vocab]``, :attr:`Chunk.num_sampled` of each chunk.
+    """
+    chunks = [chunk for chunk in chunks if chunk.samples]
+    sequences = [chunk.sequence for chunk in chunks for _ in range(chunk.num_sampled)]
+    numbers = {c.sequence: _numbers(c) for c in chunks if c.drafts and not c.sequence.request.sampling.is_greedy}
+    for chunk in chunks:
+        chunk.sequence.drafts = chunk.drafts
+    sampled = sampler.sample(logits, sequences, masks)
+    if not any(chunk.drafts for chunk in chunks):
+        return sequences, sampled
+    kept: list[int] = []
+    first = 0
+    for chunk in chunks:
+        count = 1 + _num_right(chunk.drafts, sampled, first)
+        kept.extend(range(first, first + count))
+        first += chunk.num_sampled
+        if chunk.sequence in numbers:
+            held = numbers[chunk.sequence]
+            chunk.sequence.uniforms[:] = held[: len(held) - count]
+    return [sequences[row] for row in kept], _rows(sampled, kept)
+
+
+def _numbers(chunk: Chunk) -> list[float]:
+    """The sequence's unused random numbers, at least as many as it has places; the last is the next."""
+    draw_ahead(chunk.sequence, chunk.num_sampled)
+    return list(chunk.sequence.uniforms)
+
+
+def _num_right(drafts: tuple[int, ...], sampled: Sampled, first: int) -> int:
+    """How many of the drafts were chosen, each at the place before it, up to the first that was not."""
+    for i, draft in enumerate(drafts):
+        row = first + i
+        if sampled.token_ids[row] != draft or not sampled.finite[row] or not sampled.is_possible[row]:
+            return i
+    return len(drafts)
+
+
+def _rows(sampled: Sampled, rows: list[int]) -> Sampled:
+    return Sampled(
+        [sampled.token_ids[row] for row in rows],
+        [sampled.logprobs[row] for row in rows],
+        [sampled.finite[row] for row in rows],
+        [sampled.is_possible[row] for row in rows],
+    )

@@ -1,0 +1,69 @@
+"""When waiting sequences may join the running batch: the difference between the batching modes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from inference.engine.scheduling import sequence as request
+
+
+class Admission(Protocol):
+    """A batching mode."""
+
+    def candidates(
+        self, waiting: Sequence[request.Sequence], running: Sequence[request.Sequence], max_running: int
+    ) -> Sequence[request.Sequence]:
+        """Waiting sequences that may begin in this step, memory permitting, in the order of the queue."""
+
+    def seconds_to_wait(self, waiting: Sequence[request.Sequence]) -> float:
+        """While nothing runs: seconds until the waiting may begin."""
+
+
+class ContinuousAdmission:
+    """Whoever waits joins as soon as there is a place."""
+
+    def candidates(
+        self, waiting: Sequence[request.Sequence], running: Sequence[request.Sequence], max_running: int
+    ) -> Sequence[request.Sequence]:
+        return waiting[: max(0, max_running - len(running))]
+
+    def seconds_to_wait(self, waiting: Sequence[request.Sequence]) -> float:
+        return 0.0
+
+
+class StaticAdmission:
+    """A batch begins when it is full or its first member waited ``timeout_s``, and runs to its end.
+
+    Members that memory could not take at once, or that were preempted, join while the batch runs, also when a request
+    of higher rank has arrived since. Requests that are not members wait for the end of the batch.
+    """
+
+    def __init__(self, timeout_s: float, max_running: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._timeout_s = timeout_s
+        self._max_running = max_running
+        self._clock = clock
+        self._batch: set[request.Sequence] = set()
+
+    def candidates(
+        self, waiting: Sequence[request.Sequence], running: Sequence[request.Sequence], max_running: int
+    ) -> Sequence[request.Sequence]:
+        if not running and not self._is_open(waiting):
+            self._batch = set()
+            if not waiting or self.seconds_to_wait(waiting) > 0:
+                return []
+            self._batch = set(waiting[:max_running])
+        members = [sequence for sequence in waiting if sequence in self._batch]
+        return members[: max(0, max_running - len(running))]
+
+    def seconds_to_wait(self, waiting: Sequence[request.Sequence]) -> float:
+        if not waiting or len(waiting) >= self._max_running or self._is_open(waiting):
+            return 0.0
+        oldest = min(sequence.submitted_at for sequence in waiting)
+        return max(0.0, oldest + self._timeout_s - self._clock())
+
+    def _is_open(self, waiting: Sequence[request.Sequence]) -> bool:
+        """Whether members of the batch wait still: not begun yet, or preempted."""
+        return any(sequence in self._batch for sequence in waiting)

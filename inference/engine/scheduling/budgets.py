@@ -1,0 +1,97 @@
+"""How many prompt tokens may join a step without holding up those who decode for too long.
+
+A step that also runs prompt tokens takes longer than one that only decodes. The budget keeps it within
+``max_stall_factor`` times as long while one prompt is being computed, by the measured cost of a prompt token; each
+further one adds as much again, for a longer step brings it into the batch sooner. Requests that cannot be admitted yet,
+for want of a place or of memory, do not count: a longer step would not help them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+SMOOTHING = 0.2
+PREFILL_GRAIN = 16  # tokens; also the least that a prompt moves on in a step
+
+
+class PrefillBudget:
+    """Learns from the steps that were run. ``max_stall_factor`` 0 always allows ``max_tokens``."""
+
+    def __init__(self, max_tokens: int, max_stall_factor: float) -> None:
+        self._max_tokens = max_tokens
+        self._factor = max_stall_factor
+        self._decode_s: float | None = None  # a step that only decodes
+        self._token_s: float | None = None  # each prompt token beside it
+
+    def tokens(self, num_decoding: int, num_prompts: int) -> int:
+        """Return the number of prompt tokens for the next step, in which ``num_prompts`` prompts could move on."""
+        if not (num_decoding and self._factor and self._decode_s and self._token_s):
+            return self._max_tokens
+        allowed = (self._factor - 1) * self._decode_s * max(1, num_prompts) / self._token_s
+        return min(self._max_tokens, max(PREFILL_GRAIN, int(allowed) // PREFILL_GRAIN * PREFILL_GRAIN))
+
+    def note(self, num_decoding: int, num_prompt_tokens: int, seconds: float) -> None:
+        """A step of that many single tokens and prompt tokens took so long."""
+        if not num_prompt_tokens:
+            self._decode_s = smoothed(self._decode_s, seconds)
+        elif not num_decoding:
+            self._token_s = smoothed(self._token_s, seconds / num_prompt_tokens)
+        elif self._decode_s is not None:
+            self._token_s = smoothed(self._token_s, max(0.0, seconds - self._decode_s) / num_prompt_tokens)
+
+
+def smoothed(known: float | None, seen: float) -> float:
+    """A running mean that forgets."""
+    return seen if known is None else known + SMOOTHING * (seen - known)
+
+
+EXACT_TOKENS = 16  # steps of more tokens are counted together, DRAFT_GRAIN at a time
+DRAFT_GRAIN = 8
+FRESH_STEPS = 256  # what was not seen for so long must be seen again: contexts grow, machines change
+
+
+class DraftBudget:
+    """Learns from the steps that were run. ``min_gain`` 0 always allows all drafts."""
+
+    def __init__(self, min_gain: float) -> None:
+        self._min_gain = min_gain
+        self._seconds: dict[int, float] = {}  # by tokens of a step
+        self._noted_at: dict[int, int] = {}
+        self._num_steps = 0
+
+    def num_drafts(self, num_sequences: int, chances: Sequence[float]) -> int:
+        """How many drafted tokens pay beside one token of each sequence.
+
+        ``chances`` are the tokens' of being right, greatest first. What steps of more tokens than ever seen take is
+        found out by running one.
+        """
+        if not self._min_gain:
+            return len(chances)
+        if sum(chances) < (self._min_gain - 1) * num_sequences:
+            return 0  # not even if they cost nothing
+        self._forget_old()
+        if not chances or _size(num_sequences) not in self._seconds:
+            return 0
+        sizes = sorted(self._seconds)
+        steps = np.arange(num_sequences, num_sequences + len(chances) + 1)
+        seconds = np.interp(steps, sizes, [self._seconds[size] for size in sizes])
+        rates = (num_sequences + np.cumsum([0.0, *chances])) / seconds
+        rates[0] *= self._min_gain
+        return int(rates.argmax())
+
+    def note(self, num_tokens: int, seconds: float) -> None:
+        """A step of that many tokens, none of a prompt, took so long."""
+        self._num_steps += 1
+        size = _size(num_tokens)
+        self._seconds[size] = smoothed(self._seconds.get(size), seconds)
+        self._noted_at[size] = self._num_steps
+
+    def _forget_old(self) -> None:
+        for size in [s for s, at in self._noted_at.items() if self._num_steps - at >= FRESH_STEPS]:
+            del self._seconds[size], self._noted_at[size]
+
+
+def _size(num_tokens: int) -> int:
+    return num_tokens if num_tokens <= EXACT_TOKENS else -(-num_tokens // DRAFT_GRAIN) * DRAFT_GRAIN

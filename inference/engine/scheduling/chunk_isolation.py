@@ -1,0 +1,71 @@
+"""What a step's isolation must know of chunks of sequences: what an attempt changes, and how a prompt's gets smaller.
+
+Keys and values need no undoing: the next attempt writes the same places again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from inference.engine.model_runner import StepOutput
+from inference.engine.scheduling.scheduler import Chunk
+from inference.engine.scheduling.sequence import RequestState, Sequence
+from inference.engine.scheduling.step_isolation import OUT_OF_MEMORY, Restore, StepIsolation
+from inference.interventions import Site
+
+
+def chunk_isolation(run: Callable[[list[Chunk]], StepOutput]) -> StepIsolation[Chunk, StepOutput]:
+    """For a model that generates; ``run`` is its runner's."""
+    return StepIsolation(run, remember=remember_chunk, shrink=shrink_chunk)
+
+
+def remember_chunk(chunk: Chunk) -> Restore:
+    return _Before.of(chunk).restore
+
+
+def shrink_chunk(chunk: Chunk, code: str) -> Chunk | None:
+    """One without its drafts, as guesses must not fail a request; half of a prompt's that memory is too short for."""
+    if chunk.drafts:
+        return Chunk(chunk.sequence, chunk.num_own)
+    if code == OUT_OF_MEMORY and chunk.num_tokens > 1 and chunk.sequence.state is RequestState.PREFILL:
+        return Chunk(chunk.sequence, chunk.num_tokens // 2)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Before:
+    """A sequence as it was before an attempt."""
+
+    sequence: Sequence
+    num_computed: int
+    steering_expected: int
+    steering_applied: int
+    steering_effects: dict[Site, list[float]]
+    random: Tensor | None  # the generator's state, where the attempt may draw from it
+    uniforms: tuple[float, ...]  # drawn before and not used yet
+
+    @classmethod
+    def of(cls, chunk: Chunk) -> _Before:
+        sequence = chunk.sequence
+        draws = chunk.samples and not sequence.request.sampling.is_greedy
+        return cls(
+            sequence,
+            sequence.num_computed,
+            sequence.steering_expected,
+            sequence.steering_applied,
+            {site: list(total) for site, total in sequence.steering_effects.items()},
+            sequence.generator.get_state() if draws else None,
+            tuple(sequence.uniforms),
+        )
+
+    def restore(self) -> None:
+        self.sequence.num_computed = self.num_computed
+        self.sequence.steering_expected = self.steering_expected
+        self.sequence.steering_applied = self.steering_applied
+        self.sequence.steering_effects = self.steering_effects
+        if self.random is not None:
+            self.sequence.generator.set_state(self.random)
+            self.sequence.uniforms[:] = self.uniforms

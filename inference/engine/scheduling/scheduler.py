@@ -1,0 +1,298 @@
+"""Who runs in the next step. Knows nothing of tensors.
+
+All decoding sequences run in each step, one token each. Prompts share a budget of tokens a step, so decoding never
+waits for more than one chunk however long a prompt is. Within a priority the prompt with the fewest tokens left goes
+first, and the one that waits longest always gets a part, so a long prompt neither blocks short ones nor is starved by
+them. When memory runs short the latest sequence is preempted: its place in the cache goes, it waits again and is
+computed anew. The policies differ in when they admit (:mod:`inference.engine.scheduling.admission`).
+
+A step either runs something, or fails a sequence that cannot run (:class:`SequenceFault`), or waits on purpose for a
+static batch to fill: no sequence waits for ever.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from inference.engine.cache.policy import PREFIX_BLOCK, CachePolicy, Growth
+from inference.engine.config import READ_PLACES, EngineConfig
+from inference.engine.messages import BACKGROUND_PRIORITY
+from inference.engine.scheduling.admission import Admission
+from inference.engine.scheduling.budgets import PrefillBudget
+from inference.engine.scheduling.sequence import RequestState, Sequence, SequenceFault, blaming
+from inference.engine.scheduling.speculation import DraftCounts, Speculation
+from inference.engine.scheduling.step_isolation import OUT_OF_MEMORY, SERVER_ERROR
+
+OLDEST_SHARE = 4  # the prompt that waits longest gets at least one in so many tokens of the budget
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """``num_tokens`` tokens of a sequence, from its first one not computed yet. Samples when none are left.
+
+    The last ones may be ``drafts``, which follow the sequence's own and are guesses.
+    """
+
+    sequence: Sequence
+    num_tokens: int
+    drafts: tuple[int, ...] = ()
+
+    @property
+    def samples(self) -> bool:
+        return self.num_own == self.sequence.num_left
+
+    @property
+    def num_own(self) -> int:
+        return self.num_tokens - len(self.drafts)
+
+    @property
+    def num_sampled(self) -> int:
+        """Places at which a token is chosen."""
+        return 1 + len(self.drafts) if self.samples else 0
+
+
+class Scheduler:
+    """The queue and the running batch. ``schedule`` is called once a step, ``remove`` when a sequence ended."""
+
+    def __init__(self, config: EngineConfig, cache: CachePolicy, admission: Admission) -> None:
+        self._max_running = config.max_batch_size
+        self._max_drafts = config.max_prefill_tokens
+        self._shares_prefixes = config.prefix_cache
+        self._by_priority = config.scheduler_policy == "priority"
+        self._cache = cache
+        self._admission = admission
+        self._budget = PrefillBudget(config.max_prefill_tokens, config.max_stall_factor)
+        self._speculation = Speculation(config) if config.speculative_method == "prompt_lookup" else None
+        self._waiting: list[Sequence] = []
+        self._running: list[Sequence] = []  # in the order of the queue
+        self._growth = Growth.FREE
+        self.num_preemptions = 0
+
+    def add(self, sequence: Sequence) -> None:
+        insort(self._waiting, sequence, key=self._rank)
+
+    def limit_growth(self, growth: Growth) -> None:
+        """Say who may take memory that was never written: sequences share the rest, as when memory is short."""
+        self._growth = growth
+        self._cache.hold_growth(held=growth is not Growth.FREE)
+
+    def schedule(self) -> list[Chunk]:
+        """Return the next step's chunks, single tokens first; none only when nothing may run yet.
+
+        Raise SequenceFault for a sequence that cannot be scheduled. The others can be scheduled again without it.
+        """
+        before = self.num_preemptions
+        singles = self._decode_chunks()
+        # A sequence that was just preempted needs the memory first.
+        num_deferred = self._admit() if self.num_preemptions == before else 0
+        num_behind = num_deferred + len(self._prefilling())
+        prompts = self._prompt_chunks(self._budget.tokens(len(singles), num_behind))
+        # What was preempted for the sake of a later chunk does not run in this step.
+        chunks = [chunk for chunk in singles + prompts if chunk.sequence.slot >= 0]
+        if self._running and not chunks:
+            raise SequenceFault(self._running[0], SERVER_ERROR, "The request could not be scheduled.")
+        if not prompts and self._speculation is not None:
+            return self._with_drafts(chunks, self._speculation)
+        return sorted(chunks, key=lambda chunk: chunk.num_tokens > 1)
+
+    def note_step(self, chunks: list[Chunk], seconds: float) -> list[SequenceFault]:
+        """The chunks were computed in so many seconds. Return the faults of sequences that cannot go on."""
+        tokens = [chunk.num_tokens for chunk in chunks]
+        if not any(chunk.drafts for chunk in chunks):
+            num_single = tokens.count(1)
+            self._budget.note(num_single, sum(tokens) - num_single, seconds)
+        if self._speculation is not None and all(chunk.num_own == 1 for chunk in chunks):
+            self._speculation.note_step(sum(tokens), seconds)
+        faults = []
+        for chunk in chunks:
+            try:
+                with blaming(chunk.sequence):
+                    self._cache.note_computed(chunk.sequence)
+            except SequenceFault as fault:
+                faults.append(fault)
+        return faults
+
+    def note_drafts(self, chunk: Chunk, num_accepted: int) -> None:
+        """So many of the chunk's drafts proved right."""
+        if self._speculation is not None:
+            self._speculation.note_outcome(chunk.sequence, len(chunk.drafts), num_accepted)
+
+    def note_accepted(self, sequence: Sequence) -> None:
+        """Its last token was a draft, so it is computed already."""
+        sequence.num_computed += 1
+        self._cache.note_computed(sequence)
+
+    @property
+    def draft_counts(self) -> DraftCounts:
+        return DraftCounts() if self._speculation is None else self._speculation.counts
+
+    def remove(self, sequence: Sequence) -> None:
+        if sequence.slot >= 0:
+            self._running.remove(sequence)
+            self._cache.end(sequence)
+        else:
+            self._waiting.remove(sequence)
+
+    def sequences(self) -> Iterable[Sequence]:
+        return [*self._running, *self._waiting]
+
+    @property
+    def running(self) -> Iterable[Sequence]:
+        return tuple(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    def seconds_to_wait(self) -> float:
+        """Until something may run: 0 unless the policy waits for company."""
+        return 0.0 if self._running else self._admission.seconds_to_wait(self._waiting)
+
+    def _rank(self, sequence: Sequence) -> tuple[bool, int, float, int]:
+        is_background = sequence.request.priority <= BACKGROUND_PRIORITY
+        priority = -sequence.request.priority if self._by_priority else 0
+        return is_background, priority, sequence.submitted_at, sequence.request.index
+
+    # Chunks
+
+    def _decode_chunks(self) -> list[Chunk]:
+        decoding = [s for s in self._running if s.state is RequestState.DECODE]
+        return [Chunk(s, 1) for s in decoding if s.slot >= 0 and self._make_room(s, 1)]
+
+    def _prefilling(self) -> list[Sequence]:
+        return [s for s in self._running if s.state is RequestState.PREFILL]
+
+    def _with_drafts(self, chunks: list[Chunk], speculation: Speculation) -> list[Chunk]:
+        """Drafts behind the tokens of those who decode, where nobody has to be preempted for them."""
+        drafts = speculation.drafts([chunk.sequence for chunk in chunks], self._max_drafts)
+        return [
+            Chunk(chunk.sequence, 1 + len(draft), draft)
+            if draft and self._cache.extend(chunk.sequence, 1 + len(draft))
+            else chunk
+            for chunk, draft in zip(chunks, drafts, strict=True)
+        ]
+
+    def _prompt_chunks(self, budget: int) -> list[Chunk]:
+        """Share the budget among running prompts: fewest tokens left first, a part of it for the oldest.
+
+        Logits of whole prompts take much memory, so those that are read share READ_PLACES places of a step.
+        """
+        prefilling = self._prefilling()
+        if not prefilling:
+            return []
+        chunks, oldest = [], prefilling[0]
+        reserved = min(oldest.num_left, max(1, budget // OLDEST_SHARE))
+        num_places = max(1, READ_PLACES // max(1, sum(sequence.reads_places for sequence in prefilling)))
+        for sequence in sorted(prefilling, key=self._prompt_rank):
+            if sequence is oldest:
+                reserved = 0
+            num_tokens = min(budget - reserved, sequence.num_left, sequence.most_tokens(num_places))
+            if num_tokens > 0 and sequence.slot >= 0 and self._make_room(sequence, num_tokens):
+                chunks.append(Chunk(sequence, num_tokens))
+                budget -= num_tokens
+        return chunks
+
+    def _prompt_rank(self, sequence: Sequence) -> tuple[bool, int, int, float, int]:
+        is_background, priority, submitted_at, index = self._rank(sequence)
+        return is_background, priority, sequence.num_left, submitted_at, index
+
+    def _admit(self) -> int:
+        """Begin sequences from the queue as far as places and memory go.
+
+        Those whose beginning a running prompt computes just now are deferred until they can take it over. Return
+        their number.
+        """
+        candidates = list(self._admission.candidates(self._waiting, self._running, self._max_running))
+        if not candidates:
+            return 0
+        computing = {key for sequence in self._prefilling() for key in self._keys_to_compute(sequence)}
+        num_deferred = 0
+        for sequence in candidates:
+            with blaming(sequence):
+                if not computing.isdisjoint(self._keys_to_take_over(sequence)):
+                    num_deferred += 1
+                    continue
+                if not self._begin(sequence):
+                    break
+                self._waiting.remove(sequence)
+                computing.update(self._keys_to_compute(sequence))
+        return num_deferred
+
+    def _keys_to_compute(self, sequence: Sequence) -> list[bytes]:
+        """Keys of the full blocks that its prompt still completes."""
+        if not self._shares_prefixes:
+            return []
+        keys = sequence.prefix_keys.upto(sequence.token_ids, sequence.num_tokens // PREFIX_BLOCK)
+        return [key for key in keys[sequence.num_computed // PREFIX_BLOCK :] if key is not None]
+
+    def _keys_to_take_over(self, sequence: Sequence) -> list[bytes]:
+        """Keys of the blocks that it need not compute where another one has."""
+        if not self._shares_prefixes:
+            return []
+        keys = sequence.prefix_keys.upto(sequence.token_ids, sequence.num_reusable // PREFIX_BLOCK)
+        return [key for key in keys if key is not None]
+
+    def _begin(self, sequence: Sequence) -> bool:
+        """Admit, if beside the prompt each running prompt can be computed and each running sequence grow by a block.
+
+        While nothing else runs there will never be more memory, so a sequence that cannot begin then fails.
+        """
+        headroom = PREFIX_BLOCK * len(self._running) + sum(running.num_left for running in self._prefilling())
+        if not self._cache.begin(sequence, headroom):
+            if self._running:
+                return False
+            if not self._grow_alone(lambda: self._cache.begin(sequence, 0)):
+                raise _too_large(sequence)
+        if sequence.state is RequestState.WAITING and not sequence.num_preemptions:
+            sequence.num_cached = sequence.num_computed
+        sequence.state = RequestState.PREFILL
+        insort(self._running, sequence, key=self._rank)
+        return True
+
+    # Memory
+
+    def _make_room(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Room for the sequence's next tokens; False when it was preempted itself."""
+        with blaming(sequence):
+            while not self._cache.extend(sequence, num_tokens):
+                victim = self._running[-1]
+                if victim is sequence and len(self._running) == 1:
+                    if self._grow_alone(lambda: self._cache.extend(sequence, num_tokens)):
+                        break
+                    raise _too_large(sequence)
+                self._preempt(victim)
+                if victim is sequence:
+                    return False
+        return True
+
+    def _grow_alone(self, take: Callable[[], bool]) -> bool:
+        """Try again without the limit on growth, if it admits that for a sequence that runs alone."""
+        if self._growth is not Growth.ALONE:
+            return False
+        self._cache.hold_growth(held=False)
+        try:
+            return take()
+        finally:
+            self._cache.hold_growth(held=True)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._running.remove(sequence)
+        self._cache.end(sequence)
+        sequence.num_computed = 0
+        sequence.num_preemptions += 1
+        sequence.state = RequestState.WAITING
+        self.num_preemptions += 1
+        insort(self._waiting, sequence, key=self._rank)
+
+
+def _too_large(sequence: Sequence) -> SequenceFault:
+    text = (
+        f"The keys and values of {sequence.num_tokens} tokens do not fit into the memory that this model has for them."
+    )
+    return SequenceFault(sequence, OUT_OF_MEMORY, text)

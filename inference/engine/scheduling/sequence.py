@@ -1,0 +1,229 @@
+"""One sequence from arrival to its terminal event."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+import torch
+
+from inference.engine.cache.policy import PREFIX_BLOCK
+from inference.engine.cache.prefix_keys import PrefixKeys, Programs
+from inference.engine.capture.sequence import SequenceReading
+from inference.engine.messages import GenerationRequest, SiteEffect, SteeringReceipt, Timings, Usage
+from inference.engine.output.detokenizer import Detokenizer
+from inference.engine.output.scoring import SequenceScoring
+from inference.engine.output.segments import SequenceParts
+from inference.engine.sampling.token_history import TokenHistory
+from inference.engine.sampling.token_masks import Matcher
+from inference.engine.scheduling.step_isolation import SERVER_ERROR
+from inference.engine.steering.rows import SteeringRows
+from inference.interventions import Site
+
+if TYPE_CHECKING:
+    from inference.engine.scheduling.speculation import Drafter
+
+
+class RequestState(Enum):
+    WAITING = "waiting"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    FINISHED = "finished"
+    FAILED = "failed"
+
+
+@dataclass(eq=False)
+class Sequence:
+    """What the engine keeps of a request while it waits and runs. Owned by the engine thread."""
+
+    request: GenerationRequest
+    sink: object
+    submitted_at: float
+    max_tokens: int
+    detokenizer: Detokenizer
+    generator: torch.Generator
+    stop_ids: frozenset[int] = frozenset()
+    matcher: Matcher | None = None
+
+    state: RequestState = RequestState.WAITING
+    token_ids: list[int] = field(init=False)  # prompt and generated
+    prefix_keys: PrefixKeys = field(init=False)
+    num_computed: int = 0  # tokens whose keys and values are in the cache
+    num_cached: int = 0  # tokens of the prompt that were in the cache before the first step
+    num_preemptions: int = 0
+    slot: int = -1  # the row in the cache's tables while it runs
+    rows: SteeringRows | None = None
+    parts: SequenceParts | None = None  # kept only where steering tells them apart
+    reading: SequenceReading | None = None
+    scoring: SequenceScoring | None = None
+    steering_expected: int = 0
+    steering_applied: int = 0
+    steering_effects: dict[Site, list[float]] = field(default_factory=dict)  # tokens, those changed, sum of changes
+    has_prompt_logprobs: bool = False  # they were all sent
+    history: TokenHistory | None = None  # kept only for penalties
+    uniforms: list[float] = field(default_factory=list)  # drawn from the generator, not used yet; the last is next
+    drafts: tuple[int, ...] = ()  # tokens that the step checks: a guess of how it goes on
+    drafter: Drafter | None = None  # made when speculation first looks at it
+    first_run_at: float | None = None
+    first_token_at: float | None = None
+
+    def __post_init__(self) -> None:
+        self.token_ids = [*self.request.prompt_token_ids, *self.request.continuation]
+        self.prefix_keys = PrefixKeys(
+            PREFIX_BLOCK, _programs(self.request), _num_prompt_program(self.request), self.request.cache_salt
+        )
+        if self.request.reads:
+            self.reading = SequenceReading(self.request.reads, self.num_prompt)
+        if self.request.scoring is not None:
+            self.scoring = SequenceScoring(self.request.scoring, self.num_prompt)
+
+    @property
+    def num_prompt(self) -> int:
+        return len(self.request.prompt_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.token_ids) - self.num_prompt
+
+    @property
+    def num_left(self) -> int:
+        """Tokens to run until the next one can be sampled."""
+        return len(self.token_ids) - self.num_computed
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """While the prompt runs, and only then."""
+        return self._needs_prompt_logprobs and self.num_computed < self.num_prompt
+
+    @property
+    def num_reusable(self) -> int:
+        """Tokens of its beginning that need not be run where the cache has them."""
+        if self._needs_prompt_logprobs:
+            return 0
+        last = self.num_tokens - 1  # it is run in any case, as the next one is sampled there
+        if self.scoring is not None:
+            last = min(last, self.scoring.next_place)
+        return last if self.reading is None else self.reading.next_place(last)
+
+    def known_parts(self) -> SequenceParts | None:
+        """With all the sequence's own tokens."""
+        if self.parts is not None:
+            self.parts.take(self.token_ids[self.num_prompt + self.parts.num_known :])
+        return self.parts
+
+    @property
+    def reads_places(self) -> bool:
+        """Whether it needs the logits of other places than its last one."""
+        return self.wants_prompt_logprobs or self.scoring is not None
+
+    def most_tokens(self, num_places: int) -> int:
+        """The longest next chunk that reads the logits of no more than ``num_places`` of its tokens."""
+        if self.wants_prompt_logprobs:
+            return num_places
+        if self.scoring is None:
+            return self.num_left
+        return max(0, self.scoring.next_place - self.num_computed) + num_places
+
+    def scored_places(self, num_tokens: int) -> range:
+        """Those that the next so many tokens tell about."""
+        return range(0) if self.scoring is None else self.scoring.places(self.num_computed, num_tokens)
+
+    @property
+    def can_guess(self) -> bool:
+        """Whether a step may run tokens behind its last one that may prove wrong."""
+        return self.matcher is None and not (self.reading is not None and self.reading.has_pools)
+
+    @property
+    def _needs_prompt_logprobs(self) -> bool:
+        return self.request.sampling.prompt_logprobs is not None and not self.has_prompt_logprobs
+
+    @property
+    def is_done(self) -> bool:
+        return self.state in {RequestState.FINISHED, RequestState.FAILED}
+
+    def usage(self) -> Usage:
+        return Usage(self.num_prompt, self.num_cached, self.num_generated)
+
+    def timings(self) -> Timings:
+        now = time.monotonic()
+        return Timings(
+            queue_s=(self.first_run_at or now) - self.submitted_at,
+            first_token_s=None if self.first_token_at is None else self.first_token_at - self.submitted_at,
+            total_s=now - self.submitted_at,
+        )
+
+    def receipt(self) -> SteeringReceipt | None:
+        intervention = self.request.intervention
+        if intervention is None:
+            return None
+        effects = tuple(
+            SiteEffect(site, int(num_tokens), int(num_changed), change)
+            for site, (num_tokens, num_changed, change) in sorted(self.steering_effects.items())
+        )
+        return SteeringReceipt(
+            intervention.fingerprint,
+            self.steering_expected,
+            self.steering_applied,
+            effects,
+            intervention.removals,
+            intervention.inert,
+        )
+
+    def note_effects(self, sites: tuple[Site, ...], sums: list[list[float]]) -> None:
+        """What steering did to further tokens: of each site how many, how many it changed, and the sum of changes."""
+        for site, (num_tokens, num_changed, change) in zip(sites, sums, strict=True):
+            if num_tokens:
+                total = self.steering_effects.setdefault(site, [0.0, 0.0, 0.0])
+                total[0] += num_tokens
+                total[1] += num_changed
+                total[2] += change
+
+
+def _num_prompt_program(request: GenerationRequest) -> int:
+    """How many tokens the prompt's program steers: all of the prompt but its last one where that is another matter."""
+    tells_last = request.intervention is not None and request.intervention.tells_last_prompt_token
+    return len(request.prompt_token_ids) - tells_last
+
+
+def _programs(request: GenerationRequest) -> Programs:
+    intervention = request.intervention
+    if intervention is None:
+        return Programs()
+    generation = intervention.program("generation")
+    if generation and intervention.tells_parts:
+        generation += f":{request.parts}"  # the same tokens may be of another part by other rules
+    return Programs(intervention.program("prompt"), generation)
+
+
+logger = logging.getLogger(__name__)
+
+
+class SequenceFault(Exception):
+    """A sequence cannot go on. ``code`` and the message are what its client sees."""
+
+    def __init__(self, sequence: Sequence, code: str, message: str) -> None:
+        super().__init__(message)
+        self.sequence = sequence
+        self.code = code
+
+
+@contextmanager
+def blaming(sequence: Sequence, message: str = "The request could not be scheduled.") -> Iterator[None]:
+    """Turn whatever raises inside into a SequenceFault, unless the device is lost, which concerns all."""
+    try:
+        yield
+    except (SequenceFault, torch.AcceleratorError):
+        raise
+    except Exception as error:
+        # A defect in the books of one sequence must not end the others.
+        logger.exception("A sequence failed outside the model.")
+        raise SequenceFault(sequence, SERVER_ERROR, message) from error

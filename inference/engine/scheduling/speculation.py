@@ -1,0 +1,122 @@
+"""Which drafted tokens a step checks beside the next token of each sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+
+from inference.engine.config import EngineConfig
+from inference.engine.scheduling.budgets import DraftBudget
+from inference.engine.scheduling.drafter import PromptLookup
+from inference.engine.scheduling.sequence import Sequence, blaming
+
+KEPT = 0.9  # of what is known about a sequence's drafts, at each further one
+FIRST_CHANCE = 0.25
+FIRST_WEIGHT = 2  # tokens that the first chance counts for
+
+
+@dataclass(slots=True)
+class DraftCounts:
+    """Since the start: drafts that ran, their tokens, and those of them that proved right."""
+
+    drafts: int = 0
+    tokens: int = 0
+    accepted: int = 0
+
+
+@dataclass(slots=True)
+class Drafter:
+    """One sequence's drafts, and how many of their tokens, each after a right one, proved right.
+
+    A draft that does not run teaches as well: the next token says whether its first one would have been right.
+    """
+
+    lookup: PromptLookup
+    num_tried: float = 0.0
+    num_right: float = 0.0
+    _unused: tuple[int, int] | None = None  # place and token of a draft that did not run
+
+    @property
+    def chance(self) -> float:
+        """Of a token to be right when those before it were."""
+        return (self.num_right + FIRST_WEIGHT * FIRST_CHANCE) / (self.num_tried + FIRST_WEIGHT)
+
+    def note(self, num_drafted: int, num_accepted: int) -> None:
+        self.num_right = KEPT * self.num_right + num_accepted
+        self.num_tried = KEPT * self.num_tried + num_accepted + (num_accepted < num_drafted)
+
+    def note_unused(self, place: int, token: int) -> None:
+        """The token was guessed for that place, but the step does not check it."""
+        self._unused = (place, token)
+
+    def propose(self, token_ids: Many[int], count: int) -> tuple[int, ...]:
+        """The next draft, of ``count`` tokens or none."""
+        if self._unused is not None and self._unused[0] < len(token_ids):
+            place, token = self._unused
+            self.note(1, int(token_ids[place] == token))
+            self._unused = None
+        return self.lookup.propose(token_ids, count)
+
+
+@dataclass(slots=True)
+class Speculation:
+    """Proposes drafts, and learns from what became of them."""
+
+    config: EngineConfig
+    counts: DraftCounts = field(default_factory=DraftCounts)
+    _budget: DraftBudget = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._budget = DraftBudget(self.config.min_speculative_gain)
+
+    def drafts(self, sequences: Many[Sequence], room: int) -> list[tuple[int, ...]]:
+        """For each sequence, which decodes, the tokens to check after its last one; at most ``room`` in all."""
+        proposed = [self._proposal_or_fault(sequence) for sequence in sequences]
+        if not any(proposed):
+            return proposed
+        tokens = [
+            (_drafter(sequences[i]).chance ** depth, i)
+            for i, draft in enumerate(proposed)
+            for depth in range(1, len(draft) + 1)
+        ]
+        tokens = sorted(tokens, key=lambda token: -token[0])[:room]
+        num_taken = self._budget.num_drafts(len(sequences), [chance for chance, _ in tokens])
+        lengths = [0] * len(sequences)
+        for _, i in tokens[:num_taken]:
+            lengths[i] += 1
+        for sequence, draft, length in zip(sequences, proposed, lengths, strict=True):
+            if draft and not length:
+                _drafter(sequence).note_unused(sequence.num_tokens, draft[0])
+        return [draft[:length] for draft, length in zip(proposed, lengths, strict=True)]
+
+    def note_step(self, num_tokens: int, seconds: float) -> None:
+        """A step of that many tokens, none of a prompt, took so long."""
+        self._budget.note(num_tokens, seconds)
+
+    def note_outcome(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
+        _drafter(sequence).note(num_drafted, num_accepted)
+        self.counts.drafts += 1
+        self.counts.tokens += num_drafted
+        self.counts.accepted += num_accepted
+
+    def _proposal_or_fault(self, sequence: Sequence) -> tuple[int, ...]:
+        with blaming(sequence):
+            return self._proposal(sequence)
+
+    def _proposal(self, sequence: Sequence) -> tuple[int, ...]:
+        """Tokens that may all be right: none that ends the sequence, nor any after its end."""
+        room = sequence.max_tokens - sequence.num_generated - 1
+        if room < 1 or not sequence.can_guess:
+            return ()
+        if sequence.drafter is None:
+            lookup = PromptLookup(self.config.prompt_lookup_min, self.config.prompt_lookup_max)
+            sequence.drafter = Drafter(lookup)
+        count = min(room, self.config.num_speculative_tokens)
+        draft = sequence.drafter.propose(sequence.token_ids, count)
+        ends = (place for place, token in enumerate(draft) if token in sequence.stop_ids)
+        return draft[: next(ends, None)]
+
+
+def _drafter(sequence: Sequence) -> Drafter:
+    assert sequence.drafter is not None, "who has drafts has a drafter"
+    return sequence.drafter

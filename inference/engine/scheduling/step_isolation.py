@@ -1,0 +1,156 @@
+"""Runs a step so that what makes it raise, or what memory is too short for, takes nothing else with it.
+
+An attempt that raises is undone and its parts are run again in halves, down to the guilty ones: about ``2 log2 n``
+attempts for one guilty part of n. Out of memory also makes a lone part smaller, where possible, before it fails.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
+
+import torch
+
+from inference.engine.stats import StepCounters
+
+logger = logging.getLogger(__name__)
+
+OUT_OF_MEMORY = "out_of_memory"
+SERVER_ERROR = "server_error"
+_MESSAGES = {
+    OUT_OF_MEMORY: "The server ran out of memory for this request.",
+    SERVER_ERROR: "The model failed on this request.",
+}
+
+
+class Part(Protocol):
+    """What one request has in a step: a chunk of a sequence, or a text to embed."""
+
+    @property
+    def num_tokens(self) -> int: ...
+
+
+P = TypeVar("P", bound=Part)
+R = TypeVar("R")  # what an attempt returns
+Restore = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure(Generic[P]):
+    """A part that cannot be run; ``code`` and ``message`` are what its client sees."""
+
+    part: P
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult(Generic[P, R]):
+    """Attempts that went well, parts that ran together with their output, and the parts that failed.
+
+    A part that ran may be smaller than the one that was asked for.
+    """
+
+    attempts: list[tuple[list[P], R]] = field(default_factory=list)
+    failures: list[Failure[P]] = field(default_factory=list)
+
+    @property
+    def ran(self) -> list[P]:
+        return [part for parts, _ in self.attempts for part in parts]
+
+
+def nothing_to_restore(_: object) -> Restore:
+    """Of a part that an attempt does not change."""
+    return lambda: None
+
+
+def cannot_shrink(_: object, __: str) -> None:
+    """Of a part that runs whole or not at all."""
+
+
+class StepIsolation(Generic[P, R]):
+    """``run`` makes one forward pass over some parts.
+
+    ``remember`` is asked before each attempt for what puts a part back as it was. ``shrink`` makes a lone part smaller
+    that failed with a code; None where it cannot be. ``free_memory`` is called after an attempt that it was too
+    short for.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[list[P]], R],
+        *,
+        remember: Callable[[P], Restore] = nothing_to_restore,
+        shrink: Callable[[P, str], P | None] = cannot_shrink,
+        free_memory: Callable[[], None] | None = None,
+    ) -> None:
+        self._run = run
+        self._remember = remember
+        self._shrink = shrink
+        self._free_memory = free_memory or free_unused_memory
+        self.counters = StepCounters()
+
+    def run(self, parts: list[P]) -> StepResult[P, R]:
+        """Raises only what concerns the device or the process: AcceleratorError, SystemExit and their like."""
+        began_at = time.monotonic()
+        result: StepResult[P, R] = StepResult()
+        self._attempt(parts, result)
+        self.counters.seconds.add(time.monotonic() - began_at)
+        self.counters.sequences.add(len(parts))
+        self.counters.tokens.add(sum(part.num_tokens for part in parts))
+        return result
+
+    def _attempt(self, parts: list[P], result: StepResult[P, R]) -> None:
+        restores = [self._remember(part) for part in parts]
+        code = self._try(parts, result)
+        if not code:
+            return
+        self.counters.faults[code] += 1
+        for restore in restores:
+            restore()
+        if code == OUT_OF_MEMORY:
+            self._free_memory()
+        smaller = self._smaller(parts, code)
+        for some in smaller:
+            self._attempt(some, result)
+        if not smaller:
+            result.failures.append(Failure(parts[0], code, _MESSAGES[code]))
+
+    def _try(self, parts: list[P], result: StepResult[P, R]) -> str:
+        """The code of what went wrong, "" when nothing did. When it returns, no traceback holds tensors any more."""
+        try:
+            result.attempts.append((parts, self._run(parts)))
+        except torch.AcceleratorError:
+            raise  # every further call would raise it too: the device is lost for this process
+        except Exception as error:
+            # Whatever a model or a hook raises concerns the requests of this attempt only.
+            code = OUT_OF_MEMORY if is_out_of_memory(error) else SERVER_ERROR
+            logger.exception("An attempt at a step of %d sequences failed (%s).", len(parts), code)
+            return code
+        return ""
+
+    def _smaller(self, parts: list[P], code: str) -> list[list[P]]:
+        """What to try instead; nothing for a lone part that cannot shrink."""
+        if len(parts) > 1:
+            middle = len(parts) // 2
+            return [parts[:middle], parts[middle:]]
+        shrunk = self._shrink(parts[0], code)
+        return [] if shrunk is None else [[shrunk]]
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """torch has an exception of its own for accelerators only; its CPU allocator raises a RuntimeError."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+
+
+def free_unused_memory() -> None:
+    """Give back what torch caches, and what only cycles still hold."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

@@ -1,0 +1,115 @@
+"""Which row of the steering tables each token of a sequence uses."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from inference.engine.output.segments import SequenceParts
+from inference.interventions import Edit, Intervention, Site, TokenPlace, Window, Zone
+from inference.segments import Part
+
+Rows = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceRows:
+    """Rows of a zone's tokens, or of those of one part of it, by their index in both.
+
+    ``rows[i][k]`` from the ``starts[i]``-th token of the prompt, or of what is generated, and the part's
+    ``part_starts[k]``-th token on, 0 for none.
+    """
+
+    starts: tuple[int, ...]  # the first is 0
+    part_starts: tuple[int, ...]  # likewise
+    rows: Rows
+    special_rows: Rows  # of special tokens
+
+    def of(self, index: int, part_index: int, *, is_special: bool) -> int:
+        rows = self.special_rows if is_special else self.rows
+        return rows[bisect_right(self.starts, index) - 1][bisect_right(self.part_starts, part_index) - 1]
+
+
+@dataclass(frozen=True, slots=True)
+class SteeringRows:
+    """Which rows an intervention's tokens have; ``rows`` are all of its own."""
+
+    fingerprint: str
+    prompt: PlaceRows
+    last_prompt_token: PlaceRows
+    generation: Mapping[Part, PlaceRows]
+    rows: frozenset[int]
+    skip_token_ids: frozenset[int]
+
+    def of_tokens(
+        self, token_ids: Sequence[int], start: int, num_prompt: int, parts: SequenceParts | None = None
+    ) -> list[int]:
+        """The rows of a sequence's tokens from place ``start`` on; 0 where one is left alone.
+
+        ``parts`` knows all generated tokens before them; without it they are all of the answer.
+        """
+        num_own = min(max(num_prompt - start, 0), len(token_ids))
+        rows = [self._row(self.prompt, token, start + i, 0) for i, token in enumerate(token_ids[:num_own])]
+        if num_own and start + num_own == num_prompt:
+            rows[-1] = self._row(self.last_prompt_token, token_ids[num_own - 1], num_prompt - 1, 0)
+        first, rest = start + num_own - num_prompt, token_ids[num_own:]
+        if parts is None:
+            answer = self.generation["answer"]
+            return rows + [self._row(answer, token, first + i, first + i) for i, token in enumerate(rest)]
+        places = parts.places(rest, first)
+        return rows + [
+            self._row(self.generation[part], token, first + i, part_index)
+            for i, (token, (part, part_index)) in enumerate(zip(rest, places, strict=True))
+        ]
+
+    def _row(self, rows: PlaceRows, token: int, index: int, part_index: int) -> int:
+        return rows.of(index, part_index, is_special=token in self.skip_token_ids)
+
+
+Program = tuple[Edit, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlacePrograms:
+    """The programs of a zone's tokens, or of those of one part of it.
+
+    ``programs[i][k]`` from the ``starts[i]``-th token of the prompt, or of what is generated, and the part's
+    ``part_starts[k]``-th token on. Empty where
+    nothing acts.
+    """
+
+    starts: tuple[int, ...]
+    part_starts: tuple[int, ...]
+    programs: tuple[tuple[Program, ...], ...]
+    special_programs: tuple[tuple[Program, ...], ...]  # of special tokens
+
+
+def place_programs(intervention: Intervention, zone: Zone, part: Part | None = None) -> PlacePrograms:
+    """With a ``part`` for what is generated, and without one for the prompt."""
+    edits = [edit for edit in intervention.edits if edit.starts_in(zone) and (part is None or part in edit.parts)]
+    starts = tuple(sorted({0}.union(*(edit.starts_in(zone) for edit in edits))))
+    part_starts = _starts(edit.part_window for edit in edits) if part is not None else (0,)
+    places = [[TokenPlace(zone, start, part, part_start) for part_start in part_starts] for start in starts]
+    return PlacePrograms(
+        starts,
+        part_starts,
+        tuple(tuple(_acting(edits, place, is_special=False) for place in row) for row in places),
+        tuple(tuple(_acting(edits, place, is_special=True) for place in row) for row in places),
+    )
+
+
+def by_site(program: Program) -> dict[Site, Program]:
+    """The part of a program at each of its sites, in the sites' order."""
+    sites = sorted({edit.site for edit in program})
+    return {site: tuple(edit for edit in program if edit.site == site) for site in sites}
+
+
+def _starts(windows: Iterable[Window]) -> tuple[int, ...]:
+    """Where something begins or ends."""
+    ends = {end for window in windows for end in (window.after, window.first) if end is not None}
+    return tuple(sorted({0} | ends))
+
+
+def _acting(edits: Sequence[Edit], place: TokenPlace, *, is_special: bool) -> Program:
+    return tuple(edit for edit in edits if edit.acts(place, is_special=is_special))

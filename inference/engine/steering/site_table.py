@@ -1,0 +1,257 @@
+"""The tables of one site: what each row does there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from inference.engine.kernels import native
+from inference.engine.kernels.native.steering_tensors import (
+    ACTS,
+    HAS_VECTOR,
+    KEEPS_NORM,
+    NORMALIZATIONS,
+    Code,
+    Number,
+    SteeringTensors,
+)
+from inference.engine.models.sites import SiteError
+from inference.engine.steering.entries import ConstantReader, Entries, build_entries
+from inference.engine.steering.rows import Program
+from inference.interventions import FeatureReader, FeatureRule, NormEdit, ReaderEdit, VectorEdit
+
+MIN_ENTRIES = 16
+MIN_WIDTH = 4
+MIN_STATIC = 4096
+FIRST = torch.tensor([0])
+
+
+@dataclass(frozen=True, slots=True)
+class GivenActivations:
+    """What one SAE has to be asked in a step: which tokens, which features, and where the answers go."""
+
+    reader: FeatureReader
+    tokens: Tensor  # [t] int64, places in the step
+    features: Tensor  # [m] int64
+    slots: Tensor  # [m] int64, entries
+
+
+class SiteTable:
+    """Tensors that grow by doubling; a change writes the row that changes and nothing else.
+
+    ``acts`` has the rows that do something here. ``version`` changes when a captured step would do something else: when
+    other tensors are in use, or other SAEs are to be asked.
+    """
+
+    def __init__(self, width: int, num_rows: int, device: torch.device) -> None:
+        self.width = width
+        self._device = device
+        self._free: list[int] = []
+        self._num_entries = 0  # ever used; later ones are neither read nor written
+        self._slots: dict[int, list[int]] = {}  # by row
+        self._given: dict[int, dict[int, tuple[FeatureReader, int]]] = {}  # by row, then by entry
+        self.acts: set[int] = set()
+        self.version = 0
+        self.static_changes = torch.zeros(0, device=device)
+        self._asks: tuple[int, tuple[GivenActivations, ...]] | None = None  # of all rows, at that version
+        self._tensors = SteeringTensors(
+            flags=torch.zeros(num_rows, dtype=torch.uint8, device=device),
+            vectors=torch.zeros(num_rows, width, device=device),
+            norm_limits=torch.zeros(num_rows, device=device),
+            counts=torch.zeros(num_rows, dtype=torch.int32, device=device),
+            slots=torch.zeros(num_rows, MIN_WIDTH, dtype=torch.int32, device=device),
+            read=torch.zeros(0, width, device=device),
+            write=torch.zeros(0, width, device=device),
+            numbers=torch.zeros(0, len(Number), device=device),
+            codes=torch.zeros(0, len(Code), dtype=torch.int32, device=device),
+        )
+
+    def num_entries_of(self, row: int) -> int:
+        return len(self._slots.get(row, ()))
+
+    def is_asked(self, row: int) -> bool:
+        """Whether an SAE must be asked for activations whenever the row is used."""
+        return row in self._given
+
+    # Rows
+
+    def set_row(self, row: int, program: Program) -> None:
+        """Lay out the part of a program that acts here."""
+        sums = _vector_sums(program)
+        readers = [edit for edit in program if isinstance(edit, ReaderEdit)]
+        entries = build_entries([*readers, *sums[1:]], self.width)
+        flags = ACTS
+        if sums:
+            flags |= HAS_VECTOR
+            self._tensors.vectors[row] = sums[0].reader.columns(FIRST).write[0].to(self._device)
+            self._tensors.norm_limits[row] = sums[0].norm_limit
+        if any(isinstance(edit, NormEdit) for edit in program):
+            flags |= KEEPS_NORM
+        if len(entries):
+            self._set_entries(row, entries)
+        self._tensors.flags[row] = flags
+        self.acts.add(row)
+
+    def clear_row(self, row: int) -> None:
+        """Undo :meth:`set_row`, whether it came to its end or not. Nothing of the row's numbers stays behind."""
+        self.acts.discard(row)
+        t = self._tensors
+        # Written, not replaced: captured steps read them.
+        t.flags[row], t.counts[row], t.vectors[row], t.norm_limits[row], t.slots[row] = 0, 0, 0.0, 0.0, 0
+        slots = self._slots.pop(row, [])
+        if slots:
+            for table in (t.read, t.write, t.numbers, t.codes):
+                table[slots] = 0  # of row 0, which does not act
+            self._free += slots
+        if self._given.pop(row, None):
+            self.version += 1
+
+    def grow_rows(self, num_rows: int) -> None:
+        t = self._tensors
+        self._replace(
+            flags=_grown(t.flags, num_rows),
+            vectors=_grown(t.vectors, num_rows),
+            norm_limits=_grown(t.norm_limits, num_rows),
+            counts=_grown(t.counts, num_rows),
+            slots=_grown(t.slots, num_rows),
+        )
+
+    # A step
+
+    def given_in(self, rows: Sequence[int]) -> tuple[GivenActivations, ...]:
+        """Whom to ask for activations when tokens have these rows."""
+        if not self._given:
+            return ()
+        asked: dict[str, tuple[FeatureReader, set[int], dict[int, int]]] = {}
+        for row in sorted(set(rows)):
+            for slot, (reader, feature) in self._given.get(row, {}).items():
+                _, of_rows, of_slots = asked.setdefault(reader.key, (reader, set(), {}))
+                of_rows.add(row)
+                of_slots[slot] = feature
+        return tuple(
+            GivenActivations(
+                reader,
+                self._tensor([place for place, row in enumerate(rows) if row in of_rows]),
+                self._tensor(list(of_slots.values())),
+                self._tensor(list(of_slots)),
+            )
+            for reader, of_rows, of_slots in asked.values()
+        )
+
+    def apply_static(self, hidden: Tensor, rows: Tensor) -> Tensor:
+        """The steered ``hidden`` of a step that is captured: every SAE that any row may need runs on all tokens.
+
+        How far tokens moved is written to :attr:`static_changes`, which all captured steps share.
+        """
+        given = None
+        for ask in self._all_asks():
+            given = (
+                hidden.new_zeros(len(hidden), len(self._tensors.read), dtype=torch.float32) if given is None else given
+            )
+            given[:, ask.slots] = ask.reader.activations(hidden.float(), ask.features)
+        steered, changes = native.steer(hidden, rows, self._tensors, given)
+        if len(changes) > len(self.static_changes):  # not while capturing: an ordinary pass comes before
+            self.version += bool(len(self.static_changes))
+            self.static_changes = torch.zeros(_doubled(MIN_STATIC, len(changes)), device=self._device)
+        self.static_changes[: len(changes)].copy_(changes)
+        return steered
+
+    def _all_asks(self) -> tuple[GivenActivations, ...]:
+        """Of all rows. Made before the capture, which allows no copies to the device."""
+        if self._asks is None or self._asks[0] != self.version:
+            self._asks = (self.version, self.given_in(list(self._given)))
+        return self._asks[1]
+
+    def apply(self, hidden: Tensor, rows: Tensor, asked: Sequence[GivenActivations]) -> tuple[Tensor, Tensor]:
+        """``hidden`` ``[tokens, width]`` steered by ``rows`` ``[tokens]``, and how far each token moved."""
+        return native.steer(hidden, rows, self._tensors, self._ask(hidden, asked) if asked else None)
+
+    def _ask(self, hidden: Tensor, asked: Iterable[GivenActivations]) -> Tensor:
+        given = torch.zeros(len(hidden), len(self._tensors.read), device=self._device)
+        for ask in asked:
+            a = ask.reader.activations(hidden[ask.tokens].float(), ask.features)
+            given[ask.tokens.unsqueeze(1), ask.slots] = a
+        return given
+
+    # Entries
+
+    def _set_entries(self, row: int, entries: Entries) -> None:
+        slots = self._take_slots(len(entries))
+        self._slots[row] = slots
+        t, at = self._tensors, self._tensor(slots)
+        codes = entries.codes.clone()
+        codes[:, Code.ROW] = row
+        codes[:, Code.GATE] = torch.tensor(slots, dtype=torch.int32)[entries.codes[:, Code.GATE].long()]
+        for table, values in (
+            (t.read, entries.read),
+            (t.write, entries.write),
+            (t.numbers, entries.numbers),
+            (t.codes, codes),
+        ):
+            table[at] = values.to(self._device)
+        t.slots[row, : len(slots)] = at.int()
+        t.counts[row] = len(slots)
+        given = {slot: by for slot, by in zip(slots, entries.given_by, strict=True) if by is not None}
+        if given:
+            self._given[row] = given
+            self.version += 1
+        self._note_normalizations(codes)
+
+    def _take_slots(self, count: int) -> list[int]:
+        """Room for a row's entries; the tensors grow where there is none."""
+        if count > self._tensors.slots.shape[1]:
+            wider = _grown(self._tensors.slots.T, _doubled(self._tensors.slots.shape[1], count)).T.contiguous()
+            self._replace(slots=wider)
+        reused = [self._free.pop() for _ in range(min(count, len(self._free)))]
+        fresh = list(range(self._num_entries, self._num_entries + count - len(reused)))
+        self._num_entries += len(fresh)
+        t = self._tensors
+        if self._num_entries > len(t.read):
+            size = _doubled(max(len(t.read), MIN_ENTRIES), self._num_entries)
+            grown = {name: _grown(getattr(t, name), size) for name in ("read", "write", "numbers", "codes")}
+            self._replace(**grown)
+        return reused + fresh
+
+    def _note_normalizations(self, codes: Tensor) -> None:
+        known = {NORMALIZATIONS[code] for code in codes[:, Code.NORMALIZATION].tolist()}
+        if not known <= set(self._tensors.normalizations):
+            known |= set(self._tensors.normalizations)
+            self._replace(normalizations=tuple(kind for kind in NORMALIZATIONS if kind in known))
+
+    def _replace(self, **fields: object) -> None:
+        self._tensors = replace(self._tensors, **fields)  # type: ignore[arg-type]
+        self.version += 1
+
+    def _tensor(self, values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self._device)
+
+
+def _vector_sums(program: Program) -> list[ReaderEdit]:
+    """One for each norm limit that vectors of the program have, the lowest first: their sum, always added."""
+    by_limit: dict[float, list[Tensor]] = {}
+    for edit in program:
+        if isinstance(edit, VectorEdit):
+            by_limit.setdefault(edit.norm_limit, []).append(edit.vector.double().cpu())
+    sums = []
+    for limit, vectors in sorted(by_limit.items()):
+        total = torch.stack(vectors).sum(0).float()
+        if not bool(total.isfinite().all()):
+            raise SiteError("The sum of the added vectors is not finite in float32.")
+        edit = ReaderEdit(program[0].site, ConstantReader(total), (FeatureRule(0, offset=1.0),), norm_limit=limit)
+        sums.append(edit)
+    return sums
+
+
+def _doubled(size: int, wanted: int) -> int:
+    while size < wanted:
+        size *= 2
+    return size
+
+
+def _grown(tensor: Tensor, size: int) -> Tensor:
+    grown = tensor.new_zeros(size, *tensor.shape[1:])
+    grown[: len(tensor)] = tensor
+    return grown

@@ -1,0 +1,83 @@
+"""One forward pass under steering: what is to happen at each site, and what did."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from inference.engine.steering.site_table import GivenActivations
+from inference.interventions import Site
+
+
+@dataclass(frozen=True, slots=True)
+class SteeringPlan:
+    """Holds for all steps whose tokens have the same rows, as long as no profile comes or goes.
+
+    ``expected`` says at how many sites each token's profile acts; ``acts``, by site, whether the table changes the
+    token there.
+    """
+
+    row_of_token: list[int]
+    rows: Tensor  # [tokens] int64, on the device
+    expected: list[int]
+    acts: Mapping[Site, list[bool]]
+    given: Mapping[Site, tuple[GivenActivations, ...]]
+    _applied: dict[tuple[Site, ...], list[int]] = field(default_factory=dict)  # by what ran
+
+    def applied(self, ran: tuple[Site, ...]) -> list[int]:
+        """At how many sites each token was really steered when the hooks of these sites acted."""
+        if ran not in self._applied:
+            columns = [self.acts[site] for site in ran if site in self.acts]
+            self._applied[ran] = [sum(acts) for acts in zip(*columns, strict=True)] or [0] * len(self.expected)
+        return self._applied[ran]
+
+
+@dataclass(frozen=True, slots=True)
+class StepEffects:
+    """``values`` is ``[sites, 3, tokens]``: whether a token's profile acts at the site, whether that changed the token,
+    and how far, as a share of its norm.
+    """
+
+    sites: tuple[Site, ...]
+    values: NDArray[np.float64]
+
+    def sums(self, ranges: Sequence[tuple[int, int]]) -> list[list[list[float]]]:
+        """``[ranges][sites][3]`` over tokens from the first of each range up to its second."""
+        padded = np.concatenate([self.values, np.zeros((*self.values.shape[:2], 1))], axis=2)
+        totals = np.add.reduceat(padded, [end for each in ranges for end in each], axis=2)[:, :, ::2]
+        found: list[list[list[float]]] = totals.transpose(2, 0, 1).tolist()
+        return found
+
+
+@dataclass(slots=True)
+class SteeringStep:
+    """``plan`` is None where no token is steered. ``ran`` has each site's hook as often as it acted, and ``changes``
+    what it made of each token then (``[tokens]`` float32 on the device: ``|h' - h| / |h|``).
+
+    With ``static_rows`` (``[tokens]`` int64 on the device) the hooks read the rows from there, whatever the plan says.
+    """
+
+    plan: SteeringPlan | None
+    ran: list[Site] = field(default_factory=list)
+    static_rows: Tensor | None = None
+    changes: list[Tensor] = field(default_factory=list)
+
+    def effects(self) -> StepEffects | None:
+        """What steering did to each token. Waits for the device; None where nothing ran."""
+        if self.plan is None or not self.changes:
+            return None
+        ran = [(site, changes) for site, changes in zip(self.ran, self.changes, strict=True) if site in self.plan.acts]
+        acts = np.array([self.plan.acts[site] for site, _ in ran], dtype=np.float64)
+        moved = torch.stack([changes for _, changes in ran]).cpu().numpy().astype(np.float64) * acts
+        return StepEffects(tuple(site for site, _ in ran), np.stack([acts, moved != 0, moved], axis=1))
+
+    def counts(self, num_tokens: int) -> tuple[list[int], list[int]]:
+        """At how many sites each token was to be steered, and really was."""
+        if self.plan is None:
+            return [0] * num_tokens, [0] * num_tokens
+        return self.plan.expected, self.plan.applied(tuple(self.ran))

@@ -1,0 +1,271 @@
+"""Steering inside the forward pass: row tables per site, and the hooks that apply them.
+
+Each resident intervention owns a row for each set of its edits that act together (such as those on prompt tokens and
+those on generated ones); row 0 changes nothing. A step names a row per token. Only tokens whose row has edits at a site
+are touched there, so all others stay bit-equal whatever their neighbours do.
+
+An intervention that nobody uses any more keeps its rows for a while: the next request with it finds them laid out.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from inference.engine.models.sites import SiteError, SiteHooks, Turn, site_width
+from inference.engine.steering.rows import PlacePrograms, PlaceRows, Program, SteeringRows, by_site, place_programs
+from inference.engine.steering.site_table import SiteTable
+from inference.engine.steering.step import SteeringPlan, SteeringStep
+from inference.interventions import Edit, Intervention, NormEdit, Site, VectorEdit
+from inference.segments import PARTS
+
+MIN_ROWS = 8
+MAX_IDLE_ROWS = 512
+MAX_IDLE_ENTRIES = 2048
+
+
+@dataclass(slots=True)
+class _Resident:
+    """``num_entries`` over all sites. One that ``is_asked`` holds an SAE, and does not outlive its last user."""
+
+    rows: SteeringRows
+    sites: frozenset[Site]
+    num_entries: int
+    is_asked: bool
+    users: int = 0
+
+
+class SteeringTable:
+    """The steering of one model: residents by fingerprint, tables by site, hooks on the module."""
+
+    def __init__(self, module: nn.Module, device: torch.device, hooks: SiteHooks | None = None) -> None:
+        self._module = module
+        self._hooks = hooks or SiteHooks(module)
+        self._device = device
+        self._residents: dict[str, _Resident] = {}
+        self._idle: OrderedDict[str, _Resident] = OrderedDict()  # the longest unused first
+        self._free_rows: list[int] = []
+        self._num_rows = 1
+        self._capacity = MIN_ROWS
+        self._num_sites: dict[int, int] = {}  # by row: at how many sites its program acts
+        self._sites: dict[Site, SiteTable] = {}
+        self._hooked: dict[Site, Callable[[], None]] = {}
+        self._plan: SteeringPlan | None = None  # of the step before
+        self._step: SteeringStep | None = None  # while a forward pass runs
+        self._ran_static: list[Site] = []  # where hooks acted in the last pass that read its rows from a tensor
+
+    # Residents
+
+    @torch.inference_mode()
+    def acquire(self, intervention: Intervention) -> SteeringRows:
+        """Rows of the intervention, shared with others of its fingerprint; SiteError where it does not fit."""
+        fingerprint = intervention.fingerprint
+        resident = self._residents.get(fingerprint) or self._idle.pop(fingerprint, None) or self._add(intervention)
+        self._residents[fingerprint] = resident
+        resident.users += 1
+        for site in resident.sites - self._hooked.keys():
+            self._hooked[site] = self._hooks.put(site, Turn.STEER, partial(self._apply, site))
+        return resident.rows
+
+    @torch.inference_mode()
+    def release(self, rows: SteeringRows) -> None:
+        resident = self._residents[rows.fingerprint]
+        resident.users -= 1
+        if resident.users:
+            return
+        del self._residents[rows.fingerprint]
+        self._unhook(resident.sites)
+        self._idle[rows.fingerprint] = resident
+        if resident.is_asked:
+            self._drop_idle(rows.fingerprint)
+        while self._has_too_many_idle():
+            self._drop_idle(next(iter(self._idle)))
+
+    def _unhook(self, sites: frozenset[Site]) -> None:
+        """On the CPU a hook inside a layer keeps it from running fused. Elsewhere captured steps hold on to hooks."""
+        if self._device.type != "cpu":
+            return
+        for site in sites.difference(*(resident.sites for resident in self._residents.values())):
+            if site in self._hooked:
+                self._hooked.pop(site)()
+
+    def close(self) -> None:
+        """Take the hooks off the module."""
+        for remove in self._hooked.values():
+            remove()
+        self._hooked.clear()
+
+    @property
+    def num_residents(self) -> int:
+        """Interventions in use."""
+        return len(self._residents)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows in use, without row 0."""
+        return sum(len(resident.rows.rows) for resident in self._residents.values())
+
+    # A step
+
+    @contextmanager
+    def steering(self, row_of_token: list[int]) -> Iterator[SteeringStep]:
+        """Steer the forward pass in the block, over tokens with these rows, and no other, even if it raises.
+
+        No rows at all stand for tokens of which none is steered.
+        """
+        self._step = SteeringStep(self._plan_of(row_of_token))
+        try:
+            yield self._step
+        finally:
+            self._step = None
+
+    # A captured step
+
+    @property
+    def graph_key(self) -> Hashable:
+        """Changes whenever a step captured before would do something else."""
+        return tuple((site, self._sites[site].version) for site in sorted(self._hooked))
+
+    def begin_static(self, row_of_token: Tensor) -> None:
+        """Let the hooks read their rows from that tensor, with operations that ask the device for nothing.
+
+        ``[tokens]`` int64 on the device. Until :meth:`end_static`, and nothing where no token of the step is steered.
+        """
+        assert self._step is not None, "a step is running"
+        if self._step.plan is not None:
+            self._step.static_rows, self._ran_static = row_of_token, []
+
+    def end_static(self) -> None:
+        """The rest of the step is run as its own rows say."""
+        assert self._step is not None, "a step is running"
+        self._step.static_rows = None
+
+    def replayed(self) -> None:
+        """A captured step ran in the place of this one: the hooks acted where they did when it was captured."""
+        assert self._step is not None, "a step is running"
+        assert self._step.plan is not None, "the step is steered"
+        num_tokens = len(self._step.plan.row_of_token)
+        self._step.ran = list(self._ran_static)
+        self._step.changes = [self._sites[site].static_changes[:num_tokens] for site in self._ran_static]
+
+    def _plan_of(self, row_of_token: list[int]) -> SteeringPlan | None:
+        """None where no token is steered."""
+        if not any(row_of_token):
+            return None
+        if self._plan is None or self._plan.row_of_token != row_of_token:
+            acts = {site: [row in table.acts for row in row_of_token] for site, table in self._sites.items()}
+            acts = {site: chosen for site, chosen in acts.items() if any(chosen)}
+            self._plan = SteeringPlan(
+                row_of_token,
+                rows=torch.tensor(row_of_token, device=self._device),
+                expected=[self._num_sites.get(row, 0) for row in row_of_token],
+                acts=acts,
+                given={site: self._sites[site].given_in(row_of_token) for site in acts},
+            )
+        return self._plan
+
+    def _apply(self, site: Site, hidden: Tensor) -> Tensor | None:
+        """The steered hidden states; None where the step has nothing to do at the site."""
+        step = self._step
+        if step is None or step.plan is None:
+            return None
+        flat = hidden.reshape(-1, hidden.shape[-1])
+        if step.static_rows is not None:
+            self._ran_static.append(site)
+            return self._sites[site].apply_static(flat, step.static_rows).view(hidden.shape)
+        if site not in step.plan.acts:
+            return None
+        steered, changes = self._sites[site].apply(flat, step.plan.rows, step.plan.given[site])
+        step.ran.append(site)
+        step.changes.append(changes)
+        return steered.view(hidden.shape)
+
+    # Building
+
+    def _add(self, intervention: Intervention) -> _Resident:
+        for edit in intervention.edits:
+            self._check(edit)
+        self._plan = None
+        laid: dict[tuple[int, ...], int] = {}
+        try:
+            prompt = self._lay_places(place_programs(intervention, "prompt"), laid)
+            last = self._lay_places(place_programs(intervention, "last_prompt_token"), laid)
+            parts = {part: place_programs(intervention, "generation", part) for part in PARTS}
+            generation = {part: self._lay_places(programs, laid) for part, programs in parts.items()}
+        except BaseException:
+            self._clear(laid.values())
+            raise
+        tables, rows = self._sites.values(), frozenset(laid.values())
+        return _Resident(
+            SteeringRows(intervention.fingerprint, prompt, last, generation, rows, intervention.skip_token_ids),
+            frozenset(intervention.sites),
+            num_entries=sum(table.num_entries_of(row) for table in tables for row in rows),
+            is_asked=any(table.is_asked(row) for table in tables for row in rows),
+        )
+
+    def _lay_places(self, places: PlacePrograms, laid: dict[tuple[int, ...], int]) -> PlaceRows:
+        rows, special_rows = (
+            tuple(tuple(self._lay(program, laid) for program in row) for row in programs)
+            for programs in (places.programs, places.special_programs)
+        )
+        return PlaceRows(places.starts, places.part_starts, rows, special_rows)
+
+    def _lay(self, program: Program, laid: dict[tuple[int, ...], int]) -> int:
+        """The program's row: 0 for none at all, and one for the same edits."""
+        if not program:
+            return 0
+        key = tuple(map(id, program))
+        if key not in laid:
+            row = laid[key] = self._take_row()
+            self._num_sites[row] = len({edit.site for edit in program})
+            for site, edits in by_site(program).items():
+                self._site(site).set_row(row, edits)
+        return laid[key]
+
+    def _site(self, site: Site) -> SiteTable:
+        if site not in self._sites:
+            self._sites[site] = SiteTable(site_width(self._module, site), self._capacity, self._device)
+        return self._sites[site]
+
+    def _take_row(self) -> int:
+        if self._free_rows:
+            return self._free_rows.pop()
+        if self._num_rows == self._capacity:
+            self._capacity *= 2
+            for table in self._sites.values():
+                table.grow_rows(self._capacity)
+        self._num_rows += 1
+        return self._num_rows - 1
+
+    def _check(self, edit: Edit) -> None:
+        width = site_width(self._module, edit.site)
+        if isinstance(edit, NormEdit):
+            return
+        given = [edit.vector.shape[0]] if isinstance(edit, VectorEdit) else [r.d_in for r in edit.readers]
+        wrong = next((size for size in given if size != width), None)
+        if wrong is not None:
+            raise SiteError(f"{edit.site} is {width} wide in this model, the edit {wrong}.")
+
+    # Idle residents
+
+    def _has_too_many_idle(self) -> bool:
+        idle = self._idle.values()
+        num_rows = sum(len(resident.rows.rows) for resident in idle)
+        return num_rows > MAX_IDLE_ROWS or sum(resident.num_entries for resident in idle) > MAX_IDLE_ENTRIES
+
+    def _drop_idle(self, fingerprint: str) -> None:
+        self._clear(self._idle.pop(fingerprint).rows.rows)
+
+    def _clear(self, rows: Iterable[int]) -> None:
+        self._plan = None
+        for row in rows:
+            for table in self._sites.values():
+                table.clear_row(row)
+            del self._num_sites[row]
+            self._free_rows.append(row)
