@@ -1,4 +1,8 @@
-"""The engine: plain Python and torch."""
+"""The engine: plain Python and torch, usable without Django.
+
+Start in :mod:`~inference.engine.loop` (the thread), then :mod:`~inference.engine.model_engine` (one model's step) and
+:mod:`~inference.engine.model_runner` (its forward pass). The packages hold one stage each.
+"""
 
 import os
 

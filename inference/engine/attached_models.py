@@ -1,4 +1,4 @@
-"""The models that the engine thread steps."""
+"""The models that the engine thread steps, and which of them takes the next step."""
 
 from __future__ import annotations
 
@@ -14,17 +14,26 @@ from inference.engine.embedding.encoder import LoadedEncoder
 from inference.engine.embedding.engine import EmbeddingEngine
 from inference.engine.errors import ModelNotAttachedError
 from inference.engine.inbox import Attach, Submit
-from inference.engine.messages import Event, FailedEvent, Request
-from inference.engine.model_engine import Delivery, ModelEngine
+from inference.engine.messages import Delivery, Event, FailedEvent, Request
+from inference.engine.model_engine import ModelEngine
 from inference.engine.models.load_faults import enough_memory
 from inference.engine.models.loader import LoadedModel
 from inference.engine.stats import ModelStats
 
+logger = logging.getLogger(__name__)
 MAX_LAG_S = 0.5
+BACKGROUND_WEIGHT = 4.0  # a step that nobody waits for counts as so many, beside models that somebody waits for
 
 
 class Rotation:
-    """Owned by the engine thread. ``note`` what a step took, then ask for the ``next`` one."""
+    """Chooses the model that takes the next step, so that all models with work get the same time.
+
+    A step with a long prompt takes far longer than one that only decodes, so taking turns would give nearly all the
+    time to models with long prompts. The model that has had the least time goes next (start-time fair queueing, Goyal
+    et al. 1996, with equal weights), as long as no other model waits for more than ``max_lag_s`` because of it.
+
+    Used by the engine thread only: call :meth:`note` with the duration of a step, then :meth:`next`.
+    """
 
     def __init__(self, max_lag_s: float = MAX_LAG_S) -> None:
         self._max_lag_s = max_lag_s
@@ -96,10 +105,6 @@ def stepped_model(loaded: LoadedModel, config: EngineConfig) -> SteppedModel:
     if isinstance(loaded, LoadedEncoder):
         return EmbeddingEngine(loaded, config)
     return ModelEngine(loaded, config)
-
-
-logger = logging.getLogger(__name__)
-BACKGROUND_WEIGHT = 4.0  # a step that nobody waits for counts as so many, beside models that somebody waits for
 
 
 class AttachedModels:

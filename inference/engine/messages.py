@@ -14,6 +14,10 @@ from inference.interventions import InertEdit, Intervention, Removal, Site
 from inference.segments import PLAIN, PartRules
 from inference.text.grammar import Grammar
 
+GREEDY_BELOW = 1e-5  # a temperature this small leaves the best token alone, and smaller ones overflow float32
+BACKGROUND_PRIORITY = -(2**20)  # lower than any key's
+FinishReason = Literal["stop", "length", "cancelled"]
+
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingRequest:
@@ -39,10 +43,6 @@ class EmbeddingEvent:
 
     index: int
     values: bytes
-
-
-GREEDY_BELOW = 1e-5  # a temperature this small leaves the best token alone, and smaller ones overflow float32
-FinishReason = Literal["stop", "length", "cancelled"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +101,6 @@ class SamplingParams:
     def is_greedy(self) -> bool:
         """Whether no chance is left. Of tokens that tie, the first in the vocabulary is taken."""
         return self.temperature < GREEDY_BELOW or self.top_k == 1
-
-
-BACKGROUND_PRIORITY = -(2**20)  # lower than any key's
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,3 +303,4 @@ Event = (
     | FailedEvent
 )
 TERMINAL_EVENTS = (FinishedEvent, FailedEvent)
+Delivery = tuple[object, Event]  # an event and the sink that gets it

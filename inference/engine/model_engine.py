@@ -19,7 +19,7 @@ from inference.engine.kernels.accelerator import Accelerate, accelerate
 from inference.engine.kernels.decode_graphs import DecodeGraphs
 from inference.engine.messages import (
     BACKGROUND_PRIORITY,
-    Event,
+    Delivery,
     FailedEvent,
     FinishedEvent,
     FinishReason,
@@ -46,7 +46,6 @@ from inference.text.grammar import GrammarError
 
 logger = logging.getLogger(__name__)
 
-Delivery = tuple[object, Event]
 UNEXPECTED = "The server failed on this request."
 ALL_FORBIDDEN = "No token is allowed here: the request's own constraints forbid the whole vocabulary."
 

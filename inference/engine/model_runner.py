@@ -14,7 +14,8 @@ from torch import Tensor
 
 from inference.engine.cache.plan import ModelCache
 from inference.engine.cache.policy import BlockCopy, CacheOrder
-from inference.engine.capture.step import Found, plan_reading
+from inference.engine.capture.sequence import Found
+from inference.engine.capture.step import plan_reading
 from inference.engine.capture.table import ReadingTable
 from inference.engine.kernels import native
 from inference.engine.kernels.accelerator import Accelerator

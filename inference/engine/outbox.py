@@ -1,4 +1,4 @@
-"""What goes back to readers: each accepted sequence's events, the last of them exactly once."""
+"""Events on their way to clients: every accepted sequence gets exactly one terminal event."""
 
 from __future__ import annotations
 
@@ -9,8 +9,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from inference.engine.errors import QueueFullError
-from inference.engine.messages import TERMINAL_EVENTS, FailedEvent, Request
-from inference.engine.model_engine import Delivery
+from inference.engine.messages import TERMINAL_EVENTS, Delivery, FailedEvent, Request
+
+logger = logging.getLogger(__name__)
+WINDOW_S = 30.0
+UNKNOWN_S = 1.0
+LONGEST_S = 60.0
+Publish = Callable[[list[Delivery]], None]
 
 
 class OpenSequences:
@@ -68,11 +73,6 @@ class OpenSequences:
             del self._by_sink[sink]
 
 
-WINDOW_S = 30.0
-UNKNOWN_S = 1.0
-LONGEST_S = 60.0
-
-
 class CompletionRate:
     """Completions of the last ``WINDOW_S`` seconds."""
 
@@ -93,11 +93,6 @@ class CompletionRate:
             return UNKNOWN_S
         rate = len(self._ends) / max(now - self._ends[0], 0.1)
         return min(max(count / rate, 1.0), LONGEST_S)
-
-
-logger = logging.getLogger(__name__)
-
-Publish = Callable[[list[Delivery]], None]
 
 
 class Outbox:

@@ -1,4 +1,4 @@
-"""What the engine does right now, for the admin, /health and metrics."""
+"""What the engine and its models do at the moment, for the admin, /health and metrics."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Literal
 STEP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 STEP_SEQUENCES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
 STEP_TOKENS = (1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0)
+EngineState = Literal["idle", "running", "draining", "stopped", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,6 @@ class StepCounters:
     faults: Counter[str] = field(default_factory=Counter)
 
 
-EngineState = Literal["idle", "running", "draining", "stopped", "failed"]
 NOTHING = Distribution((), (0,), 0.0)
 
 

@@ -11,13 +11,14 @@ from inference.engine.config import EngineConfig
 from inference.engine.kernels.accelerator import Accelerate, accelerate
 from inference.engine.messages import (
     TERMINAL_EVENTS,
+    Delivery,
     Event,
     FailedEvent,
     FinishedEvent,
     GenerationRequest,
     TokensEvent,
 )
-from inference.engine.model_engine import Delivery, ModelEngine
+from inference.engine.model_engine import ModelEngine
 from inference.engine.models.loader import LoadedModel
 from tests.builders import build_request
 

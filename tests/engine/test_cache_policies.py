@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from inference.engine.cache.contiguous import ContiguousCache
 from inference.engine.cache.paged import PagedCache
-from inference.engine.cache.policy import PREFIX_BLOCK, BlockCopy, CachePolicy
-from inference.engine.cache.prefix_keys import Programs
+from inference.engine.cache.policy import BlockCopy, CachePolicy
+from inference.engine.cache.prefix_keys import PREFIX_BLOCK, Programs
 from inference.engine.scheduling.sequence import Sequence
 from tests.engine.sequences import build_sequence
 

@@ -13,8 +13,7 @@ import torch
 from inference.engine.config import EngineConfig
 from inference.engine.errors import EngineDownError, ModelNotAttachedError, QueueFullError
 from inference.engine.loop import EngineLoop
-from inference.engine.messages import TERMINAL_EVENTS
-from inference.engine.model_engine import Delivery
+from inference.engine.messages import TERMINAL_EVENTS, Delivery
 from inference.interventions import Intervention, Site, VectorEdit
 from tests.builders import build_request
 from tests.engine.harness import Transcript, reference_tokens

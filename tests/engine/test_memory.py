@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from inference.engine.cache.policy import PREFIX_BLOCK
+from inference.engine.cache.prefix_keys import PREFIX_BLOCK
 from inference.engine.config import READ_PLACES, EngineConfig
 from inference.engine.errors import LoadError
 from inference.engine.messages import PromptLogprobsEvent, ScoresEvent, Scoring

@@ -10,7 +10,7 @@ import torch
 
 from inference.engine.kernels.native.build import BuildError, build, default_folder
 
-REPORT = "from inference.engine import native; print(native.activate()); print(native.active().is_native)"
+REPORT = "from inference.engine.kernels import native; print(native.activate()); print(native.active().is_native)"
 
 
 @pytest.fixture

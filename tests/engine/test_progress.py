@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from inference.engine.cache.contiguous import ContiguousCache
 from inference.engine.cache.paged import PagedCache, window_blocks
-from inference.engine.cache.policy import PREFIX_BLOCK, CachePolicy, Growth
+from inference.engine.cache.policy import CachePolicy, Growth
+from inference.engine.cache.prefix_keys import PREFIX_BLOCK
 from inference.engine.config import EngineConfig
 from inference.engine.errors import LoadError
 from inference.engine.messages import BACKGROUND_PRIORITY, Scoring

@@ -20,7 +20,7 @@ from inference.captures import (
     Span,
     TopFeatures,
 )
-from inference.engine.cache.policy import PREFIX_BLOCK
+from inference.engine.cache.prefix_keys import PREFIX_BLOCK
 from inference.engine.kernels import native
 from inference.engine.kernels.fused_layers import FusedLayer
 from inference.engine.messages import ReadingEvent, TokensEvent

@@ -8,7 +8,7 @@ import pytest
 
 from inference.engine.cache.contiguous import ContiguousCache
 from inference.engine.cache.paged import PagedCache
-from inference.engine.cache.policy import PREFIX_BLOCK
+from inference.engine.cache.prefix_keys import PREFIX_BLOCK
 from inference.engine.config import EngineConfig
 from inference.engine.messages import BACKGROUND_PRIORITY
 from inference.engine.scheduling.admission import Admission, ContinuousAdmission, StaticAdmission

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from inference.engine.cache.policy import PREFIX_BLOCK
+from inference.engine.cache.prefix_keys import PREFIX_BLOCK
 from inference.engine.messages import Scoring
 from inference.engine.models.self_check import probe_layouts
 from inference.engine.models.sites import decoder_layers

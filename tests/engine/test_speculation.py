@@ -11,8 +11,8 @@ from inference.engine.config import EngineConfig
 from inference.engine.kernels import native
 from inference.engine.messages import TokensEvent
 from inference.engine.models.loader import ModelSpec, load_model
-from inference.engine.scheduling.drafter import PromptLookup
-from inference.engine.scheduling.speculation import Drafter, Speculation
+from inference.engine.scheduling.drafter import Drafter, PromptLookup
+from inference.engine.scheduling.speculation import Speculation
 from inference.engine.stats import ModelStats
 from inference.interventions import Intervention, Site, VectorEdit
 from inference.text.grammar import Grammar

@@ -31,11 +31,11 @@ from inference.engine.loop import EngineLoop
 from inference.engine.messages import (
     BACKGROUND_PRIORITY,
     TERMINAL_EVENTS,
+    Delivery,
     FailedEvent,
     GenerationRequest,
     ReadingEvent,
 )
-from inference.engine.model_engine import Delivery
 from inference.engine.models.loader import LoadedModel, ModelSpec, load_model
 from inference.interventions import Intervention, Site, VectorEdit
 from tests.builders import build_model, build_request

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from inference.engine.cache.policy import PREFIX_BLOCK, BlockCopy, BlockDiscard, CacheCounts, CacheOrder
-
-if TYPE_CHECKING:
-    from inference.engine.scheduling.sequence import Sequence
+from inference.engine.cache.policy import BlockCopy, BlockDiscard, CacheCounts, CacheOrder
+from inference.engine.cache.prefix_keys import PREFIX_BLOCK
+from inference.engine.scheduling.sequence import Sequence
 
 DISCARD_TOKENS = 1024  # passed tokens of a window are given back this many at a time
 

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from inference.engine.cache.block_manager import BlockManager
-from inference.engine.cache.policy import PREFIX_BLOCK, CacheCounts, CacheOrder
-
-if TYPE_CHECKING:
-    from inference.engine.scheduling.sequence import Sequence
+from inference.engine.cache.policy import CacheCounts, CacheOrder
+from inference.engine.cache.prefix_keys import PREFIX_BLOCK
+from inference.engine.scheduling.sequence import Sequence
 
 
 @dataclass(slots=True)

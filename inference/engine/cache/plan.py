@@ -12,8 +12,9 @@ from inference.engine.cache.contiguous import ContiguousCache
 from inference.engine.cache.device_memory import device_memory
 from inference.engine.cache.layout import LayerGroup, LayerLayout, group_layers, num_heads
 from inference.engine.cache.paged import PagedCache, window_blocks
-from inference.engine.cache.policy import PREFIX_BLOCK, CachePolicy
+from inference.engine.cache.policy import CachePolicy
 from inference.engine.cache.pool import KVPool
+from inference.engine.cache.prefix_keys import PREFIX_BLOCK
 from inference.engine.config import EngineConfig
 from inference.engine.errors import LoadError
 from inference.engine.kernels import native

@@ -9,15 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from inference.engine.scheduling.sequence import Sequence
-
-PREFIX_BLOCK = 32  # tokens that share a key, in both policies
+from inference.engine.scheduling.sequence import Sequence
 
 
 class Growth(Enum):

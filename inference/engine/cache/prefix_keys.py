@@ -14,6 +14,8 @@ from hashlib import blake2b
 
 import numpy as np
 
+PREFIX_BLOCK = 32  # tokens that share a key, in both policies
+
 KEY_BYTES = 16
 
 

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Many
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from inference.captures import FeatureValues, Read, Reading
 
-if TYPE_CHECKING:
-    from inference.engine.capture.step import Found
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Found:
+    """What a step found for a wish: a row for each place, or of a pooled read one that sums up all of them."""
+
+    number: int
+    places: tuple[int, ...]
+    values: NDArray[np.float32] | NDArray[np.float64]  # sums for means, in float64
+    features: NDArray[np.int64] | None = None
 
 
 class SequenceReading:

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from inference.captures import AllFeatures, FeatureValues, Pooling, Probe, Read, Residuals, Stage, TopFeatures
+from inference.engine.capture.sequence import Found
 from inference.engine.scheduling.scheduler import Chunk
 from inference.engine.scheduling.sequence import Sequence
 from inference.interventions import Site
@@ -31,16 +30,6 @@ class Wish:
     read: Read
     rows: list[int]
     places: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Found:
-    """What a step found for a wish: a row for each place, or of a pooled read one that sums up all of them."""
-
-    number: int
-    places: tuple[int, ...]
-    values: NDArray[np.float32] | NDArray[np.float64]  # sums for means, in float64
-    features: NDArray[np.int64] | None = None
 
 
 @dataclass(slots=True)

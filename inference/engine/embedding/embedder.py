@@ -1,4 +1,7 @@
-"""From a directory to a model that embeds texts: an encoder such as BERT, or a decoder such as Qwen3-Embedding."""
+"""Load a model that embeds texts: an encoder such as BERT, or a decoder such as Qwen3-Embedding.
+
+Token states are pooled into one vector as the model's sentence-transformers pipeline specifies.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""A decoder layer's step for single new tokens as two kernels: at few rows, calling the parts one by one costs more
-than the small ones take.
+"""Fuse the decoder layers of a model, without a class of our own per architecture.
 
-Steps with prompts, and layers with a hook on one of their parts, take the layer's own way.
+Norms, attentions and MLPs are fused first (:mod:`~inference.engine.kernels.fused_modules`). A layer whose parts are
+all fused then runs steps of single new tokens as two kernels: with few rows, calling the parts one by one costs more
+than the small ones take. Steps with prompts, and layers with a hook on one of their parts, run the original forward. On
+a GPU only norms are fused, by torch's own kernel.
 """
 
 from __future__ import annotations

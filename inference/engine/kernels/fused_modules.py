@@ -1,4 +1,8 @@
-"""Running an operation and its fused form on the same random input, to see whether they agree."""
+"""Norms, MLPs and attention modules whose small operations run as one kernel each.
+
+A transformers module is recognised by its parts. The fused form replaces it only if both give the same result for the
+same random input.
+"""
 
 from __future__ import annotations
 

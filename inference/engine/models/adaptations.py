@@ -1,4 +1,11 @@
-"""Models whose code leaves transformers' ways: attention of their own, or layers that drop unknown arguments."""
+"""Adaptations of models whose code departs from transformers' conventions.
+
+Some have attention of their own, or layers that drop unknown keyword arguments. LongRoPE (Phi-3.5, Phi-4-mini) has two
+sets of frequencies: one for texts up to the length that the model was first trained on, one for longer texts.
+transformers chooses by the largest position in a forward pass, so a text's keys would depend on its neighbours and on
+its chunks, and the cache would hold both kinds. Here one set is chosen at load, by the longest text that is served, and
+used for texts of every length.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +21,10 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.gpt_neo.modeling_gpt_neo import GPTNeoSelfAttention
 
 from inference.engine.kernels.attention import drop_batch, keep_batch
+
+logger = logging.getLogger(__name__)
+LONG_ROPE = "longrope"
+SCALES = ("short_mscale", "long_mscale")  # of PhiMoE, whose cosines are scaled by one or the other
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +57,6 @@ def adapt_attention(module: nn.Module) -> None:
             child.forward = _GPTNeoAttention(child, window)
     module.register_forward_pre_hook(keep_batch, with_kwargs=True)
     module.register_forward_hook(drop_batch, always_call=True)
-
-
-logger = logging.getLogger(__name__)
-
-LONG_ROPE = "longrope"
-SCALES = ("short_mscale", "long_mscale")  # of PhiMoE, whose cosines are scaled by one or the other
 
 
 @torch.no_grad()

@@ -39,21 +39,12 @@ from inference.files.unchanged import unchanged
 from inference.text.grammar_compiler import GrammarCompiler
 from inference.torch_threads import borrowed_workers
 
-
-def trim_heap() -> None:
-    """C's allocator keeps freed memory for itself; glibc's can be told to return it to the system."""
-    if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        if trim is not None:
-            trim(0)
-
-
 logger = logging.getLogger(__name__)
-
-hf_logging.disable_progress_bar()  # a server's log is no terminal
-
 DTYPES = {"auto": "auto", "bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 DEFAULT_LENGTH = 4096  # of a model whose configuration does not say
+
+
+hf_logging.disable_progress_bar()  # a server's log is no terminal
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,3 +284,11 @@ def release_model(loaded: LoadedModel) -> None:
 def _empty(module: nn.Module) -> None:
     """Parameters, buffers, hooks, and whatever else hangs on the module (packed weights, caches)."""
     vars(module).clear()
+
+
+def trim_heap() -> None:
+    """C's allocator keeps freed memory for itself; glibc's can be told to return it to the system."""
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig
 
-from inference.engine.cache.policy import PREFIX_BLOCK
+from inference.engine.cache.prefix_keys import PREFIX_BLOCK
 from inference.engine.config import READ_PLACES
 from inference.engine.errors import LoadError
 from inference.engine.kernels.varlen_attention import PAGE_TOKENS

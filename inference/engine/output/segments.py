@@ -1,4 +1,9 @@
-"""To which part each token belongs that one sequence generated."""
+"""Which segment (thinking, answer or tool call) each generated token belongs to.
+
+:class:`PartMachine` follows a text through :class:`~inference.parts.PartRules`, token by token, on bytes. A step
+depends only on the tokens so far, never on later ones, so drafted tokens have segments too, and a sequence that is
+recomputed gets the same ones.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +14,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from inference.segments import Part, PartRules, PartState
+
+PartPlace = tuple[Part, int]  # a token's segment, and its index among that segment's tokens
 
 
 class Standing(NamedTuple):
@@ -84,10 +91,6 @@ class PartMachine:
 def part_machine(rules: PartRules) -> PartMachine:
     """A model's requests share a few."""
     return PartMachine(rules)
-
-
-PartPlace = tuple[Part, int]
-"""A token's part, and its index among the tokens of that part."""
 
 
 class SequenceParts:

@@ -6,7 +6,7 @@ Nothing here makes a tensor as long as the vocabulary: a row is edited at the pl
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,7 +26,7 @@ class BadWords:
 
     __slots__ = ("_by_last", "longest", "single")
 
-    def __init__(self, words: Sequence[Sequence[int]]) -> None:
+    def __init__(self, words: Many[Many[int]]) -> None:
         self.longest = max(map(len, words), default=0)  # tokens
         self.single = tuple(dict.fromkeys(word[0] for word in words if len(word) == 1))
         self._by_last: dict[int, list[tuple[list[int], int]]] = defaultdict(list)

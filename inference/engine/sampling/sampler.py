@@ -22,60 +22,8 @@ from inference.engine.sampling.transfers import to_device
 from inference.engine.sampling.truncation import SECOND_WIDTH, Search, truncated_weights
 from inference.engine.scheduling.sequence import Sequence
 
-PEAK_BLOCK = 512
-
-
-def peaks(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Greatest values ``[rows]`` and the first places that have them, in the logits' own type. NaN is the greatest.
-
-    In two steps, blocks and then the best block: torch's ``max`` that also gives places is 2 to 6 times slower than
-    ``amax``, its ``argmax`` 12 times for bfloat16 on a CPU.
-    """
-    rows, vocab = logits.shape
-    whole = vocab - vocab % PEAK_BLOCK
-    if whole == 0:
-        best = logits.max(-1)
-        return best.values, best.indices
-    by_block = logits[:, :whole].reshape(rows, -1, PEAK_BLOCK).amax(-1)
-    if whole < vocab:
-        by_block = torch.cat([by_block, logits[:, whole:].amax(-1, keepdim=True)], 1)
-    start = by_block.max(-1).indices.unsqueeze(1) * PEAK_BLOCK
-    places = (start + torch.arange(PEAK_BLOCK, device=logits.device)).clamp_(max=vocab - 1)
-    best = logits.gather(1, places).max(-1)
-    return best.values, places.gather(1, best.indices.unsqueeze(1)).view(rows)
-
-
-DRAW_BLOCK = 128
-
-
-def draw(weights: Tensor, uniform: Tensor) -> Tensor:
-    """One token a row: ``weights`` ``[rows, vocab]`` need not add up to 1, ``uniform`` ``[rows]`` is float64 in [0, 1).
-
-    In two steps, blocks and then places in a block, so that only one pass goes over the vocabulary. A row without a
-    weight above zero gives a token that means nothing.
-    """
-    rows, vocab = weights.shape
-    blocks = functional.pad(weights, (0, -vocab % DRAW_BLOCK)) if vocab % DRAW_BLOCK else weights
-    blocks = blocks.reshape(rows, -1, DRAW_BLOCK)  # [rows, blocks, DRAW_BLOCK]
-    sums = blocks.sum(-1).double()
-    block, rest = _find(sums, uniform.unsqueeze(1))
-    chosen = blocks[torch.arange(rows, device=weights.device), block.squeeze(1)].double()
-    place, _ = _find(chosen, rest)
-    drawn = (block * DRAW_BLOCK + place).clamp_(max=vocab - 1)
-    # Rounding can put the target on the very end of the distribution, past its last possible token.
-    is_possible = weights.gather(1, drawn).squeeze(1) > 0
-    return torch.where(is_possible, drawn.squeeze(1), weights.argmax(-1)) if rows else drawn.squeeze(1)
-
-
-def _find(weights: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
-    """Where ``share`` ``[rows, 1]`` of the total is reached, and which share of that place's own weight is used up."""
-    ends = weights.cumsum(-1)
-    target = share * ends[:, -1:]
-    place = torch.searchsorted(ends, target, right=True).clamp_(max=weights.shape[1] - 1)
-    own = weights.gather(1, place)
-    return place, ((target - (ends.gather(1, place) - own)) / own).clamp_(0.0, 1.0)
-
-
+PEAK_BLOCK = 512  # tokens
+DRAW_BLOCK = 128  # tokens
 NUMBERS_AT_ONCE = 64  # drawn from a sequence's generator
 NO_NUMBERS = torch.empty(0, dtype=torch.float64)
 
@@ -228,3 +176,51 @@ def _to_host(
         host[rows : 2 * rows].astype(bool).tolist(),
         host[2 * rows : 3 * rows].astype(bool).tolist(),
     )
+
+
+def peaks(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Greatest values ``[rows]`` and the first places that have them, in the logits' own type. NaN is the greatest.
+
+    In two steps, blocks and then the best block: torch's ``max`` that also gives places is 2 to 6 times slower than
+    ``amax``, its ``argmax`` 12 times for bfloat16 on a CPU.
+    """
+    rows, vocab = logits.shape
+    whole = vocab - vocab % PEAK_BLOCK
+    if whole == 0:
+        best = logits.max(-1)
+        return best.values, best.indices
+    by_block = logits[:, :whole].reshape(rows, -1, PEAK_BLOCK).amax(-1)
+    if whole < vocab:
+        by_block = torch.cat([by_block, logits[:, whole:].amax(-1, keepdim=True)], 1)
+    start = by_block.max(-1).indices.unsqueeze(1) * PEAK_BLOCK
+    places = (start + torch.arange(PEAK_BLOCK, device=logits.device)).clamp_(max=vocab - 1)
+    best = logits.gather(1, places).max(-1)
+    return best.values, places.gather(1, best.indices.unsqueeze(1)).view(rows)
+
+
+def draw(weights: Tensor, uniform: Tensor) -> Tensor:
+    """One token a row: ``weights`` ``[rows, vocab]`` need not add up to 1, ``uniform`` ``[rows]`` is float64 in [0, 1).
+
+    In two steps, blocks and then places in a block, so that only one pass goes over the vocabulary. A row without a
+    weight above zero gives a token that means nothing.
+    """
+    rows, vocab = weights.shape
+    blocks = functional.pad(weights, (0, -vocab % DRAW_BLOCK)) if vocab % DRAW_BLOCK else weights
+    blocks = blocks.reshape(rows, -1, DRAW_BLOCK)  # [rows, blocks, DRAW_BLOCK]
+    sums = blocks.sum(-1).double()
+    block, rest = _find(sums, uniform.unsqueeze(1))
+    chosen = blocks[torch.arange(rows, device=weights.device), block.squeeze(1)].double()
+    place, _ = _find(chosen, rest)
+    drawn = (block * DRAW_BLOCK + place).clamp_(max=vocab - 1)
+    # Rounding can put the target on the very end of the distribution, past its last possible token.
+    is_possible = weights.gather(1, drawn).squeeze(1) > 0
+    return torch.where(is_possible, drawn.squeeze(1), weights.argmax(-1)) if rows else drawn.squeeze(1)
+
+
+def _find(weights: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+    """Where ``share`` ``[rows, 1]`` of the total is reached, and which share of that place's own weight is used up."""
+    ends = weights.cumsum(-1)
+    target = share * ends[:, -1:]
+    place = torch.searchsorted(ends, target, right=True).clamp_(max=weights.shape[1] - 1)
+    own = weights.gather(1, place)
+    return place, ((target - (ends.gather(1, place) - own)) / own).clamp_(0.0, 1.0)

@@ -1,4 +1,8 @@
-"""Which tokens a grammar allows, as bits."""
+"""Which tokens may come next, as bit masks: grammars, and budgets for thinking.
+
+A matcher belongs to one sequence. Within a step a mask thread fills its row while the model runs; once the rows are
+collected, the engine thread continues with it. The two never overlap, so there are no locks.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,11 @@ from inference.engine.messages import ThinkingBudget
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
+logger = logging.getLogger(__name__)
 WORD_BITS = 32
+ALL = -1  # int32 with all bits set
+TOO_COMPLEX = "The grammar became too complex for the server's limits here. Simplify it."
+MAX_MASK_THREADS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +56,6 @@ def unpack_by_shifts(bits: Tensor) -> Tensor:
     """Int32 ``[rows, words]`` to ``[rows, 32 * words]`` of 0 and 1, on the tensor's own device."""
     places = torch.arange(WORD_BITS, dtype=torch.int32, device=bits.device)
     return ((bits.unsqueeze(-1) >> places) & 1).flatten(1)
-
-
-logger = logging.getLogger(__name__)
-ALL = -1  # int32 with all bits set
-TOO_COMPLEX = "The grammar became too complex for the server's limits here. Simplify it."
-MAX_MASK_THREADS = 8
 
 
 class Matcher(Protocol):

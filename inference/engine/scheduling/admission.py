@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from inference.engine.scheduling import sequence as request
+from inference.engine.scheduling import sequence as request
 
 
 class Admission(Protocol):

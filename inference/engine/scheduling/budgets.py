@@ -1,9 +1,6 @@
-"""How many prompt tokens may join a step without holding up those who decode for too long.
+"""How many prompt tokens and drafted tokens a step runs beside the sequences that decode.
 
-A step that also runs prompt tokens takes longer than one that only decodes. The budget keeps it within
-``max_stall_factor`` times as long while one prompt is being computed, by the measured cost of a prompt token; each
-further one adds as much again, for a longer step brings it into the batch sooner. Requests that cannot be admitted yet,
-for want of a place or of memory, do not count: a longer step would not help them.
+Both budgets learn from the measured duration of earlier steps.
 """
 
 from __future__ import annotations
@@ -14,10 +11,19 @@ import numpy as np
 
 SMOOTHING = 0.2
 PREFILL_GRAIN = 16  # tokens; also the least that a prompt moves on in a step
+EXACT_TOKENS = 16  # steps of more tokens are counted together, DRAFT_GRAIN at a time
+DRAFT_GRAIN = 8
+FRESH_STEPS = 256  # what was not seen for so long must be seen again: contexts grow, machines change
 
 
 class PrefillBudget:
-    """Learns from the steps that were run. ``max_stall_factor`` 0 always allows ``max_tokens``."""
+    """Limits prompt tokens so that they do not hold up the sequences that decode.
+
+    A step that also runs prompt tokens takes longer than one that only decodes. While one prompt is being computed,
+    the budget keeps the step within ``max_stall_factor`` times as long, by the measured cost of a prompt token. Each
+    further prompt adds as much again, because a longer step brings it into the batch sooner. Requests that cannot be
+    admitted for lack of a slot or of memory do not count. ``max_stall_factor`` 0 always allows ``max_tokens``.
+    """
 
     def __init__(self, max_tokens: int, max_stall_factor: float) -> None:
         self._max_tokens = max_tokens
@@ -47,13 +53,13 @@ def smoothed(known: float | None, seen: float) -> float:
     return seen if known is None else known + SMOOTHING * (seen - known)
 
 
-EXACT_TOKENS = 16  # steps of more tokens are counted together, DRAFT_GRAIN at a time
-DRAFT_GRAIN = 8
-FRESH_STEPS = 256  # what was not seen for so long must be seen again: contexts grow, machines change
-
-
 class DraftBudget:
-    """Learns from the steps that were run. ``min_gain`` 0 always allows all drafts."""
+    """Limits drafted tokens to those that are expected to pay.
+
+    A few more tokens hardly lengthen a step as long as reading the weights dominates it; beyond that, drafts that are
+    rejected cost more than they give. Drafts are extended for as long as tokens per second are expected to rise.
+    ``min_gain`` 0 always allows all drafts.
+    """
 
     def __init__(self, min_gain: float) -> None:
         self._min_gain = min_gain

@@ -16,7 +16,8 @@ from bisect import insort
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from inference.engine.cache.policy import PREFIX_BLOCK, CachePolicy, Growth
+from inference.engine.cache.policy import CachePolicy, Growth
+from inference.engine.cache.prefix_keys import PREFIX_BLOCK
 from inference.engine.config import READ_PLACES, EngineConfig
 from inference.engine.messages import BACKGROUND_PRIORITY
 from inference.engine.scheduling.admission import Admission

@@ -8,12 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
 
 import torch
 
-from inference.engine.cache.policy import PREFIX_BLOCK
-from inference.engine.cache.prefix_keys import PrefixKeys, Programs
+from inference.engine.cache.prefix_keys import PREFIX_BLOCK, PrefixKeys, Programs
 from inference.engine.capture.sequence import SequenceReading
 from inference.engine.messages import GenerationRequest, SiteEffect, SteeringReceipt, Timings, Usage
 from inference.engine.output.detokenizer import Detokenizer
@@ -21,12 +19,12 @@ from inference.engine.output.scoring import SequenceScoring
 from inference.engine.output.segments import SequenceParts
 from inference.engine.sampling.token_history import TokenHistory
 from inference.engine.sampling.token_masks import Matcher
+from inference.engine.scheduling.drafter import Drafter
 from inference.engine.scheduling.step_isolation import SERVER_ERROR
 from inference.engine.steering.rows import SteeringRows
 from inference.interventions import Site
 
-if TYPE_CHECKING:
-    from inference.engine.scheduling.speculation import Drafter
+logger = logging.getLogger(__name__)
 
 
 class RequestState(Enum):
@@ -202,9 +200,6 @@ def _programs(request: GenerationRequest) -> Programs:
     if generation and intervention.tells_parts:
         generation += f":{request.parts}"  # the same tokens may be of another part by other rules
     return Programs(intervention.program("prompt"), generation)
-
-
-logger = logging.getLogger(__name__)
 
 
 class SequenceFault(Exception):

@@ -1,4 +1,7 @@
-"""Which row of the steering tables each token of a sequence uses."""
+"""Which edits of an intervention act on which tokens, and which row of the steering tables each token uses.
+
+A *program* is a set of edits that act together on a token; each program has one row in the tables.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from inference.engine.output.segments import SequenceParts
 from inference.interventions import Edit, Intervention, Site, TokenPlace, Window, Zone
 from inference.segments import Part
 
+Program = tuple[Edit, ...]
 Rows = tuple[tuple[int, ...], ...]
 
 
@@ -65,9 +69,6 @@ class SteeringRows:
 
     def _row(self, rows: PlaceRows, token: int, index: int, part_index: int) -> int:
         return rows.of(index, part_index, is_special=token in self.skip_token_ids)
-
-
-Program = tuple[Edit, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,7 +98,7 @@ def write_kv(keys: Tensor, values: Tensor, key: Tensor, value: Tensor, slot_mapp
 
 
 def steer(hidden: Tensor, rows: Tensor, tables: SteeringTensors, given: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """See :func:`inference.engine.kernels.native.steer`. All shapes are known beforehand: nothing waits for the device."""
+    """See :func:`inference.engine.kernels.native.steer`. Shapes are known beforehand: nothing waits for the device."""
     h = hidden.float()
     norm = h.norm(dim=-1, keepdim=True)
     steered = tables.vectors[rows].masked_fill_(norm > tables.norm_limits[rows].unsqueeze(1), 0.0)
