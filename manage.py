@@ -14,7 +14,7 @@ def main() -> None:
     except ImportError:
         sys.exit("Django is not installed for this Python. Run `make setup`, then use .venv/bin/python manage.py.")
     from audit.origin import acting, command_origin
-    from millm_site.embedded_postgres.errors import EmbeddedPostgresError
+    from millm_site.embedded_postgres.place import EmbeddedPostgresError
 
     try:
         with acting(command_origin(sys.argv)):

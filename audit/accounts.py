@@ -14,10 +14,9 @@ from django.contrib.auth.models import Group
 from django.db import models
 from django.db.models.signals import m2m_changed, post_save, pre_delete, pre_save
 
-from audit.changes import stored_fields
 from audit.models import AuditEvent
 from audit.origin import current_origin
-from audit.trail import record, record_deleted, record_saved
+from audit.record import record, record_deleted, record_saved, stored_fields
 
 NO_CHANGE = frozenset({"last_login"})  # signing in is no change of a user
 _BEFORE = "_audit_before"

@@ -24,8 +24,8 @@ from benchmarks.options import at_least_one
 from benchmarks.record import RESULTS, Record
 from benchmarks.report import write_report
 from benchmarks.subject import say
-from millm_site.seed_load.log_rows import ID_START, PERIOD, Texts
 from tests import live
+from tools.seed_load.log_rows import ID_START, PERIOD, Texts
 
 USER, PASSWORD = "bench", "bench"
 LOG = "/admin/openai_api/requestlog/"

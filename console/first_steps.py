@@ -2,17 +2,59 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from dataclasses import dataclass
+from typing import Any
 
 from django.conf import settings
+from django.contrib import messages
 from django.contrib.auth.models import User
+from django.http import HttpRequest, HttpResponseRedirect
 from django.urls import reverse
 
-from console.demo_install import INSTALL
-from console.example_request import curl
+from console.pages import Endpoint, register_endpoint
 from inference.models import LanguageModel
 from openai_api.models import ApiKey, RequestLog
+from steering.demo.install import DemoError, install_demo
 from steering.models import ProfileVersion
+
+
+def install(request: HttpRequest) -> HttpResponseRedirect:
+    """Where it is installed already, nothing happens; either way the dashboard says so."""
+    owner = request.user if isinstance(request.user, User) else None
+    try:
+        demo = install_demo(measures=True, owner=owner)
+    except DemoError as error:
+        messages.error(request, f"The demo was not installed. {error}")
+    else:
+        published = f", profiles {', '.join(demo.published)}" if demo.published else ""
+        messages.success(request, f"The demo is installed: model {demo.model}, SAE {demo.sae}{published}.")
+    return HttpResponseRedirect(reverse("admin:index"))
+
+
+INSTALL = register_endpoint(
+    Endpoint(
+        name="install_demo",
+        route="install-demo/",
+        view=install,
+        permissions=(
+            "inference.view_languagemodel",
+            "inference.add_languagemodel",
+            "steering.add_sae",
+            "steering.publish_steeringprofile",
+        ),
+    )
+)
+
+
+def curl(url: str, **extra: Any) -> str:
+    """One line for a shell: the demo tells a story, in one piece so that it can be read."""
+    messages = [{"role": "user", "content": "Tell me a story."}]
+    body = json.dumps({"model": "demo", **extra, "messages": messages}, separators=(",", ":"))
+    words = ["curl", f"{url}/v1/chat/completions", "-H", "Content-Type: application/json", "-d", body]
+    key = ' -H "Authorization: Bearer $MILLM_API_KEY"' if settings.MILLM_AUTH == "required" else ""
+    return shlex.join(words) + key
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,8 @@ from django.contrib.auth.models import User
 from django.core.exceptions import ValidationError
 from django.db import transaction
 
-from audit.changes import stored_fields
 from audit.models import AuditEvent
-from audit.trail import record, record_deleted, record_saved
+from audit.record import record, record_deleted, record_saved, stored_fields
 from inference.client import EngineError, get_client
 from inference.files.sources import (
     ALLOW_CODE_HINT,

@@ -5,7 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import threading
+import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from django.db import transaction
@@ -18,11 +22,50 @@ from core.text import clean_text
 from jobs.deliveries import deliver
 from jobs.errors import JobCancelled, JobError, JobInterrupted, JobLost, JobPostponed
 from jobs.kinds import find_kind
-from jobs.models import Job
-from jobs.patience import retry_while_db_down
-from jobs.running_job import MAX_MESSAGE, RunningJob
-from jobs.running_jobs import RunningJobs
-from jobs.storable import check_storable
+from jobs.models import Job, check_storable
+from jobs.running_job import MAX_MESSAGE, RunningJob, retry_while_db_down
+
+
+class RunningJobs:
+    """Who runs here: for heartbeats, and to tell all of them that the process stops."""
+
+    def __init__(self) -> None:
+        self.stopping = threading.Event()
+        self._changed = threading.Condition()
+        self._jobs: dict[uuid.UUID, RunningJob] = {}
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    @contextmanager
+    def entry(self, job: RunningJob) -> Iterator[None]:
+        with self._changed:
+            self._jobs[job.claim] = job
+        try:
+            yield
+        finally:
+            with self._changed:
+                del self._jobs[job.claim]
+                self._changed.notify_all()
+
+    def beat(self) -> None:
+        """Say that the runs are alive, and tell those that have lost their row."""
+        with self._changed:
+            jobs = list(self._jobs.values())
+        if not jobs:
+            return
+        rows = Job.objects.filter(claim__in=[job.claim for job in jobs])
+        rows.update(heartbeat_at=Now())
+        held = set(rows.values_list("claim", flat=True))
+        for job in jobs:
+            if job.claim not in held:
+                job.lost.set()  # harmless where it has just ended by itself
+
+    def wait_until_none(self, timeout_s: float) -> bool:
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._jobs, max(0.0, deadline - time.monotonic()))
+
 
 logger = logging.getLogger(__name__)
 MAX_ERROR = 4_000

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import uuid
+from typing import Any
 
 from django.conf import settings
+from django.contrib.auth.models import User
 from django.db import models
 from django.db.models.functions import Now
 
-from jobs.errors import UnknownKindError
+from core.text import is_storable
+from jobs.errors import NotStorableError, UnknownKindError
 from jobs.kinds import find_kind
 
 
@@ -111,3 +115,30 @@ class JobLine(models.Model):
 
     def __str__(self) -> str:
         return self.text[:80]
+
+
+MAX_BYTES = 16 * 2**20
+
+
+def check_storable(value: Any, name: str) -> dict[str, Any]:
+    """``value``, an object that JSON in Postgres can hold; NotStorableError names what is wrong with it."""
+    if not isinstance(value, dict):
+        raise NotStorableError(f"The {name} of a job must be an object, not {type(value).__name__}.")
+    try:
+        text = json.dumps(value, allow_nan=False, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise NotStorableError(f"The {name} of a job cannot be stored as JSON: {error}") from None
+    if "\\u0000" in text or not is_storable(text):
+        raise NotStorableError(f"The {name} of a job holds text that Postgres refuses: NUL, or half a surrogate pair.")
+    if len(text.encode()) > MAX_BYTES:
+        raise NotStorableError(f"The {name} of a job takes more than {MAX_BYTES // 2**20} MiB.")
+    return value
+
+
+def may_see_result(job: Job, user: User) -> bool:
+    """Beside the right to see the job. A kind that this process does not know asks for nothing more."""
+    try:
+        needed = find_kind(job.kind).result_permission
+    except UnknownKindError:
+        return True
+    return not needed or user.has_perm(needed)

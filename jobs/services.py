@@ -9,13 +9,12 @@ from django.db import transaction
 from django.db.models.functions import Now
 
 from audit.models import AuditEvent
-from audit.trail import record
+from audit.record import record
 from core.text import clean_text
 from jobs.deliveries import deliver
 from jobs.errors import JobStateError
 from jobs.kinds import find_kind
-from jobs.models import Job
-from jobs.storable import check_storable
+from jobs.models import Job, check_storable
 
 MAX_TITLE = 300
 MAX_PRIORITY = 1_000

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from django.contrib.auth.models import User
+from typing import Any
+
+from django.contrib.auth.models import Group, User
 from drf_spectacular.extensions import OpenApiAuthenticationExtension
+from rest_framework import serializers
 from rest_framework.authentication import BaseAuthentication
 from rest_framework.authentication import SessionAuthentication as DjangoSessionAuthentication
 from rest_framework.exceptions import PermissionDenied
+from rest_framework.permissions import BasePermission
 from rest_framework.request import Request
 
-from openai_api.http.errors import forbidden, wrong_key
+from inference.permissions import groups_to_share_with, may_share
+from management_api.serializers import StrictInput, Text
+from openai_api.http.errors import forbidden, invalid, wrong_key
 from openai_api.keys.authentication import current_keys, find_key, presented_key
 
 
@@ -59,3 +65,32 @@ class SessionScheme(OpenApiAuthenticationExtension):  # type: ignore[misc]  # dr
 
     def get_security_definition(self, auto_schema: object) -> dict[str, str]:
         return {"type": "apiKey", "in": "cookie", "name": "millm_session"}
+
+
+class ActPermission(BasePermission):
+    """Staff only, as for the console. ``view.permissions`` names the permission of each action; None needs no other."""
+
+    message = "You may not do this; ask an administrator for the role that may (docs/roles.md)."
+
+    def has_permission(self, request: Request, view: Any) -> bool:
+        user = request.user
+        if not user.is_authenticated or not user.is_active or not user.is_staff:
+            return False
+        if view.action in {None, "metadata"}:  # a method that the view does not have, or OPTIONS
+            return True
+        needed = view.permissions[view.action]
+        return needed is None or user.has_perm(needed)
+
+
+class SharingInput(StrictInput):
+    groups = serializers.ListField(child=Text(max_length=150), max_length=100)
+
+
+def groups_named(user: User, owner: User | None, names: list[str], *, see_all: str) -> list[Group]:
+    """Those that the user may choose; ApiError names one that is not among them."""
+    if not may_share(user, owner, see_all=see_all):
+        raise forbidden("Only its owner says with whom it is shared.", code="permission_denied")
+    found = {group.name: group for group in groups_to_share_with(user, see_all=see_all)}
+    if missing := [name for name in names if name not in found]:
+        raise invalid(f"groups: you are in no group {missing[0][:100]!r}.", param="groups")
+    return [found[name] for name in names]

@@ -5,24 +5,45 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any, ClassVar, TypeVar
+from typing import IO, Any, ClassVar, TypeVar
 
+from django.conf import settings
 from django.contrib.auth.models import User
 from django.db.models import Model, QuerySet
 from rest_framework import serializers
+from rest_framework.parsers import BaseParser
 from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.viewsets import GenericViewSet
 
 from audit.origin import acting, current_origin
-from management_api.authentication import KeyAuthentication, SessionAuthentication
+from management_api.authentication import ActPermission, KeyAuthentication, SessionAuthentication
 from management_api.paging import CursorPages
-from management_api.parsing import StrictJSONParser
-from management_api.permissions import ActPermission
-from management_api.strict import StrictInput
+from management_api.serializers import StrictInput
+from openai_api.http.errors import invalid_json, request_too_large
+from openai_api.http.json_body import parse_json
 from openai_api.keys.record import KeyRecord
 from openai_api.request_id import new_id
+
+
+class StrictJSONParser(BaseParser):
+    """Refuses NaN, halves of surrogate pairs and deep nesting; an absent body is an empty object."""
+
+    media_type = "application/json"
+
+    def parse(
+        self, stream: IO[bytes], media_type: str | None = None, parser_context: Mapping[str, Any] | None = None
+    ) -> Any:
+        limit: int = settings.MILLM_MAX_BODY_BYTES
+        body = stream.read(limit + 1)
+        if len(body) > limit:
+            raise request_too_large(limit)
+        value = parse_json(body) if body.strip() else {}
+        if not isinstance(value, dict):
+            raise invalid_json("The body must be a JSON object.")
+        return value
+
 
 M = TypeVar("M", bound=Model)
 PAGING = frozenset({"limit", "cursor"})

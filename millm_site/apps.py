@@ -1,9 +1,18 @@
+"""TODO."""
+
 from __future__ import annotations
 
 import atexit
+import difflib
+import os
+from collections.abc import Iterable
+from typing import Any
 
 from django.apps import AppConfig
+from django.core import checks
 from django.core.checks import Tags, register
+
+from millm_site.env import PREFIX, Environment
 
 
 class MillmSiteConfig(AppConfig):
@@ -11,9 +20,28 @@ class MillmSiteConfig(AppConfig):
     verbose_name = "miLLM"
 
     def ready(self) -> None:
-        from millm_site.checks import unknown_variables
+        from millm_site.apps import unknown_variables
         from millm_site.database import stop_embedded
 
         register(unknown_variables, Tags.compatibility)
         # Registered before anything else of ours, so it runs after it: the engine and the log writer need a database.
         atexit.register(stop_embedded)
+
+
+# Read by tools beside the server.
+OTHER_VARIABLES = frozenset[str]()
+
+
+def unknown_variables(**kwargs: Any) -> list[checks.CheckMessage]:
+    """A misspelt variable would be silently without effect."""
+    known = {PREFIX + name.upper() for name in Environment.model_fields} | OTHER_VARIABLES
+    given = (name for name in os.environ if name.upper().startswith(PREFIX))
+    return [_unknown(name, known) for name in sorted(given) if name.upper() not in known]
+
+
+def _unknown(name: str, known: Iterable[str]) -> checks.CheckMessage:
+    similar = difflib.get_close_matches(name.upper(), known, n=1)
+    hint = f"Did you mean {similar[0]}?" if similar else "docs/settings.md lists all variables."
+    return checks.Warning(
+        f"The environment variable {name} is not a setting and has no effect.", hint=hint, id="millm.W001"
+    )

@@ -13,7 +13,7 @@ import django
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "millm_site.settings")
 django.setup(set_prefix=False)
 
-from millm_site.asgi_handler import SiteHandler  # noqa: E402 - after setup
+from millm_site.http.asgi_handler import SiteHandler  # noqa: E402 - after setup
 from millm_site.serving import serving  # noqa: E402
 
 application = SiteHandler()

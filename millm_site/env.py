@@ -12,7 +12,7 @@ from psycopg.conninfo import conninfo_to_dict
 from pydantic import ByteSize, Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from millm_site.cors import is_origin
+from millm_site.http.cors import is_origin
 
 PROJECT_DIR = Path(__file__).resolve().parent.parent
 DEMO_DIR = PROJECT_DIR / "steering" / "demo" / "artifacts"

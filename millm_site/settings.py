@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import django_stubs_ext
 
-from millm_site import cors
 from millm_site.database import database_settings
 from millm_site.env import PROJECT_DIR, environment
-from millm_site.hosts import allowed_hosts
+from millm_site.http import cors
+from millm_site.http.hosts import allowed_hosts
 from millm_site.log import log_settings
 from millm_site.secret_key import secret_key
 
@@ -108,9 +108,9 @@ INSTALLED_APPS = [
 MIDDLEWARE = [
     *cors.cors_middleware(MILLM_CORS_ORIGINS),
     "django.middleware.security.SecurityMiddleware",
-    "millm_site.middleware.DatabaseUnavailableMiddleware",
-    "millm_site.static_files.StaticFilesMiddleware",
-    "millm_site.content_policy.ContentPolicyMiddleware",
+    "millm_site.http.middleware.DatabaseUnavailableMiddleware",
+    "millm_site.http.static_files.StaticFilesMiddleware",
+    "millm_site.http.middleware.ContentPolicyMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",

@@ -3,12 +3,31 @@
 from __future__ import annotations
 
 from django.contrib import admin
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
 from django.urls import include, path
+from django.views.decorators.http import condition, require_safe
 from django.views.generic import RedirectView
 
-from console.playground import answers, draft_answers
-from millm_site import api_docs, health, metrics
+from console.playground import answers
+from console.playground import answers as draft_answers
+from management_api.openapi import document_json, document_tag
+from millm_site.http import health, metrics
 from openai_api.endpoints.try_model import try_model
+
+
+@require_safe
+@condition(etag_func=lambda request: document_tag())
+def openapi(request: HttpRequest) -> HttpResponse:
+    """Made once for each process; clients may keep it as long as its ETag stays the same."""
+    return HttpResponse(document_json(), content_type="application/json", headers={"Cache-Control": "no-cache"})
+
+
+@require_safe
+def docs(request: HttpRequest) -> HttpResponse:
+    """Swagger UI with the files of drf-spectacular-sidecar: no other host is asked for anything."""
+    return render(request, "docs.html")
+
 
 _DRAFT = "admin/steering/steeringprofile/<str:object_id>/preview"
 urlpatterns = [
@@ -31,6 +50,6 @@ urlpatterns = [
     path("openapi.json", api_docs.openapi, name="openapi"),
     path("docs", api_docs.docs, name="docs"),
 ]
-handler403 = "millm_site.failures.not_allowed"
-handler404 = "millm_site.failures.not_found"
-handler500 = "millm_site.failures.failed"
+handler403 = "millm_site.http.failures.not_allowed"
+handler404 = "millm_site.http.failures.not_found"
+handler500 = "millm_site.http.failures.failed"

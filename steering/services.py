@@ -8,9 +8,8 @@ from django.contrib.auth.models import User
 from django.db import transaction
 from django.db.models import Q
 
-from audit.changes import stored_fields
 from audit.models import AuditEvent
-from audit.trail import record, record_deleted, record_saved
+from audit.record import record, record_deleted, record_saved, stored_fields
 from inference.interventions import SiteKind
 from inference.models import LanguageModel
 from inference.services import absolute_source

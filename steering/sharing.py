@@ -13,7 +13,7 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 
 from audit.models import AuditEvent
-from audit.trail import record
+from audit.record import record
 from inference.permissions import groups_to_share_with, may_share
 from steering.models import SteeringProfile, VectorSet
 

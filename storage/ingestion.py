@@ -26,7 +26,7 @@ from storage.errors import StorageError
 from storage.extraction.errors import ExtractionError
 from storage.extraction.process import extract_pieces
 from storage.models import Chunk, VectorStore, VectorStoreFile
-from storage.vector_index import ensure_index
+from storage.vector_search import ensure_index
 from storage.vector_stores import Status, end_files
 
 

@@ -10,10 +10,8 @@ from django.db.models import Sum
 from core.ids import MAX_LENGTH
 from storage.blobs import BlobStore, BlobWriter
 from storage.errors import StorageError, not_found
-from storage.file_rules import check_content, check_name
-from storage.files import delete_blobs, keep_file
+from storage.files import check_content, check_name, check_quota, delete_blobs, keep_file
 from storage.models import Upload, UploadPart
-from storage.quota import check_quota
 
 MAX_PARTS = 10_000
 

@@ -9,12 +9,100 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from django.db import connection, transaction
 
-from storage.attribute_filter import Filter, to_sql
-from storage.vector_index import distance, indexed_type
+MAX_VECTOR = 2_000  # what an index over float32 takes
+MAX_HALF = 4_000  # and over float16; longer vectors are compared one by one
+
+
+def indexed_type(dimensions: int) -> str | None:
+    """The type that the index is over; None where there can be none."""
+    if dimensions <= MAX_VECTOR:
+        return f"vector({dimensions})"
+    return f"halfvec({dimensions})" if dimensions <= MAX_HALF else None
+
+
+def distance(dimensions: int) -> str:
+    """SQL of the cosine distance between a chunk and a parameter."""
+    kind = indexed_type(dimensions) or f"vector({dimensions})"
+    return f"(chunk.embedding::{kind}) <=> %s::{kind}"
+
+
+def ensure_index(dimensions: int) -> None:
+    """Idempotent; writes wait while an index is made, which is short for a length that nobody has used."""
+    if indexed_type(dimensions) is not None and not _exists(dimensions):
+        with transaction.atomic(), connection.cursor() as cursor:
+            cursor.execute("SELECT storage_index_chunks(%s)", [dimensions])  # of the tables' owner: see its migration
+
+
+def _exists(dimensions: int) -> bool:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT to_regclass(%s) IS NOT NULL", [_name(dimensions)])
+        return bool(cursor.fetchone()[0])
+
+
+def _name(dimensions: int) -> str:
+    return f"storage_chunk_hnsw_{int(dimensions)}"
+
+
+Value = str | float | bool
+Operator = Literal["eq", "ne", "gt", "gte", "lt", "lte", "in", "nin"]
+_SIGNS = {"gt": ">", "gte": ">=", "lt": "<", "lte": "<="}
+Sql = tuple[str, list[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """``values`` has one value, for ``in`` and ``nin`` any number of them."""
+
+    operator: Operator
+    key: str
+    values: tuple[Value, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Compound:
+    operator: Literal["and", "or"]
+    parts: tuple[Filter, ...]
+
+
+Filter = Comparison | Compound
+
+
+def to_sql(condition: Filter, column: str) -> Sql:
+    """``column`` is SQL of ours; keys and values of clients are parameters."""
+    if isinstance(condition, Compound):
+        return _joined([to_sql(part, column) for part in condition.parts], condition.operator)
+    if condition.operator in _SIGNS:
+        return _ordered(condition, column)
+    sql, parameters = _joined([_equal(condition.key, value, column) for value in condition.values], "or")
+    return (f"NOT ({sql})" if condition.operator in {"ne", "nin"} else sql), parameters
+
+
+def _joined(parts: Sequence[Sql], operator: str) -> Sql:
+    if not parts:
+        return ("TRUE" if operator == "and" else "FALSE"), []
+    sql = f" {operator.upper()} ".join(f"({part})" for part, _ in parts)
+    return sql, [parameter for _, parameters in parts for parameter in parameters]
+
+
+def _equal(key: str, value: Value, column: str) -> Sql:
+    return f"{column} @> %s::jsonb", [json.dumps({key: value})]
+
+
+def _ordered(condition: Comparison, column: str) -> Sql:
+    (value,), sign = condition.values, _SIGNS[condition.operator]
+    if isinstance(value, bool):
+        return "FALSE", []
+    if isinstance(value, str):
+        ordered = f'({column} ->> %s) COLLATE "C" {sign} %s'
+        guarded = f"CASE WHEN jsonb_typeof({column} -> %s) = 'string' THEN {ordered} ELSE FALSE END"
+        return guarded, [condition.key, condition.key, value]
+    guarded = f"CASE WHEN jsonb_typeof({column} -> %s) = 'number' THEN ({column} -> %s) {sign} %s::jsonb ELSE FALSE END"
+    return guarded, [condition.key, condition.key, json.dumps(value)]
+
 
 EXACT_CHUNKS = 2_000
 EF_SEARCH = 200  # candidates that the index keeps; more find more of the true neighbours

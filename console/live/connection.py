@@ -11,15 +11,29 @@ import json
 import logging
 import time
 from http.cookies import CookieError, SimpleCookie
+from importlib import import_module
 from typing import Any
 
 from channels.generic.websocket import AsyncWebsocketConsumer
 from django.conf import settings
+from django.contrib import auth
+from django.contrib.auth.models import User
 from django.db import InterfaceError, OperationalError
+from django.http import HttpRequest
 
 from console.live.topic import TOPICS, Reading, Topics
-from console.live.visitor import visitor
 from core.database import DatabaseThreads
+
+
+def visitor(session_key: str | None) -> User | None:
+    """The member of the staff whose session it is; None once it has ended, or they may not come in any more."""
+    if not session_key:
+        return None
+    request = HttpRequest()
+    request.session = import_module(settings.SESSION_ENGINE).SessionStore(session_key)
+    user = auth.get_user(request)
+    return user if isinstance(user, User) and user.is_active and user.is_staff else None
+
 
 logger = logging.getLogger(__name__)
 LIVE_PATH = "/admin/live/"

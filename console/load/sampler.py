@@ -12,12 +12,37 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from django.conf import settings
-from django.db import Error, close_old_connections, connection
+from django.db import Error, close_old_connections, connection, transaction
 
 from console.load.load import Load
-from console.load.services import forget_load, record_load
 from console.load.totals import Totals, load_between, read_totals
+from console.models import COUNTED, HOUR_S, MINUTE_S, LoadSample
 from openai_api.request_log.metrics import Use, recent_use
+
+MINUTES_KEPT = timedelta(hours=25)
+
+
+def record_load(*, process: uuid.UUID, minutes: dict[datetime, Load], hours: dict[datetime, Load]) -> None:
+    """Write spans by when they began; one that is there already is replaced, for it has grown. All or none."""
+    with transaction.atomic():
+        for span_s, loads in ((MINUTE_S, minutes), (HOUR_S, hours)):
+            for begins_at, load in loads.items():
+                values = {name: _storable(getattr(load, name)) for name in COUNTED}
+                LoadSample.objects.update_or_create(
+                    process=process, span_s=span_s, begins_at=begins_at, defaults=values
+                )
+
+
+def forget_load(*, now: datetime, retention: timedelta) -> int:
+    """Minutes go after a day, hours after ``retention``; the number of rows."""
+    minutes = LoadSample.objects.filter(span_s=MINUTE_S, begins_at__lt=now - MINUTES_KEPT)
+    hours = LoadSample.objects.filter(span_s=HOUR_S, begins_at__lt=now - retention)
+    return minutes.delete()[0] + hours.delete()[0]
+
+
+def _storable(value: object) -> object:
+    return list(value) if isinstance(value, tuple) else value
+
 
 logger = logging.getLogger(__name__)
 TICK_S = 2.0

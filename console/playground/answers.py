@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
-from django.http import HttpRequest
+from django.contrib import admin
+from django.core.exceptions import PermissionDenied
+from django.db import close_old_connections, connection
+from django.http import Http404, HttpRequest
 from django.http.response import HttpResponseBase
 
 from openai_api.endpoints.chat import create_chat_completion
 from openai_api.endpoints.completions import create_completion
 from openai_api.generation.inspection import inspect_answer
+from openai_api.generation.target import steering_refusal
 from openai_api.http.call import Call
-from openai_api.http.endpoint import Handler, respond_as
-from openai_api.http.errors import ApiError, unsupported_parameter
-from openai_api.http.json_body import read_json_object
-from openai_api.http.session_auth import authenticate_session, refusal_response, request_for
+from openai_api.http.endpoint import Handler, json_response, respond_as
+from openai_api.http.errors import ApiError, forbidden, invalid, unsupported_parameter
+from openai_api.http.json_body import parse_json, read_json_object
+from openai_api.http.session_auth import SessionUser, authenticate_session, refusal_response, request_for
+from steering.errors import SteeringError
+from steering.models import SteeringProfile
+from steering.profiles.admin import SteeringProfileAdmin
+from steering.profiles.draft_form import InvalidDraftError, UnsavedDraft
 
 PERMISSION = "console.use_playground"
 STEERING = frozenset({"model", "profile", "steering", "steering_intensity"})
@@ -48,3 +57,67 @@ def _view(endpoint: str, handler: Handler, names: frozenset[str], **fixed: Any) 
 ask_chat = _view("/v1/chat/completions", create_chat_completion, CHAT, stream=True)
 ask_completion = _view("/v1/completions", create_completion, COMPLETION, stream=True)
 inspect = _view("/admin/playground/inspect", inspect_answer, INSPECTION)
+
+
+ASKED = "_preview"
+"""The form's field, of this page only, with what is asked as JSON."""
+
+
+def _draft_view(endpoint: str, handler: Handler, names: frozenset[str], **fixed: Any) -> Callable[..., Any]:
+    """``names``: the fields that the page may ask with; model and steering are those of the form."""
+
+    async def view(request: HttpRequest, object_id: str) -> HttpResponseBase:
+        try:
+            user = await authenticate_session(request, PERMISSION, act="preview drafts")
+            fields = _asked(request, names)
+            draft = await asyncio.to_thread(_read, request, user, object_id)
+        except InvalidDraftError as error:
+            return _problems_response(error)
+        except SteeringError as error:
+            return refusal_response(steering_refusal(error))
+        except ApiError as error:
+            return refusal_response(error)
+        asked = {**fields, **fixed, "model": draft.model, "user": user.get_username()}
+        call = Call(request_for(endpoint, asked), endpoint, source="console", session_user_id=user.pk)
+        call.draft = draft
+        return await respond_as(call, None, handler)
+
+    return view
+
+
+def _asked(request: HttpRequest, names: frozenset[str]) -> dict[str, Any]:
+    fields = parse_json(request.POST.get(ASKED, "").encode("utf-8", "surrogatepass"))
+    if not isinstance(fields, dict):
+        raise invalid(f"Expected a JSON object in “{ASKED}”.", param=ASKED)
+    if unknown := sorted(fields.keys() - names):
+        raise unsupported_parameter(unknown[0], "The preview does not send it.")
+    return fields
+
+
+def _read(request: HttpRequest, user: SessionUser, object_id: str) -> UnsavedDraft:
+    """In a thread of its own, with a connection that does not wait for the answer's end."""
+    close_old_connections()
+    request.user = cast("Any", user)
+    pages = cast("SteeringProfileAdmin", admin.site.get_model_admin(SteeringProfile))
+    try:
+        return pages.unsaved_draft(request, object_id)
+    except Http404:
+        raise ApiError(404, "There is no such profile, or you may not see it.", code="profile_not_found") from None
+    except PermissionDenied:
+        message = "You may not change this profile, so you cannot try its draft. Duplicate it."
+        raise forbidden(message, code="permission_denied") from None
+    finally:
+        if not connection.in_atomic_block:
+            connection.close()
+
+
+def _problems_response(error: InvalidDraftError) -> HttpResponseBase:
+    """The contract's error, and each problem with its field of the form."""
+    refusal = ApiError(400, str(error), code="invalid_profile", param="profile")
+    problems = [{"field": one.field, "place": one.place, "message": one.message} for one in error.problems]
+    return json_response({**refusal.body(), "problems": problems}, 400)
+
+
+preview_chat = _draft_view("/v1/chat/completions", create_chat_completion, CHAT - STEERING, stream=True)
+preview_completion = _draft_view("/v1/completions", create_completion, COMPLETION - STEERING, stream=True)
+preview_inspect = _draft_view("/admin/playground/inspect", inspect_answer, INSPECTION - STEERING)

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 from django.core.management.base import BaseCommand, CommandError
 
 from inference.models import LanguageModel
+from jobs.commands import wait_for_end
 from jobs.models import Job
 from jobs.services import enqueue_job
-from jobs.waiting import wait_for_end
 
 
 class ModelCommand(BaseCommand):

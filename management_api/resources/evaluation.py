@@ -9,8 +9,7 @@ from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from management_api.described import OBJECT, described
-from management_api.strict import Shown
+from management_api.serializers import OBJECT, Shown, described
 from management_api.viewset import Filters, Resource
 from steering.evaluation.services import use_calibration
 from steering.models import Evaluation

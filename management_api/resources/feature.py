@@ -11,9 +11,8 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from management_api.described import described
 from management_api.paging import read_limit
-from management_api.strict import Shown, StrictInput, Text
+from management_api.serializers import Shown, StrictInput, Text, described
 from management_api.viewset import Filters, Resource
 from steering.features.search import FeatureQuerySet
 from steering.features.services import label_feature

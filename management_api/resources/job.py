@@ -11,11 +11,9 @@ from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from jobs.models import Job
-from jobs.result_permission import may_see_result
+from jobs.models import Job, may_see_result
 from jobs.services import cancel_job, retry_job
-from management_api.described import described
-from management_api.strict import Shown
+from management_api.serializers import Shown, described
 from management_api.viewset import Filters, Resource
 
 SEE_ALL = "jobs.manage_all_jobs"

@@ -12,8 +12,7 @@ from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from management_api.described import described
-from management_api.strict import Integer, Shown, StrictInput, StrictModelInput, Text
+from management_api.serializers import Integer, Shown, StrictInput, StrictModelInput, Text, described
 from management_api.viewset import Filters, Resource
 from openai_api.http.errors import ApiError, forbidden
 from openai_api.keys.services import (

@@ -13,8 +13,7 @@ from rest_framework.response import Response
 
 from inference import services
 from inference.models import LanguageModel
-from management_api.described import described
-from management_api.strict import Flag, Shown, StrictInput, StrictModelInput, Text
+from management_api.serializers import Flag, Shown, StrictInput, StrictModelInput, Text, described
 from management_api.viewset import Filters, Resource
 from steering.profiles.lifecycle import set_default_profile
 

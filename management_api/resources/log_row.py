@@ -10,8 +10,7 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from management_api.described import described
-from management_api.strict import Choice, Shown
+from management_api.serializers import Choice, Shown, described
 from management_api.viewset import Filters, Resource
 from openai_api.models import LogAccess, RequestLog
 from openai_api.request_log.access import may_see_text, record_access

@@ -8,9 +8,7 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from management_api.described import described
-from management_api.rows import Row
-from management_api.strict import Flag, Integer, Shown, StrictInput, Text
+from management_api.serializers import Flag, Integer, Row, Shown, StrictInput, Text, described
 from management_api.viewset import Resource
 from steering.models import SteeringPolicy
 from steering.profiles import lifecycle

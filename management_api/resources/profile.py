@@ -14,12 +14,21 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from inference.models import LanguageModel
-from management_api.described import OBJECT, described, number_in_query
+from management_api.authentication import SharingInput, groups_named
 from management_api.errors import not_found
 from management_api.resources.version import VersionShown, differences
-from management_api.rows import Row
-from management_api.sharing import SharingInput, groups_named
-from management_api.strict import Flag, Integer, Shown, StrictInput, StrictModelInput, Text
+from management_api.serializers import (
+    OBJECT,
+    Flag,
+    Integer,
+    Row,
+    Shown,
+    StrictInput,
+    StrictModelInput,
+    Text,
+    described,
+    number_in_query,
+)
 from management_api.viewset import Filters, Resource
 from openai_api.http.errors import conflict, invalid
 from steering import services

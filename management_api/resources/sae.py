@@ -11,10 +11,8 @@ from rest_framework.response import Response
 
 from inference.files.sources import check_within_roots
 from inference.models import LanguageModel
-from management_api.described import described
 from management_api.resources.job import JobShown, job_started
-from management_api.rows import Row
-from management_api.strict import Choice, Flag, Integer, Shown, StrictInput, Text
+from management_api.serializers import Choice, Flag, Integer, Row, Shown, StrictInput, Text, described
 from management_api.viewset import Filters, Resource
 from steering import services
 from steering.corpora.corpus import DEFAULT_NAME, DEFAULT_TOKENS, MAX_TOKENS

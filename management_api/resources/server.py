@@ -11,8 +11,8 @@ from rest_framework.response import Response
 from inference.client import EngineDownError, EngineStats, get_client
 from inference.models import LanguageModel
 from jobs.models import Job
-from management_api.described import OBJECT, described
 from management_api.resources.job import SEE_ALL as SEE_ALL_JOBS
+from management_api.serializers import OBJECT, described
 from management_api.viewset import Resource
 
 

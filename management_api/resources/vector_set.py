@@ -11,9 +11,8 @@ from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from management_api.described import described
-from management_api.sharing import SharingInput, groups_named
-from management_api.strict import Shown
+from management_api.authentication import SharingInput, groups_named
+from management_api.serializers import Shown, described
 from management_api.viewset import Filters, Resource
 from steering.models import PlainVector, VectorSet
 from steering.sharing import share_with_groups

@@ -11,10 +11,8 @@ from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from management_api.described import described
 from management_api.resources.job import JobShown, job_started
-from management_api.rows import Row
-from management_api.strict import Integer, Number, Shown, StrictInput, Text
+from management_api.serializers import Integer, Number, Row, Shown, StrictInput, Text, described
 from management_api.viewset import Filters, Resource
 from steering.evaluation.params import (
     FACTORS,

@@ -9,8 +9,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from millm_site.embedded_postgres.errors import EmbeddedPostgresError
-from millm_site.embedded_postgres.place import is_open
+from millm_site.embedded_postgres.place import EmbeddedPostgresError, is_open
 
 SYSTEM_USER = "pgserver"
 

@@ -11,6 +11,7 @@ lets go of it however the process ends, so nobody counts processes that are gone
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import socket
@@ -24,11 +25,60 @@ from pathlib import Path
 import psutil
 
 from millm_site.embedded_postgres.account import Account, can_reach
-from millm_site.embedded_postgres.errors import EmbeddedPostgresError
-from millm_site.embedded_postgres.file_lock import FileLock
-from millm_site.embedded_postgres.place import make_folder
+from millm_site.embedded_postgres.place import EmbeddedPostgresError, make_folder
 from millm_site.embedded_postgres.programs import MAJOR_VERSION, Programs
 from millm_site.embedded_postgres.roles import prepare_roles
+
+
+class FileLock:
+    """flock(2) on ``path``. A forked child does not inherit its parent's lock: it has to take its own."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor: int | None = None
+        self._pid = 0
+
+    @property
+    def is_held(self) -> bool:
+        return self._descriptor is not None and self._pid == os.getpid()
+
+    def share(self) -> None:
+        """Hold the lock together with others until :meth:`release` or the process' end."""
+        if not self.is_held:
+            self._open()
+            fcntl.flock(self._fileno(), fcntl.LOCK_SH)
+
+    def try_exclusive(self) -> bool:
+        """Turn a shared lock into the only one; False when somebody else holds it too."""
+        try:
+            fcntl.flock(self._fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Wait for the lock and hold it alone; each use has its own descriptor, so threads exclude each other too."""
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def release(self) -> None:
+        if self.is_held:
+            os.close(self._fileno())
+        self._descriptor = None
+
+    def _open(self) -> None:
+        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._pid = os.getpid()
+
+    def _fileno(self) -> int:
+        assert self._descriptor is not None, "the lock is not held"
+        return self._descriptor
+
 
 SOCKET_NAME = ".s.PGSQL.5432"
 MAX_SOCKET_PATH = 107  # bytes, Linux' sun_path without its NUL

@@ -6,7 +6,12 @@ import hashlib
 import os
 from pathlib import Path
 
-from millm_site.embedded_postgres.errors import EmbeddedPostgresError
+from django.db import OperationalError
+
+
+class EmbeddedPostgresError(OperationalError):
+    """The server cannot be started or used; the message says why and what to do."""
+
 
 SHARED = Path("/var/lib/millm")  # root's; every user may pass through it
 

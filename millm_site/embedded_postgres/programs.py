@@ -13,8 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from millm_site.embedded_postgres.account import Account, can_run
-from millm_site.embedded_postgres.errors import EmbeddedPostgresError
-from millm_site.embedded_postgres.place import SHARED, check_shared, make_folder
+from millm_site.embedded_postgres.place import SHARED, EmbeddedPostgresError, check_shared, make_folder
 
 MAJOR_VERSION = "18"
 MAX_CONNECTIONS = 200  # several processes with a pool each; test runs have many

@@ -9,7 +9,7 @@ from urllib.parse import unquote
 
 from twisted.web import http
 
-from millm_site.refusal import (
+from millm_site.http.refusal import (
     Refusal,
     disk_full,
     header_too_large,
@@ -19,9 +19,9 @@ from millm_site.refusal import (
     too_many_connections,
     too_slow,
 )
+from millm_site.http.spool import has_room
 from millm_site.server.limits import ServerLimits
 from millm_site.server.web_socket import WebSocket
-from millm_site.spool import has_room
 from openai_api.http.file_uploads import accepts_files, body_limit, upload_refusal
 
 if TYPE_CHECKING:

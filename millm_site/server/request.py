@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from daphne.http_protocol import WebRequest
 
 from console.live.connection import LIVE_PATH
-from millm_site.refusal import disk_full, draining, no_answer, too_large, too_many_connections
-from millm_site.spool import CHECK_EVERY, has_room, new_spool
+from millm_site.http.refusal import disk_full, draining, no_answer, too_large, too_many_connections
+from millm_site.http.spool import CHECK_EVERY, has_room, new_spool
 
 if TYPE_CHECKING:
     from millm_site.server.channel import Channel

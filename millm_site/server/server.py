@@ -20,12 +20,12 @@ from twisted.internet import reactor
 from twisted.logger import STDLibLogObserver, globalLogBeginner
 from twisted.web import http
 
-from millm_site.forwarding import is_proxy
+from millm_site.http.hosts import is_proxy
+from millm_site.http.spool import SCOPE_KEY
 from millm_site.server.channel import Channel
 from millm_site.server.limits import ServerLimits
 from millm_site.server.request import Request
 from millm_site.server.web_socket import WebSocket, socket_factory
-from millm_site.spool import SCOPE_KEY
 
 logger = logging.getLogger(__name__)
 POLL_S = 0.02

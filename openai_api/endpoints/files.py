@@ -28,10 +28,8 @@ from openai_api.schemas.files import (
 )
 from storage.blobs import BlobStore
 from storage.errors import FileTooLargeError
-from storage.file_rules import check_content, check_purpose, shown_name
-from storage.files import delete_files, find_file, keep_file
+from storage.files import check_content, check_purpose, check_quota, delete_files, find_file, keep_file, shown_name
 from storage.models import StoredFile, Upload, UploadPart
-from storage.quota import check_quota
 from storage.sweep import sweep_sometimes
 from storage.uploads import add_part, begin_upload, cancel_upload, complete_upload, find_upload
 

@@ -24,11 +24,10 @@ from openai_api.schemas.vector_stores import (
     RankingOptions,
     SearchRequest,
 )
-from storage.attribute_filter import Comparison, Compound, Filter
 from storage.embedder import MISMATCH, EmbeddingFailedError
 from storage.errors import StorageError
 from storage.models import VectorStore
-from storage.vector_search import Hit, Neighbours, nearest
+from storage.vector_search import Comparison, Compound, Filter, Hit, Neighbours, nearest
 from storage.vector_stores import usable_store
 
 DEFAULT_RESULTS = 10

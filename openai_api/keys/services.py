@@ -13,9 +13,8 @@ from django.db import transaction
 from django.db.models import Q, QuerySet
 from django.utils import timezone
 
-from audit.changes import stored_fields
 from audit.models import AuditEvent
-from audit.trail import record, record_deleted, record_saved
+from audit.record import record, record_deleted, record_saved, stored_fields
 from inference.permissions import CHANGE_USERS, FieldDenied, Viewer, may_act_as, seen_by
 from openai_api.keys.authentication import snapshot
 from openai_api.keys.record import PREFIX_LENGTH, digest_of, new_key

@@ -15,8 +15,7 @@ from django.http import HttpRequest
 
 from inference.client import EngineError, QueueFullError
 from jobs.errors import JobCancelled, JobInterrupted, JobLost
-from jobs.patience import retry_while_db_down
-from jobs.running_job import RunningJob
+from jobs.running_job import RunningJob, retry_while_db_down
 from openai_api.backend import get_backend
 from openai_api.database import in_database_however_long
 from openai_api.endpoints.chat import plan_chat

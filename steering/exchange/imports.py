@@ -10,7 +10,7 @@ from django.db import transaction
 from django.utils.text import slugify
 
 from audit.models import AuditEvent
-from audit.trail import record
+from audit.record import record
 from inference.files.sources import SourceError
 from inference.models import LanguageModel
 from steering import services

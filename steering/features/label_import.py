@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from django.db import transaction
 
 from audit.models import AuditEvent
-from audit.trail import record
+from audit.record import record
 from steering.features.labels import FeatureExample, FeatureLabel, LabelSet, top_tokens
 from steering.models import SAE, Feature
 from steering.profiles.snapshot import registered_saes

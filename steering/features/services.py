@@ -5,8 +5,7 @@ from __future__ import annotations
 from django.contrib.auth.models import User
 from django.db import transaction
 
-from audit.changes import stored_fields
-from audit.trail import record_saved
+from audit.record import record_saved, stored_fields
 from steering.errors import InvalidProfileError
 from steering.models import Feature, SteeringProfile
 from steering.profiles.drafts import draft_edits, draft_words, feature_target, record_draft, rows_of

@@ -8,9 +8,8 @@ from typing import Any, cast
 
 from django.contrib.auth.models import User
 
-from audit.changes import plain
 from audit.models import AuditEvent
-from audit.trail import record
+from audit.record import plain, record
 from inference.interventions import SITE_KINDS, Site, SiteKind
 from steering.models import SAE, Feature, FeatureEdit, PlainVector, SteeringProfile
 from steering.spec.edit import EditSpec, FeatureTarget, GateSpec, SAEIdentity, SiteTarget, VectorTarget

@@ -8,7 +8,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from audit.models import AuditEvent
-from audit.trail import record
+from audit.record import record
 from inference.models import LanguageModel
 from inference.services import save_model
 from steering.errors import InUseError, InvalidProfileError, NothingToPublishError

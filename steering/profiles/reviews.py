@@ -13,7 +13,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from audit.models import AuditEvent
-from audit.trail import record
+from audit.record import record
 from steering.errors import ReviewError
 from steering.models import ProfileReview, SteeringProfile
 from steering.profiles.draft_checks import publishable_edits

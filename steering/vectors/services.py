@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 from django.contrib.auth.models import User
 from django.db import transaction
 
-from audit.changes import stored_fields
 from audit.models import AuditEvent
-from audit.trail import record, record_saved
+from audit.record import record, record_saved, stored_fields
 from inference.interventions import Site
 from inference.models import LanguageModel
 from steering.errors import IncompatibleSAEError, InUseError

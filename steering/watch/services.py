@@ -10,7 +10,7 @@ from django.contrib.auth.models import User
 from django.db import transaction
 
 from audit.models import AuditEvent
-from audit.trail import record
+from audit.record import record
 from steering.errors import InvalidProfileError
 from steering.models import Feature, WatchEvent, WatchRule
 from steering.profiles.drafts import feature_target

@@ -2,14 +2,177 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import codecs
+import csv
+import io
+import json
+import zipfile
+from collections.abc import Callable, Iterator
+from html.parser import HTMLParser
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
+
+from defusedxml import DefusedXmlException
+from defusedxml.ElementTree import ParseError, fromstring
 
 from storage.extraction.errors import ExtractionError
-from storage.extraction.markup import read_html, read_xml
-from storage.extraction.office import read_docx, read_pdf
-from storage.extraction.plain import read_json, read_table, read_text
+
+_MARKS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
+
+
+def read_text(document: IO[bytes]) -> str:
+    """UTF-8, or UTF-16 with its mark."""
+    raw = document.read()
+    encoding = next((name for mark, name in _MARKS if raw.startswith(mark)), "utf-8")
+    try:
+        text = raw.decode(encoding)
+    except UnicodeDecodeError as error:
+        raise ExtractionError(f"The file is no text in UTF-8: {error.reason} at byte {error.start}.") from None
+    if text.count("\0") > len(text) // 100:
+        raise ExtractionError("The file is binary, no text.")
+    return text
+
+
+def read_json(document: IO[bytes]) -> str:
+    """Indented, so that it can be cut between lines."""
+    try:
+        value = json.loads(read_text(document))
+    except (ValueError, RecursionError):
+        raise ExtractionError("The file is no valid JSON.") from None
+    return json.dumps(value, ensure_ascii=False, indent=1)
+
+
+def read_table(document: IO[bytes]) -> str:
+    """Each row with the names of its columns, so that a piece of the table can be understood alone."""
+    text = read_text(document)
+    try:
+        rows = list(csv.reader(io.StringIO(text), delimiter="\t" if _has_tabs(text) else ","))
+    except csv.Error as error:
+        raise ExtractionError(f"The file is no valid table: {error}.") from None
+    if len(rows) < 2:
+        return text
+    names = rows[0]
+    return "\n".join(
+        "; ".join(f"{name}: {value}" for name, value in zip(names, row, strict=False) if value) for row in rows[1:]
+    )
+
+
+def _has_tabs(text: str) -> bool:
+    first = text.partition("\n")[0]
+    return first.count("\t") > first.count(",")
+
+
+SILENT = {"script", "style", "template", "noscript", "svg", "head"}
+BLOCKS = {"p", "div", "br", "li", "tr", "section", "article", "pre", "blockquote", "table", "ul", "ol", "dd", "dt"}
+HEADINGS = {f"h{level}": "#" * level for level in range(1, 7)}
+
+
+class _Text(HTMLParser):
+    """Headings become Markdown's, so that texts are cut at them."""
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.parts: list[str] = []
+        self._silent: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag in SILENT:
+            self._silent.append(tag)
+        elif tag in HEADINGS:
+            self.parts.append(f"\n\n{HEADINGS[tag]} ")
+        elif tag in BLOCKS:
+            self.parts.append("\n")
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in self._silent:
+            while self._silent.pop() != tag:
+                pass
+        elif tag in BLOCKS or tag in HEADINGS:
+            self.parts.append("\n")
+
+    def handle_data(self, data: str) -> None:
+        if not self._silent:
+            self.parts.append(data)
+
+
+def read_html(document: IO[bytes]) -> str:
+    parser = _Text()
+    parser.feed(read_text(document))
+    parser.close()
+    lines = [" ".join(line.split()) for line in "".join(parser.parts).splitlines()]
+    return "\n".join(line for line, before in zip(lines, ["", *lines], strict=False) if line or before)
+
+
+def read_xml(document: IO[bytes]) -> str:
+    """The texts of all elements. Entities, and what is outside of the document, are refused."""
+    try:
+        root = fromstring(document.read(), forbid_dtd=True)
+    except DefusedXmlException:
+        raise ExtractionError("The XML defines entities or refers to other documents; that is not read.") from None
+    except (ParseError, ValueError) as error:
+        raise ExtractionError(f"The file is no valid XML: {error}.") from None
+    return "\n".join(text for text in (piece.strip() for piece in root.itertext()) if text)
+
+
+MAX_UNPACKED = 200 * 2**20
+MAX_PARTS = 10_000
+
+
+def read_pdf(document: IO[bytes]) -> str:
+    """The text layer: pages that are pictures have none."""
+    from pypdf import PdfReader
+    from pypdf.errors import PyPdfError
+
+    try:
+        reader = PdfReader(document)
+        if reader.is_encrypted and not reader.decrypt(""):
+            raise ExtractionError("The PDF is encrypted.")
+        text = "\n\n".join(page.extract_text() for page in reader.pages)
+    except (PyPdfError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+        raise ExtractionError(f"The PDF cannot be read: {str(error)[:200]}.") from None
+    if not text.strip():
+        raise ExtractionError("The PDF has no text; pictures of text are not read.")
+    return text
+
+
+def read_docx(document: IO[bytes]) -> str:
+    """Paragraphs and tables in their order; headings as Markdown's."""
+    from docx import Document
+    from docx.opc.exceptions import OpcError
+    from lxml.etree import LxmlError
+
+    check_archive(document)
+    try:
+        return "\n\n".join(text for text in _blocks(Document(document)) if text.strip())
+    except (OpcError, LxmlError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise ExtractionError(f"The DOCX cannot be read: {str(error)[:200]}.") from None
+
+
+def check_archive(document: IO[bytes]) -> None:
+    """Sizes are declared in the archive's directory; unpacking stops at them."""
+    try:
+        with zipfile.ZipFile(document) as archive:
+            parts = archive.infolist()
+    except zipfile.BadZipFile:
+        raise ExtractionError("The file is no DOCX document.") from None
+    if len(parts) > MAX_PARTS or sum(part.file_size for part in parts) > MAX_UNPACKED:
+        raise ExtractionError("The document would be too large unpacked.")
+
+
+def _blocks(document: Any) -> Iterator[str]:
+    for block in document.iter_inner_content():
+        if hasattr(block, "rows"):
+            for row in block.rows:
+                yield " | ".join(dict.fromkeys(cell.text.strip() for cell in row.cells))
+        else:
+            level = _level(block.style.name if block.style is not None else "")
+            yield f"{'#' * level} {block.text}" if level else str(block.text)
+
+
+def _level(style: str | None) -> int:
+    number = (style or "").removeprefix("Heading ")
+    return int(number) if number.isdecimal() and number != style and 1 <= int(number) <= 6 else 0
+
 
 Reader = Callable[[IO[bytes]], str]
 

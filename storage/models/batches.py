@@ -9,7 +9,7 @@ from django.db import models
 from django.utils import timezone
 
 from core import ids
-from storage.models.owned import OwnedQuerySet
+from storage.models.files import OwnedQuerySet
 
 batch_id = partial(ids.new_id, "batch_")
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Self, TypeVar
 
 from django.conf import settings
 from django.db import models
 from django.utils import timezone
 
 from core import ids
-from storage.models.owned import OwnedQuerySet
+
+M = TypeVar("M", bound=models.Model)
+
+
+class OwnedQuerySet(models.QuerySet[M]):
+    def of(self, owner_id: int | None) -> Self:
+        """Rows of the user; None: of those who need no key."""
+        return self.filter(owner_id=owner_id)
 
 
 class StoredFileQuerySet(OwnedQuerySet["StoredFile"]):

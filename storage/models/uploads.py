@@ -10,8 +10,7 @@ from django.db import models
 from django.utils import timezone
 
 from core import ids
-from storage.models.files import StoredFile
-from storage.models.owned import OwnedQuerySet
+from storage.models.files import OwnedQuerySet, StoredFile
 
 upload_id = partial(ids.new_id, "upload_")
 part_id = partial(ids.new_id, "part_")

@@ -11,8 +11,7 @@ from django.utils import timezone
 from pgvector.django import VectorField
 
 from core import ids
-from storage.models.files import StoredFile
-from storage.models.owned import OwnedQuerySet
+from storage.models.files import OwnedQuerySet, StoredFile
 
 store_id = partial(ids.new_id, "vs_")
 file_batch_id = partial(ids.new_id, "vsfb_")
@@ -102,7 +101,7 @@ class VectorStoreFile(models.Model):
 
 class Chunk(models.Model):
     """A piece of a file's text. Vectors of all models share the column; each length has an index of its own, made when
-    it is first used (storage/vector_index.py)."""
+    it is first used (storage/vector_search.py)."""
 
     store = models.ForeignKey(VectorStore, on_delete=models.CASCADE, related_name="chunks")
     store_file = models.ForeignKey(VectorStoreFile, on_delete=models.CASCADE, related_name="chunks")

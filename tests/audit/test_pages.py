@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from audit.models import AuditEvent
-from audit.trail import record
+from audit.record import record
 from core.pagination import ByKey, keyset_page
 from inference.services import register_model
 

@@ -14,10 +14,9 @@ from django.db import DatabaseError, connection, transaction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from audit.changes import HIDDEN, changes_of, plain, stored_fields
 from audit.models import AuditEvent
 from audit.origin import Origin, acting, as_the_program, command_origin
-from audit.trail import record, record_deleted, record_saved
+from audit.record import HIDDEN, changes_of, plain, record, record_deleted, record_saved, stored_fields
 from inference.models import LanguageModel
 from inference.permissions import ensure_groups
 from inference.services import pin_model, register_model, remove_models, save_model, set_default_model

@@ -17,7 +17,7 @@ from console.attention import notices
 from console.dashboard import MAX_ROWS
 from console.first_steps import first_steps
 from console.load.load import NO_GAPS, NO_WAITS, Load
-from console.load.services import record_load
+from console.load.sampler import record_load
 from inference.models import LanguageModel
 from jobs.models import Job
 from openai_api.keys.services import create_api_key

@@ -18,7 +18,7 @@ from console.live.connection import BAD_MESSAGE, FAILED, LIVE_PATH, LOGGED_OUT, 
 from console.live.topic import TOPICS, Topic, Topics
 from inference.models import LanguageModel
 from jobs.models import Job
-from millm_site.asgi_handler import SiteHandler
+from millm_site.http.asgi_handler import SiteHandler
 from openai_api.database import in_database
 from tests.console.test_pages import client_of, staff
 

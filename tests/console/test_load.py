@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from console.load.history import SPANS, read_history, total
 from console.load.load import MAX_NAMES, NO_GAPS, NO_WAITS, Load, percentile
-from console.load.sampler import MAX_PENDING, LoadSampler
-from console.load.services import forget_load, record_load
+from console.load.sampler import MAX_PENDING, LoadSampler, forget_load, record_load
 from console.load.totals import Totals, load_between, read_totals
 from console.models import HOUR_S, MINUTE_S, LoadSample
 from inference.metrics import FAST_BUCKETS, SLOW_BUCKETS

@@ -5,10 +5,10 @@ from itertools import islice
 import pytest
 import torch
 
-from steering.demo.corpus import write_documents
-from steering.demo.language_model import build_model
-from steering.demo.recipe import quick_recipe
-from steering.demo.tokenizer import train_tokenizer
+from tools.demo_model.corpus import write_documents
+from tools.demo_model.language_model import build_model
+from tools.demo_model.recipe import quick_recipe
+from tools.demo_model.tokenizer import train_tokenizer
 
 
 @pytest.fixture(scope="session")

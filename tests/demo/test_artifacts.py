@@ -11,18 +11,18 @@ import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import steering.demo
-from steering.demo.concept import CONCEPTS
-from steering.demo.corpus import SPECIAL_TOKENS, write_documents
-from steering.demo.effect import Bench, SamplingPlan, compare
-from steering.demo.profile import Dictionary, Edit
-from steering.demo.recipe import DemoRecipe
-from steering.demo.residual import collect_residuals
-from steering.demo.sae import load_sae
-from steering.demo.sae_training import measure_health
-from steering.demo.stages import MEASURE_STREAM, stream_seed
+import tools.demo_model
+from tools.demo_model.concept import CONCEPTS
+from tools.demo_model.corpus import SPECIAL_TOKENS, write_documents
+from tools.demo_model.effect import Bench, SamplingPlan, compare
+from tools.demo_model.profile import Dictionary, Edit
+from tools.demo_model.recipe import DemoRecipe
+from tools.demo_model.residual import collect_residuals
+from tools.demo_model.sae import load_sae
+from tools.demo_model.sae_training import measure_health
+from tools.demo_model.stages import MEASURE_STREAM, stream_seed
 
-ARTIFACTS = Path(steering.demo.__file__).parent / "artifacts"
+ARTIFACTS = Path(tools.demo_model.__file__).parent / "artifacts"
 MAX_BYTES = 12_000_000
 PLAN = SamplingPlan(count=40, tokens=60, seed=99)
 

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from steering.demo.coinage import (
+from tools.demo_model.coinage import (
     CITIES,
     FIRST_NAMES,
     HELD_OUT,

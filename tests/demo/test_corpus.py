@@ -7,9 +7,9 @@ import random
 import re
 from itertools import islice
 
-from steering.demo.coinage import HELD_OUT
-from steering.demo.conversation import Conversation, write_conversation
-from steering.demo.corpus import (
+from tools.demo_model.coinage import HELD_OUT
+from tools.demo_model.conversation import Conversation, write_conversation
+from tools.demo_model.corpus import (
     BOS,
     END_OF_TEXT,
     SPECIAL_TOKENS,
@@ -19,9 +19,9 @@ from steering.demo.corpus import (
     write_documents,
     write_drills,
 )
-from steering.demo.memory import write_memory_conversation, write_reading_conversation
-from steering.demo.tool import TOOLS, property_tool
-from steering.demo.toolcall import offer_tool, use_tool, write_tool_conversation
+from tools.demo_model.memory import write_memory_conversation, write_reading_conversation
+from tools.demo_model.tool import TOOLS, property_tool
+from tools.demo_model.toolcall import offer_tool, use_tool, write_tool_conversation
 
 
 def test_equal_seeds_give_equal_streams():

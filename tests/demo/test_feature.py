@@ -2,8 +2,8 @@
 
 import torch
 
-from steering.demo.feature import count_activity, describe_features, make_label, words_of_tokens
-from steering.demo.sae import TopKSae
+from tools.demo_model.feature import count_activity, describe_features, make_label, words_of_tokens
+from tools.demo_model.sae import TopKSae
 
 
 def test_tokens_are_joined_to_words():

@@ -8,14 +8,14 @@ import re
 
 import pytest
 
-from steering.demo.concept import word_share
-from steering.demo.conversation import write_conversation
-from steering.demo.mood import GLOOMY, JOYFUL, MOODS, mood_named
-from steering.demo.phrase import expand, sentence, word_list
-from steering.demo.question import ask_animal, ask_fact, ask_person, ask_sum, describe
-from steering.demo.story import StoryPlan, write_diary, write_story
-from steering.demo.story_request import tell_story_of_length
-from steering.demo.world import ANIMALS, PEOPLE, PLACES, WEATHERS, animal_named, place_named
+from tools.demo_model.concept import word_share
+from tools.demo_model.conversation import write_conversation
+from tools.demo_model.mood import GLOOMY, JOYFUL, MOODS, mood_named
+from tools.demo_model.phrase import expand, sentence, word_list
+from tools.demo_model.question import ask_animal, ask_fact, ask_person, ask_sum, describe
+from tools.demo_model.story import StoryPlan, write_diary, write_story
+from tools.demo_model.story_request import tell_story_of_length
+from tools.demo_model.world import ANIMALS, PEOPLE, PLACES, WEATHERS, animal_named, place_named
 
 
 def stories(count: int, plan: StoryPlan | None = None, seed: int = 0) -> list[str]:

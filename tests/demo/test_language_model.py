@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from steering.demo.corpus import write_documents
-from steering.demo.language_model import build_model, computes_bfloat16, learning_rate_share, pack_rows, train_model
-from steering.demo.recipe import DemoRecipe, quick_recipe
-from steering.demo.residual import collect_residuals, read_residuals
-from steering.demo.stages import round_to_bfloat16, stream_seed
+from tools.demo_model.corpus import write_documents
+from tools.demo_model.language_model import build_model, computes_bfloat16, learning_rate_share, pack_rows, train_model
+from tools.demo_model.recipe import DemoRecipe, quick_recipe
+from tools.demo_model.residual import collect_residuals, read_residuals
+from tools.demo_model.stages import round_to_bfloat16, stream_seed
 
 
 def test_rows_start_with_bos_and_are_full(tiny_tokenizer):

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from steering.demo.concept import CONCEPTS, NEUTRAL_PROMPT, labelled_stories, word_share
-from steering.demo.effect import Bench, Effect, Samples, SamplingPlan, compare
-from steering.demo.profile import (
+from steering.evaluation.text_measures import perplexity
+from tools.demo_model.concept import CONCEPTS, NEUTRAL_PROMPT, labelled_stories, word_share
+from tools.demo_model.effect import Bench, Effect, Samples, SamplingPlan, compare
+from tools.demo_model.profile import (
     FEATURE_COUNTS,
     MAX_PERPLEXITY_RATIO,
     PUSHES,
@@ -16,9 +17,8 @@ from steering.demo.profile import (
     score,
     strongest,
 )
-from steering.demo.residual import read_residuals
-from steering.demo.sae import TopKSae
-from steering.evaluation.text_measures import perplexity
+from tools.demo_model.residual import read_residuals
+from tools.demo_model.sae import TopKSae
 
 PLAN = SamplingPlan(count=3, tokens=6, seed=1)
 

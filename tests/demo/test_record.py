@@ -6,8 +6,8 @@ import json
 import random
 import re
 
-from steering.demo.echo import read_facts, repeat_words
-from steering.demo.record import ask_record, draw_record
+from tools.demo_model.echo import read_facts, repeat_words
+from tools.demo_model.record import ask_record, draw_record
 
 
 def test_facts_stand_in_the_sentence():

@@ -7,9 +7,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from steering.demo.recipe import SaeRecipe
-from steering.demo.sae import TopKSae, chunks, keep_top, load_sae, save_sae
-from steering.demo.sae_training import SaeTrainer, measure_health
+from tools.demo_model.recipe import SaeRecipe
+from tools.demo_model.sae import TopKSae, chunks, keep_top, load_sae, save_sae
+from tools.demo_model.sae_training import SaeTrainer, measure_health
 
 TINY = replace(SaeRecipe(), d_sae=48, k=3, tokens=60_000, batch=256, dead_after_batches=20)
 

@@ -9,10 +9,10 @@ import random
 import pytest
 from transformers import AutoTokenizer
 
-from steering.demo.conversation import write_conversation
-from steering.demo.corpus import BOS, SPECIAL_TOKENS, TURN_END, render_chat
-from steering.demo.memory import write_memory_conversation
-from steering.demo.toolcall import write_tool_conversation
+from tools.demo_model.conversation import write_conversation
+from tools.demo_model.corpus import BOS, SPECIAL_TOKENS, TURN_END, render_chat
+from tools.demo_model.memory import write_memory_conversation
+from tools.demo_model.toolcall import write_tool_conversation
 
 TEXTS = ["Once upon a time.", "naïve café", "日本語", "\U0001f600", "a\n\n  b\tc", "x = 12345;", "", " ", "\x00\x7f"]
 

@@ -7,9 +7,9 @@ import pytest
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from steering.demo.card import write_card
-from steering.demo.recipe import quick_recipe
-from steering.demo.train import train_demo
+from tools.demo_model.card import write_card
+from tools.demo_model.recipe import quick_recipe
+from tools.demo_model.train import train_demo
 
 QUICK = quick_recipe(seed=3)
 TINY = replace(

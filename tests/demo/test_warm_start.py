@@ -5,12 +5,12 @@ from itertools import islice
 import pytest
 import torch
 
-from steering.demo.artifact import write_model
-from steering.demo.corpus import write_documents
-from steering.demo.language_model import build_model
-from steering.demo.recipe import quick_recipe
-from steering.demo.tokenizer import train_tokenizer
-from steering.demo.warm_start import carried_embeddings, carry_over
+from tools.demo_model.artifact import write_model
+from tools.demo_model.corpus import write_documents
+from tools.demo_model.language_model import build_model
+from tools.demo_model.recipe import quick_recipe
+from tools.demo_model.tokenizer import train_tokenizer
+from tools.demo_model.warm_start import carried_embeddings, carry_over
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """The demo copies: JSON with the fields of a sentence, what was said turns ago, through the official client.
 
-The values are held out of the demo's training corpus (`steering.demo.coinage.HELD_OUT`), so none can be remembered.
+The values are held out of the demo's training corpus (`tools.demo_model.coinage.HELD_OUT`), so none can be remembered.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import pytest
 from openai.types.chat import ChatCompletion
 from pydantic import BaseModel
 
-from steering.demo.coinage import HELD_OUT
+from tools.demo_model.coinage import HELD_OUT
 
 BASE = {"model": "demo", "temperature": 0, "max_tokens": 60}
 

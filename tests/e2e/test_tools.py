@@ -1,6 +1,6 @@
 """The demo calls tools with what it was asked and tells what they return, through the official client.
 
-The values are held out of the demo's training corpus (`steering.demo.coinage.HELD_OUT`), so none can be remembered.
+The values are held out of the demo's training corpus (`tools.demo_model.coinage.HELD_OUT`), so none can be remembered.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import BaseModel
 
-from steering.demo.coinage import HELD_OUT
+from tools.demo_model.coinage import HELD_OUT
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 SUM = {

@@ -13,11 +13,10 @@ from django.contrib.auth.models import User
 from django.db import connection
 
 from jobs.errors import JobLost
-from jobs.execution import claim_job, run_job
+from jobs.execution import RunningJobs, claim_job, run_job
 from jobs.kinds import unregister
 from jobs.models import Job, JobLine
 from jobs.running_job import MAX_LINES, RunningJob
-from jobs.running_jobs import RunningJobs
 from jobs.services import cancel_job, enqueue_job, retry_job
 from tests.jobs.conftest import AddKind
 from tests.live import PROJECT_DIR

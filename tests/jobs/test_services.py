@@ -12,9 +12,8 @@ from procrastinate.contrib.django.models import ProcrastinateJob
 from core.text import clean_text
 from jobs.errors import JobStateError, NotStorableError, UnknownKindError
 from jobs.kinds import JobKind, find_kind, register
-from jobs.models import Job
+from jobs.models import MAX_BYTES, Job
 from jobs.services import cancel_job, enqueue_job, retry_job
-from jobs.storable import MAX_BYTES
 from tests.jobs.conftest import AddKind
 
 pytestmark = pytest.mark.django_db

@@ -12,12 +12,11 @@ from procrastinate.contrib.django.models import ProcrastinateJob
 
 from jobs.deliveries import deliver_forgotten
 from jobs.errors import JobPostponed
-from jobs.execution import run_job
+from jobs.execution import RunningJobs, run_job
 from jobs.models import Job
 from jobs.running_job import RunningJob
-from jobs.running_jobs import RunningJobs
 from jobs.services import enqueue_job
-from jobs.sweep import MAX_CRASHES, forget_ended, recover_stalled, sweep
+from jobs.worker import MAX_CRASHES, forget_ended, recover_stalled, sweep
 from tests.jobs.conftest import AddKind
 
 pytestmark = pytest.mark.django_db

@@ -14,7 +14,7 @@ from django.http.response import HttpResponseBase
 from django.test import AsyncClient
 
 from inference.registry.registry import ModelRecord
-from jobs.running_jobs import RunningJobs
+from jobs.execution import RunningJobs
 from openai_api.backend import Backend, get_backend, set_backend
 from openai_api.http.call import Call
 from openai_api.keys.limits import Limits, set_limits

@@ -18,9 +18,8 @@ from django.utils import timezone
 from openai.types import Batch
 
 from inference.client import BACKGROUND_PRIORITY, EngineStats, Event, QueueFullError
-from jobs.execution import run_job
+from jobs.execution import RunningJobs, run_job
 from jobs.models import Job
-from jobs.running_jobs import RunningJobs
 from jobs.services import cancel_job
 from openai_api.keys.limits import Limits, set_limits
 from openai_api.keys.quotas import Quotas, end_of_day

@@ -14,9 +14,8 @@ from django.db import connection
 
 from storage.blobs import BlobStore
 from storage.errors import StorageQuotaError
-from storage.files import keep_file
+from storage.files import keep_file, used_bytes
 from storage.models import StoredFile
-from storage.quota import used_bytes
 from tests.openai_api.conftest import Api
 from tests.openai_api.test_files import check_error, kept, on_disk, send
 

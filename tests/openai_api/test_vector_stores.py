@@ -22,9 +22,8 @@ from openai.types.vector_stores import (
 )
 
 from inference.client import Event
-from jobs.execution import run_job
+from jobs.execution import RunningJobs, run_job
 from jobs.models import Job
-from jobs.running_jobs import RunningJobs
 from jobs.services import cancel_job
 from storage.embedder import Embedder, get_embedder, set_embedder
 from storage.models import Chunk, StoredFile

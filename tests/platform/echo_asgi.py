@@ -7,6 +7,6 @@ import django
 os.environ["DJANGO_SETTINGS_MODULE"] = "tests.platform.echo_settings"
 django.setup(set_prefix=False)
 
-from millm_site.asgi_handler import SiteHandler  # noqa: E402 - after setup
+from millm_site.http.asgi_handler import SiteHandler  # noqa: E402 - after setup
 
 application = SiteHandler()

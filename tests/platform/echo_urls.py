@@ -13,7 +13,7 @@ from rest_framework.decorators import api_view, authentication_classes, permissi
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from millm_site import health
+from millm_site.http import health
 
 seen_closed: list[str] = []
 
@@ -107,5 +107,5 @@ urlpatterns = [
     path("v1/broken", broken),
     path("health/live", health.live),
 ]
-handler404 = "millm_site.failures.not_found"
-handler500 = "millm_site.failures.failed"
+handler404 = "millm_site.http.failures.not_found"
+handler500 = "millm_site.http.failures.failed"

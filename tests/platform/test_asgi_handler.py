@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pytest_django.fixtures import Settings
 
-from millm_site.asgi_handler import BodyTooLargeError, SiteHandler, declared_length, limited, live, with_length
+from millm_site.http.asgi_handler import BodyTooLargeError, SiteHandler, declared_length, limited, live, with_length
 
 
 class Wire:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from django.core.management import call_command
 
-from millm_site.commands_doc import DJANGOS_OWN, commands_page, is_in_step, own_commands
 from millm_site.env import PROJECT_DIR
+from millm_site.management.commands.commands_doc import DJANGOS_OWN, commands_page, is_in_step, own_commands
 
 
 def test_committed_page_is_in_step() -> None:

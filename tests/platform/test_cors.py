@@ -7,7 +7,7 @@ from django.conf import settings as django_settings
 from django.test import Client
 from pytest_django.fixtures import Settings
 
-from millm_site.cors import MIDDLEWARE, REQUEST_HEADERS, cors_middleware, is_origin
+from millm_site.http.cors import MIDDLEWARE, REQUEST_HEADERS, cors_middleware, is_origin
 
 PAGE = "https://app.example.org"
 PREFLIGHT = {"Origin": PAGE, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "x-api-key"}

@@ -44,7 +44,7 @@ from jobs.services import enqueue_job
 from openai_api.request_log.entry import LogEntry
 from openai_api.request_log.store import LogStore
 from openai_api.keys.services import create_api_key
-from storage.vector_index import ensure_index
+from storage.vector_search import ensure_index
 user = User.objects.create_superuser("a", "", "correct horse battery staple")
 login = {"username": "a", "password": "correct horse battery staple"}
 assert Client(headers={"host": "localhost"}).post("/admin/login/", login).status_code == 302

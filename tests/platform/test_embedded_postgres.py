@@ -20,8 +20,7 @@ import psutil
 import pytest
 
 from millm_site.embedded_postgres.account import Account, can_run
-from millm_site.embedded_postgres.errors import EmbeddedPostgresError
-from millm_site.embedded_postgres.place import SHARED
+from millm_site.embedded_postgres.place import SHARED, EmbeddedPostgresError
 from millm_site.embedded_postgres.programs import MAJOR_VERSION, Programs, copied
 from tests.live import PROJECT_DIR, clean_environment, ended
 from tests.platform.conftest import postmaster_of

@@ -13,9 +13,9 @@ from pydantic import ValidationError
 
 from inference.engine.config import EngineConfig
 from millm_site import env as env_module
-from millm_site.checks import unknown_variables
+from millm_site.apps import unknown_variables
 from millm_site.env import ENGINE_OPTIONS, PROJECT_DIR, Environment, explain
-from millm_site.hosts import allowed_hosts
+from millm_site.http.hosts import allowed_hosts
 from millm_site.secret_key import kept_key
 from tests.live import clean_environment
 

@@ -11,10 +11,9 @@ import pytest
 from django.contrib.auth import authenticate, get_user_model
 from pytest_django.fixtures import Settings
 
-from console.example_request import curl
-from millm_site.first_run import Login, ensure_superuser, keep_first_password
+from console.first_steps import curl
+from millm_site.first_run import Login, ensure_superuser, keep_first_password, welcome
 from millm_site.management.commands.serve import Command
-from millm_site.welcome import welcome
 
 URL = "http://127.0.0.1:8000"
 

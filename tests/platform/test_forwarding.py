@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pytest_django.fixtures import Settings
 
-from millm_site.forwarding import with_forwarded_scheme
+from millm_site.http.hosts import with_forwarded_scheme
 
 
 def scope(client: str | None, *headers: tuple[bytes, bytes]) -> dict[str, object]:

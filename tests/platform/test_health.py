@@ -9,7 +9,7 @@ import pytest
 from django.test import AsyncClient, Client
 
 from inference.client import EngineStats, set_client
-from millm_site.health import examine
+from millm_site.http.health import examine
 from millm_site.serving import Serving
 
 

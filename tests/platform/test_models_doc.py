@@ -6,7 +6,7 @@ from django.core.management import call_command
 
 from inference.files.architectures import EXACT, REFUSED
 from millm_site.env import PROJECT_DIR
-from millm_site.models_doc import is_in_step, models_page
+from millm_site.management.commands.models_doc import is_in_step, models_page
 
 
 def test_committed_page_is_in_step() -> None:

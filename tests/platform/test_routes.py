@@ -15,7 +15,7 @@ from django.urls import URLResolver, get_resolver, reverse
 from pytest_django.fixtures import Settings
 
 from management_api.openapi import document_json
-from millm_site.asgi_handler import ASYNC_PATHS
+from millm_site.http.asgi_handler import ASYNC_PATHS
 from openai_api.apps import stop_log_writer
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from django.core.management import call_command
 
 from millm_site.env import PROJECT_DIR, Environment
-from millm_site.settings_doc import is_in_step, settings_page
+from millm_site.management.commands.settings_doc import is_in_step, settings_page
 
 
 def test_committed_page_is_in_step() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from millm_site.asgi_handler import SiteHandler
+from millm_site.http.asgi_handler import SiteHandler
 from openai_api.http.file_uploads import upload_refusal
 from tests import live
 from tests.conftest import site_environment

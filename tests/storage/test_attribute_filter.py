@@ -10,7 +10,7 @@ from django.db import connection
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.attribute_filter import Comparison, Compound, Filter, to_sql
+from storage.vector_search import Comparison, Compound, Filter, to_sql
 
 KEYS = ["a", "b", "Ä", "%s", "'", "a.b", "{}"]
 texts = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\0"), max_size=4)

@@ -9,12 +9,18 @@ import numpy as np
 import pytest
 from django.db import connection
 
-from storage.attribute_filter import Comparison
 from storage.blobs import BlobStore
 from storage.files import keep_file
 from storage.models import Chunk, VectorStore, VectorStoreFile
-from storage.vector_index import ensure_index, indexed_type
-from storage.vector_search import Neighbours, nearest, search_exactly, search_index
+from storage.vector_search import (
+    Comparison,
+    Neighbours,
+    ensure_index,
+    indexed_type,
+    nearest,
+    search_exactly,
+    search_index,
+)
 
 pytestmark = pytest.mark.django_db
 DIMENSIONS, CHUNKS, FILES = 24, 3_000, 10

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jobs import services
-from jobs.job_command import JobCommand
+from jobs.commands import JobCommand
 from jobs.models import Job
 
 

@@ -11,9 +11,9 @@ from django.core.management import CommandError
 from django.core.management.commands import runserver
 from django.utils import autoreload
 
+from millm_site.first_run import welcome
 from millm_site.server.listener import PortError, listen, url_of
 from millm_site.server.reloading import supervise
-from millm_site.welcome import welcome
 
 RELOAD_DRAIN_S = 1.0  # who edits code does not wait for streams
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from millm_site.seed_load.load import RealRowsError, seed_load
+from tools.seed_load.load import RealRowsError, seed_load
 
 MAX_ROWS = 100_000_000
 

@@ -13,9 +13,8 @@ from django.core.management import BaseCommand, CommandError
 from django.db import OperationalError
 
 from millm_site.database import stop_embedded
-from millm_site.first_run import Login, is_migrated, keep_first_password, set_up
+from millm_site.first_run import Login, is_migrated, keep_first_password, set_up, welcome
 from millm_site.serving import serving
-from millm_site.welcome import welcome
 
 
 class Command(BaseCommand):

@@ -3,11 +3,59 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
 
 from django.core.management import BaseCommand, CommandError
+from pydantic import SecretStr
+from pydantic.fields import FieldInfo
 
-from millm_site.settings_doc import PATH, is_in_step, settings_page
+from millm_site.env import PREFIX, PROJECT_DIR, Environment
+
+PATH = PROJECT_DIR / "docs" / "settings.md"
+HEAD = """# Settings
+
+All settings are environment variables. An empty variable counts as unset; a bad value ends the program with a message
+that names it, and `manage.py check` warns about variables with the prefix that nothing reads. This page is made by
+`manage.py settings_doc` from `millm_site/env.py`; `make check` fails when they differ.
+
+| variable | default | meaning |
+|---|---|---|
+"""
+
+
+def settings_page() -> str:
+    return HEAD + "".join(_row(name, field) for name, field in Environment.model_fields.items())
+
+
+def is_in_step(path: Path = PATH) -> bool:
+    return path.is_file() and path.read_text() == settings_page()
+
+
+def _row(name: str, field: FieldInfo) -> str:
+    meaning = (field.description or "") + _choices(field)
+    return f"| `{PREFIX}{name.upper()}` | {_default(field)} | {meaning} |\n"
+
+
+def _choices(field: FieldInfo) -> str:
+    if get_origin(field.annotation) is not Literal:
+        return ""
+    choices = [f"`{choice}`" for choice in get_args(field.annotation) if choice]
+    return f" One of {', '.join(choices)}."
+
+
+def _default(field: FieldInfo) -> str:
+    value = field.default
+    if isinstance(value, SecretStr):
+        value = value.get_secret_value()
+    if isinstance(value, Path):
+        value = value.relative_to(PROJECT_DIR)
+    if isinstance(value, tuple):
+        value = ",".join(value)
+    if isinstance(value, bool):
+        value = str(value).lower()
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return f"`{text}`" if text else ""
 
 
 class Command(BaseCommand):

@@ -7,8 +7,8 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
+from jobs.commands import wait_for_end
 from jobs.models import Job
-from jobs.waiting import wait_for_end
 from openai_api.models import RequestLog
 from openai_api.request_log.replay import AS_LOGGED, ReplayError, start_replay
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
+from jobs.commands import wait_for_end
 from jobs.models import Job
-from jobs.waiting import wait_for_end
 from steering.errors import EvaluationError, SteeringError
 from steering.evaluation.params import (
     FACTORS,

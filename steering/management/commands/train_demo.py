@@ -8,13 +8,13 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-import steering.demo
+import tools.demo_model
 
-DEFAULT_OUTPUT = Path(steering.demo.__file__).parent / "artifacts"
+DEFAULT_OUTPUT = Path(tools.demo_model.__file__).parent / "artifacts"
 
 
 class Command(BaseCommand):
-    """Thin: the work is `steering.demo.train.train_demo`."""
+    """Thin: the work is `tools.demo_model.train.train_demo`."""
 
     help = "Train the demo model and its SAE on text of the built-in grammar and write them to a folder."
     requires_system_checks: list[str] = []
@@ -38,8 +38,8 @@ class Command(BaseCommand):
     def handle(self, *_args: Any, **options: Any) -> None:
         """Train and write."""
         # Imported here: other commands must not load torch.
-        from steering.demo.recipe import DemoRecipe, quick_recipe
-        from steering.demo.train import train_demo
+        from tools.demo_model.recipe import DemoRecipe, quick_recipe
+        from tools.demo_model.train import train_demo
 
         recipe = quick_recipe(options["seed"]) if options["quick"] else DemoRecipe(seed=options["seed"])
         if options["tokens"]:

@@ -14,9 +14,8 @@ from django.db import connection
 from openai import AsyncOpenAI
 
 from inference.client import Event, GenerationRequest, QueueFullError, TokensEvent
-from jobs.execution import run_job
+from jobs.execution import RunningJobs, run_job
 from jobs.models import Job
-from jobs.running_jobs import RunningJobs
 from openai_api.responses.background import start_response, tell_events
 from openai_api.responses.models import StoredResponse
 from tests.openai_api.conftest import Api, events_of

@@ -1,0 +1,144 @@
+"""Adding to the trail, in the transaction of the change that an event tells of."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from datetime import date
+from typing import Any
+
+from django.contrib.auth.models import AbstractBaseUser
+from django.db import models
+
+from audit.models import MAX_SUBJECT, AuditEvent
+from audit.origin import current_origin
+
+MAX_TEXT = 300
+MAX_ITEMS = 50
+HIDDEN = "(hidden)"
+SECRET_FIELDS = frozenset({"password", "digest", "old_digest", "secret", "token"})
+
+Changes = dict[str, list[Any]]
+
+
+def stored_fields(row: models.Model) -> dict[str, Any] | None:
+    """The row's columns as they are in the database now; None where it is not there yet."""
+    if row.pk is None:
+        return None
+    names = [field.attname for field in row._meta.concrete_fields]
+    return type(row)._base_manager.filter(pk=row.pk).values(*names).first()
+
+
+def changes_of(row: models.Model, before: Mapping[str, Any] | None, *, leave_out: Collection[str] = ()) -> Changes:
+    """Field to what it was and what it is. Of a new row, the fields that are not as a new row has them."""
+    start = before if before is not None else _unset(row)
+    found: Changes = {}
+    for field in row._meta.concrete_fields:
+        if field.primary_key or field.name in leave_out or (before is None and _is_database_s_own(field)):
+            continue
+        old, new = start.get(field.attname), getattr(row, field.attname)
+        if old != new and not isinstance(new, models.expressions.BaseExpression):
+            found[field.name] = [HIDDEN, HIDDEN] if field.name in SECRET_FIELDS else [plain(old), plain(new)]
+    return found
+
+
+def plain(value: Any) -> Any:
+    """JSON of bounded size; a long text keeps its beginning."""
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, float):
+        return value if abs(value) < float("inf") else str(value)
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, Mapping):
+        return {_cut(str(name))[:100]: plain(each) for name, each in list(value.items())[:MAX_ITEMS]}
+    if isinstance(value, list | tuple | set | frozenset):
+        return _plain_list(list(value))
+    return _cut(str(value))
+
+
+def _plain_list(values: list[Any]) -> list[Any]:
+    more = len(values) - MAX_ITEMS
+    return [*map(plain, values[:MAX_ITEMS]), *([f"… {more} more"] if more > 0 else [])]
+
+
+def _cut(text: str) -> str:
+    text = text.replace("\0", "").encode("utf-8", "replace").decode()
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}… ({len(text)} characters)"
+
+
+def _unset(row: models.Model) -> dict[str, Any]:
+    """What a row has that nobody said anything about."""
+    fields = row._meta.concrete_fields
+    return {field.attname: field.get_default() if field.has_default() else _nothing(field) for field in fields}
+
+
+def _is_database_s_own(field: models.Field[Any, Any]) -> bool:
+    """Such as the time of a row's insertion."""
+    return field.has_db_default() and not field.has_default()
+
+
+def _nothing(field: models.Field[Any, Any]) -> Any:
+    return "" if field.empty_strings_allowed and not field.null else None
+
+
+def record(
+    action: AuditEvent.Action,
+    subject: models.Model | str,
+    *,
+    user: AbstractBaseUser | None = None,
+    model: str = "",
+    detail: str = "",
+    changes: Changes | None = None,
+) -> AuditEvent:
+    """Adds an event. ``user`` is who does it; by default whoever the request at hand belongs to.
+
+    ``detail`` and ``changes`` never hold secrets, prompts or answers: many may read the trail.
+    """
+    origin = current_origin()
+    row = subject if isinstance(subject, models.Model) else None
+    return AuditEvent.objects.create(
+        action=action,
+        kind=row._meta.label_lower if row is not None else "",
+        object_id=str(row.pk)[:64] if row is not None else "",
+        subject=_clean(str(subject))[:MAX_SUBJECT],
+        user=user.get_username() if user is not None else origin.username()[:150],
+        model=model,
+        detail=_clean(detail),
+        changes=changes or {},
+        key=origin.key[:120],
+        command=origin.command[:120],
+        request_id=origin.request_id[:64],
+    )
+
+
+def record_saved(
+    row: models.Model,
+    *,
+    before: Mapping[str, Any] | None,
+    user: AbstractBaseUser | None = None,
+    model: str = "",
+    detail: str = "",
+    leave_out: Collection[str] = (),
+) -> AuditEvent | None:
+    """Records that ``row`` was added (``before`` is None) or changed; nothing where no field differs.
+
+    ``before`` is what :func:`audit.record.stored_fields` said ahead of the save.
+    """
+    changes = changes_of(row, before, leave_out=leave_out)
+    if before is None:
+        return record(AuditEvent.Action.ADD, row, user=user, model=model, detail=detail, changes=changes)
+    if not changes:
+        return None
+    return record(AuditEvent.Action.CHANGE, row, user=user, model=model, detail=detail, changes=changes)
+
+
+def record_deleted(
+    row: models.Model, *, user: AbstractBaseUser | None = None, model: str = "", detail: str = ""
+) -> AuditEvent:
+    """Call it ahead of the deletion, while the row still has its id."""
+    return record(AuditEvent.Action.DELETE, row, user=user, model=model, detail=detail)
+
+
+def _clean(text: str) -> str:
+    """Postgres takes neither NUL nor lone surrogates."""
+    return text.replace("\0", "").encode("utf-8", "replace").decode()

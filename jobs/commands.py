@@ -1,0 +1,53 @@
+"""A command that does something with one job."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from argparse import ArgumentParser
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from django.core.management.base import BaseCommand, CommandError
+
+from jobs.errors import JobStateError
+from jobs.models import Job
+
+
+class JobCommand(BaseCommand):
+    """Raises CommandError where there is no such job, or its state does not allow it; ``done`` follows its name."""
+
+    done: ClassVar[str]
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("id", type=uuid.UUID, help="as “manage.py jobs” shows it")
+
+    def handle(self, **options: Any) -> None:
+        job = Job.objects.filter(pk=options["id"]).first()
+        if job is None:
+            raise CommandError(f"There is no job {options['id']}.")
+        try:
+            self.act(job)
+        except JobStateError as error:
+            raise CommandError(str(error)) from error
+        self.stdout.write(self.style.SUCCESS(f"The job “{job}” {self.done}"))
+
+    def act(self, job: Job) -> None:
+        raise NotImplementedError
+
+
+POLL_S = 0.5
+
+
+def wait_for_end(job: Job, say: Callable[[str], object], poll_s: float = POLL_S) -> Job:
+    """The ended job; ``say`` hears how it gets on."""
+    said = ""
+    while True:
+        row = Job.objects.get(pk=job.pk)
+        line = f"{row.state} {row.done}/{row.total} {row.message}".rstrip()
+        if line != said:
+            said = line
+            say(line)
+        if row.has_ended:
+            return row
+        time.sleep(poll_s)

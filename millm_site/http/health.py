@@ -1,0 +1,87 @@
+"""Probes: is the process alive, and can it serve?"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from django.db import connection
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.views.decorators.cache import never_cache
+
+from inference.client import EngineDownError, get_client
+from millm_site.http.failures import read_only
+from millm_site.serving import is_draining
+
+READY_TIMEOUT_S = 3.0
+
+# Returns what is wrong, "" when nothing is.
+Probe = Callable[[], Awaitable[str]]
+
+
+@read_only
+@never_cache
+async def live(request: HttpRequest) -> HttpResponse:
+    """200 as long as the process answers at all."""
+    return JsonResponse({"status": "alive"})
+
+
+@read_only
+@never_cache
+async def ready(request: HttpRequest) -> HttpResponse:
+    """200 when a request could be served now, else 503 with what is wrong; answers within a few seconds."""
+    report = await examine({"server": probe_server, "engine": probe_engine, "database": probe_database})
+    return JsonResponse(report | {"load": engine_load()}, status=200 if report["status"] == "ready" else 503)
+
+
+async def examine(probes: dict[str, Probe], timeout_s: float = READY_TIMEOUT_S) -> dict[str, Any]:
+    """Run all probes at once; each entry of the report is "ok" or the complaint."""
+    complaints = await asyncio.gather(*(_bounded(probe, timeout_s) for probe in probes.values()))
+    entries = {name: complaint or "ok" for name, complaint in zip(probes, complaints, strict=True)}
+    return {"status": "unavailable" if any(complaints) else "ready"} | entries
+
+
+def engine_load() -> dict[str, int]:
+    """Sequences running and waiting, and steps made; all 0 without an engine."""
+    try:
+        stats = get_client().stats()
+    except EngineDownError:
+        return {"running": 0, "waiting": 0, "steps": 0}
+    return {"running": stats.running, "waiting": stats.waiting, "steps": stats.steps}
+
+
+async def _bounded(probe: Probe, timeout_s: float) -> str:
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await probe()
+    except TimeoutError:
+        return f"No answer within {timeout_s:g} s."
+
+
+async def probe_server() -> str:
+    return "The server is stopping." if is_draining() else ""
+
+
+async def probe_engine() -> str:
+    try:
+        stats = get_client().stats()
+    except EngineDownError as error:
+        return str(error)
+    return "" if stats.is_up else f"The engine is {stats.state}. {stats.error}".strip()
+
+
+async def probe_database() -> str:
+    return await asyncio.to_thread(_ask_database)
+
+
+def _ask_database() -> str:
+    """In a thread of its own, with a connection of its own that goes back to the pool."""
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT 1")
+    except Exception as error:  # noqa: BLE001 - whatever keeps the database from answering is the report
+        return f"{type(error).__name__}: the database does not answer."
+    finally:
+        connection.close()
+    return ""

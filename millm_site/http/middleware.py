@@ -1,0 +1,56 @@
+"""What a browser may load into our pages: files of this site, and nothing written into a page itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction
+from django.conf import settings
+from django.http import HttpRequest
+from django.http.response import HttpResponseBase
+from django.utils.deprecation import MiddlewareMixin
+
+from millm_site.http.failures import database_unavailable, is_database_unavailable
+
+HEADER = "Content-Security-Policy"
+
+
+class ContentPolicyMiddleware:
+    """Puts settings.SECURE_CSP (named and shaped as Django 6 has it) on every page; a view's own header stays.
+
+    django-csp does it in a synchronous hook: below it, each request to /v1 would cross a thread twice.
+    """
+
+    async_capable = True
+    sync_capable = True
+
+    def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
+        self.get_response = get_response
+        self._policy = as_header(settings.SECURE_CSP)
+        if iscoroutinefunction(get_response):
+            markcoroutinefunction(self)
+
+    def __call__(self, request: HttpRequest) -> Any:
+        if iscoroutinefunction(self):
+            return self._call_async(request)
+        return self._guarded(self.get_response(request))
+
+    async def _call_async(self, request: HttpRequest) -> HttpResponseBase:
+        return self._guarded(await self.get_response(request))
+
+    def _guarded(self, response: HttpResponseBase) -> HttpResponseBase:
+        if response.headers.get("Content-Type", "").startswith("text/html"):
+            response.headers.setdefault(HEADER, self._policy)
+        return response
+
+
+def as_header(policy: Mapping[str, tuple[str, ...]]) -> str:
+    return "; ".join(" ".join((directive, *sources)) for directive, sources in policy.items())
+
+
+class DatabaseUnavailableMiddleware(MiddlewareMixin):
+    """A database that is away or has no free connection is 503 with Retry-After: the request may come again."""
+
+    def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponseBase | None:
+        return database_unavailable(request) if is_database_unavailable(exception) else None
