@@ -29,7 +29,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 CLIENTS_VENV := .venv-clients
 CLIENTS := openai litellm lm-eval llm-comply openai-resources
 NODE_CLIENTS := tests/clients/node
-PACKAGES := core audit jobs inference steering storage openai_api management_api console millm_site
+PACKAGES := core audit jobs inference steering storage openai_api management_api console millm_site tools
 
 .PHONY: run test faults test-clients clients check bench bench-full bench-gpu bench-check soak screenshots setup oracles pins clean chromium
 .DELETE_ON_ERROR:

@@ -1,4 +1,4 @@
-"""Adding to the trail, in the transaction of the change that an event tells of."""
+"""Recording of audit events, in the transaction of the change that they describe."""
 
 from __future__ import annotations
 

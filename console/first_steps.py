@@ -1,4 +1,4 @@
-"""What somebody with a fresh install does first, and how far they are."""
+"""The first steps on a fresh install, shown on the dashboard: install the demo, create a key, send a request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs in the admin: how far they are, what they say, cancel and retry."""
+"""Jobs in the admin: list, progress, log and result of a job, cancel and retry."""
 
 from __future__ import annotations
 

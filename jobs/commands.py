@@ -1,4 +1,4 @@
-"""A command that does something with one job."""
+"""What management commands about jobs share: a command on one job, and waiting for a job to end."""
 
 from __future__ import annotations
 

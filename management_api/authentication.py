@@ -1,4 +1,4 @@
-"""Who asks: whoever is signed in to the console, or a key with the scope to manage, which acts as its owner."""
+"""Who may use /api: authentication by key or session, permissions, and sharing with groups."""
 
 from __future__ import annotations
 

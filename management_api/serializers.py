@@ -1,4 +1,4 @@
-"""Serializers that take what they name and nothing else: no unknown fields, no strings for numbers."""
+"""Base serializers: strict about unknown fields, described for the OpenAPI document."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ from django.urls import path, re_path
 from django.views.decorators.csrf import csrf_exempt
 from rest_framework.routers import SimpleRouter
 
+from core.ids import new_id
 from management_api.resources.evaluation import Evaluations
 from management_api.resources.feature import Features
 from management_api.resources.job import Jobs
@@ -20,7 +21,6 @@ from management_api.resources.server import Me, Stats
 from management_api.resources.vector_set import VectorSets
 from management_api.resources.version import Versions
 from openai_api.http.errors import unknown_url
-from openai_api.request_id import new_id
 
 app_name = "management_api"
 

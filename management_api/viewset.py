@@ -18,13 +18,13 @@ from rest_framework.response import Response
 from rest_framework.viewsets import GenericViewSet
 
 from audit.origin import acting, current_origin
+from core.ids import new_id
 from management_api.authentication import ActPermission, KeyAuthentication, SessionAuthentication
 from management_api.paging import CursorPages
 from management_api.serializers import StrictInput
 from openai_api.http.errors import invalid_json, request_too_large
 from openai_api.http.json_body import parse_json
 from openai_api.keys.record import KeyRecord
-from openai_api.request_id import new_id
 
 
 class StrictJSONParser(BaseParser):

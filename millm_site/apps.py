@@ -1,4 +1,4 @@
-"""TODO."""
+"""The project's app: stops the embedded database at exit, and warns about unknown environment variables."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ class MillmSiteConfig(AppConfig):
     verbose_name = "miLLM"
 
     def ready(self) -> None:
-        from millm_site.apps import unknown_variables
         from millm_site.database import stop_embedded
 
         register(unknown_variables, Tags.compatibility)
@@ -33,7 +32,7 @@ OTHER_VARIABLES = frozenset[str]()
 
 
 def unknown_variables(**kwargs: Any) -> list[checks.CheckMessage]:
-    """A misspelt variable would be silently without effect."""
+    """Warn about variables with our prefix that no setting reads, such as misspelt ones."""
     known = {PREFIX + name.upper() for name in Environment.model_fields} | OTHER_VARIABLES
     given = (name for name in os.environ if name.upper().startswith(PREFIX))
     return [_unknown(name, known) for name in sorted(given) if name.upper() not in known]

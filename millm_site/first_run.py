@@ -1,4 +1,4 @@
-"""What must be done before the site can serve: the schema, the demo, somebody who can log in."""
+"""Setup before the first start (schema, demo, first user), and the welcome text with the first request."""
 
 from __future__ import annotations
 

@@ -10,7 +10,6 @@ from django.views.decorators.http import condition, require_safe
 from django.views.generic import RedirectView
 
 from console.playground import answers
-from console.playground import answers as draft_answers
 from management_api.openapi import document_json, document_tag
 from millm_site.http import health, metrics
 from openai_api.endpoints.try_model import try_model
@@ -19,13 +18,13 @@ from openai_api.endpoints.try_model import try_model
 @require_safe
 @condition(etag_func=lambda request: document_tag())
 def openapi(request: HttpRequest) -> HttpResponse:
-    """Made once for each process; clients may keep it as long as its ETag stays the same."""
+    """Return the OpenAPI document, built once per process; its ETag lets clients cache it."""
     return HttpResponse(document_json(), content_type="application/json", headers={"Cache-Control": "no-cache"})
 
 
 @require_safe
 def docs(request: HttpRequest) -> HttpResponse:
-    """Swagger UI with the files of drf-spectacular-sidecar: no other host is asked for anything."""
+    """Render Swagger UI from the files of drf-spectacular-sidecar, without requests to other hosts."""
     return render(request, "docs.html")
 
 
@@ -36,9 +35,9 @@ urlpatterns = [
     path("admin/playground/chat", answers.ask_chat, name="playground-chat"),
     path("admin/playground/completion", answers.ask_completion, name="playground-completion"),
     path("admin/playground/inspect", answers.inspect, name="playground-inspect"),
-    path(f"{_DRAFT}/chat", draft_answers.preview_chat, name="draft-chat"),
-    path(f"{_DRAFT}/completion", draft_answers.preview_completion, name="draft-completion"),
-    path(f"{_DRAFT}/inspect", draft_answers.preview_inspect, name="draft-inspect"),
+    path(f"{_DRAFT}/chat", answers.preview_chat, name="draft-chat"),
+    path(f"{_DRAFT}/completion", answers.preview_completion, name="draft-completion"),
+    path(f"{_DRAFT}/inspect", answers.preview_inspect, name="draft-inspect"),
     path("admin/", admin.site.urls),
     path("v1/", include("openai_api.urls")),
     path("", include("openai_api.root_urls")),
@@ -47,8 +46,8 @@ urlpatterns = [
     path("health/live", health.live, name="health-live"),
     path("health/ready", health.ready, name="health-ready"),
     path("metrics", metrics.metrics, name="metrics"),
-    path("openapi.json", api_docs.openapi, name="openapi"),
-    path("docs", api_docs.docs, name="docs"),
+    path("openapi.json", openapi, name="openapi"),
+    path("docs", docs, name="docs"),
 ]
 handler403 = "millm_site.http.failures.not_allowed"
 handler404 = "millm_site.http.failures.not_found"

@@ -147,35 +147,35 @@ class BatchAdmin(MadeByClients):
 
     @admin.display(description="requests")
     def progress(self, batch: Batch) -> str:
-        return batch_pages.progress_text(batch)
+        return progress_text(batch)
 
     @admin.display(description="tokens")
     def tokens(self, batch: Batch) -> str:
-        return batch_pages.usage_text(batch)
+        return usage_text(batch)
 
     @admin.display(description="job")
     def job(self, batch: Batch) -> str | SafeString:
-        return batch_pages.job_link(batch)
+        return job_link(batch)
 
     @admin.display(description="requests in")
     def given(self, batch: Batch) -> str | SafeString:
-        return batch_pages.named_file(batch.input_file)
+        return named_file(batch.input_file)
 
     @admin.display(description="answers in")
     def answers(self, batch: Batch) -> str | SafeString:
-        return batch_pages.named_file(batch.output_file)
+        return named_file(batch.output_file)
 
     @admin.display(description="refusals in")
     def refusals(self, batch: Batch) -> str | SafeString:
-        return batch_pages.named_file(batch.error_file)
+        return named_file(batch.error_file)
 
     @admin.display(description="wrong in the input")
     def problems(self, batch: Batch) -> str | SafeString:
-        return batch_pages.problems_html(batch)
+        return problems_html(batch)
 
     @admin.display(description="course")
     def course(self, batch: Batch) -> SafeString:
-        return batch_pages.course_html(batch)
+        return course_html(batch)
 
 
 class VectorStoreFileInline(admin.TabularInline):  # type: ignore[type-arg]  # it takes none at run time

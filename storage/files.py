@@ -1,4 +1,4 @@
-"""Files: kept, found, deleted."""
+"""Files of clients: rules for their names and purposes, quota, creation and deletion."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The chunks of a store that are nearest to a vector.
-
-Small stores are compared one by one: that is exact, and as fast. Large ones go through the HNSW index, which looks on
-until enough of what it finds is of this store and fits the filter; where that is too little, all are compared.
-"""
+"""Search in vector stores: filters on attributes, the index, and the query."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``engine``: whether it runs, how much it has to do. Shown in the bar of every page."""
+"""What pages can subscribe to: the engine's state, jobs, load and models."""
 
 from __future__ import annotations
 

@@ -1,1 +1,4 @@
-"""Models asked side by side, and what their tokens say."""
+"""The playground: models and steering side by side, with their tokens.
+
+Start with `pages` (the page and its data) and `answers` (the requests that it sends).
+"""

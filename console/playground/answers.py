@@ -1,4 +1,4 @@
-"""What the playground's columns ask: on the way of every client, under the session, with a log row of each."""
+"""Requests that the playground and the preview of drafts send: handled as API requests, authorised by the session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The playground's page: what it can choose from."""
+"""The playground's page, its choices, and the endpoints that it reads."""
 
 from __future__ import annotations
 

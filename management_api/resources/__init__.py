@@ -1,0 +1,4 @@
+"""One module per resource: its serializers and its viewset.
+
+Start with `profile`, the largest one.
+"""

@@ -12,8 +12,8 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.template.loader import render_to_string
 from django.views.decorators.csrf import csrf_exempt
 
+from core.ids import new_id
 from openai_api.http.errors import ApiError, forbidden, method_not_allowed, server_error, unavailable, unknown_url
-from openai_api.request_id import new_id
 
 DATABASE_RETRY_S = 5.0
 SAFE_METHODS = ["GET", "HEAD"]

@@ -1,4 +1,4 @@
-"""Which Host headers the site answers to."""
+"""Which host names and forwarded headers the server accepts."""
 
 from __future__ import annotations
 

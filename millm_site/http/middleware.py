@@ -1,4 +1,4 @@
-"""What a browser may load into our pages: files of this site, and nothing written into a page itself."""
+"""Middleware of all pages: the Content-Security-Policy header, and 503 while the database is down."""
 
 from __future__ import annotations
 

@@ -6,8 +6,8 @@ import http
 import json
 from dataclasses import dataclass
 
+from core.ids import new_id
 from openai_api.http.errors import ApiError, insufficient_storage, request_too_large, unavailable
-from openai_api.request_id import new_id
 
 DRAIN_RETRY_S = 10.0
 

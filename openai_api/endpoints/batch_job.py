@@ -23,6 +23,7 @@ from django.db import transaction
 from django.http.response import HttpResponseBase
 from django.utils import timezone
 
+from core.ids import new_id
 from jobs.errors import JobCancelled, JobPostponed
 from jobs.running_job import RunningJob
 from openai_api.backend import get_backend
@@ -38,7 +39,6 @@ from openai_api.http.endpoint import Handler, answer_as
 from openai_api.http.errors import MESSAGES
 from openai_api.keys.quotas import end_of_day
 from openai_api.keys.record import KeyRecord
-from openai_api.request_id import new_id
 from openai_api.responses.endpoints import create_response
 from storage.batch_lines import BatchLine, LineError, lines_from, validate_lines
 from storage.batch_results import BatchResults, Checkpoint, Result

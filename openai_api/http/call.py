@@ -15,6 +15,7 @@ from django.conf import settings
 from django.http import HttpRequest
 from django.utils import timezone
 
+from core.ids import new_id
 from inference.client import BACKGROUND_PRIORITY
 from openai_api.http.client_address import client_address
 from openai_api.http.errors import ApiError, speaks_anthropic, unknown_parameter
@@ -22,7 +23,7 @@ from openai_api.http.in_flight import in_flight
 from openai_api.http.json_body import read_json_object
 from openai_api.keys.limits import Lease, get_limits
 from openai_api.keys.record import KeyRecord
-from openai_api.request_id import CLIENT_HEADER, answer_id_of, new_id, request_id
+from openai_api.request_id import CLIENT_HEADER, answer_id_of, request_id
 from openai_api.request_log.entry import LogEntry, Source
 from openai_api.request_log.metrics import note_request
 from openai_api.request_log.writer import get_log_writer

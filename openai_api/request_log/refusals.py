@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+from core.ids import new_id
 from openai_api.http.attempts import Attempts
 from openai_api.http.client_address import client_network
-from openai_api.request_id import new_id
 from openai_api.request_log.entry import LogEntry
 
 WINDOW_S = 60.0

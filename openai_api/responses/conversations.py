@@ -7,11 +7,11 @@ from typing import TypeVar
 
 from django.http.response import HttpResponseBase
 
+from core.ids import new_id
 from core.text import clean_json
 from openai_api.database import in_database
 from openai_api.http.call import Call
 from openai_api.http.endpoint import json_response
-from openai_api.request_id import new_id
 from openai_api.responses import store
 from openai_api.responses.errors import conversation_not_found, item_not_found
 from openai_api.responses.models import Conversation

@@ -9,6 +9,7 @@ from typing import Any
 
 from django.http.response import HttpResponseBase
 
+from core.ids import new_id
 from openai_api.backend import get_backend
 from openai_api.database import in_database
 from openai_api.endpoints.chat import plan_chat
@@ -21,7 +22,6 @@ from openai_api.http.call import Call
 from openai_api.http.endpoint import json_response
 from openai_api.http.errors import ApiError, invalid, renaming, server_error
 from openai_api.http.sse import PING
-from openai_api.request_id import new_id
 from openai_api.responses.background import (
     NotBackgroundError,
     cancel_background_response,

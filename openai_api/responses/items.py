@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from openai_api.request_id import new_id
+from core.ids import new_id
 from openai_api.responses.schemas.bodies import Item
 from openai_api.responses.schemas.items import (
     AnyItem,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from core.ids import new_id
 from inference.text.dialects.events import (
     AnswerEvent,
     ContentDelta,
@@ -13,7 +14,6 @@ from inference.text.dialects.events import (
     ToolCallEnd,
     ToolCallStart,
 )
-from openai_api.request_id import new_id
 from openai_api.responses.file_search import Annotation, CitationReader, Results, queries_of
 from openai_api.responses.items import output_text
 from openai_api.responses.schemas.bodies import Event, Item

@@ -1,4 +1,7 @@
-"""The tables, one module for each noun."""
+"""The tables, one module per object.
+
+Start with `files`, which the others refer to.
+"""
 
 from storage.models.batches import Batch
 from storage.models.files import StoredFile

@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import tools.demo_model
+from steering.demo.install import ARTIFACTS
 from tools.demo_model.concept import CONCEPTS
 from tools.demo_model.corpus import SPECIAL_TOKENS, write_documents
 from tools.demo_model.effect import Bench, SamplingPlan, compare
@@ -22,7 +22,6 @@ from tools.demo_model.sae import load_sae
 from tools.demo_model.sae_training import measure_health
 from tools.demo_model.stages import MEASURE_STREAM, stream_seed
 
-ARTIFACTS = Path(tools.demo_model.__file__).parent / "artifacts"
 MAX_BYTES = 12_000_000
 PLAN = SamplingPlan(count=40, tokens=60, seed=99)
 

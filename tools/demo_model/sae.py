@@ -71,7 +71,7 @@ def save_sae(sae: TopKSae, folder: Path, *, layer: int, model_name: str, context
             "prepend_bos": True,
             "context_size": context_size,
             "exclude_special_tokens": True,
-            "dataset_path": "tools.demo_model.corpus",
+            "dataset_path": "steering.demo.corpus",
             "sae_lens_version": "6.54.0",
             "sae_lens_training_version": None,
         },

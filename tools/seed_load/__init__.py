@@ -1,1 +1,4 @@
-"""A large database of made-up rows, to see how pages and queries bear it: `manage.py seed_load`."""
+"""A large database of generated rows, to measure how pages and queries scale.
+
+Start with `load`. Run by `manage.py seed_load`.
+"""

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from django.core.management import BaseCommand, CommandError, get_commands, load_command_class
-from django.core.management.base import BaseCommand
 
 from millm_site.env import PROJECT_DIR
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-import tools.demo_model
+from steering.demo.install import ARTIFACTS
 
-DEFAULT_OUTPUT = Path(tools.demo_model.__file__).parent / "artifacts"
+DEFAULT_OUTPUT = ARTIFACTS
 
 
 class Command(BaseCommand):
