@@ -16,7 +16,7 @@ from django.db import connection
 from pytest_django.fixtures import Settings
 
 from millm_site.env import DEMO_DIR
-from tests import live
+from tests import database, live
 
 # Timings say nothing here: machines are slow, shared, or both. CI runs the same examples each time, so that only a
 # change of the code can make it fail; all other runs look for new ones.
@@ -41,6 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
         settings.DATABASES["default"]["USER"] = OWNER  # tests make and empty databases, which the application may not
 
         embedded_postgres().ensure_running()
+    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]  # the others are slow on purpose
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -70,16 +71,14 @@ class LiveSite:
 
 
 @pytest.fixture(scope="session")
-def django_db_setup(django_db_setup: None, django_db_blocker: pytest_django.DjangoDbBlocker) -> None:
-    """Transactional tests empty all tables when they end, which those of records refuse."""
-    with django_db_blocker.unblock(), connection.cursor() as cursor:
-        for table, trigger in (
-            ("audit_auditevent", "audit_event_is_not_truncated"),
-            ("openai_api_logaccess", "openai_api_access_is_not_truncated"),
-            ("steering_profileversion", "steering_version_is_not_truncated"),
-        ):
-            cursor.execute(f"ALTER TABLE {table} DISABLE TRIGGER {trigger}")
-            cursor.execute(f"GRANT ALL ON {table} TO CURRENT_USER")
+def django_db_setup(django_db_setup: None, django_db_blocker: pytest_django.DjangoDbBlocker) -> Iterator[None]:
+    """Transactional tests delete what they wrote, without locking tables that a thread may still read."""
+    with django_db_blocker.unblock():
+        database.restore_after_transactional_tests()
+        connection.close()
+    yield
+    with django_db_blocker.unblock():
+        database.end_other_connections()
 
 
 @pytest.fixture(autouse=True)

@@ -17,6 +17,7 @@ from audit.models import AuditEvent
 from audit.record import record
 from core.pagination import ByKey, keyset_page
 from inference.services import register_model
+from tests import database
 
 pytestmark = pytest.mark.django_db
 TRAIL = "/admin/audit/auditevent/"
@@ -212,8 +213,7 @@ def test_an_object_s_history_leads_to_its_events(admin_client: Client, client: C
 
 
 def test_an_empty_trail_says_what_it_will_hold(admin_client: Client):
-    with connection.cursor() as cursor:
-        cursor.execute("TRUNCATE audit_auditevent")
+    database.delete_rows("audit_auditevent")
     assert "Nothing was changed yet" in admin_client.get(TRAIL).content.decode()
     assert "No event fits this search" in admin_client.get(TRAIL + "?q=x").content.decode()
 

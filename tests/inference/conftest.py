@@ -25,11 +25,6 @@ def model_dir(tmp_path_factory):
     return build_model(tmp_path_factory.mktemp("models") / "tiny")
 
 
-@pytest.fixture(autouse=True)
-def _fast_passwords(settings):
-    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
-
-
 @pytest.fixture
 def parts(tmp_path):
     (tmp_path / "config.json").write_text('{"max_position_embeddings": 512, "architectures": ["LlamaForCausalLM"]}')

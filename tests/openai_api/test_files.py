@@ -238,13 +238,12 @@ async def test_names_are_shown_and_never_paths(api: Api, home: Path, given: str,
 
 
 def form_of(*parts: tuple[str, str | None, bytes]) -> bytes:
-    lines = b""
+    lines = []
     for name, filename, content in parts:
         shown = f'; filename="{filename}"' if filename is not None else ""
-        lines += (
-            b"--X\r\n" + f'Content-Disposition: form-data; name="{name}"{shown}\r\n\r\n'.encode() + content + b"\r\n"
-        )
-    return lines + b"--X--\r\n"
+        head = f'--X\r\nContent-Disposition: form-data; name="{name}"{shown}\r\n\r\n'.encode()
+        lines += [head, content, b"\r\n"]
+    return b"".join([*lines, b"--X--\r\n"])
 
 
 PURPOSE = ("purpose", None, b"assistants")
@@ -286,7 +285,7 @@ FORMS: list[tuple[bytes, str, str | None]] = [
 ]
 
 
-@pytest.mark.parametrize(("body", "code", "param"), FORMS)
+@pytest.mark.parametrize(("body", "code", "param"), FORMS, ids=[f"form{number}" for number in range(len(FORMS))])
 async def test_bad_forms_leave_nothing(api: Api, home: Path, body: bytes, code: str, param: str | None):
     response = await api.client.generic("POST", "/v1/files", body, content_type="multipart/form-data; boundary=X")
     check_error(response, 400, code, param)
