@@ -13,6 +13,7 @@ from console.playground import answers
 from management_api.openapi import document_json, document_tag
 from millm_site.http import health, metrics
 from openai_api.endpoints.try_model import try_model
+from openai_api.routes import root_urlpatterns
 
 
 @require_safe
@@ -39,8 +40,8 @@ urlpatterns = [
     path(f"{_DRAFT}/completion", answers.preview_completion, name="draft-completion"),
     path(f"{_DRAFT}/inspect", answers.preview_inspect, name="draft-inspect"),
     path("admin/", admin.site.urls),
-    path("v1/", include("openai_api.urls")),
-    path("", include("openai_api.root_urls")),
+    path("v1/", include("openai_api.routes")),
+    path("", include(root_urlpatterns)),
     path("api/", include("management_api.urls")),
     path("health", health.ready, name="health"),
     path("health/live", health.live, name="health-live"),

@@ -1,4 +1,4 @@
 """The OpenAI API under /v1: HTTP, keys, generation, endpoints and the request log.
 
-Start at ``urls.py`` for what is served, and at ``http/endpoint.py`` for what happens around every handler.
+Start at ``routes.py`` for what is served, and at ``http/endpoint.py`` for what happens around every handler.
 """

@@ -13,7 +13,7 @@ from django.core.management import CommandError, call_command
 from jsonschema import Draft202012Validator
 
 from management_api.openapi import document
-from openai_api.urls import urlpatterns
+from openai_api.routes import urlpatterns
 from tests.openai_api.conftest import Api, chunks_of
 
 SNAPSHOT = Path(__file__).with_name("openapi.json")
