@@ -1,4 +1,4 @@
-"""What keys used, in the admin. Keys: :mod:`openai_api.keys.admin`; the log: :mod:`openai_api.request_log.admin`."""
+"""Admin pages of daily key usage. Keys: :mod:`openai_api.keys.admin`; the log: :mod:`openai_api.request_log.admin`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ("ApiKeyAdmin", "KeyDayAdmin", "LogAccessAdmin", "RequestLogAdmin")  #
 
 @admin.register(KeyDay)
 class KeyDayAdmin(ReadOnlyAdmin):
-    """What keys used, day by day."""
+    """Daily usage of each key."""
 
     empty_words = "No key was used yet. Each has a row here for each day on which it was."
     list_display = ("day", "api_key", "requests", "tokens")

@@ -54,7 +54,7 @@ class OpenaiApiConfig(AppConfig):
 
 
 def _rights(user: Any) -> tuple[tuple[str, Any], ...]:
-    """Where a user's permissions come from."""
+    """Return the relations from which a user's permissions come."""
     from django.contrib.auth.models import Group
 
     return (
@@ -65,7 +65,7 @@ def _rights(user: Any) -> tuple[tuple[str, Any], ...]:
 
 
 def _reread_keys_of_user(instance: Any, *, update_fields: frozenset[str] | None = None, **_: Any) -> None:
-    """A user who is deactivated or loses rights takes the keys along. Logins only touch ``last_login``."""
+    """Reload a user's keys after a change of the user. Logins, which only touch ``last_login``, are ignored."""
     from openai_api.keys.authentication import snapshot
 
     if update_fields is None or set(update_fields) != {"last_login"}:
@@ -75,7 +75,7 @@ def _reread_keys_of_user(instance: Any, *, update_fields: frozenset[str] | None 
 
 
 def _reread_keys(*, action: str = "", **_: Any) -> None:
-    """Groups give permissions to users, and these to their keys. Nobody counts whose they are."""
+    """Reload all keys after a change of permissions: groups give them to users, and users to their keys."""
     from openai_api.keys.authentication import snapshot
 
     if not action.startswith("pre_"):
@@ -83,7 +83,7 @@ def _reread_keys(*, action: str = "", **_: Any) -> None:
 
 
 def _forget_their_examples(instance: Any, **_: Any) -> None:
-    """A user who is deleted takes the keys along, so what their texts gave goes as well."""
+    """Delete traffic examples when a user with sharing keys is deleted, since the keys go too."""
     from steering.features.traffic_examples import forget_traffic_examples
 
     if instance.api_keys.filter(shares_examples=True).exists():
@@ -91,7 +91,7 @@ def _forget_their_examples(instance: Any, **_: Any) -> None:
 
 
 def start_log_writer() -> None:
-    """Begin with the rows that killed processes have left; called by serving processes."""
+    """Start the log writer, which first recovers rows of killed processes. Called by serving processes."""
     from openai_api.request_log.writer import get_log_writer
 
     get_log_writer()

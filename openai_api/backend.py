@@ -1,4 +1,4 @@
-"""What /v1 needs of the layers below, in one place, so that tests can put fakes there."""
+"""The layers below, as /v1 uses them, in one place where tests can substitute fakes."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Watching(Protocol):
 
 
 class Features(Protocol):
-    """See :class:`steering.features.catalog.FeatureCatalog`."""
+    """The part of :class:`steering.features.catalog.FeatureCatalog` that requests use."""
 
     async def search(self, query: FeatureQuery) -> tuple[FeatureRecord, ...]: ...
 
@@ -94,14 +94,16 @@ class Features(Protocol):
 
 @cache
 def feature_reader() -> FeatureCatalog:
-    """This process' reader."""
+    """Return the feature reader of this process."""
     return FeatureCatalog()
 
 
 @dataclass(frozen=True)
 class Backend:
-    """``ping_s``: silence after which a stream gets a comment. ``first_event_s``: how long a stream waits before its
-    headers for a failure that can still be an HTTP status.
+    """Collaborators of the handlers.
+
+    ``ping_s``: silence after which a stream gets a comment. ``first_event_s``: how long a stream delays its headers, so
+    that an early failure can still set the HTTP status.
     """
 
     client: Callable[[], EngineClient] = get_client
@@ -124,6 +126,6 @@ def get_backend() -> Backend:
 
 
 def set_backend(backend: Backend) -> None:
-    """For tests' fakes."""
+    """Replace the backend, in tests."""
     global _backend
     _backend = backend

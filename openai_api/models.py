@@ -106,7 +106,7 @@ class ApiKey(models.Model):
         verbose_name = "API key"
         permissions = (("see_all_apikeys", "Can see everybody's API keys"),)
         constraints = (
-            models.CheckConstraint(  # requests that say nothing run at 1
+            models.CheckConstraint(  # requests without an intensity run at 1
                 condition=models.Q(min_intensity__gte=0, min_intensity__lte=1)
                 & models.Q(max_intensity__gte=1, max_intensity__lte=MAX_INTENSITY),
                 name="key_intensity_includes_one",
@@ -124,13 +124,13 @@ class ApiKey(models.Model):
 
     @property
     def has_old_secret(self) -> bool:
-        """Whether the secret from before the last rotation still opens the door."""
+        """Return whether the secret from before the last rotation is still valid."""
         return (
             self.old_digest is not None and self.old_valid_until is not None and self.old_valid_until > timezone.now()
         )
 
     def old_record(self, used: DayUse | None = None, *, is_manager: bool | None = None) -> KeyRecord:
-        """The same key under its old secret, which expires first."""
+        """Return the key's record under its old secret, which expires first."""
         ends = [end for end in (self.expires_at, self.old_valid_until) if end is not None]
         return replace(
             self.record(used, is_manager=is_manager),
@@ -140,9 +140,9 @@ class ApiKey(models.Model):
         )
 
     def record(self, used: DayUse | None = None, *, is_manager: bool | None = None) -> KeyRecord:
-        """The key as requests see it. ``used`` is today's use.
+        """Return the key as requests see it. ``used`` is today's usage.
 
-        ``is_manager``: whether the owner may change models; None asks the database.
+        ``is_manager``: whether the owner may change models; None queries the database.
         """
         return KeyRecord(
             pk=self.pk,
@@ -175,7 +175,7 @@ class ApiKey(models.Model):
 
 
 class KeyDay(models.Model):
-    """What a key used on one day in UTC, as far as the request log has been written."""
+    """Usage of a key on one day in UTC, as far as the request log has been written."""
 
     api_key = models.ForeignKey(ApiKey, verbose_name="API key", on_delete=models.CASCADE, related_name="days")
     day = models.DateField()
@@ -196,7 +196,7 @@ class KeyDay(models.Model):
 
 
 class RequestLog(models.Model):
-    """One row per request to /v1, also refused ones. Names, not foreign keys: rows outlive what they name."""
+    """One row per request to /v1, refused ones included. Names instead of foreign keys: rows outlive their objects."""
 
     class Source(models.TextChoices):
         CLIENT = "client", "client"
@@ -275,7 +275,7 @@ class RequestLog(models.Model):
                 condition=models.Q(status__lt=400) & ~models.Q(error_code=""),
                 name="log_failed_time",
             ),
-            models.Index(  # what there still is to prune of texts
+            models.Index(  # rows whose texts are still to be pruned
                 fields=("created_at",), condition=~models.Q(prompt="", completion=""), name="log_texts_time"
             ),
             GinIndex(LogWords("prompt", "completion"), name="log_words"),

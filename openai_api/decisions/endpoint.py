@@ -29,7 +29,7 @@ from openai_api.responses.response_body import usage_body
 
 
 def shares(logprobs: Sequence[float]) -> list[float]:
-    """How likely each is, given that it is one of them: a softmax."""
+    """Return the softmax: how likely each label is, given that it is one of them."""
     highest = max(logprobs)
     weights = [math.exp(value - highest) for value in logprobs]
     total = math.fsum(weights)
@@ -37,7 +37,7 @@ def shares(logprobs: Sequence[float]) -> list[float]:
 
 
 def answer_body(question: AnyQuestion, probabilities: Sequence[float]) -> AnswerBody:
-    """``probabilities`` are those of the question's labels, in their order. Of equal ones the first is chosen."""
+    """Build the answer. ``probabilities`` follow the question's labels; of equal ones the first is chosen."""
     if isinstance(question, PredicateQuestion):
         return {"type": "predicate", "name": question.name, "probability": probabilities[0]}
     best = probabilities.index(max(probabilities))
@@ -86,7 +86,7 @@ async def create_decision(call: Call) -> HttpResponseBase:
 
 
 async def plan_decision(call: Call, request: DecisionRequest, target: Target) -> LabelPlan:
-    """Raises ApiError 400, and 504 where so many long prompts take longer than a request may."""
+    """Tokenize the questions and their labels. Raises ApiError 400, and 504 past the request's deadline."""
     prompts, labels = list[list[int]](), list[list[list[int]]]()
     try:
         async with asyncio.timeout_at(call.deadline):
@@ -99,7 +99,7 @@ async def plan_decision(call: Call, request: DecisionRequest, target: Target) ->
 
 
 async def label_logprobs(generation: Generation) -> list[list[float]]:
-    """For each question the log-probabilities of its whole labels: the sums of their tokens'."""
+    """Return for each question the log-probabilities of its labels, summed over each label's tokens."""
     prompts = generation.stats.prompt_of_sequence
     found: list[list[float]] = [[] for _ in range(max(prompts) + 1)]
     scores: dict[int, float] = {}

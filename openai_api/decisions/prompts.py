@@ -1,4 +1,4 @@
-"""Each question's prompt: the input, then the question, rendered as a chat whose answer begins at once."""
+"""Build the prompt of each question: the input, then the question, as a chat whose answer starts immediately."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Message = dict[str, Any]
 
 
 async def question_prompt(target: Target, request: DecisionRequest, question: AnyQuestion) -> list[int]:
-    """Raises ApiError 400 in the request's own words."""
+    """Render the prompt of one question. Raises ApiError 400 in terms of the request's fields."""
     items = [item for item in items_of(request.input) if not isinstance(item, ReferenceItem)]
     body = {
         "model": request.model,
@@ -40,7 +40,7 @@ async def question_prompt(target: Target, request: DecisionRequest, question: An
 
 
 def with_question(messages: Sequence[Message], question: str) -> list[Message]:
-    """In the last message where that is the user's: many templates want roles to take turns."""
+    """Append the question, to the last message if it is the user's: many templates require alternating roles."""
     last = messages[-1] if messages else {}
     if last.get("role") != "user":
         return [*messages, {"role": "user", "content": question}]
@@ -48,7 +48,7 @@ def with_question(messages: Sequence[Message], question: str) -> list[Message]:
 
 
 def label_ids(target: Target, prompt: Sequence[int], question: AnyQuestion, param: str) -> list[list[int]]:
-    """The labels as the model would write them; raises ApiError 400 where it cannot tell them apart."""
+    """Tokenize the labels as the model would write them. Raises ApiError 400 when they cannot be distinguished."""
     text, limit = target.model.text, target.model.max_model_len
     labels = [text.encode_plain(label) for label in question.labels]
     if not all(labels) or len({tuple(ids) for ids in labels}) < len(labels):
@@ -60,9 +60,7 @@ def label_ids(target: Target, prompt: Sequence[int], question: AnyQuestion, para
 
 
 def _at_the_answer(text: ModelText, ids: list[int]) -> list[int]:
-    """A prompt that ends inside of reasoning is led out of it, and one whose notation frames content into its frame:
-    the label comes at once.
-    """
+    """Extend the prompt up to the answer: end open reasoning and open the content's frame where there is one."""
     marks, notation = text.dialect.thinking, text.dialect.tools
     if marks is not None and thinking_state(text, ids) == "begun":
         end_id = text.token_of(marks.end)
@@ -74,7 +72,7 @@ def _at_the_answer(text: ModelText, ids: list[int]) -> list[int]:
 
 
 def _marked_ids(text: ModelText, marked: str, marks: Sequence[str]) -> list[int]:
-    """``marked`` with those of ``marks`` that are special tokens as such."""
+    """Tokenize ``marked``, keeping those of ``marks`` that are special tokens as single tokens."""
     specials, ids = text.special_tokens_in(marks), list[int]()
     while marked:
         places = [(marked.find(mark), mark) for mark in specials if mark in marked]
@@ -90,11 +88,11 @@ Tokens = Sequence[int]
 
 @dataclass(frozen=True, slots=True)
 class LabelPlan:
-    """For each prompt its labels, as token ids. A label is a sequence; those of one prompt share its computation."""
+    """Prompts and the labels to score behind them, as token ids. The labels of a prompt share its computation."""
 
     prompts: Sequence[Tokens]
     labels: Sequence[Sequence[Tokens]]
-    sae: str = ""  # nothing is read but for watch rules
+    sae: str = ""  # only watch rules capture activations here
 
     @property
     def prompt_of_sequence(self) -> list[int]:

@@ -1,4 +1,4 @@
-"""POST /v1/decisions: the request."""
+"""Request and response bodies of POST /v1/decisions."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _plain_item(value: Any) -> Any:
 
 
 def _function_call(value: dict[str, Any]) -> dict[str, Any]:
-    """A custom tool takes a text where a function takes an object; to the model's template both are text."""
+    """Map a custom tool call, whose input is text, to a function call, which is what chat templates know."""
     if not isinstance(value.get("input"), str):
         raise PydanticCustomError("invalid_type", "a custom tool call needs its “input”, a string")
     return {**value, "type": "function_call", "arguments": value["input"]}
@@ -75,7 +75,7 @@ def _plain_part(part: Any) -> Any:
 
 
 def _check_json(data: object) -> None:
-    """OpenAI's limits: levels, values and bytes. The body itself is bounded, so this ends."""
+    """Enforce OpenAI's limits on levels, values and bytes. The body size is bounded, so the recursion ends."""
     level, level_number, num_values = [data], 0, 0
     while level:
         level_number += 1
@@ -199,10 +199,10 @@ Question = Annotated[
 
 
 def written_labels(values: list[str | bool]) -> tuple[str, ...]:
-    """Each as the model is to write it.
+    """Return each label as the model should write it.
 
-    Where one text begins another one they are all written as JSON: there no text begins another, so that an answer
-    is one of them alone, and their probabilities can be compared.
+    When one label is a prefix of another, all are written as JSON strings, where none is a prefix of another and the
+    probabilities can be compared.
     """
     plain = tuple(json.dumps(value) if isinstance(value, bool) else value for value in values)
     if not _has_beginning_of_another(plain):
@@ -211,7 +211,7 @@ def written_labels(values: list[str | bool]) -> tuple[str, ...]:
 
 
 def _has_beginning_of_another(texts: Iterable[str]) -> bool:
-    """In the order of texts a beginning stands right before one of those that go on from it."""
+    """Return whether a label is a prefix of another. In sorted order a prefix directly precedes its extension."""
     ordered = sorted(texts)
     return any(later.startswith(earlier) for earlier, later in pairwise(ordered))
 
@@ -229,7 +229,7 @@ def _list_text(instructions: Any, title: str, labels: Iterable[str], description
 
 
 MAX_QUESTIONS = 400
-MAX_SCORED = 4096  # labels of all questions: each is a sequence in the engine
+MAX_SCORED = 4096  # labels of all questions; each is one sequence in the engine
 
 
 class DecisionRequest(SteeredSchema):
@@ -267,7 +267,7 @@ def _check_question(question: AnyQuestion, param: str) -> None:
 
 
 def _check_labels(values: Sequence[tuple[type, str | bool]], param: str, name: str) -> None:
-    """Each once, and none that is blank."""
+    """Require labels that are unique and not blank."""
     seen: set[tuple[type, str | bool]] = set()
     for place, value in enumerate(values):
         where = f"{param}[{place}].{name}"
@@ -279,7 +279,7 @@ def _check_labels(values: Sequence[tuple[type, str | bool]], param: str, name: s
 
 
 def _check_items(items: Sequence[AnyItem]) -> None:
-    """Each output belongs to a call before it."""
+    """Require each output to belong to an earlier call."""
     calls: set[str] = set()
     for place, item in enumerate(items):
         if isinstance(item, FunctionCallItem):

@@ -1,4 +1,4 @@
-"""Anthropic's message batches: batches like any other, whose requests are to /v1/messages."""
+"""Anthropic's message batches: ordinary batches whose requests go to /v1/messages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from storage.files import find_file, keep_file
 from storage.models import Batch, StoredFile
 
 WINDOW_H = 24
-NUM_REQUESTS = "requests"  # in the metadata, until the lines are counted
+NUM_REQUESTS = "requests"  # stored in the metadata until the lines are counted
 Line = dict[str, Any]
 
 
@@ -80,13 +80,13 @@ async def get_message_batch(call: Call, batch_id: str) -> HttpResponseBase:
 
 
 async def cancel_message_batch(call: Call, batch_id: str) -> HttpResponseBase:
-    """One that has ended stays as it is."""
+    """Cancel a batch; one that has ended stays as it is."""
 
     def cancel() -> Batch:
         batch = _find(call, batch_id)
         try:
             return batch if batch.has_ended else cancel_batch(public_id=batch_id, owner_id=call.owner_id)
-        except StorageConflictError:  # it ended meanwhile
+        except StorageConflictError:  # it ended in the meantime
             return _find(call, batch_id)
 
     return json_response(batch_body(await in_thread(cancel), call.request))
@@ -102,7 +102,7 @@ async def delete_message_batch(call: Call, batch_id: str) -> HttpResponseBase:
 
 
 async def message_batch_results(call: Call, batch_id: str) -> HttpResponseBase:
-    """A line for each request; their order says nothing."""
+    """Return one line for each request, in no particular order."""
 
     def read() -> bytes:
         batch = _ended(_find(call, batch_id), "read")
@@ -148,7 +148,7 @@ def counts_of(batch: Batch) -> MessageBatchCounts:
 
 
 def results_of(batch: Batch) -> Iterator[Line]:
-    """What became of each request of a batch that has ended."""
+    """Yield the result of each request of a batch that has ended."""
     answered = set[str]()
     for name in (batch.output_file, batch.error_file):
         for line in _lines(name, batch):
@@ -177,7 +177,7 @@ def _unanswered(batch: Batch) -> dict[str, Any]:
 
 
 def _lines(file_id: str, batch: Batch) -> Iterator[Line]:
-    """None of a file that is gone."""
+    """Yield the lines of a file, none if the file was deleted."""
     try:
         file: StoredFile = find_file(file_id, owner_id=batch.owner_id)
     except ObjectNotFoundError:

@@ -1,4 +1,4 @@
-"""An answer as the events of Anthropic's streams, and their fold into one message."""
+"""Convert an answer to Anthropic's stream events, and fold these into one message."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class MessageEvents:
         self._reasoning = ReasoningTokens(generation.target.model.text)
         self._id = generation.call.answer_id("msg_")
         self._num_blocks = 0
-        self._open: str | None = None  # the kind of the block at hand
+        self._open: str | None = None  # kind of the open block
         self._end: FinishedEvent | None = None
 
     def start(self) -> Iterator[MessageEventBody]:
@@ -146,7 +146,7 @@ class MessageEvents:
 
 
 def whole_usage(usage: DeltaUsageBody) -> MessageUsageBody:
-    """A message's: with what does not change on the way."""
+    """Return the usage of a complete message, including fields that do not change during the stream."""
     return {
         **usage,
         "cache_creation": {"ephemeral_1h_input_tokens": 0, "ephemeral_5m_input_tokens": 0},
@@ -157,7 +157,7 @@ def whole_usage(usage: DeltaUsageBody) -> MessageUsageBody:
 
 
 class MessageFold:
-    """Takes all events of a stream."""
+    """Collect all events of a stream into one message."""
 
     def __init__(self) -> None:
         self._message: AnthropicMessageBody | None = None
@@ -194,7 +194,7 @@ class MessageFold:
 
 
 def read_input(text: str) -> dict[str, Any]:
-    """A call's arguments. What the model wrote that is no JSON object is kept as it stands."""
+    """Return a call's arguments. Text that is not a JSON object is kept as it is."""
     try:
         value = json.loads(text or "{}")
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Anthropic's messages: the chat behind them is ours, the form of the answer theirs."""
+"""POST /v1/messages: Anthropic's requests run as our chat completions and are answered in Anthropic's form."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from openai_api.schemas.anthropic import (
 from openai_api.schemas.chat import ChatRequest
 
 MODES = {"auto": "auto", "any": "required", "none": "none"}
-_NAMES = (  # what a chat's field is called here
+_NAMES = (  # chat field -> Anthropic's name
     (re.compile(r"(?:(?<=[“`])|^)stop\b"), "stop_sequences"),
     (re.compile(r"\breasoning_budget\b"), "thinking"),
     (re.compile(r"\breasoning_effort\b"), "output_config.effort"),
@@ -47,11 +47,11 @@ _NAMES = (  # what a chat's field is called here
     (re.compile(r"\b(tools\[\d+\])\.function\b"), r"\1"),
 )
 COPIED = ("model", "temperature", "top_p", "top_k", "stream", "max_tokens")
-STEERED = ("profile", "steering", "steering_intensity")  # here it matters whether they are given: null says something
+STEERED = ("profile", "steering", "steering_intensity")  # here null differs from an absent field
 
 
 def chat_of(request: CountTokensRequest) -> ChatRequest:
-    """Raises ApiError 400."""
+    """Convert the request to a chat completion. Raises ApiError 400."""
     body = {name: getattr(request, name) for name in COPIED if getattr(request, name, None) is not None}
     body |= {name: getattr(request, name) for name in STEERED if name in request.model_fields_set}
     body["messages"] = list(chat_messages(request))
@@ -68,7 +68,7 @@ def chat_of(request: CountTokensRequest) -> ChatRequest:
 
 
 def renamed(text: str) -> str:
-    """An error's text with Anthropic's names of the fields."""
+    """Return an error's text with Anthropic's field names."""
     for pattern, name in _NAMES:
         text = pattern.sub(name, text)
     return text
@@ -91,7 +91,7 @@ def _messages_of(turn: Turn) -> Iterator[dict[str, Any]]:
 
 
 def _user_messages(turn: UserTurn) -> Iterator[dict[str, Any]]:
-    """Results of tools are messages of their own; the texts between them stay together."""
+    """Split a user turn: each tool result becomes a message of its own; texts between them stay together."""
     texts: list[TextBlock] = []
     for block in turn.content:
         if isinstance(block, ToolResultBlock):
@@ -125,7 +125,7 @@ def _call(block: ToolUseBlock) -> dict[str, Any]:
 
 
 def _result_text(block: ToolResultBlock) -> str:
-    """Templates have no place for failure, so the text says it."""
+    """Return a tool result as text. Templates have no field for failure, so the text states it."""
     text = _joined(block.content or ())
     return f"Error: {text}" if block.is_error else text
 
@@ -150,7 +150,7 @@ def _choice(choice: Choice) -> Any:
 
 
 def _thinking(request: CountTokensRequest) -> dict[str, Any]:
-    """Models that do not think take no notice of it."""
+    """Map the thinking settings. Models without reasoning ignore them."""
     found: dict[str, Any] = {}
     if request.output_config is not None and request.output_config.effort is not None:
         found["reasoning_effort"] = request.output_config.effort
@@ -185,7 +185,7 @@ async def create_message(call: Call) -> HttpResponseBase:
 
 
 async def count_tokens(call: Call) -> HttpResponseBase:
-    """Of the prompt that the same request would make."""
+    """Count the tokens of the prompt that the same request to /v1/messages would have."""
     chat = chat_of(call.read(CountTokensRequest))
     with renaming(renamed):
         target = await resolve_target(call, chat)

@@ -1,9 +1,9 @@
-"""The job of a batch: check its input, answer it wave by wave, keep the results.
+"""The job of a batch: validate the input, run it group by group, store the results.
 
-Each wave ends with a checkpoint, behind which nothing is done twice: after a crash the results are those until then,
-and the lines of the wave that was lost are answered again. One run at a time writes: a run that lost the job's claim
-writes into files that nobody reads, and not into the database. While the key's quota of the day is used up, the job
-is postponed to the next day; while this server's disk is full, for a minute, after which any worker may take it.
+Each group ends with a checkpoint. After a crash, results up to the checkpoint are kept and the lines of the interrupted
+group run again. Only one run writes at a time: a run that lost the job's claim writes to files that nobody reads, and
+not to the database. When the key's daily quota is used up, the job is postponed to the next day; when this server's
+disk is full, for a minute, after which any worker may take it.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ QUIET_POLL_S = 0.25
 
 
 class QuotaUsedUpError(Exception):
-    """The key's quota of the day is used up: nothing but waiting for the next day helps."""
+    """The key's daily quota is used up; only waiting for the next day helps."""
 
 
 async def answer_line(line: BatchLine, *, endpoint: str, key: KeyRecord | None) -> Result:
-    """What the endpoint answers; a server that is busy is asked again, later and later. Raises QuotaUsedUpError."""
+    """Run one line on its endpoint, retrying with backoff while the server is busy. Raises QuotaUsedUpError."""
     for attempt in range(MAX_ATTEMPTS):
         await until_quiet()
         call = Call(request_of(line, endpoint), endpoint, is_background=True, source="job")
@@ -88,7 +88,7 @@ async def answer_line(line: BatchLine, *, endpoint: str, key: KeyRecord | None) 
 
 
 def record_of(line: BatchLine, *, response: Any = None, error: Any = None) -> dict[str, Any]:
-    """A line of the results."""
+    """Return one line of the results file."""
     return {"id": new_id("batch_req_"), "custom_id": line.custom_id, "response": response, "error": error}
 
 
@@ -99,7 +99,7 @@ def expired(line: BatchLine) -> Result:
 
 
 async def until_quiet() -> None:
-    """Wait while others wait for the engine."""
+    """Wait while interactive requests wait for the engine."""
     client = get_backend().client()
     while client.stats().waiting > 0:  # noqa: ASYNC110 - the engine tells nobody
         await asyncio.sleep(QUIET_POLL_S)
@@ -118,7 +118,7 @@ def pause_s(response: HttpResponseBase, attempt: int) -> float:
 
 
 def usage_of(body: Any) -> dict[str, int]:
-    """By the names of responses, whichever the endpoint has: those or a completion's."""
+    """Return the usage under the names of responses, whether the endpoint uses those or a completion's."""
     usage = body.get("usage") or {}
     read, written = (
         usage.get(f"{new}_tokens_details") or usage.get(f"{old}_tokens_details") or {}
@@ -175,7 +175,7 @@ def _run(job: RunningJob, batch: Batch) -> dict[str, Any]:
 
 
 class BatchRun:
-    """``done`` is what a checkpoint holds."""
+    """One run of the job. ``done`` is what a checkpoint holds."""
 
     def __init__(self, job: RunningJob, batch: Batch, results: BatchResults, done: Checkpoint) -> None:
         self.job = job
@@ -184,7 +184,7 @@ class BatchRun:
         self.done = done
 
     def work(self) -> Batch:
-        """The batch, which has ended."""
+        """Run the batch and return it once it has ended."""
         path = self._input()
         if self.batch.in_progress_at is None or self.done.number == 0:
             limit = settings.MILLM_MAX_BODY_BYTES
@@ -198,7 +198,7 @@ class BatchRun:
             for wave in line_groups(self._lines(path), MAX_AT_ONCE * WAVE):
                 if timezone.now() >= self.batch.expires_at:
                     return self._expire(itertools.chain(wave, self._lines(path, after=wave[-1])))
-                BlobStore.from_settings().check_room(0)  # before anything is generated that could not be kept
+                BlobStore.from_settings().check_room(0)  # before generating anything that could not be stored
                 answers = runner.run(self._answer(wave))
                 self._keep(wave, [answer for answer in answers if answer is not None])
                 if None in answers:
@@ -211,14 +211,14 @@ class BatchRun:
             return finish_batch(batch=self.batch, status=status, done=self.done, errors=errors)
 
     def _postpone(self) -> None:
-        """To the next day, when the key's quota begins again, or to the batch's end."""
+        """Postpone the job to the next day, when the key's quota resets, or to the batch's expiry."""
         until = min(end_of_day(timezone.now()), self.batch.expires_at)
         raise JobPostponed(until, f"The key’s daily quota is used up. The batch goes on at {until:%Y-%m-%d %H:%M} UTC.")
 
     async def _answer(self, wave: Sequence[BatchLine]) -> list[Result | None]:
-        """All lines of a wave, a few at once; None for those that wait for the key's next day.
+        """Run all lines of a group, a few at once; None for lines that wait for the key's next day.
 
-        Raises what ends the run while they are under way.
+        Raises what ends the run while the lines are in progress.
         """
         key, turns = await self._key(), asyncio.Semaphore(self._num_at_once())
         is_used_up = False
@@ -245,7 +245,7 @@ class BatchRun:
             await asyncio.gather(answers, watch, return_exceptions=True)
 
     async def _watch(self) -> list[Result | None]:
-        """Never returns: raises when the job is cancelled, or its process stops."""
+        """Poll until the job is cancelled or its process stops, then raise. Never returns."""
         while True:
             await asyncio.sleep(WATCH_S)
             await asyncio.to_thread(self.job.check_cancelled)
@@ -285,7 +285,7 @@ class BatchRun:
         raise KeyGoneError("The key that this batch was created with is no longer valid.")
 
     def _num_at_once(self) -> int:
-        """Half of the engine's places at most are ever taken from those who wait."""
+        """Return how many lines run at once: at most half of the engine's slots."""
         return max(1, min(MAX_AT_ONCE, settings.MILLM_MAX_BATCH_SIZE // 2))
 
 

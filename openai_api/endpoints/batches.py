@@ -1,4 +1,4 @@
-"""Batches as clients create, list, look up and cancel them."""
+"""/v1/batches: create, list, retrieve and cancel batches."""
 
 from __future__ import annotations
 

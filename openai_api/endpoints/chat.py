@@ -1,4 +1,4 @@
-"""Chat completions: from the request to the response."""
+"""POST /v1/chat/completions: from the request to the response."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ async def create_chat_completion(call: Call) -> HttpResponseBase:
 
 
 async def plan_chat(request: ChatRequest, target: Target, *, clamps: bool = False) -> tuple[Plan, AnswerPlan]:
-    """What the engine is to write, and how that is read. Raises ApiError 400 or 503.
+    """Build the engine plan and the rules for parsing the answer. Raises ApiError 400 or 503.
 
-    ``clamps``: a limit of tokens beyond the room that the prompt leaves means that room.
+    ``clamps``: reduce a token limit that exceeds the remaining context to the remaining context.
     """
     text = target.model.text
     check_tools(request.tool_use, text.dialect)

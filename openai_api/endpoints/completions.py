@@ -1,4 +1,4 @@
-"""Text completions: from the request to the response."""
+"""POST /v1/completions: from the request to the response."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def create_completion(call: Call) -> HttpResponseBase:
 
 
 async def encode_prompts(model: ReadyModel, prompts: list[Prompt], *, param: str = "prompt") -> list[list[int]]:
-    """Token ids of each prompt; raises ApiError 400 `invalid_prompt`."""
+    """Return the token ids of each prompt. Raises ApiError 400 `invalid_prompt`."""
     size = sum(len(prompt) for prompt in prompts)
     try:
         encoded = await off_loop(
@@ -76,7 +76,7 @@ async def encode_prompts(model: ReadyModel, prompts: list[Prompt], *, param: str
 
 
 def params_for(request: CompletionRequest, model: ReadyModel, prompt_tokens: int) -> SamplingParams:
-    """``best_of`` ranks by logprobs, so the engine is asked for them even where the client did not."""
+    """Return the sampling parameters. ``best_of`` ranks by logprobs, so the engine always computes them for it."""
     budget = completion_budget(request.max_tokens, prompt_tokens, model, param="max_tokens")
     needs_ranking = request.num_candidates > request.num_choices
     logprobs = 0 if request.logprobs is None and needs_ranking else request.logprobs
@@ -86,7 +86,7 @@ def params_for(request: CompletionRequest, model: ReadyModel, prompt_tokens: int
 
 
 def echoes(text: ModelText, request: CompletionRequest, prompts: list[list[int]]) -> list[tuple[str, list[int]]]:
-    """For each sequence its prompt, as the text that the client sent and as token ids."""
+    """Return for each sequence its prompt, as the client's text and as token ids."""
     texts = [
         given
         if isinstance(given, str)

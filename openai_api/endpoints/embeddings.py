@@ -1,4 +1,4 @@
-"""Embeddings: from texts or token ids to vectors."""
+"""POST /v1/embeddings: from texts or token ids to vectors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def create_embeddings(call: Call) -> HttpResponseBase:
 
 
 async def embed(call: Call, model: ReadyModel, texts: list[list[int]]) -> list[bytes]:
-    """The texts' vectors in their order; raises ApiError."""
+    """Return the vectors of the texts, in order. Raises ApiError."""
     requests = [
         EmbeddingRequest(f"{call.id}/{i}", model.record.name, tuple(ids), i, priority=call.priority)
         for i, ids in enumerate(texts)
@@ -66,6 +66,6 @@ def embedding_body(index: int, values: bytes, request: EmbeddingsRequest) -> Emb
 
 
 def shorten(vector: NDArray[np.float32], dimensions: int) -> NDArray[np.float32]:
-    """The first ``dimensions`` numbers, as a vector of length 1 (zeros stay zeros)."""
+    """Return the first ``dimensions`` numbers, normalised to length 1 (zeros stay zeros)."""
     kept = vector[:dimensions].astype(np.float64)
     return (kept / (np.linalg.norm(kept) or 1.0)).astype("<f4")

@@ -1,4 +1,4 @@
-"""What an SAE makes of texts: POST /v1/features/activations."""
+"""POST /v1/features/activations: an SAE's activations on texts."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def read_activations(call: Call) -> HttpResponseBase:
 
 
 async def plan_texts(request: FeatureActivationsRequest, target: Target) -> Plan:
-    """Each text once, and greedily on from there."""
+    """Plan each text once, with a greedy continuation if one was requested."""
     prompts: Sequence[Sequence[int]]
     if request.input is not None:
         prompts = await encode_prompts(target.model, request.input, param="input")

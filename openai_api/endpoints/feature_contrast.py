@@ -1,4 +1,4 @@
-"""Features that separate two sets of texts, those first that the model needs for them: POST /v1/features/contrast."""
+"""POST /v1/features/contrast: features that separate two sets of texts, ranked by their effect on the model."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ PARAMS = SamplingParams(max_tokens=0, prompt_logprobs=0)
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One text computed once: ``values`` are its mean activations where they were asked for."""
+    """One text computed once; ``values`` are its mean activations if they were requested."""
 
     logprobs: tuple[float, ...]
     values: NDArray[np.float32] | None
 
     @property
     def mean_logprob(self) -> float:
-        """Nats per token that has one before it; 0 for a single token."""
+        """Return the mean log-probability in nats per token, from the second token on; 0 for a single token."""
         return sum(self.logprobs) / len(self.logprobs) if self.logprobs else 0.0
 
 
@@ -67,7 +67,7 @@ class Texts:
         return [*self.positive, *self.negative]
 
     def of_side(self, feature: SeparatingFeature) -> range:
-        """Places in :attr:`all` of the side that has more of the feature."""
+        """Return the indices in :attr:`all` of the side on which the feature is stronger."""
         if feature.difference > 0:
             return range(len(self.positive))
         return range(len(self.positive), len(self.all))
@@ -118,7 +118,7 @@ def check_lengths(texts: Texts, model: ReadyModel, request: FeatureContrastReque
 
 
 async def intervention_of(model: ReadyModel, selection: SteeringSelection) -> Intervention | None:
-    """The selection, and behind it the server's policies."""
+    """Compile the selection and the server's policies."""
     try:
         profile = await get_backend().steer(
             model.record.name, selection, special_token_ids=model.text.special_token_ids
@@ -149,7 +149,7 @@ async def measure_effects(
     base: Sequence[Run],
     found: Sequence[SeparatingFeature],
 ) -> Mapping[int, float]:
-    """By feature: what the tokens of its side lose in log-probability when it is silenced, in nats per token."""
+    """Return by feature the loss of log-probability on its side when it is silenced, in nats per token."""
     jobs: list[tuple[list[int], Intervention | None]] = []
     for feature in found:
         edit = {"sae": sae.name, "index": feature.index, "operation": "ablate"}
@@ -169,7 +169,7 @@ async def run(
     jobs: Sequence[tuple[list[int], Intervention | None]],
     reads: tuple[Read, ...] = (),
 ) -> list[Run]:
-    """Each text once, in one batch whatever steers them; raises ApiError. The engine stops whatever way this ends."""
+    """Run each text once, in one batch whatever steers it. Raises ApiError; the engine stops however this ends."""
     call.reserve_tokens(sum(len(ids) for ids, _ in jobs))
     priority = call.key.priority if call.key else 0
     requests = [

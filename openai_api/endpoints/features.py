@@ -1,4 +1,4 @@
-"""Features of the SAEs: searched by label, and looked at one by one."""
+"""/v1/features: search SAE features by label, and retrieve one."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _MAX_DIGITS = 9
 
 
 async def search_features(call: Call) -> HttpResponseBase:
-    """Of models that the key may use."""
+    """Search the features of the models that the key may use."""
     request = call.read(FeatureSearchRequest)
     sae = await find_sae(call, request.sae) if request.sae is not None else None
     limit = request.limit or DEFAULT_LIMIT
@@ -66,7 +66,7 @@ async def search_features(call: Call) -> HttpResponseBase:
 
 
 async def embed_query(call: Call, request: FeatureSearchRequest) -> Meaning:
-    """Of a model that the key may use; raises ApiError."""
+    """Embed the query with a model that the key may use. Raises ApiError."""
     assert request.embedding_model is not None
     try:
         record = get_backend().registry().find(request.embedding_model)
@@ -82,7 +82,7 @@ async def embed_query(call: Call, request: FeatureSearchRequest) -> Meaning:
 
 
 async def get_feature(call: Call, sae: str, index: str) -> HttpResponseBase:
-    """Label, statistics, examples; and the logit lens unless the query says ``logit_lens=false``."""
+    """Return label, statistics and examples, and the logit lens unless the query has ``logit_lens=false``."""
     wants_lens = parse_logit_lens(call.request.GET.get("logit_lens", "true"))
     record = await find_sae(call, sae)
     number = feature_number(index)
@@ -110,7 +110,7 @@ async def get_feature(call: Call, sae: str, index: str) -> HttpResponseBase:
 
 
 async def find_sae(call: Call, name: str) -> SAERecord:
-    """The SAE of that name, if the key may use its model; raises ApiError 404 and 403."""
+    """Return the SAE of that name, if the key may use its model. Raises ApiError 404 and 403."""
     try:
         sae = await get_backend().features().sae(name)
     except SteeringError as error:
@@ -120,7 +120,7 @@ async def find_sae(call: Call, name: str) -> SAERecord:
 
 
 def searched_models(call: Call, name: str | None) -> frozenset[str]:
-    """Names of the models whose features the request may find."""
+    """Return the names of the models whose features the request may find."""
     if name is None:
         records = get_backend().registry().records()
         return frozenset(record.name for record in records if is_model_allowed(call.key, record))
@@ -139,7 +139,7 @@ def find_model(call: Call, name: str) -> ModelRecord:
 
 
 async def look(call: Call, sae: SAERecord, index: int) -> tuple[LogitLens | None, str | None]:
-    """The lens, or why there is none; raises ApiError 503 and 504."""
+    """Return the logit lens, or why there is none. Raises ApiError 503 and 504."""
     try:
         async with asyncio.timeout_at(call.deadline):
             return await get_backend().features().lens(sae, index), None

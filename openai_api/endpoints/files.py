@@ -1,4 +1,4 @@
-"""Files: taken in, listed, looked up, sent back, deleted."""
+"""/v1/files and /v1/uploads: create, list, retrieve, download and delete files, and upload them in parts."""
 
 from __future__ import annotations
 
@@ -73,9 +73,9 @@ async def delete_file(call: Call, file_id: str) -> HttpResponseBase:
 
 
 def take_file(call: Call) -> StoredFile:
-    """The form's file, kept. Reads disks: not for event loops."""
+    """Store the form's file. Reads disks, so it must not run on the event loop."""
     sweep_sometimes()
-    check_quota(call.owner_id, 1)  # before anything is written; how much it is counts at the end
+    check_quota(call.owner_id, 1)  # before anything is written; the size is checked at the end
     with BlobStore.from_settings().writing() as writer:
         form = read_form(call.request, writer, name="file", max_bytes=settings.MILLM_MAX_FILE_BYTES)
         if "purpose" not in form.fields:
@@ -92,7 +92,7 @@ def take_file(call: Call) -> StoredFile:
 
 
 def expiry_of(form: Form) -> int | None:
-    """Forms carry objects as ``expires_after[seconds]``, and numbers as texts."""
+    """Return the expiry in seconds. Forms carry objects as ``expires_after[seconds]`` and numbers as text."""
     given = {name: form.fields[field] for field, name in EXPIRY_FIELDS.items() if field in form.fields}
     if not given:
         return None

@@ -1,4 +1,4 @@
-"""The models of this server, as clients list, look up and unload them."""
+"""/v1/models: list, retrieve and unload models, in OpenAI's and Anthropic's form."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def anthropic_model(record: ModelRecord) -> AnthropicModelBody:
 
 
 def anthropic_list(models: list[AnthropicModelBody], query: Mapping[str, Any]) -> AnthropicModelListBody:
-    """The page between the cursors; raises ApiError 400 for one that is no model."""
+    """Return the page between the cursors. Raises ApiError 400 for a cursor that is not a model."""
     query_params = ModelQuery.parse(query)
     ids = [model["id"] for model in models]
     start = _place(ids, query_params.after_id, "after_id") + 1 if query_params.after_id is not None else 0
@@ -78,7 +78,7 @@ def _place(ids: list[str], cursor: str, param: str) -> int:
 
 
 async def list_models(call: Call) -> HttpResponseBase:
-    """Those that the key may use; in Anthropic's form for its clients."""
+    """List the models that the key may use, in Anthropic's form for its clients."""
     records = [one for one in get_backend().registry().records() if is_model_allowed(call.key, one)]
     if speaks_anthropic(call.request):
         return json_response(anthropic_list([anthropic_model(one) for one in records], call.request.GET))
@@ -88,7 +88,7 @@ async def list_models(call: Call) -> HttpResponseBase:
 
 
 async def get_model(call: Call, name: str) -> HttpResponseBase:
-    """``model:profile`` too, where the model has that profile: requests may name the model so."""
+    """Return the model, or ``model:profile`` if the model has that profile: requests may name the model so."""
     call.entry.model = name[:200]
     record, profile = find_model(get_backend().registry(), name)
     check_model_allowed(call.key, record)
@@ -108,9 +108,9 @@ async def get_model(call: Call, name: str) -> HttpResponseBase:
 
 
 async def delete_model(call: Call, name: str) -> HttpResponseBase:
-    """Unloads the model once running requests have ended; it stays registered, and the next request loads it again.
+    """Unload the model after its running requests; it stays registered, and the next request loads it again.
 
-    ``deleted`` says that it is unloaded or about to be, so a repeated call has the same answer.
+    ``deleted`` is true if it is unloaded or about to be, so a repeated call has the same answer.
     """
     record = _find(call, name)
     if call.key is not None and not call.key.may_manage_models:

@@ -1,4 +1,4 @@
-"""Texts told apart by a classifier's labels."""
+"""POST /v1/moderations: classify texts with a classifier's labels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from openai_api.http.errors import ApiError, invalid
 from openai_api.schemas.moderations import ModerationBody, ModerationsBody, ModerationsRequest
 
 FLAGGED_FROM = 0.5
-# Labels that classifiers give to what is all right; every other one flags.
+# Labels of harmless texts; any other label flags the text.
 HARMLESS = frozenset({"ok", "safe", "neutral", "normal", "benign", "none", "nontoxic", "nothate", "notoffensive"})
 
 
@@ -25,7 +25,7 @@ async def create_moderations(call: Call) -> HttpResponseBase:
     request = call.read(ModerationsRequest)
     name = request.model if request.model is not None else only_classifier(call)
     model = await resolve_unsteered(call, name, "classification")
-    if len(model.labels) == 1 and request.model is None:  # it had never been loaded, so nobody knew
+    if len(model.labels) == 1 and request.model is None:  # the labels are known only once the model has been loaded
         raise no_classifier()
     texts = await encode_prompts(model, list(request.input), param="input")
     check_lengths(texts, model)
@@ -43,7 +43,7 @@ async def create_moderations(call: Call) -> HttpResponseBase:
 
 
 def only_classifier(call: Call) -> str:
-    """Of those that the key may use; raises ApiError 400 and 404."""
+    """Return the only classifier that the key may use. Raises ApiError 400 and 404."""
     records = get_backend().registry().records()
     names = [one.name for one in records if is_classifier(one) and is_model_allowed(call.key, one)]
     if not names:
@@ -60,7 +60,7 @@ def no_classifier() -> ApiError:
 
 
 def is_classifier(record: ModelRecord) -> bool:
-    """Whether it tells labels apart. A reranker has one, whose value is a score."""
+    """Return whether the model has several labels. A reranker has a single one, whose value is a score."""
     return record.kind == "classification" and record.num_labels != 1
 
 

@@ -1,4 +1,4 @@
-"""Pages of rows, newest first or last, between ids that the client knows."""
+"""Cursor pages of rows, newest first or last."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Page(Generic[M]):
 
 
 def page_of(rows: QuerySet[M], query: ListQuery, *, id_field: str = "public_id") -> Page[M]:
-    """``rows`` are all that the client may see; raises ApiError 400 for a cursor that is none of them."""
+    """Return one page of ``rows``, which are all that the client may see. Raises ApiError 400 for an unknown cursor."""
     found, has_more = rows_between(
         rows,
         ByKey(),

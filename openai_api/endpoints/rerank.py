@@ -1,4 +1,4 @@
-"""How well documents answer a query, told by a cross-encoder."""
+"""POST /v1/rerank and /v1/score: relevance of documents to a query, from a cross-encoder."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def rerank(call: Call) -> HttpResponseBase:
     model = await resolve_cross_encoder(call, request.model)
     pairs = [(request.query, document) for document in request.documents]
     scores = await score_pairs(call, model, pairs, param="documents")
-    order = sorted(range(len(scores)), key=lambda place: -scores[place])  # stable: equal ones keep their order
+    order = sorted(range(len(scores)), key=lambda place: -scores[place])  # stable sort: ties keep their order
     shows = request.return_documents is not False
     body: RerankBody = {
         "id": call.answer_id("rerank-"),
@@ -67,7 +67,7 @@ async def resolve_cross_encoder(call: Call, name: str) -> ReadyModel:
 
 
 async def score_pairs(call: Call, model: ReadyModel, pairs: Sequence[tuple[str, str]], *, param: str) -> list[float]:
-    """In the order of the pairs; raises ApiError."""
+    """Return the scores in the order of the pairs. Raises ApiError."""
     try:
         encoded = await off_loop(
             lambda: [model.text.encode_pair(*pair) for pair in pairs], size=sum(len(a) + len(b) for a, b in pairs)

@@ -1,4 +1,4 @@
-"""A model's tokenizer over HTTP: texts and chats to token ids, and back."""
+"""/v1/tokenize, /v1/detokenize and /v1/tokenizer_info."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "cls_token
 
 
 async def tokenize(call: Call) -> HttpResponseBase:
-    """What the model would read of a prompt or a chat: the same ids that the other endpoints count."""
+    """Return the token ids that the model would read, the same that other endpoints count."""
     request = call.read(TokenizeRequest)
     model = await resolve_any(call, request.model)
     is_chat = request.messages is not None
@@ -50,7 +50,7 @@ async def detokenize(call: Call) -> HttpResponseBase:
 
 
 async def tokenizer_info(call: Call) -> HttpResponseBase:
-    """Of the model that the query names."""
+    """Describe the tokenizer of the model in the query."""
     model = await resolve_any(call, call.request.GET.get("model"))
     facts = model.text.tokenizer
     body: TokenizerInfoBody = {

@@ -1,4 +1,4 @@
-"""A prompt from a model's page: asked under the session, answered by the service that answers clients."""
+"""Run a prompt from a model's admin page under the session, with the handler that serves API clients."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from openai_api.http.errors import ApiError
 from openai_api.http.session_auth import authenticate_session, refusal_response, request_for
 
 ENDPOINT = "/v1/chat/completions"
-PERMISSION = "console.use_playground"  # a user who may only look at models must not generate
+PERMISSION = "console.use_playground"  # viewing models does not include generating
 MAX_PROMPT = 20_000
 MAX_TOKENS = 2_000
 
@@ -26,7 +26,7 @@ class TryForm(forms.Form):
 
 
 async def try_model(request: HttpRequest) -> HttpResponseBase:
-    """Streams as the API does, and leaves a row in the log under the user's name. CSRF is checked by the middleware."""
+    """Stream the answer as the API does, and log it under the user's name. The middleware checks CSRF."""
     try:
         user = await authenticate_session(request, PERMISSION, act="try models")
         asked = _request(_checked(TryForm(request.POST)), user.get_username())

@@ -1,4 +1,4 @@
-"""Files in vector stores, one by one and in batches."""
+"""Files in vector stores, singly and in batches."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ async def delete_store_file(call: Call, store_id: str, file_id: str) -> HttpResp
 
 
 async def get_store_file_content(call: Call, store_id: str, file_id: str) -> HttpResponseBase:
-    """Its chunks, in their order."""
+    """Return the chunks of a file, in order."""
 
     def read() -> StoreFileContentBody:
         texts = _find(call, store_id, file_id).chunks.order_by("position").values_list("text", flat=True)
@@ -130,7 +130,7 @@ async def list_file_batch_files(call: Call, store_id: str, batch_id: str) -> Htt
 
 
 def attachments_of(request: FileBatchRequest) -> list[Attachment]:
-    """Each file once; of several entries for a file the last."""
+    """Return each file once; if a file has several entries the last one counts."""
     if request.files is not None:
         files = [
             Attachment(one.file_id, one.attributes or {}, chunking_of(one.chunking_strategy)) for one in request.files

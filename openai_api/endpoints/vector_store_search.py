@@ -1,4 +1,4 @@
-"""Searching a vector store: the query embedded, its neighbours found."""
+"""Search a vector store: embed the query and find its nearest neighbours."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def search_vector_store(call: Call, store_id: str) -> HttpResponseBase:
 
 
 async def vectors_of(call: Call, name: str, texts: list[str]) -> list[list[float]]:
-    """Raises ApiError 400, 503, 504."""
+    """Embed the texts. Raises ApiError 400, 503, 504."""
     record, _ = find_model(get_backend().registry(), name)
     model = await ready_model(record, "embedding")
     try:
@@ -72,7 +72,7 @@ async def vectors_of(call: Call, name: str, texts: list[str]) -> list[list[float
 
 
 class SearchOptions(Protocol):
-    """Which hits, and how many; see :class:`SearchRequest`."""
+    """Filters, limit and ranking of a search; see :class:`SearchRequest`."""
 
     @property
     def filters(self) -> ComparisonSchema | MembershipSchema | CompoundSchema | None: ...
@@ -85,7 +85,7 @@ class SearchOptions(Protocol):
 
 
 def best_hits(store: VectorStore, vectors: list[list[float]], request: SearchOptions) -> list[Hit]:
-    """Each chunk once, with its best score."""
+    """Return the best hits, each chunk once with its best score."""
     limit = request.max_num_results or DEFAULT_RESULTS
     threshold = (request.ranking_options.score_threshold if request.ranking_options else None) or 0.0
     condition = condition_of(request.filters) if request.filters is not None else None

@@ -1,4 +1,4 @@
-"""Vector stores as clients create, list, look up, change and delete them."""
+"""/v1/vector_stores: create, list, retrieve, update and delete vector stores."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def get_vector_store(call: Call, store_id: str) -> HttpResponseBase:
 
 
 async def update_vector_store(call: Call, store_id: str) -> HttpResponseBase:
-    """What the body does not name stays; null takes it away."""
+    """Update the fields that the body names; null clears a field."""
     request = call.read(StoreChange)
 
     def change() -> VectorStoreBody:
@@ -83,13 +83,13 @@ async def delete_vector_store(call: Call, store_id: str) -> HttpResponseBase:
 
 
 def embedder() -> Embedder:
-    """On what requests use."""
+    """Return an embedder on the engine that requests use."""
     backend = get_backend()
     return Embedder(backend.client, backend.registry)
 
 
 def choose_embedder(call: Call, store: VectorStore | None, name: str | None = None) -> str:
-    """The model that embeds for the store; raises StorageError 400, ApiError 403."""
+    """Return the name of the store's embedding model. Raises StorageError 400, ApiError 403."""
     record = embedder().resolve(store, name)
     call.use_model(record.name)
     check_model_allowed(call.key, record)

@@ -1,4 +1,4 @@
-"""Features read at the tokens of a generation: from the fields to the engine's reads, and from its events to bodies."""
+"""Feature activations at the tokens of a generation: from request fields to captures, and from events to bodies."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ from openai_api.schemas.bodies import FeatureActivationBody, TokenActivationsBod
 from steering.errors import SteeringError
 from steering.sae_registry.readable_sae import ReadableSAE
 
-MAX_VALUES = 200_000  # that one response may bring
+MAX_VALUES = 200_000  # limit of one response
 
 _PHASES: dict[str, Phase] = {"prompt": "prompt", "completion": "generation", "both": "both"}
 
 
 @dataclass(frozen=True, slots=True)
 class ReadingPlan:
-    """A plan whose sequences are read, and through what."""
+    """A plan whose sequences capture activations, and the SAE that is used."""
 
     plan: Plan
     sae: ReadableSAE
 
 
 async def plan_reading(target: Target, plan: Plan, fields: ReadingFields, *, param: str) -> ReadingPlan:
-    """Raises ApiError; ``param`` is where the fields stands in the body, empty for the body itself.
+    """Add the captures to the plan. Raises ApiError; ``param`` is the path of ``fields`` in the body, empty for the
+    body.
 
-    Choices that go on from one prompt share it, so only the first of them brings the prompt's tokens.
+    Choices of one prompt share it, so only the first of them captures the prompt's tokens.
     """
     prefix = f"{param}." if param else ""
     sae = await find_readable(target.model, fields.sae, param=f"{prefix}sae")
@@ -95,7 +96,7 @@ def check_size(plan: Plan, reads: Sequence[tuple[Read, ...]], *, param: str) -> 
 
 
 class ActivationLog:
-    """What was read, told no earlier than its token, and never of tokens that a stop string took back."""
+    """Captured activations, sent no earlier than their token and never for tokens that a stop string removed."""
 
     def __init__(self, text: ModelText, plan: Plan) -> None:
         self._text = text
@@ -106,7 +107,7 @@ class ActivationLog:
         self._waiting: list[list[Reading]] = [[] for _ in self._prompts]
 
     def take(self, event: Event) -> list[TokenActivationsBody]:
-        """What can be told after the event."""
+        """Return what can be sent after the event."""
         if isinstance(event, TokensEvent):
             self._generated[event.index].extend(event.token_ids)
         elif isinstance(event, ReadingEvent):
@@ -138,7 +139,7 @@ class ActivationLog:
                 }
 
     def _activations(self, reading: Reading, row: int) -> Iterator[FeatureActivationBody]:
-        """Those asked for, or of the strongest those that are active."""
+        """Return the requested features, or of the strongest those that are active."""
         indices = self._features if reading.features is None else reading.features[row].tolist()
         for index, value in zip(indices, reading.values[row].tolist(), strict=True):
             if reading.features is None or value > 0:

@@ -1,4 +1,4 @@
-"""How the answers to a request are read, and the grammar that they follow."""
+"""How the answers to a request are parsed, and the grammar that constrains them."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 
 @dataclass(frozen=True, slots=True)
 class AnswerPlan:
-    """What to look for in the answers' texts."""
+    """The segments to look for in the answers: reasoning, tool calls, content."""
 
     dialect: Dialect
     thinking: Thinking = "none"
     tools: ToolUse | None = None
 
     def reader(self) -> AnswerReader:
-        """For one choice."""
+        """Return a parser for one choice."""
         use = self.tools
         return AnswerReader(
             thinking=None if self.thinking == "none" else self.dialect.thinking,
@@ -56,23 +56,23 @@ class AnswerPlan:
 
     @property
     def _notation(self) -> ToolFormat | None:
-        """What the text is read by: where content is framed too, also without tools."""
+        """Return the notation that the text is parsed by. Framed content needs one even without tools."""
         notation = self.dialect.tools
         return notation if notation is not None and (self.tools or notation.shape.content_opening) else None
 
     def finish_reason(self, reason: str, num_calls: int) -> FinishReason:
-        """OpenAI's: a call of a function that the request named ends like any answer."""
+        """Return OpenAI's finish reason. A call of a function that the request demanded ends with "stop"."""
         if reason == "length":
             return "length"
         is_chosen = self.tools is None or self.tools.name is None
         return "tool_calls" if num_calls and is_chosen else "stop"
 
     def shown_token_ids(self, text: ModelText) -> tuple[int, ...]:
-        """Special tokens that calls and reasoning are recognised by."""
+        """Return the special tokens that mark calls and reasoning and must stay visible to the parser."""
         return tuple(text.special_tokens_in(self._marks()).values())
 
     def grammar_spec(self, text: ModelText, body: GrammarSpec | None) -> GrammarSpec | None:
-        """The grammar of the whole answer; ``body`` is that of its content."""
+        """Return the grammar of the whole answer; ``body`` is that of its content."""
         use = self.tools if self.tools is not None and (self.tools.is_constrained or body is not None) else None
         opening = self._notation.shape.content_opening if self._notation else ""
         if use is None and (body is None or (self.thinking == "none" and not opening)):
@@ -101,14 +101,15 @@ class AnswerPlan:
 
 
 def check_tools(use: ToolUse | None, dialect: Dialect) -> None:
-    """Raises ApiError 400 when the model cannot call."""
+    """Raise ApiError 400 when the model cannot call tools."""
     if use is not None and dialect.tools is None:
         raise unsupported_parameter("tools", NO_TOOLS)
 
 
 def enforced_schema(tool: FunctionTool) -> Mapping[str, Any]:
-    """What a demanded call's arguments follow. A schema that cannot be enforced is an error only for strict tools:
-    for others OpenAI promises nothing but JSON.
+    """Return the schema that a demanded call's arguments must follow.
+
+    A schema that cannot be enforced is an error only for strict tools; for others OpenAI promises only valid JSON.
     """
     schema = {"type": "object", "properties": {}} if tool.parameters is None else tool.parameters
     if tool.strict:
@@ -121,7 +122,9 @@ def enforced_schema(tool: FunctionTool) -> Mapping[str, Any]:
 
 
 def raw_parts(target: Target, prompts: Sequence[Sequence[int]]) -> list[PartRules]:
-    """One for each prompt; empty where none matter. Nobody knows whether tools are on offer, so marks alone tell."""
+    """Return the parsing rules of each prompt; empty where none apply. Plain prompts do not declare tools, so only
+    marks count.
+    """
     if target.profile is None or not target.profile.intervention.tells_parts:
         return []
     text = target.model.text

@@ -1,4 +1,4 @@
-"""Many sequences as one event stream: submitted in groups, so that a batch of prompts does not need the whole queue."""
+"""Submit many sequences as one event stream, in groups, so that one request cannot fill the whole queue."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Self, TypeVar
 
 from inference.client import Event, EventStream, QueueFullError
 
-MAX_PAUSE_S = 1.0  # between attempts to place a later group
+MAX_PAUSE_S = 1.0  # between attempts to submit a later group
 R = TypeVar("R")
 
 
 class BatchedSubmission:
-    """An event stream. The first group is submitted at once and may be refused; later ones wait for room."""
+    """An event stream. The first group is submitted at once and may be refused; later ones wait for space."""
 
     def __init__(self, submit: Callable[[Sequence[R]], EventStream], requests: Sequence[R], *, size: int) -> None:
         groups = [requests[start : start + size] for start in range(0, len(requests), size)]

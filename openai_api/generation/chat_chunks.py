@@ -1,4 +1,4 @@
-"""Chat completions' chunks, in the order that clients depend on."""
+"""Chunks of chat completions, in the order that clients depend on, and their fold into one body."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from openai_api.schemas.bodies import (
 
 
 def deltas_of(events: Iterable[AnswerEvent]) -> list[DeltaBody]:
-    """A call's end needs no delta: the next call or the finish reason says it."""
+    """Return the deltas of a segment. The end of a call needs none: the next call or the finish reason implies it."""
     return [delta for event in events for delta in _deltas_of(event)]
 
 
@@ -50,7 +50,7 @@ def _deltas_of(event: AnswerEvent) -> Iterator[DeltaBody]:
             pass
 
 
-SYSTEM_FINGERPRINT = "fp_millm_3"  # changes when the same seed may give other tokens
+SYSTEM_FINGERPRINT = "fp_millm_3"  # changes when the same seed may produce different tokens
 
 
 class ChatChunks:
@@ -92,12 +92,12 @@ class ChatChunks:
             yield self._with_proof(chunk)
 
     def usage(self) -> UsageBody:
-        """So far."""
+        """Return the usage so far."""
         num_reasoning = sum(tokens.count for tokens in self._reasoning)
         return usage_body(self._generation.stats.usage, reasoning_tokens=num_reasoning)
 
     def _tokens(self, event: TokensEvent) -> Iterator[ChatChunkBody]:
-        """Log-probabilities go out with the first of what their tokens complete, or on their own."""
+        """Return log-probabilities with the first delta that their tokens complete, or in a chunk of their own."""
         reader = self._readers[event.index]
         deltas = deltas_of(reader.feed(event.text))
         self._reasoning[event.index].note(event, reader)
@@ -161,7 +161,7 @@ _NO_LOGPROBS: ChatLogprobsBody = {"content": None, "refusal": None}
 
 @dataclass(slots=True)
 class _Choice:
-    """One choice so far."""
+    """State of one choice."""
 
     content: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
@@ -197,7 +197,7 @@ class _Choice:
 
 
 class ChatFold:
-    """Takes all chunks of a stream, which need not tell the ``usage``."""
+    """Fold all chunks of a stream, which need not include ``usage``, into one body."""
 
     def __init__(self, usage: Callable[[], UsageBody], *, has_logprobs: bool) -> None:
         self._usage = usage

@@ -1,4 +1,4 @@
-"""Text completions' chunks and their fold. Chunks and the whole have one shape; choices interleave by index."""
+"""Chunks of text completions and their fold. Both have one shape; choices interleave by index."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from openai_api.schemas.bodies import (
 
 
 class CompletionChunks:
-    """``echoes`` has each sequence's prompt text, where it is to be repeated; ``num_top`` is None without logprobs."""
+    """``echoes`` holds each sequence's prompt text if it is to be repeated; ``num_top`` is None without logprobs."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class CompletionChunks:
         self._created = int(time.time())
 
     def start(self) -> Iterator[CompletionBody]:
-        """Echoed prompts; those with logprobs come with the engine's."""
+        """Return the echoed prompts; those with logprobs come with the engine's events."""
         if self._echoes is not None and not self._echo_has_logprobs:
             for index, (text, _) in enumerate(self._echoes):
                 yield self._chunk([_choice(index, text)])
@@ -85,7 +85,9 @@ class CompletionChunks:
         return self._with_proof(chunk) if is_last else chunk
 
     def _ending(self, event: FinishedEvent) -> CompletionLogprobsBody | None:
-        """Who has a prompt scored counts on an entry for each new token, be it the one without text that ends it."""
+        """Return the last chunk. Clients that score a prompt expect an entry for each new
+        token, with or without text.
+        """
         if event.ending is None or self._echoes is None or not self._echo_has_logprobs:
             return None
         return self._logprobs(event.index, (event.ending.token_id,), (event.ending,))
@@ -132,7 +134,7 @@ def _choice(
 
 
 def _top(text: ModelText, token: TokenLogprob | None, num_top: int) -> dict[str, float] | None:
-    """The most likely tokens and the chosen one; tokens with the same text count as the likeliest of them."""
+    """Return the most likely tokens and the chosen one; of tokens with the same text the most likely counts."""
     if token is None:
         return None
     top: dict[str, float] = {}
@@ -144,7 +146,7 @@ def _top(text: ModelText, token: TokenLogprob | None, num_top: int) -> dict[str,
 
 @dataclass(slots=True)
 class _Sequence:
-    num_echoed: int  # tokens of the prompt that have logprobs, which say nothing about the completion
+    num_echoed: int  # tokens of the prompt, whose logprobs do not count for the completion
     texts: list[str] = field(default_factory=list)
     logprobs: CompletionLogprobsBody | None = None
     finish_reason: CompletionFinish | None = None
@@ -167,7 +169,7 @@ class _Sequence:
 
 
 class CompletionFold:
-    """Of each prompt's ``per_prompt`` sequences it keeps the ``keep`` likeliest, in the order of their likelihood.
+    """Keep, of each prompt's ``per_prompt`` sequences, the ``keep`` most likely, ordered by likelihood.
 
     ``echoed`` has each prompt's length in tokens where logprobs begin with the prompt's.
     """
@@ -212,7 +214,7 @@ class CompletionFold:
 
 
 def _extended(first: CompletionLogprobsBody, more: CompletionLogprobsBody) -> CompletionLogprobsBody:
-    """``first``, grown in place."""
+    """Return ``first``, extended in place."""
     first["tokens"] += more["tokens"]
     first["token_logprobs"] += more["token_logprobs"]
     first["text_offset"] += more["text_offset"]

@@ -1,4 +1,4 @@
-"""An answer looked at again, token by token: what steering changed, and how active a feature was."""
+"""Inspect an existing answer token by token: what steering changed, and how active a feature was."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ _TOO_MUCH = frozenset({"scoring_too_large", "context_length_exceeded", "reading_
 
 @dataclass
 class Findings:
-    """Filled by the engine's events; lists are by token of the answer."""
+    """Results, filled from the engine's events; lists are indexed by the answer's tokens."""
 
     num_prompt: int
     num_tokens: int
     kl: list[float] | None = None
     logprobs: dict[int, list[float]] = field(default_factory=dict)
-    values: dict[int, float] = field(default_factory=dict)  # by place of the sequence
+    values: dict[int, float] = field(default_factory=dict)  # by index of the sequence
 
     def take(self, event: Event) -> None:
         match event:
@@ -68,7 +68,7 @@ class Findings:
 
 
 async def inspect_answer(call: Call) -> HttpResponseBase:
-    """Raises ApiError. Both sides are computed in one batch, as if the answer's tokens had been generated."""
+    """Score the answer with and without steering in one batch, as if it had been generated. Raises ApiError."""
     request = call.read(InspectionRequest)
     target = await resolve_target(call, request)
     for name, ids in (("prompt_ids", request.prompt_ids), ("completion_ids", request.completion_ids)):
@@ -100,7 +100,7 @@ async def _reads(request: InspectionRequest, target: Target) -> tuple[Read, ...]
 
 
 async def _sides(target: Target) -> list[Intervention | None]:
-    """What steered, and what acts on every request without it; one of them where nothing steered."""
+    """Return what steered and the policies that apply without it; a single side where nothing steered."""
     if target.profile is None:
         return [None]
     model = target.model

@@ -1,4 +1,4 @@
-"""A chat's messages as the model's template takes them, and as token ids."""
+"""Render a chat's messages with the model's template, and encode them as token ids."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SWITCHES = ("enable_thinking", "thinking")
 
 
 def template_variables(text: ModelText, request: ChatRequest) -> dict[str, Any]:
-    """The request's variables of the template, ``reasoning_effort`` under the names that the template knows."""
+    """Return the request's template variables, with ``reasoning_effort`` under the template's own name."""
     given = request.chat_template_kwargs.model_dump(exclude_none=True) if request.chat_template_kwargs else {}
     effort = request.reasoning_effort
     if effort is None:
@@ -37,12 +37,12 @@ def template_variables(text: ModelText, request: ChatRequest) -> dict[str, Any]:
 
 
 def is_effort_without_effect(text: ModelText, request: ChatRequest) -> bool:
-    """Whether the model has no use for the effort asked for. Reasoning that cannot be turned off is cut off."""
+    """Return whether the model ignores the requested effort. Reasoning that cannot be turned off is cut off."""
     return request.reasoning_effort not in {None, "none"} and not text.knows_variable("reasoning_effort")
 
 
 def thinking_budget(text: ModelText, request: ChatRequest, thinking: Thinking) -> ThinkingBudget | None:
-    """Raises ApiError 400 where the model cannot be held to one."""
+    """Return the reasoning budget in tokens. Raises ApiError 400 where the model does not support one."""
     max_tokens = _max_thinking(text, request)
     marks = text.dialect.thinking
     if max_tokens is None or thinking == "none" or marks is None:
@@ -61,18 +61,18 @@ def _max_thinking(text: ModelText, request: ChatRequest) -> int | None:
 
 
 def _switch(text: ModelText) -> str | None:
-    """The template's own variable that turns reasoning off."""
+    """Return the template variable that turns reasoning off."""
     return next((name for name in SWITCHES if text.knows_variable(name)), None)
 
 
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 SHORT_ID = re.compile("[a-zA-Z0-9]{9}")
-SHORT_TEXT = 2_000  # characters that are worth no thread
+SHORT_TEXT = 2_000  # characters; shorter work runs on the event loop
 T = TypeVar("T")
 
 
 async def prompt_ids(text: ModelText, request: ChatRequest) -> list[int]:
-    """The rendered chat; raises ApiError 400 when the template refuses it."""
+    """Return the token ids of the rendered chat. Raises ApiError 400 when the template refuses it."""
     messages = template_messages(request.messages, text.dialect.tools)
     tools = [template_tool(tool) for tool in request.tool_use.tools] if request.tool_use else None
     kwargs = template_variables(text, request) or None
@@ -97,12 +97,12 @@ async def prompt_ids(text: ModelText, request: ChatRequest) -> list[int]:
 
 
 async def off_loop(work: Callable[[], T], *, size: int) -> T:
-    """Run ``work`` on ``size`` characters in a thread when it would keep other requests waiting."""
+    """Run ``work`` on ``size`` characters, in a thread when it would delay other requests."""
     return work() if size <= SHORT_TEXT else await asyncio.to_thread(work)
 
 
 def template_messages(messages: Sequence[Message], tool_format: ToolFormat | None) -> list[dict[str, Any]]:
-    """As templates know them: results of tools have the tools' names too, ids the form that the template insists on."""
+    """Convert messages to what templates expect: tool results with tool names, ids in the required form."""
     plain = [template_message(message) for message in messages]
     names: dict[str, str] = {}
     for message in plain:
@@ -117,13 +117,13 @@ def template_messages(messages: Sequence[Message], tool_format: ToolFormat | Non
 
 
 def template_tool(tool: FunctionTool) -> dict[str, Any]:
-    """Without ``strict``, which is the server's business."""
+    """Return the tool without ``strict``, which only concerns the server."""
     function = tool.model_dump(include={"name", "description", "parameters"}, exclude_none=True)
     return {"type": "function", "function": {**function, "parameters": tool.parameters or NO_PARAMETERS}}
 
 
 def template_message(message: Message) -> dict[str, Any]:
-    """Templates know the system role only, so instructions of developers go there."""
+    """Convert one message. Templates know only the system role, so developer instructions go there."""
     plain: dict[str, Any] = {
         "role": "system" if message.role == "developer" else message.role,
         "content": text_of(message.content),
@@ -143,14 +143,14 @@ def template_message(message: Message) -> dict[str, Any]:
 
 
 def _template_id(call_id: str, tool_format: ToolFormat | None) -> str:
-    """Mistral's templates refuse ids that are not nine letters and digits, as clients bring them from elsewhere."""
+    """Return the id in the form that the template accepts. Mistral's require nine letters and digits."""
     if tool_format is None or tool_format.ids != "short" or SHORT_ID.fullmatch(call_id):
         return call_id
     return hashlib.sha256(call_id.encode()).hexdigest()[:9]
 
 
 def _template_call(call: ToolCall) -> dict[str, Any]:
-    """Templates print the arguments as an object; what is no JSON stays the text that the model wrote."""
+    """Return a call with its arguments as an object; text that is not JSON stays text."""
     try:
         arguments = json.loads(call.function.arguments)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""A generation as an HTTP response: streamed chunk by chunk, or the same chunks folded into one body."""
+"""A generation as an HTTP response: streamed as chunks, or the same chunks folded into one body."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ChunkT = TypeVar("ChunkT")
 
 
 async def collect(generation: Generation, chunks: Chunks[ChunkT], take: Callable[[ChunkT], None]) -> None:
-    """Hand all chunks to ``take``; raises ApiError. The engine stops whatever way this ends."""
+    """Pass all chunks to ``take``. Raises ApiError; the engine stops however this ends."""
     ping_s = get_backend().ping_s
     try:
         for chunk in chunks.start():
@@ -64,8 +64,8 @@ Keep = Callable[[], Awaitable[None]]
 async def stream(
     generation: Generation, chunks: Chunks[ChunkT], keep: Keep | None = None, *, framing: Framing = OPENAI
 ) -> HttpResponseBase:
-    """Raises ApiError while an HTTP status can still say it. ``keep`` stores the answer, before the client is told that
-    it is complete.
+    """Start the stream. Raises ApiError while the HTTP status can still be set. ``keep`` stores the answer before the
+    end is sent.
     """
     return await streamed(generation, _events(generation, chunks, keep, framing))
 
@@ -85,7 +85,7 @@ class Streamable(Protocol):
 
 
 async def streamed(generation: Streamable, events: AsyncGenerator[bytes, None]) -> HttpResponseBase:
-    """``events``, once the first of the generation is there or takes its time; raises ApiError when it is a failure."""
+    """Return ``events`` once the first one has arrived or is late. Raises ApiError when the first is a failure."""
     try:
         await generation.peek()
     except BaseException:
@@ -143,7 +143,7 @@ ActiveBodyT = TypeVar("ActiveBodyT", ChatCompletionBody, CompletionBody)
 
 
 class ActivationChunks(Generic[ActiveChunkT]):
-    """The chunks of ``inner``, each with what was read since the one before it."""
+    """The chunks of ``inner``, each with the activations captured since the previous one."""
 
     def __init__(self, inner: Chunks[ActiveChunkT], log: ActivationLog) -> None:
         self._inner: Chunks[ActiveChunkT] = inner
@@ -169,7 +169,7 @@ class ActivationChunks(Generic[ActiveChunkT]):
 
 
 class ActivationFold(Generic[ActiveChunkT]):
-    """Takes activations out of chunks before ``take`` gets them."""
+    """Remove activations from chunks before passing them to ``take``."""
 
     def __init__(self, take: Callable[[ActiveChunkT], None]) -> None:
         self._take: Callable[[ActiveChunkT], None] = take
@@ -187,14 +187,14 @@ class ActivationFold(Generic[ActiveChunkT]):
         self._take(chunk)
 
     def into(self, body: ActiveBodyT) -> ActiveBodyT:
-        """The body with what was found, by choice and place."""
+        """Return the body with the collected activations, by choice and position."""
         found = sorted(self._found, key=lambda one: (one["index"], one["place"]))
         body["millm"] = with_activations(body.get("millm"), found)
         return body
 
 
 def with_activations(millm: object, activations: list[TokenActivationsBody]) -> ActivationsBody:
-    """What ``millm`` says already stays."""
+    """Add the activations to ``millm``, keeping its other fields."""
     return {**cast("ActivationsBody", millm or {}), "activations": activations}
 
 
@@ -215,9 +215,9 @@ async def respond(
     reading: ActivationLog | None,
     keep: Keep | None = None,
 ) -> HttpResponseBase:
-    """``fold`` None streams, and ``keep`` then stores the answer before its end is told.
+    """Answer with a stream if ``fold`` is None (``keep`` then stores the answer before its end is sent), else one body.
 
-    Raises ApiError while an HTTP status can still say it.
+    Raises ApiError while the HTTP status can still be set.
     """
     if reading is not None:
         chunks = ActivationChunks(chunks, reading)

@@ -1,4 +1,4 @@
-"""A request's sequences in the engine: submitted together, read under a deadline, cancelled when nobody reads."""
+"""Run a request's sequences on the engine: submit, read events under the deadline, cancel when the client leaves."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class Plan:
     prompts: Sequence[Sequence[int]]
     params: Sequence[SamplingParams]  # one for each prompt
     per_prompt: int
-    reads: Sequence[tuple[Read, ...]] = ()  # one for each sequence, or none at all
-    sae: str = ""  # the name of what they are read through
+    reads: Sequence[tuple[Read, ...]] = ()  # one for each sequence, or empty
+    sae: str = ""  # name of the SAE
     parts: Sequence[PartRules] = ()  # likewise for each prompt
-    cache_salt: str = ""  # the request's own
+    cache_salt: str = ""  # the request's own salt
 
     @property
     def prompt_of_sequence(self) -> list[int]:
@@ -69,7 +69,7 @@ class Plan:
         ]
 
     def reads_of(self, number: int) -> tuple[Read, ...]:
-        """The request's own reads of a sequence; those of watch rules come behind them."""
+        """Return the request's own captures of a sequence; those of watch rules follow them."""
         return self.reads[number] if self.reads else ()
 
     def parts_of(self, prompt: int) -> PartRules:
@@ -77,13 +77,13 @@ class Plan:
 
     @property
     def num_tokens(self) -> int:
-        """The most that the plan can use."""
+        """Return the maximum number of tokens that the plan can use."""
         completions = sum(params.max_tokens for params in self.params) * self.per_prompt
         return completions + sum(len(prompt) for prompt in self.prompts)
 
 
 class Sequences(Protocol):
-    """What a generation needs to know of its plan; see :class:`Plan`."""
+    """The interface of a plan; see :class:`Plan`."""
 
     @property
     def prompts(self) -> Sequence[Sequence[int]]: ...
@@ -103,10 +103,10 @@ class Sequences(Protocol):
 
 
 class Generation:
-    """Reads events until all sequences have ended; :meth:`close` may be called at any time, from any thread."""
+    """Read events until all sequences have ended. :meth:`close` may be called at any time, from any thread."""
 
     def __init__(self, call: Call, target: Target, plan: Sequences) -> None:
-        """Raises ApiError 429 or EngineError when the sequences cannot be taken in now."""
+        """Submit the sequences. Raises ApiError 429, or EngineError when the engine cannot accept them."""
         self.call = call
         self.target = target
         self.stats = GenerationStats([len(prompt) for prompt in plan.prompts], plan.prompt_of_sequence)
@@ -119,11 +119,13 @@ class Generation:
         self._events = BatchedSubmission(get_backend().client().submit, requests, size=settings.MILLM_MAX_BATCH_SIZE)
 
     async def peek(self) -> None:
-        """Wait a moment for the first event; raises ApiError when it is a failure."""
+        """Wait briefly for the first event. Raises ApiError when it is a failure."""
         self._pending = await self.next_event(get_backend().first_event_s)
 
     async def next_event(self, patience_s: float) -> Event | None:
-        """The next event, or None after ``patience_s`` without one. Raises ApiError on failure and at the deadline."""
+        """Return the next event, or None after ``patience_s`` without one. Raises ApiError on failure and at the
+        deadline.
+        """
         if self._pending is not None:
             event, self._pending = self._pending, None
             return event
@@ -146,11 +148,11 @@ class Generation:
         return event
 
     def close(self) -> None:
-        """Cancel what still runs and write what is known into the log entry."""
+        """Cancel running sequences and write the results to the log entry."""
         self._events.close()
         self.stats.fill(self.call.entry)
         self.call.entry.findings = self._sightings.findings
-        record, self._record = self._record, None  # from now on the log's thread reads it
+        record, self._record = self._record, None  # from now on the log's thread owns it
         if record is not None:
             self.call.entry.tokens = (record,)
 
@@ -160,12 +162,12 @@ class Generation:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all events have been read; the one that was peeked at may be the last."""
+        """Return whether all events have been read, the peeked one included."""
         return self.stats.is_complete and self._pending is None
 
     @property
     def millm(self) -> MillmBody | None:
-        """Which profile acted, for the end of the response."""
+        """Return which profile was applied, for the end of the response."""
         if self.target.profile is None:
             return None
         return {
@@ -195,7 +197,7 @@ class Generation:
 
 
 def failure(code: str, message: str) -> ApiError:
-    """The engine's failure as the client sees it."""
+    """Return the engine's failure as an API error."""
     if code in _UNAVAILABLE:
         return unavailable(message, code=code, retry_after_s=_UNAVAILABLE[code])
     if code == "reading_too_large":
@@ -210,5 +212,5 @@ def failure(code: str, message: str) -> ApiError:
 
 
 def _acted(receipt: SteeringReceipt | None, fingerprint: str) -> bool:
-    """Whether exactly what was wanted acted, wherever it should have."""
+    """Return whether the profile was applied exactly as compiled, at every expected site."""
     return receipt is not None and receipt.fingerprint == fingerprint and receipt.applied == receipt.expected

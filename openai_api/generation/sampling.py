@@ -1,4 +1,4 @@
-"""From a request's fields to the engine's sampling parameters, checked against the model."""
+"""Convert request fields to the engine's sampling parameters, validated against the model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DEFAULTABLE = (
 
 
 def sampling_params(request: SamplingSchema, model: ReadyModel, max_tokens: int) -> SamplingParams:
-    """The request's values, else the model's defaults, else the engine's. Raises ApiError 400."""
+    """Return the request's values, else the model's defaults, else the engine's. Raises ApiError 400."""
     check_token_ids(request.stop_token_ids or (), model.vocab_size, param="stop_token_ids")
     check_token_ids(request.allowed_token_ids or (), model.vocab_size, param="allowed_token_ids")
     return SamplingParams(
@@ -52,9 +52,9 @@ def sampling_params(request: SamplingSchema, model: ReadyModel, max_tokens: int)
 def completion_budget(
     asked: int | None, prompt_tokens: int, model: ReadyModel, *, param: str, clamps: bool = False
 ) -> int:
-    """How many tokens may be generated; raises ApiError 400 when the prompt leaves no room for them.
+    """Return how many tokens may be generated. Raises ApiError 400 when the prompt leaves no space.
 
-    ``clamps``, or the setting of that name: more than there is room for means all of the room.
+    ``clamps``, or the setting of that name: reduce a larger limit to the remaining context.
     """
     limit = model.max_model_len
     if asked is not None and (clamps or settings.MILLM_CLAMP_MAX_TOKENS):
@@ -69,7 +69,7 @@ def completion_budget(
 
 
 def check_token_ids(ids: Iterable[int], vocab_size: int, *, param: str, code: str = "invalid_value") -> None:
-    """An id outside the vocabulary would abort the device's context, so it never gets there."""
+    """Refuse ids outside the vocabulary, which would abort the CUDA context."""
     worst = max(ids, default=0)
     if worst >= vocab_size:
         raise invalid(
@@ -100,7 +100,7 @@ def _min_tokens(request: DrawingSchema, max_tokens: int) -> int:
 
 
 def _bad_words(words: Iterable[str], text: ModelText) -> tuple[tuple[int, ...], ...]:
-    """Each word as the beginning of a text and after a space, which are different tokens for most tokenizers."""
+    """Return each word at the start of a text and after a space: these are different tokens for most tokenizers."""
     found: dict[tuple[int, ...], None] = {}
     for place, word in enumerate(words):
         bare = word.lstrip()
@@ -114,7 +114,7 @@ def _bad_words(words: Iterable[str], text: ModelText) -> tuple[tuple[int, ...], 
 async def constrained(
     spec: GrammarSpec | None, model: ReadyModel, params: Iterable[SamplingParams]
 ) -> list[SamplingParams]:
-    """``params`` with a request's grammar. Raises ApiError 400, or 503 when too many are being compiled."""
+    """Return ``params`` with the request's grammar. Raises ApiError 400, or 503 when too many are being compiled."""
     if spec is None:
         return list(params)
     assert model.grammars is not None, "only models that generate are asked to"

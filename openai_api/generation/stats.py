@@ -1,4 +1,4 @@
-"""What came out of the engine so far: texts, counts, reasons, times and the proof of steering."""
+"""Statistics of a generation: texts, counts, finish reasons, times and the steering receipts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from openai_api.schemas.bodies import SiteEffectBody, SteeringBody, UsageBody
 
 
 def steering_body(receipts: Sequence[SteeringReceipt]) -> SteeringBody:
-    """Of all sequences of a request, which have one profile."""
+    """Build the steering summary of all sequences of a request, which share one profile."""
     body: SteeringBody = {
         "expected": sum(receipt.expected for receipt in receipts),
         "applied": sum(receipt.applied for receipt in receipts),
@@ -51,7 +51,7 @@ def _site_body(site: str, effects: Sequence[SiteEffect]) -> SiteEffectBody:
 
 @dataclass(slots=True)
 class SequenceStats:
-    """One sequence; ``end`` is its terminal event."""
+    """Statistics of one sequence; ``end`` is its terminal event."""
 
     prompt: int  # index of its prompt
     texts: list[str] = field(default_factory=list)
@@ -76,7 +76,7 @@ class SequenceStats:
 
 
 class GenerationStats:
-    """All sequences of a request. ``prompt_lengths`` are in tokens; ``prompts`` gives each sequence's prompt."""
+    """Statistics of all sequences. ``prompt_lengths`` are in tokens; ``prompts`` gives each sequence's prompt."""
 
     def __init__(self, prompt_lengths: Sequence[int], prompts: Sequence[int]) -> None:
         self._prompt_lengths = prompt_lengths
@@ -99,7 +99,7 @@ class GenerationStats:
 
     @property
     def usage(self) -> Usage:
-        """A prompt counts once, however many sequences continue it."""
+        """Return the usage. A prompt counts once, however many sequences continue it."""
         cached: dict[int, int] = {}
         for sequence in self._sequences:
             if sequence.end is not None:
@@ -112,11 +112,11 @@ class GenerationStats:
 
     @property
     def receipts(self) -> list[SteeringReceipt]:
-        """Of the sequences that came to their end."""
+        """Return the receipts of the sequences that have ended."""
         return [sequence.receipt for sequence in self._sequences if sequence.receipt is not None]
 
     def fill(self, entry: LogEntry) -> None:
-        """Write what is known into the log entry."""
+        """Write the statistics to the log entry."""
         usage = self.usage
         timings = [sequence.end.timings for sequence in self._sequences if sequence.end is not None]
         entry.prompt_tokens = usage.prompt_tokens
@@ -131,14 +131,14 @@ class GenerationStats:
         )
         entry.queue_ms = _milliseconds(one.queue_s for one in timings)
         entry.ttft_ms = _milliseconds(one.first_token_s for one in timings)
-        if entry.ttft_ms is None:  # the client left before the engine's own measure came
+        if entry.ttft_ms is None:  # the client left before the engine reported its own time
             entry.ttft_ms = _milliseconds([self._first_token_s])
         texts = ["".join(sequence.texts) for sequence in self._sequences]
         entry.completion = texts[0] if len(texts) == 1 else json.dumps(texts, ensure_ascii=False)
 
 
 def _milliseconds(seconds: Iterable[float | None]) -> float | None:
-    """The least of ``seconds``."""
+    """Return the smallest of ``seconds`` in milliseconds."""
     known = [value for value in seconds if value is not None]
     return min(known) * 1000 if known else None
 

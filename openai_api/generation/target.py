@@ -1,4 +1,4 @@
-"""Which model and which profile a request means, and whether its key may use them."""
+"""Resolve the model and the profile that a request names, and check that its key may use them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ USES: dict[ModelKind, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """``profile`` is all that steers, the server's policies included; None where nothing does."""
+    """``profile`` includes the server's policies; None where nothing steers."""
 
     model: ReadyModel
     profile: ResolvedProfile | None
@@ -43,14 +43,14 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class ProfileRef:
-    """What a request says about its profile: a reference, none at all (``reference`` None), or nothing."""
+    """The profile named by a request: a reference, explicitly none (``reference`` None), or not given."""
 
     reference: str | None = None
     is_given: bool = False
 
 
 async def resolve_target(call: Call, request: SteeredSchema) -> Target:
-    """Raises ApiError 400, 403, 404, 409 or 503; a profile that cannot act is never passed over."""
+    """Resolve model and steering. Raises ApiError 400, 403, 404, 409 or 503 rather than skipping a profile."""
     backend = get_backend()
     record, suffix = find_model(backend.registry(), request.model)
     call.use_model(record.name)
@@ -71,7 +71,7 @@ async def resolve_target(call: Call, request: SteeredSchema) -> Target:
 
 
 async def resolve_unsteered(call: Call, name: str, kind: ModelKind) -> ReadyModel:
-    """What has no steering of its own (embeddings, comparisons) is refused with a profile: 400."""
+    """Resolve the model of an endpoint without steering. Raises ApiError 400 for a profile."""
     record, suffix = find_model(get_backend().registry(), name)
     call.use_model(record.name)
     check_model_allowed(call.key, record)
@@ -81,7 +81,7 @@ async def resolve_unsteered(call: Call, name: str, kind: ModelKind) -> ReadyMode
 
 
 async def resolve_any(call: Call, name: str | None) -> ReadyModel:
-    """A model of any kind, for what concerns its tokenizer alone; without a name the default or only one."""
+    """Resolve a model of any kind, for its tokenizer. Without a name: the default or the only one."""
     registry = get_backend().registry()
     record = default_model(registry) if name is None else find_model(registry, name)[0]
     call.use_model(record.name)
@@ -90,7 +90,7 @@ async def resolve_any(call: Call, name: str | None) -> ReadyModel:
 
 
 def default_model(registry: Registry) -> ModelRecord:
-    """Raises ApiError 400 where there is none."""
+    """Return the default model. Raises ApiError 400 where there is none."""
     records = registry.records()
     chosen = records if len(records) == 1 else [record for record in records if record.is_default]
     if not chosen:
@@ -100,7 +100,7 @@ def default_model(registry: Registry) -> ModelRecord:
 
 
 async def loaded_model(record: ModelRecord) -> ReadyModel:
-    """The model, loaded if need be; raises ApiError 404 and 503."""
+    """Return the model, loading it if necessary. Raises ApiError 404 and 503."""
     try:
         return await get_backend().registry().ready(record.name)
     except ModelNotFoundError:
@@ -110,7 +110,7 @@ async def loaded_model(record: ModelRecord) -> ReadyModel:
 
 
 async def ready_model(record: ModelRecord, kind: ModelKind) -> ReadyModel:
-    """As :func:`loaded_model`; raises ApiError 400 too, when the model is not made for this."""
+    """Like :func:`loaded_model`; also raises ApiError 400 when the model has another purpose."""
     model = await loaded_model(record)
     if model.kind != kind:
         raise invalid(
@@ -122,7 +122,7 @@ async def ready_model(record: ModelRecord, kind: ModelKind) -> ReadyModel:
 
 
 def find_model(registry: Registry, name: str) -> tuple[ModelRecord, str | None]:
-    """The model of that name or alias; else, for ``name:profile``, the model before the last colon and the rest."""
+    """Return the model of that name or alias; for ``name:profile`` also the profile behind the last colon."""
     try:
         return registry.find(name), None
     except ModelNotFoundError:
@@ -146,7 +146,7 @@ def check_model_allowed(key: KeyRecord | None, record: ModelRecord) -> None:
 
 
 def choose_steering(call: Call, request: SteeredSchema, suffix: str | None, record: ModelRecord) -> SteeringSelection:
-    """The request's own edits or profile, or a default, and how much of it; a draft that is tried out goes first."""
+    """Return the request's own edits or profile, or a default, with its intensity. A draft takes precedence."""
     if call.draft is not None:
         call.entry.parameters["draft"] = list(call.draft.words)
         return SteeringSelection(draft=call.draft.version)
@@ -167,7 +167,7 @@ def choose_steering(call: Call, request: SteeredSchema, suffix: str | None, reco
 
 
 def choose_profile(call: Call, request: SteeredSchema, suffix: str | None, record: ModelRecord) -> str | None:
-    """The request's choice, else the key's default, else the model's, else none.
+    """Return the request's profile, else the key's default, else the model's, else None.
 
     Defaults are the operator's choice and need no permission; ``allowed_profiles`` limits what a request may name.
     """
@@ -180,13 +180,13 @@ def choose_profile(call: Call, request: SteeredSchema, suffix: str | None, recor
 
 
 def requested_profile(call: Call, request: SteeredSchema) -> ProfileRef:
-    """The same for a request whose model is known to be there."""
+    """Return the profile reference of a request whose model exists."""
     _, suffix = find_model(get_backend().registry(), request.model)
     return profile_ref(call, request, suffix)
 
 
 def profile_ref(call: Call, request: SteeredSchema, suffix: str | None) -> ProfileRef:
-    """From the body, the header or the model's suffix; they must not contradict each other."""
+    """Return the reference from the body, the header or the model's suffix. Raises ApiError 400 if they differ."""
     header = call.request.headers.get(PROFILE_HEADER)
     refs = [ProfileRef(request.profile, is_given=True)] if request.names_profile else []
     if header is not None:
@@ -207,7 +207,7 @@ def check_profile_allowed(key: KeyRecord | None, reference: str) -> None:
 
 
 def check_inline_allowed(key: KeyRecord | None) -> None:
-    """Requests without a key come from this machine, and may."""
+    """Raise ApiError 403 unless the key allows inline steering. Requests without a key are local and may."""
     if key is not None and not key.may_steer_inline:
         message = "This key may not bring its own edits. Name a profile, or ask the key's owner to allow “steering”."
         raise forbidden(message, code="inline_steering_not_allowed", param="steering")

@@ -1,6 +1,6 @@
-"""What a request asked to know of its tokens, for its row in the log: log-probabilities and features that were read.
+"""Per-token data of a request for its log row: log-probabilities and captured features.
 
-Bounded while it grows; what reads as text is made only when the row is written, in the log's thread.
+Bounded while it grows. Text is produced only when the row is written, on the log's thread.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from inference.client import Event, GenerationRequest, ReadingEvent, TokenLogpro
 from inference.text.model_text import ModelText
 from openai_api.generation.token_text import finite
 
-MAX_SIZE = 128 * 1024  # characters of JSON, about, of one generation
-_TOKEN, _NUMBER = 48, 18  # of a token, and of a pair with a number in it
+MAX_SIZE = 128 * 1024  # approximate characters of JSON for one generation
+_TOKEN, _NUMBER = 48, 18  # of a token, and of a pair with a number
 
 
 @dataclass(slots=True)
 class _Sequence:
-    """``features`` are by place, which counts from the prompt's first token. ``num_tokens`` may exceed what is kept."""
+    """``features`` are indexed by position from the prompt's first token. ``num_tokens`` may exceed what is kept."""
 
     prompt: Sequence[int]
     own: tuple[Read, ...]
@@ -38,7 +38,7 @@ class _Sequence:
 
 
 class TokenRecord:
-    """Takes a generation's events. ``sae`` is the name of what they are read through."""
+    """Collect a generation's events. ``sae`` is the name of the SAE."""
 
     def __init__(self, text: ModelText, sequences: dict[int, _Sequence], sae: str, max_size: int) -> None:
         self._text = text
@@ -58,7 +58,7 @@ class TokenRecord:
         sae: str,
         max_size: int = MAX_SIZE,
     ) -> TokenRecord | None:
-        """None where nothing was asked for; ``own_reads`` are those that are not of watch rules."""
+        """Return a record, or None where no per-token data was requested. ``own_reads`` excludes watch rules."""
         sequences = {
             request.index: _Sequence(
                 request.prompt_token_ids, own_reads(request.index), request.sampling.logprobs is not None
@@ -78,7 +78,7 @@ class TokenRecord:
                     self._note_reading(sequence, reading, reading.places)
 
     def body(self) -> dict[str, Any]:
-        """As the log keeps it."""
+        """Return the record as stored in the log."""
         return {"sae": self._sae, "answers": [self._answer(*pair) for pair in sorted(self._sequences.items())]}
 
     def _note_tokens(self, sequence: _Sequence, event: TokensEvent) -> None:
@@ -98,7 +98,7 @@ class TokenRecord:
             sequence.features.setdefault(place, []).extend(found)
 
     def _has_room(self, size: int) -> bool:
-        """And takes it. What was refused once stays full, so that nothing is kept behind a gap."""
+        """Reserve space for a record. Once full it stays full, so that there are no gaps."""
         self._is_full = self._is_full or self.size + size > self._max_size
         if not self._is_full:
             self.size += size
@@ -116,7 +116,7 @@ class TokenRecord:
     def _tokens(
         self, places: range, logprobs: Iterable[TokenLogprob | None], sequence: _Sequence
     ) -> list[dict[str, Any]]:
-        """A character of several tokens stands at its last one."""
+        """Return the tokens. A character made of several tokens belongs to the last one."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         tokens = []
         for place, logprob in zip(places, logprobs, strict=False):
@@ -127,7 +127,7 @@ class TokenRecord:
         return tokens
 
     def _known(self, logprob: TokenLogprob | None, features: list[tuple[int, float]] | None) -> dict[str, Any]:
-        """What is not known has no name here."""
+        """Drop unknown values."""
         body: dict[str, Any] = {}
         if logprob is not None:
             body["logprob"] = _short(finite(logprob.logprob))
@@ -138,7 +138,7 @@ class TokenRecord:
 
 
 def _runs(sequence: _Sequence) -> list[range]:
-    """The prompt's places that were read, as they follow each other: a long prompt is not kept for one of them."""
+    """Return runs of consecutive captured prompt positions, so that a long prompt is not stored for one of them."""
     runs: list[range] = []
     for place in sorted(place for place in sequence.features if place < len(sequence.prompt)):
         if runs and runs[-1].stop == place:
@@ -149,7 +149,7 @@ def _runs(sequence: _Sequence) -> list[range]:
 
 
 def _activations(read: Read, reading: Reading, row: int) -> list[tuple[int, float]]:
-    """Those asked for, or of the strongest those that are active."""
+    """Return the requested features, or of the strongest those that are active."""
     values = reading.values[row].tolist()
     if reading.features is None:
         assert isinstance(read.probe, FeatureValues), "only these bring no indices"
@@ -158,5 +158,5 @@ def _activations(read: Read, reading: Reading, row: int) -> list[tuple[int, floa
 
 
 def _short(value: float) -> float:
-    """Five digits: the rest would only fill the log."""
+    """Round to five digits; more would only fill the log."""
     return float(f"{value:.5g}")

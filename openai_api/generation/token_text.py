@@ -1,4 +1,4 @@
-"""Tokens as clients see them in logprobs: text, bytes, and where in the text they stand."""
+"""Tokens as clients see them in logprobs: text, bytes and offsets; and the count of reasoning tokens."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def token_logprob(text: ModelText, token: TokenLogprob) -> TokenLogprobBody:
 
 
 def prompt_logprobs(text: ModelText, tokens: Sequence[TokenLogprob | None]) -> PromptLogprobsBody:
-    """As vLLM writes them: for each token of the prompt the likeliest ones and itself by id, for the first one null."""
+    """Return prompt logprobs in vLLM's form: per token the most likely ones and itself by id, null for the first."""
     return [None if token is None else _by_id(text, token) for token in tokens]
 
 
@@ -54,7 +54,7 @@ def chat_logprobs(text: ModelText, tokens: tuple[TokenLogprob, ...]) -> ChatLogp
 
 
 class TextOffsets:
-    """Where each token of a text begins, in characters, although a character may be spread over tokens."""
+    """Compute where each token begins in the text, in characters, although a character may span tokens."""
 
     def __init__(self, text: ModelText, *, skip_special_tokens: bool = True) -> None:
         self._text = text
@@ -64,14 +64,14 @@ class TextOffsets:
 
     def next(self, token_id: int) -> int:
         offset = self._length
-        if token_id in self._skipped:  # they are not part of the text
+        if token_id in self._skipped:  # special tokens are not part of the text
             return offset
         self._length += len(self._decoder.decode(self._text.token_bytes(token_id)))
         return offset
 
 
 class ReasoningTokens:
-    """Counts those of one choice. Reasoning stands at the beginning, so while it goes on all tokens belong to it."""
+    """Count the reasoning tokens of one choice. Reasoning comes first, so while it lasts all tokens belong to it."""
 
     def __init__(self, text: ModelText) -> None:
         self.count = 0
@@ -81,7 +81,7 @@ class ReasoningTokens:
         self._is_settled = False
 
     def note(self, event: TokensEvent, reader: AnswerReader) -> None:
-        """After ``reader`` was fed the event's text."""
+        """Count an event after ``reader`` was fed its text."""
         if self._is_settled:
             return
         before, self._num_characters = self._num_characters, self._num_characters + len(event.text)
@@ -93,7 +93,7 @@ class ReasoningTokens:
             self.count = self._num_tokens
 
     def _before(self, end: int, event: TokensEvent) -> int:
-        """The event's tokens that begin before the ``end``-th character of its text."""
+        """Return the number of the event's tokens that begin before character ``end`` of its text."""
         if len(event.token_ids) == 1:
             return 1
         offsets = TextOffsets(self._text, skip_special_tokens=False)

@@ -1,4 +1,4 @@
-"""Texts through a model that answers each with numbers: an embedding model's vector, a classifier's scores."""
+"""Run texts through a model that returns numbers: embedding vectors or classifier scores."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from openai_api.http.errors import invalid, timed_out, unavailable
 
 
 async def vectors_of(call: Call, requests: Sequence[EmbeddingRequest]) -> list[bytes]:
-    """The texts' vectors in their order; raises ApiError. The engine stops whatever way this ends."""
+    """Return the vectors of the texts, in order. Raises ApiError; the engine stops however this ends."""
     submission = BatchedSubmission(get_backend().client().embed, requests, size=settings.MILLM_MAX_BATCH_SIZE)
     try:
         async with asyncio.timeout_at(call.deadline):

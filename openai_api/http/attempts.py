@@ -1,4 +1,4 @@
-"""Counting what somebody may do only so often within a time, such as failing to log in."""
+"""Count attempts, such as failed logins, by name within a time window."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class _Window:
 
 
 class Attempts:
-    """At most ``limit`` attempts by each name within ``window_s`` seconds from the first; 0: no limit. Thread-safe.
+    """At most ``limit`` attempts by each name within ``window_s`` seconds of the first; 0: no limit. Thread-safe.
 
-    Kept in this process, for the ``max_names`` names that were seen last, so that a flood of names takes no memory.
+    Kept in this process for the ``max_names`` most recent names, so that a flood of names uses no memory.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Attempts:
         self._windows: OrderedDict[str, _Window] = OrderedDict()
 
     def take(self, name: str) -> float:
-        """Count an attempt and return 0, or return the seconds to wait where there were too many already."""
+        """Count an attempt and return 0, or return the seconds to wait when the limit is reached."""
         if not self.limit:
             return 0.0
         with self._lock:
@@ -56,7 +56,7 @@ class Attempts:
             return 0.0
 
     def give_back(self, name: str) -> None:
-        """Take one attempt out of the count."""
+        """Remove one attempt from the count."""
         with self._lock:
             window = self._windows.get(name)
             if window is not None and window.count:

@@ -1,4 +1,4 @@
-"""One request to /v1, from its first byte to its log row."""
+"""One request to /v1, from its arrival to its log row."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 S = TypeVar("S", bound=RequestSchema)
 
-CLIENT_CLOSED_REQUEST = 499  # the log's status for clients that left before there was a response
+CLIENT_CLOSED_REQUEST = 499  # the log's status for clients that disconnected before the response
 MAX_IGNORED_NAMES = 50
 
 
 class Call:
-    """The request, who makes it, its limits and its log entry. :meth:`close` comes last, once, from any thread."""
+    """The request, its key, its limits and its log entry. :meth:`close` comes last, once, from any thread."""
 
     timeout_setting = "MILLM_REQUEST_TIMEOUT"
 
@@ -66,7 +66,7 @@ class Call:
         self.id = request_id(named)
         self._is_named_by_client = self.id == named
         self.key: KeyRecord | None = None
-        self.draft: UnsavedDraft | None = None  # steers in place of what the request says, from the server's own form
+        self.draft: UnsavedDraft | None = None  # an unsaved draft of the console, which replaces the request's steering
         self.entry = LogEntry(self.id, timezone.now(), endpoint, client_address(request), source=source)
         self.timeout_s: float = getattr(settings, self.timeout_setting)
         self.deadline = asyncio.get_running_loop().time() + self.timeout_s
@@ -79,12 +79,12 @@ class Call:
         self._is_open = True
 
     def enter(self) -> None:
-        """Count the request among those under way; raises ApiError 503 when there are too many."""
+        """Count the request as in progress. Raises ApiError 503 when there are too many."""
         in_flight.enter(settings.MILLM_MAX_CONCURRENT_REQUESTS)
         self._has_entered = True
 
     def admit(self, key: KeyRecord | None, *, is_counted: bool = False) -> None:
-        """Count the request against the limits of its key; raises ApiError 429.
+        """Count the request against its key's limits. Raises ApiError 429.
 
         ``is_counted``: it was counted before, as the request that this one carries out.
         """
@@ -97,38 +97,38 @@ class Call:
         get_log_writer().accept(self.entry)
 
     def withdraw(self) -> None:
-        """Give back what was taken of the key's limits, to be admitted again later."""
+        """Release the key's limits; the call may be admitted again later."""
         lease, self._lease = self._lease, None
         if lease is not None:
             lease.close(0)
 
     def answer_id(self, prefix: str) -> str:
-        """For what the request answers with, which often is all that is kept of it: the log finds its row by this.
+        """Return an id for the answer from which the log can find the request's row.
 
-        Clients may name two requests alike; their answers get ids of their own.
+        Two requests may have the same client-given id; their answers get ids of their own.
         """
         return new_id(prefix) if self._is_named_by_client else answer_id_of(self.id, prefix)
 
     def use_model(self, name: str) -> None:
-        """Note the registered model that the request means."""
+        """Record the registered model of the request."""
         self.entry.model = self._model = name
         get_log_writer().accept(self.entry)
 
     @property
     def priority(self) -> int:
-        """Among the requests that wait for the engine."""
+        """Return the priority in the engine's queue."""
         if self.is_background:
             return BACKGROUND_PRIORITY
         return self.key.priority if self.key is not None else 0
 
     @property
     def owner_id(self) -> int | None:
-        """The user whose objects the request may see; None for requests without a key, which have theirs in common."""
+        """Return the user whose objects the request may see. None: without a key; such requests share their objects."""
         return self.key.owner_id if self.key is not None else None
 
     def cache_salt(self, model: ModelRecord, own: str = "") -> str:
-        """Whose cached beginnings of prompts the request shares: those of its user's requests with the same ``own``
-        salt, or those of everybody's where the model says so. Requests without a key and a session share theirs.
+        """Return the salt of the prefix cache: requests of one user with the same ``own`` salt share cached prefixes,
+        or all requests if the model allows it. Requests without key and session share theirs.
         """
         user = self.owner_id if self.key is not None else self._session_user_id
         return json.dumps(["all"] if model.shared_prefix_cache else ["user", user]) + own
@@ -138,7 +138,7 @@ class Call:
             self._lease.reserve_tokens(amount)
 
     def read(self, schema: type[S]) -> S:
-        """The body, validated; notes for the log and the headers what it says."""
+        """Return the validated body, and record its parameters for the log and the headers."""
         body = read_json_object(self.request)
         self._note_raw(body, schema.TEXTS)
         parsed = schema.parse(body)
@@ -151,22 +151,22 @@ class Call:
         return parsed
 
     def note_ignored(self, name: str) -> None:
-        """A field of the request has no effect, for a reason that only its model shows."""
+        """Record a field that has no effect, for a reason that depends on the model."""
         self._ignored.append(name)
         self.entry.parameters["ignored"] = self._ignored[:MAX_IGNORED_NAMES]
 
     def refuse(self, error: ApiError) -> None:
-        """Note ``error`` as the request's outcome."""
+        """Record ``error`` as the request's outcome."""
         self.entry.error_code = error.code or error.error_type
         self.entry.error_message = error.message
 
     def leave(self) -> None:
-        """Note that the client left before the response was complete."""
+        """Record that the client disconnected before the response was complete."""
         self.entry.error_code = "client_disconnected"
         self.entry.status = self.entry.status or CLIENT_CLOSED_REQUEST
 
     def headers(self) -> dict[str, str]:
-        """Those of every response."""
+        """Return the headers of every response."""
         headers = {"x-request-id": self.id, "openai-processing-ms": str(round(self._elapsed_ms()))}
         if speaks_anthropic(self.request):
             headers["request-id"] = self.id
@@ -183,7 +183,7 @@ class Call:
         return headers
 
     def close(self) -> None:
-        """Give back the limits and queue the log row."""
+        """Release the limits and queue the log row."""
         with self._closing:
             if not self._is_open:
                 return
@@ -200,7 +200,7 @@ class Call:
         return (time.monotonic() - self._started_at) * 1000
 
     def _note_raw(self, body: dict[str, Any], texts: Sequence[str]) -> None:
-        """What the log shows of a request even when it is refused later."""
+        """Record what the log shows even for requests that are refused later."""
         entry = self.entry
         entry.stream = body.get("stream") is True
         entry.model = body["model"][:200] if isinstance(body.get("model"), str) else ""
@@ -212,6 +212,6 @@ class Call:
 
 
 def _header_list(names: Sequence[str]) -> str:
-    """Names out of a client's body, made safe for a header."""
+    """Return names from a client's body, escaped for a header."""
     shown = [percent_encode(name[:64], safe="[]") for name in names[:MAX_IGNORED_NAMES]]
     return ", ".join([*shown, "..."] if len(names) > MAX_IGNORED_NAMES else shown)

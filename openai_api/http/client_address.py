@@ -1,4 +1,4 @@
-"""Who is at the other end of a request, behind proxies or not."""
+"""The address of the client, directly or behind proxies."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from django.conf import settings
 from django.http import HttpRequest
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-# What proxies, load balancers, tunnels and CDNs add to what they pass on, by how the header's name begins.
+# Prefixes of headers that proxies, load balancers, tunnels and CDNs add.
 FORWARDING_HEADERS = ("X-Forwarded", "Forwarded", "X-Real-Ip", "Via")
 CDN_HEADERS = (
     *("Akamai-", "X-Akamai-", "Cdn-Loop", "Cf-", "Cloudfront-", "X-Amz-Cf-", "Fastly-", "Fly-", "Incap-", "X-Sucuri-"),
@@ -21,7 +21,7 @@ CDN_HEADERS = (
 
 
 def client_address(request: HttpRequest) -> str | None:
-    """The nearest address that is not one of our proxies; what an untrusted peer forwards counts for nothing."""
+    """Return the nearest address that is not a trusted proxy. Headers from untrusted peers are ignored."""
     address = _parse(request.META.get("REMOTE_ADDR", ""))
     hops = [part.strip() for part in request.headers.get("X-Forwarded-For", "").split(",") if part.strip()]
     while address is not None and hops and is_trusted_proxy(address):
@@ -30,7 +30,7 @@ def client_address(request: HttpRequest) -> str | None:
 
 
 def client_network(address: str | None) -> str:
-    """What limits by address count by: an IPv6 client has a whole /64 to choose from."""
+    """Return the network used for limits by address: an IPv6 client can choose from a whole /64."""
     found = _parse(address or "")
     if isinstance(found, ipaddress.IPv6Address):
         return str(ipaddress.ip_network(f"{found}/64", strict=False))
@@ -38,10 +38,10 @@ def client_network(address: str | None) -> str:
 
 
 def is_loopback(request: HttpRequest) -> bool:
-    """Whether the request was made on this machine, and not by a page of another site that is open here in a browser.
+    """Return whether the request comes from this machine, and not from another site's page in a local browser.
 
-    A loopback peer that forwards for somebody is a proxy. It is believed only when it is a trusted one, and then all
-    addresses that it names must be loopback: a client may have sent some of them. A CDN's requests never are.
+    A loopback peer that forwards requests is a proxy. It is accepted only if it is trusted and all forwarded addresses
+    are loopback, since a client may have sent some of them. Requests through a CDN never count.
     """
     peer = _parse(request.META.get("REMOTE_ADDR", ""))
     names = [name.title() for name in request.headers]
@@ -55,7 +55,7 @@ def is_loopback(request: HttpRequest) -> bool:
 
 
 def is_cross_site(request: HttpRequest) -> bool:
-    """Whether a browser says that a page of another origin makes the request. Browsers let no page change that."""
+    """Return whether a browser declares the request cross-origin. Pages cannot change these headers."""
     origin = request.headers.get("Origin")
     if origin is not None and origin.partition("://")[2].lower() != request.headers.get("Host", "").lower():
         return True
@@ -76,7 +76,7 @@ def _networks(proxies: Iterable[str]) -> Iterable[ipaddress.IPv4Network | ipaddr
 
 def _parse(text: str) -> Address | None:
     try:
-        address = ipaddress.ip_address(text.strip().strip("[]").partition("%")[0])  # a zone is no part of an inet
+        address = ipaddress.ip_address(text.strip().strip("[]").partition("%")[0])  # Postgres' inet has no zone
     except ValueError:
         return None
     mapped = getattr(address, "ipv4_mapped", None)

@@ -1,4 +1,4 @@
-"""What every /v1 view does around its own work: key, limits, errors, headers, and exactly one log row."""
+"""The wrapper of every /v1 handler: key, limits, errors, headers, and exactly one log row."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ ENGINE_RETRY_S = 5.0
 
 
 def endpoint(name: str, *, error_body: ErrorBody = ApiError.body, **handlers: Handler) -> View:
-    """A view that answers each HTTP method with its handler, called with the :class:`Call` and the URL's values.
+    """Return a view that dispatches each HTTP method to its handler, with the :class:`Call` and the URL's values.
 
-    ``name`` stands in the log, ``error_body`` is the form of refusals and failures. GET also answers HEAD, and ANY
-    everything that has no handler of its own.
+    ``name`` is the endpoint in the log, ``error_body`` the form of errors. GET also serves HEAD; ANY serves all methods
+    without a handler of their own.
     """
 
     async def view(request: HttpRequest, **values: Any) -> HttpResponseBase:
@@ -52,7 +52,7 @@ def endpoint(name: str, *, error_body: ErrorBody = ApiError.body, **handlers: Ha
 
 
 async def respond_as(call: Call, key: KeyRecord | None, handler: Handler) -> HttpResponseBase:
-    """A view's answer to one whom another door let in, such as the console's; it may be streamed."""
+    """Run a handler for a request that was authenticated elsewhere, such as by a console session. May stream."""
 
     async def work() -> HttpResponseBase:
         call.enter()
@@ -63,7 +63,7 @@ async def respond_as(call: Call, key: KeyRecord | None, handler: Handler) -> Htt
 
 
 async def _finished(call: Call, answer: Coroutine[Any, Any, HttpResponseBase]) -> HttpResponseBase:
-    """With its headers. A stream closes the call itself, when it ends."""
+    """Add the headers to the response and close the call. A stream closes the call itself, at its end."""
     try:
         response = await answer
     except asyncio.CancelledError:
@@ -87,7 +87,7 @@ async def _answer(
 ) -> HttpResponseBase:
     async def work() -> HttpResponseBase:
         call.enter()
-        call.entry.key_prefix = prefix_of(presented_key(call.request) or "")  # who is refused may hold a revoked key
+        call.entry.key_prefix = prefix_of(presented_key(call.request) or "")  # a refused request may hold a revoked key
         call.admit(await authenticate(call.request, get_backend().keys))
         check_scope(call.key, call.entry.endpoint)
         return await _handler_for(call.request.method or "", handlers)(call, **values)
@@ -96,7 +96,7 @@ async def _answer(
 
 
 async def answer_as(call: Call, key: KeyRecord | None, handler: Handler) -> HttpResponseBase:
-    """The answer to a request that this server makes itself, with the rights of ``key``; logged like any other."""
+    """Run a handler for a request that this server makes itself, with the rights of ``key``; logged like any other."""
 
     async def work() -> HttpResponseBase:
         call.enter()
@@ -120,7 +120,7 @@ async def _guarded(
     work: Callable[[], Coroutine[Any, Any, HttpResponseBase]],
     error_body: ErrorBody = ApiError.body,
 ) -> HttpResponseBase:
-    """What ``work`` answers, or its error as a response."""
+    """Return the response of ``work``, or its error as a response."""
     try:
         return await work()
     except Exception as error:  # noqa: BLE001 - the last resort is a 500 with its log line
@@ -128,7 +128,7 @@ async def _guarded(
 
 
 def _api_error(call: Call, error: Exception) -> ApiError:
-    """What the client is told of ``error``."""
+    """Return ``error`` as the client sees it."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, StorageError):

@@ -1,4 +1,4 @@
-"""Errors of the /v1 surface: one exception, one body, one constructor for each row of the contract's table."""
+"""Errors of the /v1 API: one exception, its two body formats, and a constructor for each kind of error."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ ErrorType = Literal[
     "invalid_request_error", "permission_error", "rate_limit_error", "insufficient_quota", "server_error"
 ]
 
-# A path of this machine with at least two parts, quoted or not; addresses of this server's own are none.
+# A file path with at least two parts, quoted or not; URL paths of this server do not count.
 QUOTED_PATH = re.compile(r"""(['"`“])/(?!v1/|api/|admin/)[^'"`”\n]*?([^'"`”/\n]+)/?(['"`”])""")
 PATH = re.compile(r"(?<![\w/:.@~-])~?/(?!(?:v1|api|admin)/)(?:[\w.@+~%-]+/)+([\w.@+~%-]*)")
-MAX_QUOTED = 200  # characters of a client's input that an error repeats
+MAX_QUOTED = 200  # characters of a client's input that an error quotes
 MAX_PROBLEMS = 10  # validation problems that one message lists
-MAX_RETRY_AFTER_S = 120.0  # above it the SDKs do not retry
-# Begins as OpenAI's does: some clients tell a wrong key from other bad requests by these words.
+MAX_RETRY_AFTER_S = 120.0  # the SDKs do not retry after a longer time
+# Starts like OpenAI's message: some clients recognise a wrong key by these words.
 WRONG_KEY = "Incorrect API key provided, or none. Send a key of this server as “Authorization: Bearer <key>”."
 
 
 class ApiError(Exception):
-    """A refusal or failure as the client sees it; ``message`` is a sentence with the value and the remedy.
+    """An error as the client sees it; ``message`` is a sentence with the value and the remedy.
 
-    ``retry_after_s`` becomes Retry-After. ``can_retry`` False tells the SDKs that the same request fails again.
+    ``retry_after_s`` becomes Retry-After. ``can_retry`` False tells the SDKs that a retry would fail as well.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class ApiError(Exception):
         self.headers = headers or {}
 
     def body(self) -> dict[str, dict[str, Any]]:
-        """The contract's body: all four keys, ``code`` and ``param`` strings or null."""
+        """Return OpenAI's error body: always all four keys, ``code`` and ``param`` strings or null."""
         return {
             "error": {"message": self.message, "type": self.error_type, "param": self.param, "code": self.code},
         }
@@ -70,7 +70,7 @@ class ApiError(Exception):
 
 @contextmanager
 def renaming(rename: Callable[[str], str]) -> Iterator[None]:
-    """Errors of a request made from another one name the fields of that other one: message and param are renamed."""
+    """Rename message and param of errors, for requests that are derived from another request."""
     try:
         yield
     except ApiError as error:
@@ -80,7 +80,7 @@ def renaming(rename: Callable[[str], str]) -> Iterator[None]:
 
 
 def quote(value: object) -> str:
-    """``value`` as an error may repeat it: at most 200 characters."""
+    """Return ``value`` as an error may quote it: at most 200 characters."""
     text = value[: MAX_QUOTED + 1] if isinstance(value, str) else repr(value)
     return text if len(text) <= MAX_QUOTED else text[:MAX_QUOTED] + "…"
 
@@ -113,7 +113,7 @@ def context_length_exceeded(*, limit: int, prompt: int, completion: int, param: 
 
 
 def wrong_key() -> ApiError:
-    """One body for every reason, so that it tells nothing about which keys exist."""
+    """Return the same error for every reason, so that it reveals nothing about existing keys."""
     return ApiError(401, WRONG_KEY, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
 
@@ -163,7 +163,7 @@ def rate_limited(message: str, *, retry_after_s: float) -> ApiError:
 
 
 def insufficient_quota(message: str, *, retry_after_s: float) -> ApiError:
-    """Clients are told when the quota begins anew, and not to try before."""
+    """Return 429 with the time at which the quota resets; clients should not retry before."""
     return ApiError(
         429,
         message,
@@ -180,7 +180,7 @@ def server_error(request_id: str) -> ApiError:
 
 
 def without_paths(message: str) -> str:
-    """A sentence of the server's own with only the last part of each path: where its files lie is nobody's business."""
+    """Shorten each file path in a message to its last part, so that clients do not see the server's folders."""
     return PATH.sub(r"…/\1", QUOTED_PATH.sub(r"\1…/\2\3", message))
 
 
@@ -193,7 +193,7 @@ def timed_out(seconds: float, setting: str = "MILLM_REQUEST_TIMEOUT") -> ApiErro
     return ApiError(504, message, error_type="server_error", code="request_timeout", can_retry=False)
 
 
-VERSION_HEADER = "anthropic-version"  # every client of Anthropic's API sends it
+VERSION_HEADER = "anthropic-version"  # sent by every client of Anthropic's API
 MESSAGES = "/v1/messages"
 
 TYPES = {
@@ -209,13 +209,13 @@ TYPES = {
 
 
 def speaks_anthropic(request: HttpRequest) -> bool:
-    """Whether the client is one of Anthropic's API, on any path."""
+    """Return whether the client uses Anthropic's API, on any path."""
     path = request.path.rstrip("/")
     return VERSION_HEADER in request.headers or path == MESSAGES or path.startswith(f"{MESSAGES}/")
 
 
 def anthropic_error(error: ApiError) -> dict[str, Any]:
-    """``param`` and ``code`` are ours: Anthropic's clients pass over them."""
+    """Return the error in Anthropic's form. ``param`` and ``code`` are extensions, which its clients ignore."""
     kind = TYPES.get(error.status, "invalid_request_error")
     detail = {"type": kind, "message": error.message, "param": error.param, "code": error.code}
     return {"type": "error", "error": detail}

@@ -1,4 +1,4 @@
-"""A file as a response: whole or a range, a block at a time, and no more than the client reads."""
+"""Send a file, whole or a range, one block at a time as the client reads."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Span:
 
 
 async def download(call: Call, file: StoredFile) -> HttpResponseBase:
-    """Raises ApiError 416, and 404 when the bytes are gone."""
+    """Return the file or the requested range. Raises ApiError 416, and 404 when the content is gone."""
     span = chosen_span(call, file)
     opened = await in_thread(open_blob, file)
     if call.request.method == "HEAD":
@@ -55,7 +55,7 @@ def open_blob(file: StoredFile) -> IO[bytes]:
 
 
 def chosen_span(call: Call, file: StoredFile) -> Span:
-    """The range that the client asks for; all where it asks for none, several, or one of another version."""
+    """Return the requested range; the whole file without one, for several, or for another version."""
     whole = Span(0, file.size, is_partial=False)
     found = _RANGE.fullmatch(call.request.headers.get("Range", "").strip().replace(" ", ""))
     condition = call.request.headers.get("If-Range")
@@ -79,7 +79,7 @@ def chosen_span(call: Call, file: StoredFile) -> Span:
 
 
 def file_headers(file: StoredFile, span: Span) -> dict[str, str]:
-    """Always an attachment of no particular type: what clients uploaded is never a page of this site."""
+    """Return headers of an attachment without a type: uploaded files must never render as pages of this site."""
     headers = {
         "Content-Type": "application/octet-stream",
         "Content-Length": str(span.end - span.start),
@@ -99,7 +99,7 @@ def etag(file: StoredFile) -> str:
 
 
 class Sending:
-    """A file on its way; reads a block when the one before is taken."""
+    """A file being sent; reads a block when the previous one was taken."""
 
     def __init__(self, call: Call, opened: IO[bytes], span: Span) -> None:
         self._call = call
@@ -117,7 +117,7 @@ class Sending:
             self._left -= len(block)
 
     def close(self) -> None:
-        """From any thread."""
+        """Close the file; may be called from any thread."""
         if self._left > 0:
             self._call.leave()
         self._opened.close()

@@ -1,4 +1,4 @@
-"""A body with one file in it, written to disk as it is parsed."""
+"""File uploads: which routes accept them, the check of the key before the body, and the multipart parser."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ BLOCK = 2**18
 
 @dataclass
 class Form:
-    """``fields`` are the texts of the form, ``filename`` is as the client gave it."""
+    """``fields`` are the text fields of the form, ``filename`` is as sent by the client."""
 
     filename: str
     fields: Mapping[str, str] = field(default_factory=dict)
 
 
 class _ToBlob(FileUploadHandler):
-    """Writes the file of the field ``name``; anything else in the form ends it."""
+    """Write the file of the field ``name``; any other file ends the upload."""
 
     chunk_size = BLOCK
 
@@ -71,15 +71,15 @@ class _ToBlob(FileUploadHandler):
 
 
 class _Body:
-    """A form's body up to its last boundary. Django's parser takes a body that ends before it for a complete one, and
-    reads on behind it.
+    """A form's body up to its final boundary. Django's parser accepts a truncated body as complete, and reads past the
+    boundary.
     """
 
     def __init__(self, request: HttpRequest) -> None:
         boundary = str(parse_header_parameters(request.META.get("CONTENT_TYPE", ""))[1].get("boundary", ""))
         self._mark = b"\n--" + boundary.encode("ascii", "replace") + b"--"
         self._request = request
-        self._tail = b"\n"  # of what was read: a boundary may begin the body, and may lie across two blocks
+        self._tail = b"\n"  # end of the data read so far: a boundary may start the body or span two blocks
         self.is_complete = False
 
     def read(self, size: int) -> bytes:
@@ -96,9 +96,9 @@ class _Body:
 
 
 def check_multipart(call: Call) -> None:
-    """Forms only; raises ApiError 415, and 403 where a page of another site made a browser send one.
+    """Require a multipart form. Raises ApiError 415, and 403 for a browser's cross-site request.
 
-    Browsers send forms across sites without asking, and requests without a key are believed for where they come from.
+    Browsers send forms across sites without a preflight, and requests without a key are trusted by their address.
     """
     request = call.request
     encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
@@ -114,7 +114,9 @@ def check_multipart(call: Call) -> None:
 
 
 def read_form(request: HttpRequest, writer: BlobWriter, *, name: str, max_bytes: int) -> Form:
-    """Write the file of the field ``name``; raises ApiError 400 and StorageError. Reads disks: not for event loops."""
+    """Write the file of the field ``name``. Raises ApiError 400 and StorageError. Reads disks, so not for the event
+    loop.
+    """
     handler, body = _ToBlob(writer, name, max_bytes), _Body(request)
     try:
         parser = MultiPartParser(request.META, body, [handler], request.encoding)  # type: ignore[arg-type]  # it reads
@@ -143,7 +145,7 @@ Header = tuple[bytes, bytes]
 
 
 def upload_refusal(headers: Iterable[Header], peer: str) -> ApiError | None:
-    """What a request is told that may not send a file; ``peer`` is the address at the other end of the connection."""
+    """Return the error for a request that may not upload; ``peer`` is the address of the connection."""
     request = _request(headers, peer)
     try:
         if not needs_no_key(request):
@@ -156,7 +158,7 @@ def upload_refusal(headers: Iterable[Header], peer: str) -> ApiError | None:
 
 
 def _request(headers: Iterable[Header], peer: str) -> HttpRequest:
-    """As much of it as keys are found by. Of repeated headers all count, as in the view."""
+    """Return a request with as much as authentication needs. Repeated headers are joined, as in the view."""
     request = HttpRequest()
     request.META["REMOTE_ADDR"] = peer
     for name, value in headers:
@@ -166,7 +168,7 @@ def _request(headers: Iterable[Header], peer: str) -> HttpRequest:
     return request
 
 
-FORM_BYTES = 2**20  # of a multipart body beside its file
+FORM_BYTES = 2**20  # allowance for a multipart body besides its file
 _UPLOADS = re.compile(r"/v1/(files|uploads/[^/]+/parts)/?")
 
 
@@ -175,6 +177,6 @@ def accepts_files(path: str) -> bool:
 
 
 def body_limit(path: str) -> int:
-    """The largest body that the route takes."""
+    """Return the maximum body size of the route."""
     limit: int = settings.MILLM_MAX_BODY_BYTES
     return max(limit, settings.MILLM_MAX_FILE_BYTES + FORM_BYTES) if accepts_files(path) else limit

@@ -1,4 +1,4 @@
-"""How many requests to /v1 are under way in this process, and the most that may be."""
+"""Count and limit the requests to /v1 in progress in this process."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ RETRY_S = 1.0
 
 
 class InFlight:
-    """Requests wait in many places before the engine's queue bounds them: for their model, for the tokenizer's thread.
-    Each holds its body, so their number has a bound too. Thread-safe: responses are closed in threads.
+    """Requests in progress.
+
+    Requests wait in several places before the engine's queue limits them: for their model, for the tokenizer's thread.
+    Each holds its body, so their number is limited too. Thread-safe: responses are closed in threads.
     """
 
     def __init__(self) -> None:
@@ -23,7 +25,7 @@ class InFlight:
         return self._count
 
     def enter(self, most: int) -> None:
-        """Raises ApiError 503 when ``most`` are under way."""
+        """Count a request. Raises ApiError 503 when ``most`` are in progress."""
         with self._lock:
             if self._count >= most:
                 message = f"This server answers {most} requests at once (MILLM_MAX_CONCURRENT_REQUESTS). Try again."

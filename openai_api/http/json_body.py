@@ -1,6 +1,6 @@
-"""The request body as a JSON object, read strictly.
+"""Strict parsing of the request body as a JSON object.
 
-Duplicate keys: the last one wins, and nothing else ever reads the body. Nesting is bounded by the parser (200 levels).
+Of duplicate keys the last one counts, and nothing else reads the body. The parser limits nesting to 200 levels.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _UNICODE_MARKS = ("surrogate", "hex escape", "unicode")
 
 
 def read_json_object(request: HttpRequest) -> dict[str, Any]:
-    """Raises ApiError 400 (`invalid_json`, `invalid_unicode`), 413 or 415."""
+    """Return the body. Raises ApiError 400 (`invalid_json`, `invalid_unicode`), 413 or 415."""
     check_media_type(request)
     value = parse_json(read_body(request))
     if not isinstance(value, dict):
@@ -26,7 +26,7 @@ def read_json_object(request: HttpRequest) -> dict[str, Any]:
 
 
 def check_media_type(request: HttpRequest) -> None:
-    """JSON only, also on loopback: a page of another site can post text/plain, but not application/json."""
+    """Require JSON, also on loopback: a page of another site can post text/plain, but not application/json."""
     encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding not in {"", "identity"}:
         raise unsupported_media_type(

@@ -1,4 +1,4 @@
-"""The console's door to the services of /v1: a session in place of a key, and a page's fields in place of a body."""
+"""Access to the handlers of /v1 from console pages: a session instead of a key, form fields instead of a body."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SessionUser = User | AnonymousUser
 
 
 async def authenticate_session(request: HttpRequest, permission: str, *, act: str) -> SessionUser:
-    """Who asks; raises ApiError 403 without the permission, 405 for anything but a POST."""
+    """Return the user. Raises ApiError 403 without the permission, 405 for anything but a POST."""
     user = await request.auser()
     if not (user.is_active and user.is_staff and await user.ahas_perm(permission)):
         message = f"Sign in as staff with the permission {permission} to {act}."
@@ -30,7 +30,7 @@ async def authenticate_session(request: HttpRequest, permission: str, *, act: st
 
 
 def request_for(endpoint: str, fields: Mapping[str, Any]) -> ASGIRequest:
-    """What a client would have sent. It has none of the session's headers: what is in the body is all."""
+    """Return the request that a client would have sent, with none of the session's headers."""
     body = json.dumps(fields).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     scope = {"type": "http", "method": "POST", "path": endpoint, "query_string": b"", "headers": headers}

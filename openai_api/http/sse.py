@@ -1,4 +1,4 @@
-"""Server-sent events: their bytes, and a response whose end is always noticed."""
+"""Server-sent events, and a streaming response whose end is always noticed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def named_event(name: str, body: object) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Framing:
-    """How an API writes its streams: an event, the sign of life, the end, and the body of an error."""
+    """How an API writes its streams: events, keep-alive comments, the end, and errors."""
 
     event: Callable[[Any], bytes]
     ping: bytes
@@ -39,8 +39,8 @@ OPENAI = Framing(data_event, PING, DONE, ApiError.body)
 class EventSource:
     """The body of a streamed response.
 
-    ``on_close`` runs once: when the events end, when they raise or are cancelled, or when Django closes the response
-    (the only sign when the client leaves while this waits for its next turn), which happens in another thread.
+    ``on_close`` runs once: when the events end, fail or are cancelled, or when Django closes the response, in another
+    thread. The latter is the only signal when a client disconnects while the stream waits.
     """
 
     def __init__(self, events: AsyncGenerator[bytes, None], on_close: Callable[[], None]) -> None:
@@ -70,7 +70,7 @@ class EventSource:
             self._on_close()
 
     def __del__(self) -> None:
-        self.close()  # cancelled between the view and the server: nobody else knows
+        self.close()  # cancelled between the view and the server: no other signal arrives
 
 
 def event_response(source: EventSource) -> StreamingHttpResponse:

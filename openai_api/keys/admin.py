@@ -1,4 +1,4 @@
-"""API keys in the admin: what they may, what they used, and their life."""
+"""Admin pages of API keys: permissions, usage, rotation and revocation."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _TEMPLATES = "admin/openai_api/apikey"
 
 
 class KeyPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
-    """Both pages ask first and say what will happen; a POST does it."""
+    """Pages that rotate or revoke a key: GET asks for confirmation, POST does it."""
 
     def get_urls(self) -> list[Any]:
         acts = (("rotate", self.rotate_view), ("revoke", self.revoke_view))
@@ -74,7 +74,7 @@ class KeyPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at 
         return self._ask(request, key, "revoke", f"Revoke {key}", form)
 
     def secret_page(self, request: HttpRequest, created: CreatedKey, title: str) -> HttpResponse:
-        """Shows the key in the answer itself: a message would be kept in a cookie or the session until it is read."""
+        """Show the key in the response itself: a message would be stored in a cookie or the session."""
         context = {**self.admin_site.each_context(request), "title": title, "opts": self.opts, "created": created}
         context["base_url"] = request.build_absolute_uri("/v1")
         return _render_once(request, context)
@@ -108,7 +108,7 @@ MASS_REASON = "revoked with others, in the list"
 
 @admin.register(ApiKey)
 class ApiKeyAdmin(KeyPages, admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
-    """The plain key is on the page that answers its creation or rotation, and nowhere afterwards."""
+    """The secret is shown only in the response that creates or rotates the key."""
 
     form = ApiKeyForm
     formfield_overrides = {models.TextField: {"widget": AdminTextareaWidget(attrs={"rows": 2})}}
@@ -179,7 +179,7 @@ class ApiKeyAdmin(KeyPages, admin.ModelAdmin):  # type: ignore[type-arg]  # it t
         css = {"all": ("openai_api/keys.css",)}
 
     def get_fieldsets(self, request: HttpRequest, obj: ApiKey | None = None) -> Any:
-        """A new key has no history yet."""
+        """Hide the history of a key that does not exist yet."""
         return self.fieldsets[:-1] if obj is None else self.fieldsets
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[ApiKey]:
@@ -188,13 +188,13 @@ class ApiKeyAdmin(KeyPages, admin.ModelAdmin):  # type: ignore[type-arg]  # it t
         return rows.prefetch_related(Prefetch("days", queryset=today, to_attr="today"))
 
     def get_changeform_initial_data(self, request: HttpRequest) -> dict[str, Any]:
-        """One's own, unless one says otherwise."""
+        """Preselect the current user as the owner."""
         return {"owner": request.user.pk, **super().get_changeform_initial_data(request)}
 
     def add_view(
         self, request: HttpRequest, form_url: str = "", extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        """Saving shows the secret, whatever the button said: there is one button."""
+        """Show the secret after saving, whichever button was pressed."""
         only_save = {"show_save_and_add_another": False, "show_save_and_continue": False}
         return super().add_view(request, form_url, {**(extra_context or {}), **only_save})
 
@@ -217,7 +217,7 @@ class ApiKeyAdmin(KeyPages, admin.ModelAdmin):  # type: ignore[type-arg]  # it t
 
     @admin.display(description="used today")
     def used_today(self, key: ApiKey) -> str:
-        """As far as the log is written: some requests may be missing for a second."""
+        """Return today's usage as far as the log is written, which may lag by a second."""
         today: list[KeyDay] = key.today  # type: ignore[attr-defined]  # prefetched
         return f"{today[0].requests:,} requests, {today[0].tokens:,} tokens" if today else "–"
 

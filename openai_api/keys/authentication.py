@@ -1,4 +1,4 @@
-"""API keys in this process: digests, and the check of a request's key without the database."""
+"""Authenticate requests by API key, from an in-process snapshot without a database query."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from openai_api.keys.record import KEY_START, MANAGE_MODELS, PREFIX_LENGTH, KeyR
 
 MAX_KEY_LENGTH = 200
 SHAPE = re.compile(rf"{KEY_START}[\w-]{{43}}", re.ASCII)
-# What clients that insist on some key send to a server without keys; on loopback they count as none.
+# Sent by clients that require some key for servers without keys; on loopback they count as no key.
 PLACEHOLDERS = frozenset(
     {"", "anonymous", "dummy", "dummy_key", "dummy-key", "empty", "no-key", "none", "not-needed", "placeholder"}
     | {"sk-no-key-required", "sk-none", "unused"}
 )
 
 
-KeySource = Callable[[], Awaitable[Mapping[str, KeyRecord]]]  # usable keys by digest
+KeySource = Callable[[], Awaitable[Mapping[str, KeyRecord]]]  # active keys by digest
 
 
 async def authenticate(request: HttpRequest, keys: KeySource) -> KeyRecord | None:
-    """The request's key, or None for an anonymous request on loopback; raises ApiError 401 for all else."""
+    """Return the request's key, or None for an anonymous request on loopback. Raises ApiError 401 otherwise."""
     return None if needs_no_key(request) else require_key(request, await keys())
 
 
@@ -39,7 +39,7 @@ def needs_no_key(request: HttpRequest) -> bool:
 
 
 def require_key(request: HttpRequest, records: Mapping[str, KeyRecord]) -> KeyRecord:
-    """Raises ApiError 401."""
+    """Return the request's key. Raises ApiError 401."""
     record = find_key(presented_key(request) or "", records)
     if record is None:
         raise wrong_key()
@@ -47,11 +47,13 @@ def require_key(request: HttpRequest, records: Mapping[str, KeyRecord]) -> KeyRe
 
 
 def presented_key(request: HttpRequest) -> str | None:
-    """The key in any of its header forms; None where there is no such header."""
+    """Return the key from any of its headers; None if there is no such header."""
     authorization = request.headers.get("Authorization")
     if authorization is not None:
         scheme, _, token = authorization.partition(" ")
-        return token.strip() if scheme.lower() == "bearer" else "\0"  # another scheme is a wrong key, not an absent one
+        return (
+            token.strip() if scheme.lower() == "bearer" else "\0"
+        )  # another scheme counts as a wrong key, not as none
     for header in ("api-key", "x-api-key"):
         if header in request.headers:
             return request.headers[header].strip()
@@ -59,12 +61,12 @@ def presented_key(request: HttpRequest) -> str | None:
 
 
 def prefix_of(key: str) -> str:
-    """What the log says of a key that was refused: no more than the admin shows, and nothing of other servers' keys."""
+    """Return the prefix of a refused key for the log, empty for strings that are not keys of this server."""
     return key[:PREFIX_LENGTH] if SHAPE.fullmatch(key) else ""
 
 
 def find_key(key: str, records: Mapping[str, KeyRecord]) -> KeyRecord | None:
-    """Every refusal takes the same way: one digest, one look-up."""
+    """Return the record of ``key``, or None. Every refusal takes the same path: one digest, one lookup."""
     digest = digest_of(key[:MAX_KEY_LENGTH])
     record = records.get(digest)
     if record is None or not constant_time_compare(record.digest, digest) or len(key) > MAX_KEY_LENGTH:
@@ -73,10 +75,10 @@ def find_key(key: str, records: Mapping[str, KeyRecord]) -> KeyRecord | None:
 
 
 def load_keys(ids: Collection[int] | None = None) -> dict[str, KeyRecord]:
-    """Return the usable keys by digest, all or those of these ids: not revoked, of owners that are active.
+    """Return the active keys by digest, all or those with these ids: not revoked, of active owners.
 
-    A rotated key is there under its old digest too, until that is not valid any more. Takes three queries, however many
-    keys there are.
+    A rotated key is also there under its old digest until that expires. Takes three queries, whatever the number of
+    keys.
     """
     from openai_api.models import ApiKey, KeyDay
 
@@ -105,7 +107,7 @@ snapshot: Snapshot[dict[str, KeyRecord]] = Snapshot("millm_api_keys", load_keys,
 
 
 def current_keys() -> dict[str, KeyRecord]:
-    """Usable keys by digest; raises ApiError 503 where nobody knows any more whether they still are."""
+    """Return the active keys by digest. Raises ApiError 503 when the snapshot is too old to be trusted."""
     keys = snapshot.get()
     _check_age()
     return keys
@@ -119,7 +121,7 @@ async def acurrent_keys() -> dict[str, KeyRecord]:
 
 
 def _check_age() -> None:
-    """A process that does not listen, such as a command, reads keys when it needs them."""
+    """Raise ApiError 503 for a stale snapshot. Processes that do not listen, such as commands, always read the keys."""
     if is_listening() and snapshot.age_s > settings.MILLM_KEY_MAX_AGE:
         message = "The database has been out of reach for too long to know which keys are valid."
         raise unavailable(message, code="database_unavailable")

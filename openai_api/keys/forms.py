@@ -1,4 +1,4 @@
-"""Forms of API keys: choices in place of names that one would have to know."""
+"""Admin forms of API keys, with choices for names of models and profiles."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GRACES = (
 
 
 class ApiKeyForm(forms.ModelForm[ApiKey]):
-    """What is not there any more can stay chosen, and says so."""
+    """Names that no longer exist stay selectable, marked as missing."""
 
     default_profile = forms.ChoiceField(
         required=False, help_text="What requests get that name no profile. A name alone is its newest version."
@@ -62,7 +62,7 @@ class ApiKeyForm(forms.ModelForm[ApiKey]):
             field.choices = profile_choices(key.default_profile)
 
     def clean(self) -> dict[str, Any] | None:
-        """A default that the key itself may not use would fail every request."""
+        """Refuse a default profile that the key itself may not use: every request would fail."""
         data = super().clean() or {}
         name = str(data.get("default_profile", "")).partition("@")[0]
         allowed = data.get("allowed_profiles")
@@ -77,7 +77,7 @@ class ApiKeyForm(forms.ModelForm[ApiKey]):
         return at
 
     def _offer(self, field: str, choices: list[Choice], chosen: Iterable[str]) -> None:
-        """A form for those who only look has no such fields."""
+        """Set the choices of a field; read-only forms lack the field."""
         if field in self.fields:
             known = {value for value, _ in choices}
             gone = [(value, f"{value} (not there any more)") for value in chosen if value and value not in known]
@@ -103,7 +103,7 @@ class RevokeForm(forms.Form):
 
 
 def published_profiles() -> dict[str, str]:
-    """Name to the models that have it, of profiles in use."""
+    """Return the models of each published profile in use, by name."""
     rows = ProfileVersion.objects.filter(profile__archived_at=None).order_by("profile__name", "profile__model__name")
     found: dict[str, list[str]] = {}
     for name, model in rows.values_list("profile__name", "profile__model__name").distinct():
@@ -112,7 +112,7 @@ def published_profiles() -> dict[str, str]:
 
 
 def profile_choices(current: str = "") -> Choices:
-    """None, then each published name with its versions; ``current`` stays a choice where it is none of them."""
+    """Return "none", then each published name with its versions; ``current`` stays a choice in any case."""
     versions: dict[str, dict[int, set[str]]] = {}
     rows = ProfileVersion.objects.filter(profile__archived_at__isnull=True)
     for name, number, model in rows.values_list("profile__name", "number", "profile__model__name"):

@@ -1,6 +1,6 @@
-"""Limits of a key: concurrent requests, token buckets for requests and tokens per minute, and quotas of a day.
+"""Limits of a key: concurrent requests, token buckets for requests and tokens per minute, and daily quotas.
 
-Kept in this process: several server processes each grant the whole limit. Times are readings of a monotonic clock.
+Kept in this process: several server processes each grant the whole limit. Times are from a monotonic clock.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CONCURRENCY_RETRY_S = 1.0
 
 
 class TokenBucket:
-    """Holds at most ``capacity``, refills in a minute, may fall below zero when use exceeds what was reserved."""
+    """Hold at most ``capacity``, refilled within a minute; negative when more was used than reserved."""
 
     def __init__(self, capacity: int, now: float) -> None:
         self.capacity = capacity
@@ -36,7 +36,7 @@ class TokenBucket:
         self._level = self.level(now) - amount
 
     def wait_s(self, amount: float, now: float) -> float:
-        """Seconds until ``amount`` is there."""
+        """Return the seconds until ``amount`` is available."""
         return max(0.0, (amount - self.level(now)) * WINDOW_S / self.capacity) if self.capacity else WINDOW_S
 
     def full_in_s(self, now: float) -> float:
@@ -49,7 +49,7 @@ class TokenBucket:
 
 @dataclass
 class KeyUsage:
-    """What one key uses now."""
+    """Current usage of one key."""
 
     running: int = 0
     buckets: dict[str, TokenBucket] = field(default_factory=dict)
@@ -74,7 +74,7 @@ class Limits:
         self._usage: dict[int, KeyUsage] = {}
 
     def admit(self, key: KeyRecord, *, is_counted: bool = False) -> Lease:
-        """Count one request of ``key``, or only that it runs if it is counted already; raises ApiError 429."""
+        """Count one request of ``key``, or only that it runs if it was counted already. Raises ApiError 429."""
         draw = self.quotas.admit(key, is_counted=is_counted)
         try:
             self._admit(key, is_counted=is_counted)
@@ -97,7 +97,7 @@ class Limits:
             usage.running += 1
 
     def headers(self, key: KeyRecord) -> dict[str, str]:
-        """`x-ratelimit-*` for the limits that ``key`` has."""
+        """Return the `x-ratelimit-*` headers for the limits of ``key``."""
         with self._lock:
             usage, now = self._usage.setdefault(key.pk, KeyUsage()), self.clock()
             headers: dict[str, str] = {}
@@ -108,7 +108,7 @@ class Limits:
             return headers
 
     def reserve_tokens(self, key: KeyRecord, amount: int) -> int:
-        """Take ``amount`` tokens, at most the whole bucket; returns what was taken. Raises ApiError 429."""
+        """Take ``amount`` tokens, at most the whole bucket, and return how many were taken. Raises ApiError 429."""
         with self._lock:
             now = self.clock()
             bucket = self._usage[key.pk].bucket("tokens", key.tokens_per_minute, now)
@@ -117,7 +117,7 @@ class Limits:
             return taken
 
     def release(self, key: KeyRecord, *, unused_tokens: int) -> None:
-        """End a request and give back reserved tokens (negative: it used more)."""
+        """End a request and return reserved tokens (negative: it used more)."""
         with self._lock:
             usage, now = self._usage[key.pk], self.clock()
             usage.running -= 1
@@ -127,7 +127,7 @@ class Limits:
 
 
 class Lease:
-    """One admitted request of a key; closed once."""
+    """One admitted request of a key, closed once."""
 
     def __init__(self, limits: Limits, key: KeyRecord, draw: Draw) -> None:
         self._limits = limits
@@ -166,7 +166,7 @@ def _bucket_headers(kind: str, bucket: TokenBucket, now: float) -> dict[str, str
 
 
 def _duration(seconds: float) -> str:
-    """OpenAI's notation: ``350ms``, ``1.5s``, ``2m3s``."""
+    """Format a duration as OpenAI does: ``350ms``, ``1.5s``, ``2m3s``."""
     if seconds < 1:
         return f"{round(seconds * 1000)}ms"
     minutes, rest = divmod(seconds, 60)
@@ -181,6 +181,6 @@ def get_limits() -> Limits:
 
 
 def set_limits(limits: Limits) -> None:
-    """For tests with a clock of their own."""
+    """Replace the limits, for tests with their own clock."""
     global _limits
     _limits = limits

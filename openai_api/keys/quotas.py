@@ -1,7 +1,7 @@
-"""Daily quotas of keys: requests and tokens of a day in UTC.
+"""Daily quotas of keys: requests and tokens per day in UTC.
 
-Counted in this process, from what Postgres knew of the day when this process first saw the key in it; written down by
-the request log's thread. So a restart forgets nothing that was written, and no request waits for a query.
+Counted in this process, starting from the value in Postgres when this process first saw the key that day, and written
+back by the log's thread. A restart loses nothing that was written, and no request waits for a query.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from openai_api.keys.record import KeyRecord
 
 @dataclass(slots=True)
 class _Day:
-    """``tokens`` holds those that running requests have reserved, too."""
+    """``tokens`` includes those reserved by running requests."""
 
     day: date
     requests: int
@@ -35,12 +35,12 @@ class Quotas:
         self._days: dict[int, _Day] = {}
 
     def admit(self, key: KeyRecord, *, is_counted: bool = False) -> Draw:
-        """Count one request of ``key``, unless it is counted already; raises ApiError 429."""
+        """Count one request of ``key``, unless it was counted already. Raises ApiError 429."""
         draw = Draw(self, key, self._now().date(), requests=0 if is_counted else 1)
         if draw.is_limited:
             self._admit(key, draw.day, draw.requests)
         else:
-            self._days.pop(key.pk, None)  # if it is limited again, Postgres knows more
+            self._days.pop(key.pk, None)  # if it is limited again, start from Postgres
         return draw
 
     def reserve(self, key: KeyRecord, day: date, amount: int) -> None:
@@ -55,7 +55,7 @@ class Quotas:
             found.tokens += amount
 
     def give_back(self, key: KeyRecord, day: date, *, requests: int = 0, tokens: int = 0) -> None:
-        """Negative ``tokens``: more were used than reserved."""
+        """Return unused tokens; negative ``tokens``: more were used than reserved."""
         with self._lock:
             found = self._days.get(key.pk)
             if found is not None and found.day == day:
@@ -88,7 +88,7 @@ class Quotas:
 
 
 def end_of_day(now: datetime) -> datetime:
-    """When all quotas begin again; ``now`` is in UTC."""
+    """Return when all quotas reset; ``now`` is in UTC."""
     return datetime.combine(now.date() + timedelta(days=1), time(), tzinfo=now.tzinfo)
 
 
@@ -107,17 +107,17 @@ class Draw:
         return self._key.requests_per_day is not None or self._key.tokens_per_day is not None
 
     def reserve_tokens(self, amount: int) -> None:
-        """Raises ApiError 429."""
+        """Reserve tokens of the quota. Raises ApiError 429."""
         if self.is_limited:
             self._quotas.reserve(self._key, self.day, amount)
             self._reserved += amount
 
     def settle(self, used_tokens: int) -> None:
-        """Give back what was not used."""
+        """Return what was not used."""
         if self.is_limited:
             self._quotas.give_back(self._key, self.day, tokens=self._reserved - used_tokens)
 
     def withdraw(self) -> None:
-        """The request was refused for another reason, and does not count."""
+        """Undo the count of a request that was refused for another reason."""
         if self.is_limited:
             self._quotas.give_back(self._key, self.day, requests=self.requests)

@@ -29,13 +29,13 @@ class DayUse:
 
 @dataclass(frozen=True, slots=True)
 class KeyRecord:
-    """A usable key as requests see it."""
+    """An active key as requests see it."""
 
     pk: int
     name: str
     digest: str
-    prefix: str = ""  # of the secret that opens the door: a rotated key has two for a while
-    owner_id: int | None = None  # whose objects requests see; without a key nobody's
+    prefix: str = ""  # prefix of the secret in use; a rotated key has two for a while
+    owner_id: int | None = None  # whose objects requests see
     default_profile: str = ""
     allowed_models: frozenset[str] = frozenset()
     allowed_profiles: frozenset[str] = frozenset()
@@ -48,15 +48,15 @@ class KeyRecord:
     requests_per_day: int | None = None
     tokens_per_day: int | None = None
     priority: int = 0
-    log_content: str = ""  # what the log keeps of its texts, where it says so
+    log_content: str = ""  # what the log keeps of texts; "" for the server's setting
     expires_at: datetime | None = None
     may_manage_models: bool = False
-    scopes: frozenset[str] = frozenset()  # none: all of /v1
-    used: DayUse | None = None  # when this record was read
+    scopes: frozenset[str] = frozenset()  # empty: all of /v1
+    used: DayUse | None = None  # at the time this record was read
 
     @property
     def may_manage(self) -> bool:
-        """Through /api, with what its owner may."""
+        """Return whether the key may use /api, with its owner's permissions."""
         return "manage" in self.scopes
 
 
@@ -65,5 +65,5 @@ def new_key() -> str:
 
 
 def digest_of(key: str) -> str:
-    """HMAC-SHA256 under a key derived from SECRET_KEY: a copy of the table alone checks no guess."""
+    """Return the HMAC-SHA256 under a key derived from SECRET_KEY, so that a copy of the table cannot check guesses."""
     return salted_hmac("openai_api.ApiKey", key, algorithm="sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""What a key may be used for, by kinds of endpoints."""
+"""Scopes: which groups of endpoints a key may use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from openai_api.keys.record import KeyRecord
 
 
 class Scope(models.TextChoices):
-    """A key without scopes may use all of /v1, and nothing of /api."""
+    """A group of endpoints. A key without scopes may use all of /v1, and nothing of /api."""
 
     GENERATE = "generate", "generate, embed, score"
     FEATURES = "features", "look up features"
@@ -26,12 +26,12 @@ BY_PREFIX = {
     "/v1/batches": Scope.FILES,
     "/v1/vector_stores": Scope.FILES,
     "/v1/messages/batches": Scope.FILES,
-    "/v1/models": None,  # whoever has a key may see what it may use
+    "/v1/models": None,  # every key may list the models it may use
 }
 
 
 def scope_of(endpoint: str) -> Scope | None:
-    """What an endpoint, by its name in the log, needs; None where every key may come."""
+    """Return the scope that an endpoint, by its log name, requires; None if any key may use it."""
     for prefix, scope in BY_PREFIX.items():
         if endpoint == prefix or endpoint.startswith(f"{prefix}/"):
             return scope
@@ -39,7 +39,7 @@ def scope_of(endpoint: str) -> Scope | None:
 
 
 def check_scope(key: KeyRecord | None, endpoint: str) -> None:
-    """ApiError 403 unless the key may be used for the endpoint."""
+    """Raise ApiError 403 unless the key may use the endpoint."""
     needed = scope_of(endpoint)
     if key is None or not key.scopes or needed is None or needed in key.scopes:
         return

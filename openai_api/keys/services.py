@@ -1,4 +1,4 @@
-"""Writing API keys: created once, changed and revoked with every process told."""
+"""Create, change, rotate and revoke API keys, and notify every process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NOT_EDITED = SECRETS | {"revoked_at", "revoked_reason", "rotated_at", "last_used
 
 @dataclass(frozen=True, slots=True)
 class CreatedKey:
-    """``plain`` exists here and nowhere else."""
+    """A key with its secret; ``plain`` is stored nowhere else."""
 
     api_key: ApiKey
     plain: str
@@ -39,14 +39,15 @@ class CreatedKey:
 
 @transaction.atomic
 def create_api_key(*, name: str, owner: User, **fields: Any) -> CreatedKey:
-    """A new key of ``owner``; ``fields`` are those of :class:`ApiKey`. Raises ValidationError."""
+    """Create a key of ``owner``; ``fields`` are those of :class:`ApiKey`. Raises ValidationError."""
     return save_new_api_key(api_key=ApiKey(name=name, owner=owner, **fields))
 
 
 @transaction.atomic
 def save_new_api_key(*, api_key: ApiKey, user: User | None = None) -> CreatedKey:
-    """Give an unsaved key its secret and save it. Raises ValidationError, and PermissionDenied for a key in another
-    user's name by one who has no right to act as them.
+    """Generate the secret of an unsaved key and save it.
+
+    Raises ValidationError, and PermissionDenied when the user may not act as the key's owner.
     """
     check_may_act_as(api_key.owner, user)
     plain = _give_secret(api_key)
@@ -59,14 +60,14 @@ def save_new_api_key(*, api_key: ApiKey, user: User | None = None) -> CreatedKey
 
 @transaction.atomic
 def change_api_key(*, api_key: ApiKey, user: User | None = None) -> None:
-    """``user`` is who does it, for the audit trail; what only other acts change is left alone.
+    """Change a key; ``user`` is recorded in the audit trail. Fields with actions of their own are unchanged.
 
-    A key that shares its texts as examples no more takes all such examples with it: nobody knows whose each one was.
+    Withdrawing a key's consent to share texts deletes all such examples, since they are not attributed to keys.
     """
-    ApiKey.objects.select_for_update().filter(pk=api_key.pk).first()  # what is read now stays so until it is written
+    ApiKey.objects.select_for_update().filter(pk=api_key.pk).first()  # the row is locked until it is written
     before = stored_fields(api_key)
     if before is None or before["owner_id"] != api_key.owner_id or Scope.MANAGE in api_key.scopes:
-        check_may_act_as(api_key.owner, user)  # somebody knows the secret
+        check_may_act_as(api_key.owner, user)  # the old owner knows the secret
     names = {field.name for field in api_key._meta.concrete_fields if not field.primary_key}
     api_key.save(update_fields=names - NOT_EDITED)
     record_saved(api_key, before=before, user=user, leave_out=NOT_EDITED)
@@ -77,9 +78,9 @@ def change_api_key(*, api_key: ApiKey, user: User | None = None) -> None:
 
 @transaction.atomic
 def rotate_api_key(*, api_key: ApiKey, grace: timedelta = NO_GRACE, user: User | None = None) -> CreatedKey:
-    """A new secret for the same key. The old one is valid for ``grace`` more; one from before it is not any longer.
+    """Give the key a new secret. The old one stays valid for ``grace``; an even older one becomes invalid.
 
-    ValidationError for a key that is revoked, and for a grace that makes no sense.
+    Raises ValidationError for a revoked key and for an invalid grace period.
     """
     if not NO_GRACE <= grace <= MAX_GRACE:
         raise ValidationError(f"The old secret can stay valid for 0 to {MAX_GRACE.days} days, not {grace}.")
@@ -101,7 +102,7 @@ def rotate_api_key(*, api_key: ApiKey, grace: timedelta = NO_GRACE, user: User |
 
 @transaction.atomic
 def revoke_api_keys(*, keys: QuerySet[ApiKey], reason: str = "", user: User | None = None) -> int:
-    """Refuse these keys from now on, old secrets included; returns how many were not revoked before."""
+    """Revoke these keys, old secrets included, and return how many were not revoked before."""
     rows = list(keys.filter(revoked_at__isnull=True).select_for_update(of=("self",)))
     for row in rows:
         row.revoked_at, row.revoked_reason = timezone.now(), reason[:300]
@@ -114,7 +115,7 @@ def revoke_api_keys(*, keys: QuerySet[ApiKey], reason: str = "", user: User | No
 
 @transaction.atomic
 def delete_api_keys(*, keys: QuerySet[ApiKey], user: User | None = None) -> None:
-    """Their log rows stay, without the key; examples of features do not stay if one of them shared its texts."""
+    """Delete keys. Their log rows stay without the key; examples are deleted if one of them shared its texts."""
     rows = list(keys.select_for_update(of=("self",)))
     if any(row.shares_examples for row in rows):
         forget_traffic_examples()
@@ -128,7 +129,7 @@ def delete_api_keys(*, keys: QuerySet[ApiKey], user: User | None = None) -> None
 def check_may_act_as(owner: User, user: User | None) -> None:
     """Raise FieldDenied unless ``user`` may act as ``owner``. None is an operator at the shell.
 
-    A key reads its owner's files, responses and chats; one with the scope to manage does all that its owner may.
+    A key reads its owner's files, responses and chats; with the scope "manage" it does all that its owner may.
     """
     if user is not None and not may_act_as(user, owner):
         raise FieldDenied(
@@ -163,7 +164,7 @@ def add_key_argument(parser: CommandParser) -> None:
 
 
 def chosen_key(text: str) -> ApiKey:
-    """CommandError where there is none of that name, or more than one."""
+    """Return the key of that name. Raises CommandError unless there is exactly one."""
     text = text.replace("\0", "")
     condition = Q(name=text) | Q(prefix=text.rstrip("…"))
     if text.isdecimal() and len(text) < 19:

@@ -1,4 +1,4 @@
-"""What a key used in the last days, as numbers for plots and as sentences against its limits."""
+"""Usage of a key over the last days, as data for plots and as text beside its limits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WIDTH, HEIGHT, GAP = 300, 60, 2
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """In the plot's units; ``day`` and ``value`` are its title."""
+    """A bar in the plot's units; ``day`` and ``value`` form its title."""
 
     x: float
     y: float
@@ -29,7 +29,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class UsagePlot:
-    """``limit_y`` is where the limit's line lies; None where there is none, or where it is out of sight."""
+    """``limit_y`` is the position of the limit's line; None without a limit or when it is out of range."""
 
     title: str
     bars: tuple[Bar, ...]
@@ -46,7 +46,7 @@ class UsagePlot:
 
 
 def usage_plots(key: ApiKey) -> tuple[UsagePlot, UsagePlot]:
-    """Of requests and tokens; one query."""
+    """Return the plots of requests and tokens, with one query."""
     today = timezone.now().date()
     days = [today - timedelta(days=back) for back in range(DAYS - 1, -1, -1)]
     rows = {row.day: row for row in key.days.filter(day__gte=days[0])}
@@ -59,7 +59,7 @@ def usage_plots(key: ApiKey) -> tuple[UsagePlot, UsagePlot]:
 
 
 def usage_plot(title: str, days: Sequence[date], values: Sequence[int], limit: int | None) -> UsagePlot:
-    """The highest bar, or the limit where it is at most twice as high, is as high as the plot."""
+    """Return a plot scaled to the highest bar, or to the limit where that is at most twice as high."""
     most = max(values, default=0)
     is_limit_shown = limit is not None and 0 < limit <= 2 * max(most, 1)
     top = max(most, limit if is_limit_shown and limit else 0, 1)
@@ -83,7 +83,7 @@ def usage_plot(title: str, days: Sequence[date], values: Sequence[int], limit: i
 
 
 def minute_use(key: ApiKey) -> list[str]:
-    """What is left of the limits by the minute, in this process."""
+    """Return what is left of the limits per minute in this process."""
     headers = get_limits().headers(key.record())
     return [
         f"{headers[f'x-ratelimit-remaining-{kind}']} of {headers[f'x-ratelimit-limit-{kind}']} {kind} a minute are left"

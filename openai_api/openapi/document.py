@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document of /v1 and the health checks, made from the schemas that check the requests."""
+"""The OpenAPI 3.1 document of /v1 and the health checks, built from the request and response schemas."""
 
 from __future__ import annotations
 

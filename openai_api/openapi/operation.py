@@ -1,4 +1,4 @@
-"""One operation of the OpenAPI document: a JSON request, a JSON answer."""
+"""Building blocks of the OpenAPI document: errors, references, and an operation with JSON request and response."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Operation:
         return "post" if self.request else "get"
 
     def described(self, errors: dict[str, str]) -> dict[str, Any]:
-        """``errors`` describes statuses."""
+        """Return the operation; ``errors`` maps statuses to descriptions."""
         content = {"application/json": {"schema": ref(self.answer)}}
         if self.events:
             content["text/event-stream"] = {"schema": ref(self.events)}
@@ -95,5 +95,5 @@ class Operation:
 
 
 def paths_of(operations: Iterable[Operation], errors: dict[str, str]) -> dict[str, Any]:
-    """One method a path."""
+    """Return the paths of operations with one method each."""
     return {each.path: {each.method: each.described(errors)} for each in operations}

@@ -1,6 +1,6 @@
-"""Which parameter of which endpoint is honoured, ignored or refused: a table in docs/openai-compatibility.md.
+"""The table of honoured, ignored and refused parameters in docs/openai-compatibility.md.
 
-It is made from the OpenAPI document, and that from the schemas that check the requests.
+It is generated from the OpenAPI document.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ METHODS = ("get", "post", "delete")
 
 @dataclass(frozen=True, slots=True)
 class ParameterRow:
-    """Of one endpoint. Parts of a field are named behind a dot, and only where they are treated unlike the field."""
+    """A parameter of one endpoint. Nested fields are listed only where they are treated unlike their parent."""
 
     endpoint: str
     honoured: tuple[str, ...]
@@ -39,7 +39,7 @@ class ParameterRow:
 
 
 def parameter_rows() -> Iterator[ParameterRow]:
-    """Endpoints that take any, in the document's order."""
+    """Return the rows of all endpoints with parameters, in the document's order."""
     whole = document()
     for path, operations in whole["paths"].items():
         for method in METHODS:
@@ -54,7 +54,7 @@ def parameter_table() -> str:
 
 
 def page_with_table(page: str) -> str:
-    """The page with the table as it is now; raises ValueError where the page has no place for it."""
+    """Return the page with the current table. Raises ValueError if the page has no markers for it."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:

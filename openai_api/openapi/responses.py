@@ -1,4 +1,4 @@
-"""/v1/responses and /v1/conversations in the OpenAPI document."""
+"""Operations of /v1/responses and /v1/conversations."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _writing(operation: str, summary: str, request: type[Any], answer: str, *, s
 
 
 def _reading(operation: str, summary: str, answer: str | None, *, errors: tuple[str, ...] = STORED_ERRORS) -> Schema:
-    """``answer`` None: an item."""
+    """Return an operation without a body; ``answer`` None: an item."""
     schema = {"type": "object"} if answer is None else ref(answer)
     return {
         "operationId": operation,

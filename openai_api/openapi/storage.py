@@ -1,4 +1,4 @@
-"""The part of the OpenAPI document about what clients keep here."""
+"""Operations of files, uploads, batches and vector stores."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ WRITING = ("400", "413", "415", "507")
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """``request`` and ``answer`` name schemas; ``form`` is a multipart body, ``query`` a list's."""
+    """``request`` and ``answer`` name schemas; ``form`` is a multipart body, ``query`` the schema of a list's query."""
 
     name: str
     summary: str
@@ -253,7 +253,7 @@ OPERATIONS |= {
 
 
 def paths(error: Callable[[str], Schema]) -> Schema:
-    """``error`` describes the answer with a status."""
+    """Return all paths; ``error`` describes a status."""
     return {path: _path(path, operations, error) for path, operations in OPERATIONS.items()}
 
 

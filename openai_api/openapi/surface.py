@@ -1,4 +1,4 @@
-"""The OpenAPI document's operations beside OpenAI's own."""
+"""Operations beyond OpenAI's API."""
 
 from openai_api.decisions.schemas import DecisionBody, DecisionRequest
 from openai_api.openapi.operation import Operation

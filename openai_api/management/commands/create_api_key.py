@@ -1,4 +1,4 @@
-"""Creates an API key and prints it, once."""
+"""``manage.py create_api_key``: create an API key and print it once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deletes responses and stored chat completions that are older than the settings allow."""
+"""``manage.py prune_kept``: delete responses and stored chat completions older than the settings allow."""
 
 from __future__ import annotations
 

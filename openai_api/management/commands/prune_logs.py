@@ -1,4 +1,4 @@
-"""``manage.py prune_logs``: delete what of the request log is not kept any longer."""
+"""``manage.py prune_logs``: delete log rows and texts past their retention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Revokes an API key."""
+"""``manage.py revoke_api_key``: revoke an API key."""
 
 from __future__ import annotations
 

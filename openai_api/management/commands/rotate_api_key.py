@@ -1,4 +1,4 @@
-"""Gives an API key a new secret and prints it, once."""
+"""``manage.py rotate_api_key``: give an API key a new secret and print it once."""
 
 from __future__ import annotations
 
