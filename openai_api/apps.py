@@ -84,10 +84,10 @@ def _reread_keys(*, action: str = "", **_: Any) -> None:
 
 def _forget_their_examples(instance: Any, **_: Any) -> None:
     """Delete traffic examples when a user with sharing keys is deleted, since the keys go too."""
-    from steering.features.traffic_examples import forget_traffic_examples
+    from steering.features.traffic_examples import delete_traffic_examples
 
     if instance.api_keys.filter(shares_examples=True).exists():
-        forget_traffic_examples()
+        delete_traffic_examples()
 
 
 def start_log_writer() -> None:

@@ -20,7 +20,7 @@ from openai_api.keys.authentication import KeySource, acurrent_keys
 from steering.features.catalog import FeatureCatalog, FeatureDetail, FeatureQuery, FeatureRecord, SAERecord
 from steering.features.logit_lens import LogitLens
 from steering.profiles.resolver import ResolvedProfile, SteeringSelection, find_profile, steer
-from steering.sae_registry.readable_sae import ReadableSAE
+from steering.sae_registry.loaded_sae import LoadedSAE
 from steering.watch.watcher import Watch, watch
 
 
@@ -85,7 +85,7 @@ class Features(Protocol):
 
     async def detail(self, sae: SAERecord, index: int) -> FeatureDetail: ...
 
-    async def readable(self, model: str, name: str | None) -> ReadableSAE: ...
+    async def readable(self, model: str, name: str | None) -> LoadedSAE: ...
 
     async def labels(self, sae: int, indices: Iterable[int]) -> dict[int, str]: ...
 

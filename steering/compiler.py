@@ -42,7 +42,7 @@ from steering.spec.edit import (
     Scope,
     SiteTarget,
     VectorTarget,
-    parts_of,
+    segments_of,
     windows_of,
 )
 from steering.spec.errors import InvalidSpecError, Problem
@@ -95,7 +95,7 @@ class _Tokens:
         return {
             "phase": self.phase,
             "window": window,
-            "parts": parts_of(self.scope),
+            "parts": segments_of(self.scope),
             "part_window": part_window,
             "special_tokens": self.special_tokens,
             "sink_tokens": self.sink_tokens,
@@ -121,7 +121,7 @@ def compile_edits(edits: Sequence[EditSpec], saes: SAEs, skip_token_ids: frozens
         *_compile_rules([edit for edit in others if not _is_foldable(edit, saes)], removals, saes),
         *_compile_norms(active),
     )
-    needed = frozenset(part for edit in active if edit.scope == "thinking" for part in parts_of(edit.scope))
+    needed = frozenset(part for edit in active if edit.scope == "thinking" for part in segments_of(edit.scope))
     joint = tuple(Removal(t.site, len(mine), len(_basis(mine, saes))) for t, mine in sorted(removals.items()))
     inert = tuple(InertEdit(number, reason) for number, edit in enumerate(edits) if (reason := _why_inert(edit, saes)))
     return Intervention(fingerprint(edits), compiled, skip_token_ids, needed, joint, inert)

@@ -25,7 +25,7 @@ from inference.interventions import Intervention
 from inference.registry.registry import ReadyModel
 from openai_api.backend import get_backend
 from openai_api.endpoints.completions import encode_prompts
-from openai_api.generation.activations import find_readable
+from openai_api.generation.activations import find_loaded_sae
 from openai_api.generation.batched_submission import BatchedSubmission
 from openai_api.generation.run import failure
 from openai_api.generation.sampling import completion_budget
@@ -38,7 +38,7 @@ from openai_api.schemas.features import ContrastedFeatureBody, FeatureContrastBo
 from steering.errors import SteeringError
 from steering.features.contrast import SeparatingFeature, separating_features
 from steering.profiles.resolver import SteeringSelection
-from steering.sae_registry.readable_sae import ReadableSAE
+from steering.sae_registry.loaded_sae import LoadedSAE
 
 MAX_RUN_TOKENS = 400_000
 PARAMS = SamplingParams(max_tokens=0, prompt_logprobs=0)
@@ -76,7 +76,7 @@ class Texts:
 async def contrast_features(call: Call) -> HttpResponseBase:
     request = call.read(FeatureContrastRequest)
     model = await resolve_unsteered(call, request.model, "generation")
-    sae = await find_readable(model, request.sae, param="sae")
+    sae = await find_loaded_sae(model, request.sae, param="sae")
     texts = Texts(
         await encode_prompts(model, request.positive, param="positive"),
         await encode_prompts(model, request.negative, param="negative"),
@@ -128,7 +128,7 @@ async def intervention_of(model: ReadyModel, selection: SteeringSelection) -> In
     return profile.intervention if profile else None
 
 
-def separate(runs: Sequence[Run], texts: Texts, sae: ReadableSAE, count: int) -> tuple[SeparatingFeature, ...]:
+def separate(runs: Sequence[Run], texts: Texts, sae: LoadedSAE, count: int) -> tuple[SeparatingFeature, ...]:
     values = []
     for place, one in enumerate(runs):
         if one.values is None:
@@ -144,7 +144,7 @@ def separate(runs: Sequence[Run], texts: Texts, sae: ReadableSAE, count: int) ->
 async def measure_effects(
     call: Call,
     model: ReadyModel,
-    sae: ReadableSAE,
+    sae: LoadedSAE,
     texts: Texts,
     base: Sequence[Run],
     found: Sequence[SeparatingFeature],

@@ -31,7 +31,7 @@ from steering.features.catalog import (
     Histogram,
     LensBusyError,
     LensUnavailableError,
-    Meaning,
+    QueryEmbedding,
     SAERecord,
 )
 from steering.features.logit_lens import LensToken, LogitLens
@@ -65,7 +65,7 @@ async def search_features(call: Call) -> HttpResponseBase:
     return json_response(body)
 
 
-async def embed_query(call: Call, request: FeatureSearchRequest) -> Meaning:
+async def embed_query(call: Call, request: FeatureSearchRequest) -> QueryEmbedding:
     """Embed the query with a model that the key may use. Raises ApiError."""
     assert request.embedding_model is not None
     try:
@@ -78,7 +78,7 @@ async def embed_query(call: Call, request: FeatureSearchRequest) -> Meaning:
     ids = await asyncio.to_thread(model.text.encode, request.query)
     values = (await embed(call, model, [ids[: model.max_model_len]]))[0]
     vector = np.frombuffer(values, "<f4").astype(np.float64)
-    return Meaning(record.name, tuple((vector / (np.linalg.norm(vector) or 1.0)).tolist()))
+    return QueryEmbedding(record.name, tuple((vector / (np.linalg.norm(vector) or 1.0)).tolist()))
 
 
 async def get_feature(call: Call, sae: str, index: str) -> HttpResponseBase:

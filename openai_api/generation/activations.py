@@ -18,7 +18,7 @@ from openai_api.http.errors import ApiError, invalid
 from openai_api.schemas.activations import DEFAULT_TOP_K, ReadingFields
 from openai_api.schemas.bodies import FeatureActivationBody, TokenActivationsBody
 from steering.errors import SteeringError
-from steering.sae_registry.readable_sae import ReadableSAE
+from steering.sae_registry.loaded_sae import LoadedSAE
 
 MAX_VALUES = 200_000  # limit of one response
 
@@ -30,7 +30,7 @@ class ReadingPlan:
     """A plan whose sequences capture activations, and the SAE that is used."""
 
     plan: Plan
-    sae: ReadableSAE
+    sae: LoadedSAE
 
 
 async def plan_reading(target: Target, plan: Plan, fields: ReadingFields, *, param: str) -> ReadingPlan:
@@ -40,7 +40,7 @@ async def plan_reading(target: Target, plan: Plan, fields: ReadingFields, *, par
     Choices of one prompt share it, so only the first of them captures the prompt's tokens.
     """
     prefix = f"{param}." if param else ""
-    sae = await find_readable(target.model, fields.sae, param=f"{prefix}sae")
+    sae = await find_loaded_sae(target.model, fields.sae, param=f"{prefix}sae")
     if fields.features is not None and fields.top_k is not None:
         raise invalid("“features” and “top_k” exclude each other: leave one out.", param=f"{prefix}top_k")
     read = read_of(fields, sae, target.model.text.special_token_ids, param=f"{prefix}features")
@@ -50,7 +50,7 @@ async def plan_reading(target: Target, plan: Plan, fields: ReadingFields, *, par
     return ReadingPlan(dataclasses.replace(plan, reads=reads, sae=sae.name), sae)
 
 
-async def find_readable(model: ReadyModel, name: str | None, *, param: str) -> ReadableSAE:
+async def find_loaded_sae(model: ReadyModel, name: str | None, *, param: str) -> LoadedSAE:
     try:
         return await get_backend().features().readable(model.record.name, name)
     except SteeringError as error:
@@ -60,7 +60,7 @@ async def find_readable(model: ReadyModel, name: str | None, *, param: str) -> R
         ) from None
 
 
-def read_of(fields: ReadingFields, sae: ReadableSAE, special_token_ids: frozenset[int], *, param: str) -> Read:
+def read_of(fields: ReadingFields, sae: LoadedSAE, special_token_ids: frozenset[int], *, param: str) -> Read:
     worst = max(fields.features or (0,))
     if worst >= sae.encoder.d_sae:
         last = sae.encoder.d_sae - 1

@@ -24,7 +24,7 @@ from inference.interventions import Intervention
 from inference.text.dialects.dialect import answer_parts
 from inference.text.model_text import thinking_state
 from openai_api.backend import get_backend
-from openai_api.generation.activations import find_readable, read_of
+from openai_api.generation.activations import find_loaded_sae, read_of
 from openai_api.generation.run import failure
 from openai_api.generation.sampling import check_token_ids
 from openai_api.generation.stats import GenerationStats, steering_body
@@ -92,7 +92,7 @@ async def inspect_answer(call: Call) -> HttpResponseBase:
 async def _reads(request: InspectionRequest, target: Target) -> tuple[Read, ...]:
     if request.feature is None:
         return ()
-    sae = await find_readable(target.model, request.sae, param="sae")
+    sae = await find_loaded_sae(target.model, request.sae, param="sae")
     fields = ReadingFields(features=[request.feature], phase="completion", special_tokens=True)
     read = read_of(fields, sae, frozenset(), param="feature")
     assert isinstance(read.probe, FeatureValues)

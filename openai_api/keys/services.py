@@ -20,7 +20,7 @@ from openai_api.keys.authentication import snapshot
 from openai_api.keys.record import PREFIX_LENGTH, digest_of, new_key
 from openai_api.keys.scopes import Scope
 from openai_api.models import ApiKey, KeyDay
-from steering.features.traffic_examples import forget_traffic_examples
+from steering.features.traffic_examples import delete_traffic_examples
 
 NO_GRACE = timedelta()
 MAX_GRACE = timedelta(days=90)
@@ -72,7 +72,7 @@ def change_api_key(*, api_key: ApiKey, user: User | None = None) -> None:
     api_key.save(update_fields=names - NOT_EDITED)
     record_saved(api_key, before=before, user=user, leave_out=NOT_EDITED)
     if before is not None and before["shares_examples"] and not api_key.shares_examples:
-        forget_traffic_examples()
+        delete_traffic_examples()
     snapshot.invalidate([api_key.pk])
 
 
@@ -118,7 +118,7 @@ def delete_api_keys(*, keys: QuerySet[ApiKey], user: User | None = None) -> None
     """Delete keys. Their log rows stay without the key; examples are deleted if one of them shared its texts."""
     rows = list(keys.select_for_update(of=("self",)))
     if any(row.shares_examples for row in rows):
-        forget_traffic_examples()
+        delete_traffic_examples()
     pks = [row.pk for row in rows]
     for row in rows:
         record_deleted(row, user=user)

@@ -23,7 +23,7 @@ from django.utils.safestring import SafeString
 from steering.errors import SteeringError
 from steering.features.drawing import example_rows, histogram_picture
 from steering.features.forms import SteerForm
-from steering.features.logit_lens import LensBusyError, LensSubject, LensUnavailableError, LogitLens, get_lens_worker
+from steering.features.logit_lens import LensBusyError, LensTarget, LensUnavailableError, LogitLens, get_lens_worker
 from steering.features.search import IN_ORDER, FeatureQuerySet
 from steering.features.services import label_feature, steer_with_feature
 from steering.models import SAE, Feature
@@ -141,13 +141,13 @@ def feature_url(feature: Feature) -> str:
 
 
 def _lens(feature: Feature) -> LogitLens:
-    subject = LensSubject(
+    subject = LensTarget(
         feature.sae.model.model_source,
         source_of(feature.sae),
         feature.index,
         feature.sae.site != SAE.Site.ATTN_OUT,
     )
-    return get_lens_worker().look_here(subject, _LENS_TIMEOUT_S)
+    return get_lens_worker().compute_blocking(subject, _LENS_TIMEOUT_S)
 
 
 _DENSITIES = {

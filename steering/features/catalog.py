@@ -12,13 +12,13 @@ from django.db import close_old_connections, connection
 from inference.files.sources import ModelSource
 from steering.errors import SteeringError, UnknownSAEError
 from steering.features.labels import FeatureExample
-from steering.features.logit_lens import LensBusyError, LensSubject, LensUnavailableError, LogitLens, get_lens_worker
-from steering.features.semantic_search import LabelsNotEmbeddedError, Meaning, search_meaning
+from steering.features.logit_lens import LensBusyError, LensTarget, LensUnavailableError, LogitLens, get_lens_worker
+from steering.features.semantic_search import LabelsNotEmbeddedError, QueryEmbedding, search_by_meaning
 from steering.models import SAE, Feature
 from steering.profiles.snapshot import SAESource
-from steering.sae_registry.readable_sae import ReadableSAE, find_readable, labels_of
+from steering.sae_registry.loaded_sae import LoadedSAE, find_loaded_sae, labels_of
 
-__all__ = ["FeatureCatalog", "LabelsNotEmbeddedError", "LensBusyError", "LensUnavailableError", "Meaning"]
+__all__ = ["FeatureCatalog", "LabelsNotEmbeddedError", "LensBusyError", "LensUnavailableError", "QueryEmbedding"]
 
 T = TypeVar("T")
 _MAX_AT_ONCE = 4  # connections to the database that reading features takes
@@ -91,7 +91,7 @@ class FeatureQuery:
     sae: str | None
     limit: int
     offset: int = 0
-    meaning: Meaning | None = None
+    meaning: QueryEmbedding | None = None
 
 
 class FeatureCatalog:
@@ -112,18 +112,18 @@ class FeatureCatalog:
         """FeatureNotFoundError names the range."""
         return await self._run(lambda: _detail(sae, index))
 
-    async def readable(self, model: str, name: str | None) -> ReadableSAE:
-        """See :func:`steering.sae_registry.readable_sae.find_readable`."""
-        return await self._run(lambda: find_readable(model, name))
+    async def readable(self, model: str, name: str | None) -> LoadedSAE:
+        """See :func:`steering.sae_registry.loaded_sae.find_loaded_sae`."""
+        return await self._run(lambda: find_loaded_sae(model, name))
 
     async def labels(self, sae: int, indices: Iterable[int]) -> dict[int, str]:
-        """See :func:`steering.sae_registry.readable_sae.labels_of`."""
+        """See :func:`steering.sae_registry.loaded_sae.labels_of`."""
         return await self._run(lambda: labels_of(sae, indices))
 
     async def lens(self, sae: SAERecord, index: int) -> LogitLens:
         """LensUnavailableError, LensBusyError."""
         is_in_residual = sae.site != SAE.Site.ATTN_OUT
-        return await get_lens_worker().look(LensSubject(sae.model_files, sae.files, index, is_in_residual))
+        return await get_lens_worker().look(LensTarget(sae.model_files, sae.files, index, is_in_residual))
 
     async def _run(self, read: Callable[[], T]) -> T:
         async with self._turns:
@@ -135,7 +135,7 @@ def _search(query: FeatureQuery) -> tuple[FeatureRecord, ...]:
     if query.sae is not None:
         rows = rows.filter(sae__name=query.sae)
     if query.meaning is not None:
-        near = search_meaning(rows, query.text, query.meaning, limit=query.limit, offset=query.offset)
+        near = search_by_meaning(rows, query.text, query.meaning, limit=query.limit, offset=query.offset)
         return tuple(_record(row) for row in near)
     found = rows.search(query.text)[query.offset : query.offset + query.limit]
     return tuple(_record(row) for row in found)

@@ -58,7 +58,7 @@ class LogitLens:
 
 
 @dataclass(frozen=True, slots=True)
-class LensSubject:
+class LensTarget:
     """A feature's decoder row, which ``is_in_residual`` unless it lies before the attention's projection."""
 
     model: ModelSource
@@ -70,22 +70,22 @@ class LensSubject:
 class LensWorker:
     """``compute`` runs on one thread; at most ``MAX_WAITING`` others wait for it."""
 
-    def __init__(self, compute: Callable[[LensSubject], LogitLens]) -> None:
+    def __init__(self, compute: Callable[[LensTarget], LogitLens]) -> None:
         self._compute = compute
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="logit-lens")
-        self._known: OrderedDict[LensSubject, LogitLens] = OrderedDict()
+        self._known: OrderedDict[LensTarget, LogitLens] = OrderedDict()
         self._lock = threading.Lock()
         self._num_waiting = 0
 
-    async def look(self, subject: LensSubject) -> LogitLens:
+    async def look(self, subject: LensTarget) -> LogitLens:
         """LensUnavailableError, or LensBusyError when too many wait."""
         return await asyncio.shield(asyncio.wrap_future(self._begin(subject)))
 
-    def look_here(self, subject: LensSubject, timeout_s: float) -> LogitLens:
+    def compute_blocking(self, subject: LensTarget, timeout_s: float) -> LogitLens:
         """The same for a thread that may wait; TimeoutError."""
         return self._begin(subject).result(timeout_s)
 
-    def _begin(self, subject: LensSubject) -> Future[LogitLens]:
+    def _begin(self, subject: LensTarget) -> Future[LogitLens]:
         with self._lock:
             if subject in self._known:
                 return _done(self._known[subject])
@@ -94,7 +94,7 @@ class LensWorker:
             self._num_waiting += 1
         return self._pool.submit(self._run, subject)
 
-    def _run(self, subject: LensSubject) -> LogitLens:
+    def _run(self, subject: LensTarget) -> LogitLens:
         try:
             with borrowed_workers():
                 lens = self._compute(subject)
@@ -114,7 +114,7 @@ def _done(lens: LogitLens) -> Future[LogitLens]:
     return future
 
 
-def compute_lens(subject: LensSubject) -> LogitLens:
+def compute_lens(subject: LensTarget) -> LogitLens:
     """Slow where the SAE is not loaded: seconds. LensUnavailableError."""
     from steering.features.unembedding import UnembeddingError, open_unembedding  # torch is loaded with the first look
 

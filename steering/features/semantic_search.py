@@ -24,10 +24,10 @@ from inference.client import (
 )
 from inference.models import LanguageModel
 from inference.registry.registry import ReadyModel, get_registry
-from steering.engine_model import submit_when_there_is_room
 from steering.errors import SteeringError
 from steering.features.search import FeatureQuerySet
 from steering.models import SAE, Feature, LabelEmbedding
+from steering.residuals import submit_when_there_is_room
 
 if TYPE_CHECKING:
     from jobs.running_job import RunningJob
@@ -100,14 +100,16 @@ class LabelsNotEmbeddedError(SteeringError):
 
 
 @dataclass(frozen=True, slots=True)
-class Meaning:
+class QueryEmbedding:
     """A query's vector of length 1, by the registered embedding model of that name."""
 
     model: str
     vector: tuple[float, ...]
 
 
-def search_meaning(rows: FeatureQuerySet, text: str, meaning: Meaning, *, limit: int, offset: int) -> list[Feature]:
+def search_by_meaning(
+    rows: FeatureQuerySet, text: str, meaning: QueryEmbedding, *, limit: int, offset: int
+) -> list[Feature]:
     """The features of ``rows`` that words or meaning find, the best of both first. LabelsNotEmbeddedError.
 
     Each way brings its best thousand, whatever part of them is asked for, so that pages are cut from one order.
@@ -127,7 +129,7 @@ def fuse(rankings: Sequence[Sequence[int]]) -> list[int]:
     return sorted(scores, key=lambda pk: (-scores[pk], pk))
 
 
-def _nearest(rows: FeatureQuerySet, meaning: Meaning) -> list[int]:
+def _nearest(rows: FeatureQuerySet, meaning: QueryEmbedding) -> list[int]:
     """Exact: all embedded labels are compared, which is quick for the tens of thousands that an SAE has."""
     embedded = LabelEmbedding.objects.filter(model__name=meaning.model, feature__in=rows)
     near = embedded.order_by(CosineDistance("vector", list(meaning.vector)), "feature_id")
@@ -146,7 +148,7 @@ def run_embed_labels(job: RunningJob) -> dict[str, Any]:
     """Labels whose text was embedded already are left out, so a run after a crash goes on where that one ended."""
     sae = SAE.objects.get(pk=job.params["sae"])
     model = LanguageModel.objects.get(pk=job.params["embedding_model"])
-    num_gone = forget_stale(sae=sae, model=model)
+    num_gone = delete_stale_embeddings(sae=sae, model=model)
     rows = list(_missing(sae, model))
     with asyncio.Runner() as runner:
         embedder = runner.run(find_embedder(model.name))
@@ -158,7 +160,7 @@ def run_embed_labels(job: RunningJob) -> dict[str, Any]:
 
 
 @transaction.atomic
-def forget_stale(*, sae: SAE, model: LanguageModel) -> int:
+def delete_stale_embeddings(*, sae: SAE, model: LanguageModel) -> int:
     """Deletes embeddings of labels that have changed since, or are gone."""
     rows = LabelEmbedding.objects.filter(feature__sae=sae, model=model).select_related("feature")
     stale = [row.pk for row in rows.only("text", "feature__label", "feature__description") if row.is_stale]

@@ -25,7 +25,7 @@ def lock_examples() -> None:
 
 
 @transaction.atomic
-def keep_traffic_examples(*, sae: SAE, corpus: Corpus, examples: Callable[[int], Sequence[FeatureExample]]) -> None:
+def store_traffic_examples(*, sae: SAE, corpus: Corpus, examples: Callable[[int], Sequence[FeatureExample]]) -> None:
     """``examples`` of each feature's index, in place of those from before.
 
     CorpusError, and nothing is written, where the corpus' texts may not be shown any more: hours may have passed since
@@ -46,7 +46,7 @@ def keep_traffic_examples(*, sae: SAE, corpus: Corpus, examples: Callable[[int],
 
 
 @transaction.atomic
-def forget_traffic_examples() -> int:
+def delete_traffic_examples() -> int:
     """Removes the examples that came from requests, of all features; returns how many features had some."""
     lock_examples()
     return Feature.objects.exclude(traffic_examples=[]).update(traffic_examples=[])

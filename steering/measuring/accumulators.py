@@ -129,7 +129,7 @@ class Excerpt:
     values: tuple[float, ...]
 
 
-class StrongestTexts:
+class TopActivatingTexts:
     """Keeps the best ``num_texts`` documents of each feature, with ``width`` activations around the largest one.
 
     Three quarters of them lie before it. Very wide SAEs keep fewer documents, so that all windows fit into half a GiB.

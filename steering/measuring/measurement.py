@@ -15,7 +15,7 @@ from steering.measuring.accumulators import (
     Histogram,
     ReconstructionMeter,
     SinkFinder,
-    StrongestTexts,
+    TopActivatingTexts,
 )
 from steering.measuring.document import TokenisedDocument
 from steering.saes.errors import InvalidSAEError
@@ -61,7 +61,7 @@ class Measurement:
         self._num_active = torch.zeros(d_sae, dtype=torch.int64)
         self._largest = torch.zeros(d_sae)
         self._histogram = GrowingHistogram(d_sae)
-        self._strongest = StrongestTexts(d_sae, num_texts=num_examples, width=EXAMPLE_TOKENS)
+        self._strongest = TopActivatingTexts(d_sae, num_texts=num_examples, width=EXAMPLE_TOKENS)
 
     @property
     def num_tokens(self) -> int:

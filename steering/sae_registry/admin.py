@@ -30,7 +30,7 @@ from steering.profiles.resolver import get_resolver
 from steering.profiles.snapshot import source_of
 from steering.sae_registry.forms import AddSAEForm, CheckForm, EmbedForm, SourceForm
 from steering.sae_registry.health import judge, summary
-from steering.sae_registry.hub import find_saes
+from steering.sae_registry.hub import list_saes
 from steering.sae_registry.jobs import AddedSAE, add_sae, request_measurement, request_sae
 from steering.sae_registry.registration import describe, estimated_bytes
 from steering.saes.errors import InvalidSAEError
@@ -152,7 +152,7 @@ class AddPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at 
             return self._form_page(request, form)
         place = form.location
         try:
-            found = find_saes(place.source, revision=place.revision, subfolder=place.subfolder)
+            found = list_saes(place.source, revision=place.revision, subfolder=place.subfolder)
         except (SourceError, InvalidSAEError) as error:
             form.add_error("source", str(error))
             return self._form_page(request, form)

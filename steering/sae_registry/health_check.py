@@ -14,7 +14,7 @@ from inference.interventions import Site, SiteKind
 from steering.corpora.corpus import DEFAULT_TOKENS, Corpus, tokenise
 from steering.features.label_import import IMPORTED, example_json
 from steering.features.labels import FeatureExample, top_tokens
-from steering.features.traffic_examples import keep_traffic_examples, lock_examples
+from steering.features.traffic_examples import lock_examples, store_traffic_examples
 from steering.models import SAE, Feature
 from steering.profiles.resolver import get_resolver
 from steering.profiles.snapshot import registered_saes, source_of
@@ -40,7 +40,7 @@ _WRITTEN = (
 )
 
 
-class ReadableModel(Protocol):
+class ResidualReader(Protocol):
     """A model whose residuals can be read; see :class:`inference.registry.standalone_model.OfflineModel`."""
 
     text: ModelText
@@ -50,7 +50,7 @@ class ReadableModel(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class CheckWish:
+class MeasureParams:
     """``replaces_imports`` lets what is measured take the place of imported maxima, densities and examples."""
 
     corpus: Corpus
@@ -59,10 +59,10 @@ class CheckWish:
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class MeasuredSAE:
     """What :func:`measure` found, to be kept by :func:`save_check`."""
 
-    wish: CheckWish
+    params: MeasureParams
     measurement: Measurement
     documents: Sequence[TokenisedDocument]
     text: ModelText
@@ -85,30 +85,30 @@ class Checked:
             yield self.text.token_bytes(token_id).decode("utf-8", "replace").replace("\0", "�")
 
 
-def check_sae(*, sae: SAE, model: ReadableModel, wish: CheckWish, progress: Progress | None = None) -> SAE:
+def check_sae(*, sae: SAE, model: ResidualReader, params: MeasureParams, progress: Progress | None = None) -> SAE:
     """Measures and keeps; InvalidSAEError, CorpusError, SourceError."""
-    return save_check(sae=sae, checked=measure(sae, model, wish, progress))
+    return save_check(sae=sae, checked=measure(sae, model, params, progress))
 
 
-def measure(sae: SAE, model: ReadableModel, wish: CheckWish, progress: Progress | None = None) -> Checked:
+def measure(sae: SAE, model: ResidualReader, params: MeasureParams, progress: Progress | None = None) -> MeasuredSAE:
     """Slow; touches no database."""
     from steering.measuring.diagnosis import find_causes  # imports torch
     from steering.measuring.measurement import measure_sae
 
     weights = get_resolver().sae(source_of(sae))
     site = Site(sae.layer, cast("SiteKind", sae.site))
-    documents = tokenise(wish.corpus, model.text, wish.num_tokens)
+    documents = tokenise(params.corpus, model.text, params.num_tokens)
     measurement = measure_sae(weights, site, documents, model, progress or (lambda done, total: None))
     causes = find_causes(weights, site, model.num_layers, measurement, documents, model)
-    return Checked(wish, measurement, documents, model.text, causes)
+    return MeasuredSAE(params, measurement, documents, model.text, causes)
 
 
 @transaction.atomic
-def save_check(*, sae: SAE, checked: Checked) -> SAE:
-    """Writes the SAE's figures and its features'. Imported numbers stay unless the wish says otherwise."""
+def save_check(*, sae: SAE, checked: MeasuredSAE) -> SAE:
+    """Writes the SAE's figures and its features'. Imported numbers stay unless the params says otherwise."""
     sae = SAE.objects.select_for_update().get(pk=sae.pk)
-    if checked.wish.corpus.is_private:
-        keep_traffic_examples(sae=sae, corpus=checked.wish.corpus, examples=checked.examples_of)
+    if checked.params.corpus.is_private:
+        store_traffic_examples(sae=sae, corpus=checked.params.corpus, examples=checked.examples_of)
         return sae
     lock_examples()
     ratios: list[float] = []
@@ -124,7 +124,7 @@ def save_check(*, sae: SAE, checked: Checked) -> SAE:
     sae.mean_resid_norm, sae.dead_share = measurement.reconstruction.mean_norm, measurement.dead_share
     sae.median_resid_norm, sae.measured_sinks = measurement.sinks.median, measurement.sinks.num_sinks
     sae.measured_at, sae.measured_tokens = timezone.now(), measurement.num_tokens
-    sae.corpus, sae.causes = checked.wish.corpus.label, [*checked.causes, *_import_doubts(ratios)]
+    sae.corpus, sae.causes = checked.params.corpus.label, [*checked.causes, *_import_doubts(ratios)]
     sae.save()
     registered_saes.invalidate()
     return sae
@@ -141,15 +141,15 @@ def _copy(row: Feature) -> Feature:
     return Feature(sae_id=row.sae_id, index=row.index, **{name: getattr(row, name) for name in _WRITTEN})
 
 
-def _fill(row: Feature, facts: FeatureFacts, checked: Checked) -> None:
-    replaces = checked.wish.replaces_imports
+def _fill(row: Feature, facts: FeatureFacts, checked: MeasuredSAE) -> None:
+    replaces = checked.params.replaces_imports
     if replaces or row.max_activation_source != Feature.Source.IMPORT:
         row.max_activation, row.density = facts.max_activation or None, facts.density
         row.max_activation_source = Feature.Source.MEASURED
     row.histogram = {"width": facts.histogram.width, "counts": list(facts.histogram.counts)}
     if replaces or row.examples_source != IMPORTED:
         examples = checked.examples(facts)
-        row.examples, row.examples_source = [example_json(one) for one in examples], checked.wish.corpus.label
+        row.examples, row.examples_source = [example_json(one) for one in examples], checked.params.corpus.label
         row.top_tokens = row.top_tokens or list(top_tokens(examples))
 
 

@@ -19,7 +19,7 @@ _MAX_FILES = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class FoundSAE:
+class SAEListing:
     """``subfolder`` is what ``add_sae --subfolder`` takes. Several formats keep their weights under one name."""
 
     subfolder: str
@@ -27,7 +27,7 @@ class FoundSAE:
     num_bytes: int
 
 
-def find_saes(source: str, *, revision: str = "", subfolder: str = "") -> list[FoundSAE]:
+def list_saes(source: str, *, revision: str = "", subfolder: str = "") -> list[SAEListing]:
     """The SAEs of a local directory or a Hub repository, or a folder of it, by the names of their files alone.
 
     SourceError when there is no such source; an empty list when it holds nothing of a known name.
@@ -78,7 +78,7 @@ def safetensors_headers(source: str, name: str, *, revision: str = "") -> tuple[
     return tuple((name, header_of(tuple(info.shape), info.dtype)) for name, info in found.tensors.items())
 
 
-def _saes_among(files: Mapping[str, int]) -> Iterator[FoundSAE]:
+def _saes_among(files: Mapping[str, int]) -> Iterator[SAEListing]:
     formats: dict[str, list[str]] = {}
     sizes: dict[str, int] = {}
     for path, num_bytes in files.items():
@@ -88,7 +88,7 @@ def _saes_among(files: Mapping[str, int]) -> Iterator[FoundSAE]:
                 formats.setdefault(place, []).append(known.name)
                 sizes[place] = num_bytes
     for place, names in formats.items():
-        yield FoundSAE(place, tuple(names), sizes[place])
+        yield SAEListing(place, tuple(names), sizes[place])
 
 
 def _has_required(files: Mapping[str, int], place: str, known: SAEFormat) -> bool:

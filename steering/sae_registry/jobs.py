@@ -14,11 +14,11 @@ from jobs.models import Job
 from jobs.services import enqueue_job
 from steering.corpora.corpus import DEFAULT_NAME, DEFAULT_TOKENS
 from steering.corpora.corpus_registry import open_corpus
-from steering.engine_model import opened_in_engine
 from steering.models import SAE
+from steering.residuals import open_engine_reader
 from steering.sae_registry.files import locate_sae
 from steering.sae_registry.health import judge
-from steering.sae_registry.health_check import CheckWish, check_sae
+from steering.sae_registry.health_check import MeasureParams, check_sae
 from steering.sae_registry.registration import PreparedSAE, SAELocation, inspect_sae, prepare_sae
 from steering.services import save_sae
 
@@ -114,10 +114,10 @@ def run_add_sae(job: RunningJob) -> dict[str, Any]:
 def run_health(job: RunningJob) -> dict[str, Any]:
     """From the beginning after a crash: nothing is written before all is measured."""
     sae = SAE.objects.select_related("model").get(pk=job.params["sae"])
-    wish = CheckWish(open_corpus(job.params["corpus"]), job.params["tokens"], job.params["replaces_imports"])
-    with opened_in_engine(sae.model) as model:
+    params = MeasureParams(open_corpus(job.params["corpus"]), job.params["tokens"], job.params["replaces_imports"])
+    with open_engine_reader(sae.model) as model:
         sae = check_sae(
-            sae=sae, model=model, wish=wish, progress=lambda done, total: job.progress(done, total, "Reading texts")
+            sae=sae, model=model, params=params, progress=lambda done, total: job.progress(done, total, "Reading texts")
         )
     for verdict in judge(sae):
         job.log(verdict.text)

@@ -16,7 +16,7 @@ from steering.features.labels import FeatureLabel
 from steering.model_shape import read_model_shape
 from steering.models import SAE, Feature
 from steering.sae_registry.files import locate_sae
-from steering.sae_registry.hub import FoundSAE
+from steering.sae_registry.hub import SAEListing
 from steering.saes.config import SAEConfig
 from steering.saes.errors import InvalidSAEError
 from steering.saes.files import read_json_object
@@ -161,7 +161,7 @@ def _optional_float(value: Mapping[str, object], name: str) -> float | None:
     return float(number)
 
 
-def found_line(found: FoundSAE) -> str:
+def listing_line(found: SAEListing) -> str:
     """One SAE of a listing. Two versions of a format can have files of the same names."""
     return f"{found.subfolder or '(top)'}  {' or '.join(found.formats)}, {found.num_bytes / 1e6:.1f} MB"
 

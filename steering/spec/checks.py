@@ -15,7 +15,7 @@ from steering.spec.edit import (
     Operation,
     SiteTarget,
     VectorTarget,
-    is_one_part,
+    is_single_segment,
     may_meet,
 )
 from steering.spec.errors import InvalidSpecError, MissingScaleError, Problem
@@ -55,7 +55,7 @@ def _operation_problems(edit: EditSpec, path: str) -> Iterator[Problem]:
 
 def _scope_problems(edit: EditSpec, path: str) -> Iterator[Problem]:
     """A prompt has no parts."""
-    if is_one_part(edit.scope) and edit.phase != "generation":
+    if is_single_segment(edit.scope) and edit.phase != "generation":
         message = f"Only what the model writes has a “{edit.scope}”; choose the phase generation, not {edit.phase}."
         yield Problem(f"{path}.phase", message)
     elif edit.scope != EVERYTHING and edit.phase == "prompt":

@@ -21,28 +21,28 @@ _PARTS: dict[Scope, frozenset[Part]] = {
 }
 
 
-def parts_of(scope: Scope) -> frozenset[Part]:
+def segments_of(scope: Scope) -> frozenset[Part]:
     return _PARTS[scope]
 
 
-def is_one_part(scope: Scope) -> bool:
+def is_single_segment(scope: Scope) -> bool:
     """Whether a window counts the tokens of that part; else it counts those of the phase."""
     return len(_PARTS[scope]) == 1
 
 
 def windows_of(scope: Scope, window: Window) -> tuple[Window, Window]:
     """What the window says of the phase's tokens, and of the part's."""
-    return (ALL_TOKENS, window) if is_one_part(scope) else (window, ALL_TOKENS)
+    return (ALL_TOKENS, window) if is_single_segment(scope) else (window, ALL_TOKENS)
 
 
 def may_meet(one: Scope, window: Window, other: Scope, other_window: Window) -> bool:
     """Whether two edits of one phase can act on the same token."""
     if _PARTS[one].isdisjoint(_PARTS[other]):
         return False
-    if is_one_part(one) == is_one_part(other):
+    if is_single_segment(one) == is_single_segment(other):
         return window.overlaps(other_window)
     # A part's k-th token is the phase's k-th or a later one.
-    of_part, of_phase = (window, other_window) if is_one_part(one) else (other_window, window)
+    of_part, of_phase = (window, other_window) if is_single_segment(one) else (other_window, window)
     return of_phase.first is None or of_part.after < of_phase.first
 
 

@@ -30,9 +30,9 @@ from steering.saes.errors import InvalidSAEError
 from steering.saes.files import file_sha256
 from steering.sharing import SharingAdmin
 from steering.spec.errors import InvalidSpecError
-from steering.vectors.extraction import KIND, ExtractionWish, check_wish, read_pairs, request_extraction
+from steering.vectors.extraction import KIND, ExtractionParams, check_params, read_pairs, request_extraction
 from steering.vectors.services import (
-    FoundVector,
+    NewVector,
     check_vectors,
     check_vectors_are_unused,
     delete_vectors,
@@ -64,7 +64,7 @@ class ExtractionForm(forms.Form):
         required=False, initial=True, label="As a chat", help_text="Off: the prompts as they are."
     )
     description = forms.CharField(required=False, widget=forms.Textarea(attrs={"rows": 2, "cols": 60}))
-    wish: ExtractionWish
+    params: ExtractionParams
 
     def clean_layers(self) -> tuple[int, ...]:
         texts = [text.strip() for text in self.cleaned_data["layers"].split(",")]
@@ -83,13 +83,13 @@ class ExtractionForm(forms.Form):
             pairs = read_pairs(data["pairs"].read(MAX_BYTES + 1), data["pairs"].name)
         except InvalidSpecError as error:
             raise ValidationError({"pairs": [str(problem) for problem in error.problems]}) from error
-        self.wish = ExtractionWish(
+        self.params = ExtractionParams(
             name=data["name"], model=data["model"], pairs=pairs, method=data["method"], position=data["position"],
             sites=tuple(Site(layer, data["site"]) for layer in data["layers"]), chat=data["chat"],
             description=data["description"],
         )  # fmt: skip
         try:
-            check_wish(self.wish)
+            check_params(self.params)
         except (SteeringError, SourceError) as error:
             raise ValidationError({"layers": str(error)}) from error
 
@@ -120,8 +120,8 @@ class ExtractionPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes n
             raise PermissionDenied
         form = ExtractionForm(request.POST or None, request.FILES or None)
         if request.method == "POST" and form.is_valid():
-            job = request_extraction(wish=form.wish, user=request.user)  # type: ignore[arg-type]  # staff
-            text = f"The job {job} is queued; its vectors will be called {form.wish.name}."
+            job = request_extraction(params=form.params, user=request.user)  # type: ignore[arg-type]  # staff
+            text = f"The job {job} is queued; its vectors will be called {form.params.name}."
             self.message_user(request, text, messages.SUCCESS)
             return HttpResponseRedirect(reverse("admin:steering_vectorset_changelist"))
         context = {"title": "Find vectors in pairs of prompts", "opts": self.opts, "form": form}
@@ -140,7 +140,7 @@ class AddVectorsForm(forms.ModelForm[VectorSet]):
     layer = forms.IntegerField(
         required=False, min_value=0, help_text="Only this one; needed where the file names no layer."
     )
-    found: tuple[FoundVector, ...]
+    found: tuple[NewVector, ...]
     checksum = ""
 
     class Meta:

@@ -18,12 +18,12 @@ from steering.errors import IncompatibleSAEError
 from steering.exchange.documents import read_document
 from steering.model_shape import read_model_shape
 from steering.models import VectorSet
-from steering.residual_reader import EngineResidualReader, ResidualReader
+from steering.residuals import EnginePromptReader, PromptReader
 from steering.spec.edit import SINK_FACTOR
 from steering.spec.errors import InvalidSpecError, Problem
 from steering.spec.fields import Fields, describe
 from steering.vectors.directions import METHODS, Method, direction
-from steering.vectors.services import FoundVector, save_vectors
+from steering.vectors.services import NewVector, save_vectors
 
 if TYPE_CHECKING:
     import numpy as np
@@ -72,7 +72,7 @@ POSITIONS: tuple[Position, ...] = ("last", "mean")
 
 
 @dataclass(frozen=True, slots=True)
-class ExtractionWish:
+class ExtractionParams:
     """``position``: the residual of a prompt's last token, or the mean over its tokens.
 
     Special tokens are left out, and attention sinks of means.
@@ -88,56 +88,61 @@ class ExtractionWish:
     description: str = ""
 
 
-def request_extraction(*, wish: ExtractionWish, user: User | None = None) -> Job:
+def request_extraction(*, params: ExtractionParams, user: User | None = None) -> Job:
     """Queues the job. ValidationError or IncompatibleSAEError for what would fail later anyhow."""
-    check_wish(wish)
+    check_params(params)
     params = {
-        "name": wish.name,
-        "model": wish.model.name,
-        "pairs": [{"positive": pair.positive, "negative": pair.negative} for pair in wish.pairs],
-        "sites": [[site.layer, site.kind] for site in wish.sites],
-        "method": wish.method,
-        "position": wish.position,
-        "chat": wish.chat,
-        "description": wish.description,
+        "name": params.name,
+        "model": params.model.name,
+        "pairs": [{"positive": pair.positive, "negative": pair.negative} for pair in params.pairs],
+        "sites": [[site.layer, site.kind] for site in params.sites],
+        "method": params.method,
+        "position": params.position,
+        "chat": params.chat,
+        "description": params.description,
     }
-    return enqueue_job(kind=KIND, params=params, owner=user, title=f"Vectors {wish.name} of {wish.model}")
+    return enqueue_job(kind=KIND, params=params, owner=user, title=f"Vectors {params.name} of {params.model}")
 
 
-def check_wish(wish: ExtractionWish) -> None:
-    VectorSet(name=wish.name, model=wish.model).full_clean(exclude=["created_by", "origin", "checksum"])
-    if wish.method not in METHODS or wish.position not in POSITIONS:
+def check_params(params: ExtractionParams) -> None:
+    VectorSet(name=params.name, model=params.model).full_clean(exclude=["created_by", "origin", "checksum"])
+    if params.method not in METHODS or params.position not in POSITIONS:
         raise ValidationError(f"Expected one of {', '.join(METHODS)}, and one of {', '.join(POSITIONS)}.")
-    if not 1 <= len(wish.sites) <= MAX_SITES or len(set(wish.sites)) < len(wish.sites):
-        raise ValidationError(f"Expected 1 to {MAX_SITES} different sites, found {len(wish.sites)}.")
-    if wish.method == "pca" and len(wish.pairs) < 2:
+    if not 1 <= len(params.sites) <= MAX_SITES or len(set(params.sites)) < len(params.sites):
+        raise ValidationError(f"Expected 1 to {MAX_SITES} different sites, found {len(params.sites)}.")
+    if params.method == "pca" and len(params.pairs) < 2:
         raise ValidationError("pca needs at least two pairs; take mean_difference for one.")
-    shape = read_model_shape(wish.model)
-    for site in wish.sites:
+    shape = read_model_shape(params.model)
+    for site in params.sites:
         if site.kind not in SITE_KINDS or not 0 <= site.layer < shape.num_layers:
             raise IncompatibleSAEError(
-                f"{wish.model} has layers 0 to {shape.num_layers - 1}; there is no layer {site.layer}."
+                f"{params.model} has layers 0 to {shape.num_layers - 1}; there is no layer {site.layer}."
             )
 
 
-def run_extraction(job: RunningJob, reader: ResidualReader | None = None) -> dict[str, Any]:
+def run_extraction(job: RunningJob, reader: PromptReader | None = None) -> dict[str, Any]:
     """May run again after a crash: what a former run saved is found by the job's id, not saved twice."""
     origin = f"job {job.id}"
     saved = VectorSet.objects.filter(origin__startswith=origin).first()
     if saved is None:
-        wish = _wish(job.params)
-        vectors = _extract(job, wish, reader or EngineResidualReader())
+        params = _stored_params(job.params)
+        vectors = _extract(job, params, reader or EnginePromptReader())
         user = User.objects.filter(pk=job.owner_id).first() if job.owner_id else None
-        text = f"{origin}: {wish.method} of {len(wish.pairs)} pairs, {wish.position} token"
+        text = f"{origin}: {params.method} of {len(params.pairs)} pairs, {params.position} token"
         saved = save_vectors(
-            name=wish.name, model=wish.model, vectors=vectors, origin=text, description=wish.description, user=user
+            name=params.name,
+            model=params.model,
+            vectors=vectors,
+            origin=text,
+            description=params.description,
+            user=user,
         )
     norms = {str(vector.place): vector.norm for vector in saved.vectors.defer("data")}
     return {"vector_set": saved.name, "norms": norms}
 
 
-def _wish(params: dict[str, Any]) -> ExtractionWish:
-    return ExtractionWish(
+def _stored_params(params: dict[str, Any]) -> ExtractionParams:
+    return ExtractionParams(
         name=params["name"],
         model=LanguageModel.objects.get(name=params["model"]),
         pairs=parse_pairs(params["pairs"]),
@@ -159,17 +164,17 @@ class _Sides:
     num_tokens: int = 0
 
 
-def _extract(job: RunningJob, wish: ExtractionWish, reader: ResidualReader) -> list[FoundVector]:
-    sides = [_Sides([], []) for _ in wish.sites]
-    for start in range(0, len(wish.pairs), PAIRS_AT_ONCE):
-        job.progress(start, len(wish.pairs), "reading prompts")
-        pairs = wish.pairs[start : start + PAIRS_AT_ONCE]
+def _extract(job: RunningJob, params: ExtractionParams, reader: PromptReader) -> list[NewVector]:
+    sides = [_Sides([], []) for _ in params.sites]
+    for start in range(0, len(params.pairs), PAIRS_AT_ONCE):
+        job.progress(start, len(params.pairs), "reading prompts")
+        pairs = params.pairs[start : start + PAIRS_AT_ONCE]
         prompts = [prompt for pair in pairs for prompt in (pair.positive, pair.negative)]
-        found = reader.read(wish.model.name, prompts, wish.sites, chat=wish.chat)
+        found = reader.read(params.model.name, prompts, params.sites, chat=params.chat)
         for number, side in enumerate(sides):
-            _add(side, [one.sites[number] for one in found], wish.position)
-    job.progress(len(wish.pairs), len(wish.pairs), "computing directions")
-    return [_vector(site, side, wish.method) for site, side in zip(wish.sites, sides, strict=True)]
+            _add(side, [one.sites[number] for one in found], params.position)
+    job.progress(len(params.pairs), len(params.pairs), "computing directions")
+    return [_vector(site, side, params.method) for site, side in zip(params.sites, sides, strict=True)]
 
 
 def _add(side: _Sides, rows: Sequence[NDArray[np.float32]], position: Position) -> None:
@@ -189,8 +194,8 @@ def _add(side: _Sides, rows: Sequence[NDArray[np.float32]], position: Position) 
         (side.positive if number % 2 == 0 else side.negative).append(one)
 
 
-def _vector(site: Site, side: _Sides, method: Method) -> FoundVector:
+def _vector(site: Site, side: _Sides, method: Method) -> NewVector:
     import numpy as np
 
     found = direction(np.stack(side.positive), np.stack(side.negative), method)
-    return FoundVector(site, tuple(found.astype(np.float32).tolist()), side.norm_sum / side.num_tokens)
+    return NewVector(site, tuple(found.astype(np.float32).tolist()), side.norm_sum / side.num_tokens)

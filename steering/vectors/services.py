@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class FoundVector:
+class NewVector:
     """``values`` are ``[d]``; ``reference_norm`` is the mean norm of the residual at the site, None where unknown."""
 
     site: Site
@@ -34,7 +34,7 @@ class FoundVector:
     reference_norm: float | None = None
 
 
-def read_vector_file(path: Path, *, layer: int | None = None) -> tuple[FoundVector, ...]:
+def read_vector_file(path: Path, *, layer: int | None = None) -> tuple[NewVector, ...]:
     """The vectors of a file, all of them or that of one layer.
 
     InvalidSAEError for a file that holds no usable vectors, and for one without a layer where none is given.
@@ -48,11 +48,11 @@ def read_vector_file(path: Path, *, layer: int | None = None) -> tuple[FoundVect
     for vector in vectors:
         if vector.site is None:
             raise InvalidSAEError(f"{path.name} does not say for which layer its vector is; give the layer.")
-        found.append(FoundVector(vector.site, tuple(vector.values.tolist())))
+        found.append(NewVector(vector.site, tuple(vector.values.tolist())))
     return tuple(found)
 
 
-def check_vectors(model: LanguageModel, vectors: Sequence[FoundVector]) -> None:
+def check_vectors(model: LanguageModel, vectors: Sequence[NewVector]) -> None:
     """IncompatibleSAEError for a layer or a width that the model has not, and for numbers that no edit may have."""
     shape = read_model_shape(model)
     for vector in vectors:
@@ -71,7 +71,7 @@ def save_vectors(
     *,
     name: str,
     model: LanguageModel,
-    vectors: Sequence[FoundVector],
+    vectors: Sequence[NewVector],
     origin: str,
     checksum: str = "",
     description: str = "",
@@ -118,13 +118,13 @@ def check_vectors_are_unused(*, vector_set: VectorSet) -> None:
         raise InUseError(f"The vectors {vector_set} are used by the draft of {edit.profile}; remove those edits first.")
 
 
-def digest(vectors: Sequence[FoundVector]) -> str:
+def digest(vectors: Sequence[NewVector]) -> str:
     """SHA-256 of sites and numbers."""
     parts = (str(vector.site).encode() + PlainVector.pack(vector.values) for vector in vectors)
     return hashlib.sha256(b"".join(parts)).hexdigest()
 
 
-def _row(rows: VectorSet, vector: FoundVector) -> PlainVector:
+def _row(rows: VectorSet, vector: NewVector) -> PlainVector:
     return PlainVector(
         vector_set=rows, layer=vector.site.layer, site=vector.site.kind, data=PlainVector.pack(vector.values),
         norm=math.hypot(*vector.values), reference_norm=vector.reference_norm,

@@ -17,7 +17,7 @@ from inference.captures import FeatureValues, Read, Reading, Stage
 from inference.registry.records import model_table
 from steering.errors import SteeringError
 from steering.models import SAE, WatchRule
-from steering.sae_registry.readable_sae import ReadableSAE, load_readable
+from steering.sae_registry.loaded_sae import LoadedSAE, load_registered_sae
 
 logger = logging.getLogger(__name__)
 
@@ -163,10 +163,10 @@ def _make_watch(rules: tuple[ActiveRule, ...], special_token_ids: frozenset[int]
     return Watch(tuple(read for _, read in whole), tuple(group for group, _ in whole))
 
 
-def _loaded(name: str, rules: Iterable[ActiveRule]) -> ReadableSAE | None:
+def _loaded(name: str, rules: Iterable[ActiveRule]) -> LoadedSAE | None:
     problem, sae = "", None
     try:
-        sae = load_readable(SAE.objects.get(name=name))
+        sae = load_registered_sae(SAE.objects.get(name=name))
     except (SteeringError, SAE.DoesNotExist) as error:
         problem = f"It does not act: {error}"
         logger.error("Rules of the SAE %s do not act: %s", name, error)
@@ -176,7 +176,7 @@ def _loaded(name: str, rules: Iterable[ActiveRule]) -> ReadableSAE | None:
 
 
 def _read(
-    sae: ReadableSAE | None, rules: list[ActiveRule], stage: Stage, special_token_ids: frozenset[int]
+    sae: LoadedSAE | None, rules: list[ActiveRule], stage: Stage, special_token_ids: frozenset[int]
 ) -> Read | None:
     if sae is None:
         return None

@@ -15,7 +15,7 @@ from django.urls import reverse
 from inference.files.sources import OUTSIDE_ROOTS, ModelSource, SourceError, check_directory, check_within_roots
 from inference.models import LanguageModel
 from openai_api.http.errors import unavailable, without_paths
-from steering.sae_registry.hub import find_saes
+from steering.sae_registry.hub import list_saes
 from tests.builders import build_model
 from tests.console.test_pages import client_of
 from tests.management_api.conftest import api_of, make_user
@@ -184,7 +184,7 @@ def test_a_tree_of_empty_directories_ends(tmp_path: Path, monkeypatch: pytest.Mo
     for number in range(60):
         (tmp_path / str(number)).mkdir()
     with pytest.raises(SourceError, match="more than 50 files"):
-        find_saes(str(tmp_path))
+        list_saes(str(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ from steering.errors import (
 from steering.features.catalog import FeatureDetail, FeatureQuery, FeatureRecord, SAERecord
 from steering.features.logit_lens import LogitLens
 from steering.profiles.resolver import ResolvedProfile, SteeringSelection
-from steering.sae_registry.readable_sae import ReadableSAE
+from steering.sae_registry.loaded_sae import LoadedSAE
 from tests.builders import build_tokenizer
 
 BOS, TURN = 256, 257
@@ -392,7 +392,7 @@ class NoFeatures:
     async def lens(self, sae: SAERecord, index: int) -> LogitLens:
         raise AssertionError("lens")
 
-    async def readable(self, model: str, name: str | None) -> ReadableSAE:
+    async def readable(self, model: str, name: str | None) -> LoadedSAE:
         raise AssertionError("readable")
 
     async def labels(self, sae: int, indices: Iterable[int]) -> dict[int, str]:

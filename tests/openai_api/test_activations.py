@@ -14,7 +14,7 @@ from inference.client import Event, GenerationRequest, ReadingEvent, TokensEvent
 from inference.interventions import Site
 from openai_api.backend import get_backend, set_backend
 from steering.errors import SAEChoiceError, SAENotReadableError, SteeringError, UnknownSAEError
-from steering.sae_registry.readable_sae import ReadableSAE
+from steering.sae_registry.loaded_sae import LoadedSAE
 from steering.watch.watcher import ActiveRule, Watch
 from tests.openai_api.conftest import Api, chunks_of
 from tests.openai_api.fakes import TURN, NoFeatures, finished, tokens_of
@@ -35,12 +35,12 @@ class FakeFeatures(NoFeatures):
 
     failure: SteeringError | None = None
 
-    async def readable(self, model: str, name: str | None) -> ReadableSAE:
+    async def readable(self, model: str, name: str | None) -> LoadedSAE:
         if self.failure is not None:
             raise self.failure
         if name not in {None, "org/sae"}:
             raise UnknownSAEError("There is no such SAE.")
-        return ReadableSAE(1, "org/sae", SITE, FakeEncoder())  # type: ignore[arg-type]
+        return LoadedSAE(1, "org/sae", SITE, FakeEncoder())  # type: ignore[arg-type]
 
     async def labels(self, sae: int, indices: Iterable[int]) -> dict[int, str]:
         return {index: "rain" for index in indices if index == 3}

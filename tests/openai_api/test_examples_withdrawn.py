@@ -16,7 +16,7 @@ from openai_api.models import ApiKey
 from openai_api.request_log.traffic_corpus import traffic_corpus
 from steering.corpora.corpus import Corpus, CorpusError
 from steering.features.labels import FeatureExample
-from steering.features.traffic_examples import keep_traffic_examples
+from steering.features.traffic_examples import store_traffic_examples
 from steering.models import SAE, Feature
 from tests.openai_api.test_traffic_corpus import CHAT, log
 
@@ -50,7 +50,7 @@ def corpus(key: ApiKey) -> Corpus:
 
 
 def keep(sae: SAE, corpus: Corpus) -> None:
-    keep_traffic_examples(sae=sae, corpus=corpus, examples=lambda index: SECRET)
+    store_traffic_examples(sae=sae, corpus=corpus, examples=lambda index: SECRET)
 
 
 def num_examples() -> int:

@@ -14,7 +14,7 @@ from pytest_django.live_server_helper import LiveServer
 
 from inference.interventions import Site
 from steering.models import SAE, FeatureEdit, SteeringProfile
-from steering.vectors.services import FoundVector, save_vectors
+from steering.vectors.services import NewVector, save_vectors
 from tests.steering.sae_files import D_IN
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -26,7 +26,7 @@ WIDTHS = (390, 1280)
 def draft(profile: SteeringProfile) -> SteeringProfile:
     """One plain edit, one with conditions, a vector, and a norm."""
     sae = SAE.objects.get()
-    vectors = save_vectors(name="calm", model=profile.model, vectors=[FoundVector(Site(2), (1.0,) * D_IN)], origin="x")
+    vectors = save_vectors(name="calm", model=profile.model, vectors=[NewVector(Site(2), (1.0,) * D_IN)], origin="x")
     FeatureEdit.objects.create(
         profile=profile, feature=sae.features.get(index=1), operation="at_most", strength=0.25, after=4,
         gate_feature=sae.features.get(index=2), gate_above=0.5,

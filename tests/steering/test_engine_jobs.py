@@ -19,11 +19,11 @@ from inference.registry.registry import ModelRegistry, set_registry
 from inference.registry.standalone_model import load_offline
 from jobs.errors import JobCancelled
 from steering import services
-from steering.engine_model import opened_in_engine
 from steering.errors import SteeringError
 from steering.features.labels import FeatureLabel
 from steering.features.semantic_search import run_embed_labels
 from steering.models import Feature, LabelEmbedding
+from steering.residuals import open_engine_reader
 from steering.sae_registry.jobs import run_health
 from steering.sae_registry.registration import SAELocation
 from tests.builders import build_model
@@ -69,7 +69,7 @@ def test_engine_reads_what_transformers_computes(engine, model):
     offline = load_offline(model)
     sites = (Site(1), Site(2, "resid_pre"), Site(0, "mlp_out"), Site(3, "attn_out"))
     texts = ("The cat sat by the sea. " * 30, "A sad owl.", "A sad owl.")  # several chunks; and a prefix that is known
-    with opened_in_engine(model) as online:
+    with open_engine_reader(model) as online:
         assert online.num_layers == offline.num_layers == 4
         for text in texts:
             ids = online.text.encode(text)[:200]

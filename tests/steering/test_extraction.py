@@ -32,12 +32,12 @@ from jobs.models import Job
 from jobs.running_job import RunningJob
 from steering.errors import IncompatibleSAEError
 from steering.models import VectorSet
-from steering.residual_reader import EngineResidualReader, PromptResiduals
+from steering.residuals import EnginePromptReader, PromptResiduals
 from steering.spec.errors import InvalidSpecError
 from steering.vectors.directions import METHODS, NoDirectionError, direction
 from steering.vectors.extraction import (
     KIND,
-    ExtractionWish,
+    ExtractionParams,
     PromptPair,
     parse_pairs,
     read_pairs,
@@ -144,8 +144,8 @@ class FakeReader:
 
 
 @pytest.fixture
-def wish(model: LanguageModel) -> ExtractionWish:
-    return ExtractionWish("happy", model, PAIRS, (Site(0), Site(2)))
+def params(model: LanguageModel) -> ExtractionParams:
+    return ExtractionParams("happy", model, PAIRS, (Site(0), Site(2)))
 
 
 def running(job: Job) -> RunningJob:
@@ -155,8 +155,8 @@ def running(job: Job) -> RunningJob:
 
 
 class TestJob:
-    def test_finds_and_saves_vectors(self, wish, researcher):
-        job, reader = request_extraction(wish=wish, user=researcher), FakeReader()
+    def test_finds_and_saves_vectors(self, params, researcher):
+        job, reader = request_extraction(params=params, user=researcher), FakeReader()
         result = run_extraction(running(job), reader)
         saved = VectorSet.objects.get()
         assert (saved.name, saved.created_by) == ("happy", researcher)
@@ -172,8 +172,8 @@ class TestJob:
         assert set(result["norms"]) == {"layers.0.resid_post", "layers.2.resid_post"}
         assert Job.objects.get().done == len(PAIRS)
 
-    def test_mean_over_tokens(self, wish):
-        job, reader = request_extraction(wish=replace(wish, position="mean", method="pca")), FakeReader()
+    def test_mean_over_tokens(self, params):
+        job, reader = request_extraction(params=replace(params, position="mean", method="pca")), FakeReader()
         run_extraction(running(job), reader)
         vector = VectorSet.objects.get().vectors.get(layer=2)
         sides = [
@@ -182,29 +182,29 @@ class TestJob:
         ]
         np.testing.assert_allclose(vector.values, direction(sides[0], sides[1], "pca"), rtol=1e-3, atol=1e-5)
 
-    def test_second_run_after_a_crash_saves_nothing_twice(self, wish):
-        job = request_extraction(wish=wish)
+    def test_second_run_after_a_crash_saves_nothing_twice(self, params):
+        job = request_extraction(params=params)
         run_extraction(running(job), FakeReader())
         reader = FakeReader()
         assert run_extraction(running(job), reader)["vector_set"] == "happy"
         assert (VectorSet.objects.count(), reader.asked) == (1, [])
 
-    def test_stops_where_it_is_cancelled(self, wish):
-        job = request_extraction(wish=wish)
+    def test_stops_where_it_is_cancelled(self, params):
+        job = request_extraction(params=params)
         run = running(job)
         Job.objects.update(cancel_requested=True)
         with pytest.raises(JobCancelled):
             run_extraction(run, FakeReader())
         assert not VectorSet.objects.exists()
 
-    def test_a_name_that_was_taken_meanwhile_fails_with_a_sentence(self, wish):
-        first, second = request_extraction(wish=wish), request_extraction(wish=wish)
+    def test_a_name_that_was_taken_meanwhile_fails_with_a_sentence(self, params):
+        first, second = request_extraction(params=params), request_extraction(params=params)
         run_extraction(running(first), FakeReader())
         with pytest.raises(ValidationError, match="already exists"):
             run_extraction(running(second), FakeReader())
 
     @pytest.mark.parametrize("position", ["mean", "last"])
-    def test_attention_sinks_are_no_part_of_means(self, wish, position):
+    def test_attention_sinks_are_no_part_of_means(self, params, position):
         """One residual of each prompt is 100 times longer than the others."""
         rng = np.random.default_rng(1)
         rows = {pair.positive: rng.normal(size=(6, D_IN)) + 1 for pair in PAIRS}
@@ -215,18 +215,18 @@ class TestJob:
             reader = FakeReader()
             reader.rows = lambda prompt, site, each=each: each[prompt].astype(np.float32)
             name = f"sinks-{len(found)}"
-            asked = replace(wish, name=name, position=position, sites=(Site(0),))
-            run_extraction(running(request_extraction(wish=asked)), reader)
+            asked = replace(params, name=name, position=position, sites=(Site(0),))
+            run_extraction(running(request_extraction(params=asked)), reader)
             (vector,) = VectorSet.objects.get(name=name).vectors.all()
             found.append((vector.values, vector.reference_norm))
         np.testing.assert_allclose(found[0][0], found[1][0], rtol=1e-5)
         assert found[0][1] == pytest.approx(found[1][1])
 
-    def test_prompts_of_special_tokens_alone(self, wish):
+    def test_prompts_of_special_tokens_alone(self, params):
         reader = FakeReader()
         reader.rows = lambda prompt, site: np.zeros((0, 0), np.float32)
         with pytest.raises(ValueError, match="nothing to read in it"):
-            run_extraction(running(request_extraction(wish=wish)), reader)
+            run_extraction(running(request_extraction(params=params)), reader)
 
     @pytest.mark.parametrize(
         ("fields", "message"),
@@ -240,9 +240,9 @@ class TestJob:
             ({"method": "pca", "pairs": PAIRS[:1]}, "at least two pairs"),
         ],
     )
-    def test_what_would_fail_is_refused_at_once(self, fields, message, wish):
+    def test_what_would_fail_is_refused_at_once(self, fields, message, params):
         with pytest.raises((ValidationError, IncompatibleSAEError), match=message):
-            request_extraction(wish=replace(wish, **fields))
+            request_extraction(params=replace(params, **fields))
         assert not Job.objects.exists()
 
     def test_kind_is_registered(self):
@@ -271,7 +271,7 @@ class TestReading:
                 return ReadyModel(record, 256, 400, text)
 
             prompts, sites = ["The cat sat.", "A sad owl flew home."], (Site(1), Site(3, "mlp_out"))
-            found = EngineResidualReader(ready, client).read("tiny", prompts, sites, chat=chat)
+            found = EnginePromptReader(ready, client).read("tiny", prompts, sites, chat=chat)
         finally:
             client.stop(0)
         for prompt, one in zip(prompts, found, strict=True):

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from steering.sae_registry.hub import FoundSAE, find_saes
+from steering.sae_registry.hub import SAEListing, list_saes
 from steering.saes.loader import load_sae
 from tests.steering.fake_hub import FakeHub, running
 from tests.steering.format_files import circuit_tracer, dictionary_learning, gemma_scope_2, goodfire, sparsify
@@ -27,7 +27,7 @@ import json, sys, time, django
 django.setup()
 from inference.files.sources import SourceError
 from inference.files.downloads import watch
-from steering.sae_registry.hub import find_saes
+from steering.sae_registry.hub import list_saes
 from steering.saes.loader import load_sae
 from steering.sae_registry.files import load_source, locate_sae
 from steering.profiles.snapshot import SAESource
@@ -61,7 +61,7 @@ def stopped(subfolder):
         return "stopped"
 
 def listing(subfolder):
-    return [[f.subfolder, *f.formats] for f in find_saes("org/saes", subfolder=subfolder)]
+    return [[f.subfolder, *f.formats] for f in list_saes("org/saes", subfolder=subfolder)]
 
 for name, subfolder in json.loads(sys.argv[1]):
     try:
@@ -232,10 +232,10 @@ class TestLocal:
         write_sae(tmp_path / "a" / "b")
         circuit_tracer(tmp_path)
         size = (tmp_path / "layer_0.safetensors").stat().st_size
-        found = find_saes(str(tmp_path))
+        found = list_saes(str(tmp_path))
         assert [sae.subfolder for sae in found] == ["a/b", *(f"layer_{n}.safetensors" for n in range(3))]
-        assert found[1] == FoundSAE("layer_0.safetensors", ("circuit-tracer",), size)
+        assert found[1] == SAEListing("layer_0.safetensors", ("circuit-tracer",), size)
 
     def test_nothing(self, tmp_path):
         (tmp_path / "model.safetensors").write_bytes(b"")
-        assert find_saes(str(tmp_path)) == []
+        assert list_saes(str(tmp_path)) == []

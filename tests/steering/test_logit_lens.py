@@ -20,7 +20,7 @@ from steering.features import unembedding
 from steering.features.logit_lens import (
     MAX_WAITING,
     LensBusyError,
-    LensSubject,
+    LensTarget,
     LensUnavailableError,
     LensWorker,
     LogitLens,
@@ -37,8 +37,8 @@ from tests.steering.sae_files import random_weights, sae_config, write_sae
 NOTHING = LogitLens((), ())
 
 
-def subject(index: int = 0, *, is_in_residual: bool = True) -> LensSubject:
-    return LensSubject(ModelSource("/no/such/model"), SAESource("s", "c", "/no", "", ""), index, is_in_residual)
+def subject(index: int = 0, *, is_in_residual: bool = True) -> LensTarget:
+    return LensTarget(ModelSource("/no/such/model"), SAESource("s", "c", "/no", "", ""), index, is_in_residual)
 
 
 NORMS = {"gpt2": "transformer.ln_f", "gpt_neox": "gpt_neox.final_layer_norm"}
@@ -159,7 +159,7 @@ def test_says_why_there_is_none(looked_at):
 async def test_one_after_the_other_and_only_once():
     running: list[int] = []
 
-    def compute(wanted: LensSubject) -> LogitLens:
+    def compute(wanted: LensTarget) -> LogitLens:
         running.append(wanted.index)
         return NOTHING
 
@@ -172,7 +172,7 @@ async def test_one_after_the_other_and_only_once():
 async def test_too_many_are_refused_and_it_goes_on_after_a_failure():
     gate = threading.Event()
 
-    def compute(wanted: LensSubject) -> LogitLens:
+    def compute(wanted: LensTarget) -> LogitLens:
         gate.wait()
         if wanted.index == 0:
             raise LensUnavailableError("broken")
@@ -199,10 +199,10 @@ def test_whole_path_of_a_registered_sae(tmp_path):
     weights = random_weights(d_in=32)
     location = SAELocation(str(write_sae(tmp_path / "sae", sae_config(d_in=32), weights)))
     sae = services.register_sae(name="tiny-sae", model=model, location=location)
-    subject = LensSubject(model.model_source, source_of(sae), 7)
+    subject = LensTarget(model.model_source, source_of(sae), 7)
     worker = LensWorker(compute_lens)
 
-    lens = worker.look_here(subject, 60)
+    lens = worker.compute_blocking(subject, 60)
     assert asyncio.run(worker.look(subject)) == lens
     logits = expected(path, torch.tensor(weights["W_dec"][7], dtype=torch.float32))
     vocabulary = Tokenizer.from_file(str(path / "tokenizer.json")).get_vocab_size()

@@ -8,7 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.models import LanguageModel
-from steering.features.semantic_search import LabelsNotEmbeddedError, Meaning, forget_stale, fuse, search_meaning
+from steering.features.semantic_search import (
+    LabelsNotEmbeddedError,
+    QueryEmbedding,
+    delete_stale_embeddings,
+    fuse,
+    search_by_meaning,
+)
 from steering.models import Feature, LabelEmbedding
 
 WIDTH = 8
@@ -31,7 +37,9 @@ def embedded(sae, embedder):
 
 def find(vector, text="", *, limit=10, offset=0, model="vectors", rows=None):
     rows = Feature.objects.all() if rows is None else rows
-    return [f.index for f in search_meaning(rows, text, Meaning(model, tuple(vector)), limit=limit, offset=offset)]
+    return [
+        f.index for f in search_by_meaning(rows, text, QueryEmbedding(model, tuple(vector)), limit=limit, offset=offset)
+    ]
 
 
 def test_order_is_that_of_the_cosine(embedded):
@@ -66,7 +74,7 @@ def test_model_that_embedded_nothing(embedded):
 def test_stale_ones_are_forgotten(embedded, embedder):
     Feature.objects.filter(sae=embedded, index=0).update(label="sunshine")
     Feature.objects.filter(sae=embedded, index=1).update(label="")
-    assert forget_stale(sae=embedded, model=embedder) == 2
+    assert delete_stale_embeddings(sae=embedded, model=embedder) == 2
     assert [row.feature.index for row in LabelEmbedding.objects.select_related("feature")] == [2]
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.interventions import Site
-from steering.measuring.accumulators import NUM_BINS, GrowingHistogram, ReconstructionMeter, StrongestTexts
+from steering.measuring.accumulators import NUM_BINS, GrowingHistogram, ReconstructionMeter, TopActivatingTexts
 from steering.measuring.diagnosis import find_causes
 from steering.measuring.document import TokenisedDocument, split_tokens, take_tokens
 from steering.measuring.measurement import measure_sae
@@ -230,7 +230,7 @@ class TestDocuments:
 
 def test_wide_saes_keep_fewer_texts(monkeypatch):
     monkeypatch.setattr("steering.measuring.accumulators._MAX_BYTES", 4 * 8 * 10 * 2)
-    texts = StrongestTexts(10, num_texts=5, width=8)
+    texts = TopActivatingTexts(10, num_texts=5, width=8)
     for number in range(4):
         texts.add(number, torch.full((3, 10), float(number + 1)))
     assert [one.document for one in texts.of(0)] == [3, 2]

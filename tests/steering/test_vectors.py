@@ -24,7 +24,7 @@ from steering.models import FeatureEdit, PlainVector, SteeringProfile, VectorSet
 from steering.profiles import lifecycle
 from steering.profiles.drafts import draft_edits
 from steering.spec.wording import describe_edit
-from steering.vectors.services import FoundVector, delete_vectors, save_vectors
+from steering.vectors.services import NewVector, delete_vectors, save_vectors
 from tests.steering.edits import keep_norm, vector_edit
 from tests.steering.pages import page, said, staff
 from tests.steering.sae_files import D_IN
@@ -43,7 +43,7 @@ def directions(*layers: int) -> dict[int, np.ndarray]:
 
 @pytest.fixture
 def calm(model) -> VectorSet:
-    found = [FoundVector(Site(layer), tuple(values.tolist())) for layer, values in directions(0, 2).items()]
+    found = [NewVector(Site(layer), tuple(values.tolist())) for layer, values in directions(0, 2).items()]
     return save_vectors(name="calm", model=model, vectors=found, origin="calm.npz")
 
 
@@ -209,7 +209,7 @@ class TestUse:
         assert not admin.get("/admin/autocomplete/", params | {"language_model": other_model.pk}).json()["results"]
 
     def test_vector_of_another_model(self, other_model, profile, tmp_path):
-        found = [FoundVector(Site(0), (1.0,) * D_IN)]
+        found = [NewVector(Site(0), (1.0,) * D_IN)]
         other = save_vectors(name="other", model=other_model, vectors=found, origin="x")
         edit = FeatureEdit(profile=profile, plain_vector=other.vectors.get(), unit="raw")
         with pytest.raises(Exception, match="belongs to the model other"):
@@ -292,4 +292,4 @@ class TestPublishing:
 
 def test_other_widths_are_refused(model):
     with pytest.raises(IncompatibleSAEError, match="is 12 wide, the vector 3"):
-        save_vectors(name="x", model=model, vectors=[FoundVector(Site(0), (1.0, 2.0, 3.0))], origin="x")
+        save_vectors(name="x", model=model, vectors=[NewVector(Site(0), (1.0, 2.0, 3.0))], origin="x")

@@ -16,9 +16,16 @@ from steering.errors import SteeringError
 from steering.features.label_files import read_labels
 from steering.features.labels import FeatureLabel
 from steering.sae_registry.health import judge
-from steering.sae_registry.hub import find_saes
+from steering.sae_registry.hub import list_saes
 from steering.sae_registry.jobs import add_sae
-from steering.sae_registry.registration import SAELocation, describe, found_line, inspect_sae, prepare_sae, read_health
+from steering.sae_registry.registration import (
+    SAELocation,
+    describe,
+    inspect_sae,
+    listing_line,
+    prepare_sae,
+    read_health,
+)
 from steering.saes.errors import InvalidSAEError
 from steering.spec.errors import InvalidSpecError
 
@@ -65,9 +72,9 @@ class Command(BaseCommand):
             raise CommandError(" ".join(error.messages)) from error
 
     def _list(self, source: str, revision: str, subfolder: str) -> None:
-        found = find_saes(source, revision=revision, subfolder=subfolder)
+        found = list_saes(source, revision=revision, subfolder=subfolder)
         for sae in found:
-            self.stdout.write(found_line(sae))
+            self.stdout.write(listing_line(sae))
         self.stdout.write(self.style.SUCCESS(f"{len(found)} SAEs in {source}."))
 
     def _add(self, model: LanguageModel, options: dict[str, Any]) -> None:

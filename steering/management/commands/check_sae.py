@@ -13,7 +13,7 @@ from inference.registry.standalone_model import opened_offline
 from steering.corpora.corpus import DEFAULT_TOKENS, MAX_TOKENS, CorpusError, read_corpus
 from steering.models import SAE
 from steering.sae_registry.health import judge
-from steering.sae_registry.health_check import CheckWish, check_sae
+from steering.sae_registry.health_check import MeasureParams, check_sae
 from steering.saes.errors import InvalidSAEError
 
 
@@ -38,9 +38,11 @@ class Command(BaseCommand):
         if not 1 <= options["tokens"] <= MAX_TOKENS:
             raise CommandError(f"--tokens must lie between 1 and {MAX_TOKENS}, not {options['tokens']}.")
         try:
-            wish = CheckWish(read_corpus(options["corpus"]), options["tokens"], replaces_imports=options["replace"])
+            params = MeasureParams(
+                read_corpus(options["corpus"]), options["tokens"], replaces_imports=options["replace"]
+            )
             with opened_offline(sae.model) as model:
-                sae = check_sae(sae=sae, model=model, wish=wish, progress=self._show)
+                sae = check_sae(sae=sae, model=model, params=params, progress=self._show)
         except (CorpusError, InvalidSAEError, SourceError, EngineError) as error:
             raise CommandError(str(error)) from error
         for verdict in judge(sae):

@@ -16,7 +16,7 @@ from steering.errors import SteeringError
 from steering.exchange.documents import MAX_BYTES
 from steering.spec.errors import InvalidSpecError
 from steering.vectors.directions import METHODS
-from steering.vectors.extraction import POSITIONS, ExtractionWish, read_pairs, request_extraction
+from steering.vectors.extraction import POSITIONS, ExtractionParams, read_pairs, request_extraction
 
 
 class Command(BaseCommand):
@@ -43,12 +43,12 @@ class Command(BaseCommand):
         try:
             with path.open("rb") as file:
                 pairs = read_pairs(file.read(MAX_BYTES + 1), path.name)
-            wish = ExtractionWish(
+            params = ExtractionParams(
                 name=options["name"], model=model, pairs=pairs, method=options["method"],
                 sites=tuple(Site(layer, options["site"]) for layer in options["layer"]),
                 position=options["position"], chat=not options["raw"], description=options["description"],
             )  # fmt: skip
-            job = request_extraction(wish=wish)
+            job = request_extraction(params=params)
         except InvalidSpecError as error:
             raise CommandError("\n".join(map(str, error.problems))) from error
         except (SourceError, OSError) as error:
@@ -57,4 +57,4 @@ class Command(BaseCommand):
             raise CommandError(error.message) from error
         except ValidationError as error:
             raise CommandError(" ".join(error.messages)) from error
-        self.stdout.write(self.style.SUCCESS(f"Queued the job {job.pk}; the vectors will be called {wish.name}."))
+        self.stdout.write(self.style.SUCCESS(f"Queued the job {job.pk}; the vectors will be called {params.name}."))

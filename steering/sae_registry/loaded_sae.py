@@ -27,7 +27,7 @@ MAX_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
-class ReadableSAE:
+class LoadedSAE:
     """With its weights in memory."""
 
     pk: int
@@ -41,7 +41,7 @@ class ReadableSAE:
         return norms
 
 
-def load_readable(row: SAE) -> ReadableSAE:
+def load_registered_sae(row: SAE) -> LoadedSAE:
     """SAENotReadableError, or SAEUnavailableError where the weights are gone or others. Slow at first."""
     try:
         encoder = get_resolver().sae(source_of(row))
@@ -53,10 +53,10 @@ def load_readable(row: SAE) -> ReadableSAE:
         raise SAENotReadableError(
             f"{row.name} is a transcoder: it reads the MLP's input, which is no site of this server. Name another SAE."
         )
-    return ReadableSAE(row.pk, row.name, Site(row.layer, row.site), encoder)  # type: ignore[arg-type]  # the row's choices
+    return LoadedSAE(row.pk, row.name, Site(row.layer, row.site), encoder)  # type: ignore[arg-type]  # the row's choices
 
 
-def find_readable(model: str, name: str | None) -> ReadableSAE:
+def find_loaded_sae(model: str, name: str | None) -> LoadedSAE:
     """The model's SAE of that name, or its only one; ``model`` is its registered name."""
     rows = SAE.objects.filter(model__name=model).order_by("name")
     if name is not None and "\0" in name:
@@ -65,7 +65,7 @@ def find_readable(model: str, name: str | None) -> ReadableSAE:
         rows = rows.filter(name=name)
     found = list(rows[: MAX_NAMED + 1])
     if len(found) == 1:
-        return load_readable(found[0])
+        return load_registered_sae(found[0])
     if name is not None:
         raise UnknownSAEError(f"The model {model} has no SAE “{name[:100]}”.")
     if not found:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 from uuid import uuid4
 
 import numpy as np
 
 from inference.captures import Read
 from inference.client import (
+    EngineClient,
     EngineError,
     EventStream,
     FailedEvent,
@@ -23,6 +25,8 @@ from inference.client import (
 )
 from inference.interventions import Site
 from inference.models import LanguageModel
+from inference.prompt_readings import read_prompts
+from inference.registry.ready_model import ReadyModel
 from inference.registry.registry import get_registry
 from steering.model_shape import read_model_shape
 
@@ -48,7 +52,7 @@ _PRIORITY = -100  # under MILLM_SCHEDULER_POLICY=priority whoever waits for an a
 _ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0)
 
 
-class EngineModel:
+class EngineResidualReader:
     """Synchronous, for a thread without an event loop. One text at a time, so that it takes one place in the batch."""
 
     def __init__(self, name: str, text: ModelText, num_layers: int, runner: asyncio.Runner) -> None:
@@ -80,12 +84,12 @@ class EngineModel:
 
 
 @contextmanager
-def opened_in_engine(model: LanguageModel) -> Iterator[EngineModel]:
+def open_engine_reader(model: LanguageModel) -> Iterator[EngineResidualReader]:
     """The model, loaded first if need be. EngineDownError in a process without an engine, and what loading raises."""
     num_layers = read_model_shape(model).num_layers
     with asyncio.Runner() as runner:
         ready = runner.run(get_registry().ready(model.name))
-        yield EngineModel(model.name, ready.text, num_layers, runner)
+        yield EngineResidualReader(model.name, ready.text, num_layers, runner)
 
 
 async def _collect(stream: EventStream, num_reads: int) -> list[list[NDArray[np.float32]]]:
@@ -103,3 +107,51 @@ async def _collect(stream: EventStream, num_reads: int) -> list[list[NDArray[np.
     if not all(parts):
         raise EngineError("The engine ended before the texts were read.")
     return parts
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PromptResiduals:
+    """``sites`` has ``[tokens, d]`` for each site; special tokens are left out, and a first token that is none.
+
+    The latter is an attention sink, whose residual is of another scale and says nothing.
+    """
+
+    sites: tuple[NDArray[np.float32], ...]
+
+
+Ready = Callable[[str], Awaitable[ReadyModel]]
+
+
+class PromptReader(Protocol):
+    def read(self, model: str, prompts: Sequence[str], sites: Sequence[Site], *, chat: bool) -> list[PromptResiduals]:
+        """For each prompt, in their order. With ``chat`` a prompt is what a user says; raw text otherwise."""
+
+
+class EnginePromptReader:
+    """Loads the model if need be. Blocks: for the threads of jobs. ``ready`` and ``client`` are this process' own."""
+
+    def __init__(self, ready: Ready | None = None, client: EngineClient | None = None) -> None:
+        self._ready = ready
+        self._client = client
+
+    def read(self, model: str, prompts: Sequence[str], sites: Sequence[Site], *, chat: bool) -> list[PromptResiduals]:
+        return asyncio.run(self._read(model, prompts, sites, chat=chat))
+
+    async def _read(
+        self, model: str, prompts: Sequence[str], sites: Sequence[Site], *, chat: bool
+    ) -> list[PromptResiduals]:
+        ready = await (self._ready or get_registry().ready)(model)
+        text = ready.text
+        if chat:
+            ids = [text.render_chat([{"role": "user", "content": prompt}]) for prompt in prompts]
+        else:
+            ids = [text.encode(prompt) for prompt in prompts]
+        reads = tuple(
+            Read(site=site, stage="pre", phase="prompt", skip_token_ids=text.special_token_ids) for site in sites
+        )
+        found = await read_prompts(self._client or get_client(), model=ready.record.name, prompts=ids, reads=reads)
+        starts = [0 if prompt[0] in text.special_token_ids else 1 for prompt in ids]
+        return [
+            PromptResiduals(tuple(one.values(number)[start:] for number in range(len(sites))))
+            for one, start in zip(found, starts, strict=True)
+        ]
