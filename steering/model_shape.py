@@ -1,4 +1,4 @@
-"""The numbers of a model's configuration that an SAE must fit; read without loading the model."""
+"""The shape of a model that an SAE or a vector must fit, read from its configuration without loading it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _NUM_HEADS = ("num_attention_heads", "n_head", "num_heads")
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """``attention_width`` is heads times head size, the width of ``attn_out``.
+    """Widths, number of layers, and names of a model.
 
-    ``names`` are those by which the model is known, ``bos_token_id`` is None where texts do not begin with a token of
-    their own.
+    ``attention_width`` is the number of heads times the head size, the width of ``attn_out``. ``bos_token_id`` is None
+    if the model has no BOS token.
     """
 
     hidden_size: int
@@ -36,14 +36,14 @@ class ModelShape:
         return self.attention_width if site.kind == "attn_out" else self.hidden_size
 
     def check(self, site: Site, d_in: int) -> None:
-        """IncompatibleSAEError unless an SAE of that width fits at the site."""
+        """Raise IncompatibleSAEError unless an SAE of this width fits at the site."""
         if not 0 <= site.layer < self.num_layers:
             raise IncompatibleSAEError(f"The model has layers 0 to {self.num_layers - 1}, not {site.layer}.")
         if self.width(site) != d_in:
             raise IncompatibleSAEError(f"{site} is {self.width(site)} wide in this model, the SAE reads {d_in} (d_in).")
 
     def doubts(self, trained_on: str, *, prepends_bos: bool | None) -> tuple[str, ...]:
-        """Sentences about an SAE of the right size that may be another model's, or was trained on other texts."""
+        """Return warnings about an SAE of the right size that may be trained for another model or on other texts."""
         doubts = []
         if trained_on and not any(_is_same_model(trained_on, name) for name in self.names):
             doubts.append(f"The SAE was trained on {trained_on}; this model is {' or '.join(self.names) or 'unnamed'}.")
@@ -55,7 +55,7 @@ class ModelShape:
 
 
 def read_model_shape(model: LanguageModel) -> ModelShape:
-    """From the model's config.json, downloaded if need be."""
+    """Read the shape from the config.json of a model, downloading it if necessary."""
     folder = fetch(model.source, revision=model.revision, allow_patterns=["config.json"])
     config = _text_config(folder / "config.json")
     names = (model.name, Path(model.source).name, str(config.get("_name_or_path") or ""))
@@ -74,7 +74,7 @@ def _text_config(path: Path) -> dict[str, Any]:
         raise IncompatibleSAEError(f"The model's {path.name} cannot be read: {error}.") from error
     if not isinstance(config, dict):
         raise IncompatibleSAEError(f"The model's {path.name} does not hold an object.")
-    nested = config.get("text_config")  # models that also see or hear keep their language part there
+    nested = config.get("text_config")  # multimodal models nest the configuration of the language model
     return nested if isinstance(nested, dict) else config
 
 
@@ -93,6 +93,6 @@ def _number(config: dict[str, Any], names: tuple[str, ...], model: str) -> int:
 
 
 def _is_same_model(one: str, other: str) -> bool:
-    """By their names without organisation, case and punctuation; one may leave out a part such as -it or -base."""
+    """Compare names without organisation, case and punctuation; one may lack a suffix such as -it or -base."""
     first, second = (re.sub(r"[^a-z0-9]", "", name.rpartition("/")[2].lower()) for name in (one, other))
     return bool(first and second) and (first in second or second in first)

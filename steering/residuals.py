@@ -1,4 +1,8 @@
-"""A model of this process' engine, whose residuals are read beside the traffic and behind it."""
+"""Capture residuals in the engine for background jobs, beside the requests.
+
+:class:`EngineResidualReader` runs one text at a time, for measurements of SAEs. :class:`EnginePromptReader` runs
+several prompts at once, for extractions of vectors.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +44,7 @@ _MAX_WAIT_S = 5.0
 
 
 async def submit_when_there_is_room(submit: Callable[[], EventStream]) -> EventStream:
-    """Behind those who were there before, again and again; EngineDownError when the engine ends meanwhile."""
+    """Submit a request, waiting while the queue is full. Raise EngineDownError if the engine stops."""
     while True:
         try:
             return submit()
@@ -48,12 +52,15 @@ async def submit_when_there_is_room(submit: Callable[[], EventStream]) -> EventS
             await asyncio.sleep(min(error.retry_after_s, _MAX_WAIT_S))
 
 
-_PRIORITY = -100  # under MILLM_SCHEDULER_POLICY=priority whoever waits for an answer goes first
+_PRIORITY = -100  # with MILLM_SCHEDULER_POLICY=priority, requests of clients come first
 _ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0)
 
 
 class EngineResidualReader:
-    """Synchronous, for a thread without an event loop. One text at a time, so that it takes one place in the batch."""
+    """A :class:`steering.measuring.measurement.ResidualReader` that uses the engine.
+
+    It blocks, for threads without an event loop, and runs one text at a time to occupy only one place in the batch.
+    """
 
     def __init__(self, name: str, text: ModelText, num_layers: int, runner: asyncio.Runner) -> None:
         self.text = text
@@ -62,14 +69,14 @@ class EngineResidualReader:
         self._runner = runner
 
     def read(self, token_ids: Sequence[int], sites: Sequence[Site]) -> dict[Site, Tensor]:
-        """``[tokens, d]`` float32 for each site. EngineError."""
+        """Return ``[tokens, d]`` float32 for each site. Raise EngineError."""
         import torch
 
         rows = self._runner.run(self._read(tuple(token_ids), sites))
         return {site: torch.from_numpy(values) for site, values in rows.items()}
 
     async def _read(self, token_ids: tuple[int, ...], sites: Sequence[Site]) -> dict[Site, NDArray[np.float32]]:
-        await get_registry().ready(self._name)  # it may have been unloaded meanwhile
+        await get_registry().ready(self._name)  # the model may have been unloaded since
         reads = tuple(Read(site=site, stage="pre", phase="prompt") for site in sites)
         request = GenerationRequest(
             request_id=f"read-{uuid4().hex}",
@@ -85,7 +92,10 @@ class EngineResidualReader:
 
 @contextmanager
 def open_engine_reader(model: LanguageModel) -> Iterator[EngineResidualReader]:
-    """The model, loaded first if need be. EngineDownError in a process without an engine, and what loading raises."""
+    """Yield a reader of the model, loading it if necessary.
+
+    Raise EngineDownError in a process without an engine, and errors of loading.
+    """
     num_layers = read_model_shape(model).num_layers
     with asyncio.Runner() as runner:
         ready = runner.run(get_registry().ready(model.name))
@@ -93,7 +103,7 @@ def open_engine_reader(model: LanguageModel) -> Iterator[EngineResidualReader]:
 
 
 async def _collect(stream: EventStream, num_reads: int) -> list[list[NDArray[np.float32]]]:
-    """What each read brought, in the tokens' order."""
+    """Return the captured values of each site, in the order of tokens."""
     parts: list[list[NDArray[np.float32]]] = [[] for _ in range(num_reads)]
     try:
         async for event in stream:
@@ -111,9 +121,10 @@ async def _collect(stream: EventStream, num_reads: int) -> list[list[NDArray[np.
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PromptResiduals:
-    """``sites`` has ``[tokens, d]`` for each site; special tokens are left out, and a first token that is none.
+    """Residuals ``[tokens, d]`` of one prompt for each site.
 
-    The latter is an attention sink, whose residual is of another scale and says nothing.
+    Special tokens are left out, and so is an ordinary first token: as an attention sink, its residual has another
+    scale.
     """
 
     sites: tuple[NDArray[np.float32], ...]
@@ -124,11 +135,14 @@ Ready = Callable[[str], Awaitable[ReadyModel]]
 
 class PromptReader(Protocol):
     def read(self, model: str, prompts: Sequence[str], sites: Sequence[Site], *, chat: bool) -> list[PromptResiduals]:
-        """For each prompt, in their order. With ``chat`` a prompt is what a user says; raw text otherwise."""
+        """Return the residuals of each prompt. With ``chat``, prompts are user messages, otherwise raw text."""
 
 
 class EnginePromptReader:
-    """Loads the model if need be. Blocks: for the threads of jobs. ``ready`` and ``client`` are this process' own."""
+    """A blocking reader of several prompts at once, which loads the model if necessary.
+
+    ``ready`` and ``client`` default to those of this process.
+    """
 
     def __init__(self, ready: Ready | None = None, client: EngineClient | None = None) -> None:
         self._ready = ready

@@ -1,4 +1,4 @@
-"""Texts to measure on: the shipped corpus, or a file of texts and chats."""
+"""Read a corpus: the shipped one, or a file of texts and chats."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ DEFAULT_NAME = "default"
 DEFAULT_TOKENS = 30_000
 MAX_TOKENS = 5_000_000
 _MAX_BYTES = 256 << 20
-_MAX_CHARS = 100_000  # of one document
-_PIECE_CHARS = 4_000  # that are tokenised at once; whatever the model, its context is not full by then
+_MAX_CHARS = 100_000  # per document
+_PIECE_CHARS = 4_000  # tokenised at once; fits into the context of every model
 _MAX_MESSAGES = 200
 
 
 class CorpusError(Exception):
-    """The file cannot be used; the message names the line and the remedy."""
+    """The corpus file is invalid; the message names the line and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +40,10 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """``version`` tells contents of one name apart: the beginning of their SHA-256.
+    """Documents with a name, and a version: the start of the SHA-256 of their content.
 
-    One with ``still_allowed`` is private: only examples of it are kept, apart from the others, for those who may read
-    its texts, and only if that says yes when they are.
+    A corpus with ``still_allowed`` is private. Only examples from it are stored, separately and for users who may read
+    its texts, and only if ``still_allowed()`` is true at that time.
     """
 
     name: str
@@ -64,8 +64,9 @@ class Corpus:
 
 
 def read_corpus(source: str = "") -> Corpus:
-    """The shipped corpus, or the file of that path: ``.jsonl`` with objects that have ``text`` or ``messages``, or
-    ``.txt`` with documents separated by empty lines. CorpusError.
+    """Return the shipped corpus, or the one in a file. Raise CorpusError for an invalid file.
+
+    ``.jsonl`` files hold objects with ``text`` or ``messages``, ``.txt`` files documents separated by empty lines.
     """
     path = Path(source).expanduser() if source else DEFAULT
     data = _content(path)
@@ -80,9 +81,9 @@ def version_of(data: bytes) -> str:
 
 
 def tokenise(corpus: Corpus, text: ModelText, num_tokens: int) -> list[TokenisedDocument]:
-    """Its first ``num_tokens`` ordinary tokens or a little more, as the model would get them in requests.
+    """Return at least ``num_tokens`` ordinary tokens from the start of the corpus, tokenised as in requests.
 
-    A chat of a model without a chat template is read as plain text. CorpusError where nothing is left.
+    Chats become plain text if the model has no chat template. Raise CorpusError if there are no tokens.
     """
     pieces = (piece for document in corpus.documents for piece in _pieces(document, text))
     found = list(take_tokens(pieces, num_tokens))
@@ -92,7 +93,7 @@ def tokenise(corpus: Corpus, text: ModelText, num_tokens: int) -> list[Tokenised
 
 
 def _pieces(document: Document, text: ModelText) -> Iterator[TokenisedDocument]:
-    """The engine generates a token behind each text, for which there has to be room."""
+    """Yield pieces of a document that leave room for the one token that the engine generates after each text."""
     for ids in _token_ids(document, text):
         yield from split_tokens(ids, text.special_token_ids, max_tokens=min(MAX_PIECE, text.max_model_len - 1))
 
@@ -104,7 +105,7 @@ def _token_ids(document: Document, text: ModelText) -> Iterator[list[int]]:
         except (
             ChatTemplateError,
             ValueError,
-        ):  # no template, one that refuses system turns, or a chat that is too long
+        ):  # no template, a template that rejects system messages, or a chat that is too long
             yield from _encoded("\n\n".join(str(message["content"]) for message in document.messages), text)
         return
     yield from _encoded(document.text, text)
@@ -170,7 +171,7 @@ def _text(data: bytes, name: str) -> str:
 
 
 def _checked(text: str, place: str) -> str:
-    """What the database cannot hold must not come into examples."""
+    """Return the text. Raise CorpusError for characters that the database cannot store in examples."""
     if len(text) > _MAX_CHARS:
         raise CorpusError(f"{place}: a text of {len(text)} characters; at most {_MAX_CHARS} are read, so split it.")
     if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):

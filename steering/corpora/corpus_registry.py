@@ -1,6 +1,4 @@
-"""The corpora that the admin offers by name: the shipped one, files that the operator laid out, and sources of text
-that other apps register.
-"""
+"""Corpora by name: the shipped one, files in MILLM_HOME/corpora, and those that other apps register."""
 
 from __future__ import annotations
 
@@ -17,17 +15,17 @@ _providers: dict[str, Provider] = {}
 
 
 def register_corpus(name: str, provider: Provider) -> None:
-    """Offer texts under the name; ``provider`` reads them when they are wanted."""
+    """Register a corpus by name; ``provider`` is called whenever it is opened."""
     _providers[name] = provider
 
 
 def corpus_names() -> tuple[str, ...]:
-    """The shipped one first. Nobody in the browser names a path: files lie in MILLM_HOME/corpora."""
+    """Return the names of all corpora, the shipped one first. Files are found by name only, never by a path."""
     return (DEFAULT_NAME, *sorted(_files()), *sorted(_providers))
 
 
 def open_corpus(name: str) -> Corpus:
-    """CorpusError for a name that is not offered."""
+    """Return the corpus. Raise CorpusError for an unknown name."""
     if name in ("", DEFAULT_NAME):
         return read_corpus()
     if name in _providers:

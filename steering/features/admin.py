@@ -1,4 +1,4 @@
-"""Features in the admin: the table that is searched as one types, and the page of one feature."""
+"""Features in the admin: the list with search as you type, and the page of one feature."""
 
 from __future__ import annotations
 
@@ -33,101 +33,6 @@ _TEMPLATES = "admin/steering/feature"
 _LENS_TIMEOUT_S = 60.0
 
 
-class FeaturePages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
-    """Every page checks permissions itself; whatever changes something is a POST."""
-
-    change_form_template = f"{_TEMPLATES}/change_form.html"
-
-    def get_urls(self) -> list[Any]:
-        pages: Sequence[tuple[str, Callable[..., HttpResponse]]] = (
-            ("lens", self.lens_view),
-            ("steer", self.steer_view),
-        )
-        own = [
-            path(f"<path:object_id>/{name}/", self.admin_site.admin_view(view), name=f"steering_feature_{name}")
-            for name, view in pages
-        ]
-        return [*own, *super().get_urls()]
-
-    def change_view(
-        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
-    ) -> HttpResponse:
-        feature = self.get_object(request, unquote(object_id))
-        context = {**(extra_context or {})}
-        if isinstance(feature, Feature):
-            context |= self._facts(request, feature)
-        return super().change_view(request, object_id, form_url, context)
-
-    def lens_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """A part of the page, which loads it later: the first look at a model takes seconds."""
-        feature = self._seen(request, object_id)
-        context: dict[str, Any] = {"original": feature, "opts": self.opts}
-        try:
-            context["lens"] = _lens(feature)
-        except LensUnavailableError as error:
-            context["problem"] = str(error)
-        except (LensBusyError, TimeoutError):
-            context["problem"] = "Too many features are being looked at; try again in a moment."
-        return TemplateResponse(request, f"{_TEMPLATES}/lens.html", context)
-
-    def steer_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """Adds the feature to a draft, or begins one with it, and goes there."""
-        if request.method != "POST":
-            return HttpResponseNotAllowed(["POST"])
-        feature = self._seen(request, object_id)
-        form = SteerForm(feature, request.user, request.POST)
-        if not form.may_steer:
-            raise PermissionDenied
-        if not form.is_valid():
-            context = {"original": feature, "opts": self.opts, "steer": form, "title": f"Steer with {feature}"}
-            return TemplateResponse(
-                request, f"{_TEMPLATES}/steer.html", context | self.admin_site.each_context(request)
-            )
-        return self._steer(request, feature, form)
-
-    def _steer(self, request: HttpRequest, feature: Feature, form: SteerForm) -> HttpResponse:
-        try:
-            profile = steer_with_feature(
-                feature=feature,
-                profile=form.cleaned_data["profile"],
-                new_name=form.cleaned_data["new_name"],
-                operation=form.cleaned_data["operation"],
-                strength=form.cleaned_data["strength"],
-                owner=request.user,  # type: ignore[arg-type]
-            )
-        except (SteeringError, ValidationError) as error:
-            text = error.message if isinstance(error, SteeringError) else " ".join(error.messages)
-            self.message_user(request, f"Nothing was added. {text}", messages.ERROR)
-            return HttpResponseRedirect(feature_url(feature))
-        self.message_user(
-            request, f"{feature} is in the draft of {profile} now. Publish it to use it.", messages.SUCCESS
-        )
-        return HttpResponseRedirect(reverse("admin:steering_steeringprofile_change", args=[profile.pk]))
-
-    def _facts(self, request: HttpRequest, feature: Feature) -> dict[str, Any]:
-        sees_traffic = request.user.has_perm("openai_api.view_prompt_text")
-        steer = SteerForm(feature, request.user)
-        return {
-            "sae": feature.sae,
-            "share": None if feature.density is None else f"{feature.density:.3%}",
-            "histogram": histogram_picture(feature.histogram),
-            "examples": example_rows(feature.examples),
-            "traffic_examples": example_rows(feature.traffic_examples) if sees_traffic else (),
-            "steer": steer if steer.may_steer else None,
-            "may_measure": request.user.has_perm("steering.change_sae"),
-            "before": _neighbour(feature, -1),
-            "after": _neighbour(feature, 1),
-        }
-
-    def _seen(self, request: HttpRequest, object_id: str) -> Feature:
-        feature = self.get_object(request, unquote(object_id))
-        if not isinstance(feature, Feature):
-            raise Http404
-        if not self.has_view_permission(request, feature):
-            raise PermissionDenied
-        return feature
-
-
 def _neighbour(feature: Feature, step: int) -> Feature | None:
     found = Feature.objects.filter(sae_id=feature.sae_id, index=feature.index + step).only("sae_id", "index").first()
     if found is not None:
@@ -136,7 +41,7 @@ def _neighbour(feature: Feature, step: int) -> Feature | None:
 
 
 def feature_url(feature: Feature) -> str:
-    """Its page, by the SAE's name and its index."""
+    """Return the URL of the page of a feature."""
     return reverse("admin:steering_feature_change", args=[quote(feature.reference)])
 
 
@@ -172,7 +77,7 @@ class DensityFilter(admin.SimpleListFilter):
 
 
 class SAEFilter(admin.RelatedFieldListFilter):
-    """Named as people write it."""
+    """A filter titled "SAE"; Django would write "sae"."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -203,7 +108,7 @@ _MAX_DIGITS = 9
 
 
 class BoundedPaginator(Paginator[Feature]):
-    """Counts no further than anybody turns pages: whoever wants a feature beyond them searches for it."""
+    """A paginator that stops counting at MAX_LISTED, because counting millions of rows is slow."""
 
     @cached_property
     def count(self) -> int:
@@ -212,7 +117,7 @@ class BoundedPaginator(Paginator[Feature]):
 
 
 class RankedChangeList(ChangeList):
-    """Shows no sorted column while search results are in the order of their rank."""
+    """A change list that marks no column as sorted while search results are ordered by rank."""
 
     def get_ordering_field_columns(self) -> dict[int, Literal["desc", "asc"]]:
         is_ranked = bool(self.query) and ORDER_VAR not in self.params
@@ -224,8 +129,13 @@ class RankedChangeList(ChangeList):
 
 
 @admin.register(Feature)
-class FeatureAdmin(FeaturePages, admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
-    """Searched by the words of label and description; the autocomplete of profiles comes here too."""
+class FeatureAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
+    """The list of features with its search, and the page of one feature with its histogram, logit lens and steer form.
+
+    The autocomplete field of profiles uses this search too.
+    """
+
+    change_form_template = f"{_TEMPLATES}/change_form.html"
 
     empty_words = "No features yet. They come with an SAE."
     list_display = ("index", "label_text", "sae_name", "max_activation_text", "density_text", "tokens")
@@ -259,7 +169,7 @@ class FeatureAdmin(FeaturePages, admin.ModelAdmin):  # type: ignore[type-arg]  #
         return super().get_queryset(request).select_related("sae")
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Feature | None:
-        """By the SAE's name and the index, as in links; a row's number, as in the links of older versions, too."""
+        """Return the feature by SAE name and index, as in links, or by primary key, as in links of older versions."""
         name, dot, index = object_id.replace("\0", "").rpartition(".")
         if not dot:
             return super().get_object(request, object_id, from_field)
@@ -307,3 +217,90 @@ class FeatureAdmin(FeaturePages, admin.ModelAdmin):  # type: ignore[type-arg]  #
     def tokens(self, feature: Feature) -> SafeString | str:
         rows = ((str(token),) for token in feature.top_tokens)
         return format_html_join(" ", '<code class="steering-token">{}</code>', rows) or "–"
+
+    def get_urls(self) -> list[Any]:
+        pages: Sequence[tuple[str, Callable[..., HttpResponse]]] = (
+            ("lens", self.lens_view),
+            ("steer", self.steer_view),
+        )
+        own = [
+            path(f"<path:object_id>/{name}/", self.admin_site.admin_view(view), name=f"steering_feature_{name}")
+            for name, view in pages
+        ]
+        return [*own, *super().get_urls()]
+
+    def change_view(
+        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        feature = self.get_object(request, unquote(object_id))
+        context = {**(extra_context or {})}
+        if isinstance(feature, Feature):
+            context |= self._facts(request, feature)
+        return super().change_view(request, object_id, form_url, context)
+
+    def lens_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """Render the logit lens. The page loads it separately, because the first one of a model takes seconds."""
+        feature = self._seen(request, object_id)
+        context: dict[str, Any] = {"original": feature, "opts": self.opts}
+        try:
+            context["lens"] = _lens(feature)
+        except LensUnavailableError as error:
+            context["problem"] = str(error)
+        except (LensBusyError, TimeoutError):
+            context["problem"] = "Too many features are being looked at; try again in a moment."
+        return TemplateResponse(request, f"{_TEMPLATES}/lens.html", context)
+
+    def steer_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """Add the feature to a draft, or create a profile with it, and redirect there."""
+        if request.method != "POST":
+            return HttpResponseNotAllowed(["POST"])
+        feature = self._seen(request, object_id)
+        form = SteerForm(feature, request.user, request.POST)
+        if not form.may_steer:
+            raise PermissionDenied
+        if not form.is_valid():
+            context = {"original": feature, "opts": self.opts, "steer": form, "title": f"Steer with {feature}"}
+            return TemplateResponse(
+                request, f"{_TEMPLATES}/steer.html", context | self.admin_site.each_context(request)
+            )
+        return self._steer(request, feature, form)
+
+    def _steer(self, request: HttpRequest, feature: Feature, form: SteerForm) -> HttpResponse:
+        try:
+            profile = steer_with_feature(
+                feature=feature,
+                profile=form.cleaned_data["profile"],
+                new_name=form.cleaned_data["new_name"],
+                operation=form.cleaned_data["operation"],
+                strength=form.cleaned_data["strength"],
+                owner=request.user,  # type: ignore[arg-type]
+            )
+        except (SteeringError, ValidationError) as error:
+            text = error.message if isinstance(error, SteeringError) else " ".join(error.messages)
+            self.message_user(request, f"Nothing was added. {text}", messages.ERROR)
+            return HttpResponseRedirect(feature_url(feature))
+        self.message_user(request, f'Added {feature} to draft "{profile}". Publish to use it.', messages.SUCCESS)
+        return HttpResponseRedirect(reverse("admin:steering_steeringprofile_change", args=[profile.pk]))
+
+    def _facts(self, request: HttpRequest, feature: Feature) -> dict[str, Any]:
+        sees_traffic = request.user.has_perm("openai_api.view_prompt_text")
+        steer = SteerForm(feature, request.user)
+        return {
+            "sae": feature.sae,
+            "share": None if feature.density is None else f"{feature.density:.3%}",
+            "histogram": histogram_picture(feature.histogram),
+            "examples": example_rows(feature.examples),
+            "traffic_examples": example_rows(feature.traffic_examples) if sees_traffic else (),
+            "steer": steer if steer.may_steer else None,
+            "may_measure": request.user.has_perm("steering.change_sae"),
+            "before": _neighbour(feature, -1),
+            "after": _neighbour(feature, 1),
+        }
+
+    def _seen(self, request: HttpRequest, object_id: str) -> Feature:
+        feature = self.get_object(request, unquote(object_id))
+        if not isinstance(feature, Feature):
+            raise Http404
+        if not self.has_view_permission(request, feature):
+            raise PermissionDenied
+        return feature

@@ -1,4 +1,4 @@
-"""Features as requests read them: found by label, or looked up by SAE and index."""
+"""Look-ups of features and SAEs for API requests: search by label, and details by SAE and index."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from steering.sae_registry.loaded_sae import LoadedSAE, find_loaded_sae, labels_
 __all__ = ["FeatureCatalog", "LabelsNotEmbeddedError", "LensBusyError", "LensUnavailableError", "QueryEmbedding"]
 
 T = TypeVar("T")
-_MAX_AT_ONCE = 4  # connections to the database that reading features takes
+_MAX_CONCURRENT = 4  # database connections for look-ups
 
 
 class FeatureNotFoundError(SteeringError):
@@ -47,7 +47,7 @@ class FeatureRecord:
 
 @dataclass(frozen=True, slots=True)
 class SAERecord:
-    """The SAE of a look-up. ``model`` is its model's registered name."""
+    """A row of :class:`steering.models.SAE`. ``model`` is the registered name of its model."""
 
     pk: int
     name: str
@@ -61,7 +61,7 @@ class SAERecord:
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """``counts[i]`` activations lie above ``i * width`` and at most ``width`` higher."""
+    """A histogram: ``counts[i]`` activations lie in ``(i * width, (i + 1) * width]``."""
 
     width: float
     counts: tuple[int, ...]
@@ -69,7 +69,10 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class FeatureDetail:
-    """``max_activation_source`` is import, measured or empty; ``examples_source`` the corpus, or “imported”."""
+    """A feature with its examples and statistics.
+
+    ``max_activation_source`` is "import", "measured" or empty, ``examples_source`` the corpus or "imported".
+    """
 
     feature: FeatureRecord
     decoder_norm: float | None
@@ -81,9 +84,9 @@ class FeatureDetail:
 
 @dataclass(frozen=True, slots=True)
 class FeatureQuery:
-    """``models`` are the names of those whose features may be found. ``sae`` None means all SAEs.
+    """A search among the features of ``models``; ``sae`` restricts it to one SAE.
 
-    With ``meaning``, labels that mean the same are found too.
+    With ``meaning``, labels with a similar meaning are found too.
     """
 
     text: str
@@ -95,33 +98,33 @@ class FeatureQuery:
 
 
 class FeatureCatalog:
-    """Reads on threads with connections of their own, at most four at once."""
+    """Async look-ups, each on a thread with its own database connection, at most four at once."""
 
     def __init__(self) -> None:
-        self._turns = asyncio.Semaphore(_MAX_AT_ONCE)
+        self._turns = asyncio.Semaphore(_MAX_CONCURRENT)
 
     async def search(self, query: FeatureQuery) -> tuple[FeatureRecord, ...]:
-        """The best matches first."""
+        """Return matching features, the best first."""
         return await self._run(lambda: _search(query))
 
     async def sae(self, name: str) -> SAERecord:
-        """UnknownSAEError for an unknown name."""
+        """Return the SAE. Raise UnknownSAEError for an unknown name."""
         return await self._run(lambda: _sae(name))
 
     async def detail(self, sae: SAERecord, index: int) -> FeatureDetail:
-        """FeatureNotFoundError names the range."""
+        """Return one feature. Raise FeatureNotFoundError if the index is out of range."""
         return await self._run(lambda: _detail(sae, index))
 
     async def readable(self, model: str, name: str | None) -> LoadedSAE:
-        """See :func:`steering.sae_registry.loaded_sae.find_loaded_sae`."""
+        """Return an SAE with its weights, see :func:`steering.sae_registry.loaded_sae.find_loaded_sae`."""
         return await self._run(lambda: find_loaded_sae(model, name))
 
     async def labels(self, sae: int, indices: Iterable[int]) -> dict[int, str]:
-        """See :func:`steering.sae_registry.loaded_sae.labels_of`."""
+        """Return known labels by index, see :func:`steering.sae_registry.loaded_sae.labels_of`."""
         return await self._run(lambda: labels_of(sae, indices))
 
     async def lens(self, sae: SAERecord, index: int) -> LogitLens:
-        """LensUnavailableError, LensBusyError."""
+        """Return the logit lens. Raise LensUnavailableError, or LensBusyError if too many requests wait."""
         is_in_residual = sae.site != SAE.Site.ATTN_OUT
         return await get_lens_worker().look(LensTarget(sae.model_files, sae.files, index, is_in_residual))
 

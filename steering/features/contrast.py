@@ -1,4 +1,4 @@
-"""Which features separate two sets of texts: plain numbers, no engine."""
+"""Find the features that separate two sets of texts, from mean activations. Does not use the engine."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-MAX_COMPARED = 512  # features whose separation is computed
+MAX_COMPARED = 512  # the separation is computed for this many features
 
 
 @dataclass(frozen=True, slots=True)
 class SeparatingFeature:
-    """``positive`` and ``negative`` are means over texts of each text's mean activation.
+    """A feature with its mean activation over the texts of each set.
 
-    ``separation`` is the chance that a positive text has more of it than a negative one, ties counted half: 1 and 0
-    where it tells all texts apart, 0.5 where it tells nothing.
+    ``separation`` is the probability that a positive text has a larger mean activation than a negative one (AUROC; ties
+    count half). 1 and 0 mean perfect separation, 0.5 none.
     """
 
     index: int
@@ -33,10 +33,10 @@ class SeparatingFeature:
 def separating_features(
     positive: NDArray[np.float32], negative: NDArray[np.float32], norms: NDArray[np.float32], count: int
 ) -> tuple[SeparatingFeature, ...]:
-    """Up to ``count`` features, the best first: by how much of the residual the difference is
-    (``|difference| |W_dec|``), times how surely it separates, ``|2 separation - 1|``.
+    """Return up to ``count`` features, ordered by ``|difference| |W_dec| |2 separation - 1|``, the largest first.
 
-    ``[texts, d_sae]`` mean activations of the two sets, and ``[d_sae]`` norms of the decoder's rows.
+    ``positive`` and ``negative`` are mean activations ``[texts, d_sae]``, ``norms`` the norms of the decoder rows
+    ``[d_sae]``.
     """
     import numpy as np
 

@@ -1,4 +1,4 @@
-"""What the page of a feature draws: a histogram, and texts with highlighted tokens. No styles or scripts inline."""
+"""The graphics of a feature page: a histogram, and texts with highlighted tokens. Without inline styles or scripts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WIDTH, _HEIGHT, _BASE = 320, 100, 104
 
 @dataclass(frozen=True, slots=True)
 class HeatedToken:
-    """``heat`` is 0 where the feature does not fire, and up to NUM_HEATS at the largest activation of the example."""
+    """A token with its activation. ``heat`` is 0 if the feature is inactive, NUM_HEATS at the largest activation."""
 
     text: str
     value: float
@@ -34,7 +34,7 @@ def example_rows(stored: Sequence[Mapping[str, Any]]) -> tuple[ExampleRow, ...]:
 
 
 def histogram_picture(stored: Mapping[str, Any] | None) -> SafeString | None:
-    """An SVG of the counts, on a logarithmic scale because small activations are so much more frequent."""
+    """Return an SVG of the counts on a log scale, because small activations are far more frequent."""
     if not stored or not any(stored["counts"]):
         return None
     counts, width = _used(stored["counts"]), float(stored["width"])
@@ -61,7 +61,7 @@ def histogram_picture(stored: Mapping[str, Any] | None) -> SafeString | None:
 
 
 def _used(counts: Sequence[int]) -> list[int]:
-    """Without the empty bins at the end."""
+    """Return the counts without empty bins at the end."""
     last = max(number for number, count in enumerate(counts) if count)
     return list(counts[: last + 1])
 
@@ -76,5 +76,5 @@ def _row(tokens: Sequence[str], values: Sequence[float]) -> ExampleRow:
 
 
 def _visible(token: str) -> str:
-    """Line breaks are shown as a sign, so that an example stays one paragraph."""
+    """Return the token with line breaks as a visible character, so that an example stays one paragraph."""
     return token.replace("\r", "").replace("\n", "⏎")

@@ -1,4 +1,4 @@
-"""Forms of a feature's page."""
+"""The form "Steer with this" of a feature page."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from steering.models import Feature, FeatureEdit, SteeringProfile
 from steering.spec.units import DEFAULT_STRENGTH, MAX_STRENGTH
 
 _OPERATIONS = ("add", "clamp", "scale", "ablate", "at_least", "at_most")
-_WRITTEN_ONLY = ("add",)  # of a transcoder, which reads another place
+_TRANSCODER_OPERATIONS = ("add",)  # a transcoder reads another site than it writes
 
 
 class SteerForm(forms.Form):
-    """“Steer with this”: one of the user's own drafts, or a name for a new one."""
+    """Selects one of the user's drafts, or names a new profile."""
 
     profile = forms.ModelChoiceField(
         SteeringProfile.objects.none(), required=False, empty_label="a new profile", label="Draft"
@@ -43,7 +43,7 @@ class SteerForm(forms.Form):
         profile.queryset = drafts
         labels = dict(FeatureEdit.Operation.choices)
         is_transcoder = feature.sae.architecture.endswith("transcoder")
-        names = _WRITTEN_ONLY if is_transcoder else _OPERATIONS
+        names = _TRANSCODER_OPERATIONS if is_transcoder else _OPERATIONS
         operation = self.fields["operation"]
         assert isinstance(operation, forms.ChoiceField)
         operation.choices = [(name, labels[name]) for name in names]
@@ -65,6 +65,6 @@ class SteerForm(forms.Form):
 
 
 def _drafts(feature: Feature, user: User | AnonymousUser) -> QuerySet[SteeringProfile]:
-    """Those of the feature's model that the user owns; a superuser's are all."""
+    """Return the drafts of the model that the user owns; all drafts for a superuser."""
     drafts = SteeringProfile.objects.filter(model_id=feature.sae.model_id, archived_at__isnull=True)
     return drafts if user.is_superuser else drafts.filter(owner_id=user.pk)

@@ -1,4 +1,4 @@
-"""Label files: JSON, JSONL and CSV, each also gzipped, read with bounds and without trust."""
+"""Read untrusted label files: JSON, JSONL and CSV, also gzipped, with limits on their size."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from steering.spec.fields import describe
 
 MAX_FILE_BYTES = 256 << 20
 MAX_TEXT_BYTES = 1 << 30  # after unpacking
-MAX_JSON_BYTES = 64 << 20  # of a document that has to be in memory as a whole
+MAX_JSON_BYTES = 64 << 20  # a JSON document is read as a whole
 MAX_LINE_BYTES = 8 << 20
 MAX_PROBLEMS = 20
 _GZIP_MAGIC = b"\x1f\x8b"
 _NUMBERS = ("max_activation", "density")
 _LISTS = ("top_tokens", "examples")
 
-Record = tuple[str, object]  # where it stands in the file, and what it is
+Record = tuple[str, object]  # its path in the file, and its value
 
 
 def read_labels(path: Path, d_sae: int) -> tuple[FeatureLabel, ...]:
-    """The labels alone of :func:`read_label_file`."""
+    """Return only the labels of :func:`read_label_file`."""
     return read_label_file(path, d_sae).labels
 
 
 def read_label_file(path: Path, d_sae: int) -> LabelSet:
-    """The labels of a file for an SAE with ``d_sae`` features; OSError, or InvalidSpecError by line and field."""
+    """Read the labels of an SAE with ``d_sae`` features. Raise OSError, or InvalidSpecError by line and field."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise _refusal(f"{path} is not a file.")
     with path.open("rb") as file:
@@ -42,7 +42,7 @@ def read_label_file(path: Path, d_sae: int) -> LabelSet:
 
 
 def parse_label_file(file: IO[bytes], name: str, d_sae: int) -> LabelSet:
-    """``file`` can be read and sought; its kind is what ``name`` ends with."""
+    """Parse a seekable file; the suffix of ``name`` selects the format."""
     stem, is_packed = (name[:-3], True) if name.lower().endswith(".gz") else (name, False)
     read = _READERS.get(Path(stem).suffix.lower())
     if read is None:
@@ -58,7 +58,7 @@ def parse_label_file(file: IO[bytes], name: str, d_sae: int) -> LabelSet:
                     collector.add(record)
                 if len(problems) >= MAX_PROBLEMS:
                     break
-    except InvalidSpecError as error:  # after this line the file makes no sense any more
+    except InvalidSpecError as error:  # the rest of the file cannot be parsed
         problems += error.problems
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise _refusal(f"{_shown(name)} is damaged: {error}.") from error
@@ -68,7 +68,7 @@ def parse_label_file(file: IO[bytes], name: str, d_sae: int) -> LabelSet:
 
 
 class _Lines:
-    """The lines of a binary file, within the limits."""
+    """Decodes the lines of a binary file and enforces the limits."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -106,7 +106,7 @@ class _Lines:
 
 
 def _json(lines: _Lines) -> Iterator[Record]:
-    """A list of records, or one alone, as Neuronpedia's API answers."""
+    """Yield the records of a list, or a single record, as the API of Neuronpedia returns it."""
     value = _parse(lines.whole(), lines)
     if isinstance(value, dict):
         value = [value]
@@ -123,7 +123,7 @@ def _jsonl(lines: _Lines) -> Iterator[Record]:
 
 
 def _csv(lines: _Lines) -> Iterator[Record]:
-    """A header with names of our own fields; an empty cell is an absent one."""
+    """Yield the rows of a CSV file whose header names our own fields. An empty cell is an absent field."""
     rows = csv.reader(lines, strict=True)
     header: list[str] | None = None
     try:
@@ -147,7 +147,7 @@ def _header(row: list[str], lines: _Lines) -> list[str]:
 
 
 def _cell(name: str, text: str) -> object:
-    """The value that JSON would have; text that is none stays, and is refused with its field."""
+    """Return the value of a cell as JSON would have it. Invalid text stays a string and is rejected later."""
     try:
         if name == "index":
             return int(text)

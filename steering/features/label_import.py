@@ -1,4 +1,4 @@
-"""Writes imported labels to an SAE's features: all of them, or none."""
+"""Import labels of an SAE in one transaction."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LAYER = re.compile(r"[^/]+/(\d{1,4})-")
 
 @dataclass(frozen=True, slots=True)
 class ImportReport:
-    """``doubts`` are sentences about what does not speak against the import, and should be looked at."""
+    """Counts of an import. ``doubts`` are warnings that the user should check."""
 
     num_features: int
     num_labels: int
@@ -35,8 +35,8 @@ class ImportReport:
 
 @transaction.atomic
 def import_labels(*, sae: SAE, found: LabelSet) -> ImportReport:
-    """What the labels say replaces what was there; what they leave out stays as it is."""
-    SAE.objects.select_for_update().get(pk=sae.pk)  # one import after the other
+    """Write labels to features. Given fields replace the old values; fields that are not given do not change."""
+    SAE.objects.select_for_update().get(pk=sae.pk)  # serialises imports
     for fields, rows in _by_given_fields(sae, found.labels).items():
         Feature.objects.bulk_create(
             rows, update_conflicts=True, unique_fields=["sae", "index"], update_fields=fields, batch_size=_BATCH
@@ -53,7 +53,7 @@ def import_labels(*, sae: SAE, found: LabelSet) -> ImportReport:
 
 
 def fill_feature(feature: Feature, label: FeatureLabel) -> Feature:
-    """Sets all that a label tells; the feature is not saved."""
+    """Set the fields of a feature from a label, without saving it."""
     feature.label, feature.description, feature.label_source = label.label, label.description, label.source
     feature.max_activation, feature.density = label.max_activation, label.density
     feature.max_activation_source = "" if label.max_activation is None else Feature.Source.IMPORT
@@ -64,7 +64,7 @@ def fill_feature(feature: Feature, label: FeatureLabel) -> Feature:
 
 
 def given_fields(label: FeatureLabel) -> tuple[str, ...]:
-    """Names of the columns that the label speaks of. A new label takes the old one's description with it."""
+    """Return the names of the columns that the label sets. A new label also replaces the old description."""
     given = {
         "label": label.label,
         "description": label.label or label.description,

@@ -1,8 +1,8 @@
-"""One record of a label file, untrusted, to what it says about a feature.
+"""Parse one untrusted record of a label file.
 
-Two kinds: miLLM's own, whose fields are all known, and Neuronpedia's, recognised by ``modelId``. Of Neuronpedia's
-there are four shapes: explanations, activations (one text each), features (statistics), and what its API answers for
-a feature, which holds all three. Their further fields (embeddings, histograms, scores) are passed over.
+There are two kinds: records of miLLM, which may only have known fields, and records of Neuronpedia, which have
+``modelId``. The latter have four forms: explanations, activations (one text each), features (statistics), and features
+from its API, which contain all three. Other fields of Neuronpedia (embeddings, histograms, scores) are ignored.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MAX_DIGITS = 12
 
 
 def parse_record(value: object, path: str, d_sae: int, problems: list[Problem]) -> LabelRecord:
-    """What is wrong is added to ``problems``; then the record has neutral values."""
+    """Return the record of a value. Invalid fields are added to ``problems`` and get neutral values."""
     if isinstance(value, Mapping) and "modelId" in value:
         return _neuronpedia(Fields(_with_number(value), path, problems), value, d_sae)
     return LabelRecord(path, _own(Fields(value, path, problems), d_sae))
@@ -63,7 +63,7 @@ def _neuronpedia(fields: Fields, value: Mapping[str, object], d_sae: int) -> Lab
 
 
 def _feature(fields: Fields, index: int, origin: str) -> FeatureLabel:
-    """A feature with its statistics, and in the API's answer with explanations and activations."""
+    """Return the label of a feature with statistics and, from the API, explanations and activations."""
     activations = fields.children("activations", max_length=10_000)
     examples = sorted((_example(child) for child in activations), key=lambda example: -example.max_value)
     explanations = [_explanation(child, index, origin) for child in fields.children("explanations", max_length=1000)]
@@ -80,7 +80,7 @@ def _feature(fields: Fields, index: int, origin: str) -> FeatureLabel:
 
 
 def _explanation(fields: Fields, index: int, origin: str) -> FeatureLabel:
-    """The whole text goes into the description where the label has not room for it."""
+    """Return the label of an explanation. A text too long for the label is also stored as the description."""
     text = _text(fields, "description", MAX_DESCRIPTION).strip()
     model = _text(fields, "explanationModelName", _MAX_NAME)
     return FeatureLabel(
@@ -106,7 +106,7 @@ def _index(fields: Fields, d_sae: int) -> int:
 
 
 def _with_number(value: Mapping[str, object]) -> dict[str, object]:
-    """Neuronpedia writes indices as strings."""
+    """Return the record with an integer index; Neuronpedia writes indices as strings."""
     index = value.get("index")
     is_number = isinstance(index, str) and len(index) <= _MAX_DIGITS and index.isascii() and index.isdecimal()
     return {**value, "index": int(str(index)) if is_number else index}
@@ -134,7 +134,7 @@ def _texts(fields: Fields, name: str, max_length: int) -> tuple[str, ...]:
 
 
 def _check_text(fields: Fields, name: str, text: str) -> None:
-    """What JSON can say and the database cannot hold."""
+    """Report characters that JSON allows and the database cannot store."""
     if "\0" in text:
         fields.report(name, "A text must not contain the character NUL.")
     elif any("\ud800" <= character <= "\udfff" for character in text):

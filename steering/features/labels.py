@@ -1,4 +1,4 @@
-"""What is known about features, and how what several records say of one feature is put together."""
+"""Labels of features, and merging several records about the same feature."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_EXAMPLE_TOKENS = 48
 
 @dataclass(frozen=True, slots=True)
 class FeatureExample:
-    """A piece of text, one activation per token, with the largest one inside."""
+    """A text excerpt with one activation per token."""
 
     tokens: tuple[str, ...]
     values: tuple[float, ...]
@@ -29,7 +29,7 @@ class FeatureExample:
         return self.tokens[self.values.index(self.max_value)]
 
     def around_maximum(self) -> FeatureExample:
-        """At most ``MAX_EXAMPLE_TOKENS`` tokens, three quarters of them before the largest activation."""
+        """Return at most MAX_EXAMPLE_TOKENS tokens, three quarters of them before the largest activation."""
         place = self.values.index(self.max_value)
         start = max(0, min(place - MAX_EXAMPLE_TOKENS * 3 // 4, len(self.tokens) - MAX_EXAMPLE_TOKENS))
         kept = slice(start, start + MAX_EXAMPLE_TOKENS)
@@ -52,9 +52,9 @@ class FeatureLabel:
 
 @dataclass(frozen=True, slots=True)
 class LabelRecord:
-    """One record of a file. ``is_whole`` tells that no other record may speak of the same feature.
+    """One record of a file. If it is whole, no other record may describe the same feature.
 
-    ``origin`` is the SAE that the record names, as model/SAE; ``path`` is where it stands in the file.
+    ``origin`` is the SAE that the record names, as model/SAE; ``path`` is its position in the file.
     """
 
     path: str
@@ -65,7 +65,7 @@ class LabelRecord:
 
 @dataclass(frozen=True, slots=True)
 class LabelSet:
-    """The labels of a file, one per feature. ``num_left_out`` counts explanations for which there was no room."""
+    """The labels of a file, one per feature. ``num_left_out`` counts explanations that did not fit."""
 
     labels: tuple[FeatureLabel, ...]
     origin: str = ""
@@ -74,7 +74,7 @@ class LabelSet:
 
 @dataclass(slots=True)
 class LabelCollector:
-    """Takes a file's records one by one and keeps one label per feature."""
+    """Merges the records of a file into one label per feature."""
 
     problems: list[Problem]
     num_left_out: int = 0
@@ -106,7 +106,7 @@ class LabelCollector:
             self.problems.append(Problem(f"{record.path}.layer", message))
 
     def _join(self, one: FeatureLabel, other: FeatureLabel) -> FeatureLabel:
-        """The first explanation is the label, further ones go into the description."""
+        """Return both labels merged: the first explanation is the label, others are added to the description."""
         label, description, source = one.label, one.description, one.source
         if not label:
             label, description, source = other.label, other.description, other.source
@@ -134,11 +134,11 @@ class LabelCollector:
 
 
 def top_tokens(examples: tuple[FeatureExample, ...]) -> tuple[str, ...]:
-    """The tokens on which the examples are strongest, each once."""
+    """Return the distinct tokens with the largest activation of each example."""
     return tuple(dict.fromkeys(example.top_token for example in examples))[:MAX_TOP_TOKENS]
 
 
 def _strongest(examples: tuple[FeatureExample, ...]) -> tuple[FeatureExample, ...]:
-    """Those with the largest activations, each text once (exports hold the same one for several quantiles)."""
+    """Return the distinct examples with the largest activations; exports repeat a text for several quantiles."""
     distinct = dict.fromkeys(examples)
     return tuple(sorted(distinct, key=lambda example: -example.max_value)[:MAX_EXAMPLES])

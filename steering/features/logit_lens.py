@@ -1,6 +1,6 @@
-"""Which tokens a feature promotes and which it suppresses, seen through the end of the model.
+"""The logit lens of a feature: the tokens that its decoder row promotes and suppresses.
 
-Computed on a thread of its own, one after the other, and remembered: a reader may ask, the engine must not notice.
+Lenses are computed on one background thread and cached, so that they do not slow down the engine.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _MAX_KEPT = 1024
 
 
 class LensUnavailableError(Exception):
-    """This feature cannot be seen; the message says why."""
+    """The lens cannot be computed; the message says why."""
 
 
 class LensBusyError(Exception):
-    """Too many wait already."""
+    """Too many lenses are waiting to be computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class LensToken:
 
 @dataclass(frozen=True, slots=True)
 class LogitLens:
-    """The tokens with the largest and with the smallest logits, the most extreme first."""
+    """The tokens with the largest and the smallest logits, the most extreme first."""
 
     promoted: tuple[LensToken, ...]
     suppressed: tuple[LensToken, ...]
@@ -59,7 +59,7 @@ class LogitLens:
 
 @dataclass(frozen=True, slots=True)
 class LensTarget:
-    """A feature's decoder row, which ``is_in_residual`` unless it lies before the attention's projection."""
+    """A decoder row. ``is_in_residual`` is False if the SAE writes before the output projection of the attention."""
 
     model: ModelSource
     sae: SAESource
@@ -68,7 +68,7 @@ class LensTarget:
 
 
 class LensWorker:
-    """``compute`` runs on one thread; at most ``MAX_WAITING`` others wait for it."""
+    """Runs ``compute`` on one thread and caches results; at most MAX_WAITING lenses wait."""
 
     def __init__(self, compute: Callable[[LensTarget], LogitLens]) -> None:
         self._compute = compute
@@ -78,11 +78,11 @@ class LensWorker:
         self._num_waiting = 0
 
     async def look(self, subject: LensTarget) -> LogitLens:
-        """LensUnavailableError, or LensBusyError when too many wait."""
+        """Return the lens. Raise LensUnavailableError, or LensBusyError if too many wait."""
         return await asyncio.shield(asyncio.wrap_future(self._begin(subject)))
 
     def compute_blocking(self, subject: LensTarget, timeout_s: float) -> LogitLens:
-        """The same for a thread that may wait; TimeoutError."""
+        """Return the lens, blocking the thread. Raises TimeoutError too."""
         return self._begin(subject).result(timeout_s)
 
     def _begin(self, subject: LensTarget) -> Future[LogitLens]:
@@ -115,8 +115,8 @@ def _done(lens: LogitLens) -> Future[LogitLens]:
 
 
 def compute_lens(subject: LensTarget) -> LogitLens:
-    """Slow where the SAE is not loaded: seconds. LensUnavailableError."""
-    from steering.features.unembedding import UnembeddingError, open_unembedding  # torch is loaded with the first look
+    """Compute a lens. Takes seconds if the SAE is not loaded. Raise LensUnavailableError."""
+    from steering.features.unembedding import UnembeddingError, open_unembedding  # imports torch
 
     if not subject.is_in_residual:
         raise LensUnavailableError("The SAE writes before the attention's output projection, not into the residual.")
@@ -130,7 +130,7 @@ def compute_lens(subject: LensTarget) -> LogitLens:
 
 
 def read_lens(logits: Floats, tokenizer: Tokenizer) -> LogitLens:
-    """Rows of the embeddings beyond the tokenizer's vocabulary stand for no token."""
+    """Return the top tokens of logits. Rows beyond the vocabulary of the tokenizer are padding and ignored."""
     known = logits[: tokenizer.get_vocab_size(with_added_tokens=True)]
     order = np.argsort(known, kind="stable")
     return LogitLens(
@@ -155,5 +155,5 @@ def _tokenizer(path: Path) -> Tokenizer:
 
 @cache
 def get_lens_worker() -> LensWorker:
-    """This process' worker."""
+    """Return the worker of this process."""
     return LensWorker(compute_lens)

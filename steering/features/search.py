@@ -1,4 +1,4 @@
-"""Finds features by the words of their labels, in the syntax of web searches, or by index."""
+"""Search features by the words of their labels, in the syntax of web searches, or by index."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _MAX_TERMS = 10
 _MAX_WORDS = 10  # of a term
 _MAX_CHARS = 500
 _MAX_INDEX = 2**31 - 1
-MAX_RANKED = 10_000  # matches; more are those of a letter or two, whose ranks say nothing and take seconds to compute
+MAX_RANKED = 10_000  # more matches come from one or two letters; ranking them is slow and useless
 _BY_LENGTH = 1  # divides ranks by 1 + log of the text's length
 
 IN_ORDER = ("sae_id", "index")  # as the unique index has them; by the SAE's name, all features would have to be sorted
 
-# Each text twice: as it is, for beginnings of words, and stemmed, so that “kittens” finds “kitten”.
+# Index each text twice: unchanged for prefixes of words, and stemmed, so that "kittens" finds "kitten".
 LABEL_WORDS = (
     SearchVector("label", config="simple", weight="A")
     + SearchVector("label", config="english", weight="A")
@@ -44,11 +44,11 @@ Query = SearchQueryCombinable
 
 class FeatureQuerySet(models.QuerySet["Feature"]):
     def search(self, text: str, *, max_ranked: int = MAX_RANKED) -> FeatureQuerySet:
-        """Labelled features that match ``text``, the best first; a number finds the features of that index too.
+        """Return labelled features that match ``text``, the best first. A number also matches features of that index.
 
-        ``rain sea`` wants both, each as a word, its beginning or another form of it; ``"sad rain"`` in this order;
-        ``rain or sea`` one of both; ``-rain`` excludes. An empty text finds all, unordered. Needs no extension of
-        PostgreSQL, and uses the index ``feature_label_words``. More than ``max_ranked`` matches come by their number.
+        ``rain sea`` requires both words, as a word, a prefix or another form of it; ``"sad rain"`` requires a phrase;
+        ``rain or sea`` one of both; ``-rain`` excludes a word. An empty text matches all features, unordered. More than
+        ``max_ranked`` matches are ordered by index. Uses the index ``feature_label_words``.
         """
         query, number = parse_query(text), _number(text)
         if query is None:
@@ -65,13 +65,13 @@ class FeatureQuerySet(models.QuerySet["Feature"]):
 
 
 def parse_query(text: str) -> Query | None:
-    """The query that the text means; None where it has no words."""
+    """Return the query of a text, or None if it has no words."""
     alternatives = [reduce(and_, terms) for terms in _alternatives(text[:_MAX_CHARS]) if terms]
     return reduce(or_, alternatives) if alternatives else None
 
 
 def _alternatives(text: str) -> Iterator[list[Query]]:
-    """What stands between “or”; at the beginning and at the end that is a word like others."""
+    """Yield the terms between "or". At the start and the end, "or" is an ordinary word."""
     terms: list[Query] = []
     found = _TERM.findall(text)[:_MAX_TERMS]
     for place, (minus, phrase, word) in enumerate(found):
@@ -90,7 +90,7 @@ def _phrase(words: list[str], *, is_not: bool) -> Query:
 
 
 def _words(words: list[str], *, is_not: bool) -> Query:
-    """All of the words, or not all of them; each as a beginning or in another form."""
+    """Return a query for all words (or, inverted, against any of them), each as a prefix or in another form."""
     queries: list[Query] = []
     for word in words:
         beginning = SearchQuery(f"'{word}':*", config="simple", search_type="raw", invert=is_not)

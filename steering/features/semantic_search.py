@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class NotAnEmbedderError(SteeringError):
-    """The model generates text."""
+    """The model is not an embedding model."""
 
     code = "wrong_model_kind"
     param = "embedding_model"
@@ -42,12 +42,12 @@ class NotAnEmbedderError(SteeringError):
 
 @dataclass(frozen=True, slots=True)
 class TextEmbedder:
-    """Vectors of length 1, so that what is alike has a small distance. Texts are cut to what the model takes."""
+    """Embeds texts as vectors of length 1. Texts are truncated to the context length of the model."""
 
     model: ReadyModel
 
     async def embed(self, texts: Sequence[str], *, priority: int = 0) -> list[NDArray[np.float32]]:
-        """EngineError."""
+        """Return one vector per text. Raise EngineError."""
         encoded = [self._encode(text) for text in texts]
         name = self.model.record.name
         batch = uuid4().hex
@@ -57,12 +57,15 @@ class TextEmbedder:
         return await _collect(await submit_when_there_is_room(lambda: get_client().embed(requests)), len(texts))
 
     def _encode(self, text: str) -> tuple[int, ...]:
-        """A label has far fewer characters than any model takes, so it is cut by tokens only."""
+        """Return the truncated token ids."""
         return tuple(self.model.text.encode(text[: self.model.text.max_chars])[: self.model.max_model_len])
 
 
 async def find_embedder(name: str) -> TextEmbedder:
-    """The model, loaded if need be. NotAnEmbedderError, ModelNotFoundError and what loading raises."""
+    """Return the embedder, loading its model if necessary.
+
+    Raise NotAnEmbedderError, ModelNotFoundError, and errors of loading.
+    """
     ready = await get_registry().ready(name)
     if ready.kind != "embedding":
         raise NotAnEmbedderError(f"The model “{ready.record.name}” is made for {ready.kind}, not for embedding.")
@@ -91,7 +94,7 @@ def _normalised(vector: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 _DEPTH = 1_000
-_DAMPING = 60  # of reciprocal rank fusion: how much the first places outweigh the next
+_DAMPING = 60  # the constant of reciprocal rank fusion; larger values flatten the weight of the top ranks
 
 
 class LabelsNotEmbeddedError(SteeringError):
@@ -101,7 +104,7 @@ class LabelsNotEmbeddedError(SteeringError):
 
 @dataclass(frozen=True, slots=True)
 class QueryEmbedding:
-    """A query's vector of length 1, by the registered embedding model of that name."""
+    """The embedding of a query (length 1), and the registered name of its model."""
 
     model: str
     vector: tuple[float, ...]
@@ -110,9 +113,9 @@ class QueryEmbedding:
 def search_by_meaning(
     rows: FeatureQuerySet, text: str, meaning: QueryEmbedding, *, limit: int, offset: int
 ) -> list[Feature]:
-    """The features of ``rows`` that words or meaning find, the best of both first. LabelsNotEmbeddedError.
+    """Return features that match by words or by meaning, the best first. Raise LabelsNotEmbeddedError.
 
-    Each way brings its best thousand, whatever part of them is asked for, so that pages are cut from one order.
+    Both rankings always contribute their best thousand, so that all pages are slices of the same order.
     """
     by_words = [] if not text.strip() else list(rows.search(text).values_list("pk", flat=True)[:_DEPTH])
     order = fuse([by_words, _nearest(rows, meaning)])[offset : offset + limit]
@@ -121,7 +124,7 @@ def search_by_meaning(
 
 
 def fuse(rankings: Sequence[Sequence[int]]) -> list[int]:
-    """Reciprocal rank fusion: a place near the top of any ranking counts, wherever the others have it."""
+    """Merge rankings by reciprocal rank fusion."""
     scores: dict[int, float] = {}
     for ranking in rankings:
         for place, pk in enumerate(ranking):
@@ -130,7 +133,7 @@ def fuse(rankings: Sequence[Sequence[int]]) -> list[int]:
 
 
 def _nearest(rows: FeatureQuerySet, meaning: QueryEmbedding) -> list[int]:
-    """Exact: all embedded labels are compared, which is quick for the tens of thousands that an SAE has."""
+    """Return the nearest features by an exact search, which is fast for tens of thousands of labels."""
     embedded = LabelEmbedding.objects.filter(model__name=meaning.model, feature__in=rows)
     near = embedded.order_by(CosineDistance("vector", list(meaning.vector)), "feature_id")
     found = list(near.values_list("feature_id", flat=True)[:_DEPTH])
@@ -145,7 +148,7 @@ _BATCH = 64
 
 
 def run_embed_labels(job: RunningJob) -> dict[str, Any]:
-    """Labels whose text was embedded already are left out, so a run after a crash goes on where that one ended."""
+    """Embed the labels of an SAE. Labels that are embedded already are skipped, so a run resumes after a crash."""
     sae = SAE.objects.get(pk=job.params["sae"])
     model = LanguageModel.objects.get(pk=job.params["embedding_model"])
     num_gone = delete_stale_embeddings(sae=sae, model=model)
@@ -161,7 +164,7 @@ def run_embed_labels(job: RunningJob) -> dict[str, Any]:
 
 @transaction.atomic
 def delete_stale_embeddings(*, sae: SAE, model: LanguageModel) -> int:
-    """Deletes embeddings of labels that have changed since, or are gone."""
+    """Delete embeddings of labels that were changed or removed since."""
     rows = LabelEmbedding.objects.filter(feature__sae=sae, model=model).select_related("feature")
     stale = [row.pk for row in rows.only("text", "feature__label", "feature__description") if row.is_stale]
     return LabelEmbedding.objects.filter(pk__in=stale).delete()[0]

@@ -1,4 +1,4 @@
-"""What is done with features: they are labelled, and put into drafts."""
+"""Writes of features: labelling one, and adding one to a draft."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def steer_with_feature(
     strength: float = 1.0,
     owner: User | None = None,
 ) -> SteeringProfile:
-    """Adds the feature to the profile's draft, or to that of a new profile of its model.
+    """Add the feature to the draft of a profile, or to a new profile of its model.
 
-    The strength counts in maximal activations where one is known, else it is raw. InvalidProfileError for a profile of
-    another model, and where the draft would contradict itself; ValidationError for a name that is taken.
+    The strength is in max activations if that number is known, otherwise raw. Raise InvalidProfileError for a profile
+    of another model and for contradictory edits, and ValidationError for a name that is taken.
     """
     if profile is None:
         profile = create_profile(name=new_name, model=feature.sae.model, owner=owner)
@@ -52,7 +52,7 @@ def steer_with_feature(
 
 @transaction.atomic
 def label_feature(*, feature: Feature, user: User | None = None) -> Feature:
-    """Writes the row's label and description."""
+    """Save the label and the description of a feature."""
     before = stored_fields(feature)
     feature.save(update_fields=["label", "description", "label_source"])
     record_saved(feature, before=before, user=user, model=feature.sae.model.name)

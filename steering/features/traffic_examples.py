@@ -1,4 +1,4 @@
-"""Examples of features that come from requests: they stay only while every key whose texts were read allows it."""
+"""Examples of features from requests, stored only while every API key whose texts were used allows it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _LOCK = 0x6D694C58  # "miLX"
 
 
 def lock_examples() -> None:
-    """Until the end of the transaction, for whoever writes or forgets examples.
+    """Lock examples until the end of the transaction, for writing and for deleting them.
 
-    Who withdraws texts waits for who is just keeping some of them, and then finds them all.
+    A deletion thus waits for a transaction that stores examples, and then deletes these too.
     """
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
@@ -26,10 +26,9 @@ def lock_examples() -> None:
 
 @transaction.atomic
 def store_traffic_examples(*, sae: SAE, corpus: Corpus, examples: Callable[[int], Sequence[FeatureExample]]) -> None:
-    """``examples`` of each feature's index, in place of those from before.
+    """Replace the examples of all features; ``examples`` returns them by feature index.
 
-    CorpusError, and nothing is written, where the corpus' texts may not be shown any more: hours may have passed since
-    they were read.
+    Raise CorpusError and write nothing if the texts of the corpus may no longer be shown: measuring can take hours.
     """
     lock_examples()
     if not corpus.may_be_kept():
@@ -47,6 +46,6 @@ def store_traffic_examples(*, sae: SAE, corpus: Corpus, examples: Callable[[int]
 
 @transaction.atomic
 def delete_traffic_examples() -> int:
-    """Removes the examples that came from requests, of all features; returns how many features had some."""
+    """Delete all examples that came from requests, and return the number of features that had some."""
     lock_examples()
     return Feature.objects.exclude(traffic_examples=[]).update(traffic_examples=[])

@@ -1,7 +1,6 @@
-"""A model's final norm and output embeddings, read from its files: the engine's copy of them is the engine's alone.
+"""The final norm and the output embeddings of a model, read from its files, because the engine does not share its own.
 
-The embeddings stay on disk. A product with them reads them in pieces, on one core, so that it takes neither memory nor
-workers from the engine that runs beside it.
+The embeddings stay on disk and are read in pieces on one core, so that the engine keeps its memory and its workers.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float32]
 
-# What the head is called in files whose names transformers changes when it loads them (GPT-NeoX, so Pythia).
+# Names of the head in files whose tensors transformers renames when it loads them (GPT-NeoX, and thus Pythia).
 _OTHER_HEAD_NAMES = ("embed_out.weight",)
 _INDEX = "model.safetensors.index.json"
 _PIECE_BYTES = 8 << 20
@@ -30,12 +29,12 @@ _NUM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 
 
 class UnembeddingError(Exception):
-    """The model's files or its architecture do not allow the look; the message says why."""
+    """The files or the architecture of the model are not supported; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """Where a tensor of a safetensors file lies."""
+    """The location of a tensor in a safetensors file."""
 
     file: Path
     shape: tuple[int, ...]
@@ -43,7 +42,7 @@ class StoredTensor:
     start: int
 
     def rows(self) -> Iterator[Floats]:
-        """In pieces of at most 8 MiB (one row at least), as float32 ``[rows, ...]``."""
+        """Yield pieces of at most 8 MiB (at least one row), as float32 ``[rows, ...]``."""
         width = int(np.prod(self.shape[1:], dtype=np.int64))
         row_bytes = width * _NUM_BYTES[self.dtype]
         step = max(1, _PIECE_BYTES // max(1, row_bytes))
@@ -62,7 +61,7 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """What a norm does to a direction besides scaling it: ``gamma``, after taking out the mean where it ``centres``."""
+    """The effect of a norm on a direction apart from its scale: subtract the mean if it centres, multiply by gamma."""
 
     gamma: Floats
     centres: bool
@@ -75,26 +74,26 @@ class Gain:
 
 @dataclass(frozen=True, slots=True)
 class Unembedding:
-    """How much a step along a direction moves each logit, up to the final norm's scale: ``direction . gamma . W_U``.
+    """Computes how much a step along a direction changes each logit, up to a scale: ``direction . gamma . W_U``.
 
-    A direction is a change of the residual, so the final norm is not run on it: that would scale every direction to the
-    same length and add the norm's bias. Biases, scales and soft caps of the head are left out: they keep the order.
+    A direction is a change of the residual. Running the final norm on it would scale all directions to the same length
+    and add the bias of the norm. Biases, scales and soft caps of the head are ignored, because they keep the order.
     """
 
     gain: Gain
     embeddings: StoredTensor
 
     def logits(self, direction: Floats) -> Floats:
-        """``[hidden_size]`` -> one logit per row of the embeddings."""
+        """Return one logit per row of the embeddings for a direction ``[hidden_size]``."""
         x = self.gain.apply(direction)
-        # Not a matrix product: that would wake the workers of the linear algebra library.
+        # einsum without optimisation, because a matrix product would start the threads of BLAS.
         parts = [np.einsum("vd,d->v", piece, x, optimize=False) for piece in self.embeddings.rows()]
         logits: Floats = np.concatenate(parts)
         return logits
 
 
 def open_unembedding(folder: Path, *, trust_remote_code: bool = False) -> Unembedding:
-    """Reads the configuration and the headers of the weights; UnembeddingError where they do not fit together."""
+    """Read the configuration and the headers of the weights. Raise UnembeddingError if they do not match."""
     module = _skeleton(folder, trust_remote_code=trust_remote_code)
     stored = _stored_tensors(folder)
     norm_name, norm = _final_norm(module)
@@ -109,9 +108,9 @@ def open_unembedding(folder: Path, *, trust_remote_code: bool = False) -> Unembe
 
 
 def read_gain(norm: nn.Module, width: int) -> Gain:
-    """Find out from a norm's outputs what it multiplies by and whether it centres, whatever its class calls that.
+    """Determine from the outputs of a norm its factors and whether it centres, independent of its class.
 
-    UnembeddingError where the norm is not ``gamma * (x - mean) / deviation + bias`` or ``gamma * x / RMS + bias``.
+    Raise UnembeddingError if the norm is not ``gamma * (x - mean) / deviation + bias`` or ``gamma * x / RMS + bias``.
     """
     import torch
 
@@ -121,7 +120,7 @@ def read_gain(norm: nn.Module, width: int) -> Gain:
         return found
 
     bias = run(np.zeros(width, np.float32))
-    # Large, so that the norm's epsilon does not count; not constant, so that nothing is left where it centres.
+    # Large, so that epsilon is negligible. Not constant, because centring would leave zeros.
     probe = np.where(np.arange(width) % 2, -1e4, 3e4).astype(np.float32)
     other = (np.random.default_rng(0).normal(size=width) * 1e4).astype(np.float32)
     for centres in (False, True):
@@ -139,7 +138,7 @@ def _normed(x: Floats, *, centres: bool) -> Floats:
 
 
 def _skeleton(folder: Path, *, trust_remote_code: bool) -> Any:
-    """The model without weights."""
+    """Return the model on the meta device, without weights."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -149,7 +148,7 @@ def _skeleton(folder: Path, *, trust_remote_code: bool) -> Any:
 
 
 def _final_norm(module: Any) -> tuple[str, nn.Module]:
-    """The one norm that stands beside the decoder's layers."""
+    """Return the name and the module of the only norm beside the layers of the decoder."""
     decoder = module.get_decoder() if hasattr(module, "get_decoder") else module.base_model
     norms = [child for child in decoder.children() if "norm" in type(child).__name__.lower()]
     if len(norms) != 1:
@@ -165,7 +164,7 @@ def _named(module: Any, part: Any, what: str) -> tuple[str, Any]:
 
 
 def _loaded(norm: nn.Module, name: str, stored: Mapping[str, StoredTensor]) -> nn.Module:
-    """In float32, whatever the file has."""
+    """Return the norm with its weights in float32."""
     import torch
 
     weights = {part: torch.from_numpy(_first(stored, [f"{name}.{part}"]).whole()) for part in norm.state_dict()}
@@ -174,7 +173,7 @@ def _loaded(norm: nn.Module, name: str, stored: Mapping[str, StoredTensor]) -> n
 
 
 def _first(stored: Mapping[str, StoredTensor], names: list[str]) -> StoredTensor:
-    """By one of its names. Files may leave out the beginning of a module's name, or put something before it."""
+    """Return the first tensor found by name. Names in files may lack the prefix of a module, or have another one."""
     for name in names:
         if name in stored:
             return stored[name]
@@ -196,7 +195,7 @@ def _stored_tensors(folder: Path) -> dict[str, StoredTensor]:
 
 
 def _header(file: Path) -> Iterator[tuple[str, StoredTensor]]:
-    """The library checks sizes and overlaps; where the bytes lie it does not tell, the header does."""
+    """Yield the tensors of a file. The library checks sizes and overlaps, the header has the byte offsets."""
     from safetensors import SafetensorError, safe_open
 
     try:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class ReconstructionMeter:
-    """Sums in float64 over tokens ``[tokens, d_in]``, so that a long corpus loses nothing to rounding."""
+    """Fraction of variance unexplained and mean norm, summed in float64 to keep precision on a long corpus."""
 
     def __init__(self) -> None:
         self.num_tokens = 0
@@ -24,7 +24,7 @@ class ReconstructionMeter:
         self._norms = 0.0
 
     def add(self, h: Tensor, reconstruction: Tensor) -> None:
-        """``h`` is ``[tokens, d_in]``."""
+        """Add residuals ``[tokens, d_in]`` and their reconstruction."""
         if not len(h):
             return
         h = h.double()
@@ -37,7 +37,7 @@ class ReconstructionMeter:
 
     @property
     def fvu(self) -> float | None:
-        """Fraction of variance unexplained; None of fewer than two tokens, and where nothing varies."""
+        """Fraction of variance unexplained; None for fewer than two tokens, and without variance."""
         if self._sum is None or self.num_tokens < 2:
             return None
         variance = self._squares - float(self._sum.square().sum()) / self.num_tokens
@@ -48,23 +48,27 @@ class ReconstructionMeter:
         return self._norms / self.num_tokens if self.num_tokens else None
 
 
-_KEPT = 1 << 15  # norms that a median is taken of
+_KEPT = 1 << 15  # the number of newest norms that the median is computed from
 
 
 class SinkFinder:
-    """Knows the norms of one site's ordinary tokens so far."""
+    """Detects attention sinks by comparing norms to the median norm of the ordinary tokens of a site so far.
+
+    Attention sinks are tokens that collect attention without a target; their residuals are of another scale. The first
+    token of a text counts as one unless it is a special token.
+    """
 
     def __init__(self) -> None:
         self.num_sinks = 0
-        self._norms = torch.zeros(0)  # the newest ones
+        self._norms = torch.zeros(0)  # the newest norms
 
     @property
     def median(self) -> float | None:
-        """Of ordinary tokens that are no sinks; None before there were any."""
+        """Median norm of ordinary tokens that are not sinks; None before the first one."""
         return float(self._norms.median()) if len(self._norms) else None
 
     def ordinary(self, h: Tensor, is_ordinary: Tensor) -> Tensor:
-        """Which tokens of a text are neither special nor sinks: ``[tokens]`` of ``[tokens, d]`` from its start."""
+        """Return a mask ``[tokens]`` of tokens that are neither special nor sinks; ``h`` starts with the text."""
         norms = h.float().norm(dim=-1)
         kept = is_ordinary.clone()
         kept[:1] = False  # special, or a sink
@@ -81,16 +85,17 @@ NUM_BINS = 32
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """``counts[i]`` activations lie above ``i * width`` and at most ``width`` higher."""
+    """A histogram: ``counts[i]`` activations lie in ``(i * width, (i + 1) * width]``."""
 
     width: float
     counts: tuple[int, ...]
 
 
 class GrowingHistogram:
-    """Bins of one width per feature, a power of two. A larger activation doubles the width and joins neighbours.
+    """A histogram per feature whose bins grow: a larger activation doubles their width and merges neighbouring bins.
 
-    Zeros are not counted. An activation on the border of two bins belongs to the upper one; the last takes its end.
+    Widths are powers of two. Zeros are not counted. An activation on the border of two bins belongs to the upper one;
+    the last bin includes its upper end.
     """
 
     def __init__(self, d_sae: int) -> None:
@@ -98,7 +103,7 @@ class GrowingHistogram:
         self._width = torch.zeros(d_sae)  # 0 until the feature fires
 
     def add(self, activations: Tensor) -> None:
-        """``[tokens, d_sae]`` float32."""
+        """Add activations ``[tokens, d_sae]`` float32."""
         self._widen(activations.amax(0))
         tokens, features = activations.nonzero(as_tuple=True)
         bins = (activations[tokens, features] / self._width[features]).long().clamp(max=NUM_BINS - 1)
@@ -122,7 +127,7 @@ _MAX_BYTES = 512 << 20
 
 @dataclass(frozen=True, slots=True)
 class Excerpt:
-    """The tokens of a document from ``start`` on, with one activation each."""
+    """Tokens of a document from ``start`` on, with one activation each."""
 
     document: int
     start: int
@@ -130,9 +135,10 @@ class Excerpt:
 
 
 class TopActivatingTexts:
-    """Keeps the best ``num_texts`` documents of each feature, with ``width`` activations around the largest one.
+    """The top ``num_texts`` documents of each feature, with ``width`` activations around the largest one.
 
-    Three quarters of them lie before it. Very wide SAEs keep fewer documents, so that all windows fit into half a GiB.
+    Three quarters of the window lie before the largest activation. Very wide SAEs keep fewer documents, so that all
+    windows fit into half a GiB.
     """
 
     def __init__(self, d_sae: int, *, num_texts: int, width: int) -> None:
@@ -145,7 +151,7 @@ class TopActivatingTexts:
         self._lengths: dict[int, int] = {}
 
     def add(self, document: int, activations: Tensor) -> None:
-        """``[tokens, d_sae]`` of one document."""
+        """Add the activations ``[tokens, d_sae]`` of one document."""
         num_tokens = len(activations)
         self._lengths[document] = num_tokens
         largest, place = activations.max(0)
@@ -161,7 +167,7 @@ class TopActivatingTexts:
         self._values[slot, features] = torch.where(tokens < num_tokens, values, 0.0)
 
     def of(self, feature: int) -> tuple[Excerpt, ...]:
-        """The strongest first."""
+        """Return the excerpts of a feature, the strongest first."""
         order = self._largest[:, feature].argsort(descending=True, stable=True).tolist()
         return tuple(self._excerpt(slot, feature) for slot in order if self._document[slot, feature] >= 0)
 

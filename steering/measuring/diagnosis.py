@@ -1,4 +1,4 @@
-"""Why an SAE does not fit: the likely faults are tried out on a few texts, and what helps is named."""
+"""Diagnose an SAE that fits badly: try likely faults on a few texts and report those that explain it."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 Reconstruct = Callable[["Tensor"], "Tensor"]
 
-GOOD_FVU = 0.5  # above it, causes are looked for
-_GAIN = 0.6  # of the FVU as it is: what leaves less than this share of it explains the fault
+GOOD_FVU = 0.5  # causes are searched only above this FVU
+_GAIN = 0.6  # a change that leaves less than this share of the FVU explains the fault
 _NUM_DOCUMENTS = 8
 _MAX_TOKENS = 128
-_UNRELATED = 0.05  # cosine of a feature's encoder column and decoder row: trained ones lie far above
+_UNRELATED = 0.05  # cosine of encoder column and decoder row of a feature; trained SAEs lie far above
 
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """``cause`` completes “It would leave 8% unexplained …”."""
+    """A possible fault. ``cause`` completes the sentence "It would leave 8% unexplained ..."."""
 
     cause: str
     site: Site
@@ -48,7 +48,7 @@ def find_causes(
     documents: Sequence[TokenisedDocument],
     reader: ResidualReader,
 ) -> tuple[str, ...]:
-    """Sentences, the most likely cause first; empty where the SAE fits, and where nothing that was tried helps."""
+    """Return causes as sentences, the most likely first. Empty if the SAE fits, and if no change helps."""
     fvu = measurement.reconstruction.fvu
     if fvu is None or fvu < GOOD_FVU:
         return ()
@@ -64,7 +64,7 @@ def find_causes(
 def _try(
     suspects: Sequence[Suspect], documents: Sequence[TokenisedDocument], reader: ResidualReader
 ) -> Iterator[tuple[Suspect, float]]:
-    """Each suspect's FVU."""
+    """Yield each suspect with its FVU."""
     meters = [ReconstructionMeter() for _ in suspects]
     sites = tuple(sorted({suspect.site for suspect in suspects}))
     sinks = {site: SinkFinder() for site in sites}
@@ -81,7 +81,7 @@ def _try(
 
 
 def _other_sites(sae: SparseAutoencoder, site: Site, num_layers: int) -> Iterator[Suspect]:
-    """The same SAE elsewhere: at every layer, and at the other places of its own one that are as wide."""
+    """Yield the same SAE at every other layer, and at the other sites of its layer with the same width."""
     kinds: tuple[SiteKind, ...] = ("resid_pre", "resid_post", "mlp_raw", "mlp_out") if site.kind != "attn_out" else ()
     places = {Site(layer, site.kind) for layer in range(num_layers)} | {Site(site.layer, kind) for kind in kinds}
     for place in sorted(places - {site}):
@@ -89,7 +89,7 @@ def _other_sites(sae: SparseAutoencoder, site: Site, num_layers: int) -> Iterato
 
 
 def _other_maths(sae: SparseAutoencoder, site: Site) -> Iterator[Suspect]:
-    """The same weights, read in another way."""
+    """Yield the same weights with another activation, bias rule or normalisation."""
     math, weights = sae.math, sae.weights
     if math.architecture != "standard" and math.d_out is None:
         plain = replace(math, architecture="standard", k=None, rescale_acts_by_decoder_norm=False)
@@ -107,7 +107,7 @@ def _other_maths(sae: SparseAutoencoder, site: Site) -> Iterator[Suspect]:
 
 
 def _rescaled(sae: SparseAutoencoder, site: Site, factor: float) -> Suspect:
-    """As if the factor of expected_average_only_in had not been folded in."""
+    """Return the SAE as if the factor of expected_average_only_in had not been folded in."""
 
     def reconstruct(h: Tensor) -> Tensor:
         return sae.decode(sae.encode(h * factor), h * factor) / factor
@@ -124,7 +124,7 @@ def _variant(math: SAEMath, weights: SAEWeights) -> SparseAutoencoder:
 
 
 def _unrelated_directions(sae: SparseAutoencoder) -> Iterator[str]:
-    """Trained encoders read what their decoders write, to some degree."""
+    """Yield a cause if encoder and decoder are unrelated; in trained SAEs they are similar."""
     weights = sae.weights
     alike = float(cosine_similarity(weights.encoder, weights.W_dec, dim=-1).mean())
     if abs(alike) < _UNRELATED:

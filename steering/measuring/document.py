@@ -1,4 +1,4 @@
-"""Texts as the model reads them, in pieces that it can read at once."""
+"""Tokenised documents, split into pieces that the model can process at once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MAX_TOKENS = 256  # of one piece: long enough for context, short enough for the 
 
 @dataclass(frozen=True, slots=True)
 class TokenisedDocument:
-    """``is_ordinary`` is False of special tokens, on which SAEs are not judged."""
+    """Token ids of a piece of text. ``is_ordinary`` is False for special tokens, which measurements ignore."""
 
     token_ids: tuple[int, ...]
     is_ordinary: tuple[bool, ...]
@@ -23,7 +23,7 @@ class TokenisedDocument:
 def split_tokens(
     token_ids: Sequence[int], special_ids: frozenset[int], *, max_tokens: int = MAX_TOKENS
 ) -> Iterator[TokenisedDocument]:
-    """Pieces of at most ``max_tokens``, each beginning with the special tokens that the text begins with."""
+    """Yield pieces of at most ``max_tokens``, each starting with the special tokens at the start of the text."""
     ids = list(token_ids)
     start = next((place for place, token_id in enumerate(ids) if token_id not in special_ids), len(ids))
     start = min(start, max_tokens - 1)
@@ -35,7 +35,7 @@ def split_tokens(
 
 
 def take_tokens(documents: Iterable[TokenisedDocument], num_tokens: int) -> Iterator[TokenisedDocument]:
-    """Each different document once, until they hold ``num_tokens`` ordinary tokens."""
+    """Yield each distinct document once, until there are ``num_tokens`` ordinary tokens."""
     seen: set[tuple[int, ...]] = set()
     taken = 0
     for document in documents:

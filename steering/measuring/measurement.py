@@ -1,4 +1,4 @@
-"""Measures an SAE on the documents of a corpus, in one pass over the model's residuals."""
+"""Measure an SAE on the documents of a corpus, in one pass over the residuals of the model."""
 
 from __future__ import annotations
 
@@ -23,27 +23,35 @@ from steering.saes.errors import InvalidSAEError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from inference.text.model_text import ModelText
     from steering.saes.sae import SparseAutoencoder
 
 NUM_EXAMPLES = 5
 EXAMPLE_TOKENS = 48
-_CHUNK_BYTES = 32 << 20  # of activations at once
+_CHUNK_BYTES = 32 << 20  # activations computed at once
 
 
 class ResidualReader(Protocol):
-    """The residuals of one model."""
+    """Captures the residuals of one unsteered model.
+
+    Two implementations: :class:`steering.residuals.EngineResidualReader` runs the texts in the engine beside the
+    requests, :class:`inference.registry.standalone_model.OfflineModel` loads the model without an engine.
+    """
+
+    text: ModelText
+    num_layers: int
 
     def read(self, token_ids: Sequence[int], sites: Sequence[Site]) -> dict[Site, Tensor]:
-        """``[tokens, d]`` float32 on the CPU for each site, of the unsteered model."""
+        """Return ``[tokens, d]`` float32 on the CPU for each site."""
 
 
 Progress = Callable[[int, int], None]
-"""Is told how many of how many documents are done; raises to stop."""
+"""Called with the number of finished documents and of all documents; it raises an exception to stop."""
 
 
 @dataclass(frozen=True, slots=True)
 class FeatureFacts:
-    """Of one feature on the corpus. ``density`` is the share of ordinary tokens on which it fires."""
+    """Statistics of one feature on the corpus. ``density`` is the share of ordinary tokens on which it fires."""
 
     max_activation: float
     density: float
@@ -52,7 +60,7 @@ class FeatureFacts:
 
 
 class Measurement:
-    """Figures over ordinary tokens; special ones and attention sinks count as if no feature fired on them."""
+    """Statistics over ordinary tokens. On special tokens and attention sinks, all features count as inactive."""
 
     def __init__(self, d_sae: int, *, num_examples: int = NUM_EXAMPLES) -> None:
         self.d_sae = d_sae
@@ -80,7 +88,7 @@ class Measurement:
         return FeatureFacts(float(self._largest[index]), density, self._histogram.of(index), self._strongest.of(index))
 
     def add(self, number: int, document: TokenisedDocument, h: Tensor, sae: SparseAutoencoder) -> None:
-        """``h`` is ``[tokens, d_in]``, ``number`` names the document in the excerpts."""
+        """Add the residuals ``[tokens, d_in]`` of a document; excerpts refer to it by ``number``."""
         ordinary = self.sinks.ordinary(h, torch.tensor(document.is_ordinary))
         activations = torch.empty(len(h), sae.d_sae)
         for part in _chunks(len(h), sae.d_sae):
@@ -101,7 +109,7 @@ def measure_sae(
     reader: ResidualReader,
     progress: Progress = lambda done, total: None,
 ) -> Measurement:
-    """InvalidSAEError of one that does not read its site, and of residuals that are not numbers."""
+    """Measure an SAE. Raise InvalidSAEError for a transcoder, and for residuals that are not finite."""
     if not sae.reads_its_site:
         raise InvalidSAEError("A transcoder reads the MLP's input, which is no site here, so it cannot be measured.")
     if not any(document.num_ordinary for document in documents):

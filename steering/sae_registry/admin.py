@@ -1,4 +1,4 @@
-"""SAEs in the admin: what they are, how well they fit, where they lie."""
+"""SAEs in the admin: adding, measuring and loading them, importing labels, and their page."""
 
 from __future__ import annotations
 
@@ -37,26 +37,98 @@ from steering.saes.errors import InvalidSAEError
 from steering.spec.errors import InvalidSpecError
 
 
-class SAEPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
-    """All of them are POSTs of those who may change SAEs."""
+def _url(sae: SAE) -> str:
+    return reverse("admin:steering_sae_change", args=[sae.pk])
+
+
+_MAX_LISTED = 500
+
+
+def _registered(added: AddedSAE) -> SafeString:
+    if added.measurement is None:
+        return format_html("Registered {}.", added.sae)
+    url = reverse("admin:jobs_job_change", args=[added.measurement.pk])
+    return format_html('Registered {}. <a href="{}">A job</a> measures how well it fits.', added.sae, url)
+
+
+class LabelsForm(forms.Form):
+    """Reads the file during validation, so that its problems are shown next to the field."""
+
+    file = forms.FileField(
+        max_length=200,
+        help_text="JSON, JSONL or CSV, also with .gz: miLLM's own fields, or an export of Neuronpedia.",
+    )
+    found: LabelSet
+
+    def __init__(self, sae: SAE, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._sae = sae
+
+    def clean_file(self) -> object:
+        file = self.cleaned_data["file"]
+        try:
+            self.found = parse_label_file(file, file.name, self._sae.d_sae)
+        except InvalidSpecError as error:
+            raise ValidationError([str(problem) for problem in error.problems]) from error
+        return file
+
+
+def _may_import(request: HttpRequest) -> bool:
+    return request.user.has_perm("steering.change_feature")
+
+
+_SHOWN = ("place", "features", "verdict", "l0_text", "fvu_text", "dead_text", "norm_text", "weights")
+
+
+@admin.register(SAE)
+class SAEAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
+    """Only the name can be edited: everything else is read from the files, or measured.
+
+    Every further page checks permissions itself, and whatever changes something is a POST. Listing and previewing a
+    source are POSTs too, because they send requests to another server: a link must not be able to trigger that.
+    """
+
+    change_form_template = "admin/steering/sae/change_form.html"
+
+    empty_words = "No SAE yet. Add one from a directory of the server or from the Hub; its features come with it."
+    list_display = ("name", "model", "place", "architecture", "d_sae", "l0_text", "fvu_text", "state", "memory")
+    list_filter = ("model", "architecture", "layer")
+    list_select_related = ("model",)
+    search_fields = ("name", "source")
+    fieldsets = (
+        (None, {"fields": ("name", "model", "place", "features", "weights")}),
+        ("Health", {"fields": ("verdict", "l0_text", "fvu_text", "dead_text", "norm_text")}),
+        ("Files", {"fields": ("source", "revision", "subfolder", "format", "checksum", "created_at")}),
+        ("Shape", {"fields": ("architecture", "normalization", "d_in", "d_sae")}),
+    )
+
+    class Media:
+        css = {"all": ("steering/admin.css", "steering/feature.css")}
 
     def get_urls(self) -> list[Any]:
-        acts: Sequence[tuple[str, Callable[[HttpRequest, SAE], str]]] = (
+        actions: Sequence[tuple[str, Callable[[HttpRequest, SAE], str]]] = (
             ("check", self._check),
             ("load", self._load),
             ("unload", self._unload),
             ("embed", self._embed),
         )
         own = [
-            path(f"<path:object_id>/{name}/", self.admin_site.admin_view(self._act(act)), name=f"steering_sae_{name}")
-            for name, act in acts
+            path(
+                f"<path:object_id>/{name}/",
+                self.admin_site.admin_view(self._action_view(action)),
+                name=f"steering_sae_{name}",
+            )
+            for name, action in actions
         ]
-        return [*own, *super().get_urls()]
+        labels = path(
+            "<path:object_id>/labels/", self.admin_site.admin_view(self.labels_view), name="steering_sae_labels"
+        )
+        return [*own, labels, *super().get_urls()]
 
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        context = {**(extra_context or {})}
+        context = {"can_import_labels": _may_import(request), **(extra_context or {})}
         sae = self.get_object(request, unquote(object_id))
         if isinstance(sae, SAE) and self.has_change_permission(request, sae):
             context |= {
@@ -67,70 +139,76 @@ class SAEPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at 
             }
         return super().change_view(request, object_id, form_url, context)
 
-    def _act(self, act: Callable[[HttpRequest, SAE], str]) -> Callable[..., HttpResponse]:
-        """A view that checks who asks, does it and goes where ``act`` says."""
+    def get_readonly_fields(self, request: HttpRequest, obj: SAE | None = None) -> tuple[str, ...]:
+        stored = (field.name for field in SAE._meta.fields if field.name not in ("id", "name"))
+        return (*_SHOWN, *stored)
 
-        def view(request: HttpRequest, object_id: str) -> HttpResponse:
-            if request.method != "POST":
-                return HttpResponseNotAllowed(["POST"])
-            sae = self.get_object(request, unquote(object_id))
-            if not isinstance(sae, SAE):
-                raise Http404
-            if not self.has_change_permission(request, sae):
-                raise PermissionDenied
-            return HttpResponseRedirect(act(request, sae))
+    def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:
+        """Return one line per SAE instead of all features, and the reasons why SAEs cannot be deleted."""
+        lines, protected = [], []
+        for sae in objs:
+            lines.append(f"SAE {sae} with {sae.d_sae} features")
+            try:
+                services.check_sae_is_unused(sae=sae)
+            except SteeringError as error:
+                protected.append(error.message)
+        counts = {"SAEs": len(lines), "features": sum(sae.d_sae for sae in objs)}
+        needed = set() if self.has_delete_permission(request) else {self.opts.verbose_name}
+        return lines, counts, needed, protected
 
-        return view
+    def save_model(self, request: HttpRequest, obj: SAE, form: Any, change: bool) -> None:  # noqa: FBT001 - Django's
+        services.rename_sae(sae=obj)
 
-    def _check(self, request: HttpRequest, sae: SAE) -> str:
-        form = CheckForm(corpus_names(), request.POST)
-        if not form.is_valid():
-            for errors in form.errors.values():
-                self.message_user(request, " ".join(str(error) for error in errors), messages.ERROR)
-            return _url(sae)
-        job = request_measurement(sae=sae, owner=request.user, **form.cleaned_data)  # type: ignore[arg-type]  # staff
-        self.log_change(request, sae, "Began to measure it.")
-        return reverse("admin:jobs_job_change", args=[job.pk])
+    def delete_model(self, request: HttpRequest, obj: SAE) -> None:
+        services.delete_sae(sae=obj)
 
-    def _embed(self, request: HttpRequest, sae: SAE) -> str:
-        form = EmbedForm(request.POST)
-        if not form.is_valid():
-            self.message_user(request, "Choose an embedding model.", messages.ERROR)
-            return _url(sae)
-        model = form.cleaned_data["embedding_model"]
-        job = enqueue_job(
-            kind="steering.embed_labels",
-            params={"sae": sae.pk, "embedding_model": model.pk},
-            owner=request.user,  # type: ignore[arg-type]
-            title=f"Embed labels of {sae} with {model}",
-        )
-        return reverse("admin:jobs_job_change", args=[job.pk])
+    def delete_queryset(self, request: HttpRequest, queryset: QuerySet[SAE]) -> None:
+        for sae in queryset:
+            services.delete_sae(sae=sae)
 
-    def _load(self, request: HttpRequest, sae: SAE) -> str:
-        try:
-            get_resolver().sae(source_of(sae))
-        except (InvalidSAEError, SourceError) as error:
-            self.message_user(request, f"{sae} was not loaded. {error}", messages.ERROR)
-        else:
-            self.message_user(request, f"The weights of {sae} are loaded.", messages.SUCCESS)
-        return _url(sae)
+    @admin.display(description="L0", ordering="l0")
+    def l0_text(self, sae: SAE) -> str:
+        return "–" if sae.l0 is None else f"{sae.l0:.3g}"
 
-    def _unload(self, request: HttpRequest, sae: SAE) -> str:
-        get_resolver().unload_sae(sae.checksum)
-        text = f"The weights of {sae} are unloaded. The next request with one of its features loads them again."
-        self.message_user(request, text, messages.SUCCESS)
-        return _url(sae)
+    @admin.display(description="FVU", ordering="fvu")
+    def fvu_text(self, sae: SAE) -> str:
+        return "–" if sae.fvu is None else f"{sae.fvu:.3f}"
 
+    @admin.display(description="never fired", ordering="dead_share")
+    def dead_text(self, sae: SAE) -> str:
+        return "–" if sae.dead_share is None else f"{sae.dead_share:.1%} of features"
 
-def _url(sae: SAE) -> str:
-    return reverse("admin:steering_sae_change", args=[sae.pk])
+    @admin.display(description="mean residual norm")
+    def norm_text(self, sae: SAE) -> str:
+        return "–" if sae.mean_resid_norm is None else f"{sae.mean_resid_norm:.4g}"
 
+    @admin.display(description="weights")
+    def weights(self, sae: SAE) -> str:
+        """Return whether the weights are loaded in this process. Other processes have their own copy."""
+        loaded = get_resolver().loaded_bytes(sae.checksum)
+        if loaded is not None:
+            return f"loaded, {filesizeformat(loaded)}"
+        return f"not loaded, {filesizeformat(estimated_bytes(sae.d_in, sae.d_sae))} when they are"
 
-_MAX_LISTED = 500
+    @admin.display(description="in memory")
+    def memory(self, sae: SAE) -> str:
+        loaded = get_resolver().loaded_bytes(sae.checksum)
+        return "–" if loaded is None else filesizeformat(loaded)
 
+    @admin.display(description="health")
+    def state(self, sae: SAE) -> SafeString:
+        verdict = summary(sae)
+        return format_html('<span class="{}">{}</span>', "steering-warning" if verdict.is_warning else "", verdict.text)
 
-class AddPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
-    """Listing and preview are POSTs too: they ask another server, and nobody shall be lured into that by a link."""
+    @admin.display(description="in words")
+    def verdict(self, sae: SAE) -> SafeString:
+        rows = (("steering-warning" if verdict.is_warning else "", verdict.text) for verdict in judge(sae))
+        return format_html_join("", '<div class="{}">{}</div>', rows)
+
+    @admin.display(description="features")
+    def features(self, sae: SAE) -> SafeString:
+        url = f"../../../feature/?sae__id__exact={sae.pk}"
+        return format_html('<a href="{}">{} features</a>', url, sae.d_sae)
 
     def add_view(
         self, request: HttpRequest, form_url: str = "", extra_context: dict[str, Any] | None = None
@@ -160,7 +238,7 @@ class AddPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at 
         return self._form_page(request, form, found=rows, num_found=len(found))
 
     def _preview(self, request: HttpRequest) -> HttpResponse:
-        """What the configuration says. The button of a listing brings the sub-folder along."""
+        """Preview the configuration. The button of a listing submits the subfolder."""
         data = request.POST.copy()
         data["subfolder"] = request.POST["_preview"] or request.POST.get("subfolder", "")
         form = SourceForm(data)
@@ -208,53 +286,62 @@ class AddPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at 
         context |= {"title": "Add SAE", "opts": self.opts, "form": form, **self.admin_site.each_context(request)}
         return TemplateResponse(request, "admin/steering/sae/add.html", context)
 
+    def _action_view(self, action: Callable[[HttpRequest, SAE], str]) -> Callable[..., HttpResponse]:
+        """Return a view that checks permissions, runs ``action`` and redirects to the URL that it returns."""
 
-def _registered(added: AddedSAE) -> SafeString:
-    if added.measurement is None:
-        return format_html("Registered {}.", added.sae)
-    url = reverse("admin:jobs_job_change", args=[added.measurement.pk])
-    return format_html('Registered {}. <a href="{}">A job</a> measures how well it fits.', added.sae, url)
+        def view(request: HttpRequest, object_id: str) -> HttpResponse:
+            if request.method != "POST":
+                return HttpResponseNotAllowed(["POST"])
+            sae = self.get_object(request, unquote(object_id))
+            if not isinstance(sae, SAE):
+                raise Http404
+            if not self.has_change_permission(request, sae):
+                raise PermissionDenied
+            return HttpResponseRedirect(action(request, sae))
 
+        return view
 
-class LabelsForm(forms.Form):
-    """Reads the file while it validates, so that what is wrong with it is said beside the field."""
+    def _check(self, request: HttpRequest, sae: SAE) -> str:
+        form = CheckForm(corpus_names(), request.POST)
+        if not form.is_valid():
+            for errors in form.errors.values():
+                self.message_user(request, " ".join(str(error) for error in errors), messages.ERROR)
+            return _url(sae)
+        job = request_measurement(sae=sae, owner=request.user, **form.cleaned_data)  # type: ignore[arg-type]  # staff
+        self.log_change(request, sae, "Began to measure it.")
+        return reverse("admin:jobs_job_change", args=[job.pk])
 
-    file = forms.FileField(
-        max_length=200,
-        help_text="JSON, JSONL or CSV, also with .gz: miLLM's own fields, or an export of Neuronpedia.",
-    )
-    found: LabelSet
+    def _embed(self, request: HttpRequest, sae: SAE) -> str:
+        form = EmbedForm(request.POST)
+        if not form.is_valid():
+            self.message_user(request, "Choose an embedding model.", messages.ERROR)
+            return _url(sae)
+        model = form.cleaned_data["embedding_model"]
+        job = enqueue_job(
+            kind="steering.embed_labels",
+            params={"sae": sae.pk, "embedding_model": model.pk},
+            owner=request.user,  # type: ignore[arg-type]
+            title=f"Embed labels of {sae} with {model}",
+        )
+        return reverse("admin:jobs_job_change", args=[job.pk])
 
-    def __init__(self, sae: SAE, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._sae = sae
-
-    def clean_file(self) -> object:
-        file = self.cleaned_data["file"]
+    def _load(self, request: HttpRequest, sae: SAE) -> str:
         try:
-            self.found = parse_label_file(file, file.name, self._sae.d_sae)
-        except InvalidSpecError as error:
-            raise ValidationError([str(problem) for problem in error.problems]) from error
-        return file
+            get_resolver().sae(source_of(sae))
+        except (InvalidSAEError, SourceError) as error:
+            self.message_user(request, f"{sae} was not loaded. {error}", messages.ERROR)
+        else:
+            self.message_user(request, f"The weights of {sae} are loaded.", messages.SUCCESS)
+        return _url(sae)
 
-
-class LabelPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
-    """For those who may change features. The form above it shows what stands where."""
-
-    change_form_template = "admin/steering/sae/change_form.html"
-
-    def get_urls(self) -> list[Any]:
-        view = self.admin_site.admin_view(self.labels_view)
-        return [path("<path:object_id>/labels/", view, name="steering_sae_labels"), *super().get_urls()]
-
-    def change_view(
-        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
-    ) -> HttpResponse:
-        context = {"can_import_labels": _may_import(request), **(extra_context or {})}
-        return super().change_view(request, object_id, form_url, context)
+    def _unload(self, request: HttpRequest, sae: SAE) -> str:
+        get_resolver().unload_sae(sae.checksum)
+        text = f"The weights of {sae} are unloaded. The next request with one of its features loads them again."
+        self.message_user(request, text, messages.SUCCESS)
+        return _url(sae)
 
     def labels_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """Imports the whole file, or says by line and field what is wrong with it."""
+        """Import a file of labels, or show its problems by line and field."""
         sae = self.get_object(request, unquote(object_id))
         if sae is None:
             raise Http404
@@ -274,101 +361,3 @@ class LabelPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none a
         self.message_user(request, f"Imported {report}", messages.SUCCESS)
         for doubt in report.doubts:
             self.message_user(request, doubt, messages.WARNING)
-
-
-def _may_import(request: HttpRequest) -> bool:
-    return request.user.has_perm("steering.change_feature")
-
-
-_SHOWN = ("place", "features", "verdict", "l0_text", "fvu_text", "dead_text", "norm_text", "weights")
-
-
-@admin.register(SAE)
-class SAEAdmin(AddPages, SAEPages, LabelPages, admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
-    """Everything but the name is what the files say, or was measured."""
-
-    empty_words = "No SAE yet. Add one from a directory of the server or from the Hub; its features come with it."
-    list_display = ("name", "model", "place", "architecture", "d_sae", "l0_text", "fvu_text", "state", "memory")
-    list_filter = ("model", "architecture", "layer")
-    list_select_related = ("model",)
-    search_fields = ("name", "source")
-    fieldsets = (
-        (None, {"fields": ("name", "model", "place", "features", "weights")}),
-        ("Health", {"fields": ("verdict", "l0_text", "fvu_text", "dead_text", "norm_text")}),
-        ("Files", {"fields": ("source", "revision", "subfolder", "format", "checksum", "created_at")}),
-        ("Shape", {"fields": ("architecture", "normalization", "d_in", "d_sae")}),
-    )
-
-    class Media:
-        css = {"all": ("steering/admin.css", "steering/feature.css")}
-
-    def get_readonly_fields(self, request: HttpRequest, obj: SAE | None = None) -> tuple[str, ...]:
-        stored = (field.name for field in SAE._meta.fields if field.name not in ("id", "name"))
-        return (*_SHOWN, *stored)
-
-    def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:
-        """In place of a list of all features: one line per SAE, and what stands against deleting it."""
-        lines, protected = [], []
-        for sae in objs:
-            lines.append(f"SAE {sae} with {sae.d_sae} features")
-            try:
-                services.check_sae_is_unused(sae=sae)
-            except SteeringError as error:
-                protected.append(error.message)
-        counts = {"SAEs": len(lines), "features": sum(sae.d_sae for sae in objs)}
-        needed = set() if self.has_delete_permission(request) else {self.opts.verbose_name}
-        return lines, counts, needed, protected
-
-    def save_model(self, request: HttpRequest, obj: SAE, form: Any, change: bool) -> None:  # noqa: FBT001 - Django's
-        services.rename_sae(sae=obj)
-
-    def delete_model(self, request: HttpRequest, obj: SAE) -> None:
-        services.delete_sae(sae=obj)
-
-    def delete_queryset(self, request: HttpRequest, queryset: QuerySet[SAE]) -> None:
-        for sae in queryset:
-            services.delete_sae(sae=sae)
-
-    @admin.display(description="L0", ordering="l0")
-    def l0_text(self, sae: SAE) -> str:
-        return "–" if sae.l0 is None else f"{sae.l0:.3g}"
-
-    @admin.display(description="FVU", ordering="fvu")
-    def fvu_text(self, sae: SAE) -> str:
-        return "–" if sae.fvu is None else f"{sae.fvu:.3f}"
-
-    @admin.display(description="never fired", ordering="dead_share")
-    def dead_text(self, sae: SAE) -> str:
-        return "–" if sae.dead_share is None else f"{sae.dead_share:.1%} of features"
-
-    @admin.display(description="mean residual norm")
-    def norm_text(self, sae: SAE) -> str:
-        return "–" if sae.mean_resid_norm is None else f"{sae.mean_resid_norm:.4g}"
-
-    @admin.display(description="weights")
-    def weights(self, sae: SAE) -> str:
-        """Of this process; another one on the same database keeps its own."""
-        loaded = get_resolver().loaded_bytes(sae.checksum)
-        if loaded is not None:
-            return f"loaded, {filesizeformat(loaded)}"
-        return f"not loaded, {filesizeformat(estimated_bytes(sae.d_in, sae.d_sae))} when they are"
-
-    @admin.display(description="in memory")
-    def memory(self, sae: SAE) -> str:
-        loaded = get_resolver().loaded_bytes(sae.checksum)
-        return "–" if loaded is None else filesizeformat(loaded)
-
-    @admin.display(description="health")
-    def state(self, sae: SAE) -> SafeString:
-        verdict = summary(sae)
-        return format_html('<span class="{}">{}</span>', "steering-warning" if verdict.is_warning else "", verdict.text)
-
-    @admin.display(description="in words")
-    def verdict(self, sae: SAE) -> SafeString:
-        rows = (("steering-warning" if verdict.is_warning else "", verdict.text) for verdict in judge(sae))
-        return format_html_join("", '<div class="{}">{}</div>', rows)
-
-    @admin.display(description="features")
-    def features(self, sae: SAE) -> SafeString:
-        url = f"../../../feature/?sae__id__exact={sae.pk}"
-        return format_html('<a href="{}">{} features</a>', url, sae.d_sae)

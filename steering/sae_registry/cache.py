@@ -1,4 +1,4 @@
-"""Loaded SAEs of this process, the least recently used forgotten first."""
+"""An LRU cache of loaded SAEs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Load = Callable[[], "SparseAutoencoder"]
 
 
 class SAECache:
-    """Thread-safe. ``on_evict`` is told the checksum of each SAE that is forgotten, outside the lock.
+    """A thread-safe LRU cache, limited by bytes. ``on_evict`` is called with each evicted checksum, outside the lock.
 
-    At least one SAE is kept whatever its size, so that the one in use always fits.
+    At least one SAE is kept regardless of its size.
     """
 
     def __init__(self, max_bytes: int, on_evict: Callable[[str], None] = lambda _: None) -> None:
@@ -27,7 +27,7 @@ class SAECache:
         self._lock = threading.Lock()
 
     def get(self, checksum: str, load: Load) -> SparseAutoencoder:
-        """The SAE, loaded at most once however many threads ask."""
+        """Return the SAE. Concurrent calls load it only once."""
         if (sae := self._find(checksum)) is not None:
             return sae
         with self._lock:
@@ -47,13 +47,13 @@ class SAECache:
             return sum(sae.num_bytes for sae in self._saes.values())
 
     def bytes_of(self, checksum: str) -> int | None:
-        """None of an SAE that is not here; asking does not count as use."""
+        """Return the size of a loaded SAE, or None. Does not count as use."""
         with self._lock:
             sae = self._saes.get(checksum)
             return None if sae is None else sae.num_bytes
 
     def remove(self, checksum: str) -> None:
-        """Forget one SAE, if it is here."""
+        """Evict one SAE, if it is loaded."""
         with self._lock:
             gone = self._saes.pop(checksum, None)
         if gone is not None:

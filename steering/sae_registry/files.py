@@ -1,4 +1,4 @@
-"""Where an SAE's files lie, and whether they are still those that were registered."""
+"""Locate and download the files of an SAE, and check them against the registered checksum."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def locate_sae(
     with_weights: bool = True,
     download: Download | None = None,
 ) -> SAEPlace:
-    """The SAE's place on this machine.
+    """Return the place of an SAE on this machine, downloading its files from the Hub if necessary.
 
-    Of a Hub repository its own files are downloaded first, and without ``with_weights`` only the configuration; what
-    was downloaded completely needs no network again. InvalidSAEError or :class:`inference.files.sources.SourceError`.
+    Without ``with_weights`` only the configuration is downloaded. A complete download needs no network later. Raise
+    InvalidSAEError or :class:`inference.files.sources.SourceError`.
     """
     check_subfolder(subfolder)
     local = local_directory(source)
@@ -47,7 +47,7 @@ def locate_sae(
 
 
 def installed_place(sae: SAE) -> SAEPlace:
-    """Where a registered SAE lies; InvalidSAEError when its files are not the registered ones any more."""
+    """Return the place of a registered SAE. Raise InvalidSAEError if its files have changed since."""
     place = locate_sae(sae.source, revision=sae.revision, subfolder=sae.subfolder)
     if place_checksum(place) != sae.checksum:
         raise InvalidSAEError(changed_since_registered(sae.name, f" in {place}"))
@@ -55,7 +55,7 @@ def installed_place(sae: SAE) -> SAEPlace:
 
 
 def changed_since_registered(name: str, where: str = "") -> str:
-    """Return the sentence about an SAE whose checksum is not the registered one."""
+    """Return the error message for an SAE whose checksum has changed."""
     return (
         f"The files of the SAE {name}{where} have changed since it was registered, or this version of miLLM reads their"
         " format in another way; add it again."
@@ -63,14 +63,14 @@ def changed_since_registered(name: str, where: str = "") -> str:
 
 
 def load_source(source: SAESource) -> SparseAutoencoder:
-    """The weights of a registered SAE; slow."""
+    """Load the weights of a registered SAE. Slow."""
     from steering.saes.loader import load_sae  # imports torch
 
     return load_sae(locate_sae(source.source, revision=source.revision, subfolder=source.subfolder))
 
 
 def place_checksum(place: SAEPlace) -> str:
-    """The checksum of the SAE that lies there; weights that did not change are not read twice."""
+    """Return the checksum of the SAE in a place. Unchanged weights are not read again."""
     config = preview_sae(place)
     status = place.path(config.weights_file).stat()
     return _checksum(place, config_text=repr(config), written_at=status.st_mtime_ns, num_bytes=status.st_size)
@@ -78,14 +78,14 @@ def place_checksum(place: SAEPlace) -> str:
 
 @lru_cache(maxsize=256)
 def _checksum(place: SAEPlace, *, config_text: str, written_at: int, num_bytes: int) -> str:
-    """The keyword arguments are there to tell versions of the files apart."""
+    """Return the checksum; the keyword arguments are the cache key for this version of the files."""
     return sae_checksum(place, preview_sae(place))
 
 
 def _downloaded(root: Path, subfolder: str) -> SAEPlace | None:
-    """The SAE if it is here with its weights.
+    """Return the place of an SAE whose weights are downloaded already, or None.
 
-    Of a folder that may hold several it is not known without the Hub whether those that are here are all.
+    None for a folder that may hold several SAEs, because others may not be downloaded yet.
     """
     try:
         place = sae_place(root, subfolder)
@@ -99,7 +99,7 @@ def _downloaded(root: Path, subfolder: str) -> SAEPlace | None:
 
 @dataclass(frozen=True, slots=True)
 class _Repository:
-    """A repository of the Hub, of which something is or will be below ``root``."""
+    """A repository of the Hub, downloaded to ``root``."""
 
     source: str
     revision: str
@@ -107,7 +107,7 @@ class _Repository:
     download: Download | None
 
     def locate(self, subfolder: str, *, with_weights: bool) -> SAEPlace:
-        """Asks for the names first, so that of a large repository only the SAE's own files are fetched."""
+        """Return the place of an SAE. Lists file names first, so that only its own files are downloaded."""
         files = hub_files(self.source, revision=self.revision, folder=subfolder)
         folder, name = (subfolder, "") if set(files) - {subfolder} else _split(subfolder)
         if name:

@@ -1,4 +1,4 @@
-"""Forms of SAEs: where one comes from, and on what it is measured."""
+"""Forms for adding, measuring and embedding SAEs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WIDE = forms.TextInput(attrs={"size": 60})
 
 
 class SourceForm(forms.Form):
-    """Where SAEs are looked for. ``site`` and ``layer`` are asked for where the files do not name a place."""
+    """The source of an SAE. ``site`` and ``layer`` are required if the files do not name them."""
 
     model = forms.ModelChoiceField(LanguageModel.objects.all())
     source = forms.CharField(
@@ -31,14 +31,14 @@ class SourceForm(forms.Form):
     subfolder = forms.CharField(
         max_length=300, required=False, label="Sub-folder", help_text="The SAE's folder or file inside the source."
     )
-    name = forms.CharField(max_length=200, required=False, help_text="How it is called here.")
+    name = forms.CharField(max_length=200, required=False, help_text="Name on this server.")
     layer = forms.IntegerField(required=False, min_value=0, help_text="Empty: as the SAE's configuration says.")
     site = forms.ChoiceField(required=False, choices=[("", "as the SAE's configuration says"), *SAE.Site.choices])
     measures = forms.BooleanField(
         required=False,
         initial=True,
         label="Measure it when it is added",
-        help_text="A job reads the default corpus through the model, behind the traffic, and tells whether it fits.",
+        help_text="A background job runs the default corpus and reports how well the SAE fits.",
     )
 
     def clean_source(self) -> str:
@@ -50,15 +50,15 @@ class SourceForm(forms.Form):
         return SAELocation(data["source"], data["revision"], data["subfolder"])
 
     def inspect(self) -> SAECandidate:
-        """By the configuration alone; whatever :func:`steering.sae_registry.registration.inspect_sae` raises."""
+        """Return the candidate. Raises like :func:`steering.sae_registry.registration.inspect_sae`."""
         data = self.cleaned_data
         return inspect_sae(self.location, data["model"], layer=data["layer"], site=data["site"] or None)
 
 
 class AddSAEForm(SourceForm):
-    """Looks at the SAE while it validates, so that whatever is wrong with it is said beside the form.
+    """Checks the SAE during validation, so that its problems are shown in the form.
 
-    The weights of a local one are read here: ``prepared``. Those of a Hub repository are for a job to download.
+    The weights of a local SAE are read here (``prepared``); a job downloads those of a Hub repository.
     """
 
     prepared: PreparedSAE | None = None
@@ -89,7 +89,7 @@ class AddSAEForm(SourceForm):
 
 
 class CheckForm(forms.Form):
-    """On what to measure."""
+    """The corpus of a measurement, and the number of tokens."""
 
     corpus = forms.ChoiceField(choices=())
     tokens = forms.IntegerField(min_value=1, max_value=MAX_TOKENS, initial=DEFAULT_TOKENS, label="Tokens, at most")
@@ -103,7 +103,7 @@ class CheckForm(forms.Form):
 
 
 class EmbedForm(forms.Form):
-    """With which model labels are embedded."""
+    """The model that embeds labels."""
 
     embedding_model = forms.ModelChoiceField(LanguageModel.objects.filter(kind=LanguageModel.Kind.EMBEDDING))
 

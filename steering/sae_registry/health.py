@@ -1,4 +1,4 @@
-"""What an SAE's figures mean, in words."""
+"""Explain the measurements of an SAE in words."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ _MANY_DEAD = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """``is_warning`` asks for attention before the SAE is used."""
+    """A sentence about one figure; warnings should be checked before the SAE is used."""
 
     text: str
     is_warning: bool = False
 
 
 def judge(sae: SAE) -> list[Verdict]:
-    """One sentence per figure, and what was found out about the cause where something looks wrong."""
+    """Return one sentence per figure, and the diagnosed causes if a figure looks wrong."""
     causes = [Verdict(str(cause), is_warning=True) for cause in sae.causes]
     return [_judge_fvu(sae), *causes, _judge_l0(sae), *_judge_dead(sae), *_judge_norm(sae), _judged_on(sae)]
 
 
 def summary(sae: SAE) -> Verdict:
-    """A few words for a list."""
+    """Return a short verdict for lists."""
     if any(verdict.is_warning for verdict in judge(sae)):
         return Verdict("looks wrong", is_warning=True)
     return Verdict("not measured" if sae.fvu is None else "good" if sae.fvu < _GOOD_FVU else "fair")
@@ -61,7 +61,7 @@ def _judge_l0(sae: SAE) -> Verdict:
 
 
 def _judge_dead(sae: SAE) -> list[Verdict]:
-    """On a short corpus many features of a wide SAE have no occasion to fire."""
+    """Return the verdict on dead features. On a short corpus, many features of a wide SAE never fire."""
     if sae.dead_share is None:
         return []
     tokens = f" on {sae.measured_tokens} tokens" if sae.measured_tokens else ""

@@ -1,11 +1,11 @@
-"""Measures a registered SAE on a corpus and keeps what was found."""
+"""Measure a registered SAE on a corpus and save the results."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 from django.db import transaction
 from django.utils import timezone
@@ -20,15 +20,13 @@ from steering.profiles.resolver import get_resolver
 from steering.profiles.snapshot import registered_saes, source_of
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from inference.text.model_text import ModelText
     from steering.measuring.document import TokenisedDocument
-    from steering.measuring.measurement import FeatureFacts, Measurement, Progress
+    from steering.measuring.measurement import FeatureFacts, Measurement, Progress, ResidualReader
 
 _BATCH = 1000
-_FAR = 4.0  # imported maxima this many times above or below the measured ones are of something else
-_ENOUGH = 20  # features, to say so
+_FAR = 4.0  # imported maxima that differ from measured ones by more than this factor are probably of another SAE
+_ENOUGH = 20  # the number of features needed for that warning
 _WRITTEN = (
     "max_activation",
     "max_activation_source",
@@ -40,18 +38,9 @@ _WRITTEN = (
 )
 
 
-class ResidualReader(Protocol):
-    """A model whose residuals can be read; see :class:`inference.registry.standalone_model.OfflineModel`."""
-
-    text: ModelText
-    num_layers: int
-
-    def read(self, token_ids: Sequence[int], sites: Sequence[Site]) -> dict[Site, Tensor]: ...
-
-
 @dataclass(frozen=True, slots=True)
 class MeasureParams:
-    """``replaces_imports`` lets what is measured take the place of imported maxima, densities and examples."""
+    """The corpus and its size. With ``replaces_imports``, measured numbers and examples replace imported ones."""
 
     corpus: Corpus
     num_tokens: int = DEFAULT_TOKENS
@@ -60,7 +49,7 @@ class MeasureParams:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredSAE:
-    """What :func:`measure` found, to be kept by :func:`save_check`."""
+    """The result of :func:`measure`, saved by :func:`save_check`."""
 
     params: MeasureParams
     measurement: Measurement
@@ -85,27 +74,27 @@ class MeasuredSAE:
             yield self.text.token_bytes(token_id).decode("utf-8", "replace").replace("\0", "�")
 
 
-def check_sae(*, sae: SAE, model: ResidualReader, params: MeasureParams, progress: Progress | None = None) -> SAE:
-    """Measures and keeps; InvalidSAEError, CorpusError, SourceError."""
-    return save_check(sae=sae, checked=measure(sae, model, params, progress))
+def check_sae(*, sae: SAE, reader: ResidualReader, params: MeasureParams, progress: Progress | None = None) -> SAE:
+    """Measure an SAE and save the results. Raise InvalidSAEError, CorpusError or SourceError."""
+    return save_check(sae=sae, checked=measure(sae, reader, params, progress))
 
 
-def measure(sae: SAE, model: ResidualReader, params: MeasureParams, progress: Progress | None = None) -> MeasuredSAE:
-    """Slow; touches no database."""
+def measure(sae: SAE, reader: ResidualReader, params: MeasureParams, progress: Progress | None = None) -> MeasuredSAE:
+    """Measure an SAE without using the database. Slow."""
     from steering.measuring.diagnosis import find_causes  # imports torch
     from steering.measuring.measurement import measure_sae
 
     weights = get_resolver().sae(source_of(sae))
     site = Site(sae.layer, cast("SiteKind", sae.site))
-    documents = tokenise(params.corpus, model.text, params.num_tokens)
-    measurement = measure_sae(weights, site, documents, model, progress or (lambda done, total: None))
-    causes = find_causes(weights, site, model.num_layers, measurement, documents, model)
-    return MeasuredSAE(params, measurement, documents, model.text, causes)
+    documents = tokenise(params.corpus, reader.text, params.num_tokens)
+    measurement = measure_sae(weights, site, documents, reader, progress or (lambda done, total: None))
+    causes = find_causes(weights, site, reader.num_layers, measurement, documents, reader)
+    return MeasuredSAE(params, measurement, documents, reader.text, causes)
 
 
 @transaction.atomic
 def save_check(*, sae: SAE, checked: MeasuredSAE) -> SAE:
-    """Writes the SAE's figures and its features'. Imported numbers stay unless the params says otherwise."""
+    """Save the figures of the SAE and its features. Imported numbers stay unless ``replaces_imports`` is set."""
     sae = SAE.objects.select_for_update().get(pk=sae.pk)
     if checked.params.corpus.is_private:
         store_traffic_examples(sae=sae, corpus=checked.params.corpus, examples=checked.examples_of)
@@ -137,7 +126,7 @@ def _batches(sae: SAE) -> Iterator[list[Feature]]:
 
 
 def _copy(row: Feature) -> Feature:
-    """A row to be inserted where it is already: only what is written counts."""
+    """Return a row for an upsert, with only the columns that are written."""
     return Feature(sae_id=row.sae_id, index=row.index, **{name: getattr(row, name) for name in _WRITTEN})
 
 
@@ -154,7 +143,7 @@ def _fill(row: Feature, facts: FeatureFacts, checked: MeasuredSAE) -> None:
 
 
 def _import_doubts(ratios: Sequence[float]) -> Iterator[str]:
-    """Largest activations of an import that have another scale than what the SAE does here."""
+    """Yield a warning if imported max activations have another scale than the measured ones."""
     if len(ratios) < _ENOUGH:
         return
     typical = median(ratios)

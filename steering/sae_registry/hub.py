@@ -1,4 +1,4 @@
-"""What a repository of the Hugging Face Hub holds, asked without downloading any of it."""
+"""List the SAEs of a Hugging Face Hub repository or a local folder, without downloading files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAX_FILES = 100_000
 
 @dataclass(frozen=True, slots=True)
 class SAEListing:
-    """``subfolder`` is what ``add_sae --subfolder`` takes. Several formats keep their weights under one name."""
+    """An SAE in a listing. There can be several possible formats, because some share the name of the weights file."""
 
     subfolder: str
     formats: tuple[str, ...]
@@ -28,9 +28,9 @@ class SAEListing:
 
 
 def list_saes(source: str, *, revision: str = "", subfolder: str = "") -> list[SAEListing]:
-    """The SAEs of a local directory or a Hub repository, or a folder of it, by the names of their files alone.
+    """Return the SAEs of a local directory or a Hub repository, found by file names only.
 
-    SourceError when there is no such source; an empty list when it holds nothing of a known name.
+    Raise SourceError if the source does not exist.
     """
     check_subfolder(subfolder)
     folder = subfolder.rstrip("/")
@@ -43,9 +43,9 @@ def list_saes(source: str, *, revision: str = "", subfolder: str = "") -> list[S
 
 
 def hub_files(source: str, *, revision: str = "", folder: str = "") -> dict[str, int]:
-    """Names in the repository and their sizes in bytes; of one folder only where it is given. SourceError otherwise.
+    """Return the file names and sizes of a repository, or of one folder. Empty if the folder does not exist.
 
-    An empty result for a folder that is not there.
+    Raise SourceError if the repository cannot be read.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.hf_api import RepoFile
@@ -68,7 +68,7 @@ def hub_files(source: str, *, revision: str = "", folder: str = "") -> dict[str,
 
 
 def safetensors_headers(source: str, name: str, *, revision: str = "") -> tuple[tuple[str, Header], ...]:
-    """Of a file in a Hub repository, by asking for its first bytes only."""
+    """Return the tensor headers of a file on the Hub by reading only its first bytes."""
     from huggingface_hub import HfApi
 
     try:
@@ -105,7 +105,7 @@ def _local_files(root: Path) -> dict[str, int]:
     files: dict[str, int] = {}
     num_entries = 0
     for folder, names, file_names in os.walk(root):
-        num_entries += len(names) + len(file_names)  # a tree of empty directories takes its time too
+        num_entries += len(names) + len(file_names)  # a tree of empty directories also takes time
         if num_entries > _MAX_FILES:
             raise SourceError(f"{root} holds more than {_MAX_FILES} files; give a sub-folder.")
         for name in file_names:

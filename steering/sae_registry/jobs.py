@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AddedSAE:
-    """``measurement`` is the job that measures it, None where none was wanted or it cannot be measured."""
+    """A registered SAE and the job that measures it, or None if it is not measured."""
 
     sae: SAE
     measurement: Job | None
@@ -36,7 +36,7 @@ class AddedSAE:
 
 @transaction.atomic
 def add_sae(*, prepared: PreparedSAE, measures: bool, owner: User | None = None) -> AddedSAE:
-    """Registers it, and queues its first measurement, on the default corpus. A transcoder has none."""
+    """Register an SAE and queue its first measurement on the default corpus. Transcoders cannot be measured."""
     sae = save_sae(prepared=prepared)
     if not measures or sae.architecture.endswith("transcoder"):
         return AddedSAE(sae, None)
@@ -53,7 +53,7 @@ def request_sae(
     measures: bool = False,
     owner: User | None = None,
 ) -> Job:
-    """Downloads it if need be, checks it against the model, registers it, and has it measured if ``measures``."""
+    """Queue a job that downloads an SAE, checks it against the model, registers it, and measures it if requested."""
     return enqueue_job(
         kind="steering.add_sae",
         params={
@@ -79,17 +79,17 @@ def request_measurement(
     replaces_imports: bool = False,
     owner: User | None = None,
 ) -> Job:
-    """On a corpus of :mod:`steering.corpora.corpus_registry`, at most so many tokens of it."""
+    """Queue a measurement on a corpus of :mod:`steering.corpora.corpus_registry`, with at most ``tokens`` tokens."""
     params = {"sae": sae.pk, "corpus": corpus, "tokens": tokens, "replaces_imports": replaces_imports}
     return enqueue_job(kind="steering.health", params=params, owner=owner, title=f"Measure {sae}")
 
 
 def run_add_sae(job: RunningJob) -> dict[str, Any]:
-    """Files that were fetched before are kept, so a run after a crash goes on where that one ended."""
+    """Download and register an SAE. Downloaded files are kept, so a run resumes after a crash."""
     params = job.params
     model = LanguageModel.objects.get(pk=params["model"])
     done = SAE.objects.filter(name=params["name"], model=model, source=params["source"]).first()
-    if done is not None:  # the run before got as far as this
+    if done is not None:  # a previous run finished this
         return {"sae": done.pk}
     location = SAELocation(params["source"], params["revision"], params["subfolder"])
     candidate = inspect_sae(location, model, layer=params["layer"], site=params["site"] or None)
@@ -112,12 +112,15 @@ def run_add_sae(job: RunningJob) -> dict[str, Any]:
 
 
 def run_health(job: RunningJob) -> dict[str, Any]:
-    """From the beginning after a crash: nothing is written before all is measured."""
+    """Measure an SAE in the engine. After a crash it starts again: nothing is saved before the end."""
     sae = SAE.objects.select_related("model").get(pk=job.params["sae"])
     params = MeasureParams(open_corpus(job.params["corpus"]), job.params["tokens"], job.params["replaces_imports"])
     with open_engine_reader(sae.model) as model:
         sae = check_sae(
-            sae=sae, model=model, params=params, progress=lambda done, total: job.progress(done, total, "Reading texts")
+            sae=sae,
+            reader=model,
+            params=params,
+            progress=lambda done, total: job.progress(done, total, "Reading texts"),
         )
     for verdict in judge(sae):
         job.log(verdict.text)

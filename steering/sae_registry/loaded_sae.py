@@ -1,4 +1,4 @@
-"""SAEs as requests read through them."""
+"""Registered SAEs with loaded weights, for requests that encode residuals."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAX_NAMED = 5
 
 @dataclass(frozen=True, slots=True)
 class LoadedSAE:
-    """With its weights in memory."""
+    """A registered SAE with its weights in memory."""
 
     pk: int
     name: str
@@ -36,13 +36,16 @@ class LoadedSAE:
     encoder: SparseAutoencoder
 
     def decoder_norms(self) -> NDArray[np.float32]:
-        """``[d_sae]``"""
+        """Return the norms of the decoder rows ``[d_sae]``."""
         norms: NDArray[np.float32] = self.encoder.decoder_norms().numpy()
         return norms
 
 
 def load_registered_sae(row: SAE) -> LoadedSAE:
-    """SAENotReadableError, or SAEUnavailableError where the weights are gone or others. Slow at first."""
+    """Load an SAE; slow if it is not cached.
+
+    Raise SAENotReadableError for a transcoder, and SAEUnavailableError if the weights are missing or changed.
+    """
     try:
         encoder = get_resolver().sae(source_of(row))
     except (InvalidSAEError, SourceError, OSError) as error:
@@ -57,7 +60,7 @@ def load_registered_sae(row: SAE) -> LoadedSAE:
 
 
 def find_loaded_sae(model: str, name: str | None) -> LoadedSAE:
-    """The model's SAE of that name, or its only one; ``model`` is its registered name."""
+    """Return the SAE of a model by name, or its only one. ``model`` is the registered name of the model."""
     rows = SAE.objects.filter(model__name=model).order_by("name")
     if name is not None and "\0" in name:
         rows = rows.none()
@@ -75,6 +78,6 @@ def find_loaded_sae(model: str, name: str | None) -> LoadedSAE:
 
 
 def labels_of(sae: int, indices: Iterable[int]) -> dict[int, str]:
-    """Labels that are known, by index; ``sae`` is a primary key."""
+    """Return known labels by index; ``sae`` is a primary key."""
     rows = Feature.objects.filter(sae_id=sae, index__in=set(indices)).exclude(label="")
     return dict(rows.values_list("index", "label"))

@@ -1,4 +1,4 @@
-"""Everything that is read and checked before an SAE is registered; touches no database."""
+"""Read and check an SAE before it is registered, and describe it; does not write to the database."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from steering.saes.preview import preview_sae, recognise
 
 @dataclass(frozen=True, slots=True)
 class SAELocation:
-    """A local directory or Hub repository, and where the SAE lies in it."""
+    """A local directory or Hub repository, and the subfolder of the SAE."""
 
     source: str
     revision: str = ""
     subfolder: str = ""
 
     def locate(self, *, with_weights: bool) -> SAEPlace:
-        """Its place on this machine; see :func:`steering.sae_registry.files.locate_sae`."""
+        """Return the place on this machine, see :func:`steering.sae_registry.files.locate_sae`."""
         return locate_sae(self.source, revision=self.revision, subfolder=self.subfolder, with_weights=with_weights)
 
 
 @dataclass(frozen=True, slots=True)
 class SAEHealth:
-    """Measured on a corpus; None where it was not."""
+    """Figures measured on a corpus; None if unknown."""
 
     l0: float | None = None
     fvu: float | None = None
@@ -54,9 +54,9 @@ class SAEHealth:
 
 @dataclass(frozen=True, slots=True)
 class SAECandidate:
-    """An SAE whose configuration fits the model at ``site``; its weights were not read yet.
+    """An SAE whose configuration fits the model at ``site``; its weights are not read yet.
 
-    ``doubts`` are sentences about what does not speak against it, and should be looked at.
+    ``doubts`` are warnings that the user should check.
     """
 
     location: SAELocation
@@ -67,14 +67,14 @@ class SAECandidate:
 
 @dataclass(frozen=True, slots=True)
 class PreparedSAE:
-    """A checked row that is not saved yet, with one decoder norm per feature."""
+    """A checked SAE that is not saved yet, with one decoder norm per feature."""
 
     sae: SAE
     decoder_norms: Sequence[float]
     labels: Sequence[FeatureLabel]
 
     def features(self) -> Iterator[Feature]:
-        """Unsaved rows for all features; the SAE has to be saved before."""
+        """Yield unsaved rows of all features. Save the SAE before them."""
         by_index: Mapping[int, FeatureLabel] = {label.index: label for label in self.labels}
         for index, norm in enumerate(self.decoder_norms):
             feature = Feature(sae=self.sae, index=index, decoder_norm=norm)
@@ -84,9 +84,9 @@ class PreparedSAE:
 def inspect_sae(
     location: SAELocation, model: LanguageModel, *, layer: int | None = None, site: SiteKind | None = None
 ) -> SAECandidate:
-    """Reads the configurations of SAE and model; ``layer`` and ``site`` override what the SAE's says.
+    """Read the configurations of SAE and model. ``layer`` and ``site`` override those of the SAE.
 
-    InvalidSAEError, IncompatibleSAEError or :class:`inference.files.sources.SourceError`.
+    Raise InvalidSAEError, IncompatibleSAEError or :class:`inference.files.sources.SourceError`.
     """
     config = preview_sae(location.locate(with_weights=False))
     place = _place(config, layer, site)
@@ -103,7 +103,7 @@ def prepare_sae(
     labels: Sequence[FeatureLabel] = (),
     health: SAEHealth | None = None,
 ) -> PreparedSAE:
-    """Reads and checks the weights; InvalidSAEError, or ValidationError for a name or an SAE that is there."""
+    """Read and check the weights. Raise InvalidSAEError, or ValidationError for a duplicate name or SAE."""
     from steering.saes.loader import load_sae  # imports torch
 
     place = candidate.location.locate(with_weights=True)
@@ -131,7 +131,7 @@ def prepare_sae(
 
 
 def _own_subfolder(candidate: SAECandidate, place: SAEPlace) -> str:
-    """With the file's name where a folder can hold several SAEs, so that another one beside it changes nothing."""
+    """Return the subfolder, with the file name if the folder can hold several SAEs, so that it stays unambiguous."""
     subfolder, file = candidate.location.subfolder.rstrip("/"), candidate.config.weights_file
     if place.file or not recognise(place).is_single_file:
         return subfolder
@@ -139,7 +139,7 @@ def _own_subfolder(candidate: SAECandidate, place: SAEPlace) -> str:
 
 
 def read_health(path: Path) -> SAEHealth:
-    """From a JSON object with l0, fvu and mean_resid_norm; further fields are for readers."""
+    """Read l0, fvu and mean_resid_norm from a JSON object; other fields are ignored."""
     value = read_json_object(path.parent, path.name)
     return SAEHealth(*(_optional_float(value, name) for name in ("l0", "fvu", "mean_resid_norm")))
 
@@ -162,12 +162,12 @@ def _optional_float(value: Mapping[str, object], name: str) -> float | None:
 
 
 def listing_line(found: SAEListing) -> str:
-    """One SAE of a listing. Two versions of a format can have files of the same names."""
+    """Return one line of a listing."""
     return f"{found.subfolder or '(top)'}  {' or '.join(found.formats)}, {found.num_bytes / 1e6:.1f} MB"
 
 
 def describe(candidate: SAECandidate, model: LanguageModel) -> str:
-    """The configuration in one paragraph."""
+    """Describe the configuration in one paragraph."""
     config = candidate.config
     math = config.math
     trained = f", trained on {config.model_name}" if config.model_name else ""
@@ -180,5 +180,5 @@ def describe(candidate: SAECandidate, model: LanguageModel) -> str:
 
 
 def estimated_bytes(d_in: int, d_sae: int) -> int:
-    """Of the weights in float32: encoder, decoder, biases and thresholds."""
+    """Return the size of the weights in float32: encoder, decoder, biases and thresholds."""
     return 4 * (2 * d_in * d_sae + 2 * d_sae + d_in)

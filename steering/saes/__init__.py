@@ -1,4 +1,4 @@
-"""Sparse autoencoders: reading their files safely, and their exact maths.
+"""Sparse autoencoders: reading their files safely, and their exact maths. Start with :mod:`~steering.saes.loader`.
 
 Plain Python and torch, usable from a notebook::
 

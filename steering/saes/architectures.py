@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class ElementwiseSAE(SparseAutoencoder):
-    """Computes the encoder's columns of the selected features only."""
+    """An SAE whose features do not depend on each other, so that only the selected ones are computed."""
 
     def activations(self, h: Tensor, features: Tensor) -> Tensor:
         weights = self._on(h.device)
@@ -33,7 +33,7 @@ class ElementwiseSAE(SparseAutoencoder):
         return self._activate(linear(x, weights.encoder[features], weights.b_enc[features]), threshold)
 
     def columns(self, features: Tensor) -> FeatureColumns:
-        """``b_dec`` is taken into the bias, and the floor of relu into the threshold."""
+        """Return columns with ``b_dec`` folded into the bias, and the zero of ReLU into the threshold."""
         weights, features = self._on(torch.device("cpu")), features.cpu()
         read, bias = weights.encoder[features], weights.b_enc[features]
         if self.math.apply_b_dec_to_input:
@@ -50,7 +50,7 @@ class StandardSAE(ElementwiseSAE):
 
 
 class JumpReLUSAE(ElementwiseSAE):
-    """``a = relu(pre) * (pre > threshold)``, strictly greater."""
+    """``a = relu(pre) * (pre > threshold)``, strictly greater. BatchTopK and Matryoshka SAEs are saved in this form."""
 
     def _activate(self, pre: Tensor, threshold: Tensor | None) -> Tensor:
         assert threshold is not None
@@ -58,7 +58,11 @@ class JumpReLUSAE(ElementwiseSAE):
 
 
 class TopKSAE(SparseAutoencoder):
-    """``a = relu(pre)`` where ``pre`` is among the token's k largest, else 0."""
+    """``a = relu(pre)`` where ``pre`` is among the k largest of the token, else 0.
+
+    Even a single activation needs the whole encoder. ``rescale_acts_by_decoder_norm`` is folded into the weights at
+    load time; norms that only rank the features are ``rank_scale`` of the weights.
+    """
 
     def _activate(self, pre: Tensor, threshold: Tensor | None) -> Tensor:
         assert self.math.k is not None
@@ -75,7 +79,7 @@ class GatedSAE(JumpReLUSAE):
 def gated_weights(
     *, encoder: Tensor, b_gate: Tensor, b_mag: Tensor, r_mag: Tensor, W_dec: Tensor, b_dec: Tensor
 ) -> SAEWeights:
-    """``encoder`` is W_enc transposed, ``[d_sae, d_in]``."""
+    """Return JumpReLU weights of a gated SAE. ``encoder`` is W_enc transposed, ``[d_sae, d_in]``."""
     gain = r_mag.double().exp()
     return SAEWeights(
         encoder=(encoder.double() * gain[:, None]).float(),
@@ -90,7 +94,7 @@ _NOT_HERE = "A transcoder reads the MLP's input, not the site where it writes; o
 
 
 class Transcoder(SparseAutoencoder):
-    """Encodes the MLP's input ``[tokens, d_in]``, and decodes to its output ``[tokens, d_out]``.
+    """Encodes the input of an MLP ``[tokens, d_in]``, and decodes to its output ``[tokens, d_out]``.
 
     ``out = a W_dec + b_dec + x W_skip^T``; no bias is subtracted from the input.
     """
@@ -98,17 +102,17 @@ class Transcoder(SparseAutoencoder):
     reads_its_site = False
 
     def decode(self, activations: Tensor, h: Tensor) -> Tensor:
-        """``h`` is the MLP's input, which a skip connection adds to."""
+        """Return the output; ``h`` is the input of the MLP, used by a skip connection."""
         weights = self._on(h.device)
         out = activations @ weights.W_dec + weights.b_dec
         return out if weights.W_skip is None else out + h.float() @ weights.W_skip.T
 
     def activations(self, h: Tensor, features: Tensor) -> NoReturn:
-        """An edit's residual is the MLP's output, which a transcoder does not read."""
+        """Raise InvalidSAEError: the residual of an edit is the output of the MLP, which a transcoder does not read."""
         raise InvalidSAEError(_NOT_HERE)
 
     def columns(self, features: Tensor) -> NoReturn:
-        """See :meth:`activations`."""
+        """Raise InvalidSAEError, see :meth:`activations`."""
         raise InvalidSAEError(_NOT_HERE)
 
 

@@ -1,4 +1,4 @@
-"""What a configuration says about an SAE, in one normal form for all formats."""
+"""The configuration of an SAE, in one form for all formats."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Normalization = Literal["none", "constant_norm_rescale", "layer_norm"]
 MAX_D_IN = 1 << 17
 MAX_D_SAE = 1 << 24
 
-# Fields that came later enter the checksum only where they are set, so that older SAEs keep theirs.
+# Newer fields enter the checksum only if they are set, so that the checksums of older SAEs do not change.
 _FIRST_FIELDS = frozenset(
     {
         "architecture",
@@ -32,17 +32,17 @@ _FIRST_FIELDS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class SAEMath:
-    """All that decides the numbers, apart from the weights.
+    """Everything apart from the weights that determines the computed numbers.
 
     ``scaling_factor`` multiplies the input (folded into the weights at load time). ``rescale_acts_by_decoder_norm``
-    is SAELens' rule for TopK: rank pre-activations times their decoder norm, and report them so.
+    is the rule of SAELens for TopK: rank and report pre-activations times their decoder norm.
 
-    ``layout`` names the file's layout where it is not SAELens', because the same bytes mean something else in another.
-    ``threshold`` is one number for all features where the configuration holds it. ``gate_by_decoder_norm`` is OpenMOSS'
-    rule: pre-activations times their decoder norm are ranked, or compared with the threshold, and reported without it.
-    ``output_factor`` divides what is written, where it is not ``scaling_factor``. ``scales_by_weights`` says that a
-    tensor of the file holds the scaling of the input. ``d_out`` is the width of what is
-    written, where it is not ``d_in``.
+    ``layout`` names the layout of the file unless it is the one of SAELens, because the same bytes have another meaning
+    in another layout. ``threshold`` is one number for all features, if the configuration holds it.
+    ``gate_by_decoder_norm`` is the rule of OpenMOSS: pre-activations times their decoder norm are ranked, or compared
+    to the threshold, and reported without that factor. ``output_factor`` divides the output, if it differs from
+    ``scaling_factor``. With ``scales_by_weights`` a tensor of the file holds the scaling of the input. ``d_out`` is the
+    width of the output, if it differs from ``d_in``.
     """
 
     architecture: str
@@ -73,11 +73,11 @@ class SAEMath:
 
     @property
     def width_out(self) -> int:
-        """Numbers in the vector that it writes."""
+        """Width of the output."""
         return self.d_in if self.d_out is None else self.d_out
 
     def checksum(self, weights_sha256: str) -> str:
-        """Identifies the SAE: SHA-256 over these fields and the weights' SHA-256."""
+        """Return the checksum that identifies the SAE: SHA-256 over these fields and the SHA-256 of the weights."""
         defaults = {field.name: field.default for field in fields(self)}
         values = {
             name: value for name, value in asdict(self).items() if name in _FIRST_FIELDS or value != defaults[name]
@@ -88,9 +88,9 @@ class SAEMath:
 
 @dataclass(frozen=True, slots=True)
 class SAEConfig:
-    """A configuration read from disk. ``site`` is where it writes, None when no hook is named.
+    """A configuration read from disk. ``site`` is where the SAE writes, None if no hook is named.
 
-    ``input_hook`` is the name of the place that a transcoder reads, which is another one.
+    ``input_hook`` is the name of the hook that a transcoder reads.
     """
 
     format: str

@@ -1,4 +1,4 @@
-"""Typed reading of one field of an untrusted configuration."""
+"""Typed access to the fields of an untrusted configuration."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SHOWN.maxlevel = 2
 
 
 def shown(value: object) -> str:
-    """A value of the file for a message: not more than fits, however much YAML makes of a few letters."""
+    """Return a value of the file for a message, shortened, because a few bytes of YAML can expand to a huge value."""
     return _SHOWN.repr(value)
 
 
@@ -35,7 +35,7 @@ def read_bool(config: Config, name: str, *, default: bool) -> bool:
 
 
 def read_optional_bool(config: Config, name: str) -> bool | None:
-    """None where the field is missing or null."""
+    """Return the value, or None if the field is missing or null."""
     return None if config.get(name) is None else read_bool(config, name, default=False)
 
 
@@ -65,7 +65,7 @@ def read_object(config: Config, name: str) -> Config:
 
 
 def read_size(config: Config, name: str, width: int, factor: str) -> int:
-    """The number of features: the field, or else ``width`` times the field ``factor``."""
+    """Return the number of features: the field ``name``, or ``width`` times the field ``factor``."""
     if config.get(name):
         return read_int(config, name)
     size = width * read_positive(config, factor)
@@ -75,7 +75,7 @@ def read_size(config: Config, name: str, width: int, factor: str) -> int:
 
 
 def read_choice(config: Config, name: str, choices: Mapping[str, str], default: str = "") -> str:
-    """What the field's value stands for; InvalidSAEError lists the known ones."""
+    """Return the entry of ``choices`` for the value of the field. Raise InvalidSAEError with the supported values."""
     value = read_text(config, name, default)
     if value not in choices:
         raise InvalidSAEError(f"{name} {shown(value)} is not supported; known are {', '.join(choices)}.")

@@ -1,4 +1,4 @@
-"""Plain directions in the form in which the engine reads features."""
+"""A steering vector in the form of an SAE with one feature, as the engine reads it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Direction:
-    """The one feature of a direction ``v`` (``[d]``): it activates by ``h v``, and writes ``v``.
+    """A direction ``v`` (``[d]``) as one feature: its activation is ``h v``, and it writes ``v``.
 
     Satisfies :class:`inference.interventions.FeatureReader`.
     """

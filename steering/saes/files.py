@@ -1,4 +1,4 @@
-"""Files of an SAE's folder, opened only when they are what and where they claim to be."""
+"""Safe access to the files of an SAE folder: regular files inside the folder, of bounded size."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BLOCK_BYTES = 1 << 20
 
 
 def sae_folder(root: Path, subfolder: str = "") -> Path:
-    """The real path of ``root / subfolder``, which must be a folder inside ``root``."""
+    """Return the real path of ``root / subfolder``, which must be a folder inside ``root``."""
     check_subfolder(subfolder)
     real_root = root.resolve()
     folder = (real_root / subfolder).resolve()
@@ -28,19 +28,19 @@ def sae_folder(root: Path, subfolder: str = "") -> Path:
 
 
 def check_subfolder(subfolder: str) -> None:
-    """InvalidSAEError unless it stays inside whatever it is a part of, by its text."""
+    """Raise InvalidSAEError if the text of the path is absolute or leads out of its parent."""
     if Path(subfolder).is_absolute() or ".." in Path(subfolder).parts or "\0" in subfolder:
         raise InvalidSAEError(f"The sub-folder {subfolder!r} must be a relative path without “..”.")
 
 
 def has_file(folder: Path, name: str) -> bool:
-    """Whether ``name`` exists in ``folder``, whatever it is."""
+    """Return whether ``name`` exists in ``folder``, as a file of any kind."""
     path = folder / name
     return path.is_symlink() or path.exists()
 
 
 def regular_file(folder: Path, name: str) -> Path:
-    """The real path of a regular file that lies inside ``folder``, symbolic links resolved."""
+    """Return the real path of a regular file inside ``folder``, with symbolic links resolved."""
     path = folder / name
     if not has_file(folder, name):
         raise InvalidSAEError(f"{name} is missing in {folder}.")
@@ -57,13 +57,13 @@ def regular_file(folder: Path, name: str) -> Path:
 
 
 def _allowed_folders(folder: Path) -> list[Path]:
-    """The folder itself, and the blobs to which the files of a snapshot in the Hub's cache are links."""
+    """Return the folder, and for a snapshot in the Hub cache the folder of blobs that its files link to."""
     blobs = [path.parent.parent / "blobs" for path in (folder, *folder.parents) if path.parent.name == "snapshots"]
     return [folder, *blobs]
 
 
 def read_json_object(folder: Path, name: str) -> dict[str, object]:
-    """The JSON object in a small file."""
+    """Return the JSON object of a small file."""
     data = _small_file(folder, name)
     try:
         value = json.loads(data)
@@ -75,7 +75,7 @@ def read_json_object(folder: Path, name: str) -> dict[str, object]:
 
 
 def read_yaml_object(folder: Path, name: str) -> dict[str, object]:
-    """The mapping in a small YAML file, of plain values only."""
+    """Return the mapping of a small YAML file with plain values only."""
     data = _small_file(folder, name)
     try:
         value = yaml.safe_load(data)
@@ -95,7 +95,7 @@ def _small_file(folder: Path, name: str) -> bytes:
 
 
 def file_sha256(path: Path) -> str:
-    """The file's SHA-256 in hexadecimal."""
+    """Return the SHA-256 of a file in hexadecimal."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(_BLOCK_BYTES):

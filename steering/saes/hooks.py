@@ -1,4 +1,4 @@
-"""Hook names of TransformerLens, circuit-tracer and Hugging Face, as sites of our hook protocol.
+"""Convert hook names of TransformerLens, circuit-tracer and Hugging Face to sites.
 
 Architectures such as Gemma 2 and 3, OLMo 2 and GLM 4 normalise the MLP's output before it joins the residual.
 TransformerLens' ``hook_mlp_out`` is after that norm. A hook on the MLP module itself (``model.layers.N.mlp``, and
@@ -31,8 +31,8 @@ _HUGGING_FACE: tuple[tuple[re.Pattern[str], SiteKind], ...] = (
     (re.compile(rf"{_LAYERS}\.(?:post_feedforward_layernorm|post_mlp_layernorm)(?:\.output)?"), "mlp_out"),
     (re.compile(rf"{_LAYERS}\.(?:self_attn\.o_proj|attention\.dense|attn\.c_proj)\.input"), "attn_out"),
 )
-# What an MLP reads: where transcoders begin, and no site of ours. The second of each pair is where a transcoder writes
-# whose configuration names no output.
+# Inputs of an MLP, which transcoders read and which are not sites. The second item of each pair is where a transcoder
+# writes if its configuration names no output.
 _MLP_INPUTS: tuple[tuple[re.Pattern[str], SiteKind], ...] = (
     (re.compile(rf"blocks\.{_LAYER}\.(?:ln2\.hook_normalized|hook_mlp_in|hook_resid_mid)"), "mlp_out"),
     (re.compile(rf"blocks\.{_LAYER}\.mlp\.hook_in"), "mlp_raw"),
@@ -45,7 +45,7 @@ _MLP_INPUTS: tuple[tuple[re.Pattern[str], SiteKind], ...] = (
 
 
 def parse_hook_name(name: str) -> Site:
-    """The site that a hook name means; InvalidSAEError names those that are understood."""
+    """Return the site of a hook name. Raise InvalidSAEError with the supported names."""
     match = _TRANSFORMER_LENS.fullmatch(name)
     if match and match[2] in _KINDS:
         return Site(int(match[1]), _KINDS[match[2]])
@@ -57,10 +57,10 @@ def parse_hook_name(name: str) -> Site:
 
 
 def transcoder_site(input_hook: str, output_hook: str = "") -> Site:
-    """Return where a transcoder writes: the output of the MLP whose input it reads.
+    """Return the site where a transcoder writes: the output of the MLP whose input it reads.
 
-    Without ``output_hook`` that is the output of the module, or of the norms around it, that ``input_hook`` belongs to.
-    InvalidSAEError for hooks that are not one MLP's input and output.
+    Without ``output_hook``, it follows from ``input_hook``. Raise InvalidSAEError unless the hooks are input and output
+    of the same MLP.
     """
     expected = _mlp_output_of(input_hook)
     if not output_hook:
@@ -75,10 +75,10 @@ def transcoder_site(input_hook: str, output_hook: str = "") -> Site:
 
 
 def same_place(names: Sequence[str]) -> Site:
-    """Return the site that all the hook names mean; the first one decides where they differ in the MLP's norm only.
+    """Return the site of all hook names; the first one wins if they differ only in the norm after the MLP.
 
-    A name that belongs to the MLP module and one that belongs to what it adds to the residual mean the same place in a
-    model without a norm between them, and configurations name both. InvalidSAEError for different places.
+    In a model without that norm, the output of the MLP module and what is added to the residual are the same, and some
+    configurations name both. Raise InvalidSAEError for different sites.
     """
     sites = [parse_hook_name(name) for name in names]
     if len({(site.layer, "mlp" if site.kind in ("mlp_raw", "mlp_out") else site.kind) for site in sites}) > 1:

@@ -1,4 +1,4 @@
-"""Loads an SAE's weights into the normal form."""
+"""Load the weights of an SAE."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from steering.saes.tensor_files.base import is_finite
 
 
 def load_sae(path: Path | SAEPlace, *, d_in: int | None = None) -> SparseAutoencoder:
-    """The SAE in a folder, or of one file in it, in float32 on the CPU. Nothing of it stays on the disk.
+    """Load the SAE of a folder, or of one file in it, in float32 on the CPU. No tensor stays memory-mapped.
 
-    ``d_in`` is the width that the model has at the SAE's site, when known. InvalidSAEError for anything damaged,
-    unsafe, of another width, or not supported.
+    ``d_in`` is the width of the model at the site of the SAE, if known. Raise InvalidSAEError for files that are
+    damaged, unsafe, of another width, or not supported.
     """
     try:
         with borrowed_workers():
@@ -36,7 +36,7 @@ def _load(place: SAEPlace, d_in: int | None) -> SparseAutoencoder:
     math = config.math
     if d_in is not None and math.d_in != d_in:
         raise InvalidSAEError(f"The SAE reads vectors of {math.d_in} numbers, the model's have {d_in}.")
-    with unchanged([place.path(config.weights_file)]):  # else the checksum may be another file's than the weights
+    with unchanged([place.path(config.weights_file)]):  # otherwise checksum and weights could be from different files
         file = converter.tensors(place)
         layout = converter.layout(config, file.headers)
         tensors = file.read(layout.shapes, integers=layout.integers, ignored=layout.ignored)
@@ -47,7 +47,7 @@ def _load(place: SAEPlace, d_in: int | None) -> SparseAutoencoder:
 
 
 def _check(weights: SAEWeights, math: SAEMath) -> None:
-    """Folding multiplies numbers of the file, which can overflow."""
+    """Raise InvalidSAEError for values that are not finite: folding multiplies numbers, which can overflow."""
     for name, tensor in weights.tensors().items():
         if not is_finite(tensor):
             raise InvalidSAEError(

@@ -1,6 +1,7 @@
-"""How an SAE rescales the residual before reading it, and what a step in its space is worth in the residual.
+"""Normalisation of the residual before an SAE encodes it, and the inverse for steps in its space.
 
-All three follow ``h = x * scale + shift`` per token, so a change of ``x`` by ``dx`` changes ``h`` by ``dx * scale``.
+All three kinds follow ``h = x * scale + shift`` per token, so a change of ``x`` by ``dx`` changes ``h`` by ``dx *
+scale``.
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ from steering.saes.config import Normalization
 if TYPE_CHECKING:
     from torch import Tensor
 
-_LAYER_NORM_EPS = 1e-5  # SAELens' default; added to the deviation, not to the variance
+_LAYER_NORM_EPS = 1e-5  # the default of SAELens; added to the standard deviation, not to the variance
 
 
 @dataclass(frozen=True, slots=True)
 class Normalized:
-    """``x`` is ``[tokens, d_in]``; ``scale`` and ``shift`` are ``[tokens, 1]``, or None for 1 and 0."""
+    """A normalised residual ``x`` ``[tokens, d_in]``, with scale and shift ``[tokens, 1]``, or None for 1 and 0."""
 
     x: Tensor
     scale: Tensor | None = None
     shift: Tensor | None = None
 
     def restore(self, x: Tensor) -> Tensor:
-        """From the SAE's space back to the residual's."""
+        """Return a vector of the space of the SAE in the space of the residual."""
         restored = self.restore_step(x)
         return restored if self.shift is None else restored + self.shift
 
@@ -42,13 +43,13 @@ def _none(h: Tensor) -> Normalized:
 
 
 def _constant_norm_rescale(h: Tensor) -> Normalized:
-    """To the norm sqrt(d_in). A zero vector stays zero."""
+    """Rescale to the norm sqrt(d_in). A zero vector stays zero."""
     scale = h.norm(dim=-1, keepdim=True) / math.sqrt(h.shape[-1])
     return Normalized(h / torch.where(scale > 0, scale, 1.0), scale)
 
 
 def _layer_norm(h: Tensor) -> Normalized:
-    """To mean 0 and (unbiased) deviation 1."""
+    """Rescale to mean 0 and (unbiased) standard deviation 1."""
     shift = h.mean(dim=-1, keepdim=True)
     centred = h - shift
     scale = centred.std(dim=-1, keepdim=True)

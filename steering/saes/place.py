@@ -1,4 +1,4 @@
-"""Where one SAE lies: a folder, and in a folder that holds several, its file."""
+"""The location of one SAE: a folder, or a file in a folder that holds several SAEs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _MAX_NAMES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class SAEPlace:
-    """``file`` is the weights file that the source names, if it names one.
+    """The folder of an SAE, and its weights file if the source names one.
 
-    ``listed`` are names of files that belong to the folder and are not on this machine yet, ``remote`` the headers of a
-    weights file that is not. Names are relative to the folder.
+    ``listed`` are files of the folder that are not downloaded yet, ``remote`` the headers of a weights file that is not
+    downloaded. Names are relative to the folder.
     """
 
     folder: Path
@@ -31,24 +31,24 @@ class SAEPlace:
 
     @property
     def name(self) -> str:
-        """Folder and file as a path with slashes; several formats tell layer, width or k there only."""
+        """Folder and file as a path with slashes. Some formats encode layer, width or k in it."""
         return (self.folder / self.file).as_posix()
 
     def has(self, name: str) -> bool:
         return name in self.listed or has_file(self.folder, name)
 
     def is_here(self, name: str) -> bool:
-        """Whether the file is on this machine."""
+        """Return whether the file is on this machine."""
         return has_file(self.folder, name)
 
     def matching(self, pattern: str) -> list[str]:
-        """Names directly in the folder that match a regular expression; the named file alone where there is one."""
+        """Return file names in the folder that match a regular expression. A named file is the only candidate."""
         expression = re.compile(pattern)
         names = [self.file] if self.file else self._names()
         return [name for name in names if expression.fullmatch(name)]
 
     def only(self, pattern: str, kind: str) -> str:
-        """The one name that matches; InvalidSAEError asks for a choice when there are several."""
+        """Return the one matching file name. Raise InvalidSAEError if there is none, or more than one."""
         names = self.matching(pattern)
         if len(names) > 1:
             some = ", ".join(names[:3])
@@ -60,7 +60,7 @@ class SAEPlace:
         return names[0]
 
     def find(self, pattern: str) -> re.Match[str] | None:
-        """The last match of a regular expression in the path; folders keep the names that repositories gave them."""
+        """Return the last match of a regular expression in the path."""
         matches = list(re.finditer(pattern, self.name))
         return matches[-1] if matches else None
 
@@ -71,7 +71,7 @@ class SAEPlace:
         return read_yaml_object(self.folder, name)
 
     def path(self, name: str) -> Path:
-        """The real path of a regular file that is here."""
+        """Return the real path of a regular file on this machine."""
         return regular_file(self.folder, name)
 
     def _names(self) -> list[str]:
@@ -84,7 +84,7 @@ class SAEPlace:
 
 
 def sae_place(root: Path, subfolder: str = "", listed: frozenset[str] = frozenset()) -> SAEPlace:
-    """``root / subfolder``, which is a folder or a file inside ``root``."""
+    """Return the place ``root / subfolder``, a folder or a file inside ``root``."""
     check_subfolder(subfolder)
     name = subfolder.rstrip("/")
     parent, _, last = name.rpartition("/")
@@ -98,5 +98,5 @@ def _is_file(root: Path, name: str) -> bool:
 
 
 def natural_order(name: str) -> list[tuple[int, str]]:
-    """Sorts layer_2 before layer_10."""
+    """Return a sort key that puts layer_2 before layer_10."""
     return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", name)]

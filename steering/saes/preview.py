@@ -1,6 +1,6 @@
-"""Recognises the format of an SAE's folder and reads its configuration.
+"""Detect the format of an SAE and read its configuration, without reading weights or importing torch.
 
-Reads no weights; of formats without a configuration of their own the weights' header.
+For formats without a configuration file, only the header of the weights is read.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ _PICKLE_SUFFIXES = frozenset({".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt"}
 
 
 def as_place(path: Path | SAEPlace) -> SAEPlace:
-    """A folder, or the weights file in one that holds several SAEs."""
+    """Return the place of a folder, or of a weights file in a folder that holds several SAEs."""
     if isinstance(path, SAEPlace):
         return path
     return sae_place(path.parent, path.name) if path.is_file() else sae_place(path)
 
 
 def preview_sae(path: Path | SAEPlace) -> SAEConfig:
-    """What the configuration says; InvalidSAEError when the format is unknown or not supported."""
+    """Return the configuration. Raise InvalidSAEError if the format is unknown or not supported."""
     place = as_place(path)
     return recognise(place).preview(place)
 
 
 def recognise(place: SAEPlace) -> SAEFormat:
-    """The format of the files; InvalidSAEError when there is none that is known, or more than one fits."""
+    """Return the format of the files. Raise InvalidSAEError if no known format matches, or more than one."""
     found = [known for known in FORMATS if known.recognises(place)]
     if len(found) > 1:
         titles = " and ".join(known.title for known in found)
@@ -42,7 +42,7 @@ def recognise(place: SAEPlace) -> SAEFormat:
 
 
 def sae_checksum(path: Path | SAEPlace, config: SAEConfig) -> str:
-    """The SAE's identity, from its files; reads the weights once."""
+    """Return the checksum that identifies the SAE; reads the weights once."""
     return config.math.checksum(file_sha256(as_place(path).path(config.weights_file)))
 
 

@@ -1,4 +1,4 @@
-"""The normal form of an SAE; architectures add their activation function.
+"""The base class of all SAEs; architectures add their activation function.
 
 ::
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 class SAEWeights:
     """Float32. ``encoder`` is W_enc transposed, ``[d_sae, d_in]``, so that one feature is one contiguous row.
 
-    ``rank_scale`` multiplies the pre-activations when TopK ranks them. Transcoders write ``d_out`` numbers, all others
-    ``d_in``.
+    ``rank_scale`` multiplies the pre-activations for the ranking of TopK. Transcoders write ``d_out`` numbers, all
+    others ``d_in``.
     """
 
     encoder: Tensor  # [d_sae, d_in]
@@ -51,15 +51,15 @@ class SAEWeights:
         return SAEWeights(**{name: tensor.to(device) for name, tensor in self.tensors().items()})
 
     def tensors(self) -> dict[str, Tensor]:
-        """Those that are there, by name."""
+        """Return all tensors that are not None, by name."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if value is not None}
 
 
 class SparseAutoencoder(ABC):
-    """``key`` identifies weights and configuration together.
+    """Encodes residuals and decodes activations. ``key`` identifies weights and configuration.
 
-    ``reads_its_site`` is False where only :meth:`decoder_row` can be used at the site that it writes.
+    ``reads_its_site`` is False for transcoders: only :meth:`decoder_row` can be used at the site where they write.
     """
 
     reads_its_site: ClassVar[bool] = True
@@ -74,67 +74,69 @@ class SparseAutoencoder(ABC):
 
     @property
     def is_normalized(self) -> bool:
-        """Whether a step's size in the residual depends on the token, so that additions cannot be folded."""
+        """Whether the size of a step in the residual depends on the token, so that additions cannot be folded."""
         return self.math.normalization != "none"
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the weights on all devices where they lie."""
+        """Memory of the weights on all devices."""
         return sum(weights.num_bytes for weights in self._placed.values())
 
     @property
     def weights(self) -> SAEWeights:
-        """On the CPU."""
+        """The weights on the CPU."""
         return self._on(torch.device("cpu"))
 
     def encode(self, h: Tensor) -> Tensor:
-        """``[tokens, d_in]`` -> activations of all features ``[tokens, d_sae]``."""
+        """Return the activations of all features ``[tokens, d_sae]`` for residuals ``[tokens, d_in]``."""
         weights = self._on(h.device)
         x = self._encoder_input(h.float(), weights)
         return self._activate(linear(x, weights.encoder, weights.b_enc), weights.threshold)
 
     def decode(self, activations: Tensor, h: Tensor) -> Tensor:
-        """Activations ``[tokens, d_sae]`` -> reconstruction ``[tokens, d_in]``; ``h`` gives the normalisation."""
+        """Return the reconstruction ``[tokens, d_in]`` of activations ``[tokens, d_sae]``, normalised as for ``h``."""
         weights = self._on(h.device)
         return self._normalize(h.float()).restore(activations @ weights.W_dec + weights.b_dec)
 
     def activations(self, h: Tensor, features: Tensor) -> Tensor:
-        """``[tokens, d_in]`` and ``[m]`` indices -> ``[tokens, m]``: those columns of :meth:`encode`."""
+        """Return the columns ``[tokens, m]`` of :meth:`encode` for feature indices ``[m]``."""
         return self.encode(h)[:, features]
 
     def delta(self, change: Tensor, features: Tensor, h: Tensor) -> Tensor:
-        """Changes of activations ``[tokens, m]`` -> change of the residual ``[tokens, d_in]``."""
+        """Return the change of the residual ``[tokens, d_in]`` for changes of activations ``[tokens, m]``."""
         step: Tensor = change.float() @ self._on(h.device).W_dec[features]
         return self._normalize(h.float()).restore_step(step) if self.is_normalized else step
 
     def columns(self, features: Tensor) -> FeatureColumns:
-        """Of ``[m]`` indices, on the CPU, where an activation depends on other features too."""
+        """Return the columns of feature indices ``[m]``, on the CPU. Only decoder rows, if activations depend on other
+        features.
+        """
         write = self._on(torch.device("cpu")).W_dec[features.cpu()]
         return FeatureColumns(write, normalization=self.math.normalization)
 
     def decoder_row(self, feature: int) -> Tensor:
-        """``[d_in]`` on the CPU."""
+        """Return the decoder row ``[d_in]`` of a feature, on the CPU."""
         return self._on(torch.device("cpu")).W_dec[feature]
 
     def decoder_norms(self) -> Tensor:
-        """L2 norms of the decoder's rows ``[d_sae]``, on the CPU."""
+        """Return the L2 norms of the decoder rows ``[d_sae]``, on the CPU."""
         norms: Tensor = self._on(torch.device("cpu")).W_dec.norm(dim=-1)
         return norms
 
     def decoder_bias(self) -> Tensor:
-        """``[d_in]`` on the CPU."""
+        """Return the decoder bias ``[d_in]``, on the CPU."""
         return self._on(torch.device("cpu")).b_dec
 
     @abstractmethod
     def _activate(self, pre: Tensor, threshold: Tensor | None) -> Tensor:
-        """Pre-activations ``[tokens, d_sae]`` -> activations; ``threshold`` is ``[d_sae]`` where there is one."""
+        """Return activations of pre-activations ``[tokens, d_sae]``; ``threshold`` is ``[d_sae]`` or None."""
 
     def _encoder_input(self, h: Tensor, weights: SAEWeights) -> Tensor:
         normalized: Normalized = self._normalize(h)
         return normalized.x - weights.b_dec if self.math.apply_b_dec_to_input else normalized.x
 
     def _on(self, device: torch.device) -> SAEWeights:
-        """The weights on ``device``, copied there once."""
+        """Return the weights on ``device``, copied there once."""
         if device not in self._placed:
             self._placed[device] = self._placed[torch.device("cpu")].to(device)
         return self._placed[device]

@@ -1,8 +1,8 @@
-"""Plain steering vectors: one direction per layer, to be added to the layer's output.
+"""Read files of steering vectors: one direction per layer, to be added to the output of the layer.
 
-Three kinds of files are read, each with one tensor of ``[d]`` per layer: safetensors, npz, and the GGUF control vectors
-of repeng and llama.cpp. In the first two a name ends in the layer's number (``direction.12``, ``layer_12``, ``12``),
-and a single tensor of any other name is taken for whatever layer is asked for.
+Three kinds of files are supported, each with one tensor ``[d]`` per layer: safetensors, npz, and the GGUF control
+vectors of repeng and llama.cpp. In the first two, a name ends with the number of the layer (``direction.12``,
+``layer_12``, ``12``); a single tensor with any other name can be used for every layer.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NAME = re.compile(r"(?:.*[._])?(?:directions?|layers?|blocks?|vectors?)?[._]?(\
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredVector:
-    """``values`` is ``[d]`` float32, its own length kept; ``site`` is None where the file names no layer."""
+    """A vector ``[d]`` float32, not normalised. ``site`` is None if the file names no layer."""
 
     site: Site | None
     values: NDArray[np.float32]
@@ -37,13 +37,13 @@ class StoredVector:
 
 @dataclass(frozen=True, slots=True)
 class VectorFile:
-    """``vectors`` in the order of layers. ``model_hint`` is the model's architecture, such as llama."""
+    """Vectors in the order of layers. ``model_hint`` is the architecture of the model, such as llama."""
 
     vectors: tuple[StoredVector, ...]
     model_hint: str = ""
 
     def at(self, layer: int) -> StoredVector:
-        """The vector of a layer; InvalidSAEError names the layers that there are."""
+        """Return the vector of a layer. Raise InvalidSAEError with the layers of the file if there is none."""
         for vector in self.vectors:
             if vector.site is None:
                 return StoredVector(Site(layer), vector.values)
@@ -54,7 +54,7 @@ class VectorFile:
 
 
 def read_vectors(path: Path) -> VectorFile:
-    """InvalidSAEError for anything damaged, unsafe, not finite, or not one vector per layer."""
+    """Read a file. Raise InvalidSAEError if it is damaged, unsafe, not finite, or not one vector per layer."""
     real = regular_file(path.parent, path.name)
     if path.suffix == ".gguf":
         return _from_gguf(real, path.name)
@@ -69,7 +69,7 @@ def read_vectors(path: Path) -> VectorFile:
 
 
 def _from_gguf(path: Path, name: str) -> VectorFile:
-    """llama.cpp counts layers as we do: ``direction.8`` is added to the output of layer 8."""
+    """Read a GGUF file. As here, ``direction.8`` of llama.cpp is added to the output of layer 8."""
     file = read_gguf(path, name)
     if file.fields.get("general.architecture") != _ARCHITECTURE:
         raise InvalidSAEError(f"{name} is no control vector, but a {file.fields.get('general.architecture')!r}.")

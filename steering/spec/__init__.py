@@ -1,5 +1,5 @@
-"""What a profile version says, in plain dataclasses; no Django and no torch.
+"""The edits of a steering profile as plain dataclasses; no Django and no torch.
 
-:mod:`~steering.spec.edit` has the content, :mod:`~steering.spec.units` says what strengths mean,
+Start with :mod:`~steering.spec.edit`. :mod:`~steering.spec.units` defines what strengths mean,
 :mod:`~steering.spec.parsing` reads JSON, :mod:`~steering.spec.rendering` writes it and computes the fingerprint.
 """

@@ -21,11 +21,11 @@ from steering.spec.edit import (
 from steering.spec.errors import InvalidSpecError, MissingScaleError, Problem
 from steering.spec.units import MAX_STRENGTH
 
-MAX_WINDOWS = 16  # each makes rows in the engine's tables
+MAX_WINDOWS = 16  # each one takes rows in the tables of the engine
 
 
 def check_edit(edit: EditSpec, path: str) -> list[Problem]:
-    """What is wrong with one edit by itself."""
+    """Return the problems of one edit, looked at alone."""
     problems = (_operation_problems, _scope_problems, _range_problems, _gate_problems)
     return [problem for of in problems for problem in of(edit, path)] or [*_strength_problems(edit, path)]
 
@@ -54,7 +54,7 @@ def _operation_problems(edit: EditSpec, path: str) -> Iterator[Problem]:
 
 
 def _scope_problems(edit: EditSpec, path: str) -> Iterator[Problem]:
-    """A prompt has no parts."""
+    """Yield problems of the scope. A prompt has no segments."""
     if is_single_segment(edit.scope) and edit.phase != "generation":
         message = f"Only what the model writes has a “{edit.scope}”; choose the phase generation, not {edit.phase}."
         yield Problem(f"{path}.phase", message)
@@ -109,7 +109,7 @@ def _kind(edit: EditSpec) -> str:
             return "a site"
 
 
-# Every other pair on one feature in one phase is contradictory: which of the two should win?
+# Every other pair on one feature in one phase is contradictory, because neither edit has precedence.
 _COMPATIBLE: frozenset[frozenset[Operation]] = frozenset(
     {frozenset({"add", "scale"}), frozenset({"at_least", "at_most"})}
 )
@@ -118,13 +118,13 @@ _Numbered = tuple[int, EditSpec]
 
 
 def check_conflicts(edits: Sequence[EditSpec]) -> None:
-    """InvalidSpecError naming all duplicate and contradictory edits."""
+    """Raise InvalidSpecError if edits are duplicates or contradict each other; it lists all of them."""
     if problems := find_conflicts(edits):
         raise InvalidSpecError(problems)
 
 
 def find_conflicts(edits: Sequence[EditSpec]) -> list[Problem]:
-    """Duplicate and contradictory edits of the same feature, direction or site on the same tokens."""
+    """Return duplicate and contradictory edits of the same feature, direction or site on the same tokens."""
     groups: dict[object, list[_Numbered]] = defaultdict(list)
     for number, edit in enumerate(edits):
         if (subject := _subject(edit)) is not None:
@@ -133,7 +133,7 @@ def find_conflicts(edits: Sequence[EditSpec]) -> list[Problem]:
 
 
 def _subject(edit: EditSpec) -> object:
-    """What no two edits may be at odds about; None where any number may act, as with added vectors."""
+    """Return the key of what the edit changes, or None if any number of edits may act on it, as with added vectors."""
     match edit.target:
         case FeatureTarget():
             return edit.target.sae.checksum, edit.target.site, edit.target.index
@@ -144,17 +144,17 @@ def _subject(edit: EditSpec) -> object:
 
 
 def _share_tokens(one: EditSpec, other: EditSpec) -> bool:
-    """Whether both may act on one token."""
+    """Return whether both edits may act on the same token."""
     zones = ZONES[one.phase] & ZONES[other.phase]
     pairs = product(one.windows, other.windows)
     return any(_meet_in(zone, one, window, other, other_window) for window, other_window in pairs for zone in zones)
 
 
 def _meet_in(zone: Zone, one: EditSpec, window: Window, other: EditSpec, other_window: Window) -> bool:
-    mine, others = window_in(zone, one.phase, window), window_in(zone, other.phase, other_window)
-    if mine is None or others is None:
+    first, second = window_in(zone, one.phase, window), window_in(zone, other.phase, other_window)
+    if first is None or second is None:
         return False
-    return may_meet(one.scope, mine, other.scope, others)
+    return may_meet(one.scope, first, other.scope, second)
 
 
 def _conflicts_of(group: Sequence[_Numbered]) -> Iterator[Problem]:
@@ -175,7 +175,7 @@ def _conflict(first: EditSpec, second: EditSpec) -> str:
         if first == second:
             return f"the same {first.operation} is listed twice"
         if first.operation == "add" and _condition(first) != _condition(second):
-            return ""  # one for all tokens and a further one for some of them add up
+            return ""  # two adds on different sets of tokens add up
         return f"two {first.operation} edits act in the same phase"
     if frozenset({first.operation, second.operation}) not in _COMPATIBLE:
         return f"{first.operation} and {second.operation} contradict each other in the same phase"
@@ -191,5 +191,5 @@ def _empty_band(first: EditSpec, second: EditSpec) -> str:
     try:
         is_empty = low.raw > high.raw
     except MissingScaleError:
-        return ""  # reported where strengths are checked
+        return ""  # _strength_problems reports it
     return f"at_least {low.raw:g} lies above at_most {high.raw:g}" if is_empty else ""

@@ -26,22 +26,22 @@ def segments_of(scope: Scope) -> frozenset[Part]:
 
 
 def is_single_segment(scope: Scope) -> bool:
-    """Whether a window counts the tokens of that part; else it counts those of the phase."""
+    """Return whether the scope is one segment. Its windows then count tokens of the segment, not of the phase."""
     return len(_PARTS[scope]) == 1
 
 
 def windows_of(scope: Scope, window: Window) -> tuple[Window, Window]:
-    """What the window says of the phase's tokens, and of the part's."""
+    """Return the window over the tokens of the phase, and the one over the tokens of the segment."""
     return (ALL_TOKENS, window) if is_single_segment(scope) else (window, ALL_TOKENS)
 
 
 def may_meet(one: Scope, window: Window, other: Scope, other_window: Window) -> bool:
-    """Whether two edits of one phase can act on the same token."""
+    """Return whether two edits of one phase can act on the same token."""
     if _PARTS[one].isdisjoint(_PARTS[other]):
         return False
     if is_single_segment(one) == is_single_segment(other):
         return window.overlaps(other_window)
-    # A part's k-th token is the phase's k-th or a later one.
+    # The k-th token of a segment is the k-th token of the phase or a later one.
     of_part, of_phase = (window, other_window) if is_single_segment(one) else (other_window, window)
     return of_phase.first is None or of_part.after < of_phase.first
 
@@ -52,7 +52,7 @@ Operation = Literal[
 ]
 OPERATIONS: tuple[Operation, ...] = get_args(Operation)
 VECTOR_OPERATIONS: tuple[Operation, ...] = ("add", "orthogonal", "projection_cap")
-DIRECTION_OPERATIONS: frozenset[Operation] = frozenset({"orthogonal", "projection_cap"})  # they use no length
+DIRECTION_OPERATIONS: frozenset[Operation] = frozenset({"orthogonal", "projection_cap"})  # they ignore the length
 UNITS: tuple[Unit, ...] = ("raw", "max_act", "resid_norm")
 GATE_UNITS: tuple[Unit, ...] = ("raw", "max_act")
 PHASES: tuple[Phase, ...] = get_args(Phase)
@@ -62,7 +62,7 @@ SINK_FACTOR = 10.0
 
 @dataclass(frozen=True, slots=True)
 class SAEIdentity:
-    """The SAE of an edit. ``checksum`` covers weights and configuration; ``name`` is for readers only."""
+    """The SAE of an edit. ``checksum`` covers weights and configuration; ``name`` is only for display."""
 
     name: str
     checksum: str
@@ -73,7 +73,7 @@ class SAEIdentity:
 
 @dataclass(frozen=True, slots=True)
 class FeatureTarget:
-    """A feature, with the numbers that its strength refers to. ``label`` is for readers only."""
+    """A feature, with the numbers that its strength refers to. ``label`` is only for display."""
 
     sae: SAEIdentity
     index: int
@@ -87,7 +87,7 @@ class FeatureTarget:
 
 @dataclass(frozen=True, slots=True)
 class VectorTarget:
-    """A plain direction at a site; its own length is kept. ``name`` is for readers only."""
+    """A steering vector at a site; it is not normalised. ``name`` is only for display."""
 
     site: Site
     values: tuple[float, ...]
@@ -97,7 +97,7 @@ class VectorTarget:
 
 @dataclass(frozen=True, slots=True)
 class SiteTarget:
-    """A site as a whole, for operations that concern no direction."""
+    """A whole site, for operations without a direction."""
 
     site: Site
     scales: Scales = UNKNOWN
@@ -105,7 +105,7 @@ class SiteTarget:
 
 @dataclass(frozen=True, slots=True)
 class GateSpec:
-    """Open on tokens where the feature's activation is above ``above`` (raw, or in maximal activations)."""
+    """A gate that is open on tokens where the activation of a feature is above ``above`` (in ``unit``)."""
 
     feature: FeatureTarget
     above: float = 0.0
@@ -113,7 +113,10 @@ class GateSpec:
 
     @property
     def raw(self) -> float:
-        """MissingScaleError when the feature's maximal activation is needed and not known. 0 is 0 in every unit."""
+        """The raw threshold. 0 is 0 in every unit.
+
+        Raise MissingScaleError if the maximal activation of the feature is needed and not known.
+        """
         return coefficient(self.above, self.unit, self.feature.scales) if self.above else 0.0
 
 
@@ -144,22 +147,23 @@ class EditSpec:
 
     @property
     def windows(self) -> tuple[Window, ...]:
-        """Those of its phase's tokens on which it acts, none of which overlap."""
+        """The windows of the phase on which the edit acts; they do not overlap."""
         return self.ranges or (self.window,)
 
     @property
     def norm_limit(self) -> float | None:
-        """The norm above which a token's residual is an attention sink's and left alone; None where all may be edited,
-        or nothing is known about norms at the site.
+        """The norm above which a token counts as an attention sink and is not edited.
+
+        None if all tokens may be edited, or if norms at the site are not known.
         """
         typical = self.target.scales.typical_norm
         return None if self.sink_tokens or not typical else SINK_FACTOR * typical
 
     @property
     def raw(self) -> float:
-        """The number the operation works with: coefficient, target activation, bound or factor.
+        """The number that the operation uses: coefficient, target activation, bound or factor.
 
-        MissingScaleError when the unit refers to a number that is not known.
+        Raise MissingScaleError if the unit refers to a number that is not known.
         """
         match self.operation:
             case "ablate" | "norm_preserving":
@@ -173,12 +177,12 @@ class EditSpec:
 
     @property
     def raw_lower(self) -> float | None:
-        """The lower end of a projection_cap, None where it has none."""
+        """The raw lower end of a projection_cap, or None."""
         return None if self.lower is None else self._projection(self.lower)
 
     @property
     def saes(self) -> tuple[SAEIdentity, ...]:
-        """What it reads through, gates included."""
+        """The SAEs that the edit reads through, including the SAE of its gate."""
         targets = (self.target, self.gate.feature if self.gate else None)
         return tuple(target.sae for target in targets if isinstance(target, FeatureTarget))
 
@@ -188,22 +192,22 @@ class EditSpec:
 
     @property
     def push(self) -> float | None:
-        """The largest step to expect, as a fraction of the residual's mean norm; None when it cannot be known.
+        """The largest expected step as a fraction of the mean norm of the residual; None if it cannot be computed.
 
-        For clamp and bounds the feature is taken to lie between 0 and its maximal activation.
+        For clamp and bounds the activation is assumed to lie between 0 and its maximum.
         """
         change = self._largest_change()
         return None if change is None else push(change, self.target.scales)
 
     @property
     def is_no_op(self) -> bool:
-        """Whether the edit changes nothing whatever the residual is."""
+        """Whether the edit never changes the residual."""
         return (self.operation == "add" and self.raw == 0) or (
             self.operation in ("scale", "orthogonal") and self.raw == 1
         )
 
     def _projection(self, value: float) -> float:
-        """On a direction of length 1, so that resid_norm is the fraction of the residual's mean norm."""
+        """Return the raw number for a direction of length 1; resid_norm is a fraction of the mean residual norm."""
         return coefficient(value, self.unit, replace(self.target.scales, max_activation=None, direction_norm=1.0))
 
     def _largest_change(self) -> float | None:

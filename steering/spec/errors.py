@@ -1,4 +1,4 @@
-"""Why a profile's content is refused, field by field."""
+"""Errors in the content of a profile, reported field by field."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """``path`` leads to the field, for example ``edits[2].strength``; ``message`` is a sentence."""
+    """One invalid field: its path, for example ``edits[2].strength``, and a message that is a full sentence."""
 
     path: str
     message: str
@@ -19,7 +19,7 @@ class Problem:
 
 
 class InvalidSpecError(ValueError):
-    """One or more fields are wrong; all are named."""
+    """One or more fields are invalid; ``problems`` lists all of them."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__(" ".join(map(str, problems)))
@@ -27,4 +27,4 @@ class InvalidSpecError(ValueError):
 
 
 class MissingScaleError(ValueError):
-    """A strength's unit needs a number that is not known for this edit."""
+    """The unit of a strength needs a number that is not known for this edit."""

@@ -1,4 +1,4 @@
-"""Edits with a multiple of their strength."""
+"""Scale the strength of edits by a factor."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ _STEPS = 60
 
 
 def with_factor(edit: EditSpec, factor: float) -> EditSpec:
-    """``factor`` times the strength; of a factor (scale, orthogonal) its distance from 1. Others have no strength."""
+    """Return the edit with ``factor`` times its strength.
+
+    For scale and orthogonal, the distance of the strength from 1 is multiplied. ablate and norm_preserving have no
+    strength.
+    """
     match edit.operation:
         case "ablate" | "norm_preserving":
             return edit
@@ -24,18 +28,18 @@ def with_factor(edit: EditSpec, factor: float) -> EditSpec:
 
 
 def has_strength(edits: Iterable[EditSpec]) -> bool:
-    """Whether a factor changes anything."""
+    """Return whether a factor changes any of the edits."""
     return any(with_factor(edit, 2.0) != edit for edit in edits)
 
 
 def largest_push(edits: Iterable[EditSpec]) -> float | None:
-    """Of the edits whose push is known; None where none is."""
+    """Return the largest known push of the edits, or None if no push is known."""
     known = [edit.push for edit in edits if edit.push is not None]
     return max(known, default=None)
 
 
 def largest_factor(edits: Sequence[EditSpec], push_cap: float) -> float:
-    """The largest one, up to MAX_FACTOR, at which no edit pushes more than ``push_cap``; 0 where there is none."""
+    """Return the largest factor up to MAX_FACTOR at which no push exceeds ``push_cap``, or 0 if there is none."""
 
     def is_within(factor: float) -> bool:
         push = largest_push([with_factor(edit, factor) for edit in edits])

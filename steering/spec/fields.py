@@ -1,4 +1,4 @@
-"""Reads the fields of one untrusted JSON object and collects what is wrong with them."""
+"""Read the fields of an untrusted JSON object and collect all problems."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _MAX_TEXT = 1000
 
 
 class Fields:
-    """Typed access by name.
+    """Typed access to fields by name.
 
-    A wrong field adds a :class:`Problem` and reads as a neutral value, so that all wrong ones are found.
+    An invalid field adds a :class:`Problem` and returns a neutral value, so that one pass finds all invalid fields.
     """
 
     def __init__(self, value: object, path: str, problems: list[Problem]) -> None:
@@ -30,7 +30,7 @@ class Fields:
             self.report("", f"Expected an object, found {describe(value)}.")
 
     def __contains__(self, name: str) -> bool:
-        """Whether it is given; from then on the field is a known one."""
+        """Return whether the field is given, and mark it as known."""
         return self._take(name) is not None
 
     def report(self, name: str, message: str, code: str = "invalid_value") -> None:
@@ -40,7 +40,7 @@ class Fields:
         return Fields(self._take(name), f"{self.path}.{name}", self._problems)
 
     def children(self, name: str, *, max_length: int) -> list[Fields]:
-        """The objects of a list; none where it is absent."""
+        """Return the objects of a list; an empty list if the field is absent."""
         value = self._take(name)
         if value is None:
             return []
@@ -78,7 +78,7 @@ class Fields:
         return value
 
     def count(self, name: str, *, minimum: int, maximum: int) -> int | None:
-        """An integer, or None where absent."""
+        """Return an integer, or None if the field is absent."""
         return self.integer(name, minimum=minimum, maximum=maximum) if name in self else None
 
     def flag(self, name: str, *, default: bool = False) -> bool:
@@ -88,7 +88,7 @@ class Fields:
         return default if value is None else value is True
 
     def pairs(self, name: str, *, max_length: int, maximum: int) -> list[tuple[int, int | None]]:
-        """Of ``[start, end]`` with ``start < end``, where an end of null is open; none where it is absent."""
+        """Return pairs ``[start, end]`` with ``start < end``; an end of null is open. Empty if the field is absent."""
         value = self._take(name)
         if value is None:
             return []
@@ -105,7 +105,7 @@ class Fields:
         return found
 
     def number(self, name: str, *, limit: float, default: float) -> float:
-        """A finite number whose absolute value is at most ``limit``."""
+        """Return a finite number whose absolute value is at most ``limit``."""
         value = self._take(name)
         return default if value is None else self._finite(name, value, limit)
 
@@ -114,7 +114,7 @@ class Fields:
         return None if value is None else self._finite(name, value, limit)
 
     def positive(self, name: str) -> float | None:
-        """A finite number above 0, or None where absent."""
+        """Return a finite number of at least 0, or None if the field is absent."""
         value = self._take(name)
         if value is None:
             return None
@@ -140,15 +140,15 @@ class Fields:
         return tuple(item[:_MAX_TEXT] for item in value)
 
     def value(self, name: str) -> object:
-        """As it is, for a reader that checks it itself; None where absent."""
+        """Return the unchecked value, or None if the field is absent. The caller must check it."""
         return self._take(name)
 
     def others(self) -> list[str]:
-        """The names that nothing has read, in their order."""
+        """Return the names of fields that nothing has read, in document order."""
         return [str(name) for name in self._values if name not in self._seen]
 
     def refuse_others(self) -> None:
-        """Reports the fields that nothing has read."""
+        """Report all fields that nothing has read."""
         for name in self.others():
             self.report(name[:100], "This field is not known.", "unknown_field")
 
@@ -181,7 +181,7 @@ def _is_pair(value: object, maximum: int) -> bool:
 
 
 def describe(value: object) -> str:
-    """A short, harmless rendering of an untrusted value for a message."""
+    """Return a short, safe description of an untrusted value for a message."""
     if value is None:
         return "nothing"
     if isinstance(value, dict | list):

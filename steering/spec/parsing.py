@@ -1,4 +1,4 @@
-"""Reads edits from untrusted JSON."""
+"""Parse edits from untrusted JSON."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ MAX_TOKENS = 1 << 24
 
 
 def parse_edits(value: object) -> tuple[EditSpec, ...]:
-    """The edits in a JSON list; InvalidSpecError names every wrong field, duplicate and contradiction.
+    """Return the edits of a JSON list. Raise InvalidSpecError with every invalid field, duplicate and contradiction.
 
-    Without ``sink_tokens`` an edit acts on attention sinks too, as versions do that were published before there was
-    such a field. What comes from outside goes through :func:`with_request_defaults` first.
+    Without ``sink_tokens`` an edit also acts on attention sinks, like versions published before that field existed.
+    Pass edits of requests and forms through :func:`with_request_defaults` first.
     """
     if not isinstance(value, list):
         raise InvalidSpecError([Problem("edits", f"Expected a list of edits, found {describe(value)}.")])
@@ -51,7 +51,7 @@ def parse_edits(value: object) -> tuple[EditSpec, ...]:
 
 
 def with_request_defaults(edit: object) -> object:
-    """One edit of a request or a form, with what is meant where it does not say otherwise."""
+    """Return an edit of a request or a form with the defaults that apply there."""
     return {"sink_tokens": False, **edit} if isinstance(edit, dict) else edit
 
 

@@ -1,4 +1,4 @@
-"""Writes edits as JSON, and identifies their effect."""
+"""Render edits as JSON, and compute the fingerprint of their effect."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _FORMAT = 1
 
 
 def edits_to_json(edits: Iterable[EditSpec]) -> list[dict[str, Any]]:
-    """The form that :func:`steering.spec.parsing.parse_edits` reads back."""
+    """Return the JSON that :func:`steering.spec.parsing.parse_edits` reads."""
     return [edit_to_json(edit) for edit in edits]
 
 
 def edit_to_json(edit: EditSpec) -> dict[str, Any]:
-    """Fields that most edits do not use are left out where they say nothing."""
+    """Return one edit as JSON. Rarely used fields are left out if they have their default."""
     return {
         **_target_to_json(edit),
         "operation": edit.operation,
@@ -34,16 +34,15 @@ def edit_to_json(edit: EditSpec) -> dict[str, Any]:
 
 
 def fingerprint(edits: Iterable[EditSpec]) -> str:
-    """SHA-256 of the effect: sites, SAE checksums, features, operations, raw values, gates and tokens.
+    """Return the SHA-256 of the effect: sites, SAE checksums, features, operations, raw values, gates and tokens.
 
-    Neither order, names, labels nor the unit in which a strength was given matter. MissingScaleError as for
-    :attr:`EditSpec.raw`.
+    Order, names, labels and the unit of a strength do not matter. Raise MissingScaleError like :attr:`EditSpec.raw`.
     """
     return hashlib.sha256(_canonical({"format": _FORMAT, "edits": sorted(map(effect_key, edits))}).encode()).hexdigest()
 
 
 def effect_key(edit: EditSpec) -> str:
-    """Canonical JSON of one edit's effect; also the order in which edits are compiled."""
+    """Return canonical JSON of the effect of one edit. Edits are compiled in the order of these keys."""
     site = edit.target.site
     return _canonical(
         {
@@ -76,7 +75,7 @@ def _gate_effect(gate: GateSpec) -> dict[str, object]:
 
 
 def _conditions_to_json(edit: EditSpec) -> dict[str, Any]:
-    """On which tokens it acts, beyond the phase."""
+    """Return the fields that select tokens within the phase."""
     window = {"after": edit.window.after} if edit.window.after else {}
     if edit.window.first is not None:
         window["first"] = edit.window.first

@@ -1,6 +1,7 @@
-"""The JSON schema of a list of edits: what :func:`steering.spec.parsing.parse_edits` reads, for documentation.
+"""The JSON schema of a list of edits, for documentation.
 
-The parser decides, and knows more than a schema can say (which operation goes with what, contradictions).
+The parser (:func:`steering.spec.parsing.parse_edits`) is authoritative and checks more than a schema can express, such
+as which operations a target supports, and contradictions.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ Schema = dict[str, Any]
 
 
 def edits_schema() -> Schema:
-    """JSON Schema 2020-12, as OpenAPI 3.1 has it; without references."""
+    """Return the schema in JSON Schema 2020-12, the dialect of OpenAPI 3.1, without references."""
     return {
         "type": "array",
         "maxItems": MAX_EDITS,

@@ -1,4 +1,4 @@
-"""What a strength means: pure functions from units to raw coefficients and pushes."""
+"""Units of strength: pure functions from a strength to its raw coefficient and its push."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from steering.spec.errors import MissingScaleError
 Unit = Literal["raw", "max_act", "resid_norm"]
 
 FELT_PUSH = 0.2
-"""Below this fraction of the residual's norm, little shows."""
+"""Below this fraction of the residual norm, an edit has little visible effect."""
 STRONG_PUSH = 0.6
-"""Above this fraction of the residual's norm, text tends to fall apart."""
+"""Above this fraction of the residual norm, text tends to become incoherent."""
 MAX_PUSH = 10.0
-"""Above this, a profile cannot be published: nothing but noise is left."""
-DEFAULT_STRENGTH = 0.5  # what the console proposes for a new edit, in multiples of the largest activation
+"""Above this, a profile cannot be published: the output would be noise."""
+DEFAULT_STRENGTH = 0.5  # the default of a new edit in the console, in multiples of the max activation
 MAX_STRENGTH = 1e6
 
 
 @dataclass(frozen=True, slots=True)
 class Scales:
-    """Numbers that strengths refer to, each None while unknown.
+    """Numbers that strengths refer to; None if unknown.
 
     ``max_activation``: the feature's largest activation on a corpus. ``direction_norm``: L2 norm of its decoder row
     (or of the plain vector). ``reference_norm``: mean L2 norm of the residual in the space where the direction is
@@ -39,7 +39,7 @@ UNKNOWN = Scales()
 
 
 def coefficient(strength: float, unit: Unit, scales: Scales) -> float:
-    """The raw coefficient c of ``c * direction``; MissingScaleError when the unit's number is unknown.
+    """Return the raw coefficient c of ``c * direction``. Raise MissingScaleError if the unit needs an unknown number.
 
     raw: c = s. max_act: c = s * max_activation. resid_norm: c = s * reference_norm / direction_norm, so that the step
     is the fraction s of the residual's mean norm.
@@ -62,7 +62,7 @@ def coefficient(strength: float, unit: Unit, scales: Scales) -> float:
 
 
 def push(raw: float, scales: Scales) -> float | None:
-    """``|c * direction| / mean |h|``; None when a norm is unknown."""
+    """Return ``|c * direction| / mean |h|``, or None if a norm is unknown."""
     if scales.direction_norm is None or not scales.reference_norm:
         return None
     return abs(raw) * scales.direction_norm / scales.reference_norm

@@ -1,4 +1,4 @@
-"""Edits in words, and what changed between two lists of them."""
+"""Describe edits in words, and the differences between two lists of edits."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Change:
 
 
 def describe_edit(edit: EditSpec) -> str:
-    """For example “tiny-sae #3 rain: add 0.5 × max activation, prompt only”."""
+    """Return a description such as "tiny-sae #3 rain: add 0.5 × max activation, prompt only"."""
     return f"{describe_target(edit)}: {_describe_action(edit)}"
 
 
@@ -59,7 +59,7 @@ def describe_target(edit: EditSpec) -> str:
 
 
 def changes(old: Sequence[EditSpec], new: Sequence[EditSpec]) -> list[Change]:
-    """What it takes to come from one list to the other; edits of the same target and operation are matched."""
+    """Return the differences between two lists of edits; edits of the same target are matched."""
     before = {effect_key(edit): edit for edit in old}
     after = {effect_key(edit): edit for edit in new}
     gone = [edit for key, edit in before.items() if key not in after]

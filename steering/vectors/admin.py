@@ -1,4 +1,4 @@
-"""Plain vectors in the admin: upload, look at the norms, delete where nothing needs them."""
+"""Steering vectors in the admin: upload a file, compute vectors from prompts, show norms, delete unused sets."""
 
 from __future__ import annotations
 
@@ -95,38 +95,11 @@ class ExtractionForm(forms.Form):
 
 
 def open_extractions(request: HttpRequest) -> list[Job]:
-    """Jobs of the person's own, as far as they may see jobs."""
+    """Return the queued and running extraction jobs of the user, if they have permission to view jobs."""
     if not request.user.has_perm("jobs.view_job"):
         return []
     states = (Job.State.QUEUED, Job.State.RUNNING)
     return list(Job.objects.filter(kind=KIND, owner_id=request.user.pk, state__in=states).order_by("created_at"))
-
-
-class ExtractionPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
-    """For those who may add vectors."""
-
-    change_list_template = "admin/steering/vectorset/change_list.html"
-
-    def get_urls(self) -> list[Any]:
-        view = self.admin_site.admin_view(self.extract_view)
-        return [path("extract/", view, name="steering_vectorset_extract"), *super().get_urls()]
-
-    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> Any:
-        """With the jobs that find vectors now: the page shows what they found when they end."""
-        return super().changelist_view(request, {**(extra_context or {}), "extractions": open_extractions(request)})
-
-    def extract_view(self, request: HttpRequest) -> HttpResponse:
-        if not self.has_add_permission(request):
-            raise PermissionDenied
-        form = ExtractionForm(request.POST or None, request.FILES or None)
-        if request.method == "POST" and form.is_valid():
-            job = request_extraction(params=form.params, user=request.user)  # type: ignore[arg-type]  # staff
-            text = f"The job {job} is queued; its vectors will be called {form.params.name}."
-            self.message_user(request, text, messages.SUCCESS)
-            return HttpResponseRedirect(reverse("admin:steering_vectorset_changelist"))
-        context = {"title": "Find vectors in pairs of prompts", "opts": self.opts, "form": form}
-        context |= self.admin_site.each_context(request)
-        return TemplateResponse(request, "admin/steering/vectorset/extract.html", context)
 
 
 JOB_ORIGIN = re.compile(r"job (?P<job>[0-9a-f-]{36}): (?P<words>.*)")  # as steering/vectors/extraction.py writes it
@@ -134,7 +107,7 @@ _ENDINGS = (".safetensors", ".npz", ".gguf")
 
 
 class AddVectorsForm(forms.ModelForm[VectorSet]):
-    """Reads the file while it validates, so that what is wrong with it is said beside the field."""
+    """Reads the file during validation, so that its problems are shown next to the field."""
 
     file = forms.FileField(max_length=200, help_text="safetensors, npz, or GGUF as repeng and llama.cpp write it.")
     layer = forms.IntegerField(
@@ -170,9 +143,10 @@ class AddVectorsForm(forms.ModelForm[VectorSet]):
 
 
 @admin.register(VectorSet)
-class VectorSetAdmin(SharingAdmin, ExtractionPages, admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
-    """Only the description and the sharing can be changed: versions refer to the rest."""
+class VectorSetAdmin(SharingAdmin, admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
+    """Only the description and the groups can be edited, because published versions depend on the rest."""
 
+    change_list_template = "admin/steering/vectorset/change_list.html"
     owner_field = "created_by"
     see_all = SEE_ALL_VECTORS
 
@@ -225,7 +199,7 @@ class VectorSetAdmin(SharingAdmin, ExtractionPages, admin.ModelAdmin):  # type: 
         obj.pk = saved.pk
 
     def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:
-        """In place of a list of all vectors: one line per set, and what stands against deleting it."""
+        """Return one line per set instead of all vectors, and the reasons why sets cannot be deleted."""
         lines, protected = [], []
         for vector_set in objs:
             lines.append(f"vector set {vector_set}")
@@ -245,7 +219,7 @@ class VectorSetAdmin(SharingAdmin, ExtractionPages, admin.ModelAdmin):  # type: 
 
     @admin.display(description="origin", ordering="origin")
     def origin_link(self, vector_set: VectorSet) -> str | SafeString:
-        """The file, or the job that found them."""
+        """Return the name of the file, or a link to the job that computed the vectors."""
         found = JOB_ORIGIN.fullmatch(vector_set.origin)
         if found is None:
             return vector_set.origin
@@ -258,7 +232,7 @@ class VectorSetAdmin(SharingAdmin, ExtractionPages, admin.ModelAdmin):  # type: 
 
     @admin.display(description="vectors")
     def layers(self, vector_set: VectorSet) -> SafeString:
-        """Each with its norm, and how far a step of 1 raw goes."""
+        """Return a table of the vectors with norms, and the relative size of a step of 1 raw."""
         norms = mean_norms(vector_set.model_id)
         rows = (
             (
@@ -274,10 +248,31 @@ class VectorSetAdmin(SharingAdmin, ExtractionPages, admin.ModelAdmin):  # type: 
         body = format_html_join("", "<tr><td>{}</td><td>{}</td><td>{}</td></tr>", rows)
         return format_html('<table class="steering-edits"><thead><tr>{}</tr></thead>{}</table>', heads, body)
 
+    def get_urls(self) -> list[Any]:
+        view = self.admin_site.admin_view(self.extract_view)
+        return [path("extract/", view, name="steering_vectorset_extract"), *super().get_urls()]
+
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> Any:
+        """Render the list with the jobs that compute vectors now; the page updates when they finish."""
+        return super().changelist_view(request, {**(extra_context or {}), "extractions": open_extractions(request)})
+
+    def extract_view(self, request: HttpRequest) -> HttpResponse:
+        if not self.has_add_permission(request):
+            raise PermissionDenied
+        form = ExtractionForm(request.POST or None, request.FILES or None)
+        if request.method == "POST" and form.is_valid():
+            job = request_extraction(params=form.params, user=request.user)  # type: ignore[arg-type]  # staff
+            text = f"The job {job} is queued; its vectors will be called {form.params.name}."
+            self.message_user(request, text, messages.SUCCESS)
+            return HttpResponseRedirect(reverse("admin:steering_vectorset_changelist"))
+        context = {"title": "Find vectors in pairs of prompts", "opts": self.opts, "form": form}
+        context |= self.admin_site.each_context(request)
+        return TemplateResponse(request, "admin/steering/vectorset/extract.html", context)
+
 
 @admin.register(PlainVector)
 class PlainVectorAdmin(ReadOnlyAdmin):
-    """Only for choosing one in a profile's form: they come and go with their set."""
+    """Only for the autocomplete field of profiles; vectors are added and deleted with their set."""
 
     search_fields = ("vector_set__name", "=layer")
     list_select_related = ("vector_set",)

@@ -1,6 +1,6 @@
-"""Directions from contrasted prompts: pure functions of what was read, in numpy.
+"""Compute directions from contrasting prompts, as pure functions in numpy.
 
-``positive`` and ``negative`` are ``[pairs, d]``: what was read of the two prompts of each pair, at one site.
+``positive`` and ``negative`` are residuals ``[pairs, d]`` of the two prompts of each pair, at one site.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ METHODS: tuple[Method, ...] = ("mean_difference", "pca")
 
 
 class NoDirectionError(ValueError):
-    """The two sides do not differ, or not in a way that has a direction."""
+    """The two sides do not differ, or their differences have no common direction."""
 
 
 def direction(positive: Array, negative: Array, method: Method) -> Array:
-    """``[d]``; adding it once moves the residual, on average, from the negative side to the positive one.
+    """Return a direction ``[d]``. Adding it moves the residual from the negative to the positive side, on average.
 
-    NoDirectionError where the sides are the same.
+    Raise NoDirectionError if the sides are the same.
     """
     found = _DIRECTIONS[method](positive.astype(np.float64) - negative.astype(np.float64))
     if not np.isfinite(found).all():
@@ -36,15 +36,15 @@ def direction(positive: Array, negative: Array, method: Method) -> Array:
 
 
 def mean_difference(differences: Array) -> Array:
-    """Contrastive activation addition: the mean of the pairs' differences."""
+    """Return the mean difference of the pairs (contrastive activation addition)."""
     mean: Array = differences.mean(axis=0)
     return mean
 
 
 def principal_difference(differences: Array) -> Array:
-    """The direction along which the differences are largest (their first right singular vector).
+    """Return the first principal direction of the differences (their first right singular vector).
 
-    It points to the positive side, and is as long as the differences are along it on average.
+    It points to the positive side. Its length is the mean of the differences along it.
     """
     _, sizes, directions = np.linalg.svd(differences, full_matrices=False)
     first: Array = directions[0]

@@ -40,7 +40,7 @@ class PromptPair:
 
 
 def read_pairs(data: bytes, name: str) -> tuple[PromptPair, ...]:
-    """A JSON list of ``{"positive", "negative"}``; InvalidSpecError names every wrong field."""
+    """Read a JSON list of ``{"positive", "negative"}``. Raise InvalidSpecError with every invalid field."""
     return parse_pairs(read_document(data, name).value)
 
 
@@ -73,9 +73,9 @@ POSITIONS: tuple[Position, ...] = ("last", "mean")
 
 @dataclass(frozen=True, slots=True)
 class ExtractionParams:
-    """``position``: the residual of a prompt's last token, or the mean over its tokens.
+    """Parameters of an extraction. ``position`` selects the last token of a prompt, or the mean over its tokens.
 
-    Special tokens are left out, and attention sinks of means.
+    Special tokens are ignored, and attention sinks are ignored in means.
     """
 
     name: str
@@ -89,9 +89,9 @@ class ExtractionParams:
 
 
 def request_extraction(*, params: ExtractionParams, user: User | None = None) -> Job:
-    """Queues the job. ValidationError or IncompatibleSAEError for what would fail later anyhow."""
+    """Queue the job. Raise ValidationError or IncompatibleSAEError for parameters that cannot work."""
     check_params(params)
-    params = {
+    job_params = {
         "name": params.name,
         "model": params.model.name,
         "pairs": [{"positive": pair.positive, "negative": pair.negative} for pair in params.pairs],
@@ -101,7 +101,7 @@ def request_extraction(*, params: ExtractionParams, user: User | None = None) ->
         "chat": params.chat,
         "description": params.description,
     }
-    return enqueue_job(kind=KIND, params=params, owner=user, title=f"Vectors {params.name} of {params.model}")
+    return enqueue_job(kind=KIND, params=job_params, owner=user, title=f"Vectors {params.name} of {params.model}")
 
 
 def check_params(params: ExtractionParams) -> None:
@@ -121,7 +121,7 @@ def check_params(params: ExtractionParams) -> None:
 
 
 def run_extraction(job: RunningJob, reader: PromptReader | None = None) -> dict[str, Any]:
-    """May run again after a crash: what a former run saved is found by the job's id, not saved twice."""
+    """Run the job. After a crash it may run again: a set that was saved before is found by the id of the job."""
     origin = f"job {job.id}"
     saved = VectorSet.objects.filter(origin__startswith=origin).first()
     if saved is None:
@@ -141,22 +141,22 @@ def run_extraction(job: RunningJob, reader: PromptReader | None = None) -> dict[
     return {"vector_set": saved.name, "norms": norms}
 
 
-def _stored_params(params: dict[str, Any]) -> ExtractionParams:
+def _stored_params(stored: dict[str, Any]) -> ExtractionParams:
     return ExtractionParams(
-        name=params["name"],
-        model=LanguageModel.objects.get(name=params["model"]),
-        pairs=parse_pairs(params["pairs"]),
-        sites=tuple(Site(int(layer), cast("SiteKind", kind)) for layer, kind in params["sites"]),
-        method=params["method"],
-        position=params["position"],
-        chat=bool(params["chat"]),
-        description=params["description"],
+        name=stored["name"],
+        model=LanguageModel.objects.get(name=stored["model"]),
+        pairs=parse_pairs(stored["pairs"]),
+        sites=tuple(Site(int(layer), cast("SiteKind", kind)) for layer, kind in stored["sites"]),
+        method=stored["method"],
+        position=stored["position"],
+        chat=bool(stored["chat"]),
+        description=stored["description"],
     )
 
 
 @dataclass(slots=True)
 class _Sides:
-    """What was read at one site, a row per pair, and the norms of residuals that are no attention sinks'."""
+    """Residuals at one site, one row per pair, and the sum of norms of tokens that are not attention sinks."""
 
     positive: list[NDArray[np.float32]]
     negative: list[NDArray[np.float32]]
@@ -178,7 +178,7 @@ def _extract(job: RunningJob, params: ExtractionParams, reader: PromptReader) ->
 
 
 def _add(side: _Sides, rows: Sequence[NDArray[np.float32]], position: Position) -> None:
-    """``rows``: ``[tokens, d]`` of each prompt, positive and negative ones in turn."""
+    """Add residuals ``[tokens, d]`` of prompts, positive and negative ones alternating."""
     import numpy as np
 
     for number, values in enumerate(rows):

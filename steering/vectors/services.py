@@ -1,4 +1,4 @@
-"""Everything that changes the vectors of a model: called by the admin, by commands and by jobs alike."""
+"""Read, check, save and delete vector sets; called by the admin, commands and jobs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NewVector:
-    """``values`` are ``[d]``; ``reference_norm`` is the mean norm of the residual at the site, None where unknown."""
+    """A vector ``[d]`` to be saved. ``reference_norm`` is the mean residual norm at the site, None if unknown."""
 
     site: Site
     values: tuple[float, ...]
@@ -35,9 +35,9 @@ class NewVector:
 
 
 def read_vector_file(path: Path, *, layer: int | None = None) -> tuple[NewVector, ...]:
-    """The vectors of a file, all of them or that of one layer.
+    """Return the vectors of a file, or only the one of a layer.
 
-    InvalidSAEError for a file that holds no usable vectors, and for one without a layer where none is given.
+    Raise InvalidSAEError if the file holds no usable vectors, or names no layer and none is given.
     """
     from steering.saes.errors import InvalidSAEError
     from steering.saes.vector_files import read_vectors  # numpy and torch come with it
@@ -53,7 +53,7 @@ def read_vector_file(path: Path, *, layer: int | None = None) -> tuple[NewVector
 
 
 def check_vectors(model: LanguageModel, vectors: Sequence[NewVector]) -> None:
-    """IncompatibleSAEError for a layer or a width that the model has not, and for numbers that no edit may have."""
+    """Raise IncompatibleSAEError if layer, width or values do not fit the model."""
     shape = read_model_shape(model)
     for vector in vectors:
         if not 0 <= vector.site.layer < shape.num_layers:
@@ -77,7 +77,7 @@ def save_vectors(
     description: str = "",
     user: User | None = None,
 ) -> VectorSet:
-    """A new set. ValidationError for a bad or taken name, IncompatibleSAEError where the model does not fit."""
+    """Save a new set. Raise ValidationError for an invalid or taken name, IncompatibleSAEError for another model."""
     check_vectors(model, vectors)
     rows = VectorSet(
         name=name, model=model, origin=origin[:300], description=description, created_by=user,
@@ -93,7 +93,7 @@ def save_vectors(
 
 @transaction.atomic
 def describe_vectors(*, vector_set: VectorSet, user: User | None = None) -> None:
-    """Writes the set's description."""
+    """Save the description of a set."""
     before = stored_fields(vector_set)
     vector_set.save(update_fields=["description"])
     record_saved(vector_set, before=before, user=user, model=vector_set.model.name)
@@ -101,14 +101,14 @@ def describe_vectors(*, vector_set: VectorSet, user: User | None = None) -> None
 
 @transaction.atomic
 def delete_vectors(*, vector_set: VectorSet, user: User | None = None) -> None:
-    """InUseError when a version or a draft needs one of them."""
+    """Delete a set. Raise InUseError if a version or a draft uses one of its vectors."""
     check_vectors_are_unused(vector_set=vector_set)
     record(AuditEvent.Action.VECTORS, vector_set, user=user, model=vector_set.model.name, detail="deleted")
     vector_set.delete()
 
 
 def check_vectors_are_unused(*, vector_set: VectorSet) -> None:
-    """InUseError names the version or draft."""
+    """Raise InUseError if a version or a draft uses one of the vectors; the message names it."""
     link = VersionVector.objects.filter(vector__vector_set=vector_set).select_related("version__profile").first()
     if link is not None:
         message = f"The vectors {vector_set} are needed by the published profile {link.version}, so they stay."
@@ -119,7 +119,7 @@ def check_vectors_are_unused(*, vector_set: VectorSet) -> None:
 
 
 def digest(vectors: Sequence[NewVector]) -> str:
-    """SHA-256 of sites and numbers."""
+    """Return the SHA-256 of sites and values."""
     parts = (str(vector.site).encode() + PlainVector.pack(vector.values) for vector in vectors)
     return hashlib.sha256(b"".join(parts)).hexdigest()
 

@@ -156,7 +156,7 @@ def test_from_files_to_a_key_s_default_and_back(page: Page, live_site: LiveSite,
     walk.find(LABEL)
     page.fill("#steer [name=new_name]", "walked")
     page.click("#steer button")
-    walk.message("is in the draft of walked now")
+    walk.message('to draft "walked"')
 
     walk.open("steering/steeringprofile/")
     page.click("#result_list >> text='walked'")

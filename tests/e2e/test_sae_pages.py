@@ -42,7 +42,7 @@ def test_measure_find_look_and_steer(page: Page, live_site: LiveSite):
 
     page.fill("#steer [name=new_name]", "from-the-page")
     page.click("#steer button")
-    expect(page.locator(".messagelist")).to_contain_text("is in the draft of from-the-page now")
+    expect(page.locator(".messagelist")).to_contain_text('to draft "from-the-page"')
 
 
 def test_a_source_is_listed_and_previewed(page: Page, live_site: LiveSite):

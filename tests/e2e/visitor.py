@@ -79,7 +79,7 @@ class Visitor:
         self.content.locator("#result_list tbody th a").first.click()
         self.fill("Its name", name)
         self.press("Add to the draft")
-        self.is_told(f"is in the draft of {name} now")
+        self.is_told(f'to draft "{name}"')
 
     def publish(self, note: str, label: str) -> None:
         self.press("Save and publish…")

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.interventions import Site
+from inference.text.model_text import ModelText
 from steering.measuring.accumulators import NUM_BINS, GrowingHistogram, ReconstructionMeter, TopActivatingTexts
 from steering.measuring.diagnosis import find_causes
 from steering.measuring.document import TokenisedDocument, split_tokens, take_tokens
@@ -31,6 +32,9 @@ TABLE = np.random.default_rng(5).normal(size=(4, VOCABULARY, D_IN)).astype(np.fl
 
 class TableReader:
     """A model whose residual at layer L is a row of a table: that of the token."""
+
+    text: ModelText  # measuring tokenised documents does not need it
+    num_layers = len(TABLE)
 
     def __init__(self, table: np.ndarray = TABLE) -> None:
         self.table = torch.from_numpy(table)

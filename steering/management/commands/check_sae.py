@@ -42,7 +42,7 @@ class Command(BaseCommand):
                 read_corpus(options["corpus"]), options["tokens"], replaces_imports=options["replace"]
             )
             with opened_offline(sae.model) as model:
-                sae = check_sae(sae=sae, model=model, params=params, progress=self._show)
+                sae = check_sae(sae=sae, reader=model, params=params, progress=self._show)
         except (CorpusError, InvalidSAEError, SourceError, EngineError) as error:
             raise CommandError(str(error)) from error
         for verdict in judge(sae):

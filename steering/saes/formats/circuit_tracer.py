@@ -25,7 +25,7 @@ _ACTIVATIONS = {"": "", "relu": "transcoder", "topk": "topk_transcoder", "jump_r
 
 
 class CircuitTracer(SAEFormat):
-    """The file itself may hold the threshold of a JumpReLU or TopK's k; else it is ReLU."""
+    """Transcoders of circuit-tracer: JumpReLU if the file has a threshold, TopK if it has k, otherwise ReLU."""
 
     name = "circuit-tracer"
     title = "circuit-tracer"
@@ -102,7 +102,7 @@ class CircuitTracer(SAEFormat):
 
 
 def _architecture(config: Config, headers: Mapping[str, Header]) -> str:
-    """Never relu where there is a threshold or k; InvalidSAEError where the file contradicts the configuration."""
+    """Return the architecture. Raise InvalidSAEError if the file contradicts the configuration."""
     named = read_choice(config, "activation", _ACTIVATIONS)
     found = (
         "jumprelu_transcoder"

@@ -1,7 +1,7 @@
 """dictionary_learning: ``ae.pt`` beside ``config.json``, whose ``trainer.dict_class`` says which class saved it.
 
-Each class is read as the library's current version reads it. Earlier versions scaled other classes by the decoder's
-norms: GatedAutoEncoder and JumpReluAutoEncoder, but not AutoEncoder.
+Each class is computed as in the current version of the library. Earlier versions scaled other classes by the norms of
+the decoder: GatedAutoEncoder and JumpReluAutoEncoder, but not AutoEncoder.
 
 ========================  =====================================================================================
 AutoEncoder               ``a = relu((x - bias) E + e)``; ``a`` times the decoder's norms, whose rows are of norm 1 then
@@ -45,17 +45,17 @@ _ARCHITECTURES = {
 }
 _SUBTRACTS_NOTHING = frozenset({"AutoEncoderNew", "JumpReluAutoEncoder"})
 _BATCH_TOP_K = frozenset({"BatchTopKSAE", "MatryoshkaBatchTopKSAE"})
-# The library hooks modules, so what it calls mlp_out is the output of the MLP module.
+# The library hooks modules, so its mlp_out is the output of the MLP module.
 _KINDS: dict[str, SiteKind] = {"resid_post": "resid_post", "resid": "resid_post", "mlp_out": "mlp_raw"}
-_MATRICES = frozenset({"W_enc", "b_enc", "W_dec"})  # as Matryoshka and JumpReLU call them; others have linear layers
+_MATRICES = frozenset({"W_enc", "b_enc", "W_dec"})  # of Matryoshka and JumpReLU; other classes have linear layers
 _LAYOUT = "dictionary-learning:"
-# Classes that miLLM once read by the library's former rules: the mark gives them another checksum, so that a profile
-# that was published with the former strengths is refused instead of steering by another amount.
-_READ_ANEW = dict.fromkeys(("AutoEncoder", "GatedAutoEncoder", "JumpReluAutoEncoder"), ":2")
+# Classes that miLLM used to compute by older rules of the library. The suffix changes their checksum, so that profiles
+# published with the old strengths are rejected instead of steering by another amount.
+_LAYOUT_VERSIONS = dict.fromkeys(("AutoEncoder", "GatedAutoEncoder", "JumpReluAutoEncoder"), ":2")
 
 
 class DictionaryLearning(SAEFormat):
-    """A pickle, of which only tensors are read."""
+    """SAEs of dictionary_learning, saved as pickles from which only tensors are read."""
 
     name = "dictionary-learning"
     title = "dictionary_learning"
@@ -81,7 +81,7 @@ class DictionaryLearning(SAEFormat):
                 d_sae=read_int(trainer, "dict_size"),
                 k=read_int(trainer, "k") if architecture == "topk" else None,
                 apply_b_dec_to_input=kind not in _SUBTRACTS_NOTHING,
-                layout=_LAYOUT + kind + _READ_ANEW.get(kind, ""),
+                layout=_LAYOUT + kind + _LAYOUT_VERSIONS.get(kind, ""),
             ),
             weights_file=_WEIGHTS_FILE,
             hook_name=read_text(trainer, "submodule_name"),
@@ -146,7 +146,7 @@ def _kind(config: SAEConfig) -> str:
 
 
 def _site(trainer: Config) -> Site | None:
-    """``submodule_name`` is free text such as resid_post_layer_8; without one it is the layer's output."""
+    """Return the site. ``submodule_name`` is free text such as resid_post_layer_8; the default is the layer output."""
     if not isinstance(trainer.get("layer"), int):
         return None
     layer = read_int(trainer, "layer")
@@ -156,7 +156,7 @@ def _site(trainer: Config) -> Site | None:
 
 
 def _threshold(tensors: Mapping[str, Tensor], config: SAEConfig) -> Tensor | None:
-    """As long as training has not measured BatchTopK's threshold it is -1, and everything would fire."""
+    """Return the threshold. Raise InvalidSAEError if it is -1, which means that training has not measured it yet."""
     threshold = tensors.get("threshold")
     if threshold is None or threshold.ndim == 1:
         return threshold

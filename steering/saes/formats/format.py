@@ -1,4 +1,4 @@
-"""What a converter of a format must be able to do."""
+"""The base class of SAE formats."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Layout:
     """The tensors that a file must hold, no more and no less.
 
-    ``integers`` names those that are counts, ``ignored`` those that may be there and say nothing about the SAE.
+    Tensors in ``integers`` are counts; those in ``ignored`` are optional and not used.
     """
 
     shapes: Mapping[str, Shape]
@@ -33,7 +33,7 @@ class Layout:
 
 
 def shape_of(headers: Mapping[str, Header], name: str, rank: int) -> Shape:
-    """Of a tensor that must be there, with that many dimensions."""
+    """Return the shape of a required tensor. Raise InvalidSAEError unless it has ``rank`` dimensions."""
     header = headers.get(name)
     if header is None:
         raise InvalidSAEError(f"The file lacks {name}; it holds {', '.join(sorted(headers)[:20]) or 'nothing'}.")
@@ -43,7 +43,7 @@ def shape_of(headers: Mapping[str, Header], name: str, rank: int) -> Shape:
 
 
 class SAEFormat(ABC):
-    """``name`` is stored with SAEs, ``title`` is for readers.
+    """A published file format of SAEs. ``name`` is stored in the database, ``title`` is for display.
 
     ``weights_pattern`` is a regular expression for the weights file's name inside the SAE's folder; where a folder
     holds several SAEs (``is_single_file``), it is the SAE's own name. ``config_files`` are all files that
@@ -59,43 +59,43 @@ class SAEFormat(ABC):
 
     @abstractmethod
     def recognises(self, place: SAEPlace) -> bool:
-        """By what only this format has; other formats' files are never opened as this one's."""
+        """Return whether the files are in this format, by features that no other format has."""
 
     @abstractmethod
     def weights_file(self, place: SAEPlace) -> str:
-        """Relative to the folder."""
+        """Return the name of the weights file, relative to the folder."""
 
     @abstractmethod
     def preview(self, place: SAEPlace) -> SAEConfig:
-        """What the configuration says; InvalidSAEError names what is not supported."""
+        """Return the configuration. Raise InvalidSAEError for an option that is not supported."""
 
     @abstractmethod
     def layout(self, config: SAEConfig, headers: Mapping[str, Header]) -> Layout:
-        """``headers`` tell which of the optional tensors are there."""
+        """Return the expected tensors; ``headers`` show which optional ones exist."""
 
     @abstractmethod
     def convert(self, tensors: dict[str, Tensor], config: SAEConfig) -> SAEWeights:
-        """To the normal form, but for ``scaling_factor`` and ``rescale_acts_by_decoder_norm``.
+        """Return the weights in our form, except for ``scaling_factor`` and ``rescale_acts_by_decoder_norm``.
 
-        Matrices that are turned are taken out of ``tensors``, so that both forms of one are in memory and not of all.
+        Pop matrices that are transposed from ``tensors``, so that only one of them is in memory twice.
         """
 
     def needs_header(self, place: SAEPlace) -> bool:
-        """Whether :meth:`preview` reads the weights' header too, because nothing else says how large the SAE is."""
+        """Return whether :meth:`preview` needs the header of the weights to know the size of the SAE."""
         return False
 
     def place_of(self, path: str) -> str | None:
-        """The sub-folder of the SAE whose weights could be the file ``path`` of a repository; None for other files."""
+        """Return the subfolder of the SAE whose weights file could be ``path`` in a repository, or None."""
         match = re.fullmatch(rf"(?:(.*)/)?{self.weights_pattern}", path)
         if match is None:
             return None
         return path if self.is_single_file else match[1] or ""
 
     def headers(self, place: SAEPlace) -> Mapping[str, Header]:
-        """Of the weights file, here or where it comes from."""
+        """Return the headers of the weights file, local or remote."""
         return dict(place.remote) if place.remote else self.tensors(place).headers
 
     def tensors(self, place: SAEPlace) -> TensorFile:
-        """The weights file, of which no more than the headers is read."""
+        """Open the weights file, reading only its headers."""
         name = self.weights_file(place)
         return open_tensors(place.path(name), name)

@@ -1,6 +1,6 @@
 """Gemma Scope 1: ``params.npz`` in ``layer_20/width_16k/average_l0_71/`` of ``google/gemma-scope-2b-pt-res``.
 
-There is no configuration: repository and folder say which site of which model it is.
+There is no configuration file: site and model follow from the names of repository and folder.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _WIDTHS = {"k": 1 << 10, "m": 1 << 20}
 
 
 class GemmaScope(SAEFormat):
-    """JumpReLU, no bias subtracted from the input, trained with a beginning-of-text token."""
+    """JumpReLU without a bias on the input, trained with a BOS token."""
 
     name = "gemma-scope"
     title = "Gemma Scope"
@@ -84,7 +84,7 @@ class GemmaScope(SAEFormat):
         )
 
     def _sizes(self, place: SAEPlace) -> tuple[int, int]:
-        """d_in and d_sae, from the file where it is here."""
+        """Return d_in and d_sae, from the file if it is on this machine, otherwise from the names."""
         named = None if place.is_here(_WEIGHTS_FILE) else _sizes_by_name(place)
         if named is not None:
             return named

@@ -24,7 +24,7 @@ _SKIP = "affine_skip_connection"
 
 
 class GemmaScope2(SAEFormat):
-    """JumpReLU, no bias subtracted from the input."""
+    """JumpReLU without a bias on the input."""
 
     name = "gemma-scope-2"
     title = "Gemma Scope 2"

@@ -1,7 +1,7 @@
 """Goodfire's SAEs: one file such as ``Llama-3.1-8B-Instruct-SAE-l19.pth``.
 
-ReLU, no bias subtracted from the input. An SAE of DeepSeek's R1 distillation has such a name too, and leaves out
-``_linear`` in those of its tensors.
+ReLU without a bias on the input. An SAE of the R1 distillation of DeepSeek has such a name too; the names of its
+tensors have no ``_linear``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NAME = r"([\w.-]+)-SAE-l(\d{1,3})\.pth?"
 
 
 class Goodfire(SAEFormat):
-    """Layer and model are told by the file's name only."""
+    """SAEs of Goodfire. Layer and model follow from the name of the file."""
 
     name = "goodfire"
     title = "Goodfire"

@@ -1,7 +1,7 @@
-"""Llama Scope: ``hyperparams.json`` and ``checkpoints/final.safetensors``, by OpenMOSS' older code.
+"""Llama Scope: ``hyperparams.json`` and ``checkpoints/final.safetensors``, written by the older code of OpenMOSS.
 
-One threshold for all features, in units of the residual as it is; the weights are for a residual scaled to the norm
-``sqrt(d)``, and so is the threshold then.
+All features share one threshold, in units of the raw residual. The weights expect a residual scaled to the norm
+``sqrt(d)``, so the threshold is scaled too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _WEIGHTS_FILE = "checkpoints/final.safetensors"
 
 
 class LlamaScope(OpenMOSS):
-    """JumpReLU, no bias subtracted from the input, the data set's average norm in the configuration."""
+    """JumpReLU without a bias on the input, with the average norm of the data set in the configuration."""
 
     name = "llama-scope"
     title = "Llama Scope"

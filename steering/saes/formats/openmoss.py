@@ -105,7 +105,7 @@ class OpenMOSS(SAEFormat):
 
 
 class Llamascopium(OpenMOSS):
-    """The newer class."""
+    """The newer class of OpenMOSS."""
 
     name = "llamascopium"
     title = "OpenMOSS llamascopium"
@@ -121,7 +121,7 @@ class Llamascopium(OpenMOSS):
 
 
 def openmoss_config(name: str, weights_file: str, config: Config, sae_math: SAEMath) -> SAEConfig:
-    """``config`` names the hooks, which must be one and the same."""
+    """Return the configuration. Both hooks in ``config`` must be the same."""
     source, target = read_text(config, "hook_point_in"), read_text(config, "hook_point_out")
     if target and target != source:
         raise InvalidSAEError(
@@ -139,7 +139,7 @@ def openmoss_config(name: str, weights_file: str, config: Config, sae_math: SAEM
 
 
 def openmoss_math(name: str, config: Config, **more: object) -> SAEMath:
-    """``more`` are further fields of the result."""
+    """Return the maths of an OpenMOSS SAE; ``more`` are further fields of the result."""
     if config.get("use_glu_encoder"):
         raise InvalidSAEError("use_glu_encoder is not supported.")
     normalization = read_choice(config, "norm_activation", {name: name for name in _NORMALIZATIONS}, "inference")
@@ -161,7 +161,7 @@ def openmoss_math(name: str, config: Config, **more: object) -> SAEMath:
 
 
 def dataset_factor(average_norm: float, d_in: int) -> float:
-    """What makes vectors of that norm sqrt(d_in) long."""
+    """Return the factor that scales vectors of this norm to sqrt(d_in)."""
     if not average_norm > 0:
         raise InvalidSAEError(f"dataset_average_activation_norm is {average_norm}; it must be above 0.")
     return math.sqrt(d_in) / average_norm
@@ -175,7 +175,7 @@ def _is_openmoss(place: SAEPlace) -> bool:
 
 
 def _threshold_name(headers: Mapping[str, Header]) -> str:
-    """The activation function became a module of its own at some time."""
+    """Return the name of the threshold, which newer versions nest in a module."""
     nested = f"activation_function.{_THRESHOLD}"
     return nested if nested in headers else _THRESHOLD
 

@@ -1,6 +1,6 @@
 """Qwen-Scope: files ``layer7.sae.pt`` in ``Qwen/SAE-Res-Qwen3-8B-Base-W64K-L0_50``.
 
-TopK, no bias subtracted from the input. How many survive is told by the repository's name only.
+TopK without a bias on the input. k follows from the name of the repository.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NAME = r"layer(\d{1,3})\.sae\.pt"
 
 
 class QwenScope(SAEFormat):
-    """Both matrices are ours transposed."""
+    """SAEs of Qwen-Scope. Both matrices are transposed."""
 
     name = "qwen-scope"
     title = "Qwen-Scope"

@@ -1,7 +1,6 @@
-"""All formats.
+"""All supported formats; add a new one to ``FORMATS``.
 
-Each recognises files or fields that only it has, and a folder that two of them recognise is refused: their order does
-not matter.
+Their order does not matter: a folder that matches two formats is rejected.
 """
 
 from __future__ import annotations

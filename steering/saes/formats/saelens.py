@@ -1,6 +1,6 @@
-"""The layout that SAELens writes: ``cfg.json`` beside ``sae_weights.safetensors``.
+"""SAELens: ``cfg.json`` beside ``sae_weights.safetensors``.
 
-Version 6 nests what describes the training in ``metadata``; earlier versions keep one flat object with older names.
+Version 6 nests the description of the training in ``metadata``; earlier versions have one flat object with other names.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CONFIG_FILE = "cfg.json"
 WEIGHTS_FILE = "sae_weights.safetensors"
 SCALER_FILE = "activation_scaler.json"
 
-# Their names, ours, and whether a skip connection comes with it.
+# Their name: our name, and whether there is a skip connection.
 _ARCHITECTURES = {
     "standard": ("standard", False),
     "jumprelu": ("jumprelu", False),
@@ -57,7 +57,7 @@ _FINETUNED_LAYOUT = "saelens-finetuned"
 
 
 class _SAELensLayout(SAEFormat):
-    """What both versions share: the weights."""
+    """The weights file, which is the same in all versions."""
 
     weights_pattern = r"sae_weights\.safetensors"
     config_files = (CONFIG_FILE, SCALER_FILE)
@@ -100,7 +100,7 @@ class _SAELensLayout(SAEFormat):
 
 
 class SAELens6(_SAELensLayout):
-    """The folder may also hold the scaling factor that SAELens keeps beside unfinished checkpoints."""
+    """SAELens 6. The folder may also hold the scaling factor of an unfinished checkpoint."""
 
     name = "saelens"
     title = "SAELens"
@@ -166,14 +166,14 @@ class SAELens5(_SAELensLayout):
         )
 
     def layout(self, config: SAEConfig, headers: Mapping[str, Header]) -> Layout:
-        """The scaling of finetuned SAEs was written for a time even where there was none."""
+        """Return the layout. Some versions wrote the scaling of finetuned SAEs even for SAEs without one."""
         layout = super().layout(config, headers)
         if _FINETUNED not in headers:
             return layout
         return replace(layout, shapes={**layout.shapes, _FINETUNED: (config.math.d_sae,)})
 
     def convert(self, tensors: dict[str, Tensor], config: SAEConfig) -> SAEWeights:
-        """A finetuned feature writes ``scaling_factor`` times its decoder row."""
+        """Return the weights; a finetuned feature writes ``scaling_factor`` times its decoder row."""
         weights = super().convert(tensors, config)
         factor = tensors.get(_FINETUNED)
         if factor is None or bool((factor == 1).all()):

@@ -27,7 +27,7 @@ _KINDS: dict[str | None, SiteKind] = {None: "resid_post", "mlp": "mlp_raw"}
 
 
 class Sparsify(SAEFormat):
-    """Its own code decides: SAELens reads these files with the decoder transposed."""
+    """SAEs of sparsify, read as its own code does. SAELens reads these files with the decoder transposed."""
 
     name = "sparsify"
     title = "EleutherAI sparsify"
@@ -94,7 +94,7 @@ class Sparsify(SAEFormat):
 
 
 def _site(place: SAEPlace, *, is_transcoder: bool) -> tuple[Site | None, str]:
-    """The folder is called after the module whose output is read; None for modules that are no site of ours."""
+    """Return the site and the hook from the name of the folder. The site is None for modules that are not sites."""
     match = place.find(r"(?:^|[/.])((?:layers|h)[._](\d{1,4})(?:\.([a-z_]+))?)$")
     if match is None or match[3] not in _KINDS or (is_transcoder and match[3] is None):
         return None, "" if match is None else match[1]

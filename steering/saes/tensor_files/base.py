@@ -1,8 +1,4 @@
-"""Tensors of an untrusted file: what its header says, and exactly those that are expected.
-
-Headers are compared before anything is allocated. Three kinds of files are read: safetensors, npz, and torch's zip
-files, the last without running anything that they hold.
-"""
+"""The base class of tensor files. Files are untrusted: headers are checked before any memory is allocated."""
 
 from __future__ import annotations
 
@@ -23,7 +19,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """``dtype`` is the file's own word for it, ``is_float`` and ``is_integer`` are what it means."""
+    """Shape and type of a tensor. ``dtype`` is the name of the type in the file."""
 
     shape: Shape
     dtype: str
@@ -32,7 +28,7 @@ class Header:
 
 
 class TensorFile(ABC):
-    """``headers`` are those of all tensors in the file; ``name`` is how it is called, wherever ``path`` leads."""
+    """A file of tensors with the headers of all of them. ``name`` is the name of the file, ``path`` its real path."""
 
     def __init__(self, path: Path, name: str, headers: Mapping[str, Header]) -> None:
         self.path = path
@@ -42,9 +38,10 @@ class TensorFile(ABC):
     def read(
         self, shapes: Mapping[str, Shape], *, integers: Collection[str] = (), ignored: Collection[str] = ()
     ) -> dict[str, Tensor]:
-        """Exactly the named tensors, in float32 on the CPU, all finite; InvalidSAEError otherwise.
+        """Return the named tensors in float32 on the CPU. Raise InvalidSAEError unless they are exactly those of the
+        file.
 
-        ``ignored`` may be in the file and are not read.
+        Tensors in ``ignored`` are optional and are not read. All values must be finite.
         """
         self._check_names(set(shapes), set(ignored))
         for name, shape in shapes.items():
@@ -53,7 +50,7 @@ class TensorFile(ABC):
 
     @abstractmethod
     def _tensor(self, name: str) -> Tensor:
-        """A tensor whose header was checked, in memory of its own: a view of the file would change and end with it."""
+        """Return a tensor whose header was checked. It must be a copy: a view would change with the file."""
 
     def _check_names(self, expected: set[str], ignored: set[str]) -> None:
         found = set(self.headers)
@@ -71,8 +68,8 @@ class TensorFile(ABC):
                 f"{name} in {self.name} has the shape {list(header.shape)}, expected is {list(shape)}."
             )
         if not (header.is_integer if is_integer else header.is_float):
-            wanted = "integers" if is_integer else "floating-point numbers"
-            raise InvalidSAEError(f"{name} in {self.name} holds {header.dtype} values, expected are {wanted}.")
+            expected = "integers" if is_integer else "floating-point numbers"
+            raise InvalidSAEError(f"{name} in {self.name} holds {header.dtype} values, expected are {expected}.")
 
     def _finite(self, name: str, tensor: Tensor) -> Tensor:
         import torch
@@ -84,7 +81,7 @@ class TensorFile(ABC):
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Whether no value is NaN or infinite; needs no memory, other than ``torch.isfinite``."""
+    """Return whether no value is NaN or infinite. Unlike ``torch.isfinite``, allocates no mask."""
     return tensor.numel() == 0 or all(math.isfinite(value) for value in tensor.aminmax())
 
 

@@ -1,6 +1,6 @@
-"""GGUF files as far as control vectors need them: tensors of floats, and texts and numbers that describe them.
+"""GGUF files, as far as control vectors need them: float tensors, and metadata that is text or numbers.
 
-Read from the front; every count and offset is compared with the file's size before it is used.
+The file is read from the start; every count and offset is checked against the size of the file before it is used.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FLOATS: dict[int, np.dtype[np.generic]] = {0: np.dtype("<f4"), 1: np.dtype("<f2
 
 @dataclass(frozen=True, slots=True)
 class GGUFFile:
-    """``fields`` hold texts and numbers, of lists only the length."""
+    """The tensors of a file and its metadata. Lists in the metadata are represented by their length."""
 
     fields: dict[str, str | float]
     tensors: dict[str, NDArray[np.float32]]
@@ -36,7 +36,7 @@ class GGUFFile:
 
 @dataclass(frozen=True, slots=True)
 class _TensorHeader:
-    """``offset`` counts bytes from where the tensors begin."""
+    """Header of a tensor. ``offset`` counts bytes from the start of the tensor data."""
 
     name: str
     shape: tuple[int, ...]
@@ -45,7 +45,7 @@ class _TensorHeader:
 
 
 def read_gguf(path: Path, name: str) -> GGUFFile:
-    """InvalidSAEError for a file that is damaged, larger than any control vector, or holds quantised tensors."""
+    """Read a file. Raise InvalidSAEError if it is damaged, too large, or holds quantised tensors."""
     size = path.stat().st_size
     if size > _MAX_BYTES:
         raise InvalidSAEError(f"{name} has {size} bytes; at most {_MAX_BYTES} are read.")

@@ -1,4 +1,4 @@
-"""npz files: zip archives of numpy arrays, read entry by entry after their sizes were checked."""
+"""npz files: zip archives of numpy arrays, read entry by entry after checking their sizes."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 _ENDING = ".npy"
 _MAX_ENTRIES = 1000
 _MAX_HEADER_BYTES = 1 << 14
-# Weights hardly shrink when they are packed; an archive that grows more than this was made to fill the memory.
+# Weights hardly compress. An archive that grows by more than this factor is a decompression bomb.
 _MAX_GROWTH = 16
 _FREE_BYTES = 1 << 20
 _DAMAGES = (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, NotImplementedError, RuntimeError)
 
 
 class NpzFile(TensorFile):
-    """Arrays of objects, which are pickles, are refused."""
+    """An npz file. Arrays of objects are rejected, because they are pickles."""
 
     def __init__(self, path: Path, name: str) -> None:
         try:
@@ -83,7 +83,9 @@ def _entry_header(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Header:
 
 
 def _npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[np.generic]]:
-    """Shape, whether columns come first, and dtype. The header's size is bounded by numpy, its text is a literal."""
+    """Return the shape, whether the order is Fortran's, and the dtype. numpy bounds the header and parses it as a
+    literal.
+    """
     version = np.lib.format.read_magic(file)
     read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}.get(version)
     if read is None:
@@ -95,7 +97,7 @@ def _npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[np.gen
 
 
 def _native(values: NDArray[np.generic]) -> NDArray[np.generic]:
-    """A writable copy in the machine's byte order; torch knows neither long double nor unsigned sizes above a byte."""
+    """Return a writable copy in native byte order, of a type that torch supports."""
     if values.dtype.kind == "u" or values.dtype.itemsize > 8:
         return values.astype(np.int64 if values.dtype.kind == "u" else np.float64)
     return np.array(values, dtype=values.dtype.newbyteorder("="))

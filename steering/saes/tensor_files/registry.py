@@ -1,4 +1,4 @@
-"""Opens files of tensors by their name's ending."""
+"""Open a file of tensors by its suffix."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _KINDS: dict[str, Callable[[Path, str], TensorFile]] = {
 
 
 def open_tensors(path: Path, name: str) -> TensorFile:
-    """Reads no more than the headers. ``name`` is the file's own one, ``path`` what it is a link to.
+    """Open a file and read its headers. ``name`` is its name, ``path`` its real path.
 
-    InvalidSAEError for files that are damaged or dangerous.
+    Raise InvalidSAEError for files that are damaged or dangerous.
     """
     kind = _KINDS.get(PurePosixPath(name).suffix)
     if kind is None:

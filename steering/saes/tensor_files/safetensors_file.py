@@ -1,4 +1,4 @@
-"""Safetensors files. They are read, not mapped: what somebody cuts off a mapped file ends the process with SIGBUS."""
+"""Safetensors files, read and not memory-mapped: truncating a mapped file would kill the process with SIGBUS."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _INTEGERS = frozenset({"I64", "I32", "I16", "I8", "U8"})
 
 
 class SafetensorsFile(TensorFile):
-    """The library checks that tensors do not overlap and that the file has all their bytes."""
+    """A safetensors file. The library checks that tensors do not overlap and that no bytes are missing."""
 
     def __init__(self, path: Path, name: str) -> None:
         try:
@@ -38,7 +38,7 @@ class SafetensorsFile(TensorFile):
 
 
 def header_of(shape: Shape, dtype: str) -> Header:
-    """``dtype`` as safetensors files name it."""
+    """Return a header; ``dtype`` is the name of the type in safetensors files."""
     return Header(shape, dtype, dtype in _FLOATS, dtype in _INTEGERS)
 
 

@@ -1,7 +1,7 @@
-"""Files of ``torch.save``: zip archives around a pickle, of which only tensors are rebuilt.
+"""Files of ``torch.save``: zip archives with a pickle, from which only tensors are restored.
 
-``torch.load(weights_only=True)`` runs none of the calls that a pickle may ask for, apart from those that make tensors.
-The archive is looked at first: torch stores tensors as they are, so that nothing can grow when it is read.
+``torch.load(weights_only=True)`` runs no calls of the pickle except those that build tensors. The archive is checked
+first: torch stores tensors uncompressed, so that an entry that grows is rejected.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 
 _MAX_ENTRIES = 10_000
 _MAX_PICKLE_BYTES = 1 << 22
-_WRAPPERS = ("sae", "state_dict", "model_state_dict")  # under which training code puts the tensors
+_WRAPPERS = ("sae", "state_dict", "model_state_dict")  # keys under which training code stores the tensors
 
 
 class TorchFile(TensorFile):
-    """Tensors by name, of a flat dictionary or of one inside a known wrapper."""
+    """A file of ``torch.save`` with tensors by name, in a flat dictionary or inside a known wrapper."""
 
     def __init__(self, path: Path, name: str) -> None:
         _check_archive(path, name)
-        mapped = _named_tensors(_load(path, name, mmap=True), name)  # whose values are not looked at
+        mapped = _named_tensors(_load(path, name, mmap=True), name)  # only the headers are used
         super().__init__(path, name, {key: _header(key, tensor, name) for key, tensor in mapped.items()})
         self._tensors: Mapping[str, Tensor] | None = None
 
     def _tensor(self, name: str) -> Tensor:
-        """Read, not mapped: what somebody cuts off a mapped file ends the process with SIGBUS."""
+        """Return a tensor. Read, not memory-mapped: truncating a mapped file would kill the process with SIGBUS."""
         if self._tensors is None:
             self._tensors = _named_tensors(_load(self.path, self.name, mmap=False), self.name)
         return self._tensors[name]
@@ -85,7 +85,7 @@ def _named_tensors(value: object, name: str) -> Mapping[str, Tensor]:
 
 
 def _header(key: str, tensor: Tensor, name: str) -> Header:
-    """A tensor can be a view that repeats one number; its values must all be in the file."""
+    """Return the header of a tensor. Views that repeat values are rejected: all values must be in the file."""
     if str(tensor.layout) != "torch.strided" or tensor.is_quantized:
         raise InvalidSAEError(f"{key} in {name} is no plain tensor.")
     if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
