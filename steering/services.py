@@ -1,4 +1,4 @@
-"""Everything that changes SAEs and profiles: called by the admin, by commands and by code alike."""
+"""All writes of SAEs and profiles, for the admin, commands and the API alike."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def save_sae(*, prepared: PreparedSAE) -> SAE:
 
 @transaction.atomic
 def rename_sae(*, sae: SAE) -> SAE:
-    """Writes the row's new name; everything else of it is what its files say."""
+    """Write the new name of a row; its other fields describe its files and do not change."""
     before = stored_fields(sae)
     sae.save(update_fields=["name"])
     record_saved(sae, before=before, model=sae.model.name)
@@ -82,7 +82,7 @@ def rename_sae(*, sae: SAE) -> SAE:
 
 @transaction.atomic
 def move_sae(*, sae: SAE, location: SAELocation) -> SAE:
-    """Says where the same files lie now; InvalidSAEError when they are not the same."""
+    """Update the location of the SAE's files. Raises InvalidSAEError if they are not the same files."""
     before = stored_fields(sae)
     sae.source = absolute_source(location.source)
     sae.revision, sae.subfolder = location.revision, location.subfolder
@@ -96,7 +96,7 @@ def move_sae(*, sae: SAE, location: SAELocation) -> SAE:
 
 @transaction.atomic
 def delete_sae(*, sae: SAE) -> None:
-    """InUseError when a version or a draft needs the SAE."""
+    """Delete an SAE. Raises InUseError if a version, a draft or a watch rule needs it."""
     check_sae_is_unused(sae=sae)
     record_deleted(sae, model=sae.model.name, detail=f"from {sae.source} {sae.subfolder}".strip())
     sae.delete()
@@ -104,7 +104,7 @@ def delete_sae(*, sae: SAE) -> None:
 
 
 def check_sae_is_unused(*, sae: SAE) -> None:
-    """InUseError names the version, draft or watch rule that needs the SAE."""
+    """Raise InUseError if a version, a draft or a watch rule needs the SAE."""
     if version := ProfileVersion.objects.filter(saes=sae).select_related("profile").first():
         raise InUseError(f"The SAE {sae} is needed by the published profile {version}, so it cannot be deleted.")
     uses = Q(feature__sae=sae) | Q(gate_feature__sae=sae)
@@ -123,7 +123,7 @@ def create_profile(
     owner: User | None = None,
     edits: Sequence[EditSpec] = (),
 ) -> SteeringProfile:
-    """A new draft with these edits."""
+    """Create a profile with these edits as its draft."""
     profile = SteeringProfile(name=name, model=model, description=description, owner=owner)
     profile.full_clean(exclude=["owner"])
     profile.save()
@@ -135,7 +135,7 @@ def create_profile(
 
 @transaction.atomic
 def save_profile(*, profile: SteeringProfile, user: User | None = None) -> SteeringProfile:
-    """Writes a new row, or the name and description of one; its edits are written apart from it."""
+    """Write a new row, or the name and description of an existing one. Edits are saved separately."""
     before = stored_fields(profile)
     profile.save()
     record_saved(profile, before=before, user=user, model=profile.model.name, leave_out={"updated_at"})
@@ -144,14 +144,14 @@ def save_profile(*, profile: SteeringProfile, user: User | None = None) -> Steer
 
 @transaction.atomic
 def delete_profile(*, profile: SteeringProfile, user: User | None = None) -> None:
-    """ProtectedError where it has versions."""
+    """Delete a profile. Raises ProtectedError if it has versions."""
     record_deleted(profile, user=user, model=profile.model.name)
     profile.delete()
 
 
 @transaction.atomic
 def replace_draft(*, profile: SteeringProfile, edits: Sequence[EditSpec]) -> None:
-    """The draft becomes these edits; InvalidProfileError when the model has not their features."""
+    """Replace the draft by these edits. Raises InvalidProfileError if the model lacks their features."""
     before = draft_words(profile)
     _write_draft(profile, edits)
     record_draft(profile=profile, before=before)
@@ -169,7 +169,7 @@ def _write_draft(profile: SteeringProfile, edits: Sequence[EditSpec]) -> None:
 
 @transaction.atomic
 def duplicate_profile(*, profile: SteeringProfile, name: str, user: User | None = None) -> SteeringProfile:
-    """A new profile of the same model with the same draft, and no versions."""
+    """Create a profile of the same model with the same draft and no versions."""
     copy = SteeringProfile(name=name, model=profile.model, description=profile.description, owner=user)
     copy.full_clean(exclude=["owner"])
     copy.save()
@@ -183,7 +183,7 @@ def duplicate_profile(*, profile: SteeringProfile, name: str, user: User | None 
 
 @transaction.atomic
 def new_draft_from(*, version: ProfileVersion) -> SteeringProfile:
-    """The profile's draft becomes what the version was, with the same effect; publish it to roll back."""
+    """Replace the profile's draft by the version."""
     replace_draft(profile=version.profile, edits=parse_edits(version.edits))
     return version.profile
 
@@ -192,10 +192,10 @@ def new_draft_from(*, version: ProfileVersion) -> SteeringProfile:
 def publish_profile(
     *, profile: SteeringProfile, user: User | None = None, note: str = "", needs_review: bool | None = None
 ) -> ProfileVersion:
-    """Makes the draft the newest version, which requests that name the profile use from now on.
+    """Publish the draft as the newest version, which new requests that name the profile use.
 
-    InvalidProfileError names what is wrong with the draft; SAEUnavailableError when weights are missing. With
-    ``needs_review``, by default what MILLM_PROFILE_REVIEW says, ReviewError without an approval of this very effect.
+    Raises InvalidProfileError if the draft is invalid, SAEUnavailableError if weights are missing, and, with
+    ``needs_review`` (by default the setting MILLM_PROFILE_REVIEW), ReviewError without an approval of these edits.
     """
     profile = SteeringProfile.objects.select_for_update().get(pk=profile.pk)
     edits = publishable_edits(profile)

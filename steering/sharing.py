@@ -1,4 +1,4 @@
-"""Sharing profiles and vectors with groups."""
+"""Shares profiles and vector sets with groups, and the field for it on admin pages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from steering.models import SteeringProfile, VectorSet
 
 @transaction.atomic
 def share_with_groups(*, subject: SteeringProfile | VectorSet, groups: Iterable[Group], user: User | None) -> None:
-    """From now on these groups see it, and no others. The audit trail tells what changed."""
+    """Share with exactly these groups, and record the change in the audit trail."""
     before = _names(subject.shared_with.all())
     subject.shared_with.set(groups)
     after = _names(subject.shared_with.all())
@@ -34,7 +34,7 @@ def _names(groups: Iterable[Group]) -> list[str]:
 
 
 class SharingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
-    """For models with ``shared_with``; others than the owner see the groups, and cannot change them."""
+    """A base class for models with ``shared_with``. Only the owner may change the groups; others see them."""
 
     owner_field: ClassVar[str]
     see_all: ClassVar[str]
@@ -59,7 +59,7 @@ class SharingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none
             share_with_groups(subject=form.instance, groups=groups, user=request.user)  # type: ignore[arg-type]  # staff
 
     def _choices(self, request: HttpRequest, obj: Any) -> QuerySet[Group]:
-        """Those that it is shared with already stay, also when the owner has left one."""
+        """Return the groups to choose from, including current ones that the owner has left."""
         own = groups_to_share_with(request.user, see_all=self.see_all)
         if obj is None:
             return own

@@ -1,7 +1,7 @@
-"""Which profiles, and what hangs on them, a user may see: in lists, by search, in choices, on pages and in the API.
+"""Which profiles, versions, evaluations, policies and vectors a user may see, in the admin and in the API.
 
-A published profile's *name* is no secret: requests name it. What it does, its draft, versions and reports are its
-owner's, unless they are shared.
+The *name* of a published profile is public, because requests name it. Its draft, versions and reports are visible to
+its owner, unless they are shared.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def visible_versions(user: Viewer, rows: QuerySet[ProfileVersion] | None = None)
 
 
 def visible_evaluations(user: Viewer, rows: QuerySet[Evaluation] | None = None) -> QuerySet[Evaluation]:
-    """Of versions that are all visible: a comparison shows two."""
+    """Return evaluations whose versions are all visible; a comparison has two."""
     found = Evaluation.objects.all() if rows is None else rows
     if user.has_perm(SEE_ALL_PROFILES):
         return found

@@ -310,12 +310,14 @@ class Profiles(Resource):
         data = self.read(ImportInput)
         if data["replaces"] and not self.user.has_perm(CHANGE):
             raise PermissionDenied("You may not replace drafts.")
-        wish = ImportOptions(data["model"], data.get("sae"), data["name"], data["replaces"])
-        if wish.sae is not None and wish.sae.model_id != wish.model.pk:
-            raise invalid(f"{wish.sae} is an SAE of the model {wish.sae.model}, not of {wish.model}.", param="sae")
+        options = ImportOptions(data["model"], data.get("sae"), data["name"], data["replaces"])
+        if options.sae is not None and options.sae.model_id != options.model.pk:
+            raise invalid(
+                f"{options.sae} is an SAE of the model {options.sae.model}, not of {options.model}.", param="sae"
+            )
         with transaction.atomic():
-            plan = plan_import(data["text"].encode(), data["file_name"], wish)
-            made = import_profiles(plan=plan, wish=wish, user=self.user)
+            plan = plan_import(data["text"].encode(), data["file_name"], options)
+            made = import_profiles(plan=plan, options=options, user=self.user)
         found = self.get_queryset().filter(pk__in=[profile.pk for profile in made])
         shown = self.get_serializer(found, many=True).data
         return Response({"object": "list", "data": shown, "doubts": plan.doubts, "next": None}, status=201)

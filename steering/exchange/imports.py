@@ -1,4 +1,4 @@
-"""From a file to drafts: everything in it, or nothing."""
+"""Imports a file as drafts: all of its profiles, or none."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ MAX_NAME = 100
 
 @dataclass(frozen=True, slots=True)
 class ImportOptions:
-    """Where a file goes. ``sae`` is which SAE it means, where it does not say so well enough; ``name`` replaces the
-    name of a file's only profile; ``replaces`` allows the drafts of profiles that are there to be replaced.
+    """Options of an import. ``sae`` resolves an ambiguous SAE; ``name`` renames the file's only profile; ``replaces``
+    allows existing drafts to be replaced.
     """
 
     model: LanguageModel
@@ -41,60 +41,66 @@ class ImportOptions:
     replaces: bool = False
 
 
-def plan_import(data: bytes, file_name: str, wish: ImportOptions) -> ImportPlan:
-    """What the file would make; InvalidSpecError names everything that is wrong, by field. Nothing is written."""
+def plan_import(data: bytes, file_name: str, options: ImportOptions) -> ImportPlan:
+    """Return what an import would create, without writing. Raises InvalidSpecError with all problems, by field."""
     document = read_document(data, file_name)
     known = format_of(document)
-    reading = ImportContext(document.stem, SAEChoice(wish.model, wish.sae))
+    reading = ImportContext(document.stem, SAEChoice(options.model, options.sae))
     try:
         found = known.read(document.value, reading)
     except (InvalidSAEError, SourceError) as error:  # a format that has to look into the SAE's files
         raise InvalidSpecError([Problem("file", str(error), "sae_mismatch")]) from error
-    profiles = [_named(profile, wish, reading, len(found)) for profile in found]
+    profiles = [_named(profile, options, reading, len(found)) for profile in found]
     for profile in profiles:
-        _check_edits(profile, reading, wish.model)
-    _check_names(profiles, wish, reading)
+        _check_edits(profile, reading, options.model)
+    _check_names(profiles, options, reading)
     if reading.problems:
         raise InvalidSpecError(reading.problems)
     return ImportPlan(known.name, tuple(profiles), tuple(reading.doubts))
 
 
 @transaction.atomic
-def import_profiles(*, plan: ImportPlan, wish: ImportOptions, user: User | None = None) -> list[SteeringProfile]:
-    """The drafts of the plan, new ones or in place of old ones; nothing is published."""
-    made = [_make(profile, wish, user) for profile in plan.profiles]
+def import_profiles(*, plan: ImportPlan, options: ImportOptions, user: User | None = None) -> list[SteeringProfile]:
+    """Create or replace the drafts of the plan. Nothing is published."""
+    made = [_make(profile, options, user) for profile in plan.profiles]
     for profile in made:
         record(
-            AuditEvent.Action.IMPORT, profile, user=user, model=wish.model.name, detail=f"from a file of {plan.format}"
+            AuditEvent.Action.IMPORT,
+            profile,
+            user=user,
+            model=options.model.name,
+            detail=f"from a file of {plan.format}",
         )
     return made
 
 
-def _make(planned: ImportedProfile, wish: ImportOptions, user: User | None) -> SteeringProfile:
-    old = SteeringProfile.objects.select_for_update().filter(model=wish.model, name=planned.name).first()
+def _make(planned: ImportedProfile, options: ImportOptions, user: User | None) -> SteeringProfile:
+    old = SteeringProfile.objects.select_for_update().filter(model=options.model, name=planned.name).first()
     if old is None:
         return services.create_profile(
-            name=planned.name, model=wish.model, description=planned.description, owner=user, edits=planned.specs
+            name=planned.name, model=options.model, description=planned.description, owner=user, edits=planned.specs
         )
     is_hidden = user is not None and not visible_profiles(user).filter(pk=old.pk).exists()
-    if is_hidden or not wish.replaces:  # somebody else's, or made since the plan
-        raise ValidationError(f"The model {wish.model} has a profile {planned.name} already.")
+    if is_hidden or not options.replaces:  # somebody else's, or made since the plan
+        raise ValidationError(f"The model {options.model} has a profile {planned.name} already.")
     services.replace_draft(profile=old, edits=planned.specs)
     return old
 
 
-def _named(profile: ImportedProfile, wish: ImportOptions, reading: ImportContext, num_profiles: int) -> ImportedProfile:
-    """With a name that requests can use."""
-    if wish.name and num_profiles > 1:
+def _named(
+    profile: ImportedProfile, options: ImportOptions, reading: ImportContext, num_profiles: int
+) -> ImportedProfile:
+    """Give the profile a name that requests can use."""
+    if options.name and num_profiles > 1:
         reading.refuse("name", f"The file holds {num_profiles} profiles; a name can be given to one alone.")
-    wanted = wish.name or profile.name
-    name = wanted if _is_name(wanted) else slugify(wanted)[:MAX_NAME].strip("-_")
+    requested = options.name or profile.name
+    name = requested if _is_name(requested) else slugify(requested)[:MAX_NAME].strip("-_")
     if not name:
         reading.refuse(
-            f"{profile.path}.name", f"{wanted[:60]!r} cannot be made a name; give one of letters and digits."
+            f"{profile.path}.name", f"{requested[:60]!r} cannot be made a name; give one of letters and digits."
         )
-    elif name != wanted:
-        reading.doubt(f"The profile “{wanted[:MAX_NAME]}” is called {name}: names are letters, digits, - and _.")
+    elif name != requested:
+        reading.doubt(f"The profile “{requested[:MAX_NAME]}” is called {name}: names are letters, digits, - and _.")
     return ImportedProfile(profile.path, name, profile.description, profile.edits)
 
 
@@ -102,22 +108,24 @@ def _is_name(text: str) -> bool:
     return 0 < len(text) <= MAX_NAME and text.isascii() and text.replace("-", "").replace("_", "").isalnum()
 
 
-def _check_names(profiles: list[ImportedProfile], wish: ImportOptions, reading: ImportContext) -> None:
+def _check_names(profiles: list[ImportedProfile], options: ImportOptions, reading: ImportContext) -> None:
     if not profiles and not reading.problems:
         reading.refuse("file", "The file holds no profiles.")
     seen: set[str] = set()
-    there = set(SteeringProfile.objects.filter(model=wish.model).values_list("name", flat=True))
+    there = set(SteeringProfile.objects.filter(model=options.model).values_list("name", flat=True))
     for profile in profiles:
         if profile.name in seen:
             reading.refuse(f"{profile.path}.name", f"The file has two profiles called {profile.name}.")
-        if profile.name in there and not wish.replaces:
-            message = f"The model {wish.model} has a profile {profile.name}; give another name, or replace its draft."
+        if profile.name in there and not options.replaces:
+            message = (
+                f"The model {options.model} has a profile {profile.name}; give another name, or replace its draft."
+            )
             reading.refuse(f"{profile.path}.name", message, "name_taken")
         seen.add(profile.name)
 
 
 def _check_edits(profile: ImportedProfile, reading: ImportContext, model: LanguageModel) -> None:
-    """What no reader sees: contradictions between edits, limits, and whether the model has what they need."""
+    """Check what no format checks: contradictions between edits, limits, and the model's features."""
     if not profile.edits:
         if not reading.problems:
             reading.refuse(profile.path, "The profile has no edits; add at least one.", "empty_profile")
@@ -137,7 +145,7 @@ def _check_edits(profile: ImportedProfile, reading: ImportContext, model: Langua
 
 
 def _located(problem: Problem, edits: list[ImportedEdit] | tuple[ImportedEdit, ...]) -> Problem:
-    """With the file's own path in place of ours, ``edits[n]``."""
+    """Replace our path, ``edits[n]``, by the path in the file."""
     head, _, rest = problem.path.partition("]")
     number = head.removeprefix("edits[")
     if not number.isdecimal() or int(number) >= len(edits):

@@ -1,4 +1,4 @@
-"""Pages of a profile's admin for files: export, and import with a look at what will be made."""
+"""Export and import pages of the profiles' admin; an import shows a preview first."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from steering.spec.errors import InvalidSpecError
 
 
 class ImportTargetForm(forms.Form):
-    """Where a file goes."""
+    """The target and the options of an import."""
 
     model = forms.ModelChoiceField(LanguageModel.objects.all(), help_text="The model that the profiles steer.")
     sae = forms.ModelChoiceField(
@@ -51,19 +51,19 @@ class ImportTargetForm(forms.Form):
         return data
 
     @property
-    def wish(self) -> ImportOptions:
+    def options(self) -> ImportOptions:
         data = self.cleaned_data
         return ImportOptions(data["model"], data["sae"], data["name"], data["replaces"])
 
     def _plan(self, data: bytes, name: str, field: str) -> None:
         try:
-            self.plan = plan_import(data, name, self.wish)
+            self.plan = plan_import(data, name, self.options)
         except InvalidSpecError as error:
             raise ValidationError({field: [str(problem) for problem in error.problems]}) from error
 
 
 class ImportForm(ImportTargetForm):
-    """The file is read while the form validates, so that what is wrong with it is said beside the field."""
+    """Reads the file during validation, so that its problems show beside the field."""
 
     file = forms.FileField(
         max_length=200,
@@ -83,7 +83,7 @@ class ImportForm(ImportTargetForm):
 
 
 class ConfirmImportForm(ImportTargetForm):
-    """The same once more, from hidden fields; ``fingerprint`` is that of the plan that was shown."""
+    """The import of a preview, from hidden fields; ``fingerprint`` is that of the previewed plan."""
 
     file_name = forms.CharField(max_length=200)
     text = forms.CharField(max_length=MAX_BYTES, strip=False)
@@ -103,7 +103,7 @@ _CHANGELIST = "admin:steering_steeringprofile_changelist"
 
 
 class ExchangePages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
-    """Who may view a profile may export it; who may add profiles may import them."""
+    """Exporting needs the permission to view a profile, importing the permission to add profiles."""
 
     change_list_template = f"{_TEMPLATES}/change_list.html"
 
@@ -119,7 +119,7 @@ class ExchangePages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes non
         ]
 
     def export_view(self, request: HttpRequest, object_id: str, number: int | None = None) -> HttpResponse:
-        """A version, or without a number the draft."""
+        """Download a version, or without a number the draft."""
         profile = self.get_object(request, unquote(object_id))
         if profile is None:
             raise Http404
@@ -135,7 +135,7 @@ class ExchangePages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes non
         return HttpResponse(text, content_type="application/json", headers=headers)
 
     def import_view(self, request: HttpRequest) -> HttpResponse:
-        """Reads a file and shows what it would make; nothing is written."""
+        """Read a file and show a preview; nothing is written."""
         self._check_may_import(request)
         form = ImportForm(request.POST or None, request.FILES or None)
         if request.method == "POST" and form.is_valid():
@@ -143,7 +143,7 @@ class ExchangePages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes non
         return self._page_of_import(request, "import", form=form)
 
     def confirm_import_view(self, request: HttpRequest) -> HttpResponse:
-        """Makes what was shown. The file comes along in the form and is read anew."""
+        """Import what the preview showed. The form contains the file, which is read again."""
         if request.method != "POST":
             return HttpResponseNotAllowed(["POST"])
         self._check_may_import(request)
@@ -155,10 +155,10 @@ class ExchangePages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes non
         return HttpResponseRedirect(reverse("admin:steering_steeringprofile_import"))
 
     def _import(self, request: HttpRequest, form: ImportTargetForm) -> bool:
-        if form.wish.replaces and not self.has_change_permission(request):
+        if form.options.replaces and not self.has_change_permission(request):
             raise PermissionDenied
         try:
-            made = import_profiles(plan=form.plan, wish=form.wish, user=request.user)  # type: ignore[arg-type]  # staff
+            made = import_profiles(plan=form.plan, options=form.options, user=request.user)  # type: ignore[arg-type]  # staff
         except (SteeringError, ValidationError) as error:
             texts = error.messages if isinstance(error, ValidationError) else [error.message]
             self.message_user(request, f"Nothing was imported. {' '.join(texts)}", messages.ERROR)
@@ -173,7 +173,7 @@ class ExchangePages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes non
         hidden |= {"file_name": name, "text": text, "fingerprint": form.plan.fingerprint}
         if not hidden["replaces"]:
             del hidden["replaces"]
-        existing = set(SteeringProfile.objects.filter(model=form.wish.model).values_list("name", flat=True))
+        existing = set(SteeringProfile.objects.filter(model=form.options.model).values_list("name", flat=True))
         rows = [(profile, profile.name in existing, edits_html(profile.specs)) for profile in form.plan.profiles]
         return self._page_of_import(request, "import_preview", plan=form.plan, rows=rows, hidden=hidden, file=name)
 

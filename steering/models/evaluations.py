@@ -1,4 +1,4 @@
-"""What an evaluation found, kept with the version that it is about."""
+"""Reports of evaluations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jobs.models import Job
 
 
 class Evaluation(models.Model):
-    """The report of a job. It outlives the job's row."""
+    """The report of an evaluation job. It outlives the job's row."""
 
     class Kind(models.TextChoices):
         SWEEP = "sweep"
@@ -25,7 +25,7 @@ class Evaluation(models.Model):
         blank=True,
         on_delete=models.PROTECT,
         related_name="comparisons",
-        help_text="What a comparison compares it with; empty: no steering.",
+        help_text="The other side of a comparison; empty for no steering.",
     )
     job = models.OneToOneField(Job, null=True, on_delete=models.SET_NULL, related_name="evaluation")
     result = models.JSONField()

@@ -20,13 +20,15 @@ VERSION_IS_IMMUTABLE = "A published version is never changed; publish a new one.
 class SteeringProfile(models.Model):
     """A named way to steer a model. Its draft is edited freely; requests use published versions only."""
 
-    name = models.SlugField(max_length=100, help_text="What requests put in “profile”.")
+    name = models.SlugField(max_length=100, help_text="The value of `profile` in requests.")
     model = models.ForeignKey(LanguageModel, on_delete=models.PROTECT, related_name="profiles")
     description = models.TextField(blank=True)
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.SET_NULL)
     created_at = models.DateTimeField(db_default=Now(), editable=False)
     updated_at = models.DateTimeField(auto_now=True)
-    archived_at = models.DateTimeField(null=True, blank=True, editable=False, help_text="Requests cannot use it since.")
+    archived_at = models.DateTimeField(
+        null=True, blank=True, editable=False, help_text="Requests cannot use it from then on."
+    )
     shared_with = models.ManyToManyField(Group, blank=True, related_name="+")
 
     class Meta:
@@ -48,7 +50,7 @@ class SteeringProfile(models.Model):
 
 
 class FeatureEdit(models.Model):
-    """One edit of a profile's draft: a feature of an SAE, or a plain vector, moved in one way.
+    """One edit of a profile's draft: an operation on a feature of an SAE, on a vector, or on a site.
 
     ``plain_vector`` is a registered one, ``vector`` one of the edit's own; for “keep the norm” that has a layer and a
     site only.
@@ -101,10 +103,10 @@ class FeatureEdit(models.Model):
     lower = models.FloatField(
         null=True, blank=True, help_text="Lower end for “cap the projection at”; the strength is the upper one."
     )
-    after = models.PositiveIntegerField(null=True, blank=True, help_text="Leaves the phase's first tokens alone.")
-    first = models.PositiveIntegerField(null=True, blank=True, help_text="Acts on the phase's first tokens only.")
+    after = models.PositiveIntegerField(null=True, blank=True, help_text="Skips the first tokens of the phase.")
+    first = models.PositiveIntegerField(null=True, blank=True, help_text="Acts only on the first tokens of the phase.")
     scope = models.CharField(
-        max_length=20, choices=Scope, default=Scope.EVERYTHING, help_text="The part of what the model writes."
+        max_length=20, choices=Scope, default=Scope.EVERYTHING, help_text="The segment of the output that it acts on."
     )
     only_if_active = models.BooleanField(default=False, help_text="Only on tokens where the feature is active.")
     gate_feature = models.ForeignKey(
@@ -115,7 +117,7 @@ class FeatureEdit(models.Model):
         related_name="gated_edits",
         help_text="Acts only where this feature is above the threshold.",
     )
-    gate_above = models.FloatField("gate threshold", null=True, blank=True, help_text="Empty: 0.")
+    gate_above = models.FloatField("gate threshold", null=True, blank=True, help_text="Default: 0.")
     gate_unit = models.CharField(max_length=20, choices=GateUnit, default=GateUnit.MAX_ACT)
     special_tokens = models.BooleanField(default=False, help_text="On special tokens too.")
     ranges = models.JSONField(
@@ -157,7 +159,7 @@ class FeatureEdit(models.Model):
 
 
 class ProfileVersionQuerySet(models.QuerySet["ProfileVersion"]):
-    """Versions are only ever added and read. A trigger in the database says the same to everybody else."""
+    """Versions are never changed or deleted. A trigger enforces the same in the database."""
 
     def update(self, **values: Any) -> NoReturn:
         raise ValidationError(VERSION_IS_IMMUTABLE)
@@ -167,7 +169,7 @@ class ProfileVersionQuerySet(models.QuerySet["ProfileVersion"]):
 
 
 class ProfileVersion(models.Model):
-    """An immutable, numbered snapshot of a profile. ``edits`` holds all that compiling needs but the weights."""
+    """An immutable, numbered snapshot of a profile. ``edits`` has everything that compiling needs except weights."""
 
     profile = models.ForeignKey(SteeringProfile, on_delete=models.PROTECT, related_name="versions")
     number = models.PositiveIntegerField()
@@ -197,7 +199,7 @@ class ProfileVersion(models.Model):
 
 
 class VersionSAE(models.Model):
-    """An SAE that a version needs, which therefore cannot be deleted."""
+    """An SAE that a version needs; protects it from deletion."""
 
     version = models.ForeignKey(ProfileVersion, on_delete=models.PROTECT, related_name="sae_links")
     sae = models.ForeignKey(SAE, on_delete=models.PROTECT, related_name="version_links")
@@ -210,12 +212,12 @@ class VersionSAE(models.Model):
 
 
 class SteeringPolicy(models.Model):
-    """A version that steers all traffic of its model, after each request's own profile. No request can refuse it."""
+    """A version that steers every request of its model, after the request's own profile. Clients cannot opt out."""
 
     version = models.OneToOneField(ProfileVersion, on_delete=models.PROTECT, related_name="policy")
     position = models.PositiveIntegerField(default=0, help_text="Lower ones act first.")
     is_active = models.BooleanField("active", default=True)
-    reason = models.TextField(help_text="Why all requests need it. Whoever reads the audit trail sees it.")
+    reason = models.TextField(help_text="Why every request needs it. Shown in the audit trail.")
     created_by = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, editable=False, on_delete=models.SET_NULL)
     created_at = models.DateTimeField(db_default=Now(), editable=False)
 
@@ -228,10 +230,10 @@ class SteeringPolicy(models.Model):
 
 
 class ProfileReview(models.Model):
-    """One request to look at a draft. What it is about is the draft's effect at that time: its ``fingerprint``."""
+    """A request for a review of a draft. ``fingerprint`` identifies the effect that is reviewed."""
 
     class State(models.TextChoices):
-        OPEN = "open", "waits for a reviewer"
+        OPEN = "open", "waiting for a reviewer"
         APPROVED = "approved", "approved"
         REJECTED = "rejected", "rejected"
         WITHDRAWN = "withdrawn", "replaced by a later request"

@@ -1,4 +1,4 @@
-"""Rules that look at all traffic of a model, and what they saw."""
+"""Watch rules, which monitor every request of a model, and their events."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from django.db.models.functions import Now
 
 
 class WatchRule(models.Model):
-    """Looks at one feature of one model's requests; a cap holds it down as well."""
+    """A rule that monitors a feature in every request of its model; a cap also limits the feature."""
 
     class Action(models.TextChoices):
         ALERT = "alert", "alert"
@@ -18,15 +18,15 @@ class WatchRule(models.Model):
         MAX_ACT = "max_act", "× max activation"
         RAW = "raw", "raw"
 
-    name = models.SlugField(max_length=100, unique=True, help_text="Receipts and events say it.")
+    name = models.SlugField(max_length=100, unique=True, help_text="Shown in responses and events.")
     feature = models.ForeignKey("steering.Feature", on_delete=models.PROTECT, related_name="watch_rules")
-    threshold = models.FloatField(default=1.0, help_text="Above it the rule does something.")
+    threshold = models.FloatField(default=1.0, help_text="The rule applies above it.")
     unit = models.CharField(max_length=20, choices=Unit, default=Unit.MAX_ACT)
     action = models.CharField(max_length=20, choices=Action, default=Action.ALERT)
     is_active = models.BooleanField("active", default=True)
-    reason = models.TextField(help_text="Why all requests are watched. Whoever reads the audit trail sees it.")
+    reason = models.TextField(help_text="Why every request is monitored. Shown in the audit trail.")
     raw_threshold = models.FloatField(editable=False, help_text="The threshold as an activation, fixed when saved.")
-    problem = models.CharField(max_length=500, blank=True, editable=False, help_text="Why it does not act.")
+    problem = models.CharField(max_length=500, blank=True, editable=False, help_text="Why the rule is not applied.")
     created_by = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, editable=False, on_delete=models.SET_NULL)
     created_at = models.DateTimeField(db_default=Now(), editable=False)
 
@@ -38,7 +38,7 @@ class WatchRule(models.Model):
 
 
 class WatchEvent(models.Model):
-    """One request in which a rule's feature was above the threshold. Names, not keys: it outlives what it names."""
+    """A request in which a rule's feature exceeded the threshold. It has names, not keys, so that it outlives rows."""
 
     at = models.DateTimeField(db_index=True)
     rule = models.CharField(max_length=100)
@@ -50,7 +50,9 @@ class WatchEvent(models.Model):
     threshold = models.FloatField(help_text="As an activation.")
     value = models.FloatField(help_text="The largest activation of the request's tokens.")
     num_tokens = models.PositiveIntegerField("tokens above", help_text="Of all choices.")
-    place = models.PositiveIntegerField(help_text="Of the largest one, from the prompt's first token on.")
+    place = models.PositiveIntegerField(
+        help_text="Position of the largest activation, counted from the prompt's first token."
+    )
     in_prompt = models.BooleanField(help_text="Whether that is a token of the prompt.")
     profile = models.CharField(max_length=250, blank=True)
     request_id = models.CharField(max_length=100)

@@ -1,4 +1,4 @@
-"""Whether requests can use what was published: the files of its SAEs have to be there still."""
+"""Checks whether the SAE files of published versions are still available."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from steering.saes.preview import recognise
 
 
 def profile_problem(profile: SteeringProfile) -> str:
-    """Why requests that name the profile are refused; empty where nothing is known against it."""
+    """Return why requests that name the profile are refused, or an empty text."""
     versions = published_profiles.get().versions(profile.model_id, profile.name)
     return _problem(versions[max(versions)]) if versions else ""
 
 
 def version_problem(version: ProfileVersion) -> str:
-    """The same of one version."""
+    """Return why requests that name the version are refused, or an empty text."""
     profile = version.profile
     found = published_profiles.get().versions(profile.model_id, profile.name).get(version.number)
     return _problem(found) if found is not None else ""
@@ -28,7 +28,7 @@ def _problem(version: PublishedVersion) -> str:
 
 
 def _missing(sae: SAESource) -> str:
-    """Looks for the files, not into them. What is not here of a Hub repository is fetched when it is needed."""
+    """Check that the files exist, without opening them. Files of a Hub repository are downloaded on demand."""
     try:
         folder = local_directory(sae.source)
         if folder is not None:

@@ -1,4 +1,4 @@
-"""Parts of the pages that show a version."""
+"""HTML fragments that show versions, their edits and their differences."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def changes_between(before: ProfileVersion | None, version: ProfileVersion) -> S
 
 
 def changes_from_latest(profile: SteeringProfile, edits: Sequence[EditSpec]) -> SafeString | str:
-    """What publishing these edits would change."""
+    """Return the changes that publishing these edits would make, as HTML."""
     latest = profile.latest_version
     return changes_html(changes(_edits(latest) if latest else (), edits))
 
@@ -67,7 +67,7 @@ def edits_table(version: ProfileVersion) -> SafeString:
 
 
 def edits_html(edits: Sequence[EditSpec]) -> SafeString:
-    """Each edit in words, with the raw value and the push."""
+    """Return a table of the edits: description, raw strength and relative size."""
     rows = ((describe_edit(edit), coefficient_text(edit), push_text(edit.push)) for edit in edits)
     return format_html(
         '<table class="steering-edits"><thead><tr><th>Edit</th><th>Raw strength</th><th>Relative size</th></tr></thead>'
@@ -77,7 +77,7 @@ def edits_html(edits: Sequence[EditSpec]) -> SafeString:
 
 
 def requests_link(version: ProfileVersion) -> SafeString | str:
-    """To the requests in the log that ran with the version."""
+    """Return a link to the version's requests in the log."""
     try:
         url = reverse("admin:openai_api_requestlog_changelist")
     except NoReverseMatch:  # a project without the API
@@ -101,7 +101,7 @@ def coefficient_text(edit: EditSpec) -> str:
 
 
 def push_text(push: float | None) -> SafeString | str:
-    """Marked where text tends to fall apart."""
+    """Return the relative size, marked if text tends to break down at it."""
     if push is None:
         return "unknown"
     if push <= STRONG_PUSH:

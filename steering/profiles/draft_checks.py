@@ -21,7 +21,7 @@ _READING = (_OPERATION.SCALE, _OPERATION.CLAMP, _OPERATION.ABLATE, _OPERATION.AT
 
 
 def usable_edits(profile: SteeringProfile, rows: Sequence[FeatureEdit]) -> tuple[EditSpec, ...]:
-    """What the rows, saved or not, come to; InvalidProfileError unless it may steer. SAE files are not looked at."""
+    """Convert the rows, saved or not, to edits that may steer. Raises InvalidProfileError; does not open SAE files."""
     try:
         edits = edits_of(profile.model_id, rows)
     except InvalidSpecError as error:
@@ -42,7 +42,7 @@ def usable_edits(profile: SteeringProfile, rows: Sequence[FeatureEdit]) -> tuple
 
 
 def publishable_edits(profile: SteeringProfile) -> tuple[EditSpec, ...]:
-    """The draft's edits, if they may be published; InvalidProfileError otherwise. SAE files are not looked at."""
+    """Return the draft's edits if they may be published. Raises InvalidProfileError; does not open SAE files."""
     edits = usable_edits(profile, draft_rows(profile))
     latest = profile.latest_version
     if latest is not None and latest.edits == edits_to_json(edits):
@@ -51,7 +51,7 @@ def publishable_edits(profile: SteeringProfile) -> tuple[EditSpec, ...]:
 
 
 def needed_saes(profile: SteeringProfile, edits: Sequence[EditSpec]) -> list[SAE]:
-    """The SAEs of the edits, each of the profile's model and with its files in place."""
+    """Return the SAEs of the edits. Raises an error if one is not of the profile's model or lacks its files."""
     targets = {sae for edit in edits for sae in edit.saes}
     return [_usable_sae(profile, target) for target in sorted(targets, key=lambda target: (target.site, target.name))]
 
@@ -65,7 +65,7 @@ def _usable_sae(profile: SteeringProfile, target: SAEIdentity) -> SAE:
 
 
 def check_sae_files(sae: SAE) -> SAE:
-    """The same, or SAEUnavailableError when its files are not those that were registered."""
+    """Return the SAE, or raise SAEUnavailableError if its files are missing or changed."""
     try:
         installed_place(sae)
     except (InvalidSAEError, SourceError) as error:
@@ -74,7 +74,7 @@ def check_sae_files(sae: SAE) -> SAE:
 
 
 def _check_reading(rows: Sequence[FeatureEdit]) -> None:
-    """InvalidProfileError for an edit that has to read a transcoder's features where they are only written."""
+    """Raise InvalidProfileError for an edit that would read a transcoder's features at its output."""
     for row in rows:
         if row.gate_feature is not None and _is_written_only(row.gate_feature):
             raise InvalidProfileError(
@@ -96,7 +96,7 @@ def _is_written_only(feature: Feature) -> bool:
 
 
 def _check_places(profile: SteeringProfile, edits: Sequence[EditSpec]) -> None:
-    """InvalidProfileError where a vector or a site is none of the model's. SAEs were compared when they were added."""
+    """Raise InvalidProfileError if a vector or site does not fit the model. SAEs were checked when they were added."""
     places = [(number, edit) for number, edit in enumerate(edits) if not isinstance(edit.target, FeatureTarget)]
     if not places:
         return
@@ -119,7 +119,7 @@ def _misfit(edit: EditSpec, shape: ModelShape, path: str) -> Problem | None:
 
 
 def _check_direction(edit: EditSpec, path: str) -> Problem | None:
-    """The compiler looks at the weights themselves; this is known without them."""
+    """Refuse a direction that is known to be zero without the weights; the compiler checks the weights."""
     if edit.operation not in DIRECTION_OPERATIONS or edit.target.scales.direction_norm != 0:
         return None
     message = f"The feature's decoder row is zero, so {edit.operation} has no direction; remove this edit."

@@ -1,4 +1,4 @@
-"""A profile's form as it stands in the browser: the draft that saving it would make, and what is wrong with it."""
+"""Reads the unsaved form of a profile: the draft that saving it would create, and its problems by field."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from steering.spec.rendering import edits_to_json, fingerprint
 from steering.spec.wording import describe_edit
 
 Formsets = Mapping[str, Any]
-"""Formsets of FeatureEdit, by what one of their edits is called."""
+"""Formsets of FeatureEdit, by the name of one of their edits."""
 _PATH = re.compile(r"edits\[(\d+)\]\.?(.*)")
 _FIELDS = {
     "window": "after",
@@ -30,7 +30,7 @@ _FIELDS = {
 
 @dataclass(frozen=True, slots=True)
 class FieldProblem:
-    """``field`` is its name in the form, empty where it is none; ``place`` says the same to people."""
+    """A problem with one field. ``field`` is its name in the form, or empty; ``place`` is its label for people."""
 
     field: str
     place: str
@@ -48,14 +48,14 @@ class InvalidDraftError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class DraftCard:
-    """One edit of the form, which stays after saving."""
+    """One edit of the form that is not deleted."""
 
     form: Any  # a ModelForm of FeatureEdit
     name: str
 
     @property
     def row(self) -> FeatureEdit:
-        """As it would be saved; of use where the form is valid."""
+        """The row that saving would write; meaningful only if the form is valid."""
         row: FeatureEdit = self.form.instance
         return row
 
@@ -72,7 +72,7 @@ class DraftCard:
 
 @dataclass(frozen=True, slots=True)
 class UnsavedDraft:
-    """What would be published if the form were saved now; ``words`` has a line for each edit."""
+    """The version that publishing the form would create; ``words`` describes each edit in a line."""
 
     model: str
     version: PublishedVersion
@@ -80,15 +80,15 @@ class UnsavedDraft:
 
 
 def read_cards(formsets: Formsets) -> list[DraftCard]:
-    """In the order that they will have once they are saved: those that are there already, then the new ones."""
+    """Return the cards in the order that they have once saved: existing edits first, then new ones."""
     cards = [card for name, formset in formsets.items() for card in _cards(name, formset)]
     return sorted(cards, key=lambda card: (card.row.pk is None, card.row.pk or 0))
 
 
 def read_draft(profile: SteeringProfile, formsets: Formsets) -> UnsavedDraft:
-    """Checks what saving and publishing check; InvalidDraftError names every field. Nothing is written.
+    """Validate the form as saving and publishing do, without writing anything.
 
-    SAEUnavailableError where the files of an SAE are missing.
+    Raises InvalidDraftError, which names every field, or SAEUnavailableError if the files of an SAE are missing.
     """
     cards = read_cards(formsets)
     problems = [problem for formset in formsets.values() for problem in _formset_problems(formset)]
@@ -123,7 +123,7 @@ def _placed(error: InvalidProfileError, cards: Sequence[DraftCard]) -> list[Fiel
 
 
 def _place(problem: Problem, cards: Sequence[DraftCard]) -> FieldProblem:
-    """From the path of an edit's JSON to the field that holds the value."""
+    """Map a problem's JSON path to the form field that holds the value."""
     match = _PATH.match(problem.path)
     if match is None:
         return FieldProblem("", "", problem.message)

@@ -1,4 +1,4 @@
-"""Between a profile's draft (rows of FeatureEdit) and the edits of a version (:mod:`steering.spec`)."""
+"""Converts between a draft (rows of FeatureEdit) and edits (:mod:`steering.spec`), and audits drafts."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from steering.spec.wording import describe_edit
 
 
 def draft_rows(profile: SteeringProfile) -> list[FeatureEdit]:
-    """With all that their edits need."""
+    """Return the draft's rows with the related rows that their edits need."""
     return list(profile.edits.select_related("feature__sae", "gate_feature__sae", "plain_vector__vector_set"))
 
 
 def draft_edits(profile: SteeringProfile) -> tuple[EditSpec, ...]:
-    """The draft's edits, checked as if they had come from outside; InvalidSpecError names what is wrong."""
+    """Return the draft's edits, fully validated. Raises InvalidSpecError."""
     return edits_of(profile.model_id, draft_rows(profile))
 
 
 def edits_of(model_id: int, rows: Iterable[FeatureEdit]) -> tuple[EditSpec, ...]:
-    """What the rows of one draft come to, saved or not; InvalidSpecError names what is wrong."""
+    """Convert the rows of one draft, saved or not, to edits. Raises InvalidSpecError."""
     norms = mean_norms(model_id)
     return parse_edits([_row_to_json(row, norms) for row in rows])
 
 
 def edit_of(row: FeatureEdit) -> EditSpec:
-    """One row as an edit, for showing it; InvalidSpecError when it is not complete."""
+    """Convert one row to an edit, for display. Raises InvalidSpecError if it is incomplete."""
     return parse_edits([_row_to_json(row, {} if row.feature else mean_norms(row.profile.model_id))])[0]
 
 
 def feature_target(feature: Feature) -> FeatureTarget:
-    """The feature with the numbers that strengths refer to, as known now."""
+    """Return the feature with the current values of the figures that strengths refer to."""
     sae = feature.sae
     return FeatureTarget(
         sae=SAEIdentity(sae.name, sae.checksum, Site(sae.layer, cast("SiteKind", sae.site)), sae.d_in, sae.d_sae),
@@ -53,7 +53,7 @@ def feature_target(feature: Feature) -> FeatureTarget:
 
 
 def rows_of(profile: SteeringProfile, edits: Iterable[EditSpec]) -> list[FeatureEdit]:
-    """Unsaved draft rows with the edits' effect; InvalidSpecError when the model lost an SAE that they need."""
+    """Convert edits to unsaved draft rows. Raises InvalidSpecError if the model lacks an SAE that they need."""
     return [_row_of(profile, edit, f"edits[{number}]") for number, edit in enumerate(edits)]
 
 
@@ -200,7 +200,7 @@ def _keep_effect(row: FeatureEdit, edit: EditSpec) -> None:
 
 
 def draft_words(profile: SteeringProfile) -> list[str]:
-    """A line for each edit; a draft that makes no sense yet is told by its rows."""
+    """Describe the draft, one line per edit; fall back to the rows if the draft is invalid."""
     try:
         return [describe_edit(edit) for edit in draft_edits(profile)]
     except InvalidSpecError:
@@ -210,7 +210,7 @@ def draft_words(profile: SteeringProfile) -> list[str]:
 def record_draft(
     *, profile: SteeringProfile, before: Sequence[str], user: User | None = None, detail: str = ""
 ) -> None:
-    """Records what the draft's edits are now; nothing where they are what they were."""
+    """Record the draft's edits in the audit trail if they changed."""
     after = draft_words(profile)
     if list(before) != after:
         changes = {"edits": [plain(list(before)), plain(after)]}

@@ -65,7 +65,7 @@ CONDITIONS = ("scope", "after", "first", "only_if_active", "gate_feature", "gate
 
 
 class ModelsOwnSelect(AutocompleteSelect):
-    """Searches rows of one model only (its primary key goes along as ``language_model``)."""
+    """An autocomplete for rows of one language model, whose primary key is sent as ``language_model``."""
 
     language_model: int | None = None
 
@@ -73,8 +73,8 @@ class ModelsOwnSelect(AutocompleteSelect):
         return f"{super().get_url()}?language_model={self.language_model or 0}"
 
     def optgroups(self, name: str, value: Any, attrs: Any = None) -> Any:
-        """Django would look up what a forged form holds; the field refuses it all the same."""
-        return super().optgroups(name, [one for one in value if str(one).isdecimal()], attrs)
+        """Skip values that are not keys: Django would look up what a forged form holds. The field refuses them."""
+        return super().optgroups(name, [key for key in value if str(key).isdecimal()], attrs)
 
 
 class FeatureEditForm(forms.ModelForm[FeatureEdit]):
@@ -111,7 +111,7 @@ class FeatureEditForm(forms.ModelForm[FeatureEdit]):
 
 
 class VectorEditForm(FeatureEditForm):
-    """For registered vectors, numbers of one's own, and whole sites."""
+    """The form of edits with registered vectors, custom values, and whole sites."""
 
     operations = (*VECTOR_OPERATIONS, "norm_preserving")
     norm_layer = forms.IntegerField(
@@ -138,7 +138,7 @@ class VectorEditForm(FeatureEditForm):
         return self.cleaned_data["operation"] or FeatureEdit.Operation.ADD
 
     def clean(self) -> dict[str, Any]:
-        """Everything about the vector but its fit to the model, which is checked when it is published."""
+        """Validate the vector, except for its fit to the model, which publishing checks."""
         cleaned = super().clean() or self.cleaned_data
         if "operation" in cleaned and "vector" in cleaned and "plain_vector" in cleaned:
             self._clean_target(cleaned)
@@ -193,7 +193,7 @@ class _EditInline(admin.StackedInline):  # type: ignore[type-arg]  # it takes no
 
     @admin.display(description="description")
     def words(self, edit: FeatureEdit) -> str:
-        """With all its conditions, as it was saved."""
+        """Describe the saved edit with all its conditions."""
         if edit._state.adding:
             return "Save to see a description."
         try:
@@ -203,7 +203,7 @@ class _EditInline(admin.StackedInline):  # type: ignore[type-arg]  # it takes no
 
     @admin.display(description="raw strength")
     def coefficient(self, edit: FeatureEdit) -> SafeString | str:
-        """The raw number that the operation works with, or what is missing to know it."""
+        """Return the raw strength, or the reason why it is unknown."""
         if edit._state.adding:
             return "–"
         try:
@@ -213,7 +213,7 @@ class _EditInline(admin.StackedInline):  # type: ignore[type-arg]  # it takes no
 
     @admin.display(description="relative size (× residual norm)")
     def push(self, edit: FeatureEdit) -> SafeString | str:
-        """The largest step as a fraction of the residual's mean norm."""
+        """Return the largest step as a fraction of the residual's mean norm."""
         if edit._state.adding:
             return "–"
         try:
@@ -222,7 +222,7 @@ class _EditInline(admin.StackedInline):  # type: ignore[type-arg]  # it takes no
             return "–"
 
     def _choose_among(self, field: Any, name: str, rows: QuerySet[Any], language_model: int) -> None:
-        """Lets the field's search find rows of the profile's model only."""
+        """Restrict the field's search to rows of the profile's model."""
         field.queryset = rows
         select = ModelsOwnSelect(FeatureEdit._meta.get_field(name), self.admin_site)
         select.language_model = language_model

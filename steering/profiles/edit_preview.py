@@ -1,4 +1,4 @@
-"""What each edit of an unsaved draft comes to, for the card where it is made."""
+"""Previews of the edits of an unsaved draft: description, raw strength, relative size, and the slider's scale."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ from steering.spec.wording import describe_edit
 
 STEPS = 200
 _FAR = {"max_act": 2.0, "resid_norm": 1.0, "raw": 10.0}
-"""How far a slider goes where no push says it."""
+"""The end of a slider whose relative size is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class StrengthScale:
-    """``raw_per_one``: raw number of the strength 1, to which all others are in proportion.
+    """The scale of a strength slider.
 
-    ``points``: strengths in rising order with their push, between which it changes evenly; none where it is unknown.
+    ``raw_per_one`` is the raw value of strength 1. ``points`` are strengths in ascending order with their relative
+    sizes, linear in between; empty if the size is unknown.
     """
 
     low: float
@@ -39,7 +40,7 @@ class StrengthScale:
 
 
 def strength_scale(edit: EditSpec) -> StrengthScale | None:
-    """None where the operation has no strength, or its unit refers to what is not known."""
+    """Return the scale, or None if the operation has no strength or its unit refers to an unknown figure."""
     if edit.operation in {"ablate", "norm_preserving"}:
         return None
     try:
@@ -54,7 +55,7 @@ def strength_scale(edit: EditSpec) -> StrengthScale | None:
 
 
 def _ends(edit: EditSpec, raw_per_one: float) -> tuple[float, float]:
-    """As far as the step is as large as the residual; always with the strength as it is."""
+    """Return a range that ends where the step is as large as the residual, and includes the current strength."""
     if edit.operation in {"scale", "orthogonal"}:
         return min(-1.0 if edit.operation == "orthogonal" else 0.0, -_round_up(-edit.strength)), _factor_end(edit)
     scales = edit.target.scales
@@ -67,15 +68,15 @@ def _ends(edit: EditSpec, raw_per_one: float) -> tuple[float, float]:
 
 
 def _factor_end(edit: EditSpec) -> float:
-    """Of factors: what makes a feature at its maximum as large as the residual, at least 2."""
+    """Return the end for factors: where a feature at its maximum is as large as the residual, at least 2."""
     scales = edit.target.scales
     whole = push(scales.max_activation, scales) if scales.max_activation is not None else None
-    wanted = 1 + 1 / whole if whole and edit.operation == "scale" else 2.0
-    return _round_up(max(wanted, 2.0, edit.strength))
+    end = 1 + 1 / whole if whole and edit.operation == "scale" else 2.0
+    return _round_up(max(end, 2.0, edit.strength))
 
 
 def _bends(edit: EditSpec, raw_per_one: float) -> Iterator[float]:
-    """Where the largest change of :class:`EditSpec` may turn: its formulas are made of straight lines."""
+    """Yield the strengths at which the slope of the relative size may change; it is piecewise linear."""
     yield from (0.0, 1.0)
     maximum = edit.target.scales.max_activation
     if maximum is not None and raw_per_one:
@@ -83,7 +84,7 @@ def _bends(edit: EditSpec, raw_per_one: float) -> Iterator[float]:
 
 
 def _round_up(value: float) -> float:
-    """To 1, 2 or 5 times a power of ten; 0 for what is not above 0."""
+    """Round up to 1, 2 or 5 times a power of ten; return 0 for values up to 0."""
     if value <= 0:
         return 0.0
     power = 10.0 ** math.floor(math.log10(value))
@@ -98,7 +99,7 @@ class CalibratedStrength:
 
 @dataclass(frozen=True, slots=True)
 class EditPreview:
-    """``prefix`` names the card. ``problem`` says why the rest is not known; ``warning`` what to beware of."""
+    """The preview of one card, named by ``prefix``. With a ``problem``, the other fields are empty."""
 
     prefix: str
     words: str = ""
@@ -141,7 +142,7 @@ def _warning(row: FeatureEdit) -> str:
 
 
 def _calibrated(profile: SteeringProfile) -> dict[object, CalibratedStrength]:
-    """Strengths that the newest calibration of one of the profile's versions proposes, by what they are of."""
+    """Return the strengths that the profile's newest calibration proposes, by edit."""
     rows = Evaluation.objects.filter(version__profile=profile, kind=Evaluation.Kind.CALIBRATION)
     evaluation = rows.select_related("version__profile").first()
     if evaluation is None:

@@ -1,4 +1,4 @@
-"""Edits that a request brings along: features by SAE and index, everything else as in a profile."""
+"""Parses edits that name a feature by SAE and index: those of requests, and the short form of the management API."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from steering.spec.rendering import edit_to_json, edits_to_json, fingerprint
 from steering.spec.units import MAX_PUSH
 
 INLINE = "inline"
-"""Stands where a version's name@number would: no version is called so."""
+"""The name of inline edits, in place of a version's name@number."""
 MAX_FEATURES = 64
 _FIGURES = ("sae_id", "index", "max_activation", "decoder_norm", "label")
 
 
 @dataclass(frozen=True, slots=True)
 class FeaturePlace:
-    """A feature that an SAE has."""
+    """A feature of an SAE."""
 
     sae: SAE
     index: int
 
 
 def read_inline(model: int, model_name: str, value: object) -> PublishedVersion:
-    """The version that ``{"features": [...]}`` would be if it were published; InlineSteeringError names the field.
+    """Parse ``{"features": [...]}`` to a version. Raises InlineSteeringError, which names the field.
 
-    Edits that were not read lately cost one query, so it runs in a thread of its own.
+    Edits that are not cached cost one query, so call it in a thread.
     """
     features = _features(value)
     text = _canonical(features)
@@ -64,13 +64,13 @@ def read_inline(model: int, model_name: str, value: object) -> PublishedVersion:
 
 
 async def find_inline(model: int, value: object) -> PublishedVersion | None:
-    """What :func:`read_inline` answered for the same edits, if it is still known; asks no database."""
+    """Return the cached result of :func:`read_inline` for the same edits, or None. Makes no query."""
     text = _canonical(_features(value))
     return (await registered_saes.aget()).recent.find(model, text)
 
 
 def _canonical(features: list[Any]) -> str:
-    """The same text for edits that differ in nothing but the order of their fields."""
+    """Return a text that is equal for edits that differ only in the order of their fields."""
     try:
         return json.dumps(features, sort_keys=True, separators=(",", ":"))
     except RecursionError as error:
@@ -80,7 +80,7 @@ def _canonical(features: list[Any]) -> str:
 
 @contextmanager
 def _own_connection() -> Iterator[None]:
-    """Leave no connection behind in this thread, unless a transaction of the caller's is under way."""
+    """Close this thread's database connection afterwards, unless a transaction is open."""
     close_old_connections()
     try:
         yield
@@ -118,7 +118,7 @@ def _parse(items: list[Any], model_name: str, saes: Mapping[str, SAE]) -> tuple[
 
 
 def _place(item: Any, path: str, model_name: str, saes: Mapping[str, SAE]) -> FeaturePlace | None:
-    """None where the item is no object, which the parser will say."""
+    """Return the place, or None if the item is no object, which the parser reports."""
     if not isinstance(item, dict):
         return None
     if not item.keys().isdisjoint({"feature", "vector", "site", "gate"}):
@@ -129,7 +129,7 @@ def _place(item: Any, path: str, model_name: str, saes: Mapping[str, SAE]) -> Fe
 
 
 def _edit(item: Any, place: FeaturePlace | None, targets: Mapping[FeaturePlace, FeatureTarget]) -> Any:
-    """In the form of a version's JSON, the feature filled in; the parser names what else is wrong."""
+    """Return the edit as a version's JSON, with its feature filled in; the parser reports other problems."""
     if place is None:
         return item
     rest = {name: value for name, value in item.items() if name not in {"sae", "index"}}
@@ -137,12 +137,12 @@ def _edit(item: Any, place: FeaturePlace | None, targets: Mapping[FeaturePlace, 
 
 
 def feature_json(target: FeatureTarget) -> Any:
-    """The target as a version's JSON has it."""
+    """Return the target in the form of a version's JSON."""
     return edit_to_json(EditSpec(target, "add", 0.0, "raw"))["feature"]
 
 
 def named_sae(name: object, path: str, model_name: str, saes: Mapping[str, SAE]) -> SAE:
-    """The named one, or the model's only one."""
+    """Return the named SAE, or the model's only one."""
     if name is None and len(saes) == 1:
         return next(iter(saes.values()))
     if isinstance(name, str) and name in saes:
@@ -160,16 +160,16 @@ def feature_place(sae: SAE, index: object, path: str) -> FeaturePlace:
 
 
 def feature_targets(places: Sequence[FeaturePlace]) -> dict[FeaturePlace, FeatureTarget]:
-    """What strengths at these features refer to, by one query."""
+    """Return the targets of features, with the figures that strengths refer to, by one query."""
     indices: dict[SAE, set[int]] = defaultdict(set)
     for place in places:
         indices[place.sae].add(place.index)
     if not indices:
         return {}
-    wanted = reduce(or_, (Q(sae=sae, index__in=found) for sae, found in indices.items()))
+    query = reduce(or_, (Q(sae=sae, index__in=found) for sae, found in indices.items()))
     by_pk = {sae.pk: sae for sae in indices}
     targets = {}
-    for row in Feature.objects.filter(wanted).only(*_FIGURES):
+    for row in Feature.objects.filter(query).only(*_FIGURES):
         row.sae = by_pk[row.sae_id]
         targets[FeaturePlace(row.sae, row.index)] = feature_target(row)
     if missing := set(places) - targets.keys():
@@ -179,7 +179,7 @@ def feature_targets(places: Sequence[FeaturePlace]) -> dict[FeaturePlace, Featur
 
 
 def read_short_edits(model: LanguageModel, items: Sequence[Any]) -> tuple[EditSpec, ...]:
-    """Edits with ``sae`` and ``index``, or in a version's own form; InvalidSpecError names what is wrong by field.
+    """Parse edits with ``sae`` and ``index``, or in a version's form. Raises InvalidSpecError, by field.
 
     The model's only SAE need not be named. A gate is written in the same way: ``{"index": 3, "above": 0.2}``.
     """
@@ -192,7 +192,7 @@ def read_short_edits(model: LanguageModel, items: Sequence[Any]) -> tuple[EditSp
 
 
 def _with_places(item: Any, path: str, model_name: str, saes: dict[str, SAE]) -> Any:
-    """In the form of a version's JSON, with places where features belong; what else is wrong, the parser names."""
+    """Return the edit with places in its feature fields; the parser reports other problems."""
     if not isinstance(item, dict):
         return item
     full = _with_place(item, path, model_name, saes)

@@ -1,4 +1,4 @@
-"""What an operator does with published versions: roll back, archive, make policies. Every change is in the trail."""
+"""Rolls back, archives and unarchives profiles; manages policies and default profiles. Every change is audited."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ FREE_NORMALIZATIONS = ("none", "expected_average_only_in")  # the second is fold
 def roll_back(
     *, version: ProfileVersion, user: User | None = None, note: str = "", replaces_draft: bool | None = None
 ) -> ProfileVersion:
-    """Publishes what ``version`` was, once more, as the newest version.
+    """Publish the content of ``version`` again, as the newest version.
 
-    With ``replaces_draft`` the draft becomes it too, so that the next publishing does not bring back what was rolled
-    back; by default where the draft has no changes that were never published.
+    ``replaces_draft`` replaces the draft too, so that the next publish does not undo the rollback; by default, this
+    happens if the draft has no unpublished changes.
 
-    NothingToPublishError when requests get it already; SAEUnavailableError when its weights are missing.
+    Raises NothingToPublishError if the newest version has the same effect, and SAEUnavailableError if weights are
+    missing.
     """
     profile = SteeringProfile.objects.select_for_update().get(pk=version.profile_id)
     latest = profile.latest_version
@@ -62,7 +63,7 @@ def roll_back(
 
 
 def has_unpublished_changes(*, profile: SteeringProfile) -> bool:
-    """Whether the draft has another effect than the newest version; True where it cannot be published as it is."""
+    """Return whether the draft's effect differs from the newest version's; True if the draft is invalid."""
     latest = profile.latest_version
     try:
         return latest is None or fingerprint(draft_edits(profile)) != latest.fingerprint
@@ -72,7 +73,7 @@ def has_unpublished_changes(*, profile: SteeringProfile) -> bool:
 
 @transaction.atomic
 def archive_profile(*, profile: SteeringProfile, user: User | None = None) -> None:
-    """Requests cannot use it any more. InUseError where it is a default of its model, or a policy."""
+    """Refuse the profile to requests from now on. Raises InUseError if it is its model's default or a policy."""
     profile = SteeringProfile.objects.select_for_update().get(pk=profile.pk)
     if profile.archived_at is not None:
         return
@@ -95,7 +96,7 @@ def unarchive_profile(*, profile: SteeringProfile, user: User | None = None) -> 
 
 
 def check_profile_is_unused(*, profile: SteeringProfile) -> None:
-    """InUseError names what all requests without a profile of their own would miss."""
+    """Raise InUseError if the profile is its model's default or a policy."""
     if profile.model.default_profile.partition("@")[0] == profile.name:
         raise InUseError(f"{profile} is the default of the model {profile.model}; choose another default first.")
     if policy := SteeringPolicy.objects.filter(version__profile=profile).select_related("version__profile").first():
@@ -104,7 +105,7 @@ def check_profile_is_unused(*, profile: SteeringProfile) -> None:
 
 @transaction.atomic
 def save_policy(*, policy: SteeringPolicy, user: User | None = None) -> SteeringPolicy:
-    """Adds a policy or changes one. InvalidProfileError where its version cannot act after others."""
+    """Create or update a policy. Raises InvalidProfileError if its version cannot be composed after others."""
     check_can_be_policy(version=policy.version)
     is_new = policy._state.adding
     if is_new:
@@ -127,7 +128,7 @@ def remove_policy(*, policy: SteeringPolicy, user: User | None = None) -> None:
 
 
 def check_can_be_policy(*, version: ProfileVersion) -> None:
-    """InvalidProfileError for what only holds where nothing acts before: see :mod:`steering.composition`."""
+    """Raise InvalidProfileError if the version cannot apply after other steering; see :mod:`steering.composition`."""
     if version.profile.archived_at is not None:
         raise InvalidProfileError(f"{version.profile} is archived; take it back first.")
     if sae := version.saes.exclude(normalization__in=FREE_NORMALIZATIONS).first():
@@ -141,7 +142,7 @@ def check_can_be_policy(*, version: ProfileVersion) -> None:
 
 @transaction.atomic
 def set_default_profile(*, model: LanguageModel, reference: str, user: User | None = None) -> LanguageModel:
-    """The profile (name or name@number, empty for none) of requests to the model that name none."""
+    """Set the profile (name, name@number, or empty) of requests that name none."""
     model = LanguageModel.objects.select_for_update().get(pk=model.pk)
     check_reference(model=model, reference=reference)
     before, model.default_profile = model.default_profile, reference
@@ -157,7 +158,7 @@ def record_default(*, model: LanguageModel, before: str, user: User | None) -> N
 
 
 def default_choices(*, model: LanguageModel) -> list[tuple[str, str]]:
-    """What the model's default can be, with words; one that cannot be used any more is there while it is set."""
+    """Return the choices of the model's default profile, including the current one if it is no longer usable."""
     versions = ProfileVersion.objects.filter(profile__model=model, profile__archived_at=None)
     rows = versions.order_by("profile__name", "-number").values_list("profile__name", "number")
     choices = [("", "none")]
@@ -171,7 +172,7 @@ def default_choices(*, model: LanguageModel) -> list[tuple[str, str]]:
 
 
 def check_reference(*, model: LanguageModel, reference: str) -> None:
-    """ValidationError unless requests to the model could name it."""
+    """Raise ValidationError unless requests to the model can name the profile."""
     if not reference:
         return
     name, _, number = reference.partition("@")

@@ -1,4 +1,4 @@
-"""Published profiles as requests use them: found without the database, compiled once, weights shared."""
+"""Resolves what a request names to a compiled intervention, without the database; SAE weights are shared."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ _MAX_SHOWN = 120
 
 @dataclass(frozen=True, slots=True)
 class SteeringSelection:
-    """What a request's own steering is to be: a version, edits of its own (JSON), or nothing; and how much of it.
+    """The steering that a request selects: a published version, inline edits (JSON), or nothing; and its intensity.
 
-    ``draft`` is what this server made of a form that nobody saved.
+    ``draft`` is the unsaved draft of a form on this server.
     """
 
     reference: str | None = None
@@ -64,11 +64,10 @@ class SteeringSelection:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedProfile:
-    """All that steers a request, ready to be applied.
+    """Everything that steers a request, compiled.
 
-    ``name`` is empty where only ``policies`` (as name@number, in their order) act, and ``number`` 0 for edits that the
-    request brought along. ``fingerprint`` identifies everything together: with neither policies nor an intensity it is
-    the version's own.
+    ``name`` is empty if only ``policies`` (name@number, in order) apply, and ``number`` is 0 for inline edits.
+    ``fingerprint`` identifies the whole; without policies and with intensity 1 it is that of the version.
     """
 
     name: str
@@ -80,7 +79,7 @@ class ResolvedProfile:
 
     @property
     def label(self) -> str:
-        """name@number, or the name of what has no number: edits of the request, a draft, nothing but policies."""
+        """name@number, or the name alone for inline edits, drafts, and policies without a profile."""
         return f"{self.name}@{self.number}" if self.number else self.name
 
 
@@ -93,7 +92,7 @@ class _Compiled:
 class ProfileResolver:
     """Finds versions through ``find_model`` (name or alias to primary key) and compiles them.
 
-    Compiled interventions are shared by fingerprint. When an SAE is forgotten, so are those that hold its weights.
+    Compiled interventions are cached by fingerprint. Evicting an SAE also evicts those that hold its weights.
     """
 
     def __init__(
@@ -109,7 +108,7 @@ class ProfileResolver:
         self._lock = threading.Lock()
 
     async def resolve(self, model: str, reference: str, *, special_token_ids: frozenset[int]) -> ResolvedProfile:
-        """The version that ``reference`` (``name`` or ``name@number``) means for the model.
+        """Return the version that ``reference`` (``name`` or ``name@number``) denotes for the model.
 
         Raises ProfileNotFoundError, ProfileModelMismatchError or SAEUnavailableError.
         """
@@ -119,26 +118,26 @@ class ProfileResolver:
         return ResolvedProfile(version.name, version.number, version.fingerprint, intervention)
 
     async def steer(
-        self, model: str, wish: SteeringSelection, *, special_token_ids: frozenset[int]
+        self, model: str, selection: SteeringSelection, *, special_token_ids: frozenset[int]
     ) -> ResolvedProfile | None:
-        """What the request wants, and after it every policy of the model; None where nothing steers.
+        """Return the request's own steering followed by the model's policies, or None if nothing steers.
 
-        Raises what :meth:`resolve` does, InlineSteeringError and PolicyConflictError.
+        Raises what :meth:`resolve` raises, InlineSteeringError and PolicyConflictError.
         """
         profiles = await published_profiles.aget()
         pk = self._find_model(model)
-        own = await self._own_version(profiles, pk, model, wish)
+        own = await self._own_version(profiles, pk, model, selection)
         policies = profiles.policies.get(pk, ())
         versions = [version for version in (own, *policies) if version is not None]
         if not versions:
             return None
-        key = _chain_key(versions, wish.intensity if own else 1.0, len(policies))
+        key = _chain_key(versions, selection.intensity if own else 1.0, len(policies))
         intervention = self._find_compiled(key, special_token_ids)
         if intervention is None:
             parts = [await self._intervention(version, special_token_ids) for version in versions]
             num_own = len(versions) - len(policies)
             parts[num_own:] = map(without_norm_limits, parts[num_own:])
-            intervention = await asyncio.to_thread(_chained, parts, wish.intensity if own else 1.0)
+            intervention = await asyncio.to_thread(_chained, parts, selection.intensity if own else 1.0)
             checksums = frozenset(source.checksum for version in versions for source in version.saes)
             self._keep(key, special_token_ids, _Compiled(intervention, checksums))
         return ResolvedProfile(
@@ -147,38 +146,38 @@ class ProfileResolver:
             intervention.fingerprint,
             intervention,
             tuple(policy.label for policy in policies),
-            wish.intensity if own else 1.0,
+            selection.intensity if own else 1.0,
         )
 
     async def compiled(self, version: PublishedVersion, *, special_token_ids: frozenset[int]) -> Intervention:
-        """What a version does by itself, without intensity and policies; SAEUnavailableError."""
+        """Compile one version, without intensity and policies. Raises SAEUnavailableError."""
         return await self._intervention(version, special_token_ids)
 
     def sae(self, source: SAESource) -> SparseAutoencoder:
-        """The SAE, shared with the profiles that use it; InvalidSAEError or SourceError. Slow at first."""
+        """Return the SAE, loading it if needed (slow). Raises InvalidSAEError or SourceError."""
         return self._saes.get(source.checksum, partial(self._load, source))
 
     def loaded_bytes(self, checksum: str) -> int | None:
-        """Memory of the SAE's weights on all devices; None of one that is not loaded."""
+        """Return the memory of the SAE's weights on all devices, or None if it is not loaded."""
         return self._saes.bytes_of(checksum)
 
     def unload_sae(self, checksum: str) -> None:
-        """Forget its weights, and what was compiled with them. Requests that run keep theirs until they end."""
+        """Evict the SAE and everything compiled with it. Running requests keep their weights until they end."""
         self._saes.remove(checksum)
 
     def newest(self, model: str) -> list[tuple[str, int]]:
-        """Name and newest number of the model's published profiles."""
+        """Return name and newest number of the model's published profiles."""
         return published_profiles.get().newest(self._find_model(model))
 
     async def _own_version(
-        self, profiles: PublishedProfiles, pk: int, model: str, wish: SteeringSelection
+        self, profiles: PublishedProfiles, pk: int, model: str, selection: SteeringSelection
     ) -> PublishedVersion | None:
-        if wish.draft is not None:
-            return wish.draft
-        if wish.inline is not None:
-            known = await find_inline(pk, wish.inline)
-            return known or await asyncio.to_thread(read_inline, pk, model, wish.inline)
-        return None if wish.reference is None else find_version(profiles, pk, model, wish.reference)
+        if selection.draft is not None:
+            return selection.draft
+        if selection.inline is not None:
+            known = await find_inline(pk, selection.inline)
+            return known or await asyncio.to_thread(read_inline, pk, model, selection.inline)
+        return None if selection.reference is None else find_version(profiles, pk, model, selection.reference)
 
     async def _intervention(self, version: PublishedVersion, special_token_ids: frozenset[int]) -> Intervention:
         found = self._find_compiled(version.fingerprint, special_token_ids)
@@ -202,7 +201,7 @@ class ProfileResolver:
                 self._compiled.popitem(last=False)
 
     def _compile(self, version: PublishedVersion, special_token_ids: frozenset[int]) -> Intervention:
-        from steering.compiler import compile_edits  # torch is loaded with the first profile, not with Django
+        from steering.compiler import compile_edits  # torch is imported with the first profile, not with Django
 
         try:
             saes = {
@@ -228,7 +227,7 @@ class ProfileResolver:
 
 
 def _not_compiled(version: PublishedVersion, error: Exception) -> SteeringError:
-    """Edits that a request brought along are the client's fault, a published version's the server's."""
+    """Blame the client for invalid inline edits and drafts, and the server for a published version."""
     if version.name == INLINE and isinstance(error, InvalidSpecError):
         return InlineSteeringError.from_spec(error)
     if version.name.endswith(DRAFT) and isinstance(error, InvalidSpecError):
@@ -245,17 +244,17 @@ def _not_compiled(version: PublishedVersion, error: Exception) -> SteeringError:
 
 
 def _chain_key(versions: Sequence[PublishedVersion], intensity: float, num_policies: int) -> str:
-    """Apart from every version's own fingerprint, under which it is kept alone."""
+    """Return the cache key of versions applied in order; distinct from the fingerprint of any single version."""
     return f"{intensity!r} {num_policies} " + " ".join(version.fingerprint for version in versions)
 
 
 def _chained(parts: Sequence[Intervention], intensity: float) -> Intervention:
-    """The first one scaled, and one after the other."""
+    """Scale the first intervention, and apply the others after it."""
     return reduce(followed_by, parts[1:], scaled(parts[0], intensity))
 
 
 def find_version(profiles: PublishedProfiles, model: int, model_name: str, reference: str) -> PublishedVersion:
-    """The newest version of a name, or the one with the number after “@”."""
+    """Return the newest version of a name, or the one with the number after "@"."""
     match = _REFERENCE.fullmatch(reference)
     if match is None:
         shown = reference if len(reference) <= _MAX_SHOWN else reference[:_MAX_SHOWN] + "…"
@@ -276,14 +275,14 @@ def find_version(profiles: PublishedProfiles, model: int, model_name: str, refer
 
 
 async def find_profile(model: str, reference: str) -> str:
-    """``name@number`` of the version that ``reference`` means for the model; raises what :func:`resolve` does."""
+    """Return ``name@number`` of the version that ``reference`` denotes. Raises what :func:`resolve` raises."""
     profiles = await published_profiles.aget()
     return find_version(profiles, model_table.get().find(model).pk, model, reference).label
 
 
 @cache
 def get_resolver() -> ProfileResolver:
-    """This process' resolver."""
+    """Return the resolver of this process."""
     return ProfileResolver(lambda name: model_table.get().find(name).pk)
 
 
@@ -292,9 +291,11 @@ async def resolve(model: str, reference: str, *, special_token_ids: frozenset[in
     return await get_resolver().resolve(model, reference, special_token_ids=special_token_ids)
 
 
-async def steer(model: str, wish: SteeringSelection, *, special_token_ids: frozenset[int]) -> ResolvedProfile | None:
+async def steer(
+    model: str, selection: SteeringSelection, *, special_token_ids: frozenset[int]
+) -> ResolvedProfile | None:
     """See :meth:`ProfileResolver.steer`."""
-    return await get_resolver().steer(model, wish, special_token_ids=special_token_ids)
+    return await get_resolver().steer(model, selection, special_token_ids=special_token_ids)
 
 
 def published(model: str) -> list[tuple[str, int]]:
@@ -303,7 +304,7 @@ def published(model: str) -> list[tuple[str, int]]:
 
 
 def check_scopes(intervention: Intervention, dialect: Dialect) -> None:
-    """ScopeNotSupportedError where an edit could never act, whatever the model writes."""
+    """Raise ScopeNotSupportedError if the model's dialect has no segment that an edit is limited to."""
     if "thinking" in intervention.needed_parts and dialect.thinking is None:
         raise ScopeNotSupportedError(
             "The profile has an edit with the scope “thinking”, and this model's chat template knows no marks of"

@@ -1,6 +1,6 @@
-"""Two persons for each version, where MILLM_PROFILE_REVIEW is on: who asks for a review cannot give it.
+"""Reviews of drafts before publishing, required by MILLM_PROFILE_REVIEW: nobody reviews their own request.
 
-An approval is of an effect. When the draft comes to something else it does not count any more, whoever changed it.
+An approval applies to one effect, by its fingerprint. It lapses when the draft changes, whoever changed it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def is_needed() -> bool:
 
 @transaction.atomic
 def request_review(*, profile: SteeringProfile, user: User, note: str = "") -> ProfileReview:
-    """Replaces an open request. InvalidProfileError for a draft that could not be published anyhow."""
+    """Request a review, replacing an open request. Raises InvalidProfileError if the draft cannot be published."""
     profile = SteeringProfile.objects.select_for_update().get(pk=profile.pk)
     edits = publishable_edits(profile)
     profile.reviews.filter(state=State.OPEN).update(state=State.WITHDRAWN)
@@ -43,7 +43,7 @@ def request_review(*, profile: SteeringProfile, user: User, note: str = "") -> P
 
 @transaction.atomic
 def decide_review(*, review: ProfileReview, user: User, is_approved: bool, note: str = "") -> ProfileReview:
-    """ReviewError unless ``user`` may decide it now; a rejection says why."""
+    """Approve or reject a review. Raises ReviewError if ``user`` may not decide it, or a rejection has no note."""
     profile = SteeringProfile.objects.select_for_update().get(pk=review.profile_id)
     review = ProfileReview.objects.select_related("profile__model").get(pk=review.pk)
     check_may_decide(review=review, user=user)
@@ -59,7 +59,7 @@ def decide_review(*, review: ProfileReview, user: User, is_approved: bool, note:
 
 
 def check_may_decide(*, review: ProfileReview, user: User) -> None:
-    """ReviewError says why not."""
+    """Raise ReviewError if ``user`` may not decide the review."""
     if review.state != State.OPEN:
         raise ReviewError(f"The {review}; it cannot be decided any more.")
     if review.requested_by_id == user.pk:
@@ -69,7 +69,7 @@ def check_may_decide(*, review: ProfileReview, user: User) -> None:
 
 
 def check_reviewed(*, profile: SteeringProfile, edits: Sequence[EditSpec]) -> ProfileReview:
-    """The approval of these edits; ReviewError where there is none."""
+    """Return the approval of these edits, or raise ReviewError."""
     review = profile.reviews.first()
     if review is not None and review.state == State.APPROVED and review.fingerprint == fingerprint(edits):
         return review
@@ -77,7 +77,7 @@ def check_reviewed(*, profile: SteeringProfile, edits: Sequence[EditSpec]) -> Pr
 
 
 def state_text(review: ProfileReview | None, draft: str | None) -> str:
-    """In a sentence; ``draft`` is the draft's fingerprint, None where it makes no sense."""
+    """Describe the state of a review; ``draft`` is the draft's fingerprint, None if the draft is invalid."""
     if review is None or review.state in (State.PUBLISHED, State.WITHDRAWN):
         return "no review was asked for."
     if review.fingerprint != draft:
@@ -89,7 +89,7 @@ def state_text(review: ProfileReview | None, draft: str | None) -> str:
 
 
 def current_fingerprint(profile: SteeringProfile) -> str | None:
-    """Of the draft as it is now; None where it makes no sense."""
+    """Return the fingerprint of the current draft, or None if it is invalid."""
     try:
         return fingerprint(draft_edits(profile))
     except InvalidSpecError:

@@ -16,12 +16,12 @@ from steering.spec.rendering import edits_to_json, fingerprint
 MAX_RECENT = 256
 WATCH = "watch:"
 DRAFT = "@draft"
-"""Stands where a version's @number would, in the name of a draft that is tried out."""
+"""Suffix of the name of a draft that is tried out, in place of a version's @number."""
 
 
 @dataclass(frozen=True, slots=True)
 class SAESource:
-    """Where an SAE's weights are found again."""
+    """The location of an SAE's weights."""
 
     name: str
     checksum: str
@@ -32,7 +32,7 @@ class SAESource:
 
 @dataclass(frozen=True, slots=True)
 class PublishedVersion:
-    """``edits`` is the JSON of :mod:`steering.spec.rendering`. ``number`` is 0 for what nobody published."""
+    """A version as requests use it. ``edits`` is the JSON of :mod:`steering.spec.rendering`; drafts have number 0."""
 
     name: str
     number: int
@@ -47,7 +47,7 @@ class PublishedVersion:
 
 @dataclass(frozen=True, slots=True)
 class PublishedProfiles:
-    """Versions by model (its primary key), profile name and number; ``policies`` by model, in their order."""
+    """All published versions by model (primary key), profile name and number; ``policies`` by model, in order."""
 
     by_model: Mapping[int, Mapping[str, Mapping[int, PublishedVersion]]]
     archived: frozenset[tuple[int, str]] = frozenset()
@@ -63,7 +63,7 @@ class PublishedProfiles:
         return (model, name) in self.archived
 
     def newest(self, model: int) -> list[tuple[str, int]]:
-        """Name and newest number of each profile that requests may use, by name."""
+        """Return name and newest number of each profile that is not archived, sorted by name."""
         profiles = self.by_model.get(model, {}).items()
         return sorted((name, max(versions)) for name, versions in profiles if not self.is_archived(model, name))
 
@@ -90,14 +90,14 @@ def _policies() -> dict[int, tuple[PublishedVersion, ...]]:
 
 
 def _cap(rule: WatchRule) -> PublishedVersion:
-    """What holds a watched feature down, after all policies; its name is no version's."""
+    """Return the edit of a capping watch rule, as a version that applies after all policies."""
     edits = (EditSpec(feature_target(rule.feature), "at_most", rule.raw_threshold, "raw", sink_tokens=True),)
     source = source_of(rule.feature.sae)
     return PublishedVersion(f"{WATCH}{rule.name}", 0, fingerprint(edits), edits_to_json(edits), (source,))
 
 
 def version_of(row: ProfileVersion) -> PublishedVersion:
-    """A row with its ``profile``, as requests use it."""
+    """Convert a row (with its ``profile``) to the form that requests use."""
     saes = tuple(source_of(sae) for sae in row.saes.all())
     return PublishedVersion(row.profile.name, row.number, row.fingerprint, row.edits, saes)
 
@@ -107,7 +107,7 @@ def source_of(sae: SAE) -> SAESource:
 
 
 class RecentVersions:
-    """The versions that were made of requests' own edits last, so that equal edits are read once. Thread-safe."""
+    """A thread-safe LRU cache of inline edits that were parsed to versions."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -129,9 +129,9 @@ class RecentVersions:
 
 @dataclass(frozen=True, slots=True)
 class RegisteredSAEs:
-    """All SAEs by model (its primary key) and name, as rows that nobody saves.
+    """All SAEs by model (primary key) and name, as read-only rows.
 
-    ``recent`` belongs to these rows: it is dropped with them when an SAE or the figures of its features change.
+    ``recent`` caches inline edits for these rows: it is dropped with them when an SAE or its features' figures change.
     """
 
     by_model: Mapping[int, Mapping[str, SAE]]

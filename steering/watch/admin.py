@@ -1,4 +1,4 @@
-"""Watch rules in the admin, and what they saw."""
+"""The admin of watch rules and their events."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RULE_FIELDS = ("name", "feature", "threshold", "unit", "action", "is_active", "r
 
 
 class WatchRuleForm(forms.ModelForm[WatchRule]):
-    """Says beside the form why a rule could not act."""
+    """Validates a rule as saving it does, so that errors show in the form."""
 
     class Meta:
         model = WatchRule
@@ -79,7 +79,7 @@ class WatchRuleAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes no
 
 @admin.register(WatchEvent)
 class WatchEventAdmin(ReadOnlyAdmin):
-    """Read-only, whoever looks."""
+    """Watch events, read-only."""
 
     empty_words = "No events yet. A watch rule records one for each request that exceeds its threshold."
     list_display = (
@@ -130,7 +130,7 @@ class WatchEventAdmin(ReadOnlyAdmin):
 
     @admin.display(description="request")
     def logged_request(self, event: WatchEvent) -> str:
-        """The request log is a layer above, so its page is found by its name."""
+        """Link to the request by URL name: the request log is a layer above."""
         try:
             url = reverse("admin:openai_api_requestlog_change", args=(event.request_id,))
         except NoReverseMatch:

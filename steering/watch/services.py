@@ -1,4 +1,4 @@
-"""Watch rules as operators write them: checked, in the trail, and taken up by all processes."""
+"""Saves watch rules, with validation and audit, and stores their events."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from steering.watch.watcher import WatchMatch, watched_models
 
 @transaction.atomic
 def save_rule(*, rule: WatchRule, user: User | None = None) -> WatchRule:
-    """Adds a rule or changes one. InvalidProfileError where it could not act."""
+    """Create or update a rule. Raises InvalidProfileError if it could not be applied."""
     check_rule(rule=rule)
     is_new = rule._state.adding
     if is_new:
@@ -39,13 +39,13 @@ def save_rule(*, rule: WatchRule, user: User | None = None) -> WatchRule:
 
 @transaction.atomic
 def remove_rule(*, rule: WatchRule, user: User | None = None) -> None:
-    """Its events stay."""
+    """Delete a rule; its events remain."""
     _record(rule, f"removed; it was for: {rule.reason}", user)
     rule.delete()
 
 
 def check_rule(*, rule: WatchRule) -> None:
-    """InvalidProfileError says what would not work."""
+    """Raise InvalidProfileError if the rule could not be applied."""
     raw, sae = raw_threshold(rule), rule.feature.sae
     if not math.isfinite(raw) or raw < 0:
         raise InvalidProfileError(f"The threshold comes to {raw:g}; it must be a finite number from 0.")
@@ -59,41 +59,41 @@ def check_rule(*, rule: WatchRule) -> None:
 
 
 def raw_threshold(rule: WatchRule) -> float:
-    """As an activation; InvalidProfileError where the unit refers to a number that is not known."""
+    """Return the threshold as an activation. Raises InvalidProfileError if its unit refers to an unknown figure."""
     try:
         return EditSpec(feature_target(rule.feature), "at_most", rule.threshold, cast("Unit", rule.unit)).raw
     except MissingScaleError:
         raise InvalidProfileError(f"The largest activation of {rule.feature} is not known; use the unit raw.") from None
 
 
-def record_matches(findings: list[WatchMatch]) -> None:
-    """Events of them; those that are there already stay as they are."""
-    WatchEvent.objects.bulk_create([_event(finding) for finding in findings], ignore_conflicts=True)
+def record_matches(matches: list[WatchMatch]) -> None:
+    """Store an event per match. Idempotent: existing events are not changed."""
+    WatchEvent.objects.bulk_create([_event(match) for match in matches], ignore_conflicts=True)
 
 
 def prune_events(*, before: datetime) -> int:
-    """Delete older events; returns how many."""
+    """Delete older events and return their number."""
     return WatchEvent.objects.filter(at__lt=before).delete()[0]
 
 
-def _event(finding: WatchMatch) -> WatchEvent:
-    rule = finding.rule
+def _event(match: WatchMatch) -> WatchEvent:
+    rule = match.rule
     labels = Feature.objects.filter(sae__name=rule.sae, index=rule.index).values_list("label", flat=True)
     return WatchEvent(
-        at=finding.at,
+        at=match.at,
         rule=rule.name,
         action=rule.action,
-        model=finding.model,
+        model=match.model,
         sae=rule.sae,
         feature=rule.index,
         label=labels.first() or "",
         threshold=rule.threshold,
-        value=finding.value,
-        num_tokens=finding.num_tokens,
-        place=finding.place,
-        in_prompt=finding.in_prompt,
-        profile=finding.profile,
-        request_id=finding.request_id,
+        value=match.value,
+        num_tokens=match.num_tokens,
+        place=match.place,
+        in_prompt=match.in_prompt,
+        profile=match.profile,
+        request_id=match.request_id,
     )
 
 

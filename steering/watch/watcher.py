@@ -1,4 +1,4 @@
-"""Watch rules as requests meet them: from a snapshot, as reads of the engine, and as findings for the log."""
+"""Watch rules on the request path: the snapshot of rules, their captures in the engine, and matches for the log."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from steering.sae_registry.loaded_sae import LoadedSAE, load_registered_sae
 
 logger = logging.getLogger(__name__)
 
-RETRY_S = 30.0  # until a missing SAE is looked for again
+RETRY_S = 30.0  # before loading a missing SAE is retried
 
 
 @dataclass(frozen=True, slots=True)
 class ActiveRule:
-    """``threshold`` is an activation. ``sae`` is the name of the feature's SAE."""
+    """An active rule. ``threshold`` is an activation; ``sae`` is the name of the feature's SAE."""
 
     pk: int
     name: str
@@ -37,7 +37,7 @@ class ActiveRule:
 
     @property
     def stage(self) -> Stage:
-        """An alert tells what the model goes on with, a cap what there was to hold down."""
+        """The stage at which activations are captured: after steering for alerts, before it for caps."""
         return "pre" if self.action == WatchRule.Action.CAP else "post"
 
 
@@ -73,7 +73,7 @@ NO_WATCH = Watch()
 
 @dataclass(frozen=True, slots=True)
 class WatchMatch:
-    """A rule whose feature was above its threshold in a request: the largest value, and how many tokens were above."""
+    """A rule whose feature exceeded its threshold in a request: the largest value, and the number of tokens."""
 
     rule: ActiveRule
     value: float
@@ -88,13 +88,13 @@ class WatchMatch:
 
 @dataclass(slots=True)
 class WatchMatches:
-    """What a request's sequences brought so far."""
+    """Collects the matches of a request's sequences."""
 
     watch: Watch
     _found: dict[str, WatchMatch] = field(default_factory=dict)
 
     def note(self, number: int, reading: Reading, *, num_prompt: int, now: datetime) -> None:
-        """``number`` is the read's place in the watch."""
+        """Add the values of one capture; ``number`` is its index in the watch."""
         assert reading.places is not None, "rules pool nothing"
         for column, rule in enumerate(self.watch.rules[number]):
             values = reading.values[:, column].tolist()
@@ -116,8 +116,8 @@ class WatchMatches:
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
-    """A watch, good for its rules; one that lacks an SAE until ``retry_at`` (monotonic seconds)."""
+class _CachedWatch:
+    """A cached watch for its rules; if an SAE was missing, it expires at ``retry_at`` (monotonic seconds)."""
 
     rules: tuple[ActiveRule, ...]
     watch: Watch
@@ -125,28 +125,28 @@ class _Made:
 
 
 class Watcher:
-    """Makes the reads of each model's rules once, as long as the rules stay."""
+    """Builds the captures of each model's rules, and caches them until the rules change."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._made: dict[tuple[int, frozenset[int]], _Made] = {}
+        self._cached: dict[tuple[int, frozenset[int]], _CachedWatch] = {}
 
     async def watch(self, model: str, special_token_ids: frozenset[int]) -> Watch:
-        """``model`` is a registered name. A rule whose SAE is missing is left out, and its row says so."""
+        """Return the watch of a registered model. Rules whose SAE is missing are skipped, and their rows say why."""
         pk = model_table.get().find(model).pk
         rules = (await watched_models.aget()).get(pk, ())
         if not rules:
             return NO_WATCH
-        made = self._made.get((pk, special_token_ids))
+        made = self._cached.get((pk, special_token_ids))
         if made is None or made.rules != rules or self._now() >= made.retry_at:
-            watch = await asyncio.to_thread(_make_watch, rules, special_token_ids)
+            watch = await asyncio.to_thread(_build_watch, rules, special_token_ids)
             is_whole = sum(map(len, watch.rules)) == len(rules)
-            made = _Made(rules, watch, float("inf") if is_whole else self._now() + RETRY_S)
-            self._made[pk, special_token_ids] = made
+            made = _CachedWatch(rules, watch, float("inf") if is_whole else self._now() + RETRY_S)
+            self._cached[pk, special_token_ids] = made
         return made.watch
 
 
-def _make_watch(rules: tuple[ActiveRule, ...], special_token_ids: frozenset[int]) -> Watch:
+def _build_watch(rules: tuple[ActiveRule, ...], special_token_ids: frozenset[int]) -> Watch:
     close_old_connections()
     try:
         groups: dict[tuple[str, Stage], list[ActiveRule]] = {}
@@ -168,7 +168,7 @@ def _loaded(name: str, rules: Iterable[ActiveRule]) -> LoadedSAE | None:
     try:
         sae = load_registered_sae(SAE.objects.get(name=name))
     except (SteeringError, SAE.DoesNotExist) as error:
-        problem = f"It does not act: {error}"
+        problem = f"The rule is not active: {error}"
         logger.error("Rules of the SAE %s do not act: %s", name, error)
     stale = WatchRule.objects.filter(pk__in=[rule.pk for rule in rules]).exclude(problem=problem[:500])
     stale.update(problem=problem[:500])
@@ -191,7 +191,7 @@ def _read(
 
 @cache
 def get_watcher() -> Watcher:
-    """This process' watcher."""
+    """Return the watcher of this process."""
     return Watcher()
 
 

@@ -171,9 +171,9 @@ def test_an_import_does_not_replace_it(stranger, hidden, model):
     document = version_document(hidden)
     body = {"model": model.pk, "file_name": "x.json", "text": json.dumps(document), "replaces": True}
     assert refusal(stranger.post("profiles/import", body))[0] == 400
-    wish = ImportOptions(model, replaces=True)
-    plan = plan_import(json.dumps(document).encode(), "x.json", wish)
-    assert import_profiles(plan=plan, wish=wish, user=hidden.profile.owner) == [hidden.profile]
+    options = ImportOptions(model, replaces=True)
+    plan = plan_import(json.dumps(document).encode(), "x.json", options)
+    assert import_profiles(plan=plan, options=options, user=hidden.profile.owner) == [hidden.profile]
 
 
 def test_sharing_with_a_group(page_of_stranger, stranger, hidden):

@@ -64,15 +64,15 @@ LM_EVAL = (
 )
 
 
-def plan(value: object, model: LanguageModel, name: str = "wave.json", **wish: Any) -> ImportPlan:
+def plan(value: object, model: LanguageModel, name: str = "wave.json", **options: Any) -> ImportPlan:
     data = value if isinstance(value, bytes) else value if isinstance(value, str) else json.dumps(value)
-    return plan_import(data if isinstance(data, bytes) else data.encode(), name, ImportOptions(model, **wish))
+    return plan_import(data if isinstance(data, bytes) else data.encode(), name, ImportOptions(model, **options))
 
 
-def refused(value: object, model: LanguageModel, name: str = "wave.json", **wish: Any) -> dict[str, str]:
+def refused(value: object, model: LanguageModel, name: str = "wave.json", **options: Any) -> dict[str, str]:
     """Messages by path."""
     with pytest.raises(InvalidSpecError) as caught:
-        plan(value, model, name, **wish)
+        plan(value, model, name, **options)
     return {problem.path: problem.message for problem in caught.value.problems}
 
 
@@ -113,7 +113,7 @@ class TestOwnFormat:
         document = draft_document(mixed)
         assert document["profiles"][0]["edits"][0]["feature"]["sae"]["checksum"] == SAE.objects.get().checksum
         found = plan(document, model, name="x.json", replaces=True)
-        (made,) = import_profiles(plan=found, wish=ImportOptions(model, replaces=True))
+        (made,) = import_profiles(plan=found, options=ImportOptions(model, replaces=True))
         assert made == mixed
         assert draft_document(made) == document
         assert not found.doubts
@@ -124,7 +124,7 @@ class TestOwnFormat:
         document = version_document(version)
         assert document["profiles"][0]["version"]["note"] == "Äußerst traurig 😢"
         found = plan(document, model, replaces=True)
-        (made,) = import_profiles(plan=found, wish=ImportOptions(model, replaces=True))
+        (made,) = import_profiles(plan=found, options=ImportOptions(model, replaces=True))
         assert fingerprint(draft_edits(made)) == version.fingerprint
 
     def test_folders_of_this_machine_are_not_told(self, profile):
@@ -470,7 +470,7 @@ def test_nothing_is_made_when_one_cannot_be(sae, model, researcher):
     found = plan(bundle, model)
     services.create_profile(name="two", model=model)
     with pytest.raises(Exception, match="has a profile two already"):
-        import_profiles(plan=found, wish=ImportOptions(model), user=researcher)
+        import_profiles(plan=found, options=ImportOptions(model), user=researcher)
     assert [profile.name for profile in SteeringProfile.objects.all()] == ["two"]
     assert isinstance(researcher, User)
 

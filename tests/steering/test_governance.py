@@ -50,13 +50,13 @@ def cap(model: LanguageModel, feature: Any) -> ProfileVersion:
     return services.publish_profile(profile=profile)
 
 
-def steer(wish: SteeringSelection) -> ResolvedProfile | None:
+def steer(selection: SteeringSelection) -> ResolvedProfile | None:
     resolver = ProfileResolver(lambda name: model_table.get().find(name).pk)
-    return async_to_sync(resolver.steer)("tiny", wish, special_token_ids=frozenset())
+    return async_to_sync(resolver.steer)("tiny", selection, special_token_ids=frozenset())
 
 
-def steered(wish: SteeringSelection) -> ResolvedProfile:
-    resolved = steer(wish)
+def steered(selection: SteeringSelection) -> ResolvedProfile:
+    resolved = steer(selection)
     assert resolved is not None
     return resolved
 
@@ -337,7 +337,9 @@ def test_crowd_under_a_policy_gets_the_same(versions, cap):
     resolver = ProfileResolver(lambda name: model_table.get().find(name).pk)
 
     async def crowd() -> list[ResolvedProfile | None]:
-        wish = SteeringSelection("gloomy", 0.5)
-        return await asyncio.gather(*(resolver.steer("tiny", wish, special_token_ids=frozenset()) for _ in range(8)))
+        selection = SteeringSelection("gloomy", 0.5)
+        return await asyncio.gather(
+            *(resolver.steer("tiny", selection, special_token_ids=frozenset()) for _ in range(8))
+        )
 
     assert len({one.fingerprint for one in async_to_sync(crowd)() if one}) == 1

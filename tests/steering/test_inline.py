@@ -45,10 +45,10 @@ def test_edits_cost_one_query_however_many_and_none_when_they_come_again(sae):
 
 def test_a_request_that_comes_again_asks_neither_the_database_nor_a_thread(sae, monkeypatch):
     resolver = ProfileResolver(lambda name: model_table.get().find(name).pk)
-    wish = SteeringSelection(inline=edits(5))
-    first = async_to_sync(resolver.steer)("tiny", wish, special_token_ids=frozenset())
+    selection = SteeringSelection(inline=edits(5))
+    first = async_to_sync(resolver.steer)("tiny", selection, special_token_ids=frozenset())
     monkeypatch.setattr("steering.profiles.resolver.read_inline", lambda *_: pytest.fail("read again"))
-    again = async_to_sync(resolver.steer)("tiny", wish, special_token_ids=frozenset())
+    again = async_to_sync(resolver.steer)("tiny", selection, special_token_ids=frozenset())
     assert first is not None
     assert again is not None
     assert again.fingerprint == first.fingerprint

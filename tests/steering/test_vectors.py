@@ -236,8 +236,8 @@ class TestUse:
         document = draft_document(using)
         services.replace_draft(profile=using, edits=())
         delete_vectors(vector_set=calm)
-        wish = ImportOptions(model, replaces=True)
-        import_profiles(plan=plan_import(json.dumps(document).encode(), "x.json", wish), wish=wish)
+        options = ImportOptions(model, replaces=True)
+        import_profiles(plan=plan_import(json.dumps(document).encode(), "x.json", options), options=options)
         assert using.edits.get(feature=None).vector["name"] == "calm"
         assert draft_document(using) == document
 

@@ -34,14 +34,14 @@ class Command(BaseCommand):
         parser.add_argument("--dry-run", action="store_true", help="say what would be made, and stop")
 
     def handle(self, **options: Any) -> None:
-        wish = _wish(options)
+        import_options = _import_options(options)
         path: Path = options["file"]
         try:
-            plan = plan_import(_bytes(path), path.name, wish)
+            plan = plan_import(_bytes(path), path.name, import_options)
             self._show(plan)
             if options["dry_run"]:
                 return
-            made = import_profiles(plan=plan, wish=wish)
+            made = import_profiles(plan=plan, options=import_options)
         except InvalidSpecError as error:
             raise CommandError("\n".join(map(str, error.problems))) from error
         except (OSError, SteeringError) as error:
@@ -60,7 +60,7 @@ class Command(BaseCommand):
             self.stdout.write(self.style.WARNING(doubt))
 
 
-def _wish(options: dict[str, Any]) -> ImportOptions:
+def _import_options(options: dict[str, Any]) -> ImportOptions:
     model = LanguageModel.objects.filter(name=options["model"]).first()
     if model is None:
         raise CommandError(f"There is no model {options['model']}; register it with add_model first.")
