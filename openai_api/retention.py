@@ -1,4 +1,4 @@
-"""What is kept for clients goes after its time: by a job that comes back, and by the command `prune_kept`."""
+"""Delete stored responses and chats past their retention: a periodic job and the command `prune_kept`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def is_due() -> bool:
 
 
 def prune_kept() -> dict[str, int]:
-    """How many of each went."""
+    """Delete old objects and return how many of each kind."""
     return {"responses": prune_responses(), "chat completions": prune_chats()}
 
 

@@ -1,4 +1,4 @@
-"""Pages of what is kept for clients: read-only, and without its texts for those who may not see them."""
+"""Read-only admin pages of stored objects, without texts for users who may not see them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Block = tuple[str, str]
 
 
 class StoredObjectAdmin(ReadOnlyAdmin):
-    """``text_fields`` are what the page shows to those with the permission."""
+    """``text_fields`` are shown to users with the permission."""
 
     text_fields: tuple[str, ...] = ()
     show_full_result_count = False
@@ -39,7 +39,7 @@ class StoredObjectAdmin(ReadOnlyAdmin):
 
 
 def text_blocks(blocks: Iterable[Block]) -> SafeString:
-    """Texts under their titles, escaped."""
+    """Render texts under their titles, escaped."""
     found = list(blocks)
     if not found:
         return format_html("{}", "-")

@@ -1,4 +1,4 @@
-"""Who may see logged texts, and the trail of those who did."""
+"""Permission to read logged texts, and the record of who did."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def record_access(
     num_rows: int | None = None,
     is_complete: bool = True,
 ) -> LogAccess:
-    """``user`` is None for commands, whose operator has the database anyway."""
+    """Record an access to the log. ``user`` is None for management commands."""
     return LogAccess.objects.create(
         act=act,
         username=user.get_username() if user is not None else "",

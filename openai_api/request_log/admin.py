@@ -1,4 +1,4 @@
-"""The request log in the admin, and who looked at it. Both are read-only, whoever looks."""
+"""Admin pages of the request log and of its accesses. Both are read-only."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from openai_api.request_log.replay_pages import ReplayPages
 from openai_api.request_log.search_pages import SearchPages
 from openai_api.request_log.summary import timeline_html, tokens_text, visible_text
 
-ORDER = ("conditions", "format", "texts")  # the database keeps none; what else there is comes after these
+ORDER = ("conditions", "format", "texts")  # jsonb keeps no order; other conditions follow these
 WORDS = {("texts", True): "with texts", ("texts", False): "without texts"}
 
 
 def access_text(access: LogAccess) -> str:
-    """What was asked for, the conditions of a search as its form names them."""
+    """Describe an access, with the conditions of a search as its form names them."""
     names = [name for name in ORDER if name in access.detail]
     names += sorted(access.detail.keys() - names)
     return visible_text(", ".join(part for name in names for part in _parts(name, access.detail[name])))
@@ -56,7 +56,7 @@ def _parts(name: str, value: Any) -> Iterator[str]:
 
 
 def _conditions(conditions: dict[str, Any]) -> Iterator[str]:
-    """An export without any is of the whole log, which has to be said."""
+    """Describe the conditions; an export without conditions covers the whole log, which is stated."""
     if not conditions:
         yield "all requests"
     for name, value in conditions.items():
@@ -68,7 +68,7 @@ NOT_SHOWN = "Shown to those who may see texts of requests."
 
 @admin.register(RequestLog)
 class RequestLogAdmin(ExportPages, ReplayPages, SearchPages, ReadOnlyAdmin):
-    """Texts are shown to those with the permission for them, and that they were is noted."""
+    """Texts are shown to users with the permission for them, and each such access is recorded."""
 
     HEAD = ((None, {"fields": ("id_text", "created_at", "endpoint", "model_text", "steering_profile", "streamed")}),)
     WELL = (("Outcome", {"fields": ("status", "finish_text")}),)
@@ -120,7 +120,7 @@ class RequestLogAdmin(ExportPages, ReplayPages, SearchPages, ReadOnlyAdmin):
 
     @admin.display(description="streamed")
     def streamed(self, row: RequestLog) -> str:
-        """In a word: a red cross would look like a fault."""
+        """Return a word, since a red cross would look like an error."""
         return "yes" if row.stream else "no"
 
     @admin.display(description="API key")
@@ -190,7 +190,7 @@ class RequestLogAdmin(ExportPages, ReplayPages, SearchPages, ReadOnlyAdmin):
 
 @admin.register(LogAccess)
 class LogAccessAdmin(ReadOnlyAdmin):
-    """Who saw, searched, exported or replayed texts."""
+    """Who read, searched, exported or replayed logged texts."""
 
     empty_words = "Nobody has read, searched, exported or replayed texts of the log yet."
     list_display = ("at", "who", "act", "request_link", "what", "num_rows", "ended")
@@ -221,5 +221,5 @@ class LogAccessAdmin(ReadOnlyAdmin):
 
     @admin.display(description="came to its end")
     def ended(self, access: LogAccess) -> str:
-        """In a word: a red cross beside each search would look like a fault."""
+        """Return a word, since a red cross beside each search would look like an error."""
         return "yes" if access.is_complete else "no"

@@ -1,4 +1,4 @@
-"""Parts of the request log's detail page. Logged text is data of strangers: it is always escaped."""
+"""Sections of the request log's detail page. Logged text comes from clients and is always escaped."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def pretty_json(value: Any) -> str:
 
 
 def conversation(text: str) -> SafeString:
-    """A chat's messages under their roles, several texts under their numbers, anything else as it is."""
+    """Render a chat's messages by role, several texts by number, anything else as it is."""
     if not text:
         return format_html("{}", "-")
     return format_html_join(
@@ -55,7 +55,7 @@ def _parsed(text: str) -> Any:
 
 
 def _message_text(message: dict[str, Any]) -> str:
-    """The content, and whatever else the message has."""
+    """Return the content and any other fields of a message."""
     content = message.get("content")
     rest = {key: value for key, value in message.items() if key not in {"role", "content"} and value is not None}
     shown = content if isinstance(content, str) else pretty_json(content) if content is not None else ""
@@ -63,7 +63,7 @@ def _message_text(message: dict[str, Any]) -> str:
 
 
 def profile_version(row: RequestLog) -> ProfileVersion | None:
-    """The version that steered the request, as long as it exists."""
+    """Return the version that steered the request, if it still exists."""
     name, _, number = row.profile.rpartition("@")
     return ProfileVersion.objects.filter(
         profile__model__name=row.model, profile__name=name, number=int(number) if number[:9].isdecimal() else 0
@@ -80,7 +80,7 @@ def profile_link(row: RequestLog) -> str | SafeString:
 
 
 def key_link(row: RequestLog) -> str | SafeString:
-    """With what became of it: a refused secret may be that of a key which was revoked, or rotated."""
+    """Link to the key and its state: a refused secret may be that of a revoked or rotated key."""
     shown = key_text(row)
     if row.api_key is None:
         return f"{shown}: refused, or of a key that was deleted" if shown else "none"
@@ -88,7 +88,7 @@ def key_link(row: RequestLog) -> str | SafeString:
 
 
 def version_html(row: RequestLog) -> SafeString | str:
-    """What the profile did at that version, and what had changed with it."""
+    """Describe the profile at that version, and what changed with it."""
     version = profile_version(row) if row.profile else None
     if row.profile.endswith(DRAFT):
         return "A draft that was tried out in its form. Its edits are among the parameters."
@@ -100,7 +100,7 @@ def version_html(row: RequestLog) -> SafeString | str:
 
 
 def watch_html(row: RequestLog) -> SafeString | str:
-    """Activations that watch rules saw in this request: the stored ones."""
+    """List the stored activations that watch rules matched in this request."""
     events = list(WatchEvent.objects.filter(request_id=row.pk).order_by("rule")[:MAX_EVENTS])
     if not events:
         return "Watch rules saw nothing."
@@ -132,17 +132,17 @@ def _version_url(version: ProfileVersion) -> str | None:
 
 
 def effect_text(effect: Mapping[str, Any]) -> str:
-    """What steering did at one site: “layers.6.resid_post: changed 100% of 68 tokens, by 31% on average”."""
+    """Describe steering at one site: “layers.6.resid_post: changed 100% of 68 tokens, by 31% on average”."""
     change = effect.get("mean_change")
     size = "by more than can be computed" if change is None else f"by {change:.3%} of their norm on average"
     share = effect.get("changed_share", 0)
     return f"{effect.get('site')}: changed {share:.0%} of {effect.get('tokens')} tokens, {size}"
 
 
-MAX_FEATURES = 200  # to choose from, the strongest
+MAX_FEATURES = 200  # the strongest, offered for selection
 MAX_LABELS = 5_000
-Notes = dict[int, list[tuple[str, str]]]  # by place
-Token = dict[str, Any]  # as the page's script takes it
+Notes = dict[int, list[tuple[str, str]]]  # by position
+Token = dict[str, Any]  # in the form that the page's script reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ def has_tokens(row: RequestLog) -> bool:
 
 
 def tokens_html(row: RequestLog, user: User) -> SafeString:
-    """Who asks may see texts; labels of features are for those who may see features."""
+    """Render the tokens. The caller checks access to texts; labels require the permission to see features."""
     parts = list(_parts(row))
     strongest = _strongest(parts)
     sae = next((record["sae"] for record in _records(row)), "")
@@ -188,14 +188,14 @@ def tokens_html(row: RequestLog, user: User) -> SafeString:
 
 
 def _records(row: RequestLog) -> list[Any]:
-    """None of a row whose texts were not kept, or have been pruned."""
+    """Return the records, empty for a row whose texts were not stored or have been pruned."""
     found = row.parameters.get(TOKENS)
     return found if isinstance(found, list) else []
 
 
 def _parts(row: RequestLog) -> Iterator[Part]:
     answers = [answer for record in _records(row) for answer in record["answers"]]
-    notes = _watched(row) if len(answers) == 1 else {}  # of several answers nobody knows whose token it was
+    notes = _watched(row) if len(answers) == 1 else {}  # with several answers the token's answer is unknown
     for number, answer in enumerate(answers):
         if answer["prompt"]:
             yield Part(f"Prompt{_place(number, answers)}, as tokens", _tokens(answer["prompt"], notes))
@@ -243,7 +243,7 @@ def _features(token: dict[str, Any]) -> list[dict[str, float]] | None:
 
 
 def _strongest(parts: list[Part]) -> dict[int, float]:
-    """The largest activation of each feature."""
+    """Return the largest activation of each feature."""
     found: dict[int, float] = {}
     for part in parts:
         for token in part.tokens:

@@ -1,4 +1,4 @@
-"""One request's row of the log while the request runs."""
+"""The log row of a request while it runs, and what of it may be kept without texts."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Source = Literal["client", "console", "job"]
 
 @dataclass(slots=True)
 class LogEntry:
-    """Filled in as the request proceeds; written once by the log writer. Texts are raw until then.
+    """A log row, filled in as the request proceeds and written once by the log writer. Texts are raw until then.
 
     ``prompt`` is a text, or a JSON value (a chat's messages, several prompts, token ids) of about ``prompt_size``
     characters; ``completion`` is JSON for several choices. ``findings`` of watch rules become rows of their own.
-    ``tokens`` has a record for each generation of the request whose tokens it asked about.
+    ``tokens`` has a record for each generation whose per-token data was requested.
     """
 
     id: str
@@ -32,7 +32,7 @@ class LogEntry:
     client_address: str | None
     api_key_id: int | None = None
     source: Source = "client"
-    key_prefix: str = ""  # of the secret that was sent, also of one that was refused
+    key_prefix: str = ""  # prefix of the secret, also of a refused one
     model: str = ""
     profile: str = ""
     fingerprint: str = ""
@@ -58,12 +58,12 @@ class LogEntry:
     completion: str = ""
     findings: tuple[WatchMatch, ...] = ()
     tokens: tuple[TokenRecord, ...] = ()
-    log_content: str = ""  # what the key wants kept of texts; "" for the server's setting
-    is_metered: bool = False  # whether it counts in its key's day, and has not been written down there
-    is_counted: bool = False  # whether the request that ordered it counts in its place; its tokens count still
+    log_content: str = ""  # what the key lets the log keep of texts; "" for the server's setting
+    is_metered: bool = False  # counts in its key's daily usage, and is not yet written there
+    is_counted: bool = False  # counted as the request that created it; its tokens still count
 
-    journal_number: int = 0  # in this process' journal; 0: it is not in it
-    is_written: bool = False  # whether it is a row
+    journal_number: int = 0  # number in this process's journal; 0: not in it
+    is_written: bool = False  # whether it has a row
 
     @property
     def num_characters(self) -> int:
@@ -83,22 +83,22 @@ _LEVELS = ("full", "hash", "none")
 
 
 def stricter(one: str, other: str) -> str:
-    """The one of `full`, `hash`, `none` that keeps less; "" says nothing."""
+    """Return which of `full`, `hash`, `none` keeps less; "" counts as unset."""
     return max(one or "full", other or "full", key=_LEVELS.index)
 
 
 def bare_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Numbers and switches as they are; of everything that may hold a client's words only the name."""
+    """Return numbers and switches as they are, and only the names of fields that may hold a client's text."""
     return {name: value if isinstance(value, int | float | bool) else LEFT_OUT for name, value in parameters.items()}
 
 
 def quotes_client(status: int) -> bool:
-    """Whether the error message may quote the request: refusals say what was wrong with which value."""
+    """Return whether the error message may quote the request."""
     return 400 <= status < 500
 
 
 def without_texts(row: RequestLog) -> RequestLog:
-    """The row, in memory, as those see it who may see no texts. Deferred texts are not fetched for it."""
+    """Return the row as users without access to texts see it. Deferred texts are not fetched."""
     row.prompt = row.completion = ""
     row.parameters = bare_parameters(row.parameters)
     if quotes_client(row.status):

@@ -1,7 +1,7 @@
-"""The log as CSV or JSONL, some rows at a time: memory does not grow with the log, nor with the patience of a reader.
+"""Export the log as CSV or JSONL in batches, with constant memory.
 
-Rows come by the place of the last one, not from a cursor of the server: a reader who takes an hour would keep its
-transaction, and with it a connection and all that vacuum may not remove, for an hour.
+Batches continue from the last row instead of a server-side cursor: a slow reader would keep its transaction open, and
+with it a connection and everything that vacuum may not remove.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _BLANKS = ("\t", "\r", "\n")
 
 
 def safe_cell(value: object) -> object:
-    """A text that begins like a formula, after blanks too, gets an apostrophe; numbers stay numbers."""
+    """Prefix text that could be a formula, also after blanks, with an apostrophe; numbers stay numbers."""
     if not isinstance(value, str) or not value:
         return value
     if value.startswith(_BLANKS) or value.lstrip().startswith(_STARTS):
@@ -62,7 +62,7 @@ def safe_cell(value: object) -> object:
 Format = Literal["csv", "jsonl"]
 FORMATS: tuple[Format, ...] = ("csv", "jsonl")
 BATCH = 1_000
-MAX_BATCH_BYTES = 8 * 2**20  # of texts; one request alone may be larger
+MAX_BATCH_BYTES = 8 * 2**20  # bytes of texts; a single request may be larger
 COLUMNS = (
     "id",
     "created_at",
@@ -94,7 +94,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """``access`` is its row in the trail, which says how far it came."""
+    """A running export; ``access`` is its row in the access log, which records the progress."""
 
     search: LogSearch
     format: Format
@@ -110,7 +110,7 @@ class Export:
         return f"requests-{timezone.now():%Y%m%d-%H%M%S}.{self.format}"
 
     def batches(self) -> Iterator[bytes]:
-        """Newest first. What comes into the log after the start is not in it."""
+        """Yield batches, newest first. Rows logged after the start are not included."""
         if self.format == "csv":
             yield _csv([self.columns])
         count = 0
@@ -134,7 +134,7 @@ class Export:
 def start_export(
     *, search: LogSearch, conditions: dict[str, str], form: Format, with_text: bool, user: User | None
 ) -> Export:
-    """Who asks for texts must be allowed to see them; the caller checks that. Written down before a byte is sent."""
+    """Record the export and return it, before any byte is sent. The caller checks the permission for texts."""
     access = record_access(
         act=LogAccess.Act.EXPORT,
         user=user,
@@ -162,7 +162,7 @@ def _pages(rows: QuerySet[RequestLog]) -> Iterator[list[Row]]:
 
 
 def _small(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    """In their order, in groups whose texts fit in memory together."""
+    """Split into groups, in order, whose texts fit in memory together."""
     group: list[Row] = []
     size = 0
     for row in rows:
@@ -176,7 +176,7 @@ def _small(rows: Iterable[Row]) -> Iterator[list[Row]]:
 
 
 def _with_texts(rows: Sequence[Row]) -> list[Row]:
-    """A row that was pruned meanwhile has none."""
+    """Fetch the texts. A row that was pruned in the meantime has none."""
     found = RequestLog.objects.filter(pk__in=[row["id"] for row in rows]).values("pk", *TEXTS)
     texts = {text.pop("pk"): text for text in found}
     return [_shown(row) | texts.get(row["id"], dict.fromkeys(TEXTS, "")) for row in rows]
@@ -201,7 +201,7 @@ _TYPES = {"csv": "text/csv; charset=utf-8", "jsonl": "application/x-ndjson"}
 
 
 class ExportPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
-    """A POST, because it leaves a row in the trail."""
+    """The export view; POST only, because it writes to the access log."""
 
     def get_urls(self) -> list[Any]:
         view = self.admin_site.admin_view(self.export_view)
@@ -238,7 +238,7 @@ class ExportPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none 
 
 
 def export_response(export: Export) -> StreamingHttpResponse:
-    """A batch is read when the ones before it are sent."""
+    """Stream the batches; each is read when the previous one was sent."""
     response = StreamingHttpResponse(_batches(export), content_type=_TYPES[export.format])
     response.headers["Content-Disposition"] = f'attachment; filename="{export.file_name}"'
     response.headers["Cache-Control"] = "no-store"

@@ -1,8 +1,8 @@
-"""What a process has accepted and not yet written to the request log, on disk: a row for each survives a kill.
+"""A journal on disk of accepted requests that have no log row yet, so that a kill loses no row.
 
-Each process appends to a file of its own under MILLM_HOME/journal and holds a lock on it for as long as it lives. A
-file that nobody holds is of a dead process: the next process writes the missing rows and removes it. Texts
-are not in it. It is not synced: it survives the end of the process, not the loss of power.
+Each process appends to a file of its own under MILLM_HOME/journal and holds a lock on it. A file without a lock is from
+a dead process: the next process writes the missing rows and removes it. Texts are not in it. It is not synced, so it
+survives the end of the process, not the loss of power.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from openai_api.request_log.entry import LogEntry
 
 logger = logging.getLogger(__name__)
 
-MAX_BYTES = 8 * 2**20  # then what is settled is left out
+MAX_BYTES = 8 * 2**20  # beyond it the file is rewritten without settled entries
 KILLED = "server_killed"
 KILLED_STATUS = 500
-FIELDS = (  # of a log entry: numbers and names, no words of clients
+FIELDS = (  # fields of a log entry: numbers and names, no text of clients
     *("id", "endpoint", "client_address", "api_key_id", "key_prefix", "model", "profile", "fingerprint", "policies"),
     *("steering_expected", "steering_applied", "stream", "status", "error_code", "finish_reason", "prompt_tokens"),
     *("cached_tokens", "completion_tokens", "queue_ms", "ttft_ms", "total_ms", "user", "log_content", "is_metered"),
@@ -36,7 +36,9 @@ FIELDS = (  # of a log entry: numbers and names, no words of clients
 
 
 class Journal:
-    """This process' file. Thread-safe. A disk that refuses costs the journal, never a request: it is logged once."""
+    """The file of this process. Thread-safe. A failing disk disables the journal, is logged once, and never fails a
+    request.
+    """
 
     def __init__(self, folder: Path, max_bytes: int = MAX_BYTES) -> None:
         self.folder = folder
@@ -50,7 +52,7 @@ class Journal:
         self._has_failed = False
 
     def note(self, entry: LogEntry) -> None:
-        """Keep ``entry`` as it is now, in place of what was noted of it before."""
+        """Store ``entry`` in its current state, replacing its earlier state."""
         with self._lock, self._reporting():
             if not entry.journal_number:
                 self._last += 1
@@ -62,7 +64,7 @@ class Journal:
             self._append(line)
 
     def settle(self, entries: Iterable[LogEntry]) -> None:
-        """The entries are rows now."""
+        """Mark entries that have rows."""
         numbers = [entry.journal_number for entry in entries if entry.journal_number]
         if not numbers:
             return
@@ -114,14 +116,14 @@ class Journal:
 
 @dataclass(frozen=True, slots=True)
 class DeadJournal:
-    """The file of a process that has ended, held by this one."""
+    """The file of a process that has ended, locked by this one."""
 
     path: Path
     descriptor: int
     entries: tuple[LogEntry, ...]
 
     def forget(self) -> None:
-        """Remove the file: its entries are rows."""
+        """Delete the file: its entries have rows."""
         self.path.unlink(missing_ok=True)
         os.close(self.descriptor)
 
@@ -131,17 +133,17 @@ class DeadJournal:
 
 
 def dead_journals(folder: Path) -> Iterator[DeadJournal]:
-    """Those of processes that have ended; each process gets its own. Call ``forget`` or ``leave`` of each."""
+    """Return the journals of ended processes. Call ``forget`` or ``leave`` on each."""
     for path in sorted(folder.glob("*.jsonl")):
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        except OSError:  # gone, or another user's
+        except OSError:  # deleted, or another user's
             continue
         if _is_dead(path, descriptor):
             yield DeadJournal(path, descriptor, tuple(_entries_of(path)))
         else:
             os.close(descriptor)
-    for draft in folder.glob("*.new"):  # its process died before it took the file's place
+    for draft in folder.glob("*.new"):  # its process died before renaming it
         with suppress(OSError):
             descriptor = os.open(draft, os.O_RDWR | os.O_CLOEXEC)
             if _is_dead(draft, descriptor):
@@ -152,13 +154,13 @@ def dead_journals(folder: Path) -> Iterator[DeadJournal]:
 def _is_dead(path: Path, descriptor: int) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return os.fstat(descriptor).st_ino == path.stat().st_ino  # else another file has taken its place
+        return os.fstat(descriptor).st_ino == path.stat().st_ino  # otherwise another file has replaced it
     except OSError:
         return False
 
 
 def _entries_of(path: Path) -> Iterator[LogEntry]:
-    """Those that are not settled, as they were noted last. A line that was cut off is the last, and of nobody's."""
+    """Return the entries that are not settled, in their latest state. Only the last line can be truncated."""
     found: dict[int, dict[str, Any]] = {}
     for line in path.read_bytes().splitlines():
         with suppress(ValueError):
@@ -171,7 +173,7 @@ def _entries_of(path: Path) -> Iterator[LogEntry]:
         entry = LogEntry(record["id"], datetime.fromisoformat(record["at"]), record["endpoint"], None)
         for name in FIELDS:
             setattr(entry, name, record.get(name, getattr(entry, name)))
-        if entry.total_ms is None:  # it was under way
+        if entry.total_ms is None:  # it was in progress
             entry.status, entry.error_code = KILLED_STATUS, KILLED
             entry.error_message = "The server's process was killed before the request ended."
         yield entry

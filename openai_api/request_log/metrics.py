@@ -1,4 +1,4 @@
-"""Prometheus metrics of requests to /v1, counted when each has its row in the log, and of the log itself."""
+"""Prometheus metrics of requests to /v1 and of the log itself, and counts of recently used profiles and keys."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from openai_api.http.in_flight import in_flight
 from openai_api.request_log.entry import LogEntry
 from openai_api.request_log.writer import log_backlog
 
-MAX_NAMES = 200  # further ones are counted together, under ""
+MAX_NAMES = 200  # further names are counted together under ""
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Requests by name of the published version, and by the key's primary key as text."""
+    """Requests by published version, and by the key's primary key as text."""
 
     profiles: Mapping[str, int] = field(default_factory=dict)
     keys: Mapping[str, int] = field(default_factory=dict)
 
 
 class RecentUse:
-    """Requests note what they used, from any thread."""
+    """Counts of used profiles and keys; thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -43,7 +43,7 @@ class RecentUse:
                 _count(self._keys, str(api_key_id))
 
     def take(self) -> Use:
-        """What was noted since the last call."""
+        """Return the counts since the last call."""
         with self._lock:
             use = Use(dict(self._profiles), dict(self._keys))
             self._profiles.clear()
@@ -85,7 +85,7 @@ IN_PROGRESS.set_function(lambda: in_flight.count)
 
 
 def note_request(entry: LogEntry, model: str) -> None:
-    """``model`` is the registered model that the request used, "" for none: what a client wrote is no label."""
+    """Count a finished request. ``model`` is the registered model, "" for none: a client's text is never a label."""
     REQUESTS.labels(entry.endpoint, model, str(entry.status)).inc()
     if entry.error_code:
         ERRORS.labels(entry.endpoint, entry.error_code).inc()
@@ -95,7 +95,7 @@ def note_request(entry: LogEntry, model: str) -> None:
 
 
 class LogCollector(Collector):
-    """The request log's queue."""
+    """Metrics of the log's queue."""
 
     def describe(self) -> Iterable[Metric]:
         return ()

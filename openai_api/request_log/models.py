@@ -1,4 +1,4 @@
-"""Who looked at the request log's texts, and searches of it that people keep."""
+"""Models of accesses to the request log and of saved searches, and the text search index."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class SavedSearch(models.Model):
 
 
 class LogAccess(models.Model):
-    """Somebody has seen, searched, exported or replayed logged texts. Names, not keys: it outlives what it names."""
+    """A user read, searched, exported or replayed logged texts. Names instead of keys: it outlives its objects."""
 
     class Act(models.TextChoices):
         READ = "read", "read a request's text"
@@ -54,19 +54,19 @@ class LogAccess(models.Model):
         return f"{self.username or 'a command'} {self.get_act_display()}"
 
 
-FUNCTION = "millm_log_words"  # migration 0006 creates it and says what it does
+FUNCTION = "millm_log_words"  # created and described in migration 0007
 MAX_SEARCH = 200
 
 
 class LogWords(Func):
-    """Words of a prompt and a completion: of long ones those near the beginning and the end."""
+    """The search vector of a prompt and a completion; of long texts the beginning and the end."""
 
     function = FUNCTION
     output_field = SearchVectorField()
 
 
 def search_query(text: str) -> SearchQuery:
-    """Words that must all be there, “phrases”, `or` and `-without`, as in web searches. Any text is a query."""
+    """Parse a web search: words that must all occur, “phrases”, `or` and `-without`. Any text is a valid query."""
     return SearchQuery(text.lower(), config="simple", search_type="websearch")
 
 

@@ -1,6 +1,6 @@
-"""Refusals of requests without a valid key, in the log: the first of each address as rows, the rest as counts.
+"""Log requests without a valid key: the first of each address as rows, the rest as counts.
 
-A client without a key could otherwise fill the log's table as fast as the network carries requests.
+Otherwise a client without a key could fill the log's table as fast as the network carries requests.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from openai_api.http.client_address import client_network
 from openai_api.request_log.entry import LogEntry
 
 WINDOW_S = 60.0
-ROWS_PER_ADDRESS = 10  # in a window; then they are counted
-ROWS_OF_ALL = 300  # of all addresses together
-MAX_KINDS = 1_000  # counted apart; beyond it the address is left out
-REFUSALS = "refusals"  # the count, among the parameters of its row
-NOWHERE = "/v1/*"  # the endpoint of addresses that there are not
+ROWS_PER_ADDRESS = 10  # rows per window; further refusals are counted
+ROWS_OF_ALL = 300  # for all addresses together
+MAX_KINDS = 1_000  # counted separately; beyond it without the address
+REFUSALS = "refusals"  # parameter of the row that holds the count
+NOWHERE = "/v1/*"  # endpoint of unknown URLs
 Kind = tuple[str, str, int, str]  # network, endpoint, status, error code
 
 
 @dataclass(slots=True)
 class _Count:
-    """``entry`` is the first one, as a pattern for the row."""
+    """A number of equal refusals; ``entry`` is the first one, the template of the row."""
 
     entry: LogEntry
     count: int = 1
 
 
 def is_refusal(entry: LogEntry) -> bool:
-    """Without a valid key: 401, or an address that does not exist. What a key does counts against its own limits."""
+    """Return whether the request had no valid key (401) or an unknown URL. Keys have limits of their own."""
     is_nowhere = entry.status in {404, 405} and entry.endpoint == NOWHERE
     return entry.api_key_id is None and (entry.status == 401 or is_nowhere)
 
 
 class Refusals:
-    """Thread-safe; asked by every request that ends, so it does no more than count."""
+    """Counts refusals. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -51,7 +51,7 @@ class Refusals:
         self._due_at = 0.0
 
     def keeps(self, entry: LogEntry) -> bool:
-        """Whether the log gets a row of this entry; if not, it was counted and is in a row that :meth:`due` gives."""
+        """Return whether ``entry`` gets a row of its own; if not, it is counted in a row of :meth:`due`."""
         if not is_refusal(entry):
             return True
         network = client_network(entry.client_address)
@@ -61,7 +61,7 @@ class Refusals:
         return False
 
     def due(self, *, all_of_them: bool = False) -> list[LogEntry]:
-        """Entries for what was counted, once their time is over, or at once."""
+        """Return entries for counted refusals whose window has ended, or for all at once."""
         if not self._counts:
             return []
         with self._lock:
@@ -85,7 +85,7 @@ class Refusals:
 
 
 def _pattern(entry: LogEntry, *, has_address: bool) -> LogEntry:
-    """Without what is one request's own: clients choose ids, and may send anything."""
+    """Return the entry without details of one request."""
     return LogEntry(
         id=new_id("req_"),
         created_at=entry.created_at,

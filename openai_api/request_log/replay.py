@@ -1,4 +1,4 @@
-"""A logged request again: with its own version and seed, or with another profile. The log gets no row of it."""
+"""Run a logged request again, with its own version and seed or with another profile. Replays are not logged."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 
 class ReplayError(Exception):
-    """``str(error)`` is a sentence for people."""
+    """The request cannot be replayed; ``str(error)`` is a sentence for users."""
 
 
 def start_replay(*, row: RequestLog, profile: str = AS_LOGGED, owner: User | None = None) -> Job:
-    """Enqueue it; ReplayError where the log does not hold enough of the request. ``profile`` may name another one."""
+    """Enqueue a replay. Raises ReplayError if the log lacks data of the request. ``profile`` may name another one."""
     check_replayable(row)
     if profile == AS_LOGGED and row.profile.endswith(DRAFT):
         raise ReplayError(f"{row.profile} was a draft that nobody kept; name a profile to replay the request with.")
@@ -55,7 +55,7 @@ def start_replay(*, row: RequestLog, profile: str = AS_LOGGED, owner: User | Non
 
 
 def check_replayable(row: RequestLog) -> None:
-    """ReplayError says why the request cannot run again."""
+    """Raise ReplayError if the request cannot be replayed."""
     if row.endpoint not in (CHAT, COMPLETIONS):
         raise ReplayError(f"Requests to {row.endpoint} cannot be replayed; those to {CHAT} and {COMPLETIONS} can.")
     if not row.prompt or row.prompt.startswith("sha256:") or "dropped" in row.parameters:
@@ -68,7 +68,7 @@ _NOT_OF_THE_CLIENT = ("draft", "dropped", "ignored", TOKENS)
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What a row says of its request. ``seeded``: it named a seed, so that the same must come out."""
+    """A request as its row describes it. ``seeded``: it had a seed, so the output must be the same."""
 
     row: RequestLog
     body: dict[str, Any]
@@ -80,7 +80,7 @@ class Replay:
 
 
 def read_row(row: RequestLog, profile: str = AS_LOGGED) -> Replay:
-    """ReplayError where the log does not hold enough of the request."""
+    """Return the request of a row. Raises ReplayError where the log lacks data."""
     check_replayable(row)
     body = {name: value for name, value in row.parameters.items() if name not in _NOT_OF_THE_CLIENT}
     inline, intensity = body.pop("steering", None), body.pop("steering_intensity", 1.0)
@@ -127,7 +127,7 @@ async def _run(replay: Replay) -> dict[str, Any]:
 
 
 async def _plan(replay: Replay, target: Target) -> Plan:
-    """By the same steps as the request's own."""
+    """Plan by the same steps as the original request."""
     if replay.row.endpoint == CHAT:
         return (await plan_chat(ChatRequest.parse(replay.body), target))[0]
     request = CompletionRequest.parse(replay.body)
@@ -177,7 +177,7 @@ def _reference(row: RequestLog, profile: str) -> str | None:
 
 
 def _prompt(row: RequestLog) -> Any:
-    """Texts are logged as they are, everything else as JSON."""
+    """Return the logged prompt. Texts are logged as they are, everything else as JSON."""
     try:
         value = json.loads(row.prompt) if row.prompt.startswith("[") else row.prompt
     except ValueError:
@@ -186,7 +186,7 @@ def _prompt(row: RequestLog) -> Any:
 
 
 def _texts(completion: str) -> list[str]:
-    """Several choices are logged as a JSON list."""
+    """Return the logged texts. Several choices are logged as a JSON list."""
     try:
         value = json.loads(completion) if completion.startswith("[") else None
     except ValueError:

@@ -1,4 +1,4 @@
-"""The page of a logged request that asks for its replay."""
+"""Pages that start the replay of a logged request and show its result."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ReplayForm(forms.Form):
 
 
 class ReplayPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
-    """Who may see texts of the log and change profiles may run its requests again."""
+    """Users who may see logged texts and change profiles may replay requests."""
 
     def get_urls(self) -> list[Any]:
         view = self.admin_site.admin_view(self.replay_view)
@@ -51,12 +51,12 @@ class ReplayPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none 
         response = super().change_view(request, object_id, form_url, extra_context)
         context = getattr(response, "context_data", None) or {}
         row = context.get("original")
-        if isinstance(row, RequestLog):  # as it was read for the page
+        if isinstance(row, RequestLog):  # already loaded for the page
             context["can_replay"] = self.has_replay_permission(request) and is_replayable(row)
         return response
 
     def replay_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """A form; a POST enqueues the job and leads to its page."""
+        """Show the form; a POST enqueues the job and redirects to its page."""
         row = self.get_object(request, unquote(object_id))
         if row is None:
             raise Http404
@@ -95,7 +95,7 @@ def is_replayable(row: RequestLog) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """The texts of one choice, as strangers wrote them but for characters that act."""
+    """The texts of one choice, with control characters made visible."""
 
     then: str
     now: str
@@ -114,7 +114,7 @@ def replayed_html(result: Mapping[str, Any]) -> SafeString:
 
 
 def verdict(result: Mapping[str, Any]) -> str:
-    """What the comparison says, and why where that is known."""
+    """Return what the comparison shows, and why if that is known."""
     if result["same_text"]:
         return "The same text" + ("." if result["same_steering"] else ", although the steering is another.")
     if not result["same_steering"]:

@@ -1,4 +1,4 @@
-"""What of the log is not kept any longer goes: whole rows, and texts before them. Some rows at a time."""
+"""Delete log rows past their retention, and texts before them, in batches; and the job that does it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Tell = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Days; 0 keeps for ever."""
+    """Retention in days; 0 keeps forever."""
 
     days: int
     text_days: int
@@ -44,7 +44,7 @@ class Retention:
         )
 
     def old_rows(self, now: datetime) -> Iterator[QuerySet[RequestLog]]:
-        """Those of everybody, refusals, then those of keys that keep theirs for less."""
+        """Yield rows past the general retention, then refusals, then rows of keys with a shorter retention."""
         if self.days:
             yield RequestLog.objects.filter(created_at__lt=now - timedelta(days=self.days))
         if self.refusal_days:
@@ -68,7 +68,7 @@ def is_anything_old(retention: Retention, now: datetime) -> bool:
 
 
 def prune_log(*, retention: Retention, now: datetime | None = None, tell: Tell = lambda count: None) -> Pruned:
-    """``tell`` hears after each batch how many rows were dealt with, and may raise to end it."""
+    """Prune the log. ``tell`` receives the number of rows after each batch, and may raise to stop."""
     now = now or timezone.now()
     deleted = cleared = 0
     for rows in retention.old_rows(now):
@@ -99,7 +99,7 @@ def _clear(pks: list[str]) -> None:
 
 
 def _clear_some(pks: list[str]) -> None:
-    """Numbers stay, as if the log had kept nothing of texts from the beginning."""
+    """Remove texts but keep numbers, as if texts had never been stored."""
     rows = list(RequestLog.objects.filter(pk__in=pks).only("pk", "status", "parameters", "error_message"))
     for row in rows:
         row.prompt = row.completion = ""

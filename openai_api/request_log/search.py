@@ -1,4 +1,4 @@
-"""What somebody looks for in the request log, and the rows that it finds."""
+"""The conditions of a search of the request log, and the matching rows."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from openai_api.models import RequestLog
 from openai_api.request_id import request_id_of
 from openai_api.request_log.models import LogWords, search_query
 
-OTHERS = "-"  # before an endpoint: requests to any other
-NONE = "none"  # in place of a profile or a key: requests without one
+OTHERS = "-"  # prefix of an endpoint: requests to any other
+NONE = "none"  # instead of a profile or a key: requests without one
 CLIENT_LEFT = Q(error_code="client_disconnected")
 OUTCOMES = {
     "ok": ("succeeded", Q(status__lt=400, error_code="")),
@@ -42,13 +42,13 @@ TEXTS = ("prompt", "completion", "parameters", "error_message")
 
 @dataclass(frozen=True, slots=True)
 class LogSearch:
-    """All conditions hold together; "" and None ask for nothing. ``profile`` is a name, name@version or `none`;
-    ``endpoint`` with a minus before it asks for all others. Without ``source``, requests that pages of the console
-    made for the person who looks at them are left out, unless one is asked for by its id.
+    """Conditions, combined with AND; "" and None are unset. ``profile`` is a name, name@version or `none`; an
+    ``endpoint`` with a minus means all others. Without ``source``, requests that console pages made for the current
+    user are left out, unless one is selected by its id.
 
-    ``keys`` are primary keys; an empty tuple asks for requests without a key. ``key_prefix`` asks for what was sent
-    with one secret, refused or not, and of ``keys`` for what is older than this knowledge. ``text`` is for those who
-    may see texts: who makes the search checks that.
+    ``keys`` are primary keys; an empty tuple means requests without a key. ``key_prefix`` selects by the prefix of the
+    secret, refused or not, and ``keys`` adds rows older than that column. ``text`` requires the permission to see
+    texts, which the caller checks.
     """
 
     id: str = ""
@@ -69,7 +69,7 @@ class LogSearch:
     text: str = ""
 
     def rows(self) -> QuerySet[RequestLog]:
-        """In no order; pages bring theirs."""
+        """Return the rows, unordered; pages order them."""
         found = RequestLog.objects.filter(*self._conditions()).order_by()
         if self.text:
             found = found.alias(words=LogWords("prompt", "completion")).filter(words=search_query(self.text))
@@ -85,9 +85,9 @@ class LogSearch:
             others = self.endpoint.startswith(OTHERS)
             yield ~Q(endpoint=self.endpoint[1:]) if others else Q(endpoint=self.endpoint)
         if self.id:
-            names = {self.id, request_id_of(self.id)}  # clients name requests as they like
+            names = {self.id, request_id_of(self.id)}  # clients may choose any request id
             yield reduce(or_, (Q(pk__startswith=name) for name in names))
-        if self.code:  # the second half is what the index of errors asks for
+        if self.code:  # the second half matches the condition of the error index
             yield Q(error_code=self.code) & ~Q(error_code="")
         if self.outcome:
             yield OUTCOMES[self.outcome][1]
@@ -124,18 +124,18 @@ def profile_condition(profile: str) -> Q:
 
 
 def lean(rows: QuerySet[RequestLog]) -> QuerySet[RequestLog]:
-    """Without what only a request's own page shows: a list never fetches texts."""
+    """Return the rows without columns that only the detail page shows: a list never fetches texts."""
     return rows.select_related("api_key").defer(*TEXTS)
 
 
 def estimated_rows(rows: QuerySet[RequestLog]) -> int:
-    """How many the planner expects, from its statistics: nothing is read."""
+    """Return the planner's estimate; no row is read."""
     plan = json.loads(rows.order_by().explain(format="json"))
     return int(plan[0]["Plan"]["Plan Rows"])
 
 
 def size_text(rows: QuerySet[RequestLog], page: KeysetPage[RequestLog, Cursor]) -> str:
-    """Exact where all rows are on the page, else said to be an estimate."""
+    """Return the number of rows, exact if all are on the page, otherwise marked as an estimate."""
     if page.older is None and page.newer is None:
         count = len(page.rows)
         return f"{count} request{'' if count == 1 else 's'}"
@@ -143,6 +143,6 @@ def size_text(rows: QuerySet[RequestLog], page: KeysetPage[RequestLog, Cursor]) 
 
 
 def _rounded(number: int) -> int:
-    """To two figures: more would look like knowledge."""
+    """Round to two digits, since it is an estimate."""
     places = max(0, len(str(number)) - 2)
     return round(number, -places)

@@ -1,4 +1,4 @@
-"""The search's form: query strings, saved searches and commands all come through it."""
+"""The search form, which query strings, saved searches and commands all go through."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from openai_api.request_log.search import LAST, NONE, OTHERS, OUTCOMES, SOURCES,
 from openai_api.request_log.summary import ROOT
 from steering.models import SteeringProfile
 
-MAX_OFFERED = 200  # names beside a field; others can be written
+MAX_OFFERED = 200  # suggestions beside a field; others can be typed
 ANY = ("", "any")
 CURSORS = ("before", "after")
 
 
 def is_prefix(value: str) -> bool:
-    """Whether a key is named by its secret's beginning, as pages show it."""
+    """Return whether the text is the prefix of a secret, as pages show it."""
     return value.startswith(KEY_START) and len(value) == PREFIX_LENGTH
 
 
 class SearchForm(forms.Form):
-    """``offers`` are the names that the page proposes beside a field. What it does not know it refuses by name."""
+    """The form of a search; ``offers`` are the suggested names. Unknown values are errors."""
 
     text = forms.CharField(
         label="Words",
@@ -71,12 +71,12 @@ class SearchForm(forms.Form):
 
     @property
     def conditions(self) -> dict[str, str]:
-        """The fields that ask for something, as they were written: what is saved and what links carry."""
+        """Return the fields that are set, as typed, for saving and links."""
         written = ((name, str(self.data.get(name, "")).strip()) for name in self.fields)
         return {name: value for name, value in written if value}
 
     def offered(self) -> dict[str, list[str]]:
-        """From small tables, never from the log itself."""
+        """Return suggestions from small tables, never from the log itself."""
         return {
             "log-model-offers": list(LanguageModel.objects.values_list("name", flat=True)[:MAX_OFFERED]),
             "log-profile-offers": [
@@ -93,7 +93,7 @@ class SearchForm(forms.Form):
         return text
 
     def clean_endpoint(self) -> str:
-        """As the log has it: the list shows it without its beginning."""
+        """Return the endpoint as logged; lists show it without its prefix."""
         value: str = self.cleaned_data["endpoint"].strip()
         sign, name = (OTHERS, value[1:].lstrip()) if value.startswith(OTHERS) else ("", value)
         return sign + (name if not name or name.startswith("/") else f"{ROOT}{name.removeprefix('v1/')}")
@@ -126,7 +126,7 @@ class SearchForm(forms.Form):
         return data
 
     def search(self) -> LogSearch:
-        """Of a valid form."""
+        """Return the search of a valid form."""
         data = self.cleaned_data
         since = timezone.now() - LAST[data["last"]][1] if data["last"] else data["since"]
         return LogSearch(

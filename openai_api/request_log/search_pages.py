@@ -1,4 +1,4 @@
-"""The list of the request log: a form, a page of rows by the place of the first one, and searches that are kept."""
+"""The list of the request log: search form, keyset pages and saved searches."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MAX_SHOWN = 200
 
 @dataclass(frozen=True, slots=True)
 class ShownSearch:
-    """``owner`` is "" for one's own."""
+    """A saved search in the list; ``owner`` is "" for the user's own."""
 
     pk: int
     name: str
@@ -42,11 +42,11 @@ class ShownSearch:
 
 @transaction.atomic
 def save_search(*, owner: User, name: str, conditions: dict[str, str], is_shared: bool = False) -> SavedSearch:
-    """One of the same name is replaced. Raises ValidationError."""
+    """Save a search, replacing one of the same name. Raises ValidationError."""
     if not conditions:
         raise ValidationError("It has no conditions.")
-    name = forms.CharField(max_length=MAX_NAME).clean(name)  # before the database is asked for it
-    User.objects.select_for_update().get(pk=owner.pk)  # two at once would pass the bound together
+    name = forms.CharField(max_length=MAX_NAME).clean(name)  # before the database reports it
+    User.objects.select_for_update().get(pk=owner.pk)  # two concurrent saves would both pass the limit
     others = SavedSearch.objects.filter(owner=owner).exclude(name=name)
     if others.count() >= MAX_OWN:
         raise ValidationError(f"You have {MAX_OWN} saved searches; delete one first.")
@@ -58,12 +58,12 @@ def save_search(*, owner: User, name: str, conditions: dict[str, str], is_shared
 
 
 def delete_search(*, owner: User, pk: int) -> bool:
-    """False where there is none of theirs."""
+    """Delete a user's search; False if it does not exist."""
     return SavedSearch.objects.filter(owner=owner, pk=pk).delete()[0] > 0
 
 
 def visible_searches(user: User) -> list[ShownSearch]:
-    """One's own, and what others share. The words of a search are shown to those only who may see texts."""
+    """Return the user's searches and shared ones. Searched words are shown only with access to texts."""
     found = SavedSearch.objects.filter(Q(owner=user) | Q(is_shared=True)).select_related("owner")
     if not may_see_text(user):
         found = found.exclude(conditions__has_key="text")
@@ -83,7 +83,7 @@ TEXTS = {
 
 
 def stored_text() -> str:
-    """A key may have less kept of its own requests."""
+    """Describe what the server stores; a key may store less of its own requests."""
     days, text_days = settings.MILLM_LOG_RETENTION_DAYS, settings.MILLM_LOG_TEXT_RETENTION_DAYS
     rows = f"Rows are deleted after {_days(days)}" if days else "Rows are kept for ever"
     until = f" for {_days(text_days)}" if text_days else " as long as their rows"
@@ -100,7 +100,7 @@ LIST = "admin:openai_api_requestlog_changelist"
 
 
 class SearchPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
-    """In place of the admin's own list, which counts all rows and passes over those of the pages before."""
+    """Replaces the admin's list, which counts all rows and reads those of earlier pages."""
 
     def get_urls(self) -> list[Any]:
         pages = (
@@ -138,7 +138,7 @@ class SearchPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none 
         return self.has_view_permission(request) and request.user.has_perm("openai_api.export_requestlog")
 
     def _found(self, request: HttpRequest, form: SearchForm) -> dict[str, Any]:
-        """The page of rows, and the ways to its neighbours."""
+        """Return the page of rows and links to its neighbours."""
         search = form.search()
         try:
             page = search_page(search, before=request.GET.get("before", ""), after=request.GET.get("after", ""))
@@ -185,7 +185,7 @@ class SearchPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none 
 def search_page(
     search: LogSearch, before: str = "", after: str = "", size: int = PAGE_SIZE
 ) -> KeysetPage[RequestLog, Cursor]:
-    """Raises CursorError."""
+    """Return one page. Raises CursorError."""
     return keyset_page(
         lean(search.rows()),
         ByTime("created_at"),
@@ -201,7 +201,7 @@ def _link(form: SearchForm, **cursor: Cursor | None) -> str:
 
 
 def _problems(form: SearchForm) -> list[str]:
-    """Each with its field's name, but those of the whole."""
+    """Return the form's errors, each with its field's name."""
     return [
         str(text) if field == "__all__" else f"{form.fields[field].label or field.capitalize()}: {text}"
         for field, texts in form.errors.items()

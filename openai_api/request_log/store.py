@@ -1,4 +1,4 @@
-"""The request log's table, as the log writer uses it: rows in, cleaned, without ever failing on their content."""
+"""Write log entries to Postgres: rows are cleaned, so that their content never makes the write fail."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ ADD_USE = f"""
 
 
 class LogStore:
-    """Writes log entries to Postgres. Used by one thread."""
+    """Write log entries to Postgres; used by one thread."""
 
     def __init__(self) -> None:
         self._last_used: dict[int, datetime] = {}
         self._forgot_at = datetime.min.replace(tzinfo=UTC)
 
     def insert(self, entries: Sequence[LogEntry]) -> None:
-        """All or none. Idempotent: an entry that is there already stays as it is."""
+        """Insert all entries or none. Idempotent: an entry that has a row stays as it is."""
         with transaction.atomic():
             RequestLog.objects.bulk_create(self._rows(entries), ignore_conflicts=True)
             record_matches([found for entry in entries for found in findings_of(entry)])
@@ -48,7 +48,7 @@ class LogStore:
         self._forget_old_events()
 
     def missing(self, entries: Sequence[LogEntry]) -> list[LogEntry]:
-        """Those that are no rows yet. Clients choose ids and may repeat them: the time tells requests apart."""
+        """Return the entries without a row. Clients may repeat ids, so the time is compared too."""
         ids = [entry.id for entry in entries]
         renamed = Q(*(Q(pk__startswith=f"{found}~") for found in ids), _connector=Q.OR)
         rows = RequestLog.objects.filter(Q(pk__in=ids) | renamed).values_list("pk", "created_at")
@@ -72,7 +72,7 @@ class LogStore:
         connection.close()
 
     def _forget_old_events(self) -> None:
-        """Of watch rules, once an hour."""
+        """Delete old events of watch rules, once an hour."""
         now = timezone.now()
         if now - self._forgot_at >= FORGET_EVERY:
             self._forgot_at = now
@@ -84,7 +84,7 @@ class LogStore:
 
 
 def meter(entries: Sequence[LogEntry]) -> None:
-    """Add what keys used to their days; call inside the transaction that writes the entries."""
+    """Add usage to the keys' days. Call inside the transaction that writes the entries."""
     totals: dict[tuple[int, date], tuple[int, int]] = {}
     for entry in entries:
         if entry.is_metered and entry.api_key_id is not None:
@@ -92,12 +92,12 @@ def meter(entries: Sequence[LogEntry]) -> None:
             requests, tokens = totals.get(place, (0, 0))
             totals[place] = (requests + (not entry.is_counted), tokens + entry.prompt_tokens + entry.completion_tokens)
     with connection.cursor() as cursor:
-        for place, use in sorted(totals.items()):  # in one order everywhere, so that processes do not deadlock
+        for place, use in sorted(totals.items()):  # the same order everywhere prevents deadlocks
             cursor.execute(ADD_USE, [*place, *use])
 
 
 def rename_repeated(entries: Sequence[LogEntry]) -> None:
-    """Clients choose ids and may repeat them: a later request gets a suffix, the same one written again does not."""
+    """Make ids unique: a later request with the same id gets a suffix; a retried entry does not."""
     ids = [entry.id for entry in entries if not entry.id.startswith("req_")]
     if not ids:
         return
@@ -108,13 +108,13 @@ def rename_repeated(entries: Sequence[LogEntry]) -> None:
 
 
 def findings_of(entry: LogEntry) -> list[WatchMatch]:
-    """Of watch rules, with what the entry knows by now."""
+    """Return the findings of watch rules, with the entry's details."""
     model, profile = clean_text(entry.model, 200), clean_text(entry.profile, 250)
     return [replace(found, model=model, profile=profile, request_id=entry.id) for found in entry.findings]
 
 
 def row_of(entry: LogEntry, content: str) -> RequestLog:
-    """The row of ``entry``; ``content`` is `full`, `hash` or `none`: what the server keeps of a client's words."""
+    """Return the row of ``entry``; ``content`` is `full`, `hash` or `none`: what is kept of texts."""
     values: dict[str, Any] = {field.name: getattr(entry, field.name) for field in fields(entry)}
     for name in (
         "prompt_size",

@@ -1,4 +1,4 @@
-"""A logged request as one line of the list."""
+"""A logged request as one line: times, phases and text made safe to show."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WIDTH, HEIGHT = 1000, 16
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """From ``start_ms`` to ``end_ms`` after the request came in."""
+    """From ``start_ms`` to ``end_ms`` after the request arrived."""
 
     name: str
     start_ms: float
@@ -37,15 +37,16 @@ class Phase:
 
 
 def milliseconds(value: float | None, *, beside: float | None = None) -> str:
-    """In seconds from one second on; ``beside`` is a larger duration on the same line, which decides the unit."""
+    """Format a duration, in seconds from one second on; ``beside``, a larger duration on the line, decides the unit."""
     if value is None:
         return "-"
     return f"{value / 1000:.2f} s" if max(value, beside or 0.0) >= 1000 else f"{value:.0f} ms"
 
 
 def phases(row: RequestLog) -> list[Phase]:
-    """Queued, prefill, tokens; of a request that the engine never saw only the whole. Clocks that differ a little never
-    make a negative time. What came before the queue, such as loading a model, is in the last phase.
+    """Return the phases queued, prefill and tokens, or one phase if the request never reached the engine.
+
+    Clock differences never make a negative time. Time before the queue, such as loading a model, is in the last phase.
     """
     return list(_phases(row))
 
@@ -71,7 +72,7 @@ def _speed(num_tokens: int, took_ms: float) -> str:
 
 
 def timeline_html(row: RequestLog) -> SafeString:
-    """A bar and the same in words."""
+    """Render the phases as a bar and as text."""
     found = phases(row)
     if not found:
         return format_html("{}", "No times were logged.")
@@ -119,12 +120,12 @@ def _steps(row: RequestLog, found: list[Phase]) -> SafeString:
     )
 
 
-ROOT = "/v1/"  # of all endpoints, and not shown in the list
+ROOT = "/v1/"  # common to all endpoints, so the list omits it
 
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """Nothing of this is a client's text but names, whose acting characters are named."""
+    """A line of the list. It contains no client text except names, whose control characters are made visible."""
 
     pk: str
     time: str
@@ -156,12 +157,12 @@ class LogLine:
 
 
 def utc_text(at: datetime) -> str:
-    """To the second: people put it beside what other machines say."""
+    """Format the time to the second, for comparison with other machines' logs."""
     return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
 
 
 def key_text(row: RequestLog) -> str:
-    """The key under the secret that was sent, which may be another than it has now. Of a deleted key that is all."""
+    """Return the key's name and the prefix of the secret that was sent. A deleted key only has the prefix."""
     secret = f"{row.key_prefix}…" if row.key_prefix else ""
     name = row.api_key.name if row.api_key else ""
     return visible_text(f"{name} ({secret})" if name and secret else name or secret)

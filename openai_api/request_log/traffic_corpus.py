@@ -1,4 +1,4 @@
-"""Texts of requests whose keys allow it, as a corpus on which features are looked at."""
+"""A corpus of texts from requests whose keys share them, for examples of features."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ROLES = frozenset({"system", "user", "assistant"})
 
 
 def traffic_corpus() -> Corpus:
-    """The newest requests first. CorpusError where no key allows it, or no texts are kept."""
+    """Return the newest requests first. Raises CorpusError when no key shares or no texts are stored."""
     if settings.MILLM_LOG_CONTENT != "full":
         raise CorpusError("The request log keeps no texts (MILLM_LOG_CONTENT), so there are none to read.")
     rows = RequestLog.objects.filter(api_key__shares_examples=True, status=200).exclude(completion="")
@@ -32,12 +32,12 @@ def traffic_corpus() -> Corpus:
 
 
 def _all_share(keys: frozenset[int]) -> bool:
-    """Whether each of these keys is still there and allows it; the measuring between takes its time."""
+    """Return whether each of these keys still exists and shares its texts; measuring takes time."""
     return ApiKey.objects.filter(pk__in=keys, shares_examples=True).count() == len(keys)
 
 
 def _bounded(rows: Iterable[RequestLog]) -> Iterator[tuple[int, Document]]:
-    """Keys, and what their requests said."""
+    """Yield keys and the texts of their requests, up to the limit."""
     num_chars = 0
     for row in rows:
         num_chars += len(row.prompt) + len(row.completion)
@@ -48,7 +48,7 @@ def _bounded(rows: Iterable[RequestLog]) -> Iterator[tuple[int, Document]]:
 
 
 def _document(row: RequestLog) -> Document | None:
-    """None of what is neither a chat of plain texts nor one prompt: token ids, several prompts, vectors."""
+    """Return the text of a row, None for token ids, several prompts and other inputs without one text."""
     if row.endpoint.endswith("/chat/completions"):
         messages = _messages(row.prompt)
         answer = {"role": "assistant", "content": row.completion}

@@ -1,8 +1,8 @@
-"""The log's thread: takes entries from requests without ever making them wait, and writes them in batches.
+"""The log's thread: queues entries without blocking requests, and writes them in batches.
 
-While Postgres is away the entries stay in the bounded queue and are tried again. What does not fit is counted
-and reported, never waited for. Requests that run when the process is killed are in its journal (journal.py), and the
-next process writes their rows.
+While Postgres is down, entries stay in the bounded queue and are retried. Entries that do not fit are counted and
+reported. Requests in progress when the process is killed are in its journal (journal.py); the next process writes their
+rows.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from openai_api.request_log.refusals import Refusals
 logger = logging.getLogger(__name__)
 
 MAX_ENTRIES = 10_000
-MAX_CHARACTERS = 64 * 1024 * 1024  # of texts in the queue; beyond it entries are kept without texts
+MAX_CHARACTERS = 64 * 1024 * 1024  # bytes of texts in the queue; beyond it entries lose their texts
 BATCH = 200
 GATHER_S = 0.05  # how long a batch waits for more entries
-RETRY_S = 1.0  # how long to wait for a database that is away
+RETRY_S = 1.0  # pause while the database is down
 
 
 class Store(Protocol):
-    """Where entries go: :class:`openai_api.request_log.store.LogStore`, or a test's."""
+    """Destination of entries: :class:`openai_api.request_log.store.LogStore`, or a test's."""
 
     def insert(self, entries: Sequence[LogEntry]) -> None: ...
 
@@ -84,16 +84,16 @@ class LogWriter:
         return self._queue.unfinished_tasks
 
     def accept(self, entry: LogEntry) -> None:
-        """The request of ``entry`` is under way: from now on it has a row, whatever happens to the process."""
+        """Register ``entry`` as in progress: it will get a row, whatever happens to the process."""
         if self._journal is not None:
             self._journal.note(entry)
 
     def write(self, entry: LogEntry) -> None:
-        """Queue ``entry``, or count it if it is one of too many refusals. Never waits for Postgres, never raises."""
+        """Queue ``entry``, or count it as one of too many refusals. Never waits for Postgres, never raises."""
         if self._refusals.keeps(entry):
             self._put(entry)
         elif self._journal is not None:
-            self._journal.settle([entry])  # a row of several has it
+            self._journal.settle([entry])  # counted in a row of several refusals
 
     def _put(self, entry: LogEntry) -> None:
         if self._journal is not None and entry.journal_number:
@@ -109,7 +109,7 @@ class LogWriter:
             self._drop("the queue is full", entry)
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until all queued entries are written or lost; False when that took too long."""
+        """Wait until all queued entries are written or lost; False on a timeout."""
         self._put_refusals(all_of_them=True)
         deadline = time.monotonic() + timeout_s
         with self._queue.all_tasks_done:
@@ -147,7 +147,7 @@ class LogWriter:
             self._put(entry)
 
     def _recover(self, folder: Path) -> None:
-        """Write the rows that processes which were killed have left."""
+        """Write the rows of killed processes from their journals."""
         for dead in dead_journals(folder):
             while not (self._stop.is_set() or self._try_recovery(dead.entries)):
                 self._stop.wait(self._retry_s)
@@ -157,7 +157,7 @@ class LogWriter:
                 dead.leave()
 
     def _try_recovery(self, entries: Sequence[LogEntry]) -> bool:
-        """Whether the entries are dealt with; False when the database is away."""
+        """Return whether the entries were handled; False when the database is down."""
         try:
             self._store.refresh_connection()
             for start in range(0, len(entries), BATCH):
@@ -170,12 +170,12 @@ class LogWriter:
         except (OperationalError, InterfaceError) as error:
             logger.warning("The request log waits for the database: %s", error)
             return False
-        except Exception:  # the thread must survive whatever a row or the database does
+        except Exception:  # the thread must survive any error of a row or the database
             logger.exception("The request log could not write what a killed process has left.")
         return True
 
     def _take_batch(self) -> list[LogEntry]:
-        """Entries that are there, after a short wait for a first one."""
+        """Return queued entries, after a short wait for the first."""
         batch: list[LogEntry] = []
         try:
             batch.append(self._queue.get(timeout=GATHER_S))
@@ -198,7 +198,7 @@ class LogWriter:
             self._queue.task_done()
 
     def _try(self, batch: list[LogEntry]) -> bool:
-        """Whether the batch is dealt with; False when the database is away."""
+        """Return whether the batch was handled; False when the database is down."""
         try:
             self._store.refresh_connection()
             self._insert(batch)
@@ -206,12 +206,12 @@ class LogWriter:
         except (OperationalError, InterfaceError) as error:
             logger.warning("The request log waits for the database: %s", error)
             return False
-        except Exception:  # the thread must survive whatever a row or the database does
+        except Exception:  # the thread must survive any error of a row or the database
             logger.exception("The request log could not finish a batch of %d entries.", len(batch))
         return True
 
     def _insert(self, batch: list[LogEntry]) -> None:
-        """All at once; when some entry is refused, one by one."""
+        """Insert all entries at once; if one is refused, insert them one by one."""
         try:
             self._store.insert(batch)
             _mark_written(batch)
@@ -223,7 +223,9 @@ class LogWriter:
                 self._insert_alone(entry)
 
     def _insert_alone(self, entry: LogEntry) -> None:
-        """As it is, else without its texts, its address and its key (which may have been deleted), else not at all."""
+        """Insert the entry; if refused, without its texts, address and key (which may
+        have been deleted); else drop it.
+        """
         cause: object = ""
         for attempt in (entry, None):
             if attempt is None:
@@ -256,7 +258,7 @@ def _mark_written(entries: Sequence[LogEntry]) -> None:
 
 
 class EntrySink(Protocol):
-    """What requests need of the log."""
+    """The part of the log writer that requests use."""
 
     def accept(self, entry: LogEntry) -> None: ...
 
@@ -265,7 +267,7 @@ class EntrySink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LogBacklog:
-    """Entries not yet written, and entries lost since the process started to log."""
+    """Entries not yet written, and entries lost since the start."""
 
     waiting: int = 0
     dropped: int = 0
@@ -276,7 +278,7 @@ _starting = threading.Lock()
 
 
 def get_log_writer() -> EntrySink:
-    """This process' log writer, started on first use."""
+    """Return this process's log writer, started on first use."""
     global _sink
     with _starting:
         if _sink is None:
@@ -289,13 +291,13 @@ def get_log_writer() -> EntrySink:
 
 
 def log_backlog() -> LogBacklog:
-    """Of this process' log writer; of none, when nothing has been logged yet."""
+    """Return the backlog of this process's log writer; empty when nothing has been logged yet."""
     writer = _sink
     return LogBacklog(writer.waiting, writer.dropped) if isinstance(writer, LogWriter) else LogBacklog()
 
 
 def set_log_writer(sink: EntrySink | None) -> None:
-    """Install a test's collector; None makes the next use start a new writer."""
+    """Install a test's writer; None makes the next use start a new one."""
     global _sink
     with _starting:
         _sink = sink

@@ -1,4 +1,4 @@
-"""Stored responses and conversations in the admin."""
+"""Admin pages of stored responses and conversations."""
 
 from __future__ import annotations
 

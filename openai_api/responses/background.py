@@ -1,4 +1,4 @@
-"""Background responses in the database: ordered, begun, told of, cancelled, and ended where their job was lost."""
+"""Background responses in the database: create, start, append events, stream, cancel, and end lost ones."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ KIND = "responses.generate"
 
 
 class NotBackgroundError(ValueError):
-    """Only background responses can be cancelled: others end with their connection."""
+    """Only background responses can be cancelled; others end with their connection."""
 
 
 @transaction.atomic
 def order_response(
     *, turn: Turn, order: dict[str, Any], priority: int, events: Sequence[Event], is_streamed: bool
 ) -> StoredResponse:
-    """Store a queued response and the job that generates it; ``events`` are those that tell of this."""
+    """Store a queued response and the job that generates it; ``events`` are its first events."""
     order = {name: clean_json(value) for name, value in order.items()}
     row = save_response(turn=turn, is_background=True, is_streamed=is_streamed, order=order)
     owner = User.objects.filter(pk=turn.owner_id).first() if turn.owner_id is not None else None
@@ -62,7 +62,7 @@ def order_response(
 
 @transaction.atomic
 def start_response(*, response_id: str, events: Sequence[Event]) -> bool:
-    """Whether the response is still wanted; it is in progress then."""
+    """Mark the response as in progress; False if it was cancelled or deleted."""
     row = lock_open(response_id)
     if row is None:
         return False
@@ -74,7 +74,7 @@ def start_response(*, response_id: str, events: Sequence[Event]) -> bool:
 
 @transaction.atomic
 def tell_events(*, response_id: str, events: Sequence[Event]) -> bool:
-    """Keep new events of a streamed response; False where it is not wanted any more."""
+    """Store new events of a streamed response; False if it was cancelled or deleted."""
     row = lock_open(response_id)
     if row is None:
         return False
@@ -84,7 +84,7 @@ def tell_events(*, response_id: str, events: Sequence[Event]) -> bool:
 
 @transaction.atomic
 def cancel_background_response(*, response_id: str, owner_id: int | None) -> StoredResponse:
-    """End it as cancelled, unless it has ended. Raises NotFoundError and NotBackgroundError."""
+    """Cancel the response unless it has ended. Raises NotFoundError and NotBackgroundError."""
     row = find_response(response_id, owner_id)
     if not row.is_background:
         raise NotBackgroundError(response_id)
@@ -96,7 +96,7 @@ def cancel_background_response(*, response_id: str, owner_id: int | None) -> Sto
 
 @transaction.atomic
 def delete_stored_response(*, response_id: str, owner_id: int | None) -> None:
-    """With its items and events; one that is being generated is cancelled. Raises NotFoundError."""
+    """Delete the response with its items and events, cancelling it first. Raises NotFoundError."""
     row = find_response(response_id, owner_id)
     if row.is_open:
         _cancel_job(row)
@@ -104,7 +104,7 @@ def delete_stored_response(*, response_id: str, owner_id: int | None) -> None:
 
 
 def end_if_lost(response_id: str) -> None:
-    """A response whose job has ended without it ends too: cancelled with the job, or failed."""
+    """End a response whose job has ended without it: cancelled with the job, or failed."""
     row = StoredResponse.objects.filter(pk=response_id, status__in=StoredResponse.OPEN).first()
     job = job_of(row) if row is not None else None
     if row is None or (job is not None and not job.has_ended):
@@ -117,7 +117,7 @@ def end_if_lost(response_id: str) -> None:
 
 @transaction.atomic
 def _end(row: StoredResponse, status: StoredResponse.Status, error: ApiError | None) -> bool:
-    """End an open response from outside of its run; False where it has ended."""
+    """End an open response from outside its run; False if it has ended."""
     locked = lock_open(row.pk)
     if locked is None:
         return False
@@ -125,7 +125,7 @@ def _end(row: StoredResponse, status: StoredResponse.Status, error: ApiError | N
     locked.body |= {"status": status.value, "error": None if error is None else error_body(error)}
     locked.order = {}
     locked.save(update_fields=("status", "body", "order"))
-    # There is no event of OpenAI's for a cancelled response: its stream ends as incomplete, and the object says why.
+    # OpenAI has no event for a cancelled response: its stream ends as incomplete, and the object has the reason.
     kind = "response.failed" if status == StoredResponse.Status.FAILED else "response.incomplete"
     number = last_number(locked.pk) + 1
     _add(locked, [{"type": kind, "sequence_number": number, "response": response_body(locked)}])
@@ -133,12 +133,12 @@ def _end(row: StoredResponse, status: StoredResponse.Status, error: ApiError | N
 
 
 def job_of(row: StoredResponse) -> Job | None:
-    """None where it was deleted."""
+    """Return the response's job, None if it was deleted."""
     return Job.objects.filter(pk=row.job_id).first() if row.job_id is not None else None
 
 
 def last_number(response_id: str) -> int:
-    """Of the events that are stored; -1 where there are none."""
+    """Return the number of the last stored event; -1 without events."""
     last = StoredEvents.objects.filter(response_id=response_id).order_by("last").last()
     return -1 if last is None else last.last
 
@@ -149,7 +149,7 @@ def _cancel_job(row: StoredResponse) -> None:
         try:
             cancel_job(job=job)
         except JobError:
-            return  # it has ended just now
+            return  # it has just ended
 
 
 def _add(row: StoredResponse, events: Sequence[Event]) -> None:
@@ -158,13 +158,13 @@ def _add(row: StoredResponse, events: Sequence[Event]) -> None:
 
 
 POLL_S = 0.2
-SLOW_POLL_S = 1.0  # after QUIET_S without an event, as while it waits in the queue
+SLOW_POLL_S = 1.0  # after QUIET_S without an event, for example while queued
 QUIET_S = 3.0
-LOOK_EVERY = 25  # polls between looks whether the response still has a job
+LOOK_EVERY = 25  # polls between checks that the response still has a job
 
 
 def stream_stored(call: Call, response_id: str, after: int) -> HttpResponseBase:
-    """Events numbered higher than ``after``. A client that leaves changes nothing: it can come back for the rest."""
+    """Stream events numbered higher than ``after``. A client that disconnects can resume later."""
     return event_response(EventSource(_events(call, response_id, after), call.close))
 
 
@@ -182,7 +182,7 @@ async def _events(call: Call, response_id: str, after: int) -> AsyncGenerator[by
 
 
 async def _stored_events(call: Call, response_id: str, after: int) -> AsyncGenerator[Event | None, None]:
-    """None after each while without an event; the longer nothing comes, the more seldom it looks."""
+    """Yield stored events, and None while there are none; the poll interval grows while nothing arrives."""
     loop, ping_s = asyncio.get_running_loop(), get_backend().ping_s
     heard_at = said_at = time.monotonic()
     for poll in count():
@@ -206,6 +206,6 @@ async def _stored_events(call: Call, response_id: str, after: int) -> AsyncGener
 
 
 def _next(response_id: str, after: int) -> tuple[bool, list[Event]]:
-    """Whether more may come after these, and the events. In this order: the last ones are stored with the end."""
+    """Return whether more may follow, and the events, in this order: the last events are stored with the end."""
     may_grow = is_open(response_id)
     return may_grow, events_after(response_id, after)

@@ -1,7 +1,7 @@
 """The job that generates a background response.
 
-What was ordered was checked when it was ordered. It is resolved again here, perhaps in another process days later, so
-that a key that was revoked or a profile that was archived in between counts.
+The request was validated when it was created. It is resolved again here, perhaps in another process days later, so a
+key revoked or a profile archived in between has effect.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class BackgroundCall(Call):
 
 
 async def key_of(pk: int | None) -> KeyRecord | None:
-    """The key that ordered the response, None for none; raises ApiError 401 where it may not be used any more."""
+    """Return the key that created the response, or None. Raises ApiError 401 if it may not be used any more."""
     if pk is None:
         return None
     for record in (await get_backend().keys()).values():
@@ -57,7 +57,7 @@ async def key_of(pk: int | None) -> KeyRecord | None:
 
 
 def search_order(request: ResponseRequest, searching: Searching) -> dict[str, Any]:
-    """Nothing where there is no such tool."""
+    """Return the job's search parameters, empty without such a tool."""
     search = request.file_search
     if search is None:
         return {}
@@ -74,7 +74,7 @@ def search_order(request: ResponseRequest, searching: Searching) -> dict[str, An
 
 
 def ordered_search(order: Mapping[str, Any]) -> tuple[FileSearch | None, Searching, int | None]:
-    """The search, what is known of it, and how many there may be."""
+    """Return the search, its state, and the maximum number of searches."""
     given = order.get("search")
     if given is None:
         return None, Searching(is_on=False), None
@@ -83,10 +83,10 @@ def ordered_search(order: Mapping[str, Any]) -> tuple[FileSearch | None, Searchi
 
 
 logger = logging.getLogger(__name__)
-TELL_S = 0.25  # between writes of new events, and looks whether the response is still wanted
-MAX_PAUSE_S = 2.0  # between attempts to be taken in
-PASSING = frozenset({"rate_limit_exceeded", "server_is_overloaded", "model_not_ready"})  # what is worth waiting for
-LIFECYCLE = ("response.created", "response.queued", "response.in_progress")  # what comes before any output
+TELL_S = 0.25  # between writes of new events and checks for cancellation
+MAX_PAUSE_S = 2.0  # between attempts to be admitted
+PASSING = frozenset({"rate_limit_exceeded", "server_is_overloaded", "model_not_ready"})  # errors that are worth a retry
+LIFECYCLE = ("response.created", "response.queued", "response.in_progress")  # events before any output
 INTERRUPTED = "The server stopped while it streamed this response, so the rest is missing. Create it again."
 
 
@@ -102,7 +102,7 @@ def generate_response(job: RunningJob) -> None:
     try:
         asyncio.run(run.run())
     except NotWantedError:
-        job.check_cancelled()  # its job was cancelled with it, if it was not deleted
+        job.check_cancelled()  # its job is cancelled too, unless it was deleted
     except JobCancelled:
         _cancel(row)
         raise
@@ -112,7 +112,7 @@ def _cancel(row: StoredResponse) -> None:
     try:
         cancel_background_response(response_id=row.pk, owner_id=row.owner_id)
     except NotFoundError:
-        return  # deleted just now
+        return  # just deleted
 
 
 class BackgroundRun:
@@ -144,7 +144,7 @@ class BackgroundRun:
             call.close()
 
     async def _run(self, call: BackgroundCall) -> None:
-        if self._row.is_streamed and self._last >= len(LIFECYCLE):  # clients may have seen some of the output
+        if self._row.is_streamed and self._last >= len(LIFECYCLE):  # clients may have read part of the output
             raise ApiError(500, INTERRUPTED, error_type="server_error", code="response_interrupted")
         events = [] if self._has_begun else list(self._writer.started())
         await self._insist(lambda: start_response(response_id=self._row.pk, events=events))
@@ -155,7 +155,7 @@ class BackgroundRun:
             generation.close()
 
     async def _admitted(self, call: BackgroundCall) -> ToolLoop:
-        """Wait for the key's limits and for room in the engine: nobody else waits for a background response."""
+        """Wait for the key's limits and for space in the engine."""
         key = await key_of(self._row.order["key"])
         chat = ChatRequest.parse(self._row.order["chat"])
         while True:
@@ -196,7 +196,7 @@ class BackgroundRun:
         await self._end(events)
 
     async def _fail(self, call: BackgroundCall, error: ApiError) -> None:
-        """The response ends as failed, unless the whole process stops: then the job runs again in the next one."""
+        """End the response as failed, unless the process is stopping: then the job runs again in the next one."""
         call.refuse(error)
         call.entry.status = error.status
         if self._job.is_stopped:
@@ -214,6 +214,6 @@ class BackgroundRun:
         return tell_events(response_id=self._row.pk, events=events)
 
     async def _insist(self, write: Callable[[], bool]) -> None:
-        """Write, however long the database is away; raises NotWantedError where the response has ended meanwhile."""
+        """Retry the write until the database is back. Raises NotWantedError if the response has ended."""
         if not await in_database_however_long(lambda: retry_while_db_down(write, self._job.stopping)):
             raise NotWantedError

@@ -1,6 +1,6 @@
-"""A response's request as a chat completion's: one way of generating serves both.
+"""Convert a response's request to a chat completion, so that both share one way of generating.
 
-What the chat refuses is told to the client under the names that it used.
+Errors of the chat are reported under the names of the original fields.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NOT_KEPT = "The results of this search are not at hand any more."
 
 
 def results_text(results: Sequence[Mapping[str, Any]] | None, *, first: int = 1) -> str:
-    """Numbered from ``first`` on, so that the answer can cite them."""
+    """Return search results numbered from ``first``, so that the answer can cite them."""
     if results is None:
         return NOT_KEPT
     if not results:
@@ -43,10 +43,10 @@ Message = dict[str, Any]
 
 
 def messages_of(instructions: str | None, items: Iterable[Item], *, num_results: int = 0) -> list[Message]:
-    """Instructions first. An answer's reasoning, text and calls are one message: templates write them as one turn.
+    """Return the messages, instructions first. An answer's reasoning, text and calls form one message, as in templates.
 
-    Instructions and the system messages right after them are one message too: many templates take a single one, in
-    front. Results of searches are numbered on after ``num_results``.
+    Instructions and the system messages after them are merged: many templates accept a single one, in front. Search
+    results are numbered after ``num_results``.
     """
     transcript = Transcript(num_results)
     if instructions:
@@ -74,7 +74,7 @@ class Transcript:
             self.add({"role": "system", "content": text})
 
     def turn(self) -> Message:
-        """The assistant's turn at the end, begun if need be."""
+        """Return the assistant's last turn, started if necessary."""
         if not self.messages or self.messages[-1]["role"] != "assistant":
             self.add({"role": "assistant", "content": None})
         return self.messages[-1]
@@ -110,7 +110,7 @@ def _add(transcript: Transcript, item: Item) -> None:
 
 
 def _say(transcript: Transcript, text: str) -> None:
-    """Text begins a turn of its own, unless only reasoning came before it."""
+    """Append text, in a new turn unless only reasoning came before it."""
     last = transcript.messages[-1] if transcript.messages else {}
     if last.get("role") == "assistant" and last["content"] is None and "tool_calls" not in last:
         last["content"] = text
@@ -119,10 +119,10 @@ def _say(transcript: Transcript, text: str) -> None:
 
 
 ChatBody = dict[str, Any]
-# Fields that mean the same in a chat, under the same name.
+# Fields with the same name and meaning in a chat.
 _SHARED = {*DrawingSchema.model_fields, *GrammarExtensions.model_fields, "reasoning_budget"} - {"stream"}
 MAX_QUERIES = 4
-MAX_QUERY_CHARS = 200  # a small model may not find the end of one by itself
+MAX_QUERY_CHARS = 200  # a small model may not end one by itself
 
 SEARCH_FUNCTION: dict[str, Any] = {
     "name": FILE_SEARCH,
@@ -146,7 +146,7 @@ SEARCH_FUNCTION: dict[str, Any] = {
     },
 }
 
-_NAMES = (  # what a chat's field is called here; the first that fits counts
+_NAMES = (  # chat field -> name here; the first match counts
     (re.compile(r"\bresponse_format\.json_schema\b"), "text.format"),
     (re.compile(r"\bresponse_format\b"), "text.format"),
     (re.compile(r"\bmax_completion_tokens\b"), "max_output_tokens"),
@@ -156,11 +156,11 @@ _NAMES = (  # what a chat's field is called here; the first that fits counts
     (re.compile(r"\btool_choice\.allowed_tools\b"), "tool_choice"),
     (re.compile(r"\b(tools\[\d+\]|tool_choice)\.function\b"), r"\1"),
 )
-_TOOL = re.compile(r"(?<!\.)\btools\[(\d+)\]")  # not those of a choice
+_TOOL = re.compile(r"(?<!\.)\btools\[(\d+)\]")  # not logprobs of a choice
 
 
 def chat_body(request: PromptSchema, items: Sequence[Item]) -> ChatBody:
-    """The fields that say what the model reads, and, of a response, how it draws."""
+    """Return the chat's fields: what the model reads, and for a response how it samples."""
     body: ChatBody = {
         "model": request.model,
         "messages": messages_of(request.instructions, items),
@@ -177,13 +177,13 @@ def chat_body(request: PromptSchema, items: Sequence[Item]) -> ChatBody:
 
 
 def parse_chat(request: PromptSchema, body: Mapping[str, Any]) -> ChatRequest:
-    """Raises ApiError in the words of the response's request."""
+    """Return the validated chat. Raises ApiError in terms of the response's request."""
     with renaming(request):
         return ChatRequest.parse(body)
 
 
 def renaming(request: PromptSchema) -> AbstractContextManager[None]:
-    """Names of a chat's fields in errors become those of the response's."""
+    """Rename chat fields in errors to those of the response."""
     places = [place for place, _ in request.callable_tools]
     return errors.renaming(partial(renamed, tool_places=places))
 
@@ -195,7 +195,7 @@ def renamed(text: str, tool_places: Sequence[int]) -> str:
 
 
 def _place(number: int, places: Sequence[int]) -> int:
-    """Where a tool of the chat stood in the request, which may have had more of them."""
+    """Return the index of a chat's tool in the request, which may have had more tools."""
     return places[number] if number < len(places) else number
 
 

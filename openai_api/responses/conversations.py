@@ -1,4 +1,4 @@
-"""Conversations and their items, as clients make, read and change them."""
+"""/v1/conversations: create, retrieve, update and delete conversations and their items."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def update_conversation(call: Call, conversation_id: str) -> HttpResponseB
 
 
 async def delete_conversation(call: Call, conversation_id: str) -> HttpResponseBase:
-    """Its items go too; responses that were made in it keep their own."""
+    """Delete a conversation with its items; its responses keep their own."""
     owner_id = owner_of(call)
     await _of(conversation_id, lambda: store.find_conversation(conversation_id, owner_id).delete())
     body: ConversationDeletedBody = {"id": conversation_id, "object": "conversation.deleted", "deleted": True}

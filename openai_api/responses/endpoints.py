@@ -1,4 +1,4 @@
-"""POST /v1/responses: from the request to the response, whole or as events."""
+"""Handlers of /v1/responses: create, retrieve, list input items, cancel, delete, compact, count tokens."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ async def create_response(call: Call) -> HttpResponseBase:
 async def _order(
     call: Call, planned: PlannedChat, search: Mapping[str, Any], turn: Turn, *, is_streamed: bool
 ) -> HttpResponseBase:
-    """Leave it to a job; the client gets the queued response, or the events as the job writes them."""
+    """Create a background response; return it as queued, or stream its events as the job writes them."""
     events = list(EventWriter(turn.body).created())
     order = {"chat": pinned(call, planned), "key": call.key.pk if call.key is not None else None, **search}
     priority = call.key.priority if call.key is not None else 0
@@ -96,7 +96,7 @@ async def _order(
 
 
 def pinned(call: Call, planned: PlannedChat) -> ChatBody:
-    """The chat with the profile that the request named, at the version that it means now, wherever it named it."""
+    """Return the chat with its profile pinned to the current version."""
     body: ChatBody = {**planned.body, "model": planned.target.model.record.name}
     profile = requested_profile(call, planned.chat)
     if profile.is_given:
@@ -106,7 +106,7 @@ def pinned(call: Call, planned: PlannedChat) -> ChatBody:
 
 
 async def _collect(run: ResponseRun) -> HttpResponseBase:
-    """Raises ApiError; nothing is kept then, since the client never learns the id."""
+    """Return the whole response. Raises ApiError; nothing is stored then, since the client has no id."""
     try:
         async for _ in run.events(get_backend().ping_s):
             pass
@@ -134,9 +134,9 @@ MAX_NUMBER = 10**9
 
 
 async def get_response(call: Call, response_id: str) -> HttpResponseBase:
-    """The object; with ``stream=true`` the events of a streamed background response, those that come included.
+    """Return the object; with ``stream=true`` stream the events of a background response, future ones included.
 
-    ``starting_after`` without ``stream`` has nothing to start after, and no effect.
+    ``starting_after`` has no effect without ``stream``.
     """
     owner_id, query = owner_of(call), call.request.GET
     wants_stream = read_flag(query.get("stream", "false"), "stream")
@@ -155,7 +155,7 @@ async def get_response(call: Call, response_id: str) -> HttpResponseBase:
 
 
 async def delete_response(call: Call, response_id: str) -> HttpResponseBase:
-    """One that is still being generated is cancelled first. What continues it keeps its own items only."""
+    """Delete a response, cancelling it first if it is in progress. Responses that continue it keep their own items."""
     owner_id = owner_of(call)
     try:
         await in_database(lambda: delete_stored_response(response_id=response_id, owner_id=owner_id))
@@ -178,7 +178,7 @@ async def list_input_items(call: Call, response_id: str) -> HttpResponseBase:
 
 
 async def cancel_response(call: Call, response_id: str) -> HttpResponseBase:
-    """Cancels a background response; one that has ended stays as it is, and the answer is the response either way."""
+    """Cancel a background response; one that has ended is returned unchanged."""
     owner_id = owner_of(call)
     try:
         body = await in_database(
@@ -210,7 +210,7 @@ PROMPT = (
 
 
 async def compact_response(call: Call) -> HttpResponseBase:
-    """Raises ApiError 400 where the conversation does not fit the model's context."""
+    """Summarise a conversation. Raises ApiError 400 if it does not fit the model's context."""
     request = call.read(CompactionRequest)
     context = await read_context(call, request)
     if not context.items:
@@ -236,7 +236,7 @@ async def compact_response(call: Call) -> HttpResponseBase:
 
 
 def chat_of(request: CompactionRequest, items: list[Item]) -> ChatRequest:
-    """One message, so that every chat template takes it, whatever turns the conversation has."""
+    """Return the conversation as one message, which every chat template accepts."""
     lines = [f"instructions: {request.instructions}"] if request.instructions else []
     lines += [f"{item.get('role') or item['type'].replace('_', ' ')}: {item_text(item)}" for item in items]
     steering: dict[str, Any] = request.model_dump(include=set(SteeredSchema.model_fields), exclude_unset=True)
@@ -244,9 +244,9 @@ def chat_of(request: CompactionRequest, items: list[Item]) -> ChatRequest:
 
 
 async def count_input_tokens(call: Call) -> HttpResponseBase:
-    """Of exactly the prompt that a response would get; one that is too long is refused as there.
+    """Count the tokens of the prompt that a response would have; one that is too long is refused.
 
-    Without a model it is the default one; without an input, that of a message of the user's without text.
+    Without a model the default one is used; without an input, an empty user message.
     """
     request = call.read(TokenCountRequest)
     if not request.model:

@@ -1,4 +1,4 @@
-"""What requests for stored objects are refused with."""
+"""Errors of stored responses and conversations."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from openai_api.http.errors import ApiError, invalid, quote
 
 
 def response_not_found(response_id: str) -> ApiError:
-    """One body for what never was, what is deleted, and what is somebody else's."""
+    """Return the same error for unknown, deleted and other users' responses."""
     return _not_found(f"There is no response “{quote(response_id)}”.", "response_not_found", "response_id")
 
 

@@ -1,4 +1,4 @@
-"""A response's events in the order that clients depend on, and the response as it stands."""
+"""Write a response's events in the order that clients depend on, and keep its current state."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from openai_api.schemas.bodies import MillmBody
 
 
 class Written(Protocol):
-    """What writes the answer: one generation, or several; see :class:`ToolLoop`."""
+    """The source of the answer: one generation or several; see :class:`ToolLoop`."""
 
     @property
     def target(self) -> Target: ...
@@ -38,7 +38,7 @@ class Written(Protocol):
 
 
 class EventWriter:
-    """Numbers the events from ``first_number`` on. ``body`` is the response, whose outcome is written at the end."""
+    """Numbers the events from ``first_number`` on. ``body`` is the response; its outcome is set at the end."""
 
     def __init__(
         self,
@@ -52,18 +52,18 @@ class EventWriter:
         self._reader = AnswerReader()
         self._reasoning: ReasoningTokens | None = None
         self._output = Output(searches=self.searching.is_on, sources=self.searching.sources)
-        self._num_reasoning = 0  # tokens, of the rounds before
+        self._num_reasoning = 0  # tokens of earlier generations
         self._next_number = first_number
         self._logprobs: list[Any] = []
 
     def read(self, answers: AnswerPlan, text: ModelText) -> None:
-        """Tell reasoning, calls and content of the answer apart, as its plan says."""
+        """Prepare to parse the next answer by its plan."""
         self._num_reasoning += self._reasoning.count if self._reasoning is not None else 0
         self._reader = answers.reader()
         self._reasoning = ReasoningTokens(text)
 
     def start(self) -> Iterator[Event]:
-        """`created`, while it waits in the background `queued`, and `in_progress`."""
+        """Yield `created`, `queued` for background responses, and `in_progress`."""
         yield from self.created()
         yield from self.started()
 
@@ -83,7 +83,7 @@ class EventWriter:
             yield from self._finish(event, generation)
 
     def ended(self) -> Event:
-        """The last event, once the outcome is in ``body`` and stored."""
+        """Return the last event, once the outcome is in ``body`` and stored."""
         return self._lifecycle(f"response.{self.body['status']}")
 
     def fail(self, error: ApiError, generation: Written | None = None) -> None:
@@ -94,7 +94,7 @@ class EventWriter:
 
     @property
     def pending(self) -> Sequence[OpenSearch]:
-        """Searches that the model wants, after a round."""
+        """Return the searches that the model requested in this generation."""
         return tuple(self._output.pending)
 
     def found(self, search: OpenSearch, results: Results) -> Iterator[Event]:
@@ -102,11 +102,11 @@ class EventWriter:
 
     @property
     def waits_for_client(self) -> bool:
-        """Whether the model called functions too, whose outputs only the client has."""
+        """Return whether the model also called functions, whose outputs only the client has."""
         return any(item["type"] == "function_call" for item in self._output.items)
 
     def complete(self, generation: Written) -> Iterator[Event]:
-        """Nothing follows the searches."""
+        """Yield the last events of the output."""
         yield from self._end("completed", generation)
 
     def _read(self, event: TokensEvent, generation: Written) -> Iterator[Event]:
@@ -120,7 +120,7 @@ class EventWriter:
     def _finish(self, event: FinishedEvent, generation: Written) -> Iterator[Event]:
         status: ResponseStatus = "incomplete" if event.reason == "length" else "completed"
         rest = self._reader.finish()
-        if status == "incomplete":  # a call that is open is not complete because the text ends
+        if status == "incomplete":  # an open call is not complete when the text ends
             rest = [part for part in rest if not isinstance(part, ToolCallEnd)]
         yield from self._take(rest)
         if status == "completed" and (self.pending or self._output.is_searching):

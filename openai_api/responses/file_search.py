@@ -1,4 +1,4 @@
-"""Searching the vector stores of a response's tool, for the queries that the model wrote."""
+"""The file_search tool: run the model's queries on vector stores, and find citations in its answer."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from storage.vector_search import Hit
 from storage.vector_stores import usable_store
 
 MAX_QUERY = 4_000  # characters
-ROOM = 8  # tokens that are left for what a tokenizer adds
+ROOM = 8  # tokens reserved for those that a tokenizer adds
 Results = list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class FileSearch:
-    """``place`` is the tool's in the request, for errors."""
+    """A search tool; ``place`` is its index in the request, for errors."""
 
     tool: FileSearchTool
     place: int
@@ -46,12 +46,12 @@ class FileSearch:
         return None if found is None else cls(found[1], found[0])
 
     async def check(self, call: Call) -> None:
-        """Whether all stores are there, are the owner's, and can be searched; raises ApiError 400, 403, 404."""
+        """Require all stores to exist, to be the owner's, and to be searchable. Raises ApiError 400, 403, 404."""
         for number in range(len(self.tool.vector_store_ids)):
             await self._store(call, number)
 
     async def run(self, call: Call, queries: list[str]) -> Results:
-        """The best of all stores; raises ApiError."""
+        """Return the best results of all stores. Raises ApiError."""
         hits: list[Hit] = []
         try:
             async with asyncio.timeout_at(call.deadline):
@@ -74,7 +74,7 @@ class FileSearch:
         return await in_thread(best_hits, store, vectors, self.tool)
 
     async def _store(self, call: Call, number: int) -> tuple[VectorStore, str]:
-        """A store, and the name of the model that embeds for it. It asks as much of a key as searching by itself."""
+        """Return a store and its embedding model. The key needs the same permissions as for a direct search."""
         check_scope(call.key, "/v1/vector_stores")
         try:
             store = await in_database(usable_store, self.tool.vector_store_ids[number], owner_id=call.owner_id)
@@ -88,7 +88,7 @@ class FileSearch:
 
 
 def queries_of(arguments: str) -> list[str]:
-    """What the model wrote, as a call of the function or, where that went wrong, as the text that it is."""
+    """Return the model's queries: the arguments of its call or, if malformed, the text itself."""
     try:
         given = json.loads(arguments)
     except (ValueError, RecursionError):
@@ -100,7 +100,7 @@ def queries_of(arguments: str) -> list[str]:
 
 
 def _fitting(model: ReadyModel, query: str) -> str:
-    """The beginning of a query that is too long: the model wrote it, and nobody could send a shorter one."""
+    """Truncate a query that is too long: it is the model's, so the client could not shorten it."""
     ids = model.text.encode(query)
     return query if len(ids) <= model.max_model_len else model.text.decode(ids[: model.max_model_len - ROOM])
 
@@ -115,23 +115,23 @@ def _result(hit: Hit) -> dict[str, Any]:
     }
 
 
-MAX_MARK = 8  # characters of a citation; what is longer is text
+MAX_MARK = 8  # characters; anything longer is text
 Annotation = dict[str, Any]
 
 
 class CitationReader:
-    """Feed it text as it comes. ``sources`` are the results that the model has seen, from number 1 on; they may grow.
+    """Find citations in streamed text. ``sources`` are the results the model has seen, numbered from 1; they may grow.
 
-    A number that is no result's stays in the text.
+    A number without a result stays in the text.
     """
 
     def __init__(self, sources: Sequence[Mapping[str, Any]]) -> None:
         self._sources = sources
         self._held = ""
-        self._length = 0  # of the text without citations
+        self._length = 0  # length of the text without citations
 
     def feed(self, text: str) -> Iterator[str | Annotation]:
-        """Text and annotations, in their order. What may become a citation is held back."""
+        """Return text and annotations, in order. A possible start of a citation is held back."""
         self._held += text
         while self._held:
             start = self._held.find(CITATION_START)
@@ -174,14 +174,14 @@ class CitationReader:
 
 @dataclass(slots=True)
 class Searching:
-    """``sources`` are the results that the model has seen, in the order of their numbers; each search adds its own."""
+    """State of the searches. ``sources`` are the results the model has seen, by number; each search appends."""
 
     is_on: bool = True
     shows_results: bool = False
     sources: list[dict[str, Any]] = field(default_factory=list)
 
     def note(self, items: Iterable[Item]) -> None:
-        """Results of earlier turns can be cited too."""
+        """Add results of earlier turns, which can be cited too."""
         for item in items:
             if item["type"] == "file_search_call":
                 self.sources.extend(item.get("results") or ())

@@ -1,4 +1,4 @@
-"""Items as they are stored and sent: whole, with ids, in the forms that OpenAI's clients know."""
+"""Items as they are stored and sent: complete, with ids, in OpenAI's forms."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from openai_api.responses.schemas.items import (
 )
 from openai_api.schemas.messages import RefusalPart
 
-SUMMARY = "Summary of the conversation until here:\n"  # what the model reads before a compaction's text
+SUMMARY = "Summary of the conversation until here:\n"  # introduces a compaction's text to the model
 Content = str | list[ItemText | RefusalPart]
 
 
 def items_of(items: str | Iterable[AnyItem] | None) -> list[Item | ReferenceItem]:
-    """An input's items; references stay what they are until somebody looks them up."""
+    """Return the items of an input; references are resolved later."""
     if items is None:
         return []
     if isinstance(items, str):
@@ -89,7 +89,7 @@ def output_text(text: str, logprobs: list[Any] | None = None) -> dict[str, Any]:
 
 
 def item_text(item: Item) -> str:
-    """What the item says, for logs and prompts."""
+    """Return the item's text, for logs and prompts."""
     if item["type"] == "function_call":
         return str(item["arguments"])
     if item["type"] == "file_search_call":

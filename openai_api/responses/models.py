@@ -1,4 +1,4 @@
-"""What /v1/responses and /v1/conversations keep. Everything belongs to the owner of the key that made it."""
+"""Stored responses and conversations. Each belongs to the owner of the key that created it."""
 
 from __future__ import annotations
 

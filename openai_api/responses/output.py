@@ -1,4 +1,4 @@
-"""A response's output while it grows: items, and the events that tell of each change."""
+"""The output of a response as it grows: items, and the events for each change."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Logprobs = list[Any]
 
 
 class OpenMessage:
-    """Text of the answer, which may carry its tokens' log-probabilities."""
+    """An open message, optionally with log-probabilities of its tokens."""
 
     def __init__(self, place: int, sources: Sequence[Mapping[str, Any]] = ()) -> None:
         self.place = place
@@ -45,7 +45,7 @@ class OpenMessage:
         self._logprobs.extend(logprobs)
         parts = list(self._citations.feed(text))
         if not any(isinstance(part, str) for part in parts) and (logprobs or not text):
-            parts.append("")  # so that tokens without text keep their log-probabilities
+            parts.append("")  # keeps the log-probabilities of tokens without text
         for part in parts:
             if isinstance(part, str):
                 yield self._delta(part, logprobs)
@@ -77,7 +77,7 @@ class OpenMessage:
 
 
 class OpenReasoning:
-    """What the model thinks before it answers."""
+    """An open reasoning item."""
 
     def __init__(self, place: int) -> None:
         self.place = place
@@ -107,7 +107,7 @@ class OpenReasoning:
 
 
 class OpenCall:
-    """A call of a function."""
+    """An open function call."""
 
     def __init__(self, place: int, call_id: str, name: str) -> None:
         self.place = place
@@ -142,7 +142,7 @@ class OpenCall:
 
 
 class OpenSearch:
-    """A call of file_search, which this server answers itself. Its queries are known at its end."""
+    """An open call of file_search, which this server runs. Its queries are known at its end."""
 
     def __init__(self, place: int) -> None:
         self.place = place
@@ -183,18 +183,18 @@ OpenItem = OpenMessage | OpenReasoning | OpenCall | OpenSearch
 
 
 class Output:
-    """Takes an answer's events in their order; at most one item is open."""
+    """Process an answer's events in order; at most one item is open."""
 
     def __init__(self, *, searches: bool = False, sources: Sequence[Mapping[str, Any]] = ()) -> None:
-        """``searches``: calls of file_search are the server's. ``sources`` are what may be cited; they may grow."""
+        """Start the output. ``searches``: file_search runs on this server. ``sources`` may be cited; they may grow."""
         self.items: list[Item] = []
-        self.pending: list[OpenSearch] = []  # searches that are wanted, and have no results yet
+        self.pending: list[OpenSearch] = []  # requested searches without results
         self._searches = searches
         self._sources = sources
         self._open: OpenItem | None = None
 
     def take(self, event: AnswerEvent, logprobs: Logprobs) -> Iterator[Event]:
-        """``logprobs`` are those of the tokens that came with the event; only a message's text keeps them."""
+        """Process an event; ``logprobs`` belong to its tokens, and only a message's text keeps them."""
         if isinstance(event, ContentDelta):
             yield from self._say(event.text, logprobs)
         elif isinstance(event, ReasoningDelta):
@@ -210,7 +210,7 @@ class Output:
             yield from self.close("completed")
 
     def close(self, status: str) -> Iterator[Event]:
-        """End the open item, if there is one, as `completed` or `incomplete`."""
+        """Close the open item, if any, as `completed` or `incomplete`."""
         if self._open is not None:
             open_item, self._open = self._open, None
             yield from open_item.end()
@@ -223,31 +223,33 @@ class Output:
             yield {"type": "response.output_item.done", "output_index": open_item.place, "item": item}
 
     def found(self, search: OpenSearch, results: Results | None) -> Iterator[Event]:
-        """A pending search is done; ``results`` None: they are not shown."""
+        """Complete a pending search; ``results`` None: they are not shown."""
         self.pending.remove(search)
         item = self.items[search.place] = search.item("completed", results)
         yield search.found()
         yield {"type": "response.output_item.done", "output_index": search.place, "item": item}
 
     def finish(self, status: str, logprobs: Logprobs) -> Iterator[Event]:
-        """Nothing follows. An answer without any text is an empty message; ``logprobs`` are those of tokens without."""
+        """End the output. An answer without text becomes an empty message; ``logprobs``
+        belong to tokens without text.
+        """
         if not self.items and self._open is None:
             yield from self._begin(OpenMessage(0, self._sources))
         if isinstance(self._open, OpenMessage) and logprobs:
             yield from self._open.add("", logprobs)
         yield from self.close(status)
-        while self.pending:  # the answer was cut off behind them, and nobody would read what they find
+        while self.pending:  # the answer was cut off, so the results would not be read
             search = self.pending.pop(0)
             item = self.items[search.place] = search.item("incomplete")
             yield {"type": "response.output_item.done", "output_index": search.place, "item": item}
 
     @property
     def is_searching(self) -> bool:
-        """Whether what is open is a search."""
+        """Return whether the open item is a search."""
         return isinstance(self._open, OpenSearch)
 
     def snapshot(self) -> list[Item]:
-        """The items as they stand, with what is open as incomplete."""
+        """Return the items, the open one as incomplete."""
         return [*self.items, *([self._open.item("incomplete")] if self._open is not None else ())]
 
     def _say(self, text: str, logprobs: Logprobs) -> Iterator[Event]:

@@ -1,4 +1,4 @@
-"""Lists in pages: which part of one a request wants, and the body of that part."""
+"""Pages of lists: cursor parameters of a request, and the body of one page."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Page:
 
 
 def read_page(query: Mapping[str, str]) -> Page:
-    """`limit`, `order`, `after` and `before` of a URL's query; raises ApiError 400."""
+    """Parse `limit`, `order`, `after` and `before` of the query string. Raises ApiError 400."""
     order = query.get("order", "desc")
     if order not in {"asc", "desc"}:
         raise invalid(f"order must be asc or desc, not “{quote(order)}”.", param="order")
@@ -47,7 +47,7 @@ def read_flag(text: str, name: str) -> bool:
 
 
 def list_body(items: Sequence[Item], page: Page) -> ItemListBody:
-    """``items`` are all there are, the oldest first; raises ApiError 400 where a cursor is none of them."""
+    """Return one page of ``items``, which are complete and oldest first. Raises ApiError 400 for an unknown cursor."""
     ordered = list(items) if page.is_ascending else list(reversed(items))
     start = _place(ordered, page.after, "after") + 1 if page.after is not None else 0
     end = _place(ordered, page.before, "before") if page.before is not None else len(ordered)

@@ -1,4 +1,4 @@
-"""From a request to what the engine gets: the chat that it amounts to, its model and profile, and its prompt."""
+"""From a request to the engine's input: its context, the equivalent chat, model and profile, and the prompt."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from openai_api.schemas.chat import ChatRequest
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """``history`` is what came before, ``input`` the request's own items."""
+    """``history`` is the preceding items, ``input`` the request's own."""
 
     history: Sequence[Item]
     input: Sequence[Item]
@@ -52,12 +52,12 @@ class Context:
 
 
 async def read_context(call: Call, request: InputSchema) -> Context:
-    """Touches the database only for what is stored there; raises ApiError 400 and 404."""
+    """Load what the request continues, if anything is stored. Raises ApiError 400 and 404."""
     return Context(await _history(owner_of(call), request), await own_items(call, request.input))
 
 
 async def own_items(call: Call, given: str | Iterable[AnyItem] | None, *, param: str = "input") -> list[Item]:
-    """The items that a request brings, with those that it refers to in their places."""
+    """Return the request's items, with references resolved."""
     items = items_of(given)
     references = [item.id for item in items if isinstance(item, ReferenceItem)]
     if not references:
@@ -71,7 +71,7 @@ async def own_items(call: Call, given: str | Iterable[AnyItem] | None, *, param:
 
 
 def owner_of(call: Call) -> int | None:
-    """Whose objects the request makes and sees; None without a key, which only this machine's requests come without."""
+    """Return the owner of the request's objects; None without a key, which only local requests lack."""
     return call.key.owner_id if call.key is not None else None
 
 
@@ -100,7 +100,7 @@ TOO_LONG = "context_length_exceeded"
 
 @dataclass(frozen=True, slots=True)
 class PlannedChat:
-    """``body`` is what ``chat`` was parsed from, and made of ``items``."""
+    """``chat``, the ``body`` it was parsed from, and the ``items`` that this was made of."""
 
     items: Sequence[Item]
     body: ChatBody
@@ -111,7 +111,7 @@ class PlannedChat:
 
 
 async def plan_response(call: Call, request: PromptSchema, context: Context) -> PlannedChat:
-    """Raises ApiError in the request's own words."""
+    """Plan the response. Raises ApiError in terms of the request's fields."""
     body = chat_body(request, context.items)
     chat = parse_chat(request, body)
     with renaming(request):
@@ -125,9 +125,9 @@ async def plan_response(call: Call, request: PromptSchema, context: Context) -> 
 
 
 async def _truncated(request: PromptSchema, context: Context, target: Target) -> PlannedChat:
-    """The chat without its oldest items: as few as possible are left out, by halving the range.
+    """Drop as few of the oldest items as necessary, by bisection.
 
-    The last turn, from the user's message on, always stays; if even that is too long the request is refused.
+    The last turn, from the user's message on, always stays; if it is too long the request is refused.
     """
     items = context.items
     least, most = 1, _last_turn(items)
@@ -151,7 +151,7 @@ async def _try(request: PromptSchema, items: Sequence[Item], target: Target) -> 
 
 
 async def _check_room(chat: ChatRequest, target: Target) -> None:
-    """An answer of unknown length gets some room too, or else the first token would fill the context."""
+    """Leave space for an answer of unknown length, which otherwise would end at the first token."""
     if chat.token_limit is not None:
         return
     room = min(settings.MILLM_MAX_TOKENS_DEFAULT, target.model.max_model_len // 4)
@@ -166,6 +166,6 @@ def _last_turn(items: Sequence[Item]) -> int:
 
 
 def _whole(items: Sequence[Item]) -> list[Item]:
-    """Without what tools gave back to calls that are left out."""
+    """Drop tool outputs whose calls were dropped."""
     calls = {item["call_id"] for item in items if item["type"] == "function_call"}
     return [item for item in items if item["type"] != "function_call_output" or item["call_id"] in calls]

@@ -1,4 +1,4 @@
-"""The response object: what the request asked for, and what became of it."""
+"""The response object: the request's settings and the outcome."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from openai_api.responses.schemas.bodies import (
 from openai_api.responses.schemas.request import ResponseRequest
 from openai_api.responses.schemas.tools import FileSearchTool, OfferedFunction
 
-_CODES = {429: "rate_limit_exceeded"}  # OpenAI's codes of failed responses by HTTP status; others are the server's
+_CODES = {429: "rate_limit_exceeded"}  # OpenAI's codes of failed responses by HTTP status; otherwise the server's
 _BAD_REQUEST = "invalid_prompt"
 DEFAULT_VERBOSITY = "medium"  # OpenAI's
 
@@ -24,7 +24,7 @@ DEFAULT_VERBOSITY = "medium"  # OpenAI's
 def new_body(
     response_id: str, request: ResponseRequest, model: str, status: ResponseStatus, params: SamplingParams
 ) -> ResponseBody:
-    """``params`` are what the answer is drawn by, the model's and the server's defaults included."""
+    """Build the object; ``params`` are the sampling parameters, defaults included."""
     conversation = request.conversation
     return {
         "id": response_id,
@@ -74,7 +74,7 @@ def usage_body(usage: Usage, reasoning_tokens: int) -> ResponseUsageBody:
 
 
 def error_body(error: ApiError) -> ResponseErrorBody:
-    """OpenAI knows few codes for this; the server's own one stands beside."""
+    """Build the error. OpenAI has few codes for this, so the server's own one is added."""
     default = _BAD_REQUEST if error.status < 500 else "server_error"
     return {
         "code": _CODES.get(error.status, default),
@@ -91,12 +91,12 @@ def _format(request: ResponseRequest) -> dict[str, Any]:
 
 
 def _verbosity(request: ResponseRequest) -> str:
-    """Without effect here; clients expect a value."""
+    """Return the verbosity, which has no effect but which clients expect."""
     return (request.text.verbosity if request.text else None) or DEFAULT_VERBOSITY
 
 
 def _tools(request: ResponseRequest) -> list[dict[str, Any]]:
-    """Those that the model may call; what this server does not run is not among them."""
+    """Return the tools that the model may call, without those that this server does not run."""
     return [_tool(tool) for _, tool in request.callable_tools]
 
 

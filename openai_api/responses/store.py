@@ -1,4 +1,4 @@
-"""Responses and conversations in the database: what requests read and write there. Synchronous; see `in_database`."""
+"""Responses and conversations in the database. Synchronous; see `in_database`."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from openai_api.responses.models import Conversation, StoredEvents, StoredItem, 
 from openai_api.responses.schemas.bodies import Event, Item, ResponseBody
 
 ANSWERED = frozenset({"completed", "incomplete"})
-MAX_CHAIN = 1_000  # responses that one may continue, one after the other
+MAX_CHAIN = 1_000  # maximum length of a chain of responses
 
 
 class NotFoundError(LookupError):
-    """There is no such object, or it is somebody else's."""
+    """The object does not exist or belongs to another user."""
 
 
 class ChainTooLongError(ValueError):
-    """More responses follow one another than are read for a new one."""
+    """The chain of responses is longer than the limit."""
 
 
 class NotEndedError(ValueError):
-    """The response is still being generated, so nothing can continue it."""
+    """The response is still in progress and cannot be continued."""
 
 
 _CHAIN = """
@@ -47,7 +47,7 @@ _CHAIN = """
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A response as it is saved: the object, and the items that came with its request."""
+    """A response to be saved, with the items of its request."""
 
     body: ResponseBody
     input: Sequence[Item]
@@ -55,7 +55,7 @@ class Turn:
 
 
 def is_storable(object_id: str) -> bool:
-    """Whether the database can be asked for it at all."""
+    """Return whether an id can be looked up at all."""
     return "\0" not in object_id and len(object_id) <= 64
 
 
@@ -75,7 +75,7 @@ def find_conversation(conversation_id: str, owner_id: int | None) -> Conversatio
 
 
 def response_body(row: StoredResponse) -> ResponseBody:
-    """The object as clients see it, its output included."""
+    """Return the object as clients see it, with its output."""
     output = [item.body for item in row.items.filter(is_output=True)]
     body: ResponseBody = {**row.body, "status": row.status, "output": output}  # type: ignore[typeddict-item]
     return body
@@ -91,16 +91,16 @@ def is_open(response_id: str) -> bool:
 
 
 def input_of(response_id: str, owner_id: int | None) -> list[Item]:
-    """All that the response was made from: what it continues, then its own input."""
+    """Return all input of a response: what it continues, then its own input."""
     row = find_response(response_id, owner_id)
     own = [item.body for item in row.items.filter(is_output=False)]
     return [*(history_of(row.previous_response_id, owner_id) if row.previous_response_id else ()), *own]
 
 
 def history_of(response_id: str, owner_id: int | None) -> list[Item]:
-    """Items of a response and of all that it continues, the oldest first; they count as used now.
+    """Return the items of a response and of all it continues, oldest first, and mark them as used.
 
-    NotFoundError names the one that is missing. Raises NotEndedError and ChainTooLongError.
+    NotFoundError names the missing one. Raises NotEndedError and ChainTooLongError.
     """
     chain = _chain(response_id, owner_id)
     StoredResponse.objects.filter(pk__in=chain).update(used_at=timezone.now())
@@ -110,7 +110,7 @@ def history_of(response_id: str, owner_id: int | None) -> list[Item]:
 
 
 def _chain(response_id: str, owner_id: int | None) -> list[str]:
-    """Ids of the response and those before it, the newest first."""
+    """Return the ids of the response and its predecessors, newest first."""
     if not is_storable(response_id):
         raise NotFoundError(response_id)
     with connection.cursor() as cursor:
@@ -127,7 +127,7 @@ def _chain(response_id: str, owner_id: int | None) -> list[str]:
 
 
 def conversation_items(conversation_id: str, owner_id: int | None, item_id: str | None = None) -> list[Item]:
-    """All of them, the oldest first, or the one with that id, if it is there."""
+    """Return all items, oldest first, or the one with that id."""
     items = find_conversation(conversation_id, owner_id).items.all()
     if item_id is not None:
         items = items.filter(item_id=item_id) if is_storable(item_id) else items.none()
@@ -135,13 +135,13 @@ def conversation_items(conversation_id: str, owner_id: int | None, item_id: str 
 
 
 def delete_item(*, conversation: Conversation, item_id: str) -> int:
-    """How many went: one or none."""
+    """Delete an item and return how many were deleted: one or none."""
     count, _ = conversation.items.filter(item_id=item_id).delete() if is_storable(item_id) else (0, {})
     return count
 
 
 def referred_items(item_ids: Iterable[str], owner_id: int | None) -> dict[str, Item]:
-    """Stored items by id; those that are not there are missing."""
+    """Return stored items by id; missing ones are left out."""
     storable_ids = [item_id for item_id in item_ids if is_storable(item_id)]
     rows = StoredItem.objects.filter(item_id__in=storable_ids, owner_id=owner_id).order_by("pk")
     return {row.item_id: row.body for row in rows}
@@ -149,7 +149,7 @@ def referred_items(item_ids: Iterable[str], owner_id: int | None) -> dict[str, I
 
 @transaction.atomic
 def keep_turn(*, turn: Turn) -> None:
-    """A response that has ended: stored if it is to be, and its items joined to its conversation."""
+    """Save a finished response if requested, and append its items to its conversation."""
     if turn.body["store"]:
         save_response(turn=turn)
     join_conversation(turn=turn)
@@ -157,7 +157,7 @@ def keep_turn(*, turn: Turn) -> None:
 
 @transaction.atomic
 def save_response(*, turn: Turn, **fields: Any) -> StoredResponse:
-    """A new response with its items; ``fields`` are those of one that is generated in the background."""
+    """Save a new response with its items; ``fields`` are those of a background response."""
     body, reference = turn.body, turn.body["conversation"]
     conversation = Conversation.objects.filter(pk=reference["id"]).first() if reference else None
     row = StoredResponse.objects.create(
@@ -177,7 +177,7 @@ def save_response(*, turn: Turn, **fields: Any) -> StoredResponse:
 
 @transaction.atomic
 def end_response(*, turn: Turn, events: Sequence[Event] = ()) -> bool:
-    """Write how a background response ended, with its last events; False where it had ended already (cancelled)."""
+    """Save the end of a background response with its last events; False if it had ended (cancelled)."""
     row = lock_open(turn.body["id"])
     if row is None:
         return False
@@ -192,14 +192,14 @@ def end_response(*, turn: Turn, events: Sequence[Event] = ()) -> bool:
 
 
 def lock_open(response_id: str) -> StoredResponse | None:
-    """The row of a response that is not ended, held until the transaction ends."""
+    """Lock the row of a response that has not ended, until the transaction ends."""
     rows = StoredResponse.objects.select_for_update(of=("self",))
     return rows.filter(pk=response_id, status__in=StoredResponse.OPEN).first()
 
 
 @transaction.atomic
 def join_conversation(*, turn: Turn) -> None:
-    """The items of an answered turn follow those of its conversation, if that is still there."""
+    """Append a turn's items to its conversation, if that still exists."""
     reference = turn.body["conversation"]
     if reference is None or turn.body["status"] not in ANSWERED:
         return
@@ -211,7 +211,7 @@ def join_conversation(*, turn: Turn) -> None:
 
 @transaction.atomic
 def append_items(*, conversation: Conversation, items: Sequence[Item]) -> None:
-    """At the end of the conversation; items that are in it already stay where they are."""
+    """Append items to the conversation; items that are already in it stay where they are."""
     rows = [StoredItem(conversation=conversation, **_columns(item, conversation.owner_id)) for item in items]
     StoredItem.objects.bulk_create(rows, ignore_conflicts=True)
 
@@ -230,13 +230,11 @@ def add_events(*, row: StoredResponse, events: Sequence[Event]) -> None:
     if events:
         first, last = (events[place]["sequence_number"] for place in (0, -1))
         batch = StoredEvents(response=row, first=first, last=last, events=[clean_json(event) for event in events])
-        StoredEvents.objects.bulk_create(
-            [batch], ignore_conflicts=True
-        )  # written again where the first try was cut off
+        StoredEvents.objects.bulk_create([batch], ignore_conflicts=True)  # a retry may write them again
 
 
 def events_after(response_id: str, number: int) -> list[Event]:
-    """Stored events with higher numbers."""
+    """Return stored events with higher numbers."""
     rows = StoredEvents.objects.filter(response_id=response_id, last__gt=number)
     return [event for row in rows for event in row.events if event["sequence_number"] > number]
 
@@ -259,7 +257,7 @@ BATCH = 500
 
 
 def old_responses() -> QuerySet[StoredResponse]:
-    """What is older than MILLM_RESPONSE_RETENTION_DAYS. Those under way are not."""
+    """Return responses older than MILLM_RESPONSE_RETENTION_DAYS, except those in progress."""
     days: int = settings.MILLM_RESPONSE_RETENTION_DAYS
     if not days:
         return StoredResponse.objects.none()
@@ -268,7 +266,7 @@ def old_responses() -> QuerySet[StoredResponse]:
 
 
 def prune_responses() -> int:
-    """Delete what is old; returns how many went."""
+    """Delete old responses and return how many."""
     count, old = 0, old_responses()
     while pks := list(old.order_by("used_at").values_list("pk", flat=True)[:BATCH]):
         StoredResponse.objects.filter(pk__in=pks).delete()

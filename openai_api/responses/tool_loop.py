@@ -1,4 +1,4 @@
-"""A response while it is generated: its events, and the row that it leaves."""
+"""The generations of one response: each file search is followed by another generation; and the resulting events."""
 
 from __future__ import annotations
 
@@ -28,12 +28,15 @@ from openai_api.responses.store import Turn, keep_turn
 from openai_api.schemas.bodies import MillmBody
 from openai_api.schemas.chat import ChatRequest
 
-MAX_SEARCHES = 8  # of one response that does not say “max_tool_calls”
+MAX_SEARCHES = 8  # per response without “max_tool_calls”
 _COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens", "steering_expected", "steering_applied")
 
 
 class ToolLoop:
-    """Read like a generation. ``body`` is the chat of the first one; without ``search`` there is one round only."""
+    """A loop of generations, read like one generation.
+
+    ``body`` is the chat of the first one; without ``search`` there is a single generation.
+    """
 
     def __init__(
         self,
@@ -50,10 +53,10 @@ class ToolLoop:
         self._body = body
         self._generation = first
         self._before: list[Generation] = []
-        self._rows: list[LogEntry] = []  # as each round left it
+        self._rows: list[LogEntry] = []  # the log entry after each generation
         self._changing = threading.RLock()
         self._is_closed = False
-        self.is_complete = False  # no round follows
+        self.is_complete = False  # no generation follows
 
     async def peek(self) -> None:
         await self._generation.peek()
@@ -91,7 +94,7 @@ class ToolLoop:
         return await self.search.run(self.call, queries) if self.num_left >= 0 else []
 
     async def go_on(self, items: Sequence[Item], num_results: int) -> AnswerPlan:
-        """Another generation, behind ``items``, whose results are numbered after ``num_results``. Raises ApiError."""
+        """Start another generation after ``items``; results are numbered after ``num_results``. Raises ApiError."""
         messages = [*self._body["messages"], *messages_of(None, items, num_results=num_results)]
         self._body = {**self._body, "messages": messages, "tool_choice": "auto" if self.num_left > 0 else "none"}
         plan, answers = await plan_chat(ChatRequest.parse(self._body), self.target)
@@ -104,7 +107,7 @@ class ToolLoop:
         return answers
 
     def close(self) -> None:
-        """May be called at any time, from any thread, more than once."""
+        """Close the loop. May be called at any time, from any thread, more than once."""
         with self._changing:
             if not self._is_closed:
                 self._is_closed = True
@@ -138,7 +141,9 @@ class ResponseRun:
         self._input = own_input
 
     async def events(self, patience_s: float) -> AsyncGenerator[Event | None, None]:
-        """All events, and None after each ``patience_s`` without one; the last one comes when the response is kept."""
+        """Yield all events, and None after each ``patience_s`` without one; the last one follows once the response is
+        stored.
+        """
         for first in self.writer.start():
             yield first
         async for event in generated(self.generation, self.writer, patience_s):
@@ -147,13 +152,13 @@ class ResponseRun:
         yield self.writer.ended()
 
     async def failed(self, error: ApiError) -> Event:
-        """The last event of one that failed on the way."""
+        """Return the last event of a response that failed."""
         self.writer.fail(error, self.generation)
         await self._keep()
         return self.writer.ended()
 
     async def _keep(self) -> None:
-        """Without the database the response is sent all the same, and says that it is not stored."""
+        """Store the response. If the database is down it is sent anyway, marked as not stored."""
         call, body = self.generation.call, self.writer.body
         if not body["store"] and body["conversation"] is None:
             return
@@ -166,7 +171,7 @@ class ResponseRun:
 
 
 async def generated(loop: ToolLoop, writer: EventWriter, patience_s: float) -> AsyncGenerator[Event | None, None]:
-    """The events of the output, and None after each ``patience_s`` without one. Searches are made on the way."""
+    """Yield the events of the output, and None after each ``patience_s`` without one, running searches on the way."""
     while True:
         while not loop.is_generation_complete:
             event = await loop.next_event(patience_s)

@@ -1,4 +1,4 @@
-"""What a request asks to read: features of an SAE at the tokens of a prompt or of an answer."""
+"""Fields that request SAE activations at the tokens of a prompt or of an answer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Ends = tuple[int, int | None]
 
 
 def _ends(value: Any) -> Any:
-    """``[start, end]``, before the end; the end may be null."""
+    """Parse ``[start, end]``, end exclusive; the end may be null."""
     if (
         isinstance(value, list)
         and len(value) == 2
@@ -57,7 +57,7 @@ class ActivationsWish(ReadingFields):
 
 
 def _wish(value: Any) -> Any:
-    """``true`` is a wish without particulars, ``false`` none."""
+    """Map ``true`` to the defaults and ``false`` to none."""
     return ({} if value else None) if isinstance(value, bool) else value
 
 

@@ -22,7 +22,7 @@ from openai_api.http.errors import MAX_PROBLEMS, ApiError, quote, unknown_parame
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-TAG = "~"  # starts the names of union branches, which no client should see
+TAG = "~"  # prefix of union branches, which clients should not see
 
 _CODES = {
     "missing": "missing_required_parameter",
@@ -37,7 +37,7 @@ _SAYS_INPUT = {"too_short", "too_long", "unsupported_parameter", "missing_conten
 
 
 def api_error(error: ValidationError) -> ApiError:
-    """One 400 for all problems; ``param`` and ``code`` are those of the first."""
+    """Return one 400 for all problems; ``param`` and ``code`` are those of the first."""
     problems = error.errors(include_url=False, include_context=False)
     first = problems[0]
     lines = [_sentence(problem) for problem in problems[:MAX_PROBLEMS]]
@@ -47,7 +47,7 @@ def api_error(error: ValidationError) -> ApiError:
 
 
 def param_name(location: Sequence[str | int]) -> str:
-    """``("messages", 0, "~user", "content")`` -> ``messages[0].content``."""
+    """Convert ``("messages", 0, "~user", "content")`` to ``messages[0].content``."""
     name = ""
     for part in location:
         if isinstance(part, int):
@@ -85,7 +85,7 @@ MAX_NAME = 64  # characters of an unknown name that are compared
 
 
 class Ignored:
-    """Marks a field that is validated and then has no effect."""
+    """Marks a field that is validated but has no effect."""
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         return {**handler(schema), "x-millm": "ignored"}
@@ -120,17 +120,17 @@ class RequestSchema(Part):
         return parsed
 
     def check_together(self) -> None:
-        """Rules over several fields; raises ApiError."""
+        """Check rules over several fields. Raises ApiError."""
 
     @classmethod
     def ignored_in(cls, body: Mapping[str, Any]) -> list[str]:
-        """Names in ``body`` that have no effect, in its order."""
+        """Return the names in ``body`` that have no effect, in order."""
         ignored, unknown = cls.ignored_fields(), set(cls.unknown_in(body))
         return [name for name, value in body.items() if name in unknown or (name in ignored and value is not None)]
 
     @classmethod
     def unknown_in(cls, body: Mapping[str, Any]) -> list[str]:
-        """Names in ``body`` that mean nothing here."""
+        """Return the names in ``body`` that are unknown."""
         known = cls.model_fields.keys() | cls.REFUSED.keys()
         return [name for name in body if name not in known]
 
@@ -144,7 +144,7 @@ class RequestSchema(Part):
 
     @classmethod
     def _refuse_near_misses(cls, body: Mapping[str, Any]) -> None:
-        """An answer without the steering that a mistyped name asked for would look like one with it."""
+        """Refuse likely typos of steering fields: the answer would silently lack the steering."""
         own = OWN_FIELDS & (cls.model_fields.keys() | cls.REFUSED.keys())
         for name in cls.unknown_in(body):
             meant = get_close_matches(name[:MAX_NAME], own, n=1, cutoff=NEAR)
@@ -153,7 +153,7 @@ class RequestSchema(Part):
 
     @classmethod
     def _with_integers(cls, body: Mapping[str, Any]) -> dict[str, Any]:
-        """With integers in place of floats like 16.0, which some languages write, where integers are expected."""
+        """Convert floats like 16.0, which some languages write, where integers are expected."""
         whole = integer_fields(cls)
         return {
             name: int(value) if type(value) is float and name in whole and value.is_integer() else value
@@ -161,7 +161,7 @@ class RequestSchema(Part):
         }
 
     def parameters(self) -> dict[str, Any]:
-        """What the client set besides texts, for the request log."""
+        """Return what the client set besides texts, for the request log."""
         unwanted = self.ignored_fields() | {*self.TEXTS, "model", "profile", "stream", "user", "cache_salt"}
         return self.model_dump(by_alias=True, exclude_unset=True, exclude_none=True, exclude=unwanted)
 
@@ -175,13 +175,13 @@ class RequestSchema(Part):
 
 @cache
 def integer_fields(schema: type[BaseModel]) -> frozenset[str]:
-    """Names of the fields that take integers and no other numbers."""
+    """Return the names of the fields that take integers and no other numbers."""
     kinds = {field.alias or name: _kinds(field.annotation) for name, field in schema.model_fields.items()}
     return frozenset(name for name, found in kinds.items() if int in found and float not in found)
 
 
 def _kinds(annotation: Any) -> set[Any]:
-    """The plain types of a field, those of a union's branches; not what is inside of lists and objects."""
+    """Return the plain types of a field and of a union's branches, without those inside lists and objects."""
     origin = get_origin(annotation)
     if origin is Annotated:
         return _kinds(get_args(annotation)[0])
@@ -194,7 +194,7 @@ def _same(value: object, harmless: object) -> bool:
     return type(value) is type(harmless) and value == harmless
 
 
-NO_NUL = r"^[^\x00]*$"  # what Postgres cannot keep
+NO_NUL = r"^[^\x00]*$"  # characters that Postgres cannot store
 
 MetadataKey = Annotated[str, Field(min_length=1, max_length=64, pattern=NO_NUL)]
 MetadataValue = Annotated[str, Field(max_length=512, pattern=NO_NUL)]

@@ -143,14 +143,14 @@ Message = Annotated[
 
 
 def text_of_raw(content: Any) -> str | None:
-    """The same of content that was checked before, as JSON has it."""
+    """Return the text of validated content in JSON form."""
     if not isinstance(content, list):
         return content if isinstance(content, str) else None
     return "\n".join(str(part.get("text", part.get("refusal", ""))) for part in content)
 
 
 def text_of(content: str | list[TextPart | RefusalPart] | None) -> str:
-    """The text of a message's content; parts are lines."""
+    """Return the text of a message's content; parts become lines."""
     if content is None or isinstance(content, str):
         return content or ""
     return "\n".join(part.text for part in content)

@@ -1,4 +1,4 @@
-"""Texts and token ids as completions and embeddings take them: one or many of either."""
+"""Prompts of completions and embeddings: texts or token ids, one or many."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _problem(message: str) -> PydanticCustomError:
 
 
 def _prompts(value: Any) -> list[Prompt]:
-    """All four forms as a list of prompts."""
+    """Convert all four forms to a list of prompts."""
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list) or not value:
@@ -41,7 +41,7 @@ def _prompts(value: Any) -> list[Prompt]:
 
 
 def _are_ids(items: list[Any]) -> bool:
-    """Whether these are token ids of some vocabulary; which one is checked when the model is known."""
+    """Return whether these are token ids; the vocabulary is checked once the model is known."""
     return bool(items) and all(type(item) is int and 0 <= item < 2**31 for item in items)
 
 

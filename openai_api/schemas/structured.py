@@ -26,7 +26,7 @@ Choices = Annotated[
 
 
 def _read_schema(value: Any) -> Any:
-    """vLLM's clients send schemas as objects and as JSON texts."""
+    """Parse the schema; vLLM's clients send it as an object or as JSON text."""
     if not isinstance(value, str):
         return value
     try:
@@ -44,7 +44,7 @@ AnySchema = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class GrammarSpec:
-    """A grammar and the name of the field that asks for it."""
+    """A grammar and the name of the request field that specified it."""
 
     grammar: Grammar
     param: str

@@ -90,9 +90,9 @@ ToolChoice = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """The tools that a request puts on offer. ``name`` is the one that must be called, if it names one.
+    """The tools of a request. ``name`` is the one that must be called, if any.
 
-    ``is_limited``: calls of other tools, or in another form, must not come out of the model at all.
+    ``is_limited``: calls of other tools, or in another form, must not be possible for the model.
     """
 
     tools: tuple[FunctionTool, ...]
@@ -103,17 +103,17 @@ class ToolUse:
 
     @property
     def callable(self) -> tuple[FunctionTool, ...]:
-        """Those that may be called."""
+        """Return the tools that may be called."""
         return tuple(tool for tool in self.tools if self.name in {None, tool.name})
 
     @property
     def is_constrained(self) -> bool:
-        """Whether a grammar must see to it that the calls are as demanded."""
+        """Return whether a grammar must enforce the required calls."""
         return self.must_call or self.is_limited or not self.is_parallel or any(tool.strict for tool in self.callable)
 
 
 def tool_use(tools: Sequence[PlainTool] | None, choice: ToolChoice | None, *, is_parallel: bool) -> ToolUse | None:
-    """What a request's fields say together, None where nothing may be called. Raises ApiError 400."""
+    """Combine the tool fields of a request; None where nothing may be called. Raises ApiError 400."""
     functions = tuple(tool.function for tool in tools or ())
     _check_names([tool.name for tool in functions])
     if not functions:

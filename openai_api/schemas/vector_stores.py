@@ -19,7 +19,7 @@ MAX_TEXT = 512
 
 
 def _attribute(value: Any) -> bool | float | str:
-    """One sentence for all that is wrong, where a union would have one for each of its branches."""
+    """Return one message, where a union would have one for each of its branches."""
     if isinstance(value, str) and len(value) <= MAX_TEXT and "\0" not in value:
         return value
     if isinstance(value, int) and abs(value) <= MAX_WHOLE:  # truths too
@@ -75,7 +75,7 @@ CompoundSchema.model_rebuild()
 
 
 def size_of(condition: ComparisonSchema | MembershipSchema | CompoundSchema, depth: int = 1) -> tuple[int, int]:
-    """Comparisons and compounds in the condition, and its depth."""
+    """Return the number of comparisons and compounds in the condition, and its depth."""
     if not isinstance(condition, CompoundSchema):
         return 1, depth
     parts = [size_of(part, depth + 1) for part in condition.filters]

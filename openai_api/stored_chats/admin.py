@@ -1,4 +1,4 @@
-"""Stored chat completions in the admin."""
+"""Admin pages of stored chat completions."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class StoredChatAdmin(StoredObjectAdmin):
 
 
 def _text(message: dict[str, Any]) -> str:
-    """The content where it is all that there is, else the whole message."""
+    """Return the content if there is nothing else, otherwise the whole message."""
     rest = {key: value for key, value in message.items() if key not in {"role", "content"} and value}
     content = message.get("content")
     return content if isinstance(content, str) and not rest else json_text(message)

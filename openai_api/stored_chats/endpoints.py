@@ -1,4 +1,4 @@
-"""GET, POST and DELETE of stored chat completions."""
+"""Handlers of stored chat completions under /v1/chat/completions."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def delete_stored_chat(call: Call, chat_id: str) -> HttpResponseBase:
 
 
 async def list_messages(call: Call, chat_id: str) -> HttpResponseBase:
-    """The messages that the completion answers."""
+    """List the messages that the completion answers."""
     query, owner_id = read_query(call.request.GET), owner_of(call)
     chat = await in_database(lambda: find_chat(owner_id=owner_id, chat_id=chat_id))
     messages = [message_body(chat_id, place, message) for place, message in enumerate(chat.messages)]
@@ -85,14 +85,14 @@ def chat_body(chat: StoredChat) -> dict[str, Any]:
 
 
 def message_body(chat_id: str, place: int, message: Mapping[str, Any]) -> StoredMessageBody:
-    """With an id of its own; content in parts stands in ``content_parts`` too."""
+    """Return the message with an id; content in parts is also in ``content_parts``."""
     content = message.get("content")
     parts = content if isinstance(content, list) else None
     return {**message, "id": f"{chat_id}-{place}", "content": text_of_raw(content), "content_parts": parts}  # type: ignore[typeddict-item]
 
 
 def read_query(query: QueryDict) -> ChatQuery:
-    """Raises ApiError 400."""
+    """Parse the query string. Raises ApiError 400."""
     order, limit = query.get("order", "asc"), query.get("limit", "20")
     if order not in {"asc", "desc"}:
         raise invalid(f"order must be asc or desc, not “{quote(order)}”.", param="order")

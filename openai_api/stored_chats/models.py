@@ -1,4 +1,4 @@
-"""Chat completions that are kept for their clients. They belong to the owner of the key that made them."""
+"""Stored chat completions. Each belongs to the owner of the key that created it."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from openai_api.stored_chats.models import StoredChat
 
 @dataclass(frozen=True, slots=True)
 class ChatQuery:
-    """``after`` is the id that the page before ended with."""
+    """A list query; ``after`` is the last id of the previous page."""
 
     limit: int = 20
     is_ascending: bool = True
@@ -47,7 +47,7 @@ def store_chat(
 
 
 def find_chat(*, owner_id: int | None, chat_id: str) -> StoredChat:
-    """Raises ApiError 404, the same for what never was and for what is somebody else's."""
+    """Return a stored chat. Raises the same ApiError 404 for unknown and for other users' chats."""
     found = _of(owner_id).filter(pk=chat_id).first() if "\0" not in chat_id else None
     if found is None:
         raise chat_not_found(chat_id)
@@ -55,7 +55,7 @@ def find_chat(*, owner_id: int | None, chat_id: str) -> StoredChat:
 
 
 def find_chats(*, owner_id: int | None, query: ChatQuery) -> list[StoredChat]:
-    """One more than the limit, if there are that many. Raises ApiError 400 where ``after`` is none of them."""
+    """Return up to one more than the limit. Raises ApiError 400 for an unknown ``after``."""
     rows = _of(owner_id)
     if query.model is not None:
         rows = rows.filter(model=query.model)
@@ -98,7 +98,7 @@ def _beyond(owner_id: int | None, after: str, *, is_ascending: bool) -> Q:
 
 
 class RecordedChunks:
-    """The same chunks, remembered in ``fold``."""
+    """The same chunks, also collected in ``fold``."""
 
     def __init__(self, chunks: ChatChunks, fold: ChatFold) -> None:
         self._chunks = chunks
@@ -120,7 +120,7 @@ class RecordedChunks:
 
 
 async def store_completion(call: Call, request: ChatRequest, body: ChatCompletionBody) -> None:
-    """An answer that cannot be kept is an error: the client would look for it in vain."""
+    """Store the completion. A failure is an error: the client could not find it later."""
     owner_id = call.key.owner_id if call.key is not None else None
     messages = [message.model_dump(exclude_none=True) for message in request.messages]
     await in_database(
@@ -132,7 +132,7 @@ BATCH = 500
 
 
 def old_chats() -> QuerySet[StoredChat]:
-    """What is older than MILLM_CHAT_RETENTION_DAYS."""
+    """Return chats older than MILLM_CHAT_RETENTION_DAYS."""
     days: int = settings.MILLM_CHAT_RETENTION_DAYS
     if not days:
         return StoredChat.objects.none()
@@ -140,7 +140,7 @@ def old_chats() -> QuerySet[StoredChat]:
 
 
 def prune_chats() -> int:
-    """Delete what is old; returns how many went."""
+    """Delete old chats and return how many."""
     count, old = 0, old_chats()
     while pks := list(old.order_by("created_at").values_list("pk", flat=True)[:BATCH]):
         StoredChat.objects.filter(pk__in=pks).delete()
