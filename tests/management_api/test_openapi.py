@@ -112,7 +112,7 @@ def test_every_code_in_the_sources_is_documented():
     folder = Path(__file__).parents[2] / "management_api"
     sources = "\n".join(path.read_text() for path in folder.rglob("*.py"))
     codes = set(re.findall(r'(?<!error_)(?<!default_)code ?= ?"(\w+)"', sources))
-    documented = set(re.findall(r"`(\w+)`", DOCS.split("## Refusals")[1]))
+    documented = set(re.findall(r"`(\w+)`", DOCS.split("## Errors")[1]))
     assert codes <= documented
 
 
