@@ -52,6 +52,7 @@ check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy $(PACKAGES) tests benchmarks manage.py
 	$(BIN)/lint-imports
+	$(BIN)/python -m tools.house
 	$(BIN)/python manage.py makemigrations --check --dry-run
 	MILLM_DEBUG= MILLM_TLS=true $(BIN)/python manage.py check --deploy --fail-level WARNING
 	$(BIN)/python manage.py settings_doc --check

@@ -21,8 +21,8 @@ from procrastinate.contrib.django.models import ProcrastinateJob
 
 from jobs import services
 from jobs.errors import JobStateError, UnknownKindError
-from jobs.kinds import find_kind, known_kinds
-from jobs.models import Job, may_see_result
+from jobs.kinds import find_kind, kind_title, known_kinds, may_see_result
+from jobs.models import Job
 
 
 class KindFilter(admin.SimpleListFilter):
@@ -188,7 +188,7 @@ class JobAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at 
 
     def get_fieldsets(self, request: HttpRequest, obj: Job | None = None) -> Any:
         """Without what the job found where its kind says that others may see it only."""
-        if obj is None or may_see_result(obj, _user(request)):
+        if obj is None or may_see_result(obj.kind, _user(request)):
             return self.fieldsets
         return [(name, options) for name, options in self.fieldsets if name not in ("Log", "Result")]
 
@@ -236,7 +236,7 @@ class JobAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at 
 
     @admin.display(description="kind", ordering="kind")
     def kind_text(self, job: Job) -> str:
-        return job.kind_title
+        return kind_title(job.kind)
 
     @admin.display(description="state", ordering="state")
     def state_text(self, job: Job) -> SafeString:

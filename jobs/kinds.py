@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 from jobs.errors import UnknownKindError
 
 if TYPE_CHECKING:
+    from django.contrib.auth.models import User
     from django.utils.safestring import SafeString
 
     from jobs.running_job import RunningJob
@@ -72,6 +73,18 @@ def find_kind(name: str) -> JobKind:
         known = ", ".join(sorted(_kinds)) or "none"
         raise UnknownKindError(f"There are no jobs of the kind {name!r}. Known kinds: {known}.")
     return kind
+
+
+def kind_title(name: str) -> str:
+    """Return the title of a kind, or its name if no app of this process registers it."""
+    kind = _kinds.get(name)
+    return name if kind is None else kind.title
+
+
+def may_see_result(kind_name: str, user: User) -> bool:
+    """Return whether a user who may see a job of this kind may also see its result and log lines."""
+    kind = _kinds.get(kind_name)
+    return kind is None or not kind.result_permission or user.has_perm(kind.result_permission)
 
 
 def known_kinds() -> list[JobKind]:

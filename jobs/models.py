@@ -7,13 +7,11 @@ import uuid
 from typing import Any
 
 from django.conf import settings
-from django.contrib.auth.models import User
 from django.db import models
 from django.db.models.functions import Now
 
 from core.text import is_storable
-from jobs.errors import NotStorableError, UnknownKindError
-from jobs.kinds import find_kind
+from jobs.errors import NotStorableError
 
 
 class JobQuerySet(models.QuerySet["Job"]):
@@ -94,14 +92,6 @@ class Job(models.Model):
     def has_ended(self) -> bool:
         return self.state in self.ENDED
 
-    @property
-    def kind_title(self) -> str:
-        """The kind in words; its name where no app knows it any more."""
-        try:
-            return find_kind(self.kind).title
-        except UnknownKindError:
-            return self.kind
-
 
 class JobLine(models.Model):
     """A line of a job's log."""
@@ -133,12 +123,3 @@ def check_storable(value: Any, name: str) -> dict[str, Any]:
     if len(text.encode()) > MAX_BYTES:
         raise NotStorableError(f"The {name} of a job takes more than {MAX_BYTES // 2**20} MiB.")
     return value
-
-
-def may_see_result(job: Job, user: User) -> bool:
-    """Beside the right to see the job. A kind that this process does not know asks for nothing more."""
-    try:
-        needed = find_kind(job.kind).result_permission
-    except UnknownKindError:
-        return True
-    return not needed or user.has_perm(needed)

@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+from daphne.ws_protocol import WebSocketFactory, WebSocketProtocol
 from twisted.web import http
 
 from millm_site.http.refusal import (
@@ -20,13 +21,51 @@ from millm_site.http.refusal import (
     too_slow,
 )
 from millm_site.http.spool import has_room
-from millm_site.server.limits import ServerLimits
-from millm_site.server.web_socket import WebSocket
+from millm_site.server.limits import ServerLimits, ServerState
 from openai_api.http.file_uploads import accepts_files, body_limit, upload_refusal
 
 if TYPE_CHECKING:
-    from millm_site.server.server import Server
     from openai_api.http.errors import ApiError
+
+MAX_MESSAGE_BYTES = 4_096  # what pages say is short
+HANDSHAKE_S = 5
+PING_ANSWER_S = 30
+GOING_AWAY = 1001
+
+
+class WebSocket(WebSocketProtocol):
+    channel: Channel | None = None  # the connection as it was; Twisted still tells it when the client does not read
+
+    async def writable(self) -> None:
+        """Wait until the client has read enough; at once when it is gone."""
+        if self.channel is not None:
+            await self.channel.writable()
+
+    def say_goodbye(self) -> None:
+        if self.state == self.STATE_OPEN:
+            self.sendCloseFrame(code=GOING_AWAY)  # sendClose takes only the codes of applications
+        elif hasattr(self, "handshake_deferred"):
+            self.serverReject()
+
+    def connectionLost(self, reason: object) -> None:
+        if self.channel is not None:
+            self.channel.let_go()
+        super().connectionLost(reason)
+
+
+def socket_factory(server: Any) -> WebSocketFactory:
+    factory = WebSocketFactory(server, server="")
+    factory.protocol = WebSocket
+    factory.setProtocolOptions(
+        autoPingTimeout=PING_ANSWER_S,
+        allowNullOrigin=False,
+        failByDrop=False,  # who breaks a rule hears which
+        openHandshakeTimeout=HANDSHAKE_S,
+        maxMessagePayloadSize=MAX_MESSAGE_BYTES,
+        maxFramePayloadSize=MAX_MESSAGE_BYTES,
+    )
+    return factory
+
 
 LINGER_S = 2.0
 _ABSOLUTE_TARGET = re.compile(rb"https?://(?P<authority>[^/?#]+)(?P<path>[/?].*)?", re.IGNORECASE)
@@ -51,8 +90,8 @@ class Channel(http.HTTPChannel):
         self._writable.set()
 
     @property
-    def server(self) -> Server:
-        server: Server = self.factory.server
+    def server(self) -> ServerState:
+        server: ServerState = self.factory.server
         return server
 
     @property

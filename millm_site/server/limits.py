@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import resource
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from django.conf import settings
 
@@ -49,6 +50,20 @@ class ServerLimits:
             max_address_connections=settings.MILLM_MAX_ADDRESS_CONNECTIONS,
             max_sockets=settings.MILLM_MAX_SOCKETS,
         )
+
+
+class ServerState(Protocol):
+    """What a connection needs of the server that it belongs to."""
+
+    limits: ServerLimits
+    channels: set[Any]
+
+    @property
+    def num_connections(self) -> int: ...
+
+    def has_room_for(self, address: str) -> bool: ...
+
+    def count_address(self, address: str, change: int) -> None: ...
 
 
 def open_files_allow(wanted: int) -> int:

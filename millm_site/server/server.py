@@ -22,10 +22,9 @@ from twisted.web import http
 
 from millm_site.http.hosts import is_proxy
 from millm_site.http.spool import SCOPE_KEY
-from millm_site.server.channel import Channel
+from millm_site.server.channel import Channel, WebSocket, socket_factory
 from millm_site.server.limits import ServerLimits
 from millm_site.server.request import Request
-from millm_site.server.web_socket import WebSocket, socket_factory
 
 logger = logging.getLogger(__name__)
 POLL_S = 0.02

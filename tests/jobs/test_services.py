@@ -11,7 +11,7 @@ from procrastinate.contrib.django.models import ProcrastinateJob
 
 from core.text import clean_text
 from jobs.errors import JobStateError, NotStorableError, UnknownKindError
-from jobs.kinds import JobKind, find_kind, register
+from jobs.kinds import JobKind, find_kind, kind_title, register
 from jobs.models import MAX_BYTES, Job
 from jobs.services import cancel_job, enqueue_job, retry_job
 from tests.jobs.conftest import AddKind
@@ -39,7 +39,7 @@ def test_a_queued_job_has_its_row_and_one_delivery(kind: str) -> None:
         user,
         7,
     )
-    assert (row.title, row.kind_title, row.attempts, row.claim) == ("Test 1", "Test 1", 0, None)
+    assert (row.title, kind_title(row.kind), row.attempts, row.claim) == ("Test 1", "Test 1", 0, None)
     assert deliveries(job) == 1
 
 
