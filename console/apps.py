@@ -8,5 +8,7 @@ class ConsoleConfig(AppConfig):
     verbose_name = "Console"
 
     def ready(self) -> None:
-        """Import what declares pages and topics."""
+        """Import the modules that register pages, endpoints and live topics."""
         from console import dashboard, search  # noqa: F401
+        from console.live import topics  # noqa: F401
+        from console.playground import pages  # noqa: F401
