@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from functools import reduce
 from operator import and_, or_
-from typing import TYPE_CHECKING
+from typing import Any
 
 from django.contrib.postgres.search import (
     SearchQuery,
@@ -16,9 +16,6 @@ from django.contrib.postgres.search import (
 )
 from django.db import models
 from django.db.models import Case, F, Q, Value, When
-
-if TYPE_CHECKING:
-    from steering.models import Feature  # noqa: F401 - the query set's model, in its annotation
 
 _TERM = re.compile(r'(-?)(?:"([^"]*)"?|([^\s"]+))')
 _WORD = re.compile(r"\w+")
@@ -42,7 +39,7 @@ LABEL_WORDS = (
 Query = SearchQueryCombinable
 
 
-class FeatureQuerySet(models.QuerySet["Feature"]):
+class FeatureQuerySet(models.QuerySet[Any]):
     def search(self, text: str, *, max_ranked: int = MAX_RANKED) -> FeatureQuerySet:
         """Return labelled features that match ``text``, the best first. A number also matches features of that index.
 
@@ -56,12 +53,13 @@ class FeatureQuerySet(models.QuerySet["Feature"]):
         matches = Q(words=query) & ~Q(label="")
         if number is not None:
             matches |= Q(index=number)
-        found = self.alias(words=LABEL_WORDS).filter(matches)
+        found: FeatureQuerySet = self.alias(words=LABEL_WORDS).filter(matches)
         by_number = [] if number is None else [Case(When(index=number, then=Value(0)), default=Value(1))]
         if found.order_by()[max_ranked:].exists():
             return found.order_by(*by_number, *IN_ORDER)
         rank = SearchRank(F("words"), query, normalization=_BY_LENGTH)
-        return found.alias(rank=rank).order_by(*by_number, "-rank", *IN_ORDER)
+        ranked: FeatureQuerySet = found.alias(rank=rank).order_by(*by_number, "-rank", *IN_ORDER)
+        return ranked
 
 
 def parse_query(text: str) -> Query | None:

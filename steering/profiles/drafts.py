@@ -158,7 +158,7 @@ def _find_feature(profile: SteeringProfile, target: FeatureTarget, path: str) ->
     sae = SAE.objects.filter(
         model_id=profile.model_id, checksum=target.sae.checksum, layer=target.site.layer, site=target.site.kind
     )
-    feature = Feature.objects.filter(sae__in=sae, index=target.index).select_related("sae").first()
+    feature: Feature | None = Feature.objects.filter(sae__in=sae, index=target.index).select_related("sae").first()
     if feature is None:
         message = (
             f"The model {profile.model} has no SAE {target.sae.name} with this checksum and feature {target.index}."
