@@ -193,12 +193,12 @@ class ChosenTokens:
         return window_in(zone, self.phase, self.window)
 
     @property
-    def tells_last_prompt_token(self) -> bool:
+    def depends_on_last_prompt_token(self) -> bool:
         """Whether it may act on the last prompt token and not on those before it, or the other way round."""
         return ("prompt" in ZONES[self.phase]) != ("last_prompt_token" in ZONES[self.phase])
 
     @property
-    def tells_parts(self) -> bool:
+    def depends_on_segments(self) -> bool:
         """Whether it makes a difference to which part a token belongs."""
         return self.parts != ALL_PARTS or self.part_window != ALL_TOKENS
 
@@ -298,25 +298,25 @@ class Intervention:
         return tuple(sorted({edit.site for edit in self.edits}))
 
     @property
-    def tells_last_prompt_token(self) -> bool:
+    def depends_on_last_prompt_token(self) -> bool:
         """Whether the last prompt token may be steered otherwise than those before it."""
-        return any(edit.tells_last_prompt_token for edit in self.edits)
+        return any(edit.depends_on_last_prompt_token for edit in self.edits)
 
     def program(self, phase: Literal["prompt", "generation"]) -> str:
         """Identity of what acts on the tokens of a phase; empty where nothing does.
 
-        Where :attr:`tells_last_prompt_token`, that token belongs to what is generated here. The same for both phases
+        Where :attr:`depends_on_last_prompt_token`, that token belongs to what is generated here. The same for both phases
         only where a token's place does not matter, so that what one request generated can be another one's prompt.
         """
         zones: set[Zone] = {phase}
-        if self.tells_last_prompt_token and phase == "generation":
+        if self.depends_on_last_prompt_token and phase == "generation":
             zones.add("last_prompt_token")
         if all(zones.isdisjoint(ZONES[edit.phase]) for edit in self.edits):
             return ""
         everywhere = all(edit.phase == "both" and edit.window == ALL_TOKENS for edit in self.edits)
-        return self.fingerprint if everywhere and not self.tells_parts else f"{self.fingerprint}:{phase}"
+        return self.fingerprint if everywhere and not self.depends_on_segments else f"{self.fingerprint}:{phase}"
 
     @property
-    def tells_parts(self) -> bool:
+    def depends_on_segments(self) -> bool:
         """Whether the parts of what is generated must be told apart."""
-        return any(edit.tells_parts for edit in self.edits)
+        return any(edit.depends_on_segments for edit in self.edits)

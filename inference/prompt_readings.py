@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from inference.captures import Read, Reading
 from inference.client import (
+    CaptureEvent,
     EngineClient,
     EngineError,
     EventStream,
@@ -21,7 +22,6 @@ from inference.client import (
     FinishedEvent,
     GenerationRequest,
     QueueFullError,
-    ReadingEvent,
     SamplingParams,
 )
 from inference.interventions import Intervention
@@ -123,7 +123,7 @@ async def _collect(stream: EventStream) -> dict[int, list[Reading]]:
     found: dict[int, list[Reading]] = {}
     async for event in stream:
         match event:
-            case ReadingEvent():
+            case CaptureEvent():
                 found.setdefault(event.index, []).extend(event.readings)
             case FailedEvent():
                 raise PromptNotReadError(event.code, event.message)

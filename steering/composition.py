@@ -260,14 +260,14 @@ def _after(edit: Edit, earlier: Sequence[Edit]) -> list[Edit]:
 
 def _pieces(edit: ReaderEdit, here: Sequence[Edit]) -> Iterator[ReaderEdit]:
     """The edit cut into pieces on whose tokens the same others act: by zone, by part, and where windows end."""
-    tells_parts = any(each.tells_parts for each in (edit, *here))
-    tells_last = any(each.tells_last_prompt_token for each in (edit, *here))
+    depends_on_segments = any(each.depends_on_segments for each in (edit, *here))
+    tells_last = any(each.depends_on_last_prompt_token for each in (edit, *here))
     for phase, zone in _ZONE_PIECES if tells_last else _PHASE_PIECES:
         whole = edit.window_in(zone)
         if whole is None:
             continue
         piece = replace(edit, phase=phase)
-        if not tells_parts or zone != "generation":
+        if not depends_on_segments or zone != "generation":
             pieces = (replace(piece, window=window) for window in _cut(whole, _starts((edit, *here), zone)))
             yield from (each for each in pieces if edit.special_tokens or _acting(each, [each]))
             continue

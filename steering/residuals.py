@@ -17,13 +17,13 @@ import numpy as np
 
 from inference.captures import Read
 from inference.client import (
+    CaptureEvent,
     EngineClient,
     EngineError,
     EventStream,
     FailedEvent,
     GenerationRequest,
     QueueFullError,
-    ReadingEvent,
     SamplingParams,
     get_client,
 )
@@ -109,7 +109,7 @@ async def _collect(stream: EventStream, num_reads: int) -> list[list[NDArray[np.
         async for event in stream:
             if isinstance(event, FailedEvent):
                 raise EngineError(event.message)
-            if isinstance(event, ReadingEvent):
+            if isinstance(event, CaptureEvent):
                 for reading in event.readings:
                     parts[reading.number].append(reading.values)
     finally:

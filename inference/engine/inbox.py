@@ -42,7 +42,7 @@ class Wake:
     """Makes the thread look at its state."""
 
 
-Message = Submit | Cancel | Attach | Detach | Wake
+EngineCommand = Submit | Cancel | Attach | Detach | Wake
 
 
 class Inbox:
@@ -51,16 +51,16 @@ class Inbox:
     """
 
     def __init__(self) -> None:
-        self._messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._messages: queue.SimpleQueue[EngineCommand] = queue.SimpleQueue()
 
     @property
     def is_empty(self) -> bool:
         return self._messages.empty()
 
-    def put(self, message: Message) -> None:
+    def put(self, message: EngineCommand) -> None:
         self._messages.put(message)
 
-    def take(self, wait_s: float) -> Iterator[Message]:
+    def take(self, wait_s: float) -> Iterator[EngineCommand]:
         """All that is there; where nothing is, what comes within ``wait_s`` and all that came with it."""
         if wait_s > 0:
             try:

@@ -16,7 +16,7 @@ MAX_RESTARTS = 3  # in RESTART_WINDOW_S: a thread that dies more often is better
 RESTART_WINDOW_S = 3600.0
 
 
-class Life:
+class EngineLifecycle:
     """One lock guards the state and the order of submissions against the end: what is accepted is seen by the end."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -27,7 +27,7 @@ class Life:
         self._deadline: float | None = None
         self._restarts = 0
         self._restarted_at: list[float] = []
-        self._is_given_up = False  # the thread hangs; should it wake up, it ends
+        self._is_abandoned = False  # the thread hangs; should it wake up, it ends
         self._is_device_lost = False
 
     @property
@@ -44,8 +44,8 @@ class Life:
         return self._restarts
 
     @property
-    def is_given_up(self) -> bool:
-        return self._is_given_up
+    def is_abandoned(self) -> bool:
+        return self._is_abandoned
 
     @contextmanager
     def accepting(self) -> Iterator[None]:
@@ -77,7 +77,7 @@ class Life:
 
     def is_over(self, *, has_work: bool) -> bool:
         """Whether the thread shall end now."""
-        if self._is_given_up:
+        if self._is_abandoned:
             return True
         if self._state != "draining":
             return False
@@ -91,23 +91,23 @@ class Life:
     def end(self, state: EngineState) -> bool:
         """Nothing is accepted any more. False where the watchdog has given the engine up before."""
         with self._lock:
-            if self._is_given_up:
+            if self._is_abandoned:
                 return False
             self._state = state
             return True
 
-    def give_up(self, error: str, *, hangs: bool) -> None:
+    def abandon(self, error: str, *, hangs: bool) -> None:
         """The watchdog's end. A thread that ``hangs`` must not go on should it wake up."""
         with self._lock:
             self._state, self._error = "failed", error
-            self._is_given_up = hangs
+            self._is_abandoned = hangs
 
     def may_restart(self) -> bool:
         """Whether a dead thread may be replaced, which it may MAX_RESTARTS times an hour; if so, it counts as done."""
         with self._lock:
             now = self._clock()
             recent = [at for at in self._restarted_at if now - at < RESTART_WINDOW_S]
-            is_lost = self._is_given_up or self._is_device_lost
+            is_lost = self._is_abandoned or self._is_device_lost
             if is_lost or self._deadline is not None or len(recent) >= MAX_RESTARTS:
                 return False
             self._restarted_at = [*recent, now]

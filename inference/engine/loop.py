@@ -17,8 +17,8 @@ from inference.engine.attached_models import AttachedModels
 from inference.engine.cache.device_memory import MemoryWatch
 from inference.engine.config import EngineConfig
 from inference.engine.errors import EngineDownError
-from inference.engine.inbox import Attach, Cancel, Detach, Inbox, Message, Submit, Wake
-from inference.engine.lifecycle import Life
+from inference.engine.inbox import Attach, Cancel, Detach, EngineCommand, Inbox, Submit, Wake
+from inference.engine.lifecycle import EngineLifecycle
 from inference.engine.messages import Request
 from inference.engine.models.loader import LoadedModel
 from inference.engine.outbox import Outbox, Publish
@@ -47,10 +47,10 @@ class EngineLoop:
         self._inbox = Inbox()
         self._outbox = Outbox(publish, config.max_batch_size + config.max_waiting_requests)
         self._models = AttachedModels(config)
-        self._life = Life()
+        self._lifecycle = EngineLifecycle()
         self._memory = MemoryWatch()
         self._steps = 0
-        self._beats = 0
+        self._heartbeat = 0
         self._turns = 0
         self._is_stuck = False  # the last turn could do nothing, though something was due
         self._must_break_off = False
@@ -70,11 +70,11 @@ class EngineLoop:
 
     def accept_requests(self) -> None:
         """The part of :meth:`start` without the thread, for callers that make the :meth:`turn` themselves."""
-        self._life.begin()
+        self._lifecycle.begin()
 
     def submit(self, requests: Sequence[Request], sink: object) -> None:
         """Accept all requests or none; ``sink``, hashable, gets their events through ``publish``."""
-        with self._life.accepting():
+        with self._lifecycle.accepting():
             self._models.require(requests)
             self._outbox.admit(requests, sink)
             self._inbox.put(Submit(tuple(requests), sink, time.monotonic()))
@@ -100,26 +100,26 @@ class EngineLoop:
 
     def stop(self, drain_s: float) -> None:
         """Refuse new requests, let the accepted ones run for ``drain_s``, fail the rest, end the thread."""
-        deadline = self._life.drain(drain_s)
+        deadline = self._lifecycle.drain(drain_s)
         self._inbox.put(Wake())
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._await_end(deadline + END_WAIT_S)
 
     def _await_end(self, deadline: float) -> None:
-        while self._thread.is_alive() and not self._life.is_given_up and time.monotonic() < deadline:
+        while self._thread.is_alive() and not self._lifecycle.is_abandoned and time.monotonic() < deadline:
             self._thread.join(0.1)
 
     def stats(self) -> EngineStats:
         running = self._models.num_running
         return EngineStats(
-            state=self._life.state,
+            state=self._lifecycle.state,
             running=running,
             waiting=max(0, len(self._outbox) - running),
             free_slots=self._models.num_free_slots,
             steps=self._steps,
             models=self._models.names,
-            error=self._life.error,
-            restarts=self._life.restarts,
+            error=self._lifecycle.error,
+            restarts=self._lifecycle.restarts,
             by_model=self._models.stats(),
         )
 
@@ -132,7 +132,7 @@ class EngineLoop:
 
     def _command(self, message: Attach | Detach) -> None:
         try:
-            with self._life.accepting():
+            with self._lifecycle.accepting():
                 self._inbox.put(message)
         except EngineDownError as error:
             message.done.set_exception(error)
@@ -140,9 +140,9 @@ class EngineLoop:
     # Called from the watchdog's thread
 
     @property
-    def beats(self) -> int:
+    def heartbeat(self) -> int:
         """Grows with every message and step, and while nothing is due: not with a turn that does nothing."""
-        return self._beats
+        return self._heartbeat
 
     @property
     def turns(self) -> int:
@@ -155,7 +155,7 @@ class EngineLoop:
         self._inbox.put(Wake())
 
     @property
-    def owes_work(self) -> bool:
+    def has_pending_work(self) -> bool:
         """Whether someone waits for the thread. Taking in a model may last: that counts after INTAKE_S only."""
         if self._takes_in_since is not None:
             return time.monotonic() - self._takes_in_since > INTAKE_S
@@ -165,23 +165,23 @@ class EngineLoop:
     def has_died(self) -> bool:
         """The thread ended, and nobody asked it to."""
         has_begun = self._thread.ident is not None
-        return has_begun and not self._thread.is_alive() and self._life.state != "stopped"
+        return has_begun and not self._thread.is_alive() and self._lifecycle.state != "stopped"
 
     @property
     def error(self) -> str:
-        return self._life.error
+        return self._lifecycle.error
 
-    def give_up(self, error: str) -> None:
+    def abandon(self, error: str) -> None:
         """Fail all who wait, without the thread's help; nothing is accepted afterwards. A thread that hangs is left
         alone with its models: should it wake up, its events go nowhere and it ends.
         """
-        self._life.give_up(error, hangs=self._thread.is_alive())
+        self._lifecycle.abandon(error, hangs=self._thread.is_alive())
         self._models.abandon()
         self._fail_rest("server_error", "The engine failed.")
 
     def restart(self) -> bool:
         """Start a new thread with the models of the dead one. False where that is not safe, or was done too often."""
-        if self._thread.is_alive() or not self._life.may_restart():
+        if self._thread.is_alive() or not self._lifecycle.may_restart():
             return False
         self._thread = threading.Thread(target=self.run, kwargs={"takes_over": True}, name="engine", daemon=True)
         self._thread.start()
@@ -196,12 +196,12 @@ class EngineLoop:
                 free_unused_memory()  # the caches of the dead one's models
                 self._models.take_over()
                 self.accept_requests()
-            while not self._life.is_over(has_work=bool(len(self._outbox))):
-                self.turn(DRAINING_WAIT_S if self._life.state == "draining" else IDLE_WAIT_S)
+            while not self._lifecycle.is_over(has_work=bool(len(self._outbox))):
+                self.turn(DRAINING_WAIT_S if self._lifecycle.state == "draining" else IDLE_WAIT_S)
             self._end("engine_shutdown", "The server is shutting down.", "stopped")
         except BaseException as error:
             logger.exception("The engine thread died.")
-            self._life.note_death(error)
+            self._lifecycle.note_death(error)
             self._end("server_error", "The engine failed.", "failed")
 
     def turn(self, wait_s: float = 0.0) -> None:
@@ -217,20 +217,20 @@ class EngineLoop:
         """Handle all that is in the inbox; sleep only when there is nothing to do."""
         patience_s = self._models.seconds_to_wait()
         if patience_s is None:
-            self._life.note_work(busy=False)
+            self._lifecycle.note_work(busy=False)
             give_back_workers()
         if patience_s != 0:
-            self._beats += 1
+            self._heartbeat += 1
         elif self._is_stuck:
             patience_s = STUCK_WAIT_S
         for message in self._inbox.take(wait_s if patience_s is None else min(wait_s, patience_s)):
             self._handle(message)
-            self._beats += 1
+            self._heartbeat += 1
 
-    def _handle(self, message: Message) -> None:
+    def _handle(self, message: EngineCommand) -> None:
         match message:
             case Submit():
-                self._life.note_work(busy=True)
+                self._lifecycle.note_work(busy=True)
                 self._outbox.deliver(self._models.add(message))
             case Cancel():
                 self._outbox.deliver(self._models.cancel(message.sink))
@@ -268,7 +268,7 @@ class EngineLoop:
         try:
             yield
         finally:
-            self._beats += 1
+            self._heartbeat += 1
             self._takes_in_since = None
 
     def _detach(self, name: str) -> object:
@@ -284,11 +284,11 @@ class EngineLoop:
             return
         self._outbox.deliver(deliveries)
         self._steps += 1
-        self._beats += 1
+        self._heartbeat += 1
 
     def _end(self, code: str, text: str, state: EngineState) -> None:
         """Fail all that was accepted, waiting in the inbox included; nothing is accepted afterwards."""
-        if not self._life.end(state):
+        if not self._lifecycle.end(state):
             return
         if state == "stopped":
             self._models.forget()  # a dead thread's are kept for the one that takes over

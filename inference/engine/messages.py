@@ -237,7 +237,7 @@ class DivergenceEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadingEvent:
+class CaptureEvent:
     """What one step read, before the TokensEvent of the token that it sampled; and before the end, what was pooled."""
 
     index: int
@@ -296,7 +296,7 @@ Event = (
     PromptLogprobsEvent
     | ScoresEvent
     | DivergenceEvent
-    | ReadingEvent
+    | CaptureEvent
     | TokensEvent
     | EmbeddingEvent
     | FinishedEvent

@@ -19,13 +19,13 @@ from inference.engine.kernels.accelerator import Accelerate, accelerate
 from inference.engine.kernels.decode_graphs import DecodeGraphs
 from inference.engine.messages import (
     BACKGROUND_PRIORITY,
+    CaptureEvent,
     Delivery,
     FailedEvent,
     FinishedEvent,
     FinishReason,
     GenerationRequest,
     PromptLogprobsEvent,
-    ReadingEvent,
     TokenLogprob,
     TokensEvent,
 )
@@ -38,9 +38,9 @@ from inference.engine.output.scoring import Scores
 from inference.engine.sampling.sampler import note_token
 from inference.engine.scheduling.admission import Admission, ContinuousAdmission, StaticAdmission
 from inference.engine.scheduling.chunk_isolation import chunk_isolation
-from inference.engine.scheduling.intake import Arrivals
+from inference.engine.scheduling.intake import RequestIntake
 from inference.engine.scheduling.scheduler import Chunk, Scheduler
-from inference.engine.scheduling.sequence import RequestState, Sequence, SequenceFault, blaming
+from inference.engine.scheduling.sequence import Sequence, SequenceFault, SequenceState, blaming
 from inference.engine.stats import ModelLimits, ModelStats
 from inference.text.grammar import GrammarError
 
@@ -73,7 +73,7 @@ class ModelEngine:
         self._runner = ModelRunner(loaded, cache, accelerate(loaded, cache, config))
         self._steps = chunk_isolation(self._runner.run)
         self._scheduler = Scheduler(config, self._cache, _admission(config))
-        self._arrivals = Arrivals(loaded, self.max_seq_len, config.seed)
+        self._intake = RequestIntake(loaded, self.max_seq_len, config.seed)
         self._prompt_logprobs: dict[Sequence, list[TokenLogprob | None]] = {}
         self._comparisons = Comparisons()
 
@@ -156,10 +156,10 @@ class ModelEngine:
     def add(self, request: GenerationRequest, sink: object, submitted_at: float) -> list[Delivery]:
         """Queue a request; one that cannot run fails at once, in the returned events."""
         try:
-            problem = self._arrivals.problem(request)
+            problem = self._intake.problem(request)
             if problem is not None:
                 return [(sink, FailedEvent.before_start(request, *problem))]
-            sequence = self._arrivals.sequence(request, sink, submitted_at)
+            sequence = self._intake.sequence(request, sink, submitted_at)
         except GrammarError as error:
             return [(sink, FailedEvent.before_start(request, "grammar_failed", str(error)))]
         except Exception:
@@ -234,7 +234,7 @@ class ModelEngine:
         """Raise AssertionError where slots, sequences and steering rows do not add up."""
         self._cache.check_integrity(self._scheduler.running)
         steered = {s.rows.fingerprint for s in self._scheduler.sequences() if s.rows is not None}
-        assert self._runner.steering.num_residents == len(steered), "steering rows leaked"
+        assert self._runner.steering.num_interventions == len(steered), "steering rows leaked"
         reading = any(s.reading is not None for s in self._scheduler.sequences())
         assert bool(self._runner.reading.num_hooks) == reading, "read hooks leaked"
         scoring = any(s.scoring is not None for s in self._scheduler.sequences())
@@ -268,7 +268,7 @@ class ModelEngine:
         for chunk in chunks:
             deliveries += self._guarded(chunk.sequence, partial(self._check_steering, chunk.sequence))
         for sequence in output.found:
-            deliveries += self._guarded(sequence, partial(self._take_found, sequence, output))
+            deliveries += self._guarded(sequence, partial(self._take_captures, sequence, output))
         for sequence, scores in output.scores.items():
             deliveries += self._guarded(sequence, partial(self._note_scores, sequence, scores))
         for sequence, logprobs in output.prompt_logprobs.items():
@@ -277,8 +277,8 @@ class ModelEngine:
         for sequence, token, logprob, finite, is_possible in zip(
             output.sequences, sampled.token_ids, sampled.logprobs, sampled.finite, sampled.is_possible, strict=True
         ):
-            if sequence.num_left:
-                deliveries += self._guarded(sequence, partial(self._note_accepted, sequence, output))
+            if sequence.num_pending_tokens:
+                deliveries += self._guarded(sequence, partial(self._accept_draft, sequence, output))
             advance = partial(self._advance, sequence, token, logprob, finite=finite, is_possible=is_possible)
             deliveries += self._guarded(sequence, advance)
 
@@ -305,15 +305,15 @@ class ModelEngine:
             if chunk.drafts:
                 self._scheduler.note_drafts(chunk, num_tokens[chunk.sequence] - 1)
 
-    def _note_accepted(self, sequence: Sequence, output: StepOutput) -> list[Delivery]:
+    def _accept_draft(self, sequence: Sequence, output: StepOutput) -> list[Delivery]:
         """Its last token was drafted and chosen, so the step that drafted it has computed it."""
         self._scheduler.note_accepted(sequence)
         if sequence in output.draft_steering:
             next(output.draft_steering[sequence]).note(sequence)
-        found = self._take_found(sequence, output)
+        found = self._take_captures(sequence, output)
         return [*found, *self._guarded(sequence, partial(self._check_steering, sequence))]
 
-    def _take_found(self, sequence: Sequence, output: StepOutput) -> list[Delivery]:
+    def _take_captures(self, sequence: Sequence, output: StepOutput) -> list[Delivery]:
         """What the step read of the tokens that are computed for good."""
         if sequence not in output.found:
             return []
@@ -321,7 +321,7 @@ class ModelEngine:
         readings = sequence.reading.take(output.found[sequence], sequence.num_computed)
         if not all(np.isfinite(reading.values).all() for reading in readings):
             return self._fail_unstable(sequence, "activations are")
-        return _reading_event(sequence, readings)
+        return _capture_event(sequence, readings)
 
     def _check_steering(self, sequence: Sequence) -> list[Delivery]:
         if sequence.steering_applied == sequence.steering_expected:
@@ -358,7 +358,7 @@ class ModelEngine:
             return self._fail_without_token(sequence)
         if sequence.first_token_at is None:
             sequence.first_token_at = time.monotonic()
-        sequence.state = RequestState.DECODE
+        sequence.state = SequenceState.DECODE
         sequence.token_ids.append(token)
         note_token(sequence, token)
         if token in sequence.stop_ids:
@@ -383,8 +383,8 @@ class ModelEngine:
         """What stands behind the stop string ``stop`` is not sent."""
         events = [] if stop else _tokens_event(sequence, sequence.detokenizer.finish())
         if sequence.reading is not None:
-            events += _reading_event(sequence, sequence.reading.finish())
-        self._remove(sequence, RequestState.FINISHED)  # last: if the text cannot be completed, the sequence can fail
+            events += _capture_event(sequence, sequence.reading.finish())
+        self._remove(sequence, SequenceState.FINISHED)  # last: if the text cannot be completed, the sequence can fail
         ended = FinishedEvent(
             sequence.request.index,
             reason,
@@ -409,10 +409,10 @@ class ModelEngine:
         return self._fail(sequence, "no_token_allowed", ALL_FORBIDDEN)
 
     def _fail(self, sequence: Sequence, code: str, text: str) -> list[Delivery]:
-        self._remove(sequence, RequestState.FAILED)
+        self._remove(sequence, SequenceState.FAILED)
         return [(sequence.sink, FailedEvent(sequence.request.index, code, text, sequence.usage(), sequence.timings()))]
 
-    def _remove(self, sequence: Sequence, state: RequestState) -> None:
+    def _remove(self, sequence: Sequence, state: SequenceState) -> None:
         self._scheduler.remove(sequence)
         self._runner.forget_batch()
         sequence.state = state
@@ -449,5 +449,5 @@ def _tokens_event(sequence: Sequence, piece: Piece) -> list[Delivery]:
     return [(sequence.sink, TokensEvent(sequence.request.index, piece.token_ids, piece.text, piece.logprobs))]
 
 
-def _reading_event(sequence: Sequence, readings: tuple[Reading, ...]) -> list[Delivery]:
-    return [(sequence.sink, ReadingEvent(sequence.request.index, readings))] if readings else []
+def _capture_event(sequence: Sequence, readings: tuple[Reading, ...]) -> list[Delivery]:
+    return [(sequence.sink, CaptureEvent(sequence.request.index, readings))] if readings else []

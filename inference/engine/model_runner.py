@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from inference.engine.cache.plan import ModelCache
-from inference.engine.cache.policy import BlockCopy, CacheOrder
-from inference.engine.capture.sequence import Found
-from inference.engine.capture.step import plan_reading
-from inference.engine.capture.table import ReadingTable
+from inference.engine.cache.policy import BlockCopy, CacheOp
+from inference.engine.capture.sequence import CapturedRows
+from inference.engine.capture.step import plan_captures
+from inference.engine.capture.table import CaptureTable
 from inference.engine.kernels import native
 from inference.engine.kernels.accelerator import Accelerator
-from inference.engine.kernels.attention import Segment
+from inference.engine.kernels.attention import TokenSpan
 from inference.engine.kernels.decode_graphs import DecodeGraphs
 from inference.engine.kernels.step_inputs import StepArrays, StepTensors, build_step, step_tensors
 from inference.engine.messages import TokenLogprob
@@ -66,7 +66,7 @@ class StepOutput:
     prompt_logprobs: dict[Sequence, tuple[TokenLogprob | None, ...]]
     sequences: list[Sequence]
     draft_steering: dict[Sequence, Iterator[TokenSteering]] = field(default_factory=dict)
-    found: dict[Sequence, list[Found]] = field(default_factory=dict)
+    found: dict[Sequence, list[CapturedRows]] = field(default_factory=dict)
     scores: dict[Sequence, Scores] = field(default_factory=dict)
 
 
@@ -76,11 +76,11 @@ class ModelRunner:
     def __init__(self, loaded: LoadedModel, cache: ModelCache, accelerator: Accelerator | None = None) -> None:
         self.loaded = loaded
         self._cache = cache
-        self._orders: deque[CacheOrder] = deque()
+        self._cache_ops: deque[CacheOp] = deque()
         self.device = torch.device(loaded.device)
         hooks = SiteHooks(loaded.module)
         self.steering = SteeringTable(loaded.module, self.device, hooks)
-        self.reading = ReadingTable(loaded.module, hooks)
+        self.reading = CaptureTable(loaded.module, hooks)
         self.masks = MaskComputer(loaded.grammars.vocab_size if loaded.grammars else loaded.vocab_size)
         self._sampler = Sampler()
         self._attention = accelerator and accelerator.attention
@@ -108,10 +108,10 @@ class ModelRunner:
     @torch.inference_mode()
     def run(self, chunks: list[Chunk]) -> StepOutput:
         """One forward pass over all chunks' tokens; advances each sequence's ``num_computed``."""
-        self._tend_pool()
+        self._apply_cache_ops()
         row_of_token = _rows(chunks)
         wanted = _wanted_places(chunks)
-        reading = plan_reading(chunks)
+        reading = plan_captures(chunks)
         masks = self.masks.start([c.sequence.matcher for c in chunks for _ in range(c.num_sampled)])
         try:
             with self.steering.steering(row_of_token) as step, self.reading.reading(reading):
@@ -145,7 +145,7 @@ class ModelRunner:
         return logits if wanted else logits[:0]
 
     def _logits(
-        self, tensors: StepTensors, segments: tuple[Segment, ...], wanted: Tensor | int, max_keys: int = 0
+        self, tensors: StepTensors, segments: tuple[TokenSpan, ...], wanted: Tensor | int, max_keys: int = 0
     ) -> Tensor:
         """``wanted`` 0 is all places; see :meth:`StepTensors.varlen` for ``max_keys``."""
         varlen = tensors.varlen(self._attention, segments, max_keys) if self._attention else None
@@ -177,13 +177,13 @@ class ModelRunner:
         """Of one token of each row, which sees up to ``max_keys``; reads nothing on the host, so it can be captured."""
         self.steering.begin_static(tensors.steering_rows)
         try:
-            return self._logits(tensors, (Segment(max_keys - 1, 1),) * num_rows, 0, max_keys)
+            return self._logits(tensors, (TokenSpan(max_keys - 1, 1),) * num_rows, 0, max_keys)
         finally:
             self.steering.end_static()
 
     def _replayed(self, step: StepArrays) -> Tensor | None:
         """The logits, where the step has a graph; the steering then counts as what its hooks did at capture."""
-        if self.graphs is None or self.reading.is_reading:
+        if self.graphs is None or self.reading.is_capturing:
             return None
         if not step.steering_rows.any():
             return self.graphs.run(step)
@@ -192,16 +192,16 @@ class ModelRunner:
             self.steering.replayed()
         return logits
 
-    def _tend_pool(self) -> None:
+    def _apply_cache_ops(self) -> None:
         """Copy and give back what the cache's policy decided on. What fails is still to be done at the next attempt."""
-        self._orders.extend(self._cache.policy.orders())
-        while self._orders:
-            order = self._orders[0]
+        self._cache_ops.extend(self._cache.policy.cache_ops())
+        while self._cache_ops:
+            order = self._cache_ops[0]
             if isinstance(order, BlockCopy):
                 self._cache.pool.copy(order.group, order.source, order.target, order.num_tokens)
             else:
                 self._cache.pool.discard(order.group, order.block, order.start, order.end)
-            self._orders.popleft()
+            self._cache_ops.popleft()
 
 
 def _chunk_tokens(chunk: Chunk) -> list[int]:
@@ -209,18 +209,18 @@ def _chunk_tokens(chunk: Chunk) -> list[int]:
     return [*chunk.sequence.token_ids[start : start + chunk.num_own], *chunk.drafts]
 
 
-def _segments(chunks: list[Chunk]) -> tuple[tuple[Segment, ...], NDArray[np.int64]]:
+def _segments(chunks: list[Chunk]) -> tuple[tuple[TokenSpan, ...], NDArray[np.int64]]:
     """The step's segments, and the row of the cache's tables of each.
 
     A chunk with drafts attends token by token, which is what the kernels for single tokens are fast at.
     """
-    segments: list[Segment] = []
+    segments: list[TokenSpan] = []
     slots: list[int] = []
     for chunk in chunks:
         start, num_singles = chunk.sequence.num_computed, chunk.num_tokens if chunk.drafts else 0
-        segments.extend(Segment(start + i, 1) for i in range(num_singles))
+        segments.extend(TokenSpan(start + i, 1) for i in range(num_singles))
         if not num_singles:
-            segments.append(Segment(start, chunk.num_tokens))
+            segments.append(TokenSpan(start, chunk.num_tokens))
         slots.extend([chunk.sequence.slot] * (num_singles or 1))
     return tuple(segments), np.array(slots)
 
@@ -235,7 +235,7 @@ def _rows(chunks: list[Chunk]) -> list[int]:
         if sequence.rows is None:
             rows.extend([0] * chunk.num_tokens)
         else:
-            tokens, parts = _chunk_tokens(chunk), sequence.known_parts()
+            tokens, parts = _chunk_tokens(chunk), sequence.known_segments()
             rows.extend(sequence.rows.of_tokens(tokens, sequence.num_computed, sequence.num_prompt, parts))
     return rows
 

@@ -43,7 +43,7 @@ class OpenSequences:
             self._by_sink[sink] = {**known, **fresh}
             self._count += len(fresh)
 
-    def let_through(self, deliveries: Sequence[Delivery]) -> tuple[list[Delivery], int]:
+    def filter_open(self, deliveries: Sequence[Delivery]) -> tuple[list[Delivery], int]:
         """The deliveries to sequences that are open, which terminal ones close, and how many they closed."""
         passed: list[Delivery] = []
         with self._lock:
@@ -58,7 +58,7 @@ class OpenSequences:
             return passed, before - self._count
 
     def failures(self, code: str, message: str) -> list[Delivery]:
-        """A terminal event for each that is open; pass them to :meth:`let_through`."""
+        """A terminal event for each that is open; pass them to :meth:`filter_open`."""
         with self._lock:
             return [
                 (sink, FailedEvent.before_start(request, code, message))
@@ -121,7 +121,7 @@ class Outbox:
 
     def deliver(self, deliveries: Sequence[Delivery]) -> None:
         """To those who still wait."""
-        passed, num_ended = self._open.let_through(deliveries)
+        passed, num_ended = self._open.filter_open(deliveries)
         if num_ended:
             self._rate.note(num_ended)
         if not passed:

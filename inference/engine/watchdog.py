@@ -21,7 +21,7 @@ class WatchedLoop(Protocol):
     """What the watchdog needs of :class:`inference.engine.loop.EngineLoop`."""
 
     @property
-    def beats(self) -> int:
+    def heartbeat(self) -> int:
         """Grows whenever the thread does something, or has nothing to do."""
 
     @property
@@ -29,7 +29,7 @@ class WatchedLoop(Protocol):
         """Grows with every turn of the thread, also with one that does nothing."""
 
     @property
-    def owes_work(self) -> bool:
+    def has_pending_work(self) -> bool:
         """Whether someone waits for the thread, and it is not busy taking in a model."""
 
     @property
@@ -38,7 +38,7 @@ class WatchedLoop(Protocol):
     @property
     def error(self) -> str: ...
 
-    def give_up(self, error: str) -> None:
+    def abandon(self, error: str) -> None:
         """Fail everyone who waits, and accept nothing any more."""
 
     def restart(self) -> bool:
@@ -69,7 +69,7 @@ class Watchdog:
         self._poll_s = poll_s
         self._clock = clock
         self._looked_at = clock()
-        self._beats = loop.beats
+        self._heartbeat = loop.heartbeat
         self._turns = loop.turns  # when it was last seen to do something
         self._silent_s = 0.0
         self._over = threading.Event()
@@ -95,13 +95,13 @@ class Watchdog:
                 self._lose(f"The engine thread has not moved for {self._stall_s:g} s (MILLM_ENGINE_STALL_SECONDS).")
 
     def _is_silent(self) -> bool:
-        now, beats = self._clock(), self._loop.beats
+        now, heartbeat = self._clock(), self._loop.heartbeat
         # A process that was itself stopped for a while (SIGSTOP, a suspended machine) did not watch during that time.
         watched_s = min(now - self._looked_at, 2 * self._poll_s)
         self._looked_at = now
-        is_quiet = self._loop.owes_work and beats == self._beats
+        is_quiet = self._loop.has_pending_work and heartbeat == self._heartbeat
         self._silent_s = self._silent_s + watched_s if is_quiet else 0.0
-        self._beats = beats
+        self._heartbeat = heartbeat
         if not is_quiet:
             self._turns = self._loop.turns
         return self._silent_s > self._stall_s
@@ -113,7 +113,7 @@ class Watchdog:
 
     def _replace(self) -> None:
         error = self._loop.error or "The engine thread ended."
-        self._loop.give_up(error)
+        self._loop.abandon(error)
         if self._loop.restart():
             logger.error("%s It is replaced; its models stay loaded.", error)
         else:
@@ -122,7 +122,7 @@ class Watchdog:
     def _lose(self, error: str) -> None:
         logger.critical("%s The engine is lost; restart the process.", error)
         self._over.set()
-        self._loop.give_up(error)
+        self._loop.abandon(error)
         self._on_failure(error)
 
     def _run(self) -> None:

@@ -8,7 +8,7 @@ from django.http.response import HttpResponseBase
 
 from inference.text.dialects.dialect import answer_parts
 from inference.text.model_text import thinking_state
-from openai_api.generation.activations import ActivationLog, plan_reading
+from openai_api.generation.activations import ActivationLog, plan_captures
 from openai_api.generation.answer import AnswerPlan, check_tools
 from openai_api.generation.chat_chunks import ChatChunks, ChatFold
 from openai_api.generation.prompt import is_effort_without_effect, prompt_ids, thinking_budget
@@ -29,7 +29,7 @@ async def create_chat_completion(call: Call) -> HttpResponseBase:
     plan, answers = await plan_chat(request, target)
     reading = None
     if request.return_activations is not None:
-        plan = (await plan_reading(target, plan, request.return_activations, param="return_activations")).plan
+        plan = (await plan_captures(target, plan, request.return_activations, param="return_activations")).plan
         reading = ActivationLog(target.model.text, plan)
     generation = Generation(call, target, plan)
     chunks = ChatChunks(

@@ -9,7 +9,7 @@ from django.http.response import HttpResponseBase
 from inference.client import SamplingParams
 from inference.registry.registry import ReadyModel
 from inference.text.model_text import ModelText, PromptTooLongError
-from openai_api.generation.activations import ActivationLog, plan_reading
+from openai_api.generation.activations import ActivationLog, plan_captures
 from openai_api.generation.answer import raw_parts
 from openai_api.generation.completion_chunks import CompletionChunks, CompletionFold
 from openai_api.generation.prompt import off_loop
@@ -32,7 +32,7 @@ async def create_completion(call: Call) -> HttpResponseBase:
     parts, reading = raw_parts(target, prompts), None
     plan = Plan(prompts, params, request.num_candidates, parts=parts, cache_salt=request.cache_salt or "")
     if request.return_activations is not None:
-        plan = (await plan_reading(target, plan, request.return_activations, param="return_activations")).plan
+        plan = (await plan_captures(target, plan, request.return_activations, param="return_activations")).plan
         reading = ActivationLog(target.model.text, plan)
     generation = Generation(call, target, plan)
     chunks = CompletionChunks(

@@ -10,7 +10,7 @@ from django.http.response import HttpResponseBase
 from inference.client import Event, SamplingParams, TokensEvent
 from openai_api.backend import get_backend
 from openai_api.endpoints.completions import encode_prompts
-from openai_api.generation.activations import ActivationLog, plan_reading
+from openai_api.generation.activations import ActivationLog, plan_captures
 from openai_api.generation.answer import raw_parts
 from openai_api.generation.prompt import prompt_ids
 from openai_api.generation.reply import collect
@@ -33,7 +33,7 @@ async def read_activations(call: Call) -> HttpResponseBase:
     request = call.read(FeatureActivationsRequest)
     target = await resolve_target(call, request)
     plan = await plan_texts(request, target)
-    reading = await plan_reading(target, plan, request, param="")
+    reading = await plan_captures(target, plan, request, param="")
     generation = Generation(call, target, reading.plan)
     found = Found(ActivationLog(target.model.text, reading.plan))
     await collect(generation, found, found.add)

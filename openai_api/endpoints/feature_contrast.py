@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from inference.captures import AllFeatures, Read
 from inference.client import (
+    CaptureEvent,
     FailedEvent,
     FinishedEvent,
     GenerationRequest,
     PromptLogprobsEvent,
-    ReadingEvent,
     SamplingParams,
     Usage,
 )
@@ -204,7 +204,7 @@ async def _collect(call: Call, submission: BatchedSubmission, requests: Sequence
         match event:
             case PromptLogprobsEvent():
                 logprobs[event.index] = tuple(token.logprob for token in event.logprobs if token is not None)
-            case ReadingEvent():
+            case CaptureEvent():
                 values[event.index] = event.readings[0].values[0]
             case FailedEvent():
                 raise failure(event.code, event.message)

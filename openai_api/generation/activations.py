@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from inference.captures import EVERYWHERE, FeatureValues, Probe, Read, Reading, Span, TopFeatures
-from inference.client import Event, FinishedEvent, ReadingEvent, TokensEvent
+from inference.client import CaptureEvent, Event, FinishedEvent, TokensEvent
 from inference.interventions import Phase
 from inference.registry.registry import ReadyModel
 from inference.text.model_text import ModelText
@@ -33,7 +33,7 @@ class ReadingPlan:
     sae: LoadedSAE
 
 
-async def plan_reading(target: Target, plan: Plan, fields: ReadingFields, *, param: str) -> ReadingPlan:
+async def plan_captures(target: Target, plan: Plan, fields: ReadingFields, *, param: str) -> ReadingPlan:
     """Add the captures to the plan. Raises ApiError; ``param`` is the path of ``fields`` in the body, empty for the
     body.
 
@@ -110,7 +110,7 @@ class ActivationLog:
         """Return what can be sent after the event."""
         if isinstance(event, TokensEvent):
             self._generated[event.index].extend(event.token_ids)
-        elif isinstance(event, ReadingEvent):
+        elif isinstance(event, CaptureEvent):
             own = range(len(self._plan.reads_of(event.index)))
             self._waiting[event.index].extend(reading for reading in event.readings if reading.number in own)
         elif isinstance(event, FinishedEvent):

@@ -125,7 +125,7 @@ def raw_parts(target: Target, prompts: Sequence[Sequence[int]]) -> list[PartRule
     """Return the parsing rules of each prompt; empty where none apply. Plain prompts do not declare tools, so only
     marks count.
     """
-    if target.profile is None or not target.profile.intervention.tells_parts:
+    if target.profile is None or not target.profile.intervention.depends_on_segments:
         return []
     text = target.model.text
     return [answer_parts(text.dialect, thinking_state(text, ids), "marked") for ids in prompts]

@@ -10,12 +10,12 @@ from django.http.response import HttpResponseBase
 
 from inference.captures import FeatureValues, Read
 from inference.client import (
+    CaptureEvent,
     DivergenceEvent,
     Event,
     FailedEvent,
     FinishedEvent,
     GenerationRequest,
-    ReadingEvent,
     SamplingParams,
     ScoresEvent,
     Scoring,
@@ -59,7 +59,7 @@ class Findings:
                 self.kl = [finite(value) for value in event.kl]
             case ScoresEvent():
                 self.logprobs[event.index] = [finite(value) for value in event.logprobs]
-            case ReadingEvent():
+            case CaptureEvent():
                 for reading in event.readings:
                     self.values.update(zip(reading.places or (), reading.values[:, 0].tolist(), strict=True))
 

@@ -12,11 +12,11 @@ from django.utils import timezone
 
 from inference.captures import Read
 from inference.client import (
+    CaptureEvent,
     Event,
     FailedEvent,
     FinishedEvent,
     GenerationRequest,
-    ReadingEvent,
     SamplingParams,
     SteeringReceipt,
     Usage,
@@ -142,7 +142,7 @@ class Generation:
         self.stats.note(event)
         if self._record is not None:
             self._record.note(event)
-        if isinstance(event, ReadingEvent):
+        if isinstance(event, CaptureEvent):
             self._note_reading(event)
         self._check(event)
         return event
@@ -178,7 +178,7 @@ class Generation:
             "steering": steering_body(self.stats.receipts),
         }
 
-    def _note_reading(self, event: ReadingEvent) -> None:
+    def _note_reading(self, event: CaptureEvent) -> None:
         own = len(self._plan.reads_of(event.index))
         num_prompt = len(self._plan.prompts[self._plan.prompt_of_sequence[event.index]])
         for reading in event.readings:

@@ -12,7 +12,7 @@ from itertools import repeat
 from typing import Any
 
 from inference.captures import FeatureValues, Read, Reading
-from inference.client import Event, GenerationRequest, ReadingEvent, TokenLogprob, TokensEvent
+from inference.client import CaptureEvent, Event, GenerationRequest, TokenLogprob, TokensEvent
 from inference.text.model_text import ModelText
 from openai_api.generation.token_text import finite
 
@@ -71,7 +71,7 @@ class TokenRecord:
     def note(self, event: Event) -> None:
         if isinstance(event, TokensEvent):
             self._note_tokens(self._sequences[event.index], event)
-        elif isinstance(event, ReadingEvent):
+        elif isinstance(event, CaptureEvent):
             sequence = self._sequences[event.index]
             for reading in event.readings:
                 if reading.number < len(sequence.own) and reading.places is not None:

@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 from inference.background import run_in_background
 from inference.captures import FeatureValues, Read
 from inference.client import (
+    CaptureEvent,
     DivergenceEvent,
     Event,
     FailedEvent,
     FinishedEvent,
     GenerationRequest,
-    ReadingEvent,
     SamplingParams,
     ScoresEvent,
     Scoring,
@@ -196,7 +196,7 @@ def _encode(ready: ReadyModel, prompt: str) -> list[int]:
 
 def _parts(ready: ReadyModel, ids: tuple[int, ...], intervention: Intervention | None) -> PartRules:
     """Return the rules that split the answer into segments. Evaluations offer no tools."""
-    if intervention is None or not intervention.tells_parts:
+    if intervention is None or not intervention.depends_on_segments:
         return PLAIN
     return answer_parts(ready.text.dialect, thinking_state(ready.text, ids), "none")
 
@@ -232,7 +232,7 @@ def _compared(found: dict[int, tuple[Event, ...]]) -> AnswerComparison:
                     kl = event.kl
                 case ScoresEvent():
                     scores[event.index] = event.logprobs
-                case ReadingEvent():
+                case CaptureEvent():
                     activations.extend(float(v) for r in event.readings for v in r.values[:, 0])
                 case FinishedEvent():
                     _checked(event)

@@ -12,7 +12,7 @@ import pytest
 from asgiref.sync import async_to_sync
 
 from inference.captures import FeatureValues, Read
-from inference.engine.messages import ReadingEvent
+from inference.engine.messages import CaptureEvent
 from inference.engine.models.loader import LoadedModel, ModelSpec, load_model
 from inference.interventions import Intervention, Site
 from inference.text.dialects.dialect import answer_parts, dialect_of
@@ -80,7 +80,7 @@ def tell(demo: LoadedModel, sae: SparseAutoencoder, intervention: Intervention |
 
 def read(transcript: Transcript, number: int, start: int = 0) -> np.ndarray:
     """Of tokens from ``start`` on, float64."""
-    found = [r for e in transcript.events if isinstance(e, ReadingEvent) for r in e.readings if r.number == number]
+    found = [r for e in transcript.events if isinstance(e, CaptureEvent) for r in e.readings if r.number == number]
     places = np.concatenate([reading.places for reading in found])
     values = np.concatenate([reading.values for reading in found]).astype(np.float64)
     return values[places >= start]

@@ -10,10 +10,10 @@ import torch
 from inference.engine.cache.prefix_keys import PrefixKeys, Programs
 from inference.engine.output.detokenizer import Detokenizer, TokenDecoder
 from inference.engine.scheduling.scheduler import Chunk
-from inference.engine.scheduling.sequence import RequestState, Sequence
+from inference.engine.scheduling.sequence import Sequence, SequenceState
 from tests.builders import build_request
 
-_arrivals = itertools.count()
+_intake = itertools.count()
 
 
 class WordTokenizer:
@@ -33,7 +33,7 @@ def build_sequence(
     **sampling,
 ) -> Sequence:
     """``prompt`` is its tokens or their number; a number makes tokens that no other sequence has."""
-    number = next(_arrivals)
+    number = next(_intake)
     if isinstance(prompt, int):
         prompt = tuple(range(1000 * number, 1000 * number + prompt))
     request = replace(build_request(prompt, **sampling), priority=priority, cache_salt=cache_salt)
@@ -51,5 +51,5 @@ def compute(chunks: list[Chunk], token: int = 9) -> None:
         samples = chunk.samples
         chunk.sequence.num_computed += chunk.num_own
         if samples:
-            chunk.sequence.state = RequestState.DECODE
+            chunk.sequence.state = SequenceState.DECODE
             chunk.sequence.token_ids.append(token)

@@ -47,7 +47,7 @@ class Pool:
         self.content: dict[tuple[int, int, int], object] = {}
 
     def run(self, sequence: Sequence, num_tokens: int) -> None:
-        """Compute tokens, as the runner does: orders first, then write, then read all that the last one looks at."""
+        """Compute tokens, as the runner does: cache_ops first, then write, then read all that the last one looks at."""
         self.obey()
         for position in range(sequence.num_computed, sequence.num_computed + num_tokens):
             for g in range(len(self.windows)):
@@ -63,7 +63,7 @@ class Pool:
                 assert self.content[self.place(sequence, g, seen)] == meaning(sequence, seen)
 
     def obey(self) -> None:
-        for order in self.cache.orders():
+        for order in self.cache.cache_ops():
             if isinstance(order, BlockCopy):
                 for i in range(order.num_tokens):
                     if (order.group, order.source, i) in self.content:
@@ -87,7 +87,7 @@ def meaning(sequence: Sequence, position: int) -> object:
 def ran(cache: CachePolicy, pool: Pool, sequence: Sequence) -> Sequence:
     """Begun, and computed as far as its tokens go."""
     assert cache.begin(sequence, 0)
-    num_tokens = sequence.num_left
+    num_tokens = sequence.num_pending_tokens
     assert cache.extend(sequence, num_tokens)
     pool.run(sequence, num_tokens)
     return sequence
@@ -284,9 +284,9 @@ def test_every_token_sees_what_its_own_sequence_would_have_written(data, kind, w
                 running.remove(sequence)
                 cache.end(sequence)
             else:
-                if not sequence.num_left:
+                if not sequence.num_pending_tokens:
                     sequence.token_ids.append(data.draw(st.integers(0, 2)))
-                num_tokens = data.draw(st.integers(1, sequence.num_left))
+                num_tokens = data.draw(st.integers(1, sequence.num_pending_tokens))
                 fits = sequence.num_computed + num_tokens <= LENGTH
                 if fits and cache.extend(sequence, num_tokens):
                     pool.run(sequence, num_tokens)

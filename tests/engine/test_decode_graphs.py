@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from inference.engine.kernels.attention import Segment
+from inference.engine.kernels.attention import TokenSpan
 from inference.engine.kernels.decode_graphs import SEEN_BEFORE, DecodeGraphs, Shape, padded_rows
 from inference.engine.kernels.step_inputs import StepArrays, StepTensors, build_step
 
@@ -19,7 +19,7 @@ TABLE = np.arange(12 * 40, dtype=np.int32).reshape(12, 40)
 
 
 def step_of(*lengths: int, chunk: int = 0, steered: bool = False, wanted: int | None = None) -> StepArrays:
-    segments = [Segment(length - 1, 1) for length in lengths] + ([Segment(0, chunk)] if chunk else [])
+    segments = [TokenSpan(length - 1, 1) for length in lengths] + ([TokenSpan(0, chunk)] if chunk else [])
     count = sum(s.num_tokens for s in segments)
     tokens = [100 + sum(lengths) + i for i in range(count)]
     rows = np.arange(len(segments))
@@ -117,7 +117,7 @@ def test_a_step_of_more_rows_than_there_is_room_for_is_run_without(graphs, captu
 
 
 def rows_of(rows: list[int], lengths: tuple[int, ...]) -> StepArrays:
-    segments = [Segment(length - 1, 1) for length in lengths]
+    segments = [TokenSpan(length - 1, 1) for length in lengths]
     places = list(range(len(rows)))
     return build_step(segments, places, places, np.zeros(len(rows), dtype=np.int64), np.array(rows), (TABLE,), BLOCK)
 

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.engine.scheduling.intake import Arrivals, derived_generator, seeded_generator
+from inference.engine.scheduling.intake import RequestIntake, derived_generator, seeded_generator
 from tests.builders import build_request
 from tests.engine.harness import EngineHarness
 
@@ -84,7 +84,7 @@ def test_a_choice_does_not_depend_on_how_many_there_are(llama):
 
 
 def test_requests_without_a_seed_have_more_than_32_bits_of_chance(llama):
-    arrivals = Arrivals(llama, 64, seed=3)
+    arrivals = RequestIntake(llama, 64, seed=3)
     made = {numbers(arrivals._generator(build_request())) for _ in range(300)}
     assert len(made) == 300
     assert not made & {numbers(torch.Generator().manual_seed(seed)) for seed in range(300)}

@@ -24,25 +24,25 @@ def sequences() -> OpenSequences:
 
 def test_a_second_terminal_event_and_what_follows_it_is_held_back(sequences):
     token = TokensEvent(0, (5,), "a")
-    assert sequences.let_through([("sink", token), ("sink", finished())]) == (
+    assert sequences.filter_open([("sink", token), ("sink", finished())]) == (
         [("sink", token), ("sink", finished())],
         1,
     )
-    assert sequences.let_through([("sink", finished()), ("sink", token)]) == ([], 0)
+    assert sequences.filter_open([("sink", finished()), ("sink", token)]) == ([], 0)
     assert len(sequences) == 1
 
 
 def test_events_of_unknown_readers_are_held_back(sequences):
-    assert sequences.let_through([("other", finished())]) == ([], 0)
+    assert sequences.filter_open([("other", finished())]) == ([], 0)
 
 
 def test_everyone_who_waits_can_be_failed(sequences):
-    sequences.let_through([("sink", finished(1))])
+    sequences.filter_open([("sink", finished(1))])
     sequences.add([build_request()], "late")
     failures = sequences.failures("server_error", "It failed.")
     assert [(sink, event.index) for sink, event in failures] == [("sink", 0), ("late", 0)]
     assert all(isinstance(event, FailedEvent) and event.usage.prompt_tokens == 3 for _, event in failures)
-    assert sequences.let_through(failures)[1] == 2
+    assert sequences.filter_open(failures)[1] == 2
     assert len(sequences) == 0
 
 
@@ -52,7 +52,7 @@ def test_a_sink_may_come_again_after_its_end_but_not_before(sequences):
     with pytest.raises(ValueError, match="different indices"):
         sequences.add([build_request(index=3)] * 2, "other")
     assert len(sequences) == 2
-    sequences.let_through([("sink", finished(1))])
+    sequences.filter_open([("sink", finished(1))])
     sequences.add([build_request(index=1)], "sink")
     assert len(sequences) == 2
 
@@ -64,7 +64,7 @@ def test_two_threads_that_end_the_same_sequences_end_each_once():
     ended: list[int] = []
 
     def end_all() -> None:
-        ended.extend(sequences.let_through([(number, finished())])[1] for number in range(500))
+        ended.extend(sequences.filter_open([(number, finished())])[1] for number in range(500))
 
     threads = [threading.Thread(target=end_all) for _ in range(4)]
     for thread in threads:

@@ -20,7 +20,7 @@ from inference.engine.models.loader import LoadedModel, ModelSpec, load_model
 from inference.engine.models.memory_estimate import estimate_memory
 from inference.engine.scheduling.admission import ContinuousAdmission, StaticAdmission
 from inference.engine.scheduling.scheduler import OLDEST_SHARE, Scheduler
-from inference.engine.scheduling.sequence import RequestState, Sequence, SequenceFault
+from inference.engine.scheduling.sequence import Sequence, SequenceFault, SequenceState
 from tests.builders import build_model
 from tests.engine.harness import EngineHarness, reference_tokens
 from tests.engine.sequences import build_sequence, compute
@@ -87,8 +87,8 @@ def test_one_sequence_never_needs_more_blocks_of_a_window_than_it_is_promised(wi
     )
     sequence = build_sequence(length)
     assert cache.begin(sequence, 0)
-    while sequence.num_left:
-        count = min(chunk, sequence.num_left)
+    while sequence.num_pending_tokens:
+        count = min(chunk, sequence.num_pending_tokens)
         assert cache.extend(sequence, count)
         sequence.num_computed += count
         cache.note_computed(sequence)
@@ -217,7 +217,7 @@ def test_a_defect_that_nobody_causes_ends_those_that_run_and_nobody_else(llama, 
 
 def test_a_request_that_cannot_be_prepared_fails_alone(llama, monkeypatch):
     harness = EngineHarness(llama)
-    monkeypatch.setattr(harness.engine._arrivals, "sequence", lambda *_: 1 / 0)
+    monkeypatch.setattr(harness.engine._intake, "sequence", lambda *_: 1 / 0)
     assert harness.add().failed.code == "server_error"
 
 
@@ -297,7 +297,7 @@ class History:
         assert sequence not in self.ended, "two terminal events"
         self.ended.add(sequence)
         self.scheduler.remove(sequence)
-        sequence.state = RequestState.FINISHED
+        sequence.state = SequenceState.FINISHED
 
     def turn(self) -> None:
         try:
@@ -312,7 +312,7 @@ class History:
             assert self.scheduler.seconds_to_wait() > 0, "a step without progress"
             self.clock.now += self.scheduler.seconds_to_wait()
             return
-        of_prompts = sum(c.num_tokens for c in chunks if c.sequence.state is RequestState.PREFILL)
+        of_prompts = sum(c.num_tokens for c in chunks if c.sequence.state is SequenceState.PREFILL)
         assert of_prompts <= self.config.max_prefill_tokens
         sampling = [chunk.sequence for chunk in chunks if chunk.samples]
         compute(chunks)
@@ -387,7 +387,7 @@ def test_a_short_prompt_does_not_wait_for_all_of_a_long_one():
     scheduler.add(short)
     got = run(scheduler)
     assert got == {long: 44, short: 20}
-    assert short.state is RequestState.DECODE
+    assert short.state is SequenceState.DECODE
 
 
 def test_a_long_prompt_is_not_starved_by_short_ones_that_keep_coming():
@@ -395,12 +395,12 @@ def test_a_long_prompt_is_not_starved_by_short_ones_that_keep_coming():
     long = build_sequence(640)
     scheduler.add(long)
     num_steps = 0
-    while long.state is not RequestState.DECODE:
+    while long.state is not SequenceState.DECODE:
         while scheduler.num_waiting + scheduler.num_running < 4:
             scheduler.add(build_sequence(64))
         run(scheduler)
         for sequence in scheduler.running:
-            if sequence.state is RequestState.DECODE and sequence is not long:
+            if sequence.state is SequenceState.DECODE and sequence is not long:
                 scheduler.remove(sequence)
         num_steps += 1
     assert num_steps <= 640 // (64 // OLDEST_SHARE)

@@ -23,7 +23,7 @@ from inference.captures import (
 from inference.engine.cache.prefix_keys import PREFIX_BLOCK
 from inference.engine.kernels import native
 from inference.engine.kernels.fused_layers import FusedLayer
-from inference.engine.messages import ReadingEvent, TokensEvent
+from inference.engine.messages import CaptureEvent, TokensEvent
 from inference.engine.models.loader import ModelSpec, load_model
 from inference.engine.models.sites import site_width
 from inference.interventions import Intervention, Site, VectorEdit
@@ -44,7 +44,7 @@ ON: dict[str, Any] = {"speculative_method": "prompt_lookup", "prompt_lookup_min"
 
 
 def readings(transcript: Transcript, number: int = 0) -> list[Reading]:
-    events = [e for e in transcript.events if isinstance(e, ReadingEvent)]
+    events = [e for e in transcript.events if isinstance(e, CaptureEvent)]
     return [r for e in events for r in e.readings if r.number == number]
 
 
@@ -213,7 +213,7 @@ def test_those_who_do_not_read_get_the_same_tokens_bit_by_bit(llama):
     harness.run()
 
     assert quiet.token_ids == alone.token_ids
-    assert not any(isinstance(event, ReadingEvent) for event in quiet.events)
+    assert not any(isinstance(event, CaptureEvent) for event in quiet.events)
 
 
 def test_hooks_go_with_the_last_reader(llama):
@@ -237,8 +237,8 @@ def test_events_come_before_the_tokens_of_their_step_and_pools_before_the_end(ll
     got = EngineHarness(llama).generate(prompt=PROMPT, reads=reads, max_tokens=3)
 
     kinds = [type(e).__name__ for e in got.events]
-    assert kinds == ["ReadingEvent", "TokensEvent"] * 3 + ["ReadingEvent", "FinishedEvent"]
-    assert [r.number for e in got.events if isinstance(e, ReadingEvent) for r in e.readings] == [0, 0, 0, 1]
+    assert kinds == ["CaptureEvent", "TokensEvent"] * 3 + ["CaptureEvent", "FinishedEvent"]
+    assert [r.number for e in got.events if isinstance(e, CaptureEvent) for r in e.readings] == [0, 0, 0, 1]
     assert sum(isinstance(e, TokensEvent) for e in got.events) == 3
 
 

@@ -9,7 +9,7 @@ import torch
 from inference.engine.config import EngineConfig
 from inference.engine.messages import FailedEvent, FinishedEvent, Timings, TokensEvent, Usage
 from inference.engine.model_engine import ModelEngine
-from inference.engine.scheduling.sequence import RequestState, Sequence
+from inference.engine.scheduling.sequence import Sequence, SequenceState
 from tests.builders import build_request
 
 
@@ -20,8 +20,8 @@ def build_sequence(**fields) -> Sequence:
 def test_initial_state_is_waiting():
     sequence = build_sequence(prompt=(5, 6, 7))
 
-    assert sequence.state is RequestState.WAITING
-    assert (sequence.num_prompt, sequence.num_generated, sequence.num_left) == (3, 0, 3)
+    assert sequence.state is SequenceState.WAITING
+    assert (sequence.num_prompt, sequence.num_generated, sequence.num_pending_tokens) == (3, 0, 3)
     assert not sequence.is_done
 
 

@@ -13,7 +13,7 @@ from inference.engine.config import EngineConfig
 from inference.engine.messages import BACKGROUND_PRIORITY
 from inference.engine.scheduling.admission import Admission, ContinuousAdmission, StaticAdmission
 from inference.engine.scheduling.scheduler import Chunk, Scheduler
-from inference.engine.scheduling.sequence import RequestState, Sequence
+from inference.engine.scheduling.sequence import Sequence, SequenceState
 from tests.engine.sequences import build_sequence, compute
 
 LENGTH = 8 * PREFIX_BLOCK
@@ -58,7 +58,7 @@ class Policy(Scheduler):
     def finish(self, *sequences: Sequence) -> None:
         for sequence in sequences:
             self.remove(sequence)
-            sequence.state = RequestState.FINISHED
+            sequence.state = SequenceState.FINISHED
 
 
 @pytest.fixture(params=["contiguous", "paged"])
@@ -168,7 +168,7 @@ class TestBothModes:
             if young.num_preemptions:
                 break
         assert old.num_preemptions == 0
-        assert (young.state, young.num_computed, young.slot) == (RequestState.WAITING, 0, -1)
+        assert (young.state, young.num_computed, young.slot) == (SequenceState.WAITING, 0, -1)
         late = build_sequence(PREFIX_BLOCK)
         policy.add(late)
         assert sequences_of(policy.step()) == [old], "nobody overtakes the one that gave way"
@@ -235,7 +235,7 @@ class TestContinuous:
         policy = make_continuous(blocks=4)
         running, waiting = policy.add_all(build_sequence(2 * PREFIX_BLOCK - 4), build_sequence(2 * PREFIX_BLOCK - 4))
         assert sequences_of(policy.step()) == [running]
-        assert waiting.state is RequestState.WAITING
+        assert waiting.state is SequenceState.WAITING
 
 
 class TestStatic:

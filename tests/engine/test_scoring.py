@@ -16,7 +16,7 @@ from inference.engine.messages import DivergenceEvent, ScoresEvent, Scoring
 from inference.engine.models.self_check import probe_layouts
 from inference.engine.models.sites import decoder_layers
 from inference.engine.output.comparisons import divergences
-from inference.engine.scheduling.intake import Arrivals
+from inference.engine.scheduling.intake import RequestIntake
 from inference.interventions import Intervention, Phase, Site, VectorEdit
 from tests.builders import build_request
 from tests.engine.harness import EngineHarness, Transcript
@@ -260,11 +260,11 @@ def test_what_cannot_be_scored_is_refused(llama, fields, code):
 
 
 def test_a_comparison_too_large_to_keep_is_refused(llama):
-    arrivals = Arrivals(llama, 256, None, max_compared_bytes=4 * llama.vocab_size * 3)
+    intake = RequestIntake(llama, 256, None, max_compared_bytes=4 * llama.vocab_size * 3)
 
     def problem(num_tokens: int, pair: str = "pair"):
         scoring = Scoring(CONTINUATION[:num_tokens], pair)
-        return arrivals.problem(build_request(PROMPT, scoring=scoring, max_tokens=0))
+        return intake.problem(build_request(PROMPT, scoring=scoring, max_tokens=0))
 
     assert problem(4) == ("scoring_too_large", "4 tokens are too many to compare; this model takes 3 at once.")
     assert problem(3) is None

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.engine.output.segments import SequenceParts
+from inference.engine.output.segments import SequenceSegments
 from inference.segments import PLAIN, PartRules, PartState, Turn
 from tests.engine.parts import ANSWER, RULES, THINKING, places_of
 
@@ -25,8 +25,8 @@ LETTERS = ["<t>", "</t>", "[[", "]]", "{", "<", "t", ">", "/", "[", "]", " ", "\
 SYMBOLS = [*LETTERS, "◁x▷", "◁/x▷", "!", "◁", "▷", "a"]
 
 
-def parts_of(rules: PartRules, pieces: Sequence[bytes]) -> SequenceParts:
-    return SequenceParts(rules, lambda token: pieces[token])
+def parts_of(rules: PartRules, pieces: Sequence[bytes]) -> SequenceSegments:
+    return SequenceSegments(rules, lambda token: pieces[token])
 
 
 def names(rules: PartRules, pieces: Sequence[str]) -> str:

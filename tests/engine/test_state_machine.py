@@ -31,10 +31,10 @@ from inference.engine.loop import EngineLoop
 from inference.engine.messages import (
     BACKGROUND_PRIORITY,
     TERMINAL_EVENTS,
+    CaptureEvent,
     Delivery,
     FailedEvent,
     GenerationRequest,
-    ReadingEvent,
 )
 from inference.engine.models.loader import LoadedModel, ModelSpec, load_model
 from inference.interventions import Intervention, Site, VectorEdit
@@ -291,7 +291,7 @@ class EngineHistory(RuleBasedStateMachine):
 
 def read_places(transcript: Transcript) -> list[tuple[int, int]]:
     """Number of the read, and place or number of tokens pooled."""
-    found = [r for e in transcript.events if isinstance(e, ReadingEvent) for r in e.readings]
+    found = [r for e in transcript.events if isinstance(e, CaptureEvent) for r in e.readings]
     return sorted((r.number, place) for r in found for place in r.places or (r.num_tokens,))
 
 

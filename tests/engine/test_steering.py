@@ -248,10 +248,10 @@ def test_rows_are_shared_reused_and_freed(llama):
     table = harness.engine._runner.steering
     for _ in range(3):
         pair = [harness.add(intervention=add(Site(1), 32, seed=s)) for s in (1, 1, 2)]
-        assert table.num_residents == 2
+        assert table.num_interventions == 2
         harness.run()
         assert all(t.finished for t in pair)
-        assert table.num_residents == 0
+        assert table.num_interventions == 0
     assert table._num_rows == 3
 
 

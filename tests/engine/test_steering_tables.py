@@ -104,7 +104,7 @@ def test_an_idle_profile_stays_until_others_need_its_room(table, monkeypatch):
     assert list(table._idle) == [add(SITE, 32, seed=seed).fingerprint for seed in (1, 2)]
     kept = table.acquire(add(SITE, 32, seed=1))
     assert kept.rows == {2}
-    assert table.num_residents == 1
+    assert table.num_interventions == 1
     monkeypatch.setattr(steering_table, "MAX_IDLE_ENTRIES", 2)
     table.release(table.acquire(clamp((1, 2, 3))))
     assert not table._idle, "the oldest go until the rest fits"
@@ -115,7 +115,7 @@ def test_a_profile_whose_sae_must_be_asked_does_not_outlive_its_last_request(tab
     asked = clamp((1,), sae=AskedReader("asked", sae.w_enc, sae.w_dec, sae.bias))
     one, two = table.acquire(asked), table.acquire(asked)
     table.release(one)
-    assert table.num_residents == 1
+    assert table.num_interventions == 1
     table.release(two)
     assert not table._idle
 
@@ -304,7 +304,7 @@ def test_too_many_gates_are_refused_and_leave_the_tables_whole(table):
     gates = tuple(Gate(reader(), i, 0.0) for i in range(3))
     with pytest.raises(SiteError, match="more than 2 gates"):
         table.acquire(Intervention("gates", (ReaderEdit(SITE, reader(), (FeatureRule(1, gates=gates),)),)))
-    assert table.num_residents == table.num_rows == 0
+    assert table.num_interventions == table.num_rows == 0
     assert row_of(table, add(SITE, 32)) == 1
 
 
@@ -381,7 +381,7 @@ def test_a_profile_with_numbers_that_are_not_finite_is_refused_and_leaves_nothin
     with pytest.raises(SiteError, match="not all finite"):
         table.acquire(poisoned(field, value))
     assert torch.equal(steer(table, h, [mild] * 6), before)
-    assert table.num_residents == 1
+    assert table.num_interventions == 1
     with pytest.raises(SiteError, match="not finite"):
         table.acquire(Intervention("vector", (VectorEdit(SITE, torch.full((32,), value)),)))
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from inference.engine.kernels.attention import Segment
+from inference.engine.kernels.attention import TokenSpan
 from inference.engine.kernels.step_inputs import StaticStep, StepArrays, build_step, padded, step_tensors
 from inference.engine.kernels.varlen_attention import VarlenAttention
 
 CPU = torch.device("cpu")
-SEGMENTS = (Segment(10, 1), Segment(70, 1), Segment(0, 5), Segment(30, 3))
+SEGMENTS = (TokenSpan(10, 1), TokenSpan(70, 1), TokenSpan(0, 5), TokenSpan(30, 3))
 ROWS = [2, 0, 3, 1]
 TABLE = np.arange(4 * 6, dtype=np.int32).reshape(4, 6) + 100
 ATTENTION = VarlenAttention(None, "here")
@@ -41,7 +41,7 @@ def test_places_are_what_the_tables_say():
 
 
 def test_single_tokens_may_follow_each_other_in_one_sequence():
-    step = build([Segment(14, 1), Segment(15, 1), Segment(16, 1), Segment(3, 1)], [2, 2, 2, 0])
+    step = build([TokenSpan(14, 1), TokenSpan(15, 1), TokenSpan(16, 1), TokenSpan(3, 1)], [2, 2, 2, 0])
     (first, second), other = TABLE[2, :2].tolist(), int(TABLE[0, 0])
     assert step.slots[0].tolist() == [first * 16 + 14, first * 16 + 15, second * 16, other * 16 + 3]
     assert step.tables[0].tolist() == [[first, second]] * 3 + [TABLE[0, :2].tolist()]

@@ -13,7 +13,7 @@ from inference.engine.model_runner import StepOutput
 from inference.engine.sampling.sampler import Sampled
 from inference.engine.scheduling.chunk_isolation import chunk_isolation
 from inference.engine.scheduling.scheduler import Chunk
-from inference.engine.scheduling.sequence import RequestState, Sequence
+from inference.engine.scheduling.sequence import Sequence, SequenceState
 from inference.engine.scheduling.step_isolation import StepIsolation, is_out_of_memory
 from inference.interventions import Intervention, Site, VectorEdit
 from tests.builders import build_request
@@ -191,5 +191,5 @@ def _sequence(seed: int) -> Sequence:
     request = build_request(temperature=1.0, seed=seed)
     generator = torch.Generator().manual_seed(seed)
     sequence = Sequence(request, None, 0.0, 8, None, generator)  # type: ignore[arg-type]  # nothing is detokenised
-    sequence.state = RequestState.PREFILL
+    sequence.state = SequenceState.PREFILL
     return sequence

@@ -13,8 +13,8 @@ from torch import Tensor
 from inference.engine.cache.layout import LayerLayout
 from inference.engine.kernels.varlen_attention import (
     PAGE_TOKENS,
-    Look,
-    Part,
+    AttentionCall,
+    AttentionParams,
     Places,
     VarlenAttention,
     can_read_pages,
@@ -50,7 +50,7 @@ def cases(draw):
     }
 
 
-def build_case(case, dtype=torch.float32) -> tuple[Tensor, Places, Part, Look]:
+def build_case(case, dtype=torch.float32) -> tuple[Tensor, Places, AttentionCall, AttentionParams]:
     """What lies in the cache and belongs to nobody is not a number."""
     generator = torch.Generator().manual_seed(case["seed"])
     lengths, queries = case["lengths"], case["queries"]
@@ -65,7 +65,7 @@ def build_case(case, dtype=torch.float32) -> tuple[Tensor, Places, Part, Look]:
                 pool[block, max(0, length - begin) :] = float("nan")
     query = torch.randn(sum(queries), case["kv_heads"] * case["group"], 8, generator=generator)
     starts = None if case["page"] else torch.cat([table[:, 0] * size, torch.zeros(1, dtype=torch.int32)]).int()
-    part = Part(
+    part = AttentionCall(
         slice(0, sum(queries)),
         slice(0, len(queries)),
         torch.tensor([0, *queries]).cumsum(0).int(),
@@ -75,10 +75,10 @@ def build_case(case, dtype=torch.float32) -> tuple[Tensor, Places, Part, Look]:
     )
     places = Places(pools[0].to(dtype), pools[1].to(dtype), table, starts)
     sinks = None if case.get("sink") is None else torch.randn(query.shape[1], generator=generator) + case["sink"]
-    return query.to(dtype), places, part, Look(8**-0.5, case["window"], case["softcap"], sinks)
+    return query.to(dtype), places, part, AttentionParams(8**-0.5, case["window"], case["softcap"], sinks)
 
 
-def formula(query: Tensor, places: Places, part: Part, look: Look) -> Tensor:
+def formula(query: Tensor, places: Places, part: AttentionCall, look: AttentionParams) -> Tensor:
     """One query and one head at a time, in Python's own numbers."""
     size, group, out, token = places.keys.shape[1], query.shape[1] // places.keys.shape[2], query.double().clone(), 0
     for i, count in enumerate(part.num_queries):
@@ -111,7 +111,7 @@ def test_plain_torch_is_the_formula(case):
 @given(cases(), st.booleans())
 def test_the_flash_kernel_is_asked_for_the_same(case, has_copies):
     query, places, part, look = build_case(case)
-    look = Look(look.scale, look.window)
+    look = AttentionParams(look.scale, look.window)
     flash = flash_attention_of_copies if has_copies and case["page"] else flash_attention
     with flash_on_cpu(dtypes=(torch.float32,), page_multiple=8):
         got = flash(query, places, part, look)
@@ -129,7 +129,7 @@ def test_parts_of_a_step_are_their_own_calls():
     query = torch.cat([singles[0], chunks[0]])
     pools = [torch.cat([getattr(s, name) for s in (singles[1], chunks[1])]) for name in ("keys", "values")]
     moved = torch.cat([singles[1].table, chunks[1].table + len(singles[1].keys)])
-    second = Part(
+    second = AttentionCall(
         slice(2, 11), slice(2, 4), chunks[2].ends, chunks[2].lengths, chunks[2].num_queries, chunks[2].max_keys
     )
     with flash_on_cpu(dtypes=(torch.float32,), page_multiple=8) as calls:
@@ -189,7 +189,7 @@ def test_layers_that_it_cannot_serve_are_named(layout, reason):
 
 def test_a_kernel_that_is_wrong_is_not_taken():
     def off_by_one(query, places, part, look):
-        return torch_attention(query, places, part, Look(look.scale, 2))
+        return torch_attention(query, places, part, AttentionParams(look.scale, 2))
 
     found = choose_attention([LAYOUT], 6, CPU, page=32, ways={"a window too narrow": off_by_one})
     assert found.flash is None

@@ -14,7 +14,7 @@ import torch
 
 from inference.engine.config import EngineConfig
 from inference.engine.errors import EngineDownError
-from inference.engine.lifecycle import MAX_RESTARTS, RESTART_WINDOW_S, Life
+from inference.engine.lifecycle import MAX_RESTARTS, RESTART_WINDOW_S, EngineLifecycle
 from inference.engine.loop import EngineLoop
 from inference.engine.messages import GenerationRequest
 from inference.engine.watchdog import Watchdog
@@ -35,9 +35,9 @@ class Clock:
 class FakeLoop:
     """What a watchdog sees and does."""
 
-    beats: int = 0
+    heartbeat: int = 0
     turns: int = 0
-    owes_work: bool = True
+    has_pending_work: bool = True
     has_died: bool = False
     error: str = ""
     can_restart: bool = True
@@ -49,7 +49,7 @@ class FakeLoop:
         self.num_broken_off += 1
         self.has_died, self.error = True, "The engine died: StuckError."
 
-    def give_up(self, error: str) -> None:
+    def abandon(self, error: str) -> None:
         self.given_up.append(error)
 
     def restart(self) -> bool:
@@ -96,8 +96,8 @@ def test_signs_of_life_and_silence_without_work_are_fine(watched, clock, failure
     loop, watchdog = watched
     for _ in range(10):
         pass_time(watchdog, clock, 50)
-        loop.beats += 1
-    loop.owes_work = False
+        loop.heartbeat += 1
+    loop.has_pending_work = False
     pass_time(watchdog, clock, 1000)
     assert not failures
 
@@ -209,7 +209,7 @@ def test_a_thread_that_dies_too_often_within_an_hour_stays_dead_and_says_so(llam
 
 
 def test_restarts_count_for_an_hour(clock):
-    life = Life(clock)
+    life = EngineLifecycle(clock)
     life.begin()
     assert [life.may_restart() for _ in range(MAX_RESTARTS + 1)] == [True] * MAX_RESTARTS + [False]
     clock.now += RESTART_WINDOW_S
@@ -264,10 +264,10 @@ def test_a_batch_that_fills_is_not_a_stuck_loop(llama, mailbox):
     loop.turn()
     loop.submit([build_request()], "a")
     loop.turn()
-    beats, steps = loop.beats, loop.stats().steps
+    heartbeat, steps = loop.heartbeat, loop.stats().steps
     for _ in range(3):
         loop.turn()
-    assert (loop.beats - beats, loop.stats().steps) == (3, steps)
+    assert (loop.heartbeat - heartbeat, loop.stats().steps) == (3, steps)
     loop.stop(0)
     loop.run()
 
@@ -348,8 +348,8 @@ def test_a_command_in_which_the_thread_hangs_is_answered_when_it_is_given_up(lla
     taken_in = loop.attach(llama)
     waiting = loop.detach("tiny")
     assert hangs.wait(10)
-    wait_until(lambda: loop.owes_work)
-    loop.give_up("The engine thread has not moved.")
+    wait_until(lambda: loop.has_pending_work)
+    loop.abandon("The engine thread has not moved.")
     for command in (taken_in, waiting):
         with pytest.raises(EngineDownError):
             command.result(10)

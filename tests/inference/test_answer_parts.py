@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from inference.engine.output.segments import SequenceParts
+from inference.engine.output.segments import SequenceSegments
 from inference.text.dialects.answer_grammar import Thinking
 from inference.text.dialects.dialect import Calls, Dialect, answer_parts
 from inference.text.dialects.thinking import KNOWN_MARKS, ThinkingMarks
@@ -31,7 +31,7 @@ def parts(
     marks = sorted((mark for mark in marks_of(dialect) if len(mark) > 1), key=len, reverse=True)
     pattern = "|".join([*map(re.escape, marks if whole else []), "(?s:.)"])
     tokens = re.findall(pattern, text)
-    found = SequenceParts(answer_parts(dialect, thinking, calls), lambda token: tokens[token].encode())
+    found = SequenceSegments(answer_parts(dialect, thinking, calls), lambda token: tokens[token].encode())
     texts = {"thinking": "", "answer": "", "call": ""}
     for token, (part, _) in zip(tokens, found.places(range(len(tokens)), 0), strict=True):
         texts[part] += token

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from inference.captures import FeatureValues, Reading, Span, TopFeatures
-from inference.client import Event, GenerationRequest, ReadingEvent, TokensEvent
+from inference.client import CaptureEvent, Event, GenerationRequest, TokensEvent
 from inference.interventions import Site
 from openai_api.backend import get_backend, set_backend
 from steering.errors import SAEChoiceError, SAENotReadableError, SteeringError, UnknownSAEError
@@ -54,17 +54,17 @@ def features(api: Api) -> FakeFeatures:
     return fake
 
 
-def read_at(request: GenerationRequest, *places: int, number: int = 0, value: float = 2.0) -> ReadingEvent:
+def read_at(request: GenerationRequest, *places: int, number: int = 0, value: float = 2.0) -> CaptureEvent:
     """Feature 3 is the strongest, and the others are silent."""
     probe = request.reads[number].probe
     if isinstance(probe, FeatureValues):
         values = np.full((len(places), len(probe.features)), value, np.float32)
-        return ReadingEvent(request.index, (Reading(number, len(places), values, places),))
+        return CaptureEvent(request.index, (Reading(number, len(places), values, places),))
     assert isinstance(probe, TopFeatures)
     values = np.zeros((len(places), probe.count), np.float32)
     values[:, 0] = value
     indices = np.tile(np.arange(3, 3 + probe.count), (len(places), 1))
-    return ReadingEvent(request.index, (Reading(number, len(places), values, places, indices),))
+    return CaptureEvent(request.index, (Reading(number, len(places), values, places, indices),))
 
 
 def reading(request: GenerationRequest) -> Iterable[Event]:

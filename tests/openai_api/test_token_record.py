@@ -12,7 +12,7 @@ import pytest
 from django.utils import timezone
 
 from inference.captures import FeatureValues, Read, Reading, TopFeatures
-from inference.client import Event, GenerationRequest, ReadingEvent, SamplingParams, TokenLogprob, TokensEvent
+from inference.client import CaptureEvent, Event, GenerationRequest, SamplingParams, TokenLogprob, TokensEvent
 from inference.interventions import Site
 from openai_api.generation.token_record import MAX_SIZE, TokenRecord
 from openai_api.models import RequestLog
@@ -45,10 +45,10 @@ def wrote(text: bytes, *logprobs: TokenLogprob, index: int = 0) -> TokensEvent:
     return TokensEvent(index, tuple(text), text.decode("utf-8", "replace"), logprobs)
 
 
-def read(place: int, *values: float, number: int = 0, index: int = 0, top: bool = True) -> ReadingEvent:
+def read(place: int, *values: float, number: int = 0, index: int = 0, top: bool = True) -> CaptureEvent:
     indices = np.arange(10, 10 + len(values))[None] if top else None
     reading = Reading(number, 1, np.array([values], np.float32), (place,), indices)
-    return ReadingEvent(index, (reading,))
+    return CaptureEvent(index, (reading,))
 
 
 def answer(record: TokenRecord, index: int = 0) -> dict[str, Any]:

@@ -259,8 +259,8 @@ class TestScopes:
         assert needed(phase="generation", scope="answer") == needed(scope="outside_calls") == needed() == frozenset()
 
     def test_without_scopes_nobody_asks_for_parts(self):
-        assert not compile_edits([vector_edit([1.0], window=Window(1), phase="generation")], {}).tells_parts
-        assert compile_edits([vector_edit([1.0], scope="outside_calls")], {}).tells_parts
+        assert not compile_edits([vector_edit([1.0], window=Window(1), phase="generation")], {}).depends_on_segments
+        assert compile_edits([vector_edit([1.0], scope="outside_calls")], {}).depends_on_segments
 
 
 class TestOrder:

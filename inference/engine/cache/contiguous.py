@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from inference.engine.cache.policy import BlockCopy, BlockDiscard, CacheCounts, CacheOrder
+from inference.engine.cache.policy import BlockCopy, BlockDiscard, CacheCounts, CacheOp
 from inference.engine.cache.prefix_keys import PREFIX_BLOCK
 from inference.engine.scheduling.sequence import Sequence
 
@@ -53,7 +53,7 @@ class ContiguousCache:
         self._free = list(range(num_rows))  # least recently used first
         self._running: set[int] = set()
         self._slots_of: dict[bytes, set[int]] = {}
-        self._orders: list[CacheOrder] = []
+        self._cache_ops: list[CacheOp] = []
         self._costs = [0] * num_rows  # bytes of each slot, kept up to date: every token asks what is free
         self._spent = 0  # their sum
 
@@ -116,7 +116,7 @@ class ContiguousCache:
         for g, window in enumerate(self._windows):
             passed = sequence.num_computed - window + 1
             if window and passed - slot.dropped[g] >= DISCARD_TOKENS:
-                self._orders.append(BlockDiscard(g, sequence.slot, slot.dropped[g], passed))
+                self._cache_ops.append(BlockDiscard(g, sequence.slot, slot.dropped[g], passed))
                 slot.dropped[g] = passed
                 self._book(sequence.slot)
 
@@ -127,9 +127,9 @@ class ContiguousCache:
             self._discard(sequence.slot)
         sequence.slot = -1
 
-    def orders(self) -> list[CacheOrder]:
-        orders, self._orders = self._orders, []
-        return orders
+    def cache_ops(self) -> list[CacheOp]:
+        cache_ops, self._cache_ops = self._cache_ops, []
+        return cache_ops
 
     def check_integrity(self, running: Iterable[Sequence]) -> None:
         rows = [sequence.slot for sequence in running]
@@ -202,7 +202,7 @@ class ContiguousCache:
         self._book(target)
         for key in slot.keys:
             self._slots_of[key].add(target)
-        self._orders.extend(BlockCopy(g, source, target, num_tokens) for g in range(len(self._windows)))
+        self._cache_ops.extend(BlockCopy(g, source, target, num_tokens) for g in range(len(self._windows)))
         return known
 
     def _unname(self, number: int, keys: Iterable[bytes]) -> None:
@@ -239,7 +239,7 @@ class ContiguousCache:
     def _discard(self, number: int) -> None:
         if self._slots[number].written:
             for g in range(len(self._windows)):
-                self._orders.append(BlockDiscard(g, number, 0, self.block_size))
+                self._cache_ops.append(BlockDiscard(g, number, 0, self.block_size))
         slot, self._slots[number] = self._slots[number], self._empty()
         self._book(number)
         self._unname(number, slot.keys)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from inference.engine.cache.block_manager import BlockManager
-from inference.engine.cache.policy import CacheCounts, CacheOrder
+from inference.engine.cache.policy import CacheCounts, CacheOp
 from inference.engine.cache.prefix_keys import PREFIX_BLOCK
 from inference.engine.scheduling.sequence import Sequence
 
@@ -124,7 +124,7 @@ class PagedCache:
         self._rows.append(sequence.slot)
         sequence.slot = -1
 
-    def orders(self) -> list[CacheOrder]:
+    def cache_ops(self) -> list[CacheOp]:
         return []
 
     def check_integrity(self, running: Iterable[Sequence]) -> None:

@@ -45,7 +45,7 @@ class BlockDiscard:
     end: int
 
 
-CacheOrder = BlockCopy | BlockDiscard
+CacheOp = BlockCopy | BlockDiscard
 
 
 @dataclass(slots=True)
@@ -100,7 +100,7 @@ class CachePolicy(Protocol):
     def end(self, sequence: Sequence) -> None:
         """Take the row back; the content stays findable for as long as the memory is not needed."""
 
-    def orders(self) -> list[CacheOrder]:
+    def cache_ops(self) -> list[CacheOp]:
         """What is to be done to the pool before the next forward pass, in order. Empties the list."""
 
     def check_integrity(self, running: Iterable[Sequence]) -> None:

@@ -13,8 +13,8 @@ from inference.captures import FeatureValues, Read, Reading
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Found:
-    """What a step found for a wish: a row for each place, or of a pooled read one that sums up all of them."""
+class CapturedRows:
+    """What a step found for a task: a row for each place, or of a pooled read one that sums up all of them."""
 
     number: int
     places: tuple[int, ...]
@@ -22,7 +22,7 @@ class Found:
     features: NDArray[np.int64] | None = None
 
 
-class SequenceReading:
+class SequenceCapture:
     """Each place is read once: one that is computed again, after the sequence gave way, is passed over."""
 
     def __init__(self, reads: tuple[Read, ...], num_prompt: int) -> None:
@@ -48,7 +48,7 @@ class SequenceReading:
         places = read.places(max(start, self._num_read), start + len(tokens), self._num_prompt)
         return [place for place in places if tokens[place - start] not in read.skip_token_ids]
 
-    def take(self, found: Iterable[Found], end: int) -> tuple[Reading, ...]:
+    def take(self, found: Iterable[CapturedRows], end: int) -> tuple[Reading, ...]:
         """What a step found before place ``end``, but for what is pooled. Call with growing ends."""
         readings = tuple(reading for one in found for reading in self._take(one, end))
         self._num_read = max(self._num_read, end)
@@ -58,7 +58,7 @@ class SequenceReading:
         """What was pooled; a read of which no token came has none."""
         return tuple(pool.reading(number) for number, pool in self._pools.items() if pool.num_tokens)
 
-    def _take(self, found: Found, end: int) -> Iterator[Reading]:
+    def _take(self, found: CapturedRows, end: int) -> Iterator[Reading]:
         if found.number in self._pools:
             if found.places[0] >= self._num_read:
                 self._pools[found.number].add(found)
@@ -85,7 +85,7 @@ class _Pool:
         self._values: NDArray[np.float64] | NDArray[np.float32] | None = None
         self.num_tokens = 0
 
-    def add(self, found: Found) -> None:
+    def add(self, found: CapturedRows) -> None:
         self.num_tokens += len(found.places)
         if self._values is None or self._pooling == "last":
             self._values = found.values

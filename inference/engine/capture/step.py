@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from inference.captures import AllFeatures, FeatureValues, Pooling, Probe, Read, Residuals, Stage, TopFeatures
-from inference.engine.capture.sequence import Found
+from inference.engine.capture.sequence import CapturedRows
 from inference.engine.scheduling.scheduler import Chunk
 from inference.engine.scheduling.sequence import Sequence
 from inference.interventions import Site
@@ -22,7 +22,7 @@ MAX_ENCODED = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class CaptureTask:
     """One read of one sequence in a step: ``rows`` of the packed step, which are ``places`` of the sequence."""
 
     sequence: Sequence
@@ -33,44 +33,44 @@ class Wish:
 
 
 @dataclass(slots=True)
-class ReadingStep:
-    """The wishes of a step by site, stage and what they have in common; the hooks fill in the rest."""
+class CaptureStep:
+    """The tasks of a step by site, stage and what they have in common; the hooks fill in the rest."""
 
-    wishes: dict[tuple[Site, Stage], dict[Hashable, list[Wish]]]
-    _seen: list[tuple[list[Wish], Tensor, Tensor | None]] = field(default_factory=list)
+    tasks: dict[tuple[Site, Stage], dict[Hashable, list[CaptureTask]]]
+    _seen: list[tuple[list[CaptureTask], Tensor, Tensor | None]] = field(default_factory=list)
 
     def look(self, site: Site, stage: Stage, hidden: Tensor) -> None:
         """Called by the hooks with the site's ``[..., d]`` hidden states."""
-        for wishes in self.wishes.get((site, stage), {}).values():
-            self._seen.append((wishes, *_read(wishes, hidden.reshape(-1, hidden.shape[-1]))))
+        for tasks in self.tasks.get((site, stage), {}).values():
+            self._seen.append((tasks, *_read(tasks, hidden.reshape(-1, hidden.shape[-1]))))
 
-    def found(self) -> dict[Sequence, list[Found]]:
+    def found(self) -> dict[Sequence, list[CapturedRows]]:
         """By sequence; RuntimeError where a hook did not run that should have."""
-        by_sequence: dict[Sequence, list[Found]] = {}
+        by_sequence: dict[Sequence, list[CapturedRows]] = {}
         num_seen = 0
-        for wishes, values, features in self._seen:
+        for tasks, values, features in self._seen:
             num_seen += 1
-            for wish, found in zip(wishes, _split(wishes, values.cpu(), features), strict=True):
-                by_sequence.setdefault(wish.sequence, []).append(found)
-        if num_seen != sum(map(len, self.wishes.values())):
+            for task, found in zip(tasks, _split(tasks, values.cpu(), features), strict=True):
+                by_sequence.setdefault(task.sequence, []).append(found)
+        if num_seen != sum(map(len, self.tasks.values())):
             raise RuntimeError("A site that was to be read was not passed, or more than once.")
         return by_sequence
 
 
-def plan_reading(chunks: Iterable[Chunk]) -> ReadingStep | None:
+def plan_captures(chunks: Iterable[Chunk]) -> CaptureStep | None:
     """None where no token of the step is read."""
-    wishes: dict[tuple[Site, Stage], dict[Hashable, list[Wish]]] = {}
+    tasks: dict[tuple[Site, Stage], dict[Hashable, list[CaptureTask]]] = {}
     first = 0
     for chunk in chunks:
         if chunk.sequence.reading is not None:
-            for wish in _wishes(chunk, first):
-                at = wishes.setdefault((wish.read.site, wish.read.stage), {})
-                at.setdefault(_shared(wish.read), []).append(wish)
+            for task in _tasks(chunk, first):
+                at = tasks.setdefault((task.read.site, task.read.stage), {})
+                at.setdefault(_shared(task.read), []).append(task)
         first += chunk.num_tokens
-    return ReadingStep(wishes) if wishes else None
+    return CaptureStep(tasks) if tasks else None
 
 
-def _wishes(chunk: Chunk, first: int) -> Iterator[Wish]:
+def _tasks(chunk: Chunk, first: int) -> Iterator[CaptureTask]:
     sequence, reading = chunk.sequence, chunk.sequence.reading
     assert reading is not None, "the caller looked"
     start = sequence.num_computed
@@ -78,7 +78,7 @@ def _wishes(chunk: Chunk, first: int) -> Iterator[Wish]:
     for number, read in enumerate(reading.reads):
         places = reading.places(read, tokens, start)
         if places:
-            yield Wish(sequence, number, read, [first + place - start for place in places], tuple(places))
+            yield CaptureTask(sequence, number, read, [first + place - start for place in places], tuple(places))
 
 
 def _shared(read: Read) -> Hashable:
@@ -96,19 +96,19 @@ def _shared(read: Read) -> Hashable:
 # In the forward pass
 
 
-def _read(wishes: list[Wish], hidden: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Values, and indices of the strongest features, of all wishes' rows; or one row of values for each pooled wish."""
+def _read(tasks: list[CaptureTask], hidden: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Values, and indices of the strongest features, of all tasks' rows; or one row of values for each pooled task."""
     device = hidden.device
-    rows = torch.tensor([row for wish in wishes for row in wish.rows], device=device)
-    probe = _widest([wish.read.probe for wish in wishes])
+    rows = torch.tensor([row for task in tasks for row in task.rows], device=device)
+    probe = _widest([task.read.probe for task in tasks])
     at_once = max(1, MAX_ENCODED // (hidden.shape[1] if isinstance(probe, Residuals) else probe.reader.d_sae))
     parts = [_values(probe, hidden[some].float()) for some in torch.split(rows, at_once)]
-    pooling = wishes[0].read.pooling
+    pooling = tasks[0].read.pooling
     if pooling == "none":
         features = torch.cat([f for _, f in parts if f is not None]) if isinstance(probe, TopFeatures) else None
         return torch.cat([values for values, _ in parts]), features
-    owners = torch.tensor([owner for owner, wish in enumerate(wishes) for _ in wish.rows], device=device)
-    return _pooled(pooling, [values for values, _ in parts], torch.split(owners, at_once), len(wishes)), None
+    owners = torch.tensor([owner for owner, task in enumerate(tasks) for _ in task.rows], device=device)
+    return _pooled(pooling, [values for values, _ in parts], torch.split(owners, at_once), len(tasks)), None
 
 
 def _widest(probes: list[Probe]) -> Probe:
@@ -150,21 +150,21 @@ def _pooled(pooling: Pooling, parts: list[Tensor], owners: tuple[Tensor, ...], n
 # After it
 
 
-def _split(wishes: list[Wish], values: Tensor, features: Tensor | None) -> Iterator[Found]:
-    if wishes[0].read.pooling != "none":
-        for row, wish in enumerate(wishes):
-            yield Found(wish.number, wish.places, values[row : row + 1].numpy())
+def _split(tasks: list[CaptureTask], values: Tensor, features: Tensor | None) -> Iterator[CapturedRows]:
+    if tasks[0].read.pooling != "none":
+        for row, task in enumerate(tasks):
+            yield CapturedRows(task.number, task.places, values[row : row + 1].numpy())
         return
     indices = None if features is None else features.cpu()
     first = 0
-    for wish in wishes:
-        last = first + len(wish.rows)
+    for task in tasks:
+        last = first + len(task.rows)
         if indices is None:
-            yield Found(wish.number, wish.places, values[first:last].numpy())
+            yield CapturedRows(task.number, task.places, values[first:last].numpy())
         else:
-            assert isinstance(wish.read.probe, TopFeatures), "only they have indices"
-            count = wish.read.probe.count
-            yield Found(
-                wish.number, wish.places, values[first:last, :count].numpy(), indices[first:last, :count].numpy()
+            assert isinstance(task.read.probe, TopFeatures), "only they have indices"
+            count = task.read.probe.count
+            yield CapturedRows(
+                task.number, task.places, values[first:last, :count].numpy(), indices[first:last, :count].numpy()
             )
         first = last

@@ -10,14 +10,14 @@ from functools import partial
 from torch import Tensor, nn
 
 from inference.captures import AllFeatures, FeatureValues, Read, Residuals, Stage, TopFeatures
-from inference.engine.capture.step import ReadingStep
-from inference.engine.models.sites import SiteError, SiteHooks, Turn, site_width
+from inference.engine.capture.step import CaptureStep
+from inference.engine.models.sites import HookOrder, SiteError, SiteHooks, site_width
 from inference.interventions import Site
 
-_TURNS: dict[Stage, Turn] = {"pre": Turn.READ_BEFORE, "post": Turn.READ_AFTER}
+_TURNS: dict[Stage, HookOrder] = {"pre": HookOrder.READ_BEFORE, "post": HookOrder.READ_AFTER}
 
 
-class ReadingTable:
+class CaptureTable:
     """A hook stays for as long as a sequence reads there: on the CPU a hook inside a layer keeps it from running
     fused.
     """
@@ -27,14 +27,14 @@ class ReadingTable:
         self._hooks = hooks
         self._users: Counter[tuple[Site, Stage]] = Counter()
         self._remove: dict[tuple[Site, Stage], Callable[[], None]] = {}
-        self._step: ReadingStep | None = None  # while a forward pass runs that reads
+        self._step: CaptureStep | None = None  # while a forward pass runs that reads
 
     @property
     def num_hooks(self) -> int:
         return len(self._remove)
 
     @property
-    def is_reading(self) -> bool:
+    def is_capturing(self) -> bool:
         """In the forward pass that runs now."""
         return self._step is not None
 
@@ -62,7 +62,7 @@ class ReadingTable:
         self._users.clear()
 
     @contextmanager
-    def reading(self, step: ReadingStep | None) -> Iterator[None]:
+    def reading(self, step: CaptureStep | None) -> Iterator[None]:
         """The forward pass in the block reports to ``step``."""
         self._step = step
         try:

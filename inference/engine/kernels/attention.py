@@ -18,13 +18,13 @@ from transformers import AttentionInterface
 from inference.engine.cache.layout import LayerLayout
 from inference.engine.cache.pool import KVPool
 from inference.engine.kernels import native
-from inference.engine.kernels.varlen_attention import Look, VarlenStep
+from inference.engine.kernels.varlen_attention import AttentionParams, VarlenStep
 
 NAME = "millm"
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class TokenSpan:
     """``num_tokens`` consecutive tokens of one sequence in a step, the first at position ``start``."""
 
     start: int
@@ -50,7 +50,7 @@ class PackedBatch:
     Several single ones may follow each other in one sequence: a step's keys are all written before any is read.
     """
 
-    segments: tuple[Segment, ...]
+    segments: tuple[TokenSpan, ...]
     num_single: int
     lengths: Tensor  # [num_single] int32: tokens that a single one may see, itself included
     starts: Tensor  # int32, of the other segments: the position of each one's first token
@@ -113,11 +113,13 @@ def packed_attention(
         )
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    look = Look(scale, sliding_window or 0, softcap or 0.0, None if s_aux is None else s_aux.float())
+    look = AttentionParams(scale, sliding_window or 0, softcap or 0.0, None if s_aux is None else s_aux.float())
     return _attend_all(layer, query[0], key[0], value[0], packed_batch, look).unsqueeze(0), None
 
 
-def _attend_all(layer: int, query: Tensor, key: Tensor, value: Tensor, batch: PackedBatch, look: Look) -> Tensor:
+def _attend_all(
+    layer: int, query: Tensor, key: Tensor, value: Tensor, batch: PackedBatch, look: AttentionParams
+) -> Tensor:
     """Write the step's keys and values, then attend: ``[heads, tokens, d]`` -> ``[tokens, heads, d]``."""
     keys, values = batch.pool.keys[layer], batch.pool.values[layer]
     group = batch.pool.group_of_layer[layer]

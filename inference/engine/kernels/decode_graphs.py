@@ -109,7 +109,7 @@ class DecodeGraphs:
         try:
             self._captured[shape] = captured = self._captured_step(shape, step)
         except RuntimeError as error:  # also what CUDA says of an operation that cannot be captured
-            self._give_up(shape.steering, str(error).strip().partition("\n")[0])
+            self._disable(shape.steering, str(error).strip().partition("\n")[0])
             return None
         return captured
 
@@ -142,7 +142,7 @@ class DecodeGraphs:
             del self._seen[shape]
             self._captured.pop(shape, None)
 
-    def _give_up(self, steering: Hashable | None, problem: str) -> None:
+    def _disable(self, steering: Hashable | None, problem: str) -> None:
         """All graphs, or those with steering tables that may be to blame: an SAE may do what cannot be captured."""
         if steering is None:
             self._problem = problem

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from inference.engine.cache.pool import KVPool
 from inference.engine.kernels import native
-from inference.engine.kernels.attention import GroupPlaces, PackedBatch, Segment
+from inference.engine.kernels.attention import GroupPlaces, PackedBatch, TokenSpan
 from inference.engine.kernels.fused_modules import (
     PROBE_ROWS,
     TOLERANCES,
@@ -242,7 +242,7 @@ def _probe_batch(layer: int, kv_shape: tuple[int, int], dtype: torch.dtype) -> P
     starts = [PROBE_TOKENS - 1 - 7 * row for row in range(PROBE_ROWS)]
     rows = torch.arange(PROBE_ROWS)
     return PackedBatch(
-        segments=tuple(Segment(start, 1) for start in starts),
+        segments=tuple(TokenSpan(start, 1) for start in starts),
         num_single=PROBE_ROWS,
         lengths=torch.tensor([start + 1 for start in starts], dtype=torch.int32),
         starts=torch.empty(0, dtype=torch.int32),

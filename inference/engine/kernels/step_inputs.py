@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from inference.engine.cache.pool import KVPool
-from inference.engine.kernels.attention import GroupPlaces, PackedBatch, Segment
-from inference.engine.kernels.varlen_attention import Part, VarlenAttention, VarlenStep
+from inference.engine.kernels.attention import GroupPlaces, PackedBatch, TokenSpan
+from inference.engine.kernels.varlen_attention import AttentionCall, VarlenAttention, VarlenStep
 
 ALIGNMENT = 16  # bytes
 
@@ -47,7 +47,7 @@ NO_CHUNK_ENDS = np.zeros(1, dtype=np.int32)
 
 
 def build_step(
-    segments: Sequence[Segment],
+    segments: Sequence[TokenSpan],
     tokens: Sequence[int],
     wanted: Sequence[int],
     steering_rows: NDArray[np.int64],
@@ -87,7 +87,7 @@ def build_step(
     )
 
 
-def count_singles(segments: Sequence[Segment]) -> int:
+def count_singles(segments: Sequence[TokenSpan]) -> int:
     """How many segments have one token, before the first that has more."""
     return next((i for i, s in enumerate(segments) if s.num_tokens > 1), len(segments))
 
@@ -144,7 +144,7 @@ class StepTensors:
             taken.append(tuple(next(rest) for _ in value) if isinstance(value, tuple) else next(rest))
         return cls(*taken)
 
-    def batch(self, segments: tuple[Segment, ...], pool: KVPool, varlen: VarlenStep | None) -> PackedBatch:
+    def batch(self, segments: tuple[TokenSpan, ...], pool: KVPool, varlen: VarlenStep | None) -> PackedBatch:
         num_single = len(self.single_ends) - 1
         return PackedBatch(
             segments=segments,
@@ -157,7 +157,7 @@ class StepTensors:
             varlen=varlen,
         )
 
-    def varlen(self, attention: VarlenAttention, segments: Sequence[Segment], max_keys: int = 0) -> VarlenStep:
+    def varlen(self, attention: VarlenAttention, segments: Sequence[TokenSpan], max_keys: int = 0) -> VarlenStep:
         """Single tokens in one part, chunks in another. ``max_keys`` 0 is the longest segment of each."""
         first = len(self.single_ends) - 1
         parts = []
@@ -169,7 +169,7 @@ class StepTensors:
             begin = chosen.start
             tokens = slice(begin, begin + sum(counts))  # a single one is one token
             longest = max_keys or max(s.end for s in mine)
-            parts.append(Part(tokens, chosen, ends, self.lengths[chosen], counts, longest))
+            parts.append(AttentionCall(tokens, chosen, ends, self.lengths[chosen], counts, longest))
         starts: tuple[Tensor | None, ...] = self.starts or (None,) * len(self.tables)
         return VarlenStep(attention, tuple(parts), self.tables, starts)
 

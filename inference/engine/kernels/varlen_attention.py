@@ -27,7 +27,7 @@ TOLERANCES = {torch.bfloat16: 2e-2, torch.float16: 4e-3}  # of the largest value
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Look:
+class AttentionParams:
     """How a layer attends: ``window`` 0 sees everything, ``softcap`` 0 caps nothing.
 
     ``sinks`` float32 ``[heads]`` are scores that take their share of the weights and have no value.
@@ -40,7 +40,7 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class AttentionCall:
     """Consecutive segments of a step that one call serves; ``tokens`` and ``segments`` are their places in it.
 
     ``num_queries`` are the segments' tokens. ``max_keys`` is no less than what the longest of them sees.
@@ -68,7 +68,7 @@ class Places:
     starts: Tensor | None = None  # [segments + 1] int32: where each one begins, if it lies in one block; the last is 0
 
 
-Flash = Callable[[Tensor, Places, Part, Look], Tensor]
+Flash = Callable[[Tensor, Places, AttentionCall, AttentionParams], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +81,12 @@ class VarlenAttention:
     def __str__(self) -> str:
         return f"{'flash' if self.flash else 'torch'}: {self.reason}"
 
-    def attend(self, query: Tensor, places: Places, parts: Sequence[Part], look: Look) -> Tensor:
+    def attend(self, query: Tensor, places: Places, parts: Sequence[AttentionCall], look: AttentionParams) -> Tensor:
         """``[tokens, heads, head_dim]`` of the step, whose keys and values are written -> ``[tokens, heads, d]``."""
         outputs = [self._attend(query[part.tokens], _of_part(places, part), part, look) for part in parts]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
-    def _attend(self, query: Tensor, places: Places, part: Part, look: Look) -> Tensor:
+    def _attend(self, query: Tensor, places: Places, part: AttentionCall, look: AttentionParams) -> Tensor:
         if self.flash is None or look.softcap or look.sinks is not None:
             return torch_attention(query, places, part, look)
         return self.flash(query, places, part, look)
@@ -97,17 +97,17 @@ class VarlenStep:
     """How a step's tokens attend. ``tables`` and ``starts``, by layer group, are those of :class:`Places`."""
 
     attention: VarlenAttention
-    parts: tuple[Part, ...]
+    parts: tuple[AttentionCall, ...]
     tables: tuple[Tensor, ...]
     starts: tuple[Tensor | None, ...]
 
-    def attend(self, query: Tensor, keys: Tensor, values: Tensor, group: int, look: Look) -> Tensor:
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, group: int, look: AttentionParams) -> Tensor:
         """``[tokens, heads, head_dim]`` over a layer's cache -> ``[tokens, heads, d]``."""
         places = Places(keys, values, self.tables[group], self.starts[group])
         return self.attention.attend(query, places, self.parts, look)
 
 
-def _of_part(places: Places, part: Part) -> Places:
+def _of_part(places: Places, part: AttentionCall) -> Places:
     chosen = part.segments
     starts = None if places.starts is None else places.starts[chosen.start : chosen.stop + 1]
     return Places(places.keys, places.values, places.table[chosen], starts)
@@ -116,7 +116,7 @@ def _of_part(places: Places, part: Part) -> Places:
 # The flash kernel
 
 
-def flash_attention(query: Tensor, places: Places, part: Part, look: Look) -> Tensor:
+def flash_attention(query: Tensor, places: Places, part: AttentionCall, look: AttentionParams) -> Tensor:
     """Causal, aligned at the last query. With ``seqused_k`` the kernel takes from ``cum_seq_k`` only where each
     sequence begins, and nothing where a block table says so.
     """
@@ -146,7 +146,7 @@ def flash_attention(query: Tensor, places: Places, part: Part, look: Look) -> Te
     return out
 
 
-def flash_attention_of_copies(query: Tensor, places: Places, part: Part, look: Look) -> Tensor:
+def flash_attention_of_copies(query: Tensor, places: Places, part: AttentionCall, look: AttentionParams) -> Tensor:
     """Of a paged cache whose pages the kernel cannot read: each segment's keys and values are laid together first."""
     keys, values = (_tokens(pool, places.table, part.max_keys).flatten(0, 1) for pool in (places.keys, places.values))
     starts = torch.arange(len(places.table) + 1, dtype=torch.int32, device=query.device) * part.max_keys
@@ -156,7 +156,7 @@ def flash_attention_of_copies(query: Tensor, places: Places, part: Part, look: L
 # Plain torch
 
 
-def torch_attention(query: Tensor, places: Places, part: Part, look: Look) -> Tensor:
+def torch_attention(query: Tensor, places: Places, part: AttentionCall, look: AttentionParams) -> Tensor:
     """The same in any dtype, with softcapping and sinks, on copies of keys and values; nothing is read on the host."""
     if part.max_queries == 1:
         return _gathered(query.unsqueeze(1), places, part.lengths, part.max_keys, look).squeeze(1)
@@ -169,7 +169,7 @@ def torch_attention(query: Tensor, places: Places, part: Part, look: Look) -> Te
     return torch.cat(outputs)
 
 
-def _gathered(query: Tensor, places: Places, lengths: Tensor, max_keys: int, look: Look) -> Tensor:
+def _gathered(query: Tensor, places: Places, lengths: Tensor, max_keys: int, look: AttentionParams) -> Tensor:
     """``[n, q, heads, d]``, the last query of each at position ``lengths - 1`` -> ``[n, q, heads, d]``."""
     n, num_queries, heads, _ = query.shape
     key_positions = torch.arange(max_keys, device=query.device)
@@ -246,7 +246,7 @@ def _problem(layout: LayerLayout, num_heads: int, device: torch.device, flash: F
         return f"it does not compute in {str(layout.dtype).removeprefix('torch.')}"
     if layout.key_dim != layout.value_dim:
         return "keys and values differ in size"
-    look = Look(layout.key_dim**-0.5, layout.window)
+    look = AttentionParams(layout.key_dim**-0.5, layout.window)
     try:
         for num_queries in ((1, 1, 1), (5, 70, 1)):
             query, places, part = _trial(layout, num_heads, num_queries, device, page)
@@ -261,7 +261,7 @@ def _problem(layout: LayerLayout, num_heads: int, device: torch.device, flash: F
 
 def _trial(
     layout: LayerLayout, num_heads: int, num_queries: tuple[int, ...], device: torch.device, page: int
-) -> tuple[Tensor, Places, Part]:
+) -> tuple[Tensor, Places, AttentionCall]:
     """Random sequences of up to 670 tokens that lie about in a small cache."""
     generator = torch.Generator().manual_seed(0)
     lengths = [q + seen for q, seen in zip(num_queries, (0, 300, 600), strict=True)]
@@ -273,7 +273,7 @@ def _trial(
         return torch.randn(shape, generator=generator).to(device, layout.dtype)
 
     keys, values = (random(blocks, size, layout.num_kv_heads, layout.key_dim) for _ in range(2))
-    part = Part(
+    part = AttentionCall(
         slice(0, sum(num_queries)),
         slice(0, len(lengths)),
         torch.tensor([0, *num_queries]).cumsum(0).int().to(device),

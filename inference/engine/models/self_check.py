@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 from inference.engine.cache.layout import LayerLayout, group_layers, num_heads
 from inference.engine.cache.pool import KVPool
 from inference.engine.errors import UnsupportedModelError
-from inference.engine.kernels.attention import LayoutProbe, Segment
+from inference.engine.kernels.attention import LayoutProbe, TokenSpan
 from inference.engine.kernels.linear_kinds import Weights, quantise
 from inference.engine.kernels.step_inputs import build_step, step_tensors
 from inference.engine.kernels.varlen_attention import PAGE_TOKENS, VarlenAttention, choose_attention
@@ -226,7 +226,7 @@ class _Trial:
         chunks = sorted(((text, count) for text, count in counted if count), key=lambda chunk: chunk[1] > 1)
         if not chunks:
             return None
-        segments = tuple(Segment(self._done[text], count) for text, count in chunks)
+        segments = tuple(TokenSpan(self._done[text], count) for text, count in chunks)
         tokens = [t for text, n in chunks for t in self._texts[text][self._done[text] : self._done[text] + n]]
         rows = np.array([text for text, _ in chunks])
         arrays = build_step(

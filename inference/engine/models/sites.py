@@ -128,7 +128,7 @@ def _output_hook(edit: Edit) -> Callable[..., Any]:
     return hook
 
 
-class Turn(IntEnum):
+class HookOrder(IntEnum):
     """The order at a site."""
 
     READ_BEFORE = 0
@@ -141,10 +141,10 @@ class SiteHooks:
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
-        self._edits: dict[Site, dict[Turn, Edit]] = {}
+        self._edits: dict[Site, dict[HookOrder, Edit]] = {}
         self._detach: dict[Site, Callable[[], None]] = {}
 
-    def put(self, site: Site, turn: Turn, edit: Edit) -> Callable[[], None]:
+    def put(self, site: Site, turn: HookOrder, edit: Edit) -> Callable[[], None]:
         """Run ``edit`` in each forward pass; returns what ends that. SiteError where there is no such site."""
         if site not in self._edits:
             self._detach[site] = attach(self._module, site, partial(self._run, site))
@@ -153,7 +153,7 @@ class SiteHooks:
         self._edits[site] = dict(sorted([*self._edits[site].items(), (turn, edit)]))
         return partial(self._take, site, turn)
 
-    def _take(self, site: Site, turn: Turn) -> None:
+    def _take(self, site: Site, turn: HookOrder) -> None:
         del self._edits[site][turn]
         if not self._edits[site]:
             del self._edits[site]

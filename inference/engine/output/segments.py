@@ -1,6 +1,6 @@
 """Which segment (thinking, answer or tool call) each generated token belongs to.
 
-:class:`PartMachine` follows a text through :class:`~inference.parts.PartRules`, token by token, on bytes. A step
+:class:`SegmentMachine` follows a text through :class:`~inference.parts.PartRules`, token by token, on bytes. A step
 depends only on the tokens so far, never on later ones, so drafted tokens have segments too, and a sequence that is
 recomputed gets the same ones.
 """
@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 from inference.segments import Part, PartRules, PartState
 
-PartPlace = tuple[Part, int]  # a token's segment, and its index among that segment's tokens
+SegmentPlace = tuple[Part, int]  # a token's segment, and its index among that segment's tokens
 
 
-class Standing(NamedTuple):
+class TextPosition(NamedTuple):
     """Behind some token. ``tail`` are the last bytes since the state began, among which a mark may have begun.
 
     ``is_fresh``: nothing but blanks, or the beginning of a mark, came since then.
@@ -66,15 +66,15 @@ class _State:
         return (tail[-self.num_kept :] if self.num_kept else b""), False
 
 
-class PartMachine:
+class SegmentMachine:
     """Of some rules; has no state of its own."""
 
     def __init__(self, rules: PartRules) -> None:
         self._states = tuple(_State.of(state) for state in rules.states)
 
-    def step(self, standing: Standing, text: bytes) -> tuple[Standing, Part]:
+    def step(self, position: TextPosition, text: bytes) -> tuple[TextPosition, Part]:
         """Behind a token of that text, and the part that the token belongs to."""
-        number, tail, is_fresh = standing
+        number, tail, is_fresh = position
         state = self._states[number]
         part, tail = state.part, tail + text
         while (found := state.next_turn(tail, is_fresh=is_fresh)) is not None:
@@ -84,23 +84,23 @@ class PartMachine:
             if turn.opens:
                 part = state.part
         tail, is_fresh = state.rest(tail, is_fresh=is_fresh)
-        return Standing(number, tail, is_fresh), part
+        return TextPosition(number, tail, is_fresh), part
 
 
 @lru_cache(maxsize=64)
-def part_machine(rules: PartRules) -> PartMachine:
+def segment_machine(rules: PartRules) -> SegmentMachine:
     """A model's requests share a few."""
-    return PartMachine(rules)
+    return SegmentMachine(rules)
 
 
-class SequenceParts:
+class SequenceSegments:
     """Of one sequence. ``bytes_of`` gives a token's text, which may be a part of a character."""
 
     def __init__(self, rules: PartRules, bytes_of: Callable[[int], bytes]) -> None:
-        self._machine = part_machine(rules)
+        self._machine = segment_machine(rules)
         self._bytes_of = bytes_of
-        self._places: list[PartPlace] = []
-        self._standing = Standing(rules.first)
+        self._places: list[SegmentPlace] = []
+        self._position = TextPosition(rules.first)
         self._counts: Counter[Part] = Counter()
 
     @property
@@ -109,20 +109,20 @@ class SequenceParts:
 
     def take(self, token_ids: Sequence[int]) -> None:
         """Further tokens, generated for good."""
-        self._standing = self._follow(token_ids, self._standing, self._counts, self._places)
+        self._position = self._follow(token_ids, self._position, self._counts, self._places)
 
-    def places(self, token_ids: Sequence[int], first: int) -> list[PartPlace]:
+    def places(self, token_ids: Sequence[int], first: int) -> list[SegmentPlace]:
         """Of the generated tokens from the ``first`` on; those behind the ones taken are guesses."""
         found = self._places[first : first + len(token_ids)]
         if len(found) < len(token_ids):
-            self._follow(token_ids[len(found) :], self._standing, self._counts.copy(), found)
+            self._follow(token_ids[len(found) :], self._position, self._counts.copy(), found)
         return found
 
     def _follow(
-        self, token_ids: Sequence[int], standing: Standing, counts: Counter[Part], places: list[PartPlace]
-    ) -> Standing:
+        self, token_ids: Sequence[int], position: TextPosition, counts: Counter[Part], places: list[SegmentPlace]
+    ) -> TextPosition:
         for token in token_ids:
-            standing, part = self._machine.step(standing, self._bytes_of(token))
+            position, part = self._machine.step(position, self._bytes_of(token))
             places.append((part, counts[part]))
             counts[part] += 1
-        return standing
+        return position

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from inference.engine.model_runner import StepOutput
 from inference.engine.scheduling.scheduler import Chunk
-from inference.engine.scheduling.sequence import RequestState, Sequence
+from inference.engine.scheduling.sequence import Sequence, SequenceState
 from inference.engine.scheduling.step_isolation import OUT_OF_MEMORY, Restore, StepIsolation
 from inference.interventions import Site
 
@@ -30,7 +30,7 @@ def shrink_chunk(chunk: Chunk, code: str) -> Chunk | None:
     """One without its drafts, as guesses must not fail a request; half of a prompt's that memory is too short for."""
     if chunk.drafts:
         return Chunk(chunk.sequence, chunk.num_own)
-    if code == OUT_OF_MEMORY and chunk.num_tokens > 1 and chunk.sequence.state is RequestState.PREFILL:
+    if code == OUT_OF_MEMORY and chunk.num_tokens > 1 and chunk.sequence.state is SequenceState.PREFILL:
         return Chunk(chunk.sequence, chunk.num_tokens // 2)
     return None
 

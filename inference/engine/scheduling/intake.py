@@ -11,7 +11,7 @@ from inference.captures import MAX_VALUES, num_values
 from inference.engine.messages import GenerationRequest, SamplingParams, Scoring
 from inference.engine.models.loader import LoadedModel
 from inference.engine.output.detokenizer import Detokenizer, TokenDecoder
-from inference.engine.output.segments import SequenceParts
+from inference.engine.output.segments import SequenceSegments
 from inference.engine.sampling.token_masks import GrammarMatcher, Matcher, ThinkingMatcher
 from inference.engine.scheduling.sequence import Sequence
 from inference.text.token_bytes import TokenBytes
@@ -23,7 +23,7 @@ _LEFT = slice(8, 12)
 MAX_COMPARED_BYTES = 256 << 20  # distributions that one side of a pair may have to keep
 
 
-class Arrivals:
+class RequestIntake:
     """Of one model. ``seed`` is where the seeds of requests without one come from; None for a random one."""
 
     def __init__(
@@ -101,10 +101,10 @@ class Arrivals:
             parts=self._parts(request),
         )
 
-    def _parts(self, request: GenerationRequest) -> SequenceParts | None:
-        if request.intervention is None or not request.intervention.tells_parts:
+    def _parts(self, request: GenerationRequest) -> SequenceSegments | None:
+        if request.intervention is None or not request.intervention.depends_on_segments:
             return None
-        return SequenceParts(request.parts, self._token_bytes)
+        return SequenceSegments(request.parts, self._token_bytes)
 
     def _hidden_ids(self, params: SamplingParams) -> frozenset[int]:
         """Where some special tokens have text, the others do not."""

@@ -22,7 +22,7 @@ from inference.engine.config import READ_PLACES, EngineConfig
 from inference.engine.messages import BACKGROUND_PRIORITY
 from inference.engine.scheduling.admission import Admission
 from inference.engine.scheduling.budgets import PrefillBudget
-from inference.engine.scheduling.sequence import RequestState, Sequence, SequenceFault, blaming
+from inference.engine.scheduling.sequence import Sequence, SequenceFault, SequenceState, blaming
 from inference.engine.scheduling.speculation import DraftCounts, Speculation
 from inference.engine.scheduling.step_isolation import OUT_OF_MEMORY, SERVER_ERROR
 
@@ -42,7 +42,7 @@ class Chunk:
 
     @property
     def samples(self) -> bool:
-        return self.num_own == self.sequence.num_left
+        return self.num_own == self.sequence.num_pending_tokens
 
     @property
     def num_own(self) -> int:
@@ -163,11 +163,11 @@ class Scheduler:
     # Chunks
 
     def _decode_chunks(self) -> list[Chunk]:
-        decoding = [s for s in self._running if s.state is RequestState.DECODE]
+        decoding = [s for s in self._running if s.state is SequenceState.DECODE]
         return [Chunk(s, 1) for s in decoding if s.slot >= 0 and self._make_room(s, 1)]
 
     def _prefilling(self) -> list[Sequence]:
-        return [s for s in self._running if s.state is RequestState.PREFILL]
+        return [s for s in self._running if s.state is SequenceState.PREFILL]
 
     def _with_drafts(self, chunks: list[Chunk], speculation: Speculation) -> list[Chunk]:
         """Drafts behind the tokens of those who decode, where nobody has to be preempted for them."""
@@ -188,12 +188,12 @@ class Scheduler:
         if not prefilling:
             return []
         chunks, oldest = [], prefilling[0]
-        reserved = min(oldest.num_left, max(1, budget // OLDEST_SHARE))
+        reserved = min(oldest.num_pending_tokens, max(1, budget // OLDEST_SHARE))
         num_places = max(1, READ_PLACES // max(1, sum(sequence.reads_places for sequence in prefilling)))
         for sequence in sorted(prefilling, key=self._prompt_rank):
             if sequence is oldest:
                 reserved = 0
-            num_tokens = min(budget - reserved, sequence.num_left, sequence.most_tokens(num_places))
+            num_tokens = min(budget - reserved, sequence.num_pending_tokens, sequence.most_tokens(num_places))
             if num_tokens > 0 and sequence.slot >= 0 and self._make_room(sequence, num_tokens):
                 chunks.append(Chunk(sequence, num_tokens))
                 budget -= num_tokens
@@ -201,7 +201,7 @@ class Scheduler:
 
     def _prompt_rank(self, sequence: Sequence) -> tuple[bool, int, int, float, int]:
         is_background, priority, submitted_at, index = self._rank(sequence)
-        return is_background, priority, sequence.num_left, submitted_at, index
+        return is_background, priority, sequence.num_pending_tokens, submitted_at, index
 
     def _admit(self) -> int:
         """Begin sequences from the queue as far as places and memory go.
@@ -244,15 +244,15 @@ class Scheduler:
 
         While nothing else runs there will never be more memory, so a sequence that cannot begin then fails.
         """
-        headroom = PREFIX_BLOCK * len(self._running) + sum(running.num_left for running in self._prefilling())
+        headroom = PREFIX_BLOCK * len(self._running) + sum(running.num_pending_tokens for running in self._prefilling())
         if not self._cache.begin(sequence, headroom):
             if self._running:
                 return False
             if not self._grow_alone(lambda: self._cache.begin(sequence, 0)):
                 raise _too_large(sequence)
-        if sequence.state is RequestState.WAITING and not sequence.num_preemptions:
+        if sequence.state is SequenceState.WAITING and not sequence.num_preemptions:
             sequence.num_cached = sequence.num_computed
-        sequence.state = RequestState.PREFILL
+        sequence.state = SequenceState.PREFILL
         insort(self._running, sequence, key=self._rank)
         return True
 
@@ -287,7 +287,7 @@ class Scheduler:
         self._cache.end(sequence)
         sequence.num_computed = 0
         sequence.num_preemptions += 1
-        sequence.state = RequestState.WAITING
+        sequence.state = SequenceState.WAITING
         self.num_preemptions += 1
         insort(self._waiting, sequence, key=self._rank)
 

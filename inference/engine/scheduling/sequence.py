@@ -12,11 +12,11 @@ from enum import Enum
 import torch
 
 from inference.engine.cache.prefix_keys import PREFIX_BLOCK, PrefixKeys, Programs
-from inference.engine.capture.sequence import SequenceReading
+from inference.engine.capture.sequence import SequenceCapture
 from inference.engine.messages import GenerationRequest, SiteEffect, SteeringReceipt, Timings, Usage
 from inference.engine.output.detokenizer import Detokenizer
 from inference.engine.output.scoring import SequenceScoring
-from inference.engine.output.segments import SequenceParts
+from inference.engine.output.segments import SequenceSegments
 from inference.engine.sampling.token_history import TokenHistory
 from inference.engine.sampling.token_masks import Matcher
 from inference.engine.scheduling.drafter import Drafter
@@ -27,7 +27,7 @@ from inference.interventions import Site
 logger = logging.getLogger(__name__)
 
 
-class RequestState(Enum):
+class SequenceState(Enum):
     WAITING = "waiting"
     PREFILL = "prefill"
     DECODE = "decode"
@@ -48,7 +48,7 @@ class Sequence:
     stop_ids: frozenset[int] = frozenset()
     matcher: Matcher | None = None
 
-    state: RequestState = RequestState.WAITING
+    state: SequenceState = SequenceState.WAITING
     token_ids: list[int] = field(init=False)  # prompt and generated
     prefix_keys: PrefixKeys = field(init=False)
     num_computed: int = 0  # tokens whose keys and values are in the cache
@@ -56,8 +56,8 @@ class Sequence:
     num_preemptions: int = 0
     slot: int = -1  # the row in the cache's tables while it runs
     rows: SteeringRows | None = None
-    parts: SequenceParts | None = None  # kept only where steering tells them apart
-    reading: SequenceReading | None = None
+    parts: SequenceSegments | None = None  # kept only where steering tells them apart
+    reading: SequenceCapture | None = None
     scoring: SequenceScoring | None = None
     steering_expected: int = 0
     steering_applied: int = 0
@@ -76,7 +76,7 @@ class Sequence:
             PREFIX_BLOCK, _programs(self.request), _num_prompt_program(self.request), self.request.cache_salt
         )
         if self.request.reads:
-            self.reading = SequenceReading(self.request.reads, self.num_prompt)
+            self.reading = SequenceCapture(self.request.reads, self.num_prompt)
         if self.request.scoring is not None:
             self.scoring = SequenceScoring(self.request.scoring, self.num_prompt)
 
@@ -93,7 +93,7 @@ class Sequence:
         return len(self.token_ids) - self.num_prompt
 
     @property
-    def num_left(self) -> int:
+    def num_pending_tokens(self) -> int:
         """Tokens to run until the next one can be sampled."""
         return len(self.token_ids) - self.num_computed
 
@@ -112,7 +112,7 @@ class Sequence:
             last = min(last, self.scoring.next_place)
         return last if self.reading is None else self.reading.next_place(last)
 
-    def known_parts(self) -> SequenceParts | None:
+    def known_segments(self) -> SequenceSegments | None:
         """With all the sequence's own tokens."""
         if self.parts is not None:
             self.parts.take(self.token_ids[self.num_prompt + self.parts.num_known :])
@@ -128,7 +128,7 @@ class Sequence:
         if self.wants_prompt_logprobs:
             return num_places
         if self.scoring is None:
-            return self.num_left
+            return self.num_pending_tokens
         return max(0, self.scoring.next_place - self.num_computed) + num_places
 
     def scored_places(self, num_tokens: int) -> range:
@@ -146,7 +146,7 @@ class Sequence:
 
     @property
     def is_done(self) -> bool:
-        return self.state in {RequestState.FINISHED, RequestState.FAILED}
+        return self.state in {SequenceState.FINISHED, SequenceState.FAILED}
 
     def usage(self) -> Usage:
         return Usage(self.num_prompt, self.num_cached, self.num_generated)
@@ -188,7 +188,7 @@ class Sequence:
 
 def _num_prompt_program(request: GenerationRequest) -> int:
     """How many tokens the prompt's program steers: all of the prompt but its last one where that is another matter."""
-    tells_last = request.intervention is not None and request.intervention.tells_last_prompt_token
+    tells_last = request.intervention is not None and request.intervention.depends_on_last_prompt_token
     return len(request.prompt_token_ids) - tells_last
 
 
@@ -197,7 +197,7 @@ def _programs(request: GenerationRequest) -> Programs:
     if intervention is None:
         return Programs()
     generation = intervention.program("generation")
-    if generation and intervention.tells_parts:
+    if generation and intervention.depends_on_segments:
         generation += f":{request.parts}"  # the same tokens may be of another part by other rules
     return Programs(intervention.program("prompt"), generation)
 

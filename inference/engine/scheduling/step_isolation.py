@@ -1,7 +1,7 @@
 """Runs a step so that what makes it raise, or what memory is too short for, takes nothing else with it.
 
-An attempt that raises is undone and its parts are run again in halves, down to the guilty ones: about ``2 log2 n``
-attempts for one guilty part of n. Out of memory also makes a lone part smaller, where possible, before it fails.
+An attempt that raises is undone and its items are run again in halves, down to the guilty ones: about ``2 log2 n``
+attempts for one guilty item of n. Out of memory also makes a lone item smaller, where possible, before it fails.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ _MESSAGES = {
 }
 
 
-class Part(Protocol):
+class StepItem(Protocol):
     """What one request has in a step: a chunk of a sequence, or a text to embed."""
 
     @property
     def num_tokens(self) -> int: ...
 
 
-P = TypeVar("P", bound=Part)
+P = TypeVar("P", bound=StepItem)
 R = TypeVar("R")  # what an attempt returns
 Restore = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Failure(Generic[P]):
-    """A part that cannot be run; ``code`` and ``message`` are what its client sees."""
+    """A item that cannot be run; ``code`` and ``message`` are what its client sees."""
 
-    part: P
+    item: P
     code: str
     message: str
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult(Generic[P, R]):
-    """Attempts that went well, parts that ran together with their output, and the parts that failed.
+    """Attempts that went well, items that ran together with their output, and the items that failed.
 
-    A part that ran may be smaller than the one that was asked for.
+    A item that ran may be smaller than the one that was asked for.
     """
 
     attempts: list[tuple[list[P], R]] = field(default_factory=list)
@@ -60,22 +60,22 @@ class StepResult(Generic[P, R]):
 
     @property
     def ran(self) -> list[P]:
-        return [part for parts, _ in self.attempts for part in parts]
+        return [item for items, _ in self.attempts for item in items]
 
 
 def nothing_to_restore(_: object) -> Restore:
-    """Of a part that an attempt does not change."""
+    """Of a item that an attempt does not change."""
     return lambda: None
 
 
 def cannot_shrink(_: object, __: str) -> None:
-    """Of a part that runs whole or not at all."""
+    """Of a item that runs whole or not at all."""
 
 
 class StepIsolation(Generic[P, R]):
-    """``run`` makes one forward pass over some parts.
+    """``run`` makes one forward pass over some items.
 
-    ``remember`` is asked before each attempt for what puts a part back as it was. ``shrink`` makes a lone part smaller
+    ``remember`` is asked before each attempt for what puts a item back as it was. ``shrink`` makes a lone item smaller
     that failed with a code; None where it cannot be. ``free_memory`` is called after an attempt that it was too
     short for.
     """
@@ -94,19 +94,19 @@ class StepIsolation(Generic[P, R]):
         self._free_memory = free_memory or free_unused_memory
         self.counters = StepCounters()
 
-    def run(self, parts: list[P]) -> StepResult[P, R]:
+    def run(self, items: list[P]) -> StepResult[P, R]:
         """Raises only what concerns the device or the process: AcceleratorError, SystemExit and their like."""
         began_at = time.monotonic()
         result: StepResult[P, R] = StepResult()
-        self._attempt(parts, result)
+        self._attempt(items, result)
         self.counters.seconds.add(time.monotonic() - began_at)
-        self.counters.sequences.add(len(parts))
-        self.counters.tokens.add(sum(part.num_tokens for part in parts))
+        self.counters.sequences.add(len(items))
+        self.counters.tokens.add(sum(item.num_tokens for item in items))
         return result
 
-    def _attempt(self, parts: list[P], result: StepResult[P, R]) -> None:
-        restores = [self._remember(part) for part in parts]
-        code = self._try(parts, result)
+    def _attempt(self, items: list[P], result: StepResult[P, R]) -> None:
+        restores = [self._remember(item) for item in items]
+        code = self._try(items, result)
         if not code:
             return
         self.counters.faults[code] += 1
@@ -114,31 +114,31 @@ class StepIsolation(Generic[P, R]):
             restore()
         if code == OUT_OF_MEMORY:
             self._free_memory()
-        smaller = self._smaller(parts, code)
+        smaller = self._smaller(items, code)
         for some in smaller:
             self._attempt(some, result)
         if not smaller:
-            result.failures.append(Failure(parts[0], code, _MESSAGES[code]))
+            result.failures.append(Failure(items[0], code, _MESSAGES[code]))
 
-    def _try(self, parts: list[P], result: StepResult[P, R]) -> str:
+    def _try(self, items: list[P], result: StepResult[P, R]) -> str:
         """The code of what went wrong, "" when nothing did. When it returns, no traceback holds tensors any more."""
         try:
-            result.attempts.append((parts, self._run(parts)))
+            result.attempts.append((items, self._run(items)))
         except torch.AcceleratorError:
             raise  # every further call would raise it too: the device is lost for this process
         except Exception as error:
             # Whatever a model or a hook raises concerns the requests of this attempt only.
             code = OUT_OF_MEMORY if is_out_of_memory(error) else SERVER_ERROR
-            logger.exception("An attempt at a step of %d sequences failed (%s).", len(parts), code)
+            logger.exception("An attempt at a step of %d sequences failed (%s).", len(items), code)
             return code
         return ""
 
-    def _smaller(self, parts: list[P], code: str) -> list[list[P]]:
-        """What to try instead; nothing for a lone part that cannot shrink."""
-        if len(parts) > 1:
-            middle = len(parts) // 2
-            return [parts[:middle], parts[middle:]]
-        shrunk = self._shrink(parts[0], code)
+    def _smaller(self, items: list[P], code: str) -> list[list[P]]:
+        """What to try instead; nothing for a lone item that cannot shrink."""
+        if len(items) > 1:
+            middle = len(items) // 2
+            return [items[:middle], items[middle:]]
+        shrunk = self._shrink(items[0], code)
         return [] if shrunk is None else [[shrunk]]
 
 

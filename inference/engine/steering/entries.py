@@ -38,10 +38,10 @@ class Entries:
     write: Tensor  # [n, d] float32
     numbers: Tensor  # [n, len(Number)] float32
     codes: Tensor  # [n, len(Code)] int32
-    given_by: tuple[tuple[FeatureReader, int] | None, ...]  # whom to ask in each step, for which feature
+    external_activations: tuple[tuple[FeatureReader, int] | None, ...]  # whom to ask in each step, for which feature
 
     def __len__(self) -> int:
-        return len(self.given_by)
+        return len(self.external_activations)
 
 
 def build_entries(edits: Sequence[ReaderEdit], width: int) -> Entries:
@@ -75,8 +75,10 @@ def build_entries(edits: Sequence[ReaderEdit], width: int) -> Entries:
             numbers[places, Number.THRESHOLD] = columns.threshold.float().cpu()
     _check_finite(drafts, read, write, numbers)
     is_given = codes[:, Code.IS_GIVEN].tolist()
-    given_by = tuple((d.reader, d.feature) if given else None for d, given in zip(drafts, is_given, strict=True))
-    return Entries(read, write, numbers, codes, given_by)
+    external_activations = tuple(
+        (d.reader, d.feature) if given else None for d, given in zip(drafts, is_given, strict=True)
+    )
+    return Entries(read, write, numbers, codes, external_activations)
 
 
 class ConstantReader:

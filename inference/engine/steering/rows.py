@@ -9,7 +9,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from inference.engine.output.segments import SequenceParts
+from inference.engine.output.segments import SequenceSegments
 from inference.interventions import Edit, Intervention, Site, TokenPlace, Window, Zone
 from inference.segments import Part
 
@@ -47,7 +47,7 @@ class SteeringRows:
     skip_token_ids: frozenset[int]
 
     def of_tokens(
-        self, token_ids: Sequence[int], start: int, num_prompt: int, parts: SequenceParts | None = None
+        self, token_ids: Sequence[int], start: int, num_prompt: int, parts: SequenceSegments | None = None
     ) -> list[int]:
         """The rows of a sequence's tokens from place ``start`` on; 0 where one is left alone.
 

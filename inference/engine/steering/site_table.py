@@ -72,7 +72,7 @@ class SiteTable:
     def num_entries_of(self, row: int) -> int:
         return len(self._slots.get(row, ()))
 
-    def is_asked(self, row: int) -> bool:
+    def needs_sae_forward(self, row: int) -> bool:
         """Whether an SAE must be asked for activations whenever the row is used."""
         return row in self._given
 
@@ -194,7 +194,7 @@ class SiteTable:
             table[at] = values.to(self._device)
         t.slots[row, : len(slots)] = at.int()
         t.counts[row] = len(slots)
-        given = {slot: by for slot, by in zip(slots, entries.given_by, strict=True) if by is not None}
+        given = {slot: by for slot, by in zip(slots, entries.external_activations, strict=True) if by is not None}
         if given:
             self._given[row] = given
             self.version += 1

@@ -18,7 +18,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from inference.engine.models.sites import SiteError, SiteHooks, Turn, site_width
+from inference.engine.models.sites import HookOrder, SiteError, SiteHooks, site_width
 from inference.engine.steering.rows import PlacePrograms, PlaceRows, Program, SteeringRows, by_site, place_programs
 from inference.engine.steering.site_table import SiteTable
 from inference.engine.steering.step import SteeringPlan, SteeringStep
@@ -32,12 +32,12 @@ MAX_IDLE_ENTRIES = 2048
 
 @dataclass(slots=True)
 class _Resident:
-    """``num_entries`` over all sites. One that ``is_asked`` holds an SAE, and does not outlive its last user."""
+    """``num_entries`` over all sites. One that ``needs_sae_forward`` holds an SAE, and does not outlive its last user."""
 
     rows: SteeringRows
     sites: frozenset[Site]
     num_entries: int
-    is_asked: bool
+    needs_sae_forward: bool
     users: int = 0
 
 
@@ -70,7 +70,7 @@ class SteeringTable:
         self._residents[fingerprint] = resident
         resident.users += 1
         for site in resident.sites - self._hooked.keys():
-            self._hooked[site] = self._hooks.put(site, Turn.STEER, partial(self._apply, site))
+            self._hooked[site] = self._hooks.put(site, HookOrder.STEER, partial(self._apply, site))
         return resident.rows
 
     @torch.inference_mode()
@@ -82,7 +82,7 @@ class SteeringTable:
         del self._residents[rows.fingerprint]
         self._unhook(resident.sites)
         self._idle[rows.fingerprint] = resident
-        if resident.is_asked:
+        if resident.needs_sae_forward:
             self._drop_idle(rows.fingerprint)
         while self._has_too_many_idle():
             self._drop_idle(next(iter(self._idle)))
@@ -102,7 +102,7 @@ class SteeringTable:
         self._hooked.clear()
 
     @property
-    def num_residents(self) -> int:
+    def num_interventions(self) -> int:
         """Interventions in use."""
         return len(self._residents)
 
@@ -206,7 +206,7 @@ class SteeringTable:
             SteeringRows(intervention.fingerprint, prompt, last, generation, rows, intervention.skip_token_ids),
             frozenset(intervention.sites),
             num_entries=sum(table.num_entries_of(row) for table in tables for row in rows),
-            is_asked=any(table.is_asked(row) for table in tables for row in rows),
+            needs_sae_forward=any(table.needs_sae_forward(row) for table in tables for row in rows),
         )
 
     def _lay_places(self, places: PlacePrograms, laid: dict[tuple[int, ...], int]) -> PlaceRows:
