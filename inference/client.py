@@ -160,6 +160,7 @@ def post(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *args
 
 __all__ = [
     "BACKGROUND_PRIORITY",
+    "CaptureEvent",
     "DivergenceEvent",
     "EmbeddingEvent",
     "EmbeddingRequest",
@@ -177,7 +178,6 @@ __all__ = [
     "NotEnoughMemoryError",
     "PromptLogprobsEvent",
     "QueueFullError",
-    "CaptureEvent",
     "SamplingParams",
     "ScoresEvent",
     "Scoring",

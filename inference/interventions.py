@@ -305,8 +305,9 @@ class Intervention:
     def program(self, phase: Literal["prompt", "generation"]) -> str:
         """Identity of what acts on the tokens of a phase; empty where nothing does.
 
-        Where :attr:`depends_on_last_prompt_token`, that token belongs to what is generated here. The same for both phases
-        only where a token's place does not matter, so that what one request generated can be another one's prompt.
+        With :attr:`depends_on_last_prompt_token`, that token belongs to what is generated here. The same for both
+        phases only where a token's place does not matter, so that what one request generated can be another
+        one's prompt.
         """
         zones: set[Zone] = {phase}
         if self.depends_on_last_prompt_token and phase == "generation":

@@ -22,7 +22,7 @@ from inference.engine.stats import ModelStats
 
 logger = logging.getLogger(__name__)
 MAX_LAG_S = 0.5
-BACKGROUND_WEIGHT = 4.0  # a step that nobody waits for counts as so many, beside models that somebody waits for
+BACKGROUND_WEIGHT = 4.0  # a background step counts as this many foreground steps
 
 
 class Rotation:
@@ -40,18 +40,18 @@ class Rotation:
         self._used_s: dict[str, float] = {}  # of models with work; only differences mean something
 
     def next(self, with_work: Collection[str]) -> str:
-        """The model that has had the least time of those that have work; at least one has."""
+        """Return the model with work that has had the least time. At least one must have work."""
         self._enter(with_work)
         return min(with_work, key=self._used_s.__getitem__)
 
     def note(self, name: str, seconds: float) -> None:
-        """The model has just made a step. Nobody may be owed more than ``max_lag_s``, or others would stand still."""
+        """Record a step's duration. No model is owed more than ``max_lag_s``, or the others would stall."""
         used = self._used_s[name] = self._used_s[name] + seconds
         for other, its in self._used_s.items():
             self._used_s[other] = max(its, used - self._max_lag_s)
 
     def _enter(self, with_work: Collection[str]) -> None:
-        """Who had no work saved nothing up: it begins where the one stands that has had least."""
+        """Let models that had no work start level with the one that had the least time. Idle time is not saved up."""
         staying = {name: used for name, used in self._used_s.items() if name in with_work}
         start = min(staying.values(), default=0.0)
         self._used_s = {name: staying.get(name, start) for name in with_work}
@@ -59,15 +59,15 @@ class Rotation:
 
 class SteppedModel(Protocol):
     @property
-    def takes(self) -> type:
-        """The type of request that :meth:`add` understands."""
+    def request_type(self) -> type:
+        """The type of request that :meth:`add` accepts."""
 
     @property
     def has_work(self) -> bool: ...
 
     @property
     def is_in_background(self) -> bool:
-        """Whether nobody waits for what it would do."""
+        """Whether all of its work has background priority."""
 
     @property
     def num_running(self) -> int: ...
@@ -79,7 +79,7 @@ class SteppedModel(Protocol):
     def num_free_slots(self) -> int: ...
 
     def seconds_to_wait(self) -> float:
-        """Until a step can do something: 0 unless the policy waits for company."""
+        """Return the seconds until a step can run: 0 unless static batching waits for its batch to fill."""
 
     def stats(self) -> ModelStats:
         """May be called from any thread."""
@@ -91,10 +91,10 @@ class SteppedModel(Protocol):
     def fail_all(self, code: str, text: str) -> list[tuple[object, Event]]: ...
 
     def limit_growth(self, growth: Growth) -> None:
-        """Say who may take more memory for what runs."""
+        """Set which sequences may take more memory."""
 
     def step(self) -> list[tuple[object, Event]] | None:
-        """Do what is next, and return its events; None when nothing can be done."""
+        """Run the next step and return its events; None if nothing can run."""
 
     def check_integrity(self) -> None: ...
 
@@ -113,7 +113,7 @@ class AttachedModels:
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
         self._engines: dict[str, SteppedModel] = {}
-        self._attached: dict[str, Attach] = {}  # the same models, for a thread that takes over from a dead one
+        self._attached: dict[str, Attach] = {}  # the same models, for the replacement of a dead thread
         self._rotation = Rotation()
 
     # Called from any thread
@@ -128,7 +128,7 @@ class AttachedModels:
 
     @property
     def num_waiting(self) -> int:
-        """In the models' own queues."""
+        """Sequences in the models' own queues."""
         return sum(engine.num_waiting for engine in self._engines.values())
 
     @property
@@ -139,28 +139,28 @@ class AttachedModels:
         return tuple(engine.stats() for engine in self._engines.values())
 
     def require(self, requests: Iterable[Request]) -> None:
-        """ModelNotAttachedError unless all of their models are there."""
+        """Raise ModelNotAttachedError unless all models of the requests are attached."""
         for name in {request.model for request in requests}:
             if name not in self._engines:
                 raise ModelNotAttachedError(f"The model {name!r} is not loaded.")
 
     def abandon(self) -> None:
-        """Leave them to a thread that hangs with them."""
+        """Leave the models to a thread that hangs with them."""
         self._engines = {}
 
     # Called from the engine thread
 
     def seconds_to_wait(self) -> float | None:
-        """Until a step of some model can do something; None while none has work."""
+        """Return the seconds until a step of any model can run; None if no model has work."""
         return min((e.seconds_to_wait() for e in self._engines.values() if e.has_work), default=None)
 
     def attach(self, message: Attach) -> None:
-        """The name must be free."""
+        """Attach a model under a name that is not in use."""
         self._engines = {**self._engines, message.loaded.name: self._make(message)}
         self._attached[message.loaded.name] = message
 
     def detach(self, name: str) -> tuple[object, list[Delivery]]:
-        """What is left of a model, None if there is none of that name, and the ends of what it ran."""
+        """Return the detached engine (None if there is no such model) and the failures of its sequences."""
         engine = self._engines.get(name)
         if engine is None:
             return None, []
@@ -171,15 +171,15 @@ class AttachedModels:
         return engine, ends
 
     def take_over(self) -> None:
-        """Begin anew with the models of a thread that died."""
+        """Recreate the engines of a dead thread's models."""
         self._engines = {name: self._make(message) for name, message in self._attached.items()}
 
     def forget(self) -> None:
-        """Nobody will take over."""
+        """Drop the models kept for a replacement thread."""
         self._attached = {}
 
     def add(self, message: Submit) -> list[Delivery]:
-        """Queue the requests with their models; those that cannot be fail in the returned events."""
+        """Queue the requests with their models. Return failures of requests that cannot run."""
         return [delivery for request in message.requests for delivery in self._add(request, message)]
 
     def cancel(self, sink: object) -> list[Delivery]:
@@ -190,9 +190,9 @@ class AttachedModels:
             engine.limit_growth(growth)
 
     def step(self) -> list[Delivery] | None:
-        """One step of the model whose turn it is; None when no model can do anything.
+        """Run one step of the next model; None if no model can run.
 
-        A model that waits for its batch to fill has no turn, or its free steps would keep the others from theirs.
+        A model that waits for its batch to fill is skipped, or its empty steps would delay the others.
         """
         with_work = [name for name, e in self._engines.items() if e.has_work and e.seconds_to_wait() <= 0]
         if not with_work:
@@ -205,15 +205,15 @@ class AttachedModels:
         return deliveries
 
     def end_all(self, code: str, text: str, deliver: Callable[[Sequence[Delivery]], None]) -> None:
-        """Fail what they run and close them, whatever state a thread's death left them in."""
+        """Fail all sequences and close the models, whatever state a dead thread left them in."""
         engines, self._engines = self._engines, {}
         for name, engine in engines.items():
             try:
                 deliver(engine.fail_all(code, text))
                 engine.close()
             except Exception:
-                # After a thread's death a model's books may not be in order; the outbox keeps its own.
-                logger.exception("The model %s did not end in order.", name)
+                # After a thread's death a model's bookkeeping may be inconsistent; the outbox has its own.
+                logger.exception("The model %s could not be closed cleanly.", name)
 
     def check_integrity(self) -> None:
         for engine in self._engines.values():
@@ -231,7 +231,7 @@ class AttachedModels:
         if engine is None:
             text = f"The model {request.model!r} was unloaded."
             return [(message.sink, FailedEvent.before_start(request, "model_unloaded", text))]
-        if not isinstance(request, engine.takes):
-            text = f"The model {request.model!r} is not made for this kind of request."
+        if not isinstance(request, engine.request_type):
+            text = f"The model {request.model!r} does not support this kind of request."
             return [(message.sink, FailedEvent.before_start(request, "wrong_model_kind", text))]
         return engine.add(request, message.sink, message.submitted_at)

@@ -1,4 +1,4 @@
-"""What other threads ask of the engine thread, in the order in which they asked."""
+"""Commands from other threads to the engine thread, in order of arrival."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Attach:
-    """``kv_bytes`` 0: as the engine's settings say."""
+    """``kv_bytes`` 0 uses the engine's settings."""
 
     loaded: LoadedModel
     kv_bytes: int = 0
@@ -39,15 +39,17 @@ class Detach:
 
 
 class Wake:
-    """Makes the thread look at its state."""
+    """Make the thread check its state."""
 
 
 EngineCommand = Submit | Cancel | Attach | Detach | Wake
 
 
 class Inbox:
-    """Unbounded, because :class:`inference.engine.outbox.Outbox` bounds the sequences that are submitted, each of
-    which is cancelled once by whoever reads it, and the registry's loader thread attaches and detaches one at a time.
+    """Unbounded queue of commands.
+
+    :class:`inference.engine.outbox.Outbox` bounds the submitted sequences, each sequence is cancelled at most once, and
+    the registry's loader thread attaches and detaches one model at a time.
     """
 
     def __init__(self) -> None:
@@ -61,7 +63,7 @@ class Inbox:
         self._messages.put(message)
 
     def take(self, wait_s: float) -> Iterator[EngineCommand]:
-        """All that is there; where nothing is, what comes within ``wait_s`` and all that came with it."""
+        """Yield all commands in the queue. If it is empty, wait up to ``wait_s`` for the first one."""
         if wait_s > 0:
             try:
                 yield self._messages.get(timeout=wait_s)

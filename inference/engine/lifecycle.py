@@ -1,4 +1,4 @@
-"""Whether the engine accepts requests, and how it came to an end: told by its thread, its owner and its watchdog."""
+"""Whether the engine accepts requests, and how it ended. Updated by its thread, its owner and its watchdog."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import torch
 from inference.engine.errors import EngineDownError
 from inference.engine.stats import EngineState
 
-MAX_RESTARTS = 3  # in RESTART_WINDOW_S: a thread that dies more often is better off in a new process
+MAX_RESTARTS = 3  # in RESTART_WINDOW_S; a thread that dies more often needs a new process
 RESTART_WINDOW_S = 3600.0
 
 
 class EngineLifecycle:
-    """One lock guards the state and the order of submissions against the end: what is accepted is seen by the end."""
+    """The engine's state. One lock orders submissions against the end, so the end sees every accepted request."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -27,7 +27,7 @@ class EngineLifecycle:
         self._deadline: float | None = None
         self._restarts = 0
         self._restarted_at: list[float] = []
-        self._is_abandoned = False  # the thread hangs; should it wake up, it ends
+        self._is_abandoned = False  # the thread hangs; if it wakes up, it ends
         self._is_device_lost = False
 
     @property
@@ -40,7 +40,7 @@ class EngineLifecycle:
 
     @property
     def restarts(self) -> int:
-        """Since the start of the process."""
+        """Number of restarts since the process started."""
         return self._restarts
 
     @property
@@ -49,14 +49,14 @@ class EngineLifecycle:
 
     @contextmanager
     def accepting(self) -> Iterator[None]:
-        """While this is open, the engine does not end. EngineDownError unless it accepts requests."""
+        """Keep the engine from ending inside the block. Raise EngineDownError if it does not accept requests."""
         with self._lock:
             if self._state not in {"idle", "running"}:
                 raise EngineDownError(self._error or f"The engine is {self._state}.")
             yield
 
     def begin(self) -> None:
-        """Accept requests, unless the engine was told to stop meanwhile."""
+        """Accept requests, unless the engine was stopped meanwhile."""
         with self._lock:
             self._error = ""
             self._state = "idle" if self._deadline is None else "draining"
@@ -67,7 +67,7 @@ class EngineLifecycle:
                 self._state = "running" if busy else "idle"
 
     def drain(self, seconds: float) -> float:
-        """Accept nothing more; returns when the time is up, by ``time.monotonic()``."""
+        """Accept nothing more. Return the deadline as ``time.monotonic()``."""
         with self._lock:
             if self._state in {"idle", "running"}:
                 self._state = "draining"
@@ -76,7 +76,7 @@ class EngineLifecycle:
             return deadline
 
     def is_over(self, *, has_work: bool) -> bool:
-        """Whether the thread shall end now."""
+        """Return whether the thread must end now."""
         if self._is_abandoned:
             return True
         if self._state != "draining":
@@ -84,12 +84,12 @@ class EngineLifecycle:
         return not has_work or (self._deadline is not None and time.monotonic() >= self._deadline)
 
     def note_death(self, error: BaseException) -> None:
-        """What killed the thread; its end follows."""
+        """Record the error that killed the thread; :meth:`end` follows."""
         self._is_device_lost = isinstance(error, torch.AcceleratorError)
         self._error = f"The engine died: {type(error).__name__}."
 
     def end(self, state: EngineState) -> bool:
-        """Nothing is accepted any more. False where the watchdog has given the engine up before."""
+        """Stop accepting requests. Return False if the watchdog has abandoned the engine before."""
         with self._lock:
             if self._is_abandoned:
                 return False
@@ -97,13 +97,13 @@ class EngineLifecycle:
             return True
 
     def abandon(self, error: str, *, hangs: bool) -> None:
-        """The watchdog's end. A thread that ``hangs`` must not go on should it wake up."""
+        """End the engine from the watchdog. A thread that ``hangs`` must not continue if it wakes up."""
         with self._lock:
             self._state, self._error = "failed", error
             self._is_abandoned = hangs
 
     def may_restart(self) -> bool:
-        """Whether a dead thread may be replaced, which it may MAX_RESTARTS times an hour; if so, it counts as done."""
+        """Return whether a dead thread may be replaced (MAX_RESTARTS times an hour), and count the restart if so."""
         with self._lock:
             now = self._clock()
             recent = [at for at in self._restarted_at if now - at < RESTART_WINDOW_S]

@@ -1,7 +1,7 @@
 """The engine thread: takes requests, steps the models that have work, publishes events.
 
 Other threads talk to it through an inbox only. Every accepted sequence ends with exactly one terminal event, also
-when a step raises, its model goes, the engine stops, or the thread dies or hangs (see watchdog.py).
+when a step raises, its model is unloaded, the engine stops, or the thread dies or hangs (see watchdog.py).
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ logger = logging.getLogger(__name__)
 
 IDLE_WAIT_S = 1.0
 DRAINING_WAIT_S = 0.05
-INTAKE_S = 600.0  # that taking in a model may last: memory for its keys and values, and on a GPU its graphs
-END_WAIT_S = 10.0  # for the last step, after the time to drain is up
-STUCK_WAIT_S = 0.02  # after a turn that should have done something and could not
+ATTACH_S = 600.0  # time that attaching a model may take: memory for its KV cache and, on a GPU, its graphs
+END_WAIT_S = 10.0  # for the last step, after the drain time is over
+STUCK_WAIT_S = 0.02  # after a turn with pending work that made no progress
 
 
 class StuckError(RuntimeError):
-    """The engine thread turned for too long without doing anything for those who wait."""
+    """The engine thread kept turning without making progress on pending work."""
 
 
 class EngineLoop:
@@ -52,10 +52,10 @@ class EngineLoop:
         self._steps = 0
         self._heartbeat = 0
         self._turns = 0
-        self._is_stuck = False  # the last turn could do nothing, though something was due
+        self._is_stuck = False  # the last turn had pending work and made no progress
         self._must_break_off = False
-        self._takes_in_since: float | None = None  # while the thread takes in a model
-        self._in_hand: Attach | Detach | None = None
+        self._attaching_since: float | None = None  # while the thread attaches a model
+        self._current_command: Attach | Detach | None = None
         self._thread = threading.Thread(target=self.run, name="engine", daemon=True)
 
     # Called from other threads
@@ -69,7 +69,7 @@ class EngineLoop:
         self._thread.start()
 
     def accept_requests(self) -> None:
-        """The part of :meth:`start` without the thread, for callers that make the :meth:`turn` themselves."""
+        """Start accepting requests without a thread, for callers that call :meth:`turn` themselves."""
         self._lifecycle.begin()
 
     def submit(self, requests: Sequence[Request], sink: object) -> None:
@@ -80,19 +80,20 @@ class EngineLoop:
             self._inbox.put(Submit(tuple(requests), sink, time.monotonic()))
 
     def cancel(self, sink: object) -> None:
-        """End the sink's sequences at the next step. Idempotent."""
+        """Cancel the sink's sequences at the next step. Idempotent."""
         self._inbox.put(Cancel(sink))
 
     def attach(self, loaded: LoadedModel, kv_bytes: int = 0) -> Future[None]:
-        """Take a model in, with so much memory for keys and values; 0: as the settings say."""
+        """Attach a model. ``kv_bytes`` is the memory for its KV cache; 0 uses the settings."""
         message = Attach(loaded, kv_bytes)
         self._command(message)
         return message.done
 
     def detach(self, name: str) -> Future[object]:
-        """Forget a model; what it runs fails with ``model_unloaded``.
+        """Detach a model; its sequences fail with ``model_unloaded``.
 
-        Resolves to what is left of it: who drops that last frees its memory, which takes too long for this thread.
+        The future resolves to the detached engine. Dropping the last reference frees its memory, which takes too long
+        for this thread.
         """
         message = Detach(name)
         self._command(message)
@@ -124,7 +125,7 @@ class EngineLoop:
         )
 
     def check_integrity(self) -> None:
-        """Raise AssertionError where accepted sequences and scheduled ones do not add up. Between two turns only."""
+        """Raise AssertionError if accepted and scheduled sequences do not match. Call between two turns only."""
         self._models.check_integrity()
         held = self._models.num_running + self._models.num_waiting
         assert held <= len(self._outbox), "a sequence is scheduled whose reader has its terminal event"
@@ -141,29 +142,29 @@ class EngineLoop:
 
     @property
     def heartbeat(self) -> int:
-        """Grows with every message and step, and while nothing is due: not with a turn that does nothing."""
+        """Counter that grows with every command and step, and while idle, but not with turns without progress."""
         return self._heartbeat
 
     @property
     def turns(self) -> int:
-        """Grows with every turn."""
+        """Counter of turns."""
         return self._turns
 
     def break_off(self) -> None:
-        """End the thread at its next turn, as if it had died: it turns, but does nothing."""
+        """Make the thread raise StuckError at its next turn. Used when it turns without making progress."""
         self._must_break_off = True
         self._inbox.put(Wake())
 
     @property
     def has_pending_work(self) -> bool:
-        """Whether someone waits for the thread. Taking in a model may last: that counts after INTAKE_S only."""
-        if self._takes_in_since is not None:
-            return time.monotonic() - self._takes_in_since > INTAKE_S
-        return bool(len(self._outbox) or not self._inbox.is_empty or self._in_hand is not None)
+        """Whether the thread has work. A model that is being attached counts only after ATTACH_S."""
+        if self._attaching_since is not None:
+            return time.monotonic() - self._attaching_since > ATTACH_S
+        return bool(len(self._outbox) or not self._inbox.is_empty or self._current_command is not None)
 
     @property
     def has_died(self) -> bool:
-        """The thread ended, and nobody asked it to."""
+        """Whether the thread ended without being stopped."""
         has_begun = self._thread.ident is not None
         return has_begun and not self._thread.is_alive() and self._lifecycle.state != "stopped"
 
@@ -172,28 +173,29 @@ class EngineLoop:
         return self._lifecycle.error
 
     def abandon(self, error: str) -> None:
-        """Fail all who wait, without the thread's help; nothing is accepted afterwards. A thread that hangs is left
-        alone with its models: should it wake up, its events go nowhere and it ends.
+        """Fail all pending work without the thread's help, and accept nothing afterwards.
+
+        A hanging thread keeps its models. If it wakes up, its events are discarded and it ends.
         """
         self._lifecycle.abandon(error, hangs=self._thread.is_alive())
         self._models.abandon()
         self._fail_rest("server_error", "The engine failed.")
 
     def restart(self) -> bool:
-        """Start a new thread with the models of the dead one. False where that is not safe, or was done too often."""
+        """Start a new thread with the dead thread's models. Return False if that is unsafe or was done too often."""
         if self._thread.is_alive() or not self._lifecycle.may_restart():
             return False
-        self._thread = threading.Thread(target=self.run, kwargs={"takes_over": True}, name="engine", daemon=True)
+        self._thread = threading.Thread(target=self.run, kwargs={"restarts_dead": True}, name="engine", daemon=True)
         self._thread.start()
         return True
 
     # The thread
 
-    def run(self, *, takes_over: bool = False) -> None:
-        """The thread's body: turns until it is told to stop or given up. Raises nothing."""
+    def run(self, *, restarts_dead: bool = False) -> None:
+        """Run the thread: turn until stopped or abandoned. Never raises."""
         try:
-            if takes_over:
-                free_unused_memory()  # the caches of the dead one's models
+            if restarts_dead:
+                free_unused_memory()  # the caches of the dead thread's models
                 self._models.take_over()
                 self.accept_requests()
             while not self._lifecycle.is_over(has_work=bool(len(self._outbox))):
@@ -205,16 +207,16 @@ class EngineLoop:
             self._end("server_error", "The engine failed.", "failed")
 
     def turn(self, wait_s: float = 0.0) -> None:
-        """Handle what is in the inbox, waiting ``wait_s`` for it when nothing else is to do; then make one step."""
+        """Handle the inbox, waiting up to ``wait_s`` when idle, then run one step."""
         self._turns += 1
         if self._must_break_off:
             self._must_break_off = False
-            raise StuckError("Turns did nothing for those who wait.")
+            raise StuckError("The engine thread made no progress on pending work.")
         self._take_messages(wait_s)
         self._step()
 
     def _take_messages(self, wait_s: float) -> None:
-        """Handle all that is in the inbox; sleep only when there is nothing to do."""
+        """Handle all commands in the inbox; sleep only when idle."""
         patience_s = self._models.seconds_to_wait()
         if patience_s is None:
             self._lifecycle.note_work(busy=False)
@@ -242,8 +244,8 @@ class EngineLoop:
                 pass
 
     def _settle(self, message: Attach | Detach, act: Callable[[], object]) -> None:
-        """Run a command and settle its future in every case, also if this thread hangs in it and is given up."""
-        self._in_hand = message
+        """Run a command and settle its future in every case, also if this thread hangs in it and is abandoned."""
+        self._current_command = message
         try:
             result = act()
         except Exception as error:  # noqa: BLE001 - the caller waits for it; the thread must go on
@@ -252,24 +254,24 @@ class EngineLoop:
             _fail(message, EngineDownError(f"The engine died: {type(error).__name__}."))
             raise
         else:
-            with suppress(InvalidStateError):  # it was given up meanwhile
+            with suppress(InvalidStateError):  # it was abandoned meanwhile
                 message.done.set_result(result)  # type: ignore[arg-type]
         finally:
-            self._in_hand = None
+            self._current_command = None
 
     def _attach(self, message: Attach) -> None:
         self._detach(message.loaded.name)
-        with self._taking_in_a_model():
+        with self._attaching():
             self._models.attach(message)
 
     @contextmanager
-    def _taking_in_a_model(self) -> Iterator[None]:
-        self._takes_in_since = time.monotonic()
+    def _attaching(self) -> Iterator[None]:
+        self._attaching_since = time.monotonic()
         try:
             yield
         finally:
             self._heartbeat += 1
-            self._takes_in_since = None
+            self._attaching_since = None
 
     def _detach(self, name: str) -> object:
         left, ends = self._models.detach(name)
@@ -287,18 +289,18 @@ class EngineLoop:
         self._heartbeat += 1
 
     def _end(self, code: str, text: str, state: EngineState) -> None:
-        """Fail all that was accepted, waiting in the inbox included; nothing is accepted afterwards."""
+        """Fail all accepted requests, also those still in the inbox, and accept nothing afterwards."""
         if not self._lifecycle.end(state):
             return
         if state == "stopped":
-            self._models.forget()  # a dead thread's are kept for the one that takes over
+            self._models.forget()  # a dead thread's models are kept for its replacement
         self._models.end_all(code, text, self._outbox.deliver)
         self._fail_rest(code, text)
 
     def _fail_rest(self, code: str, text: str) -> None:
-        """Whoever still waits: for a sequence or for a command."""
+        """Fail all pending sequences and commands."""
         self._outbox.fail_all(code, text)
-        for message in (*self._inbox.take(0), self._in_hand):
+        for message in (*self._inbox.take(0), self._current_command):
             if isinstance(message, Attach | Detach):
                 _fail(message, EngineDownError(text))
 

@@ -1,4 +1,4 @@
-"""One model's scheduler, runner and sequences: what the engine thread steps."""
+"""One generation model on the engine thread: its scheduler, runner and sequences."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ ALL_FORBIDDEN = "No token is allowed here: the request's own constraints forbid 
 class ModelEngine:
     """Used by the engine thread only."""
 
-    takes = GenerationRequest
+    request_type = GenerationRequest
 
     def __init__(self, loaded: LoadedModel, config: EngineConfig, accelerate: Accelerate = accelerate) -> None:
         self._loaded = loaded
@@ -86,7 +86,7 @@ class ModelEngine:
         return all(s.request.priority <= BACKGROUND_PRIORITY for s in self._scheduler.sequences())
 
     def seconds_to_wait(self) -> float:
-        """Until a step can do something: 0 unless the policy waits for company."""
+        """Return the seconds until a step can run: 0 unless static batching waits for its batch to fill."""
         return self._scheduler.seconds_to_wait()
 
     @property
@@ -95,12 +95,12 @@ class ModelEngine:
 
     @property
     def num_preemptions(self) -> int:
-        """Since the start: sequences that gave way when memory was short."""
+        """Number of preemptions for lack of memory since the start."""
         return self._scheduler.num_preemptions
 
     @property
     def graphs(self) -> DecodeGraphs | None:
-        """Of decode steps, on a GPU."""
+        """CUDA graphs of decode steps; None on a CPU."""
         return self._runner.graphs
 
     @property
@@ -149,17 +149,17 @@ class ModelEngine:
         return int(self._limits.kv_bytes * self._cache.unwritten_ratio) if self._limits.device == "cpu" else 0
 
     def limit_growth(self, growth: Growth) -> None:
-        """Say who may take more of the processor's memory; a GPU's is taken at once."""
+        """Set which sequences may take more CPU memory; a GPU's memory is taken at once."""
         if self._limits.device == "cpu":
             self._scheduler.limit_growth(growth)
 
     def add(self, request: GenerationRequest, sink: object, submitted_at: float) -> list[Delivery]:
-        """Queue a request; one that cannot run fails at once, in the returned events."""
+        """Queue a request. Return its failure if it cannot run."""
         try:
-            problem = self._intake.problem(request)
+            problem = self._intake.validate(request)
             if problem is not None:
                 return [(sink, FailedEvent.before_start(request, *problem))]
-            sequence = self._intake.sequence(request, sink, submitted_at)
+            sequence = self._intake.build_sequence(request, sink, submitted_at)
         except GrammarError as error:
             return [(sink, FailedEvent.before_start(request, "grammar_failed", str(error)))]
         except Exception:
@@ -186,16 +186,16 @@ class ModelEngine:
 
     @torch.inference_mode()  # what a step makes, such as the counts for penalties, is updated after it
     def step(self) -> list[Delivery] | None:
-        """Make one forward pass. Whatever raises fails the sequences that make it raise, and the others go on.
+        """Run one forward pass. An exception fails the sequences that cause it; the others continue.
 
-        Return None when nothing may run yet.
+        Return None if nothing can run yet.
         """
         try:
             chunks = self._scheduler.schedule()
         except SequenceFault as fault:
             return self._fail(fault.sequence, fault.code, str(fault))
         except Exception:
-            # No sequence is known to cause it, and without an end of those that run the next step would raise again.
+            # The cause is unknown; if the running sequences stayed, the next step would raise again.
             logger.exception("A step could not be scheduled.")
             concerned = list(self._scheduler.running) or list(self._scheduler.sequences())
             return self._fail_unexpectedly(concerned)
@@ -208,7 +208,7 @@ class ModelEngine:
                 chunk.sequence.first_run_at = now
         result = self._steps.run(chunks)
         faults = self._note_step(result.ran, time.monotonic() - now)
-        deliveries = [d for f in result.failures for d in self._fail(f.part.sequence, f.code, f.message)]
+        deliveries = [d for f in result.failures for d in self._fail(f.item.sequence, f.code, f.message)]
         deliveries += [d for f in faults for d in self._fail(f.sequence, f.code, str(f))]
         for ran, output in result.attempts:
             events: list[Delivery] = []
@@ -226,7 +226,7 @@ class ModelEngine:
         try:
             return self._scheduler.note_step(ran, seconds)
         except Exception:
-            # Nothing of a sequence's own raises here; what may be missing then are the books of all that ran.
+            # No single sequence raises here, so the bookkeeping of all sequences in the step may be incomplete.
             logger.exception("A step could not be noted.")
             return [SequenceFault(chunk.sequence, "server_error", UNEXPECTED) for chunk in ran]
 
@@ -248,7 +248,7 @@ class ModelEngine:
     # Requests
 
     def _attach(self, sequence: Sequence) -> None:
-        """Both or none; SiteError where steering or reads do not fit the model."""
+        """Acquire steering and captures, both or neither. Raise SiteError if they do not fit the model."""
         request = sequence.request
         if sequence.reading is not None:
             self._runner.reading.acquire(request.reads)
@@ -263,7 +263,7 @@ class ModelEngine:
     # After a step
 
     def _update(self, chunks: list[Chunk], output: StepOutput, deliveries: list[Delivery]) -> None:
-        """Take a step's output into the sequences, and append their events to ``deliveries``."""
+        """Apply a step's output to the sequences and append their events to ``deliveries``."""
         self._note_drafts(chunks, output)
         for chunk in chunks:
             deliveries += self._guarded(chunk.sequence, partial(self._check_steering, chunk.sequence))
@@ -283,8 +283,9 @@ class ModelEngine:
             deliveries += self._guarded(sequence, advance)
 
     def _guarded(self, sequence: Sequence, act: Callable[[], list[Delivery]]) -> list[Delivery]:
-        """Events of ``act``, or the sequence's failure where it raises: a tokenizer that fails on one sequence's tokens
-        must not take the others with it. Nothing for a sequence that has ended.
+        """Return the events of ``act``, or the sequence's failure if it raises; nothing for a sequence that has ended.
+
+        A tokenizer that fails on one sequence's tokens must not fail the others.
         """
         if sequence.is_done:
             return []
@@ -306,7 +307,7 @@ class ModelEngine:
                 self._scheduler.note_drafts(chunk, num_tokens[chunk.sequence] - 1)
 
     def _accept_draft(self, sequence: Sequence, output: StepOutput) -> list[Delivery]:
-        """Its last token was drafted and chosen, so the step that drafted it has computed it."""
+        """Accept a drafted token: the step that checked the draft has already computed it."""
         self._scheduler.note_accepted(sequence)
         if sequence in output.draft_steering:
             next(output.draft_steering[sequence]).note(sequence)
@@ -314,7 +315,7 @@ class ModelEngine:
         return [*found, *self._guarded(sequence, partial(self._check_steering, sequence))]
 
     def _take_captures(self, sequence: Sequence, output: StepOutput) -> list[Delivery]:
-        """What the step read of the tokens that are computed for good."""
+        """Return the captures of tokens that will not be recomputed."""
         if sequence not in output.found:
             return []
         assert sequence.reading is not None, "something was found for it"
@@ -336,7 +337,7 @@ class ModelEngine:
         return [(sequence.sink, event) for event in events]
 
     def _note_prompt_logprobs(self, sequence: Sequence, logprobs: tuple[TokenLogprob | None, ...]) -> list[Delivery]:
-        if logprobs[0] is None:  # the prompt begins, maybe for the second time
+        if logprobs[0] is None:  # the prompt starts, possibly again after a preemption
             self._prompt_logprobs[sequence] = []
         known = self._prompt_logprobs[sequence]
         known.extend(logprobs)
@@ -349,7 +350,7 @@ class ModelEngine:
     def _advance(
         self, sequence: Sequence, token: int, logprob: TokenLogprob | None, *, finite: bool, is_possible: bool
     ) -> list[Delivery]:
-        """Take a sampled token into the sequence; returns its events."""
+        """Append a sampled token to the sequence and return its events."""
         if sequence.max_tokens == 0:
             return self._finish(sequence, "length")
         if not finite:
@@ -380,7 +381,7 @@ class ModelEngine:
     def _finish(
         self, sequence: Sequence, reason: FinishReason, *, stop: str = "", ending: TokenLogprob | None = None
     ) -> list[Delivery]:
-        """What stands behind the stop string ``stop`` is not sent."""
+        """Finish a sequence. Text after the stop string ``stop`` is not sent."""
         events = [] if stop else _tokens_event(sequence, sequence.detokenizer.finish())
         if sequence.reading is not None:
             events += _capture_event(sequence, sequence.reading.finish())
@@ -397,13 +398,13 @@ class ModelEngine:
         return [*events, (sequence.sink, ended)]
 
     def _fail_unstable(self, sequence: Sequence, what: str = "output is") -> list[Delivery]:
-        """With steering it is that which is to blame."""
+        """Fail for values that are not finite. A steered sequence blames its steering."""
         if sequence.rows is None:
             return self._fail(sequence, "server_error", f"The model's {what} not finite.")
         return self._fail(sequence, "steering_unstable", "Steering drove the model's output out of range.")
 
     def _fail_without_token(self, sequence: Sequence) -> list[Delivery]:
-        """A grammar that went wrong is to blame, or the request's own constraints."""
+        """Fail because no token is allowed: by a grammar in error, or by the request's own constraints."""
         if sequence.matcher is not None and sequence.matcher.error:
             return self._fail(sequence, "grammar_failed", sequence.matcher.error)
         return self._fail(sequence, "no_token_allowed", ALL_FORBIDDEN)
@@ -432,7 +433,7 @@ def _admission(config: EngineConfig) -> Admission:
 
 
 def _merged(deliveries: list[Delivery]) -> list[Delivery]:
-    """One event for all tokens that a sequence got in the step."""
+    """Merge a sequence's token events of one step into one."""
     merged: list[Delivery] = []
     for sink, event in deliveries:
         match merged[-1:], event:

@@ -88,7 +88,7 @@ class ModelRunner:
 
     @property
     def kernels(self) -> str:
-        """Which are in use, in a line."""
+        """One line that names the kernels in use."""
         if self._attention is None:
             return f"CPU: {native.active()}"
         return f"attention by {self._attention}; CUDA graphs {self.graphs or 'off'}"
@@ -102,12 +102,12 @@ class ModelRunner:
             self.graphs = None  # it refers back here: nothing must keep the model's memory
 
     def forget_batch(self) -> None:
-        """A sequence left, so that the next batch is another one."""
+        """Drop cached batch state after a sequence left the batch."""
         self._sampler.forget()
 
     @torch.inference_mode()
     def run(self, chunks: list[Chunk]) -> StepOutput:
-        """One forward pass over all chunks' tokens; advances each sequence's ``num_computed``."""
+        """Run one forward pass over all chunks and advance each sequence's ``num_computed``."""
         self._apply_cache_ops()
         row_of_token = _rows(chunks)
         wanted = _wanted_places(chunks)
@@ -182,7 +182,7 @@ class ModelRunner:
             self.steering.end_static()
 
     def _replayed(self, step: StepArrays) -> Tensor | None:
-        """The logits, where the step has a graph; the steering then counts as what its hooks did at capture."""
+        """Return the logits if the step has a CUDA graph. Steering then counts what its hooks did at graph capture."""
         if self.graphs is None or self.reading.is_capturing:
             return None
         if not step.steering_rows.any():
@@ -193,7 +193,7 @@ class ModelRunner:
         return logits
 
     def _apply_cache_ops(self) -> None:
-        """Copy and give back what the cache's policy decided on. What fails is still to be done at the next attempt."""
+        """Apply the cache policy's copies and discards. An operation that fails is retried at the next attempt."""
         self._cache_ops.extend(self._cache.policy.cache_ops())
         while self._cache_ops:
             order = self._cache_ops[0]

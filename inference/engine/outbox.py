@@ -19,10 +19,10 @@ Publish = Callable[[list[Delivery]], None]
 
 
 class OpenSequences:
-    """Lets exactly one terminal event of each sequence through, and nothing after it. Thread-safe.
+    """Passes exactly one terminal event of each sequence on, and nothing after it. Thread-safe.
 
     A sequence is known by its sink, which must be hashable, and its index. Its event may come from the engine thread
-    or, when that hangs, from the watchdog: whoever is second finds it closed.
+    or, if that hangs, from the watchdog; the second one is dropped.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class OpenSequences:
         return self._count
 
     def add(self, requests: Sequence[Request], sink: object) -> None:
-        """ValueError when one of the sink's sequences has such an index already."""
+        """Register sequences. Raise ValueError if the sink already has one of the indices."""
         with self._lock:
             known = self._by_sink.get(sink, {})
             fresh = {request.index: request for request in requests}
@@ -44,7 +44,7 @@ class OpenSequences:
             self._count += len(fresh)
 
     def filter_open(self, deliveries: Sequence[Delivery]) -> tuple[list[Delivery], int]:
-        """The deliveries to sequences that are open, which terminal ones close, and how many they closed."""
+        """Return the deliveries to open sequences, and how many sequences their terminal events closed."""
         passed: list[Delivery] = []
         with self._lock:
             before = self._count
@@ -58,7 +58,7 @@ class OpenSequences:
             return passed, before - self._count
 
     def failures(self, code: str, message: str) -> list[Delivery]:
-        """A terminal event for each that is open; pass them to :meth:`filter_open`."""
+        """Return a failure for each open sequence; pass them to :meth:`filter_open`."""
         with self._lock:
             return [
                 (sink, FailedEvent.before_start(request, code, message))
@@ -85,7 +85,7 @@ class CompletionRate:
         self._ends.extend([now] * count)
 
     def seconds_for(self, count: int) -> float:
-        """Seconds until ``count`` requests have probably ended, 1 to 60."""
+        """Return the expected seconds until ``count`` requests have ended, 1 to 60."""
         now = self._clock()
         while self._ends and self._ends[0] < now - WINDOW_S:
             self._ends.popleft()
@@ -96,8 +96,9 @@ class CompletionRate:
 
 
 class Outbox:
-    """Takes at most ``capacity`` sequences on at once. Used by the engine thread, by those who submit, and by the
-    watchdog's thread.
+    """Accepts at most ``capacity`` sequences at once.
+
+    Used by the engine thread, by threads that submit, and by the watchdog's thread.
     """
 
     def __init__(self, publish: Publish, capacity: int) -> None:
@@ -107,20 +108,20 @@ class Outbox:
         self._rate = CompletionRate()
 
     def __len__(self) -> int:
-        """Accepted sequences whose reader has no terminal event yet."""
+        """Return the number of accepted sequences without a terminal event."""
         return len(self._open)
 
     def admit(self, requests: Sequence[Request], sink: object) -> None:
-        """All or none; QueueFullError says when to try again, by the rate at which sequences end."""
+        """Accept all requests or none. QueueFullError says when to retry, by the rate at which sequences end."""
         num_open = len(self._open)
         excess = num_open + len(requests) - self._capacity
         if excess > 0:
-            text = f"{num_open} requests run or wait already, {self._capacity} at most."
+            text = f"{num_open} requests are running or waiting; the limit is {self._capacity}."
             raise QueueFullError(text, self._rate.seconds_for(excess))
         self._open.add(requests, sink)
 
     def deliver(self, deliveries: Sequence[Delivery]) -> None:
-        """To those who still wait."""
+        """Publish the events of sequences that are still open."""
         passed, num_ended = self._open.filter_open(deliveries)
         if num_ended:
             self._rate.note(num_ended)
@@ -133,5 +134,5 @@ class Outbox:
             logger.exception("Events could not be delivered.")
 
     def fail_all(self, code: str, text: str) -> None:
-        """Whoever still waits, whatever became of the sequence."""
+        """Fail every open sequence."""
         self.deliver(self._open.failures(code, text))

@@ -1,6 +1,6 @@
-"""Watches the engine thread: a dead one is replaced, a hanging one is given up, and nobody waits for either.
+"""Watch the engine thread: replace a dead one, abandon a hanging one, and fail what was pending.
 
-A thread that turns without doing anything for those who wait is ended, and then replaced as a dead one.
+A thread that turns without making progress on pending work is ended, and then replaced like a dead one.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from typing import Protocol
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.25
-ENOUGH_TURNS = 3  # without anything done: it does not hang, but is stuck
+ENOUGH_TURNS = 3  # without progress: the thread does not hang, but is stuck
 
 
 class WatchedLoop(Protocol):
-    """What the watchdog needs of :class:`inference.engine.loop.EngineLoop`."""
+    """The part of :class:`inference.engine.loop.EngineLoop` that the watchdog uses."""
 
     @property
     def heartbeat(self) -> int:
-        """Grows whenever the thread does something, or has nothing to do."""
+        """Counter that grows whenever the thread makes progress or is idle."""
 
     @property
     def turns(self) -> int:
-        """Grows with every turn of the thread, also with one that does nothing."""
+        """Counter that grows with every turn, also without progress."""
 
     @property
     def has_pending_work(self) -> bool:
-        """Whether someone waits for the thread, and it is not busy taking in a model."""
+        """Whether the thread has work and is not busy attaching a model."""
 
     @property
     def has_died(self) -> bool: ...
@@ -39,19 +39,19 @@ class WatchedLoop(Protocol):
     def error(self) -> str: ...
 
     def abandon(self, error: str) -> None:
-        """Fail everyone who waits, and accept nothing any more."""
+        """Fail all pending work and accept nothing more."""
 
     def restart(self) -> bool:
-        """Replace a dead thread; False where that is not safe or was done too often."""
+        """Replace a dead thread. Return False if that is unsafe or was done too often."""
 
     def break_off(self) -> None:
-        """Let a thread that still turns die at its next turn."""
+        """Make a thread that still turns raise at its next turn."""
 
 
 class Watchdog:
-    """Looks every ``poll_s`` seconds. ``on_failure`` is called once, with the cause, when the engine is lost for good.
+    """Checks the loop every ``poll_s`` seconds. Calls ``on_failure`` once, with the cause, when the engine is lost.
 
-    ``stall_s`` is how long the thread may be silent while it owes work: longer than its longest single step.
+    ``stall_s`` is how long the thread may be silent while it has work: longer than its longest step.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Watchdog:
         self._clock = clock
         self._looked_at = clock()
         self._heartbeat = loop.heartbeat
-        self._turns = loop.turns  # when it was last seen to do something
+        self._turns = loop.turns  # when it last made progress
         self._silent_s = 0.0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="engine-watchdog", daemon=True)
@@ -79,13 +79,13 @@ class Watchdog:
         self._thread.start()
 
     def stop(self) -> None:
-        """Look away, before the engine is stopped on purpose."""
+        """Stop watching, before the engine is stopped on purpose."""
         self._over.set()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(5)
 
     def look(self) -> None:
-        """Examine the thread once; what the watchdog's own thread does over and over."""
+        """Check the thread once. The watchdog's own thread calls this repeatedly."""
         if self._loop.has_died:
             self._replace()
         elif self._is_silent():
@@ -107,7 +107,7 @@ class Watchdog:
         return self._silent_s > self._stall_s
 
     def _break_off(self) -> None:
-        logger.error("The engine thread turned for %g s without doing anything for those who wait.", self._stall_s)
+        logger.error("The engine thread turned for %g s without progress on pending work.", self._stall_s)
         self._silent_s, self._turns = 0.0, self._loop.turns
         self._loop.break_off()
 

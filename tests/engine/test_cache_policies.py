@@ -47,7 +47,7 @@ class Pool:
         self.content: dict[tuple[int, int, int], object] = {}
 
     def run(self, sequence: Sequence, num_tokens: int) -> None:
-        """Compute tokens, as the runner does: cache_ops first, then write, then read all that the last one looks at."""
+        """Compute tokens as the runner does: cache operations first, then write, then read what the last token sees."""
         self.obey()
         for position in range(sequence.num_computed, sequence.num_computed + num_tokens):
             for g in range(len(self.windows)):

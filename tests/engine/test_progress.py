@@ -217,7 +217,7 @@ def test_a_defect_that_nobody_causes_ends_those_that_run_and_nobody_else(llama, 
 
 def test_a_request_that_cannot_be_prepared_fails_alone(llama, monkeypatch):
     harness = EngineHarness(llama)
-    monkeypatch.setattr(harness.engine._intake, "sequence", lambda *_: 1 / 0)
+    monkeypatch.setattr(harness.engine._intake, "build_sequence", lambda *_: 1 / 0)
     assert harness.add().failed.code == "server_error"
 
 

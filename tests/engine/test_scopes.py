@@ -237,7 +237,7 @@ def test_the_same_tokens_under_other_rules_have_other_keys(llama):
     def keys(rules: PartRules, name: str) -> list[bytes | None]:
         engine = EngineHarness(llama).engine
         request = build_request(tuple(range(PREFIX_BLOCK)), intervention=intervention(name), parts=rules)
-        sequence = engine._intake.sequence(request, object(), 0.0)
+        sequence = engine._intake.build_sequence(request, object(), 0.0)
         sequence.token_ids.extend(range(40, 40 + 2 * PREFIX_BLOCK))
         return sequence.prefix_keys.upto(sequence.token_ids, 3)
 

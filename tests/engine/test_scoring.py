@@ -264,7 +264,7 @@ def test_a_comparison_too_large_to_keep_is_refused(llama):
 
     def problem(num_tokens: int, pair: str = "pair"):
         scoring = Scoring(CONTINUATION[:num_tokens], pair)
-        return intake.problem(build_request(PROMPT, scoring=scoring, max_tokens=0))
+        return intake.validate(build_request(PROMPT, scoring=scoring, max_tokens=0))
 
     assert problem(4) == ("scoring_too_large", "4 tokens are too many to compare; this model takes 3 at once.")
     assert problem(3) is None

@@ -341,7 +341,7 @@ def test_a_command_in_which_the_thread_hangs_is_answered_when_it_is_given_up(lla
         hangs.set()
         release.wait(30)
 
-    monkeypatch.setattr("inference.engine.loop.INTAKE_S", 0.0)
+    monkeypatch.setattr("inference.engine.loop.ATTACH_S", 0.0)
     monkeypatch.setattr("inference.engine.attached_models.AttachedModels.attach", hang)
     loop = EngineLoop(EngineConfig(), Mailbox().publish)
     loop.start()

@@ -109,7 +109,7 @@ def test_a_full_queue_says_when_to_come_again_by_the_rate_at_which_requests_end(
             assert eventually(lambda: load(server.url) == (1, 1), 10)
             refused = chat(server.url)
             assert (refused.status, refused.error["code"]) == (503, "server_is_overloaded")
-            assert "2 requests run or wait already, 2 at most" in refused.error["message"]
+            assert "2 requests are running or waiting; the limit is 2." in refused.error["message"]
             assert 2 <= int(refused.headers["retry-after"]) <= 60
         assert eventually(lambda: load(server.url) == (0, 0), 5)
         assert chat(server.url).status == 200

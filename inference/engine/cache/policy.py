@@ -1,4 +1,4 @@
-"""What scheduling asks of a cache: room for sequences, without tensors.
+"""What scheduling needs of a cache: space for sequences, independent of tensors.
 
 A running sequence has a *row*; the row of ``tables[g]`` lists its blocks in layer group ``g``. Two policies: ``paged``
 (:mod:`inference.engine.cache.paged`) and ``contiguous`` (:mod:`inference.engine.cache.contiguous`).
@@ -18,7 +18,7 @@ from inference.engine.scheduling.sequence import Sequence
 
 
 class Growth(Enum):
-    """Who may take memory for keys and values that was never written before."""
+    """Which sequences may take KV cache memory that was never written before."""
 
     FREE = "all"
     ALONE = "a sequence that runs alone"
@@ -37,7 +37,7 @@ class BlockCopy:
 
 @dataclass(frozen=True, slots=True)
 class BlockDiscard:
-    """Nobody reads tokens ``start .. end`` of a block of layer group ``group`` any more."""
+    """Tokens ``start .. end`` of a block of layer group ``group`` are no longer needed."""
 
     group: int
     block: int
@@ -50,14 +50,14 @@ CacheOp = BlockCopy | BlockDiscard
 
 @dataclass(slots=True)
 class CacheCounts:
-    """Since the start, in tokens: prompts looked up, and what of them was found."""
+    """Prompt tokens looked up and found in the prefix cache since the start."""
 
     looked_up: int = 0
     found: int = 0
 
 
 class CachePolicy(Protocol):
-    """Rooms for up to ``num_rows`` sequences."""
+    """Space for up to ``num_rows`` sequences."""
 
     block_size: int
     tables: tuple[NDArray[np.int32], ...]  # per layer group: [num_rows, blocks of a row]
@@ -98,10 +98,10 @@ class CachePolicy(Protocol):
         """Its tokens up to ``num_computed`` are in the cache now."""
 
     def end(self, sequence: Sequence) -> None:
-        """Take the row back; the content stays findable for as long as the memory is not needed."""
+        """Release the row. Its content stays in the prefix cache until the memory is needed."""
 
     def cache_ops(self) -> list[CacheOp]:
-        """What is to be done to the pool before the next forward pass, in order. Empties the list."""
+        """Return and clear the operations to apply to the pool before the next forward pass, in order."""
 
     def check_integrity(self, running: Iterable[Sequence]) -> None:
-        """Raise AssertionError where the books do not add up."""
+        """Raise AssertionError if the bookkeeping is inconsistent."""

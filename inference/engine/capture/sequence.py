@@ -1,4 +1,4 @@
-"""What one sequence wants read, and how far that has come."""
+"""The captures of one sequence, and their progress."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class CapturedRows:
 
 
 class SequenceCapture:
-    """Each place is read once: one that is computed again, after the sequence gave way, is passed over."""
+    """Captures each position once. Positions that are recomputed after a preemption are skipped."""
 
     def __init__(self, reads: tuple[Read, ...], num_prompt: int) -> None:
         self.reads = reads

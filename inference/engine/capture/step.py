@@ -1,4 +1,4 @@
-"""One forward pass under reads: whose tokens are read where, and what was found.
+"""One forward pass with captures: which tokens are captured where, and the captured values.
 
 Reads of several sequences that ask the same of a site are one: their rows are gathered and encoded together, some at a
 time, so that a wide SAE needs no more memory than :data:`MAX_ENCODED` numbers.
@@ -45,7 +45,7 @@ class CaptureStep:
             self._seen.append((tasks, *_read(tasks, hidden.reshape(-1, hidden.shape[-1]))))
 
     def found(self) -> dict[Sequence, list[CapturedRows]]:
-        """By sequence; RuntimeError where a hook did not run that should have."""
+        """Return the captured rows by sequence. Raise RuntimeError if an expected hook did not run."""
         by_sequence: dict[Sequence, list[CapturedRows]] = {}
         num_seen = 0
         for tasks, values, features in self._seen:
@@ -58,7 +58,7 @@ class CaptureStep:
 
 
 def plan_captures(chunks: Iterable[Chunk]) -> CaptureStep | None:
-    """None where no token of the step is read."""
+    """Return the captures of a step; None if it has none."""
     tasks: dict[tuple[Site, Stage], dict[Hashable, list[CaptureTask]]] = {}
     first = 0
     for chunk in chunks:

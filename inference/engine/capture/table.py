@@ -1,4 +1,4 @@
-"""The reads of one model: hooks where somebody reads, and the step that they report to."""
+"""The capture hooks of one model, and the step that they report to."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class CaptureTable:
         return self._step is not None
 
     def acquire(self, reads: tuple[Read, ...]) -> None:
-        """SiteError where one does not fit the model; then nothing is taken."""
+        """Install the hooks of these captures. Raise SiteError, and install none, if one does not fit the model."""
         for read in reads:
             self._check(read)
         for at in _places_of(reads):

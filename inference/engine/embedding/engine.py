@@ -50,7 +50,7 @@ class EmbeddingEngine:
     chunk of a prompt. A longer text goes alone: an encoder cannot be fed in chunks.
     """
 
-    takes = EmbeddingRequest
+    request_type = EmbeddingRequest
 
     def __init__(self, loaded: LoadedEncoder, config: EngineConfig) -> None:
         self._loaded = loaded
@@ -127,7 +127,7 @@ class EmbeddingEngine:
     def step(self) -> list[tuple[object, Event]]:
         """One batch. One that raises fails the texts that make it raise, and the others are embedded without them."""
         result = self._steps.run(self._take())
-        failed = [event for f in result.failures for event in _failed([f.part], f.code, f.message)]
+        failed = [event for f in result.failures for event in _failed([f.item], f.code, f.message)]
         embedded = [pair for texts, vectors in result.attempts for pair in zip(texts, vectors, strict=True)]
         return [*failed, *(event for text, vector in embedded for event in _events(text, vector))]
 

@@ -155,7 +155,7 @@ class LinearGroup:
         self._waiting: set[int] = set()
 
     def take(self, index: int, x: Tensor) -> Tensor:
-        """Member ``index``'s columns for ``x``; computed anew for another input, and when a member asks twice."""
+        """Member ``index``'s columns for ``x``; recomputed for another input, and when a member asks twice."""
         if self._output is None or x is not self._input or index not in self._waiting:
             self._input, self._output = x, self.product(x)
             self._waiting = set(range(len(self._sizes)))

@@ -1,4 +1,4 @@
-"""What may go wrong with a model's directory or for want of memory, as a sentence for people."""
+"""Turn errors of a model's files, or lack of memory, into a LoadError with a message for users."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a directory in the Hugging Face layout to a model that the engine can run. Slow: runs on the loader thread."""
+"""Load a model from a Hugging Face directory. Slow: runs on the loader thread."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class LoadedModel:
 
 
 def load_model(spec: ModelSpec) -> LoadedModel:
-    """Load weights and tokenizer; LoadError says in a sentence what is wrong."""
+    """Load weights and tokenizer. Raise LoadError with a message for users."""
     with borrowed_workers(), enough_memory(spec.name):
         return _load(spec)
 
@@ -111,7 +111,7 @@ def _load(spec: ModelSpec) -> LoadedModel:
 
 
 def check_dtype(name: str) -> None:
-    """LoadError for one that is not there."""
+    """Raise LoadError for an unknown dtype."""
     if name not in DTYPES:
         raise LoadError(f"dtype must be one of {', '.join(DTYPES)}, not {name!r}.")
 
@@ -125,7 +125,7 @@ def resolve_device(name: str) -> torch.device:
     except RuntimeError as error:
         raise LoadError(f"There is no device {name!r}; use auto, cpu, cuda or cuda:N.") from error
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise LoadError(f"Device {name!r} is asked for, but this machine has {torch.cuda.device_count()} CUDA devices.")
+        raise LoadError(f"Device {name!r} does not exist: this machine has {torch.cuda.device_count()} CUDA devices.")
     return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
 
 
@@ -287,7 +287,7 @@ def _empty(module: nn.Module) -> None:
 
 
 def trim_heap() -> None:
-    """C's allocator keeps freed memory for itself; glibc's can be told to return it to the system."""
+    """Return freed memory to the system. glibc's allocator would keep it."""
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:

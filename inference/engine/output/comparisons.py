@@ -1,4 +1,4 @@
-"""Pairs of sequences over the same tokens, and how far their next-token distributions are apart."""
+"""KL divergence between the next-token distributions of two sequences over the same tokens."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class _Pair:
 
 
 class Comparisons:
-    """Of one model. Keeps the distributions of whoever is ahead until the other one has come as far."""
+    """The pairs of one model. Keeps the distributions of the side that is ahead until the other catches up."""
 
     def __init__(self) -> None:
         self._pairs: dict[tuple[object, str], _Pair] = {}
@@ -78,10 +78,10 @@ class Comparisons:
                 events.append(DivergenceEvent(sequence.request.index, scoring.request.pair, tuple(kl)))
         return events
 
-    def _compare(self, sink: object, wish: Scoring, first: int, rows: Tensor) -> list[float]:
+    def _compare(self, sink: object, scoring: Scoring, first: int, rows: Tensor) -> list[float]:
         """The divergences known so far, of all places from the first on."""
-        both = self._pairs.setdefault((sink, wish.pair), _Pair())
-        (both.reference if wish.is_reference else both.subject).add(first, rows)
+        both = self._pairs.setdefault((sink, scoring.pair), _Pair())
+        (both.reference if scoring.is_reference else both.subject).add(first, rows)
         count = min(both.subject.num_rows, both.reference.num_rows)
         if count:
             assert both.subject.first == both.reference.first, "both sides score the same places"
@@ -89,6 +89,6 @@ class Comparisons:
         return both.kl
 
     def forget(self, sink: object) -> None:
-        """Whoever asked has no sequences any more."""
+        """Drop the pairs of a sink that has no sequences left."""
         for key in [key for key in self._pairs if key[0] == sink]:
             del self._pairs[key]

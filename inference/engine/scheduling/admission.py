@@ -15,14 +15,14 @@ class Admission(Protocol):
     def candidates(
         self, waiting: Sequence[request.Sequence], running: Sequence[request.Sequence], max_running: int
     ) -> Sequence[request.Sequence]:
-        """Waiting sequences that may begin in this step, memory permitting, in the order of the queue."""
+        """Return the waiting sequences that may start in this step, memory permitting, in queue order."""
 
     def seconds_to_wait(self, waiting: Sequence[request.Sequence]) -> float:
-        """While nothing runs: seconds until the waiting may begin."""
+        """Return the seconds until waiting sequences may start, while nothing runs."""
 
 
 class ContinuousAdmission:
-    """Whoever waits joins as soon as there is a place."""
+    """Continuous batching: waiting sequences join as soon as there is a free slot."""
 
     def candidates(
         self, waiting: Sequence[request.Sequence], running: Sequence[request.Sequence], max_running: int
@@ -34,7 +34,7 @@ class ContinuousAdmission:
 
 
 class StaticAdmission:
-    """A batch begins when it is full or its first member waited ``timeout_s``, and runs to its end.
+    """Static batching: a batch starts when it is full or its first member waited ``timeout_s``, and runs to its end.
 
     Members that memory could not take at once, or that were preempted, join while the batch runs, also when a request
     of higher rank has arrived since. Requests that are not members wait for the end of the batch.
@@ -64,5 +64,5 @@ class StaticAdmission:
         return max(0.0, oldest + self._timeout_s - self._clock())
 
     def _is_open(self, waiting: Sequence[request.Sequence]) -> bool:
-        """Whether members of the batch wait still: not begun yet, or preempted."""
+        """Return whether members of the batch are still waiting: not started, or preempted."""
         return any(sequence in self._batch for sequence in waiting)

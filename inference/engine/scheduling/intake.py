@@ -1,4 +1,4 @@
-"""Requests become sequences: checked against the model, and with what they need to run."""
+"""Validate requests against a model and build their sequences."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAX_COMPARED_BYTES = 256 << 20  # distributions that one side of a pair may have
 
 
 class RequestIntake:
-    """Of one model. ``seed`` is where the seeds of requests without one come from; None for a random one."""
+    """The intake of one model. ``seed`` determines the seeds of requests without one; None is random."""
 
     def __init__(
         self,
@@ -45,8 +45,8 @@ class RequestIntake:
         else:
             self._seeds.manual_seed(seed)
 
-    def problem(self, request: GenerationRequest) -> tuple[str, str] | None:
-        """Code and sentence of why it cannot run."""
+    def validate(self, request: GenerationRequest) -> tuple[str, str] | None:
+        """Return the error code and message of a request that cannot run; None if it can."""
         ids = request.prompt_token_ids
         if not ids:
             return "invalid_prompt", "The prompt has no tokens."
@@ -59,7 +59,7 @@ class RequestIntake:
         num_tokens = min(len(ids) + len(request.continuation) + request.sampling.max_tokens, self._max_seq_len)
         size = num_values(request.reads, self._width, len(ids), num_tokens)
         if size > MAX_VALUES:
-            return "reading_too_large", f"To be read are up to {size} numbers, {MAX_VALUES} at most; read fewer tokens."
+            return "reading_too_large", f"The request would capture up to {size} values; the limit is {MAX_VALUES}."
         return None
 
     def _scoring_problem(self, request: GenerationRequest, scoring: Scoring) -> tuple[str, str] | None:
@@ -77,8 +77,8 @@ class RequestIntake:
             return "scoring_too_large", f"{len(ids)} tokens are too many to compare; this model takes {most} at once."
         return None
 
-    def sequence(self, request: GenerationRequest, sink: object, submitted_at: float) -> Sequence:
-        """GrammarError where its grammar cannot be followed."""
+    def build_sequence(self, request: GenerationRequest, sink: object, submitted_at: float) -> Sequence:
+        """Build the sequence of a request. Raise GrammarError if its grammar cannot be compiled."""
         params = request.sampling
         eos = frozenset() if params.ignore_eos else self._loaded.eos_token_ids
         decoder = TokenDecoder(
@@ -107,7 +107,7 @@ class RequestIntake:
         return SequenceSegments(request.parts, self._token_bytes)
 
     def _hidden_ids(self, params: SamplingParams) -> frozenset[int]:
-        """Where some special tokens have text, the others do not."""
+        """Return the special tokens that stay hidden while others are shown."""
         if not (params.skip_special_tokens and params.shown_token_ids):
             return frozenset()
         return self._loaded.special_token_ids.difference(params.shown_token_ids)
@@ -120,7 +120,7 @@ class RequestIntake:
         return grammar if params.thinking is None else ThinkingMatcher(params.thinking, grammar)
 
     def _generator(self, request: GenerationRequest) -> torch.Generator:
-        """A request's own; the choices of one seeded request differ, and are the same each time."""
+        """Return the request's own generator. Choices of a seeded request differ, and repeat exactly."""
         if request.sampling.seed is None:
             return derived_generator(int(torch.randint(2**62, (1,), generator=self._seeds)), request.index)
         return seeded_generator(request.sampling.seed, request.index)
@@ -138,7 +138,7 @@ def seeded_generator(seed: int, choice: int) -> torch.Generator:
 
 
 def derived_generator(seed: int, choice: int) -> torch.Generator:
-    """Two generators have the same numbers only if both the seeds, of any size, and the choices are the same."""
+    """Return a generator that is unique to the seed, of any size, and the choice."""
     digest = hashlib.shake_256(f"miLLM {seed} {choice}".encode()).digest(4 * _WORDS)
     generator = torch.Generator().manual_seed(0)
     state = generator.get_state()

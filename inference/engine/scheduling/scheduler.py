@@ -1,13 +1,13 @@
-"""Who runs in the next step. Knows nothing of tensors.
+"""Choose the sequences of the next step. Independent of tensors.
 
 All decoding sequences run in each step, one token each. Prompts share a budget of tokens a step, so decoding never
 waits for more than one chunk however long a prompt is. Within a priority the prompt with the fewest tokens left goes
-first, and the one that waits longest always gets a part, so a long prompt neither blocks short ones nor is starved by
-them. When memory runs short the latest sequence is preempted: its place in the cache goes, it waits again and is
-computed anew. The policies differ in when they admit (:mod:`inference.engine.scheduling.admission`).
+first, and the one that waits longest always gets a share, so a long prompt neither blocks short ones nor is starved by
+them. When memory runs short the latest sequence is preempted: its cache is released, it waits again and is
+recomputed. The policies differ in when they admit (:mod:`inference.engine.scheduling.admission`).
 
 A step either runs something, or fails a sequence that cannot run (:class:`SequenceFault`), or waits on purpose for a
-static batch to fill: no sequence waits for ever.
+static batch to fill: no sequence waits forever.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Scheduler:
         insort(self._waiting, sequence, key=self._rank)
 
     def limit_growth(self, growth: Growth) -> None:
-        """Say who may take memory that was never written: sequences share the rest, as when memory is short."""
+        """Set which sequences may take memory that was never written; the others share what is in use."""
         self._growth = growth
         self._cache.hold_growth(held=growth is not Growth.FREE)
 
@@ -116,12 +116,12 @@ class Scheduler:
         return faults
 
     def note_drafts(self, chunk: Chunk, num_accepted: int) -> None:
-        """So many of the chunk's drafts proved right."""
+        """Record how many of the chunk's drafts were accepted."""
         if self._speculation is not None:
             self._speculation.note_outcome(chunk.sequence, len(chunk.drafts), num_accepted)
 
     def note_accepted(self, sequence: Sequence) -> None:
-        """Its last token was a draft, so it is computed already."""
+        """Mark the sequence's last token, an accepted draft, as computed."""
         sequence.num_computed += 1
         self._cache.note_computed(sequence)
 
@@ -152,7 +152,7 @@ class Scheduler:
         return len(self._running)
 
     def seconds_to_wait(self) -> float:
-        """Until something may run: 0 unless the policy waits for company."""
+        """Return the seconds until something can run: 0 unless static batching waits for its batch to fill."""
         return 0.0 if self._running else self._admission.seconds_to_wait(self._waiting)
 
     def _rank(self, sequence: Sequence) -> tuple[bool, int, float, int]:
@@ -170,7 +170,7 @@ class Scheduler:
         return [s for s in self._running if s.state is SequenceState.PREFILL]
 
     def _with_drafts(self, chunks: list[Chunk], speculation: Speculation) -> list[Chunk]:
-        """Drafts behind the tokens of those who decode, where nobody has to be preempted for them."""
+        """Add drafts to the decoding sequences where that needs no preemption."""
         drafts = speculation.drafts([chunk.sequence for chunk in chunks], self._max_drafts)
         return [
             Chunk(chunk.sequence, 1 + len(draft), draft)
@@ -259,7 +259,7 @@ class Scheduler:
     # Memory
 
     def _make_room(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Room for the sequence's next tokens; False when it was preempted itself."""
+        """Make room for the sequence's next tokens. Return False if the sequence itself was preempted."""
         with blaming(sequence):
             while not self._cache.extend(sequence, num_tokens):
                 victim = self._running[-1]
@@ -273,7 +273,7 @@ class Scheduler:
         return True
 
     def _grow_alone(self, take: Callable[[], bool]) -> bool:
-        """Try again without the limit on growth, if it admits that for a sequence that runs alone."""
+        """Retry without the growth limit, if that is allowed for a sequence that runs alone."""
         if self._growth is not Growth.ALONE:
             return False
         self._cache.hold_growth(held=False)

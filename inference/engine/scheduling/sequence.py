@@ -37,7 +37,7 @@ class SequenceState(Enum):
 
 @dataclass(eq=False)
 class Sequence:
-    """What the engine keeps of a request while it waits and runs. Owned by the engine thread."""
+    """A request inside the engine, from arrival to its terminal event. Owned by the engine thread."""
 
     request: GenerationRequest
     sink: object
@@ -94,7 +94,7 @@ class Sequence:
 
     @property
     def num_pending_tokens(self) -> int:
-        """Tokens to run until the next one can be sampled."""
+        """Tokens to compute before the next one can be sampled."""
         return len(self.token_ids) - self.num_computed
 
     @property
@@ -104,7 +104,7 @@ class Sequence:
 
     @property
     def num_reusable(self) -> int:
-        """Tokens of its beginning that need not be run where the cache has them."""
+        """Leading tokens that need not be computed if the cache has them."""
         if self._needs_prompt_logprobs:
             return 0
         last = self.num_tokens - 1  # it is run in any case, as the next one is sampled there
@@ -113,14 +113,14 @@ class Sequence:
         return last if self.reading is None else self.reading.next_place(last)
 
     def known_segments(self) -> SequenceSegments | None:
-        """With all the sequence's own tokens."""
+        """Return the segments of all generated tokens; None if steering does not depend on them."""
         if self.parts is not None:
             self.parts.take(self.token_ids[self.num_prompt + self.parts.num_known :])
         return self.parts
 
     @property
     def reads_places(self) -> bool:
-        """Whether it needs the logits of other places than its last one."""
+        """Whether logits of other positions than the last one are needed."""
         return self.wants_prompt_logprobs or self.scoring is not None
 
     def most_tokens(self, num_places: int) -> int:
@@ -213,12 +213,12 @@ class SequenceFault(Exception):
 
 @contextmanager
 def blaming(sequence: Sequence, message: str = "The request could not be scheduled.") -> Iterator[None]:
-    """Turn whatever raises inside into a SequenceFault, unless the device is lost, which concerns all."""
+    """Turn exceptions inside into a SequenceFault of the sequence, except a lost device, which concerns all."""
     try:
         yield
     except (SequenceFault, torch.AcceleratorError):
         raise
     except Exception as error:
-        # A defect in the books of one sequence must not end the others.
+        # Inconsistent bookkeeping of one sequence must not end the others.
         logger.exception("A sequence failed outside the model.")
         raise SequenceFault(sequence, SERVER_ERROR, message) from error

@@ -1,4 +1,4 @@
-"""Runs a step so that what makes it raise, or what memory is too short for, takes nothing else with it.
+"""Run a step so that an item that raises or runs out of memory fails alone.
 
 An attempt that raises is undone and its items are run again in halves, down to the guilty ones: about ``2 log2 n``
 attempts for one guilty item of n. Out of memory also makes a lone item smaller, where possible, before it fails.
@@ -28,7 +28,7 @@ _MESSAGES = {
 
 
 class StepItem(Protocol):
-    """What one request has in a step: a chunk of a sequence, or a text to embed."""
+    """One request's share of a step: a chunk of a sequence, or a text to embed."""
 
     @property
     def num_tokens(self) -> int: ...
@@ -121,7 +121,7 @@ class StepIsolation(Generic[P, R]):
             result.failures.append(Failure(items[0], code, _MESSAGES[code]))
 
     def _try(self, items: list[P], result: StepResult[P, R]) -> str:
-        """The code of what went wrong, "" when nothing did. When it returns, no traceback holds tensors any more."""
+        """Run the items. Return the error code, or "". On return no traceback holds tensors."""
         try:
             result.attempts.append((items, self._run(items)))
         except torch.AcceleratorError:
@@ -150,7 +150,7 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def free_unused_memory() -> None:
-    """Give back what torch caches, and what only cycles still hold."""
+    """Free memory that torch caches or that only reference cycles hold."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -38,7 +38,7 @@ class Entries:
     write: Tensor  # [n, d] float32
     numbers: Tensor  # [n, len(Number)] float32
     codes: Tensor  # [n, len(Code)] int32
-    external_activations: tuple[tuple[FeatureReader, int] | None, ...]  # whom to ask in each step, for which feature
+    external_activations: tuple[tuple[FeatureReader, int] | None, ...]  # SAE and feature to run in each step
 
     def __len__(self) -> int:
         return len(self.external_activations)

@@ -31,7 +31,7 @@ FIRST = torch.tensor([0])
 
 @dataclass(frozen=True, slots=True)
 class GivenActivations:
-    """What one SAE has to be asked in a step: which tokens, which features, and where the answers go."""
+    """One SAE forward pass of a step: which tokens and features, and which entries get the activations."""
 
     reader: FeatureReader
     tokens: Tensor  # [t] int64, places in the step
@@ -73,7 +73,7 @@ class SiteTable:
         return len(self._slots.get(row, ()))
 
     def needs_sae_forward(self, row: int) -> bool:
-        """Whether an SAE must be asked for activations whenever the row is used."""
+        """Return whether the row needs an SAE's forward pass whenever it is used."""
         return row in self._given
 
     # Rows
@@ -122,7 +122,7 @@ class SiteTable:
     # A step
 
     def given_in(self, rows: Sequence[int]) -> tuple[GivenActivations, ...]:
-        """Whom to ask for activations when tokens have these rows."""
+        """Return the SAE forward passes that these rows need."""
         if not self._given:
             return ()
         asked: dict[str, tuple[FeatureReader, set[int], dict[int, int]]] = {}
@@ -142,7 +142,7 @@ class SiteTable:
         )
 
     def apply_static(self, hidden: Tensor, rows: Tensor) -> Tensor:
-        """The steered ``hidden`` of a step that is captured: every SAE that any row may need runs on all tokens.
+        """Return the steered ``hidden`` for CUDA graph capture: run every SAE that any row may need, on all tokens.
 
         How far tokens moved is written to :attr:`static_changes`, which all captured steps share.
         """
@@ -160,7 +160,7 @@ class SiteTable:
         return steered
 
     def _all_asks(self) -> tuple[GivenActivations, ...]:
-        """Of all rows. Made before the capture, which allows no copies to the device."""
+        """Return the SAE forward passes of all rows. Built before graph capture, which forbids copies to the device."""
         if self._asks is None or self._asks[0] != self.version:
             self._asks = (self.version, self.given_in(list(self._given)))
         return self._asks[1]

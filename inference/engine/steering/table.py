@@ -4,7 +4,7 @@ Each resident intervention owns a row for each set of its edits that act togethe
 those on generated ones); row 0 changes nothing. A step names a row per token. Only tokens whose row has edits at a site
 are touched there, so all others stay bit-equal whatever their neighbours do.
 
-An intervention that nobody uses any more keeps its rows for a while: the next request with it finds them laid out.
+An unused intervention keeps its rows for a while, so that the next request with it can reuse them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MAX_IDLE_ENTRIES = 2048
 
 @dataclass(slots=True)
 class _Resident:
-    """``num_entries`` over all sites. One that ``needs_sae_forward`` holds an SAE, and does not outlive its last user."""
+    """An intervention's rows. One that ``needs_sae_forward`` holds an SAE and is dropped with its last user."""
 
     rows: SteeringRows
     sites: frozenset[Site]
@@ -115,9 +115,9 @@ class SteeringTable:
 
     @contextmanager
     def steering(self, row_of_token: list[int]) -> Iterator[SteeringStep]:
-        """Steer the forward pass in the block, over tokens with these rows, and no other, even if it raises.
+        """Steer the forward pass in the block, over tokens with these rows.
 
-        No rows at all stand for tokens of which none is steered.
+        An empty list means that no token is steered.
         """
         self._step = SteeringStep(self._plan_of(row_of_token))
         try:
