@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from django.db import DatabaseError, InterfaceError, close_old_connections, connections
 
-from inference.client import EngineDownError
+from inference.client import EngineDownError, EngineError
 
 logger = logging.getLogger(__name__)
 Act = Callable[[], None]
@@ -100,6 +100,10 @@ class LoaderThread:
                 logger.warning("The model loader's housekeeping failed: %s", error, exc_info=not _is_outage(error))
             else:
                 done.set_exception(error)
+        except BaseException as error:  # would end the thread, and everyone who waits for a job would wait for ever
+            logger.exception("The model loader survived a %s.", type(error).__name__)
+            if done is not None:  # not the error itself: a SystemExit would end the event loop that waits for it
+                done.set_exception(EngineError(f"The model loader failed ({type(error).__name__}); see the log."))
         else:
             if done is not None:
                 done.set_result(None)

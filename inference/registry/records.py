@@ -102,7 +102,7 @@ model_table: Snapshot[ModelTable] = Snapshot("millm_models", _load_table)
 logger = logging.getLogger(__name__)
 
 
-def failure_message(name: str, error: Exception) -> str:
+def failure_message(name: str, error: BaseException) -> str:
     """What the row and the clients are told; the cause of a surprise goes to the log."""
     if isinstance(error, (SourceError, EngineError)):
         return str(error)

@@ -323,7 +323,7 @@ class ModelRegistry:
                 self._try_again(load)
                 return
             self._note_failure(record, str(error))
-        except Exception as error:  # noqa: BLE001 - whatever is wrong with a model is told in its row
+        except BaseException as error:  # noqa: BLE001 - whatever is wrong with a model is told in its row, at once
             self._note_failure(record, failure_message(record.name, error))
             is_short = isinstance(error, NotEnoughMemoryError)
         else:

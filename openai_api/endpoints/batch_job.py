@@ -70,12 +70,15 @@ class QuotaUsedUpError(Exception):
 
 
 async def answer_line(line: BatchLine, *, endpoint: str, key: KeyRecord | None) -> Result:
-    """Run one line on its endpoint, retrying with backoff while the server is busy. Raises QuotaUsedUpError."""
+    """Run one line on its endpoint, retrying with backoff while the server is busy.
+
+    Raises QuotaUsedUpError, except for a line that needs more than the quota of a whole day: it fails with its error.
+    """
     for attempt in range(MAX_ATTEMPTS):
         await until_quiet()
         call = Call(request_of(line, endpoint), endpoint, is_background=True, source="job")
         response = await answer_as(call, key, HANDLERS[endpoint])
-        if call.entry.error_code == "insufficient_quota":
+        if call.entry.error_code == "insufficient_quota" and "Retry-After" in response.headers:
             raise QuotaUsedUpError
         is_final = response.status_code not in TRANSIENT or response.headers.get("x-should-retry") == "false"
         if is_final or attempt == MAX_ATTEMPTS - 1:

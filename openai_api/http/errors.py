@@ -162,8 +162,8 @@ def rate_limited(message: str, *, retry_after_s: float) -> ApiError:
     )
 
 
-def insufficient_quota(message: str, *, retry_after_s: float) -> ApiError:
-    """Return 429 with the time at which the quota resets; clients should not retry before."""
+def insufficient_quota(message: str, *, retry_after_s: float | None) -> ApiError:
+    """Return 429 with the time at which the quota resets; None if no retry can ever succeed."""
     return ApiError(
         429,
         message,

@@ -47,6 +47,12 @@ class Quotas:
         with self._lock:
             found = self._day(key, day)
             limit = key.tokens_per_day
+            if limit is not None and amount > limit:
+                message = (
+                    f"This key may use {limit} tokens a day, and this request may need {amount}. Send less text or ask "
+                    "for fewer tokens, or ask the key's owner for more."
+                )
+                raise insufficient_quota(message, retry_after_s=None)
             if limit is not None and found.tokens + amount > limit:
                 left = max(0, limit - found.tokens)
                 raise self._exhausted(

@@ -74,6 +74,7 @@ COLUMNS = (
     "policies",
     "steering_expected",
     "steering_applied",
+    "steering_effects",
     "stream",
     "status",
     "error_code",
@@ -188,7 +189,7 @@ def _shown(row: Row) -> Row:
 
 
 def _cell(value: object) -> object:
-    return safe_cell(json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value)
+    return safe_cell(json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else value)
 
 
 def _csv(rows: Iterable[Sequence[object]]) -> bytes:

@@ -203,9 +203,9 @@ def _read(response_id: str, owner_id: int | None) -> tuple[StoredResponse, Respo
 
 
 PROMPT = (
-    "Summarise the conversation below for the assistant, who will go on with it and sees nothing of it but your "
-    "summary. Keep what was asked, what was decided, names, numbers and what is still open. Answer with the summary "
-    "alone.\n\n"
+    "Summarise the conversation below for the assistant, who will go on with it and sees only the user's messages and "
+    "your summary. Keep what was asked, what was decided, names, numbers and what is still open. Answer with the "
+    "summary alone.\n\n"
 )
 
 
@@ -225,11 +225,12 @@ async def compact_response(call: Call) -> HttpResponseBase:
     fold = ChatFold(chunks.usage, has_logprobs=False)
     await collect(generation, chunks, fold.add)
     completion = fold.body()
+    summary = compaction_item(new_id("cmp_"), completion["choices"][0]["message"]["content"] or "")
     body: CompactionBody = {
         "id": call.answer_id("resp_"),
         "object": "response.compaction",
         "created_at": int(time.time()),
-        "output": [compaction_item(new_id("cmp_"), completion["choices"][0]["message"]["content"] or "")],
+        "output": [*(item for item in context.items if item.get("role") == "user"), summary],
         "usage": usage_body(generation.usage, completion["usage"]["completion_tokens_details"]["reasoning_tokens"]),
     }
     return json_response(body)

@@ -8,12 +8,13 @@ not implement, with the values that are harmless. Null means the default everywh
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, ValidationError, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
@@ -99,6 +100,15 @@ class Part(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True, allow_inf_nan=False)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _with_integers(cls, body: Any) -> Any:
+        """Replace floats like 16.0, which some languages write for integers, where only integers are expected."""
+        if type(body) is not dict:
+            return body
+        shapes = integer_shapes(cls)
+        return {name: shapes[name].applied(value) if name in shapes else value for name, value in body.items()}
+
 
 class RequestSchema(Part):
     """The body of a request."""
@@ -113,7 +123,7 @@ class RequestSchema(Part):
         cls._refuse_unsupported(body)
         cls._refuse_near_misses(body)
         try:
-            parsed = cls.model_validate(cls._with_integers(body))
+            parsed = cls.model_validate(body)
         except ValidationError as error:
             raise api_error(error) from None
         parsed.check_together()
@@ -151,15 +161,6 @@ class RequestSchema(Part):
             if meant:
                 raise unknown_parameter(name, meant=meant[0])
 
-    @classmethod
-    def _with_integers(cls, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Convert floats like 16.0, which some languages write, where integers are expected."""
-        whole = integer_fields(cls)
-        return {
-            name: int(value) if type(value) is float and name in whole and value.is_integer() else value
-            for name, value in body.items()
-        }
-
     def parameters(self) -> dict[str, Any]:
         """Return what the client set besides texts, for the request log."""
         unwanted = self.ignored_fields() | {*self.TEXTS, "model", "profile", "stream", "user", "cache_salt"}
@@ -173,21 +174,53 @@ class RequestSchema(Part):
                 raise unsupported_parameter(name, cls.REMEDIES.get(name, "Leave it out."))
 
 
+@dataclass(frozen=True, slots=True)
+class IntegerShape:
+    """Where a value holds integers and no other numbers: itself, the items of a list, the values of an object."""
+
+    is_integer: bool = False
+    items: IntegerShape | None = None
+    values: IntegerShape | None = None
+
+    def applied(self, value: Any) -> Any:
+        """Return the value with integers in place of floats that have no fraction."""
+        if type(value) is float:
+            return int(value) if self.is_integer and value.is_integer() else value
+        if type(value) is list and self.items is not None:
+            return [self.items.applied(item) for item in value]
+        if type(value) is dict and self.values is not None:
+            return {name: self.values.applied(item) for name, item in value.items()}
+        return value
+
+
 @cache
-def integer_fields(schema: type[BaseModel]) -> frozenset[str]:
-    """Return the names of the fields that take integers and no other numbers."""
-    kinds = {field.alias or name: _kinds(field.annotation) for name, field in schema.model_fields.items()}
-    return frozenset(name for name, found in kinds.items() if int in found and float not in found)
+def integer_shapes(schema: type[BaseModel]) -> Mapping[str, IntegerShape]:
+    """Return the fields that take integers, by the names that clients use."""
+    shapes = {field.alias or name: _integer_shape([field.annotation]) for name, field in schema.model_fields.items()}
+    return {name: shape for name, shape in shapes.items() if shape is not None}
 
 
-def _kinds(annotation: Any) -> set[Any]:
-    """Return the plain types of a field and of a union's branches, without those inside lists and objects."""
+def _integer_shape(annotations: Sequence[Any]) -> IntegerShape | None:
+    """Return the shape of a value of one of these types; None where nothing in it can be an integer."""
+    kinds = [kind for annotation in annotations for kind in _kinds(annotation)]
+    items = [get_args(kind)[0] for kind in kinds if get_origin(kind) in {list, tuple, set, frozenset, Sequence}]
+    values = [get_args(kind)[1] for kind in kinds if get_origin(kind) in {dict, Mapping}]
+    shape = IntegerShape(int in kinds and float not in kinds, _inner(items), _inner(values))
+    return shape if shape != IntegerShape() else None
+
+
+def _inner(annotations: Sequence[Any]) -> IntegerShape | None:
+    return _integer_shape(annotations) if annotations else None
+
+
+def _kinds(annotation: Any) -> list[Any]:
+    """Return the types of a field, for a union those of its branches."""
     origin = get_origin(annotation)
     if origin is Annotated:
         return _kinds(get_args(annotation)[0])
     if origin in {Union, UnionType}:
-        return set[Any]().union(*map(_kinds, get_args(annotation)))
-    return {annotation}
+        return [kind for branch in get_args(annotation) for kind in _kinds(branch)]
+    return [annotation]
 
 
 def _same(value: object, harmless: object) -> bool:

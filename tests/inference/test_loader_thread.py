@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from inference.client import EngineDownError
+from inference.client import EngineDownError, EngineError
 from inference.registry.loader_thread import LoaderThread
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -96,6 +96,18 @@ def test_a_job_that_raises_fails_alone(loader, jobs):
     after.result(5)
 
     assert isinstance(guilty.exception(), ZeroDivisionError)
+
+
+def test_an_exit_in_a_job_fails_that_job_and_not_the_thread(loader, jobs):
+    def leave() -> None:
+        raise SystemExit(3)
+
+    failing, after = loader.submit("load", "a", leave), loader.submit("load", "b", jobs.named("b"))
+    jobs.gate.set()
+    with pytest.raises(EngineError, match="SystemExit"):
+        failing.result(60)
+    after.result(60)
+    assert jobs.ran == ["b"]
 
 
 def test_stopping_cancels_what_has_not_begun_and_refuses_more(loader, jobs):

@@ -159,6 +159,7 @@ async def test_a_load_that_takes_too_long_is_a_503_and_goes_on(parts):
     [
         (SourceError("There is no directory '/x'."), "There is no directory"),
         (RuntimeError("secret path /root/x"), "RuntimeError"),
+        (SystemExit("secret"), "SystemExit"),
     ],
 )
 async def test_a_failed_load_is_readable_and_retried_after_a_while(registry, parts, failure, told):

@@ -441,6 +441,24 @@ async def test_a_used_up_quota_postpones_the_batch_to_the_next_day(api: Api):
     assert len(api.engine.requests) == 10
 
 
+async def test_a_line_that_needs_more_than_a_day_s_quota_fails_and_the_others_go_on(api: Api):
+    set_limits(Limits(api.clock, Quotas(lambda: datetime(2026, 11, 22, 20, tzinfo=UTC))))
+    headers = api.keys.add("sk-a", tokens_per_day=1_000)
+    lines = [line("fits"), line("never fits", max_tokens=2_000), line("fits too")]
+    api.registry.context = 4_000
+    batch = await create(api, await send(api, *lines, headers=headers), headers=headers)
+    await run(batch)
+    done = await get(api, batch, headers)
+    assert done.status == "completed"
+    found = await lines_of(api, done.output_file_id, headers)
+    assert sorted(each["custom_id"] for each in found) == ["fits", "fits too"]
+    (failed,) = await lines_of(api, done.error_file_id, headers)
+    error = failed["response"]["body"]["error"]
+    assert (failed["custom_id"], failed["response"]["status_code"]) == ("never fits", 429)
+    assert error["code"] == "insufficient_quota"
+    assert "1000 tokens a day" in error["message"]
+
+
 async def test_lines_that_are_done_ahead_are_not_asked_again(home: Path):
     results = BatchResults("batch_a", "one")
     done = results.resume(Checkpoint())

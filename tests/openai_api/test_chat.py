@@ -3,19 +3,46 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from openai.types.chat import ChatCompletion
 from pydantic import TypeAdapter
 
 from inference.client import FailedEvent, PromptLogprobsEvent, Timings, TokenLogprob, Usage
+from openai_api.http.errors import ApiError
 from openai_api.request_id import request_id_of
+from openai_api.schemas.base import RequestSchema
+from openai_api.schemas.chat import ChatRequest
+from openai_api.schemas.completions import CompletionRequest
+from openai_api.schemas.vector_stores import StoreChange
 from tests.openai_api.conftest import Api
 from tests.openai_api.fakes import BOS, TURN, answering, finished, tokens_of
 
 
 def strict(body: bytes) -> ChatCompletion:
     return TypeAdapter(ChatCompletion).validate_json(body, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("schema", "body", "expected"),
+    [
+        (CompletionRequest, {"prompt": [[1.0, 2], [3.0]]}, {"prompt": [[1, 2], [3]]}),
+        (ChatRequest, {"stop_token_ids": [5.0]}, {"stop_token_ids": [5]}),
+        (StoreChange, {"expires_after": {"anchor": "last_active_at", "days": 7.0}}, {"days": 7}),
+    ],
+)
+def test_nested_integers_may_be_written_as_floats(schema: type[RequestSchema], body: dict[str, Any], expected: Any):
+    start = {"model": "tiny", "messages": [{"role": "user", "content": "a"}]} if schema is ChatRequest else {}
+    dumped = schema.parse({**start, **body}).model_dump()
+    found = dumped["expires_after"] if "expires_after" in body else dumped
+    assert {name: found[name] for name in expected} == expected
+    assert ".0" not in str({name: found[name] for name in expected})
+
+
+def test_fractions_are_no_integers_wherever_they_are():
+    with pytest.raises(ApiError, match="prompt"):
+        CompletionRequest.parse({"model": "tiny", "prompt": [[1.5]]})
 
 
 async def test_integers_may_be_written_as_floats(api: Api):

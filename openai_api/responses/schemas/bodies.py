@@ -110,7 +110,7 @@ class InputTokensBody(TypedDict):
 
 
 class CompactionBody(TypedDict):
-    """``output`` is a single item, which stands for all that was compacted in the input of later responses."""
+    """``output`` holds the user's messages, then one item that stands for the whole conversation in later inputs."""
 
     id: str
     object: Literal["response.compaction"]

@@ -271,8 +271,9 @@ class Legal:
         if parts == ["responses"]:
             body.setdefault("input", "string")
             body.setdefault("max_output_tokens", FEW)
-        if parts == ["responses", "compact"]:
-            body.setdefault("input", "string")
+        if parts == ["responses", "compact"]:  # the client's type knows no messages of users, which the answer repeats
+            body["input"] = [{"role": "assistant", "content": "string"}]
+            body.pop("previous_response_id", None)
         if body.pop("conversation", None) or "previous_response_id" in body:
             body["previous_response_id"] = self.seeds.once("response", self.seeds.new_response)
         if "max_tool_calls" in body:

@@ -108,6 +108,15 @@ def test_conditions_hold():
     assert [line["id"] for line in lines_of(export(search=LogSearch(model="b")))] == ["req_2"]
 
 
+@pytest.mark.django_db
+def test_what_steering_changed_is_exported():
+    effects = [{"layer": 3, "site": "resid_post", "mean_change": 0.25}]
+    row(1, steering_effects=effects)
+    (cells,) = cells_of(export("csv"))
+    assert json.loads(cells["steering_effects"]) == effects
+    assert lines_of(export())[0]["steering_effects"] == effects
+
+
 FORMULAS = ["=cmd|' /C calc'!A0", "+1+1", "-2+3", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "  =1", "＝1", '"=1', "x"]
 
 

@@ -266,16 +266,20 @@ async def test_tokens_can_be_counted_without_a_model_and_an_input(stored: Api):
     assert (error["param"], error["code"]) == ("model", "missing_required_parameter")
 
 
-async def test_a_conversation_is_compacted_to_one_item(stored: Api):
+async def test_a_conversation_is_compacted_to_the_user_s_messages_and_one_item(stored: Api):
     stored.registry.context = 2_000
     stored.engine.script = answering("They launch on Tuesday.")
     before = (await create(stored, input="We launch on Tuesday.")).json()
     fields = {"model": "tiny", "previous_response_id": before["id"], "input": [{"role": "user", "content": "Fine."}]}
     response = await stored.post("/v1/responses/compact", {**fields, "instructions": "Be brief.", "profile": "cats"})
     assert response.status_code == 200, response.content
-    compacted = TypeAdapter(CompactedResponse).validate_json(response.content, strict=True)
-    (item,) = compacted.output
-    assert isinstance(item, ResponseCompactionItem)
+    *messages, last = response.json()["output"]
+    assert [(each["type"], each["role"]) for each in messages] == [("message", "user")] * 2
+    assert [each["content"][0]["text"] for each in messages] == ["We launch on Tuesday.", "Fine."]
+    compacted = TypeAdapter(CompactedResponse).validate_json(
+        json.dumps({**response.json(), "output": [last]}), strict=True
+    )
+    assert isinstance(compacted.output[0], ResponseCompactionItem)
     assert compacted.usage.output_tokens == len("They launch on Tuesday.")
     asked = stored.registry.text.rendered[0]["content"]
     for said in ("instructions: Be brief.", "user: We launch on Tuesday.", "assistant: They launch", "user: Fine."):
@@ -285,10 +289,11 @@ async def test_a_conversation_is_compacted_to_one_item(stored: Api):
     then = [*response.json()["output"], {"role": "user", "content": "When?"}]
     following = await create(stored, input=then, instructions="Be kind.")
     assert following.status_code == 200, following.content
-    system, question = stored.registry.text.rendered
+    system, *questions = stored.registry.text.rendered
     assert system["content"].startswith("Be kind.")
     assert system["content"].endswith("They launch on Tuesday.")
-    assert (system["role"], question["content"]) == ("system", "When?")
+    assert system["role"] == "system"
+    assert [each["content"] for each in questions] == ["We launch on Tuesday.", "Fine.", "When?"]
     listed = await stored.client.get(f"/v1/responses/{following.json()['id']}/input_items")
     assert {"message", "compaction"} == {each["type"] for each in listed.json()["data"]}
     again = await create(stored, previous_response_id=following.json()["id"])
