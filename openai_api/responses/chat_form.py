@@ -73,6 +73,13 @@ class Transcript:
         else:
             self.add({"role": "system", "content": text})
 
+    def instruct_first(self, text: str) -> None:
+        """Add to the system message at the beginning: many templates take none after the user's messages."""
+        if self.messages and self.messages[0]["role"] == "system":
+            self.messages[0]["content"] += f"\n\n{text}"
+        else:
+            self.messages.insert(0, {"role": "system", "content": text})
+
     def turn(self) -> Message:
         """Return the assistant's last turn, started if necessary."""
         if not self.messages or self.messages[-1]["role"] != "assistant":
@@ -97,7 +104,7 @@ def _add(transcript: Transcript, item: Item) -> None:
     elif kind == "function_call_output":
         transcript.add({"role": "tool", "tool_call_id": item["call_id"], "content": text})
     elif kind == "compaction":
-        transcript.instruct(text)
+        transcript.instruct_first(text)
     elif kind == "reasoning":
         if text:
             transcript.turn()["reasoning_content"] = text

@@ -31,6 +31,7 @@ def _prompts(value: Any) -> list[Prompt]:
         return [value]
     if not isinstance(value, list) or not value:
         raise _problem("it must be a string, strings, token ids or lists of token ids")
+    value = [int(item) if type(item) is float and item.is_integer() else item for item in value]
     if _are_ids(value):
         return [value]
     if len(value) > MAX_PROMPTS:

@@ -27,7 +27,8 @@ def strict(body: bytes) -> ChatCompletion:
 @pytest.mark.parametrize(
     ("schema", "body", "expected"),
     [
-        (CompletionRequest, {"prompt": [[1.0, 2], [3.0]]}, {"prompt": [[1, 2], [3]]}),
+        (CompletionRequest, {"model": "tiny", "prompt": [[1.0, 2], [3.0]]}, {"prompt": [[1, 2], [3]]}),
+        (CompletionRequest, {"model": "tiny", "prompt": [1.0, 2]}, {"prompt": [[1, 2]]}),
         (ChatRequest, {"stop_token_ids": [5.0]}, {"stop_token_ids": [5]}),
         (StoreChange, {"expires_after": {"anchor": "last_active_at", "days": 7.0}}, {"days": 7}),
     ],
