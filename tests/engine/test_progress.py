@@ -316,6 +316,7 @@ class History:
         assert of_prompts <= self.config.max_prefill_tokens
         sampling = [chunk.sequence for chunk in chunks if chunk.samples]
         compute(chunks)
+        self.check_growth()  # a sequence that ends in this step gives back what it took
         assert not self.scheduler.note_step(chunks, 0.01)
         for sequence in sampling:
             if sequence.num_generated >= sequence.max_tokens:
