@@ -6,7 +6,6 @@ A path is spelled once: the URL pattern and the endpoint's name in the request l
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from django.http.response import HttpResponseBase
 from django.urls import URLPattern, re_path
@@ -64,7 +63,7 @@ from openai_api.endpoints.vector_stores import (
     update_vector_store,
 )
 from openai_api.http.call import Call
-from openai_api.http.endpoint import Handler, endpoint
+from openai_api.http.endpoint import ErrorBody, Handler, endpoint
 from openai_api.http.errors import ApiError, anthropic_error, unknown_url
 from openai_api.responses.conversations import (
     add_items,
@@ -98,7 +97,7 @@ async def refuse_url(call: Call) -> HttpResponseBase:
 
 
 def route(
-    path: str, *, log_name: str = "", alias: str = "", error_body: Any = ApiError.body, **handlers: Handler
+    path: str, *, log_name: str = "", alias: str = "", error_body: ErrorBody = ApiError.body, **handlers: Handler
 ) -> URLPattern:
     """Return the URL pattern of ``path``, below /v1; a trailing slash is accepted.
 
@@ -120,7 +119,7 @@ def _url_name(path: str) -> str:
 
 def anthropic(path: str, **handlers: Handler) -> URLPattern:
     """Return a route whose errors have Anthropic's form."""
-    return route(path, error_body=anthropic_error, **handlers)
+    return route(path, log_name="", alias="", error_body=anthropic_error, **handlers)
 
 
 # Also served without /v1, where clients know them from other servers.

@@ -88,7 +88,7 @@ async def contrast_features(call: Call) -> HttpResponseBase:
     runs = await run(call, model, [(ids, base) for ids in texts.all], reads=(read,))
     found = await asyncio.to_thread(separate, runs, texts, sae, request.num_candidates)
     effects = await measure_effects(call, model, sae, texts, runs, found) if request.rerank is not False else {}
-    best = sorted(found, key=lambda one: -effects.get(one.index, 0.0))[: request.num_wanted]
+    best = sorted(found, key=lambda one: -effects.get(one.index, 0.0))[: request.num_features]
     labels = await get_backend().features().labels(sae.pk, [one.index for one in best])
     usage = Usage(call.entry.prompt_tokens, call.entry.cached_tokens, 0)
     body: FeatureContrastBody = {

@@ -98,8 +98,7 @@ async def _order(
 def pinned(call: Call, planned: PlannedChat) -> ChatBody:
     """Return the chat with its profile pinned to the current version."""
     body: ChatBody = {**planned.body, "model": planned.target.model.record.name}
-    profile = requested_profile(call, planned.chat)
-    if profile.is_given:
+    if requested_profile(call, planned.chat).is_given:
         profile = planned.target.profile
         body["profile"] = profile.label if profile is not None and profile.number else None
     return body
