@@ -64,7 +64,7 @@ class Unloading(Protocol):
 
 class Steering(Protocol):
     async def __call__(
-        self, model: str, wish: SteeringSelection, *, special_token_ids: frozenset[int]
+        self, model: str, selection: SteeringSelection, *, special_token_ids: frozenset[int]
     ) -> ResolvedProfile | None: ...
 
 

@@ -342,23 +342,28 @@ class FakeSteering:
 
     def __init__(self) -> None:
         self.policies: tuple[str, ...] = ()
-        self.wishes: list[SteeringSelection] = []
+        self.selections: list[SteeringSelection] = []
         self.edits: tuple[Edit, ...] = ()
         self.needed_parts: frozenset[Part] = frozenset()
 
     async def __call__(
-        self, model: str, wish: SteeringSelection, *, special_token_ids: frozenset[int]
+        self, model: str, selection: SteeringSelection, *, special_token_ids: frozenset[int]
     ) -> ResolvedProfile | None:
-        self.wishes.append(wish)
-        if not wish and not self.policies:
+        self.selections.append(selection)
+        if not selection and not self.policies:
             return None
-        name, number = ("inline", 0) if wish.inline is not None else version_of(wish.reference)
-        if wish.draft is not None:
-            name, number = wish.draft.name, 0
+        name, number = ("inline", 0) if selection.inline is not None else version_of(selection.reference)
+        if selection.draft is not None:
+            name, number = selection.draft.name, 0
         parts = [*([f"print-{name}"] if name else []), *self.policies]
         intervention = Intervention(" then ".join(parts), self.edits, special_token_ids, self.needed_parts)
         return ResolvedProfile(
-            name, number, intervention.fingerprint, intervention, self.policies, wish.intensity if wish else 1.0
+            name,
+            number,
+            intervention.fingerprint,
+            intervention,
+            self.policies,
+            selection.intensity if selection else 1.0,
         )
 
 

@@ -21,7 +21,7 @@ def refusal(response: Any) -> tuple[int, str, str | None]:
 @pytest.mark.parametrize("intensity", [0, 0.5, 2.0])
 async def test_intensity_reaches_the_profile_and_the_receipt(api: Api, intensity: float):
     response = await api.chat(profile="gloomy", steering_intensity=intensity)
-    assert api.steering.wishes[0].intensity == intensity
+    assert api.steering.selections[0].intensity == intensity
     assert response.json()["millm"]["intensity"] == intensity
     assert api.log.only.parameters["steering_intensity"] == intensity
 
@@ -54,7 +54,7 @@ async def test_intensity_needs_something_to_scale(api: Api):
 async def test_intensity_scales_a_default_too(api: Api):
     response = await api.chat(model="org/steered", steering_intensity=0.5)
     assert response.json()["millm"]["profile"] == "joyful@2"
-    assert api.steering.wishes[0].intensity == 0.5
+    assert api.steering.selections[0].intensity == 0.5
 
 
 @pytest.mark.parametrize(("intensity", "status"), [(0.5, 200), (1.0, 200), (1.5, 200), (0.4, 403), (1.6, 403)])
@@ -70,7 +70,7 @@ async def test_edits_of_the_request_take_the_place_of_defaults(api: Api):
     response = await api.chat(model="org/steered", steering=EDITS)
     assert response.json()["millm"]["profile"] == "inline"
     assert response["x-millm-profile"] == "inline"
-    assert api.steering.wishes[0].inline == EDITS
+    assert api.steering.selections[0].inline == EDITS
     assert api.log.only.profile == "inline"
     assert api.log.only.parameters["steering"] == EDITS
 
