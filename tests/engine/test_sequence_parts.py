@@ -95,4 +95,4 @@ def test_without_rules_all_is_the_answer():
 def test_long_texts_are_not_kept():
     found = parts_of(PartRules(RULES.states, ANSWER), [b"x" * 10_000])
     found.take([0] * 50)
-    assert len(found._standing.tail) < 10
+    assert len(found._position.tail) < 10
