@@ -31,13 +31,15 @@ def _prompts(value: Any) -> list[Prompt]:
         return [value]
     if not isinstance(value, list) or not value:
         raise _problem("it must be a string, strings, token ids or lists of token ids")
-    value = [int(item) if type(item) is float and item.is_integer() else item for item in value]
-    if _are_ids(value):
-        return [value]
-    if len(value) > MAX_PROMPTS:
+    prompts: list[Any] = [int(item) if type(item) is float and item.is_integer() else item for item in value]
+    if _are_ids(prompts):
+        return [prompts]
+    if len(prompts) > MAX_PROMPTS:
         raise _problem(f"a request takes at most {MAX_PROMPTS} of them")
-    if all(isinstance(item, str) for item in value) or all(isinstance(item, list) and _are_ids(item) for item in value):
-        return value
+    if all(isinstance(item, str) for item in prompts) or all(
+        isinstance(item, list) and _are_ids(item) for item in prompts
+    ):
+        return prompts
     raise _problem("it must be a string, strings, token ids or lists of token ids, not a mixture")
 
 
