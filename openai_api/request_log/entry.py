@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
-from openai_api.models import RequestLog
-
 if TYPE_CHECKING:
     from openai_api.generation.token_record import TokenRecord
+    from openai_api.models import RequestLog
     from steering.watch.watcher import WatchMatch
 
 Source = Literal["client", "console", "job"]
