@@ -220,7 +220,7 @@ def test_restarts_count_for_an_hour(clock):
 class IdleModel:
     """Has work, and never does any."""
 
-    takes, has_work, is_in_background = GenerationRequest, True, False
+    request_type, has_work, is_in_background = GenerationRequest, True, False
     num_running, num_waiting, num_free_slots = 0, 1, 0
 
     def __init__(self) -> None:
