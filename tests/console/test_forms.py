@@ -157,7 +157,7 @@ class TestDeleting:
         url = reverse("admin:steering_steeringprofile_delete", args=[profile.pk])
         text = root.get(url).content.decode()
         assert "permission" not in text.split('id="content"')[1]
-        assert "gloomy@1: a published profile is kept" in text
+        assert "gloomy@1: published profiles can" in text
         assert f'action="{reverse("admin:steering_steeringprofile_archive", args=[profile.pk])}"' in text
         assert root.post(url, {"post": "yes"}).status_code == 200
         assert SteeringProfile.objects.filter(pk=profile.pk).exists()
