@@ -2,7 +2,7 @@
 
 Django empties all tables with TRUNCATE, which needs an exclusive lock on each of them. A thread of the application that
 is still reading when its test ends then waits for the test and the test for the thread, and Postgres ends one of the
-two with "deadlock detected". Deleting rows conflicts with no reader, and takes 20 ms instead of 250.
+two with "deadlock detected". Deleting rows conflicts with no reader.
 """
 
 from __future__ import annotations
