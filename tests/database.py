@@ -35,6 +35,7 @@ class InitialRows:
             cursor.execute("SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind = 'r'")
             tables = [name for (name,) in cursor.fetchall()]
             initial = names(cursor, sql.SQL(" UNION ALL ").join(_holds_rows(table) for table in tables))
+            cursor.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(KEPT)))  # --reuse-db
             cursor.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(KEPT)))
             for table in sorted(initial):
                 cursor.execute(sql.SQL("CREATE TABLE {} AS TABLE {}").format(_copy_of(table), sql.Identifier(table)))
