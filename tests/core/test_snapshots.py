@@ -236,7 +236,7 @@ def test_concurrent_refreshes_share_a_load():
     snapshot = Snapshot("test_shared", load)
     with ThreadPoolExecutor(8) as pool:
         futures = [pool.submit(snapshot.refresh) for _ in range(8)]
-        wait_for(lambda: snapshot._wanted == 8)
+        wait_for(lambda: snapshot._requested == 8)
         gate.set()
         results = {future.result() for future in futures}
 
@@ -261,7 +261,7 @@ def test_a_slow_load_never_replaces_a_newer_value():
         assert reading.wait(60)
         rows[0] = "new"
         second = pool.submit(snapshot.refresh)
-        wait_for(lambda: snapshot._wanted == 2)
+        wait_for(lambda: snapshot._requested == 2)
         go_on.set()
         first.result()
         second.result()
