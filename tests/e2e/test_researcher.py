@@ -187,6 +187,6 @@ def test_from_files_to_a_key_s_default_and_back(page: Page, live_site: LiveSite,
     page.locator("#versions tr", has_text="walked@1").get_by_text("Roll back…").click()
     page.fill("textarea[name=note], input[name=note]", "The guess was better.")
     page.get_by_role("button", name="Roll back").click()
-    walk.message("is walked@1 again")
+    walk.message("Rolled back to walked@1")
     version, _ = ask(live_site, key)
     assert version == "walked@3"
