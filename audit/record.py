@@ -90,7 +90,7 @@ def record(
     detail: str = "",
     changes: Changes | None = None,
 ) -> AuditEvent:
-    """Adds an event. ``user`` is who does it; by default whoever the request at hand belongs to.
+    """Add an event. ``user`` is the actor, by default the user of the current request.
 
     ``detail`` and ``changes`` never hold secrets, prompts or answers: many may read the trail.
     """

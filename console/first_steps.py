@@ -21,7 +21,7 @@ from steering.models import ProfileVersion
 
 
 def install(request: HttpRequest) -> HttpResponseRedirect:
-    """Where it is installed already, nothing happens; either way the dashboard says so."""
+    """Install the demo, if it is not installed yet; the dashboard shows the outcome."""
     owner = request.user if isinstance(request.user, User) else None
     try:
         demo = install_demo(measures=True, owner=owner)

@@ -1,4 +1,4 @@
-"""Permissions of people: the groups of the console and /api, who may grant what to whom, and who sees whose objects.
+"""Permissions of users: the groups of the console and /api, the rights one may grant, and the objects one may see.
 
 docs/roles.md says what each group may do. The groups are written after every ``migrate`` (a permission taken from one
 of them by hand comes back then; make a group of your own for other combinations). Permissions are named by strings,
@@ -89,9 +89,9 @@ def ensure_groups() -> None:
         for permission in Permission.objects.select_related("content_type")
     }
     with as_the_program():
-        for name, wanted in GROUPS.items():
+        for name, codenames in GROUPS.items():
             group, _ = Group.objects.get_or_create(name=name)
-            group.permissions.add(*(permissions[key] for key in (wanted or permissions) if key in permissions))
+            group.permissions.add(*(permissions[key] for key in (codenames or permissions) if key in permissions))
 
 
 def grant_after_migrate(sender: AppConfig, *, using: str, **_: Any) -> None:
@@ -178,7 +178,7 @@ def seen_by(rows: QuerySet[M], user: Viewer, *, owner: str, see_all: str, is_sha
 
 
 def may_share(user: Viewer, owner: AbstractBaseUser | None, *, see_all: str) -> bool:
-    """Its owner, or who may see everybody's, says with whom something is shared."""
+    """Return whether the user may share the object: its owner, or a user who may see all objects."""
     return user.has_perm(see_all) or (user.pk is not None and owner is not None and owner.pk == user.pk)
 
 

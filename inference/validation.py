@@ -72,10 +72,10 @@ class _Range:
 
     def problem(self, value: Any) -> str:
         """Why the value is refused, or nothing."""
-        wanted = "an integer" if self.is_integer else "a number"
+        kind = "an integer" if self.is_integer else "a number"
         kinds = (int,) if self.is_integer else (int, float)
         if isinstance(value, bool) or not isinstance(value, kinds) or not math.isfinite(value):
-            return f"must be {wanted}, not {value!r}"
+            return f"must be {kind}, not {value!r}"
         if not self.lower <= value <= self.upper:
             return f"must lie between {self.lower:g} and {self.upper:g}, not {value!r}"
         return ""

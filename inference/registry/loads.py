@@ -64,7 +64,7 @@ class Loads:
         self._postponed.add(load.record.name)
 
     def give_up(self, name: str) -> None:
-        """Whoever waits for a postponed load of the model learns that there is none."""
+        """Fail the requests that wait for a postponed load of the model."""
         if name in self._postponed:
             self.end(self._by_name[name])
 

@@ -65,7 +65,7 @@ def _value_problem(value: str, allowed: Sequence[str]) -> str:
 
 
 def with_forwarded_scheme(scope: dict[str, Any]) -> dict[str, Any]:
-    """https where a trusted proxy says so: without it every page behind TLS would redirect to itself."""
+    """Set the scheme that a trusted proxy reports: otherwise every page behind TLS would redirect to itself."""
     forwarded = next((value for name, value in scope["headers"] if name == b"x-forwarded-proto"), None)
     if forwarded not in {b"http", b"https"} or not comes_from_proxy(scope):
         return scope

@@ -57,9 +57,9 @@ async def test_a_draft_streams_and_is_logged_under_the_user(api: Api, profile: S
     assert (entry.user, entry.model, entry.profile, entry.status) == ("rita", "tiny", "gloomy@draft", 200)
     assert entry.parameters["draft"] == ["tiny-sae #0 sad rainy weather: add 1.5 × max activation"]
     assert entry.parameters["seed"] == api.engine.requests[0].sampling.seed == 3
-    (wish,) = api.steering.selections
-    assert wish.draft is not None
-    assert (wish.reference, wish.inline, wish.draft.number) == (None, None, 0)
+    (selection,) = api.steering.selections
+    assert selection.draft is not None
+    assert (selection.reference, selection.inline, selection.draft.number) == (None, None, 0)
     assert response["x-request-id"] == entry.id
     assert (await profile.edits.aget()).strength == 0.5
 

@@ -159,8 +159,8 @@ def test_says_why_there_is_none(looked_at):
 async def test_one_after_the_other_and_only_once():
     running: list[int] = []
 
-    def compute(wanted: LensTarget) -> LogitLens:
-        running.append(wanted.index)
+    def compute(target: LensTarget) -> LogitLens:
+        running.append(target.index)
         return NOTHING
 
     worker = LensWorker(compute)
@@ -172,9 +172,9 @@ async def test_one_after_the_other_and_only_once():
 async def test_too_many_are_refused_and_it_goes_on_after_a_failure():
     gate = threading.Event()
 
-    def compute(wanted: LensTarget) -> LogitLens:
+    def compute(target: LensTarget) -> LogitLens:
         gate.wait()
-        if wanted.index == 0:
+        if target.index == 0:
             raise LensUnavailableError("broken")
         return NOTHING
 
