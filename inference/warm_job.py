@@ -5,15 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from inference.client import (
-    BACKGROUND_PRIORITY,
-    EngineError,
-    FailedEvent,
-    GenerationRequest,
-    SamplingParams,
-    get_client,
-)
+from inference.client import BACKGROUND_PRIORITY, EngineError, GenerationRequest, SamplingParams, get_client
 from inference.registry.registry import ModelNotFoundError, ModelNotReadyError, ReadyModel, get_registry
+from inference.runs import Run
 from jobs.errors import JobError
 
 if TYPE_CHECKING:
@@ -46,10 +40,4 @@ async def _write(ready: ReadyModel) -> None:
     ids = tuple(ready.text.encode(TEXT)) or (0,)
     params = SamplingParams(max_tokens=1, temperature=0.0)
     request = GenerationRequest("warm/0", ready.record.name, ids, params, priority=BACKGROUND_PRIORITY)
-    stream = get_client().submit([request])
-    try:
-        async for event in stream:
-            if isinstance(event, FailedEvent):
-                raise EngineError(event.message)
-    finally:
-        stream.close()
+    await Run(get_client(), [request]).collect()

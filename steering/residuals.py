@@ -11,49 +11,23 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
-from uuid import uuid4
-
-import numpy as np
 
 from inference.captures import Read
-from inference.client import (
-    CaptureEvent,
-    EngineClient,
-    EngineError,
-    EventStream,
-    FailedEvent,
-    GenerationRequest,
-    QueueFullError,
-    SamplingParams,
-    get_client,
-)
+from inference.client import EngineClient, get_client
 from inference.interventions import Site
 from inference.models import LanguageModel
 from inference.prompt_readings import read_prompts
 from inference.registry.ready_model import ReadyModel
 from inference.registry.registry import get_registry
+from inference.runs import JOB_PRIORITY
 from steering.model_shape import read_model_shape
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
     from torch import Tensor
 
     from inference.text.model_text import ModelText
-
-_MAX_WAIT_S = 5.0
-
-
-async def submit_when_there_is_room(submit: Callable[[], EventStream]) -> EventStream:
-    """Submit a request, waiting while the queue is full. Raise EngineDownError if the engine stops."""
-    while True:
-        try:
-            return submit()
-        except QueueFullError as error:
-            await asyncio.sleep(min(error.retry_after_s, _MAX_WAIT_S))
-
-
-_PRIORITY = -100  # with MILLM_SCHEDULER_POLICY=priority, requests of clients come first
-_ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0)
 
 
 class EngineResidualReader:
@@ -78,16 +52,10 @@ class EngineResidualReader:
     async def _read(self, token_ids: tuple[int, ...], sites: Sequence[Site]) -> dict[Site, NDArray[np.float32]]:
         await get_registry().ready(self._name)  # the model may have been unloaded since
         reads = tuple(Read(site=site, stage="pre", phase="prompt") for site in sites)
-        request = GenerationRequest(
-            request_id=f"read-{uuid4().hex}",
-            model=self._name,
-            prompt_token_ids=token_ids,
-            sampling=_ONE_TOKEN,
-            priority=_PRIORITY,
-            reads=reads,
+        (found,) = await read_prompts(
+            get_client(), model=self._name, prompts=[token_ids], reads=reads, priority=JOB_PRIORITY
         )
-        parts = await _collect(await submit_when_there_is_room(lambda: get_client().submit([request])), len(sites))
-        return {site: np.concatenate(values) for site, values in zip(sites, parts, strict=True)}
+        return {site: found.values(number) for number, site in enumerate(sites)}
 
 
 @contextmanager
@@ -100,23 +68,6 @@ def open_engine_reader(model: LanguageModel) -> Iterator[EngineResidualReader]:
     with asyncio.Runner() as runner:
         ready = runner.run(get_registry().ready(model.name))
         yield EngineResidualReader(model.name, ready.text, num_layers, runner)
-
-
-async def _collect(stream: EventStream, num_reads: int) -> list[list[NDArray[np.float32]]]:
-    """Return the captured values of each site, in the order of tokens."""
-    parts: list[list[NDArray[np.float32]]] = [[] for _ in range(num_reads)]
-    try:
-        async for event in stream:
-            if isinstance(event, FailedEvent):
-                raise EngineError(event.message)
-            if isinstance(event, CaptureEvent):
-                for reading in event.readings:
-                    parts[reading.number].append(reading.values)
-    finally:
-        stream.close()
-    if not all(parts):
-        raise EngineError("The engine ended before the texts were read.")
-    return parts
 
 
 @dataclass(frozen=True, slots=True, eq=False)

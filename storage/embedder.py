@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import struct
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from core.ids import new_id
-from inference.client import EmbeddingEvent, EmbeddingRequest, EngineClient, FailedEvent, QueueFullError, get_client
+from inference.client import EmbeddingEvent, EmbeddingRequest, EngineClient, get_client
 from inference.registry.ready_model import ReadyModel
 from inference.registry.records import ModelRecord
 from inference.registry.registry import ModelNotFoundError, get_registry
+from inference.runs import Run, SequenceFailedError
 from storage.errors import ObjectNotFoundError, StorageError
 from storage.models import VectorStore
 
 AT_ONCE = 16
-MAX_PAUSE_S = 5.0
 MISMATCH = "embedding_model_mismatch"
 
 
@@ -72,35 +71,21 @@ class Embedder:
 
     async def embed(self, model: ReadyModel, texts: Sequence[str], *, priority: int = 0) -> list[list[float]]:
         """The texts' vectors in their order; raises EmbeddingFailedError, EngineError."""
-        vectors: list[list[float]] = []
-        for start in range(0, len(texts), AT_ONCE):
-            group = [model.text.encode(text) for text in texts[start : start + AT_ONCE]]
-            vectors += await self._embed(model, group, priority)
-        return vectors
-
-    async def _embed(self, model: ReadyModel, group: Sequence[list[int]], priority: int) -> list[list[float]]:
-        name, found = new_id("embed_"), {}
+        name = new_id("embed_")
         requests = [
-            EmbeddingRequest(f"{name}/{i}", model.record.name, tuple(ids), i, priority=priority)
-            for i, ids in enumerate(group)
+            EmbeddingRequest(f"{name}/{i}", model.record.name, tuple(model.text.encode(text)), i, priority=priority)
+            for i, text in enumerate(texts)
         ]
-        while True:
-            try:
-                events = self._client().embed(requests)
-                break
-            except QueueFullError as error:
-                await asyncio.sleep(min(error.retry_after_s, MAX_PAUSE_S))
         try:
-            async for event in events:
-                if isinstance(event, FailedEvent):
-                    raise EmbeddingFailedError(event.message)
-                if isinstance(event, EmbeddingEvent):
-                    found[event.index] = list(struct.unpack(f"<{len(event.values) // 4}f", event.values))
-        finally:
-            events.close()
-        if len(found) != len(group):
-            raise EmbeddingFailedError("The engine ended the request early.")
-        return [found[index] for index in range(len(group))]
+            collected = await Run(self._client(), requests, group_size=AT_ONCE, waits=True).collect()
+        except SequenceFailedError as error:
+            raise EmbeddingFailedError(str(error)) from error
+        return [
+            list(struct.unpack(f"<{len(event.values) // 4}f", event.values))
+            for events in collected
+            for event in events
+            if isinstance(event, EmbeddingEvent)
+        ]
 
     def _named(self, name: str, refusal: type[StorageError], code: str) -> ModelRecord:
         try:

@@ -67,7 +67,7 @@ def answer_body(question: AnyQuestion, probabilities: Sequence[float]) -> Answer
 async def create_decision(call: Call) -> HttpResponseBase:
     request = call.read(DecisionRequest)
     target = await resolve_target(call, request)
-    generation = Generation(call, target, await plan_decision(call, request, target))
+    generation = await Generation.start(call, target, await plan_decision(call, request, target))
     try:
         logprobs = await label_logprobs(generation)
     finally:

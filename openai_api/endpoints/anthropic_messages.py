@@ -175,7 +175,7 @@ async def create_message(call: Call) -> HttpResponseBase:
     with renaming(renamed):
         target = await resolve_target(call, chat)
         plan, answers = await plan_chat(chat, target, clamps=True)
-    generation = Generation(call, target, plan)
+    generation = await Generation.start(call, target, plan)
     events = MessageEvents(generation, answers)
     if request.stream:
         return await stream(generation, events, framing=MESSAGES)

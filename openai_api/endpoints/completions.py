@@ -34,7 +34,7 @@ async def create_completion(call: Call) -> HttpResponseBase:
     if request.return_activations is not None:
         plan = (await plan_captures(target, plan, request.return_activations, param="return_activations")).plan
         reading = ActivationLog(target.model.text, plan)
-    generation = Generation(call, target, plan)
+    generation = await Generation.start(call, target, plan)
     chunks = CompletionChunks(
         generation,
         num_sequences=len(prompts) * request.num_candidates,

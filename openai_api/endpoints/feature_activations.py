@@ -34,7 +34,7 @@ async def read_activations(call: Call) -> HttpResponseBase:
     target = await resolve_target(call, request)
     plan = await plan_texts(request, target)
     reading = await plan_captures(target, plan, request, param="")
-    generation = Generation(call, target, reading.plan)
+    generation = await Generation.start(call, target, reading.plan)
     found = Found(ActivationLog(target.model.text, reading.plan))
     await collect(generation, found, found.add)
     labels = await get_backend().features().labels(reading.sae.pk, found.features)

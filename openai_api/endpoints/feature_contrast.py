@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from inference.captures import AllFeatures, Read
 from inference.client import (
     CaptureEvent,
-    FailedEvent,
+    Event,
     FinishedEvent,
     GenerationRequest,
     PromptLogprobsEvent,
@@ -26,14 +26,13 @@ from inference.registry.registry import ReadyModel
 from openai_api.backend import get_backend
 from openai_api.endpoints.completions import encode_prompts
 from openai_api.generation.activations import find_loaded_sae
-from openai_api.generation.batched_submission import BatchedSubmission
-from openai_api.generation.run import failure
+from openai_api.generation.run import collect_events
 from openai_api.generation.sampling import completion_budget
 from openai_api.generation.stats import usage_body
 from openai_api.generation.target import resolve_unsteered, steering_refusal
 from openai_api.http.call import Call
 from openai_api.http.endpoint import json_response
-from openai_api.http.errors import invalid, timed_out
+from openai_api.http.errors import invalid
 from openai_api.schemas.features import ContrastedFeatureBody, FeatureContrastBody, FeatureContrastRequest
 from steering.errors import SteeringError
 from steering.features.contrast import SeparatingFeature, separating_features
@@ -186,44 +185,25 @@ async def run(
         )
         for number, (ids, intervention) in enumerate(jobs)
     ]
-    submission = BatchedSubmission(get_backend().client().submit, requests, size=settings.MILLM_MAX_BATCH_SIZE)
-    try:
-        async with asyncio.timeout_at(call.deadline):
-            return await _collect(call, submission, requests)
-    except TimeoutError:
-        raise timed_out(settings.MILLM_REQUEST_TIMEOUT) from None
-    finally:
-        submission.close()
+
+    def note(event: Event) -> None:
+        if isinstance(event, FinishedEvent):
+            call.entry.prompt_tokens += event.usage.prompt_tokens
+            call.entry.cached_tokens += event.usage.cached_tokens
+
+    collected = await collect_events(call, requests, group_size=settings.MILLM_MAX_BATCH_SIZE, observe=note)
+    return [run_of(events) for events in collected]
 
 
-async def _collect(call: Call, submission: BatchedSubmission, requests: Sequence[GenerationRequest]) -> list[Run]:
-    logprobs: dict[int, tuple[float, ...]] = {}
-    values: dict[int, NDArray[np.float32]] = {}
-    num_ended = 0
-    async for event in submission:
-        match event:
-            case PromptLogprobsEvent():
-                logprobs[event.index] = tuple(token.logprob for token in event.logprobs if token is not None)
-            case CaptureEvent():
-                values[event.index] = event.readings[0].values[0]
-            case FailedEvent():
-                raise failure(event.code, event.message)
-            case FinishedEvent():
-                check_end(event, requests[event.index])
-                num_ended += 1
-                call.entry.prompt_tokens += event.usage.prompt_tokens
-                call.entry.cached_tokens += event.usage.cached_tokens
-    if num_ended != len(requests):
-        raise failure("engine_shutdown", "The engine ended the request early.")
-    return [Run(logprobs[number], values.get(number)) for number in range(len(requests))]
-
-
-def check_end(event: FinishedEvent, request: GenerationRequest) -> None:
-    if event.reason == "cancelled":
-        raise failure("engine_shutdown", "The engine cancelled the request.")
-    receipt = event.receipt
-    if request.intervention is not None and (receipt is None or receipt.applied != receipt.expected):
-        raise failure("steering_not_applied", "A feature was not silenced as it should have been.")
+def run_of(events: Sequence[Event]) -> Run:
+    logprobs: tuple[float, ...] = ()
+    values: NDArray[np.float32] | None = None
+    for event in events:
+        if isinstance(event, PromptLogprobsEvent):
+            logprobs = tuple(token.logprob for token in event.logprobs if token is not None)
+        elif isinstance(event, CaptureEvent):
+            values = event.readings[0].values[0]
+    return Run(logprobs, values)
 
 
 def feature_body(feature: SeparatingFeature, label: str | None, effect: float | None) -> ContrastedFeatureBody:

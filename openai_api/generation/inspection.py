@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -13,8 +12,6 @@ from inference.client import (
     CaptureEvent,
     DivergenceEvent,
     Event,
-    FailedEvent,
-    FinishedEvent,
     GenerationRequest,
     SamplingParams,
     ScoresEvent,
@@ -25,14 +22,14 @@ from inference.text.dialects.dialect import answer_parts
 from inference.text.model_text import thinking_state
 from openai_api.backend import get_backend
 from openai_api.generation.activations import find_loaded_sae, read_of
-from openai_api.generation.run import failure
+from openai_api.generation.run import collect_events, failure
 from openai_api.generation.sampling import check_token_ids
 from openai_api.generation.stats import GenerationStats, steering_body
 from openai_api.generation.target import Target, resolve_target, steering_refusal
 from openai_api.generation.token_text import finite
 from openai_api.http.call import Call
 from openai_api.http.endpoint import json_response
-from openai_api.http.errors import invalid, timed_out, unavailable
+from openai_api.http.errors import ApiError, invalid
 from openai_api.schemas.activations import ReadingFields
 from openai_api.schemas.bodies import MillmBody
 from openai_api.schemas.features import InspectionBody, InspectionRequest
@@ -146,33 +143,19 @@ async def _run(
     call: Call, target: Target, requests: Sequence[GenerationRequest], findings: Findings, stats: GenerationStats
 ) -> None:
     call.reserve_tokens(sum(len(request.prompt_token_ids) + findings.num_tokens for request in requests))
-    events = get_backend().client().submit(requests)
+
+    def note(event: Event) -> None:
+        stats.note(event)
+        findings.take(event)
+
     try:
-        async with asyncio.timeout_at(call.deadline):
-            async for event in events:
-                stats.note(event)
-                findings.take(event)
-                _check(event, requests[event.index])
-    except TimeoutError:
-        raise timed_out(call.timeout_s, call.timeout_setting) from None
+        await collect_events(call, requests, observe=note, refuse=_failure)
     finally:
-        events.close()
         stats.fill(call.entry)
-    if not stats.is_complete:
-        raise unavailable("The engine ended the request early.", code="engine_shutdown")
 
 
-def _check(event: Event, request: GenerationRequest) -> None:
-    match event:
-        case FailedEvent(code=code, message=message) if code in _TOO_MUCH:
-            raise invalid(message, param="completion_ids", code=code)
-        case FailedEvent(code=code, message=message):
-            raise failure(code, message)
-        case FinishedEvent(reason="cancelled"):
-            raise failure("engine_shutdown", "The engine cancelled the request.")
-        case FinishedEvent(receipt=receipt) if request.intervention is not None:
-            if receipt is None or receipt.applied != receipt.expected:
-                raise failure("steering_not_applied", "The profile did not act as compiled.")
+def _failure(code: str, message: str) -> ApiError:
+    return invalid(message, param="completion_ids", code=code) if code in _TOO_MUCH else failure(code, message)
 
 
 def _millm(target: Target, stats: GenerationStats) -> MillmBody | None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
 from django.conf import settings
 from django.utils import timezone
@@ -14,16 +14,13 @@ from inference.captures import Read
 from inference.client import (
     CaptureEvent,
     Event,
-    FailedEvent,
-    FinishedEvent,
     GenerationRequest,
     SamplingParams,
-    SteeringReceipt,
     Usage,
 )
+from inference.runs import Request, Run, SequenceFailedError
 from inference.segments import PLAIN, PartRules
 from openai_api.backend import get_backend
-from openai_api.generation.batched_submission import BatchedSubmission
 from openai_api.generation.stats import GenerationStats, steering_body
 from openai_api.generation.target import Target
 from openai_api.generation.token_record import TokenRecord
@@ -105,8 +102,15 @@ class Sequences(Protocol):
 class Generation:
     """Read events until all sequences have ended. :meth:`close` may be called at any time, from any thread."""
 
-    def __init__(self, call: Call, target: Target, plan: Sequences) -> None:
+    @classmethod
+    async def start(cls, call: Call, target: Target, plan: Sequences) -> Self:
         """Submit the sequences. Raises ApiError 429, or EngineError when the engine cannot accept them."""
+        generation = cls(call, target, plan)
+        await generation._run.start()
+        return generation
+
+    def __init__(self, call: Call, target: Target, plan: Sequences) -> None:
+        """Reserve the plan's tokens. Raises ApiError 429. Nothing is submitted; see :meth:`start`."""
         self.call = call
         self.target = target
         self.stats = GenerationStats([len(prompt) for prompt in plan.prompts], plan.prompt_of_sequence)
@@ -116,7 +120,8 @@ class Generation:
         call.reserve_tokens(plan.num_tokens)
         requests = plan.requests(call, target)
         self._record = TokenRecord.of(requests, plan.reads_of, text=target.model.text, sae=plan.sae)
-        self._events = BatchedSubmission(get_backend().client().submit, requests, size=settings.MILLM_MAX_BATCH_SIZE)
+        client, group_size = get_backend().client(), settings.MILLM_MAX_BATCH_SIZE
+        self._run = Run(client, requests, group_size=group_size, observe=self._note)
 
     async def peek(self) -> None:
         """Wait briefly for the first event. Raises ApiError when it is a failure."""
@@ -132,24 +137,23 @@ class Generation:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout_at(min(self.call.deadline, loop.time() + patience_s)):
-                event = await anext(self._events)
+                return await anext(self._run)
         except TimeoutError:
             if loop.time() >= self.call.deadline:
                 raise timed_out(self.call.timeout_s, self.call.timeout_setting) from None
             return None
-        except StopAsyncIteration:
+        except StopAsyncIteration:  # closed meanwhile
             raise unavailable("The engine ended the request early.", code="engine_shutdown") from None
-        self.stats.note(event)
-        if self._record is not None:
-            self._record.note(event)
-        if isinstance(event, CaptureEvent):
-            self._note_reading(event)
-        self._check(event)
-        return event
+        except SequenceFailedError as error:
+            raise failure(error.code, str(error)) from None
+
+    def cancel(self) -> None:
+        """Cancel running sequences."""
+        self._run.close()
 
     def close(self) -> None:
         """Cancel running sequences and write the results to the log entry."""
-        self._events.close()
+        self.cancel()
         self.stats.fill(self.call.entry)
         self.call.entry.findings = self._sightings.findings
         record, self._record = self._record, None  # from now on the log's thread owns it
@@ -178,22 +182,19 @@ class Generation:
             "steering": steering_body(self.stats.receipts),
         }
 
+    def _note(self, event: Event) -> None:
+        self.stats.note(event)
+        if self._record is not None:
+            self._record.note(event)
+        if isinstance(event, CaptureEvent):
+            self._note_reading(event)
+
     def _note_reading(self, event: CaptureEvent) -> None:
         own = len(self._plan.reads_of(event.index))
         num_prompt = len(self._plan.prompts[self._plan.prompt_of_sequence[event.index]])
         for reading in event.readings:
             if reading.number >= own:
                 self._sightings.note(reading.number - own, reading, num_prompt=num_prompt, now=timezone.now())
-
-    def _check(self, event: Event) -> None:
-        if isinstance(event, FailedEvent):
-            raise failure(event.code, event.message)
-        if isinstance(event, FinishedEvent):
-            if event.reason == "cancelled":
-                raise unavailable("The engine cancelled the request.", code="engine_shutdown")
-            receipt = event.receipt
-            if self.target.profile is not None and not _acted(receipt, self.target.profile.fingerprint):
-                raise failure("steering_not_applied", "The profile did not act as compiled; the output was withheld.")
 
 
 def failure(code: str, message: str) -> ApiError:
@@ -211,6 +212,23 @@ def failure(code: str, message: str) -> ApiError:
     return ApiError(500, message, error_type="server_error", code=code, can_retry=code == "server_error")
 
 
-def _acted(receipt: SteeringReceipt | None, fingerprint: str) -> bool:
-    """Return whether the profile was applied exactly as compiled, at every expected site."""
-    return receipt is not None and receipt.fingerprint == fingerprint and receipt.applied == receipt.expected
+async def collect_events(
+    call: Call,
+    requests: Sequence[Request],
+    *,
+    group_size: int | None = None,
+    observe: Callable[[Event], None],
+    refuse: Callable[[str, str], ApiError] = failure,
+) -> list[list[Event]]:
+    """Return the events of each request, in order. Raises ApiError; the engine stops however this ends.
+
+    ``observe`` gets every event as it arrives. ``refuse`` turns the engine's code and message into the error.
+    """
+    run = Run(get_backend().client(), requests, group_size=group_size, observe=observe)
+    try:
+        async with asyncio.timeout_at(call.deadline):
+            return await run.collect()
+    except TimeoutError:
+        raise timed_out(call.timeout_s, call.timeout_setting) from None
+    except SequenceFailedError as error:
+        raise refuse(error.code, str(error)) from None

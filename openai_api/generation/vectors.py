@@ -2,44 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
 from django.conf import settings
 
-from inference.client import EmbeddingEvent, EmbeddingRequest, FailedEvent, FinishedEvent
+from inference.client import EmbeddingEvent, EmbeddingRequest, Event, FinishedEvent
 from inference.registry.registry import ReadyModel
-from openai_api.backend import get_backend
-from openai_api.generation.batched_submission import BatchedSubmission
-from openai_api.generation.run import failure
+from openai_api.generation.run import collect_events
 from openai_api.http.call import Call
-from openai_api.http.errors import invalid, timed_out, unavailable
+from openai_api.http.errors import invalid
 
 
 async def vectors_of(call: Call, requests: Sequence[EmbeddingRequest]) -> list[bytes]:
     """Return the vectors of the texts, in order. Raises ApiError; the engine stops however this ends."""
-    submission = BatchedSubmission(get_backend().client().embed, requests, size=settings.MILLM_MAX_BATCH_SIZE)
-    try:
-        async with asyncio.timeout_at(call.deadline):
-            return await _collect(call, submission, len(requests))
-    except TimeoutError:
-        raise timed_out(settings.MILLM_REQUEST_TIMEOUT) from None
-    finally:
-        submission.close()
 
-
-async def _collect(call: Call, submission: BatchedSubmission, num_texts: int) -> list[bytes]:
-    vectors: dict[int, bytes] = {}
-    async for event in submission:
-        if isinstance(event, EmbeddingEvent):
-            vectors[event.index] = event.values
-        elif isinstance(event, FailedEvent):
-            raise failure(event.code, event.message)
-        elif isinstance(event, FinishedEvent):
+    def note(event: Event) -> None:
+        if isinstance(event, FinishedEvent):
             call.entry.prompt_tokens += event.usage.prompt_tokens
-    if len(vectors) != num_texts:
-        raise unavailable("The engine ended the request early.", code="engine_shutdown")
-    return [vectors[index] for index in range(num_texts)]
+
+    collected = await collect_events(call, requests, group_size=settings.MILLM_MAX_BATCH_SIZE, observe=note)
+    return [event.values for events in collected for event in events if isinstance(event, EmbeddingEvent)]
 
 
 def check_lengths(texts: Sequence[Sequence[int]], model: ReadyModel, *, param: str = "input") -> None:

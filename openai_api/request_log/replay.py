@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from django.contrib.auth.models import User
 
-from inference.background import run_in_background
-from inference.client import Event, FailedEvent, FinishedEvent, GenerationRequest, TokensEvent
+from inference.client import Event, FinishedEvent, GenerationRequest, TokensEvent
 from inference.registry.registry import ReadyModel
+from inference.runs import JOB_PRIORITY, Run, SequenceFailedError
 from jobs.models import Job
 from jobs.services import enqueue_job
 from openai_api.apps import REPLAY
@@ -146,23 +146,21 @@ async def _answers(plan: Plan, model: ReadyModel, profile: ResolvedProfile | Non
             plan.params[prompt],
             profile.intervention if profile else None,
             number,
+            JOB_PRIORITY,
             parts=plan.parts_of(prompt),
         )
         for number, prompt in enumerate(plan.prompt_of_sequence)
     ]
-    found: dict[int, tuple[Event, ...]] = {}
-    for first in range(0, len(requests), AT_ONCE):
-        found |= await run_in_background(get_backend().client(), requests[first : first + AT_ONCE])
-    return [_answer(found[request.index]) for request in requests]
+    run = Run(get_backend().client(), requests, group_size=AT_ONCE, waits=True)
+    try:
+        return [_answer(events) for events in await run.collect()]
+    except SequenceFailedError as error:
+        raise ReplayError(str(error)) from error
 
 
 def _answer(events: Sequence[Event]) -> tuple[str, str]:
     last = events[-1]
-    if isinstance(last, FailedEvent):
-        raise ReplayError(last.message)
     assert isinstance(last, FinishedEvent)
-    if last.reason == "cancelled":
-        raise ReplayError("The engine cancelled the request.")
     return "".join(event.text for event in events if isinstance(event, TokensEvent)), last.reason
 
 

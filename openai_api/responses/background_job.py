@@ -164,7 +164,7 @@ class BackgroundRun:
                 target = await resolve_target(call, chat)
                 plan, answers = await plan_chat(chat, target)
                 self._writer.read(answers, target.model.text)
-                first = Generation(call, target, plan)
+                first = await Generation.start(call, target, plan)
                 return ToolLoop(first, self._row.order["chat"], self._search, max_searches=self._max_searches)
             except QueueFullError as error:
                 wait_s = error.retry_after_s

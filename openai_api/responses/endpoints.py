@@ -74,7 +74,7 @@ async def create_response(call: Call) -> HttpResponseBase:
     if request.background:
         turn = Turn(body, context.input, owner_of(call))
         return await _order(call, planned, search_order(request, searching), turn, is_streamed=bool(request.stream))
-    first = Generation(call, planned.target, planned.plan)
+    first = await Generation.start(call, planned.target, planned.plan)
     generation = ToolLoop(first, planned.body, search, max_searches=request.max_tool_calls)
     writer = EventWriter(body, searching=searching)
     writer.read(planned.answers, planned.target.model.text)
@@ -219,7 +219,7 @@ async def compact_response(call: Call) -> HttpResponseBase:
     with renaming(lambda text: text.replace("max_tokens", "input").replace("messages", "input")):
         target = await resolve_target(call, chat)
         plan, answers = await plan_chat(chat, target)
-    generation = Generation(call, target, plan)
+    generation = await Generation.start(call, target, plan)
     chunks = ChatChunks(generation, answers, num_choices=1, has_logprobs=False, include_usage=True)
     fold = ChatFold(chunks.usage, has_logprobs=False)
     await collect(generation, chunks, fold.add)

@@ -98,13 +98,20 @@ class ToolLoop:
         messages = [*self._body["messages"], *messages_of(None, items, num_results=num_results)]
         self._body = {**self._body, "messages": messages, "tool_choice": "auto" if self.num_left > 0 else "none"}
         plan, answers = await plan_chat(ChatRequest.parse(self._body), self.target)
+        self._check_open()
+        following = await Generation.start(self.call, self.target, plan)
         with self._changing:
             if self._is_closed:
-                raise unavailable("Nobody reads this response any more.", code="engine_unavailable")
+                following.cancel()
+            self._check_open()
             self._end_round()
             self._before.append(self._generation)
-            self._generation = Generation(self.call, self.target, plan)
+            self._generation = following
         return answers
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise unavailable("Nobody reads this response any more.", code="engine_unavailable")
 
     def close(self) -> None:
         """Close the loop. May be called at any time, from any thread, more than once."""

@@ -7,7 +7,6 @@ from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from inference.background import run_in_background
 from inference.captures import FeatureValues, Read
 from inference.client import (
     CaptureEvent,
@@ -24,6 +23,7 @@ from inference.client import (
 )
 from inference.interventions import Intervention
 from inference.registry.registry import ReadyModel, get_registry
+from inference.runs import JOB_PRIORITY, Run, SequenceFailedError
 from inference.segments import PLAIN, PartRules
 from inference.text.dialects.dialect import answer_parts
 from inference.text.model_text import thinking_state
@@ -126,12 +126,12 @@ class EvaluationRunner:
                 sampling.params(),
                 intervention,
                 n,
+                JOB_PRIORITY,
                 parts=_parts(ready, ids, intervention),
             )
             for n, ids in enumerate([await self._prompt(ready, prompt) for prompt in prompts], first)
         ]
-        found = await run_in_background(get_client(), requests)
-        return [_answer(found[request.index]) for request in requests]
+        return [_answer(events) for events in await _events(requests)]
 
     async def _compare(
         self,
@@ -156,13 +156,14 @@ class EvaluationRunner:
                     SamplingParams(max_tokens=0),
                     steerings[side],
                     side,
+                    JOB_PRIORITY,
                     reads=(read,) if read is not None and side else (),
                     scoring=Scoring(answer.token_ids, "pair", is_reference=bool(side)),
                     parts=_parts(ready, ids, steerings[side]),
                 )
                 for side in (0, 1)
             ]
-            results.append(_compared(await run_in_background(get_client(), requests)))
+            results.append(_compared(await _events(requests)))
         return results
 
     async def _ready(self) -> ReadyModel:
@@ -205,6 +206,14 @@ def _run(work: Coroutine[Any, Any, T]) -> T:
     return asyncio.run(work)
 
 
+async def _events(requests: Sequence[GenerationRequest]) -> list[list[Event]]:
+    """Return the events of each request. Raise EvaluationError."""
+    try:
+        return await Run(get_client(), requests, waits=True, tolerated=UNSTABLE).collect()
+    except SequenceFailedError as error:
+        raise EvaluationError(f"The engine refused the evaluation ({error.code}): {error}") from error
+
+
 def _answer(events: Iterable[Event]) -> GeneratedAnswer:
     token_ids: list[int] = []
     pieces: list[TextPiece] = []
@@ -215,17 +224,17 @@ def _answer(events: Iterable[Event]) -> GeneratedAnswer:
                 token_ids.extend(event.token_ids)
                 pieces.append(TextPiece(event.text, len(event.token_ids)))
             case FinishedEvent():
-                reason = _checked(event)
+                reason = event.reason
             case FailedEvent():
-                failure = _failure(event)
+                failure = event.message
     return GeneratedAnswer(tuple(token_ids), tuple(pieces), reason, failure)
 
 
-def _compared(found: dict[int, tuple[Event, ...]]) -> AnswerComparison:
+def _compared(found: Iterable[Iterable[Event]]) -> AnswerComparison:
     kl: tuple[float, ...] = ()
     scores: dict[int, tuple[float, ...]] = {}
     activations: list[float] = []
-    for events in found.values():
+    for events in found:
         for event in events:
             match event:
                 case DivergenceEvent():
@@ -234,26 +243,9 @@ def _compared(found: dict[int, tuple[Event, ...]]) -> AnswerComparison:
                     scores[event.index] = event.logprobs
                 case CaptureEvent():
                     activations.extend(float(v) for r in event.readings for v in r.values[:, 0])
-                case FinishedEvent():
-                    _checked(event)
                 case FailedEvent():
-                    return AnswerComparison(failure=_failure(event))
+                    return AnswerComparison(failure=event.message)
     return AnswerComparison(kl, scores[0], scores[1], tuple(activations))
-
-
-def _checked(event: FinishedEvent) -> str:
-    """Return the finish reason. Raises EvaluationError if the request was cancelled or not fully steered."""
-    if event.reason == "cancelled":
-        raise EvaluationError("The engine cancelled the evaluation's requests.")
-    if event.receipt is not None and event.receipt.applied != event.receipt.expected:
-        raise EvaluationError("The profile was not applied to all tokens.")
-    return event.reason
-
-
-def _failure(event: FailedEvent) -> str:
-    if event.code in UNSTABLE:
-        return event.message
-    raise EvaluationError(f"The engine refused the evaluation ({event.code}): {event.message}")
 
 
 @dataclass(frozen=True)

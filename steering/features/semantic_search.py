@@ -13,21 +13,13 @@ from django.db import transaction
 from numpy.typing import NDArray
 from pgvector.django import CosineDistance
 
-from inference.client import (
-    BACKGROUND_PRIORITY,
-    EmbeddingEvent,
-    EmbeddingRequest,
-    EngineError,
-    EventStream,
-    FailedEvent,
-    get_client,
-)
+from inference.client import BACKGROUND_PRIORITY, EmbeddingEvent, EmbeddingRequest, get_client
 from inference.models import LanguageModel
 from inference.registry.registry import ReadyModel, get_registry
+from inference.runs import Run
 from steering.errors import SteeringError
 from steering.features.search import FeatureQuerySet
 from steering.models import SAE, Feature, LabelEmbedding
-from steering.residuals import submit_when_there_is_room
 
 if TYPE_CHECKING:
     from jobs.running_job import RunningJob
@@ -54,7 +46,13 @@ class TextEmbedder:
         requests = [
             EmbeddingRequest(f"embed-{batch}/{i}", name, ids, i, priority=priority) for i, ids in enumerate(encoded)
         ]
-        return await _collect(await submit_when_there_is_room(lambda: get_client().embed(requests)), len(texts))
+        collected = await Run(get_client(), requests, waits=True).collect()
+        return [
+            _normalised(np.frombuffer(event.values, "<f4"))
+            for events in collected
+            for event in events
+            if isinstance(event, EmbeddingEvent)
+        ]
 
     def _encode(self, text: str) -> tuple[int, ...]:
         """Return the truncated token ids."""
@@ -70,21 +68,6 @@ async def find_embedder(name: str) -> TextEmbedder:
     if ready.kind != "embedding":
         raise NotAnEmbedderError(f"The model “{ready.record.name}” is made for {ready.kind}, not for embedding.")
     return TextEmbedder(ready)
-
-
-async def _collect(stream: EventStream, num_texts: int) -> list[NDArray[np.float32]]:
-    vectors: dict[int, NDArray[np.float32]] = {}
-    try:
-        async for event in stream:
-            if isinstance(event, FailedEvent):
-                raise EngineError(event.message)
-            if isinstance(event, EmbeddingEvent):
-                vectors[event.index] = _normalised(np.frombuffer(event.values, "<f4"))
-    finally:
-        stream.close()
-    if len(vectors) != num_texts:
-        raise EngineError("The engine ended before the texts were embedded.")
-    return [vectors[index] for index in range(num_texts)]
 
 
 def _normalised(vector: NDArray[np.float32]) -> NDArray[np.float32]:

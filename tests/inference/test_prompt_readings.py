@@ -13,7 +13,8 @@ from inference.engine.config import EngineConfig
 from inference.engine.loop import EngineLoop
 from inference.engine.models.loader import ModelSpec, load_model
 from inference.interventions import Site
-from inference.prompt_readings import PromptNotReadError, read_prompts
+from inference.prompt_readings import read_prompts
+from inference.runs import SequenceFailedError
 from tests.engine.readers import plain_residuals, top_k_reader
 
 PROMPTS = [tuple(range(3 + i, 8 + 2 * i)) for i in range(20)]
@@ -56,10 +57,10 @@ def test_nothing_to_read_is_nothing(client):
 
 
 def test_a_prompt_that_fails_says_so(client):
-    with pytest.raises(PromptNotReadError, match="layers 0 to 3") as caught:
+    with pytest.raises(SequenceFailedError, match="layers 0 to 3") as caught:
         asyncio.run(read_prompts(client, model="tiny", prompts=[(5, 6)], reads=(Read(site=Site(7)),)))
     assert caught.value.code == "sae_mismatch"
-    with pytest.raises(PromptNotReadError, match="has no tokens"):
+    with pytest.raises(SequenceFailedError, match="has no tokens"):
         asyncio.run(read_prompts(client, model="tiny", prompts=[(5, 6), ()], reads=(Read(site=Site(1)),)))
 
 

@@ -1,0 +1,174 @@
+"""Run sequences in the engine to their end: the one way to generate, score, embed or capture.
+
+A :class:`Run` submits its requests, waits where the queue is full, yields their events, and applies the rules of
+failure: what fails, what the engine cancels, and what it did not steer as compiled raises SequenceFailedError.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Collection, Sequence
+from typing import Self
+
+from inference.client import (
+    EmbeddingRequest,
+    EngineClient,
+    EngineError,
+    Event,
+    EventStream,
+    FailedEvent,
+    FinishedEvent,
+    GenerationRequest,
+    QueueFullError,
+)
+
+JOB_PRIORITY = -100  # with MILLM_SCHEDULER_POLICY=priority, requests of clients come first
+MAX_PAUSE_S = 1.0  # between attempts to submit while the queue is full
+Request = GenerationRequest | EmbeddingRequest
+
+
+class SequenceFailedError(EngineError):
+    """A sequence failed, was cancelled, or was not steered as compiled. ``code`` is the engine's."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Run:
+    """Sequences of one model and their events, as an async iterator.
+
+    Nothing is submitted before :meth:`start`, which ``async with`` and :meth:`collect` call. ``group_size`` requests
+    are submitted together, all by default; the next group follows when one has ended. The first group is refused with
+    QueueFullError where the queue is full, unless the run ``waits``; later ones always wait. With ``halves``, a group
+    that waits is divided until it finds room.
+
+    ``observe`` gets every event, also one that raises. Failures with a code in ``tolerated`` are events like others.
+    """
+
+    def __init__(
+        self,
+        client: EngineClient,
+        requests: Sequence[Request],
+        *,
+        group_size: int | None = None,
+        waits: bool = False,
+        halves: bool = False,
+        tolerated: Collection[str] = (),
+        observe: Callable[[Event], None] | None = None,
+    ) -> None:
+        self._client = client
+        self._requests = {request.index: request for request in requests}
+        self._pending = list(requests)
+        self._unfinished = set(self._requests)
+        self._group_size = group_size or len(requests)
+        self._waits = waits
+        self._halves = halves
+        self._tolerated = tolerated
+        self._observe = observe
+        self._stream: EventStream | None = None
+        self._closed = threading.Event()
+
+    async def start(self) -> None:
+        """Submit the first group. Raise QueueFullError, EngineDownError or ModelNotAttachedError."""
+        if self._pending:
+            await self._submit(waits=self._waits)
+
+    async def collect(self) -> list[list[Event]]:
+        """Run to the end and return the events of each request, in the order of the requests."""
+        events: dict[int, list[Event]] = {index: [] for index in self._requests}
+        async with self:
+            async for event in self:
+                events[event.index].append(event)
+        if self._unfinished:
+            raise _ended_early()
+        return list(events.values())
+
+    def close(self) -> None:
+        """Cancel what still runs, and submit nothing more. Idempotent, callable from any thread."""
+        self._closed.set()
+        if self._stream is not None:
+            self._stream.close()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self.close()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Event:
+        """Return the next event. It may be abandoned by a timeout and called again."""
+        while self._stream is not None:
+            try:
+                event = await anext(self._stream)
+            except StopAsyncIteration:
+                if self._closed.is_set() or not self._unfinished:
+                    raise
+                if not self._pending:
+                    raise _ended_early() from None
+            else:
+                self._check(event)
+                return event
+            await self._submit(waits=True)
+        raise StopAsyncIteration
+
+    async def _submit(self, *, waits: bool) -> None:
+        size = self._group_size
+        while not self._closed.is_set():
+            group = self._pending[:size]
+            try:
+                stream = _submit(self._client, group)
+            except QueueFullError as error:
+                if not waits:
+                    raise
+                if self._halves and size > 1:
+                    size //= 2
+                else:
+                    await asyncio.sleep(min(error.retry_after_s, MAX_PAUSE_S))
+            else:
+                self._stream = stream
+                del self._pending[: len(group)]
+                if self._closed.is_set():  # meanwhile, by another thread
+                    stream.close()
+                return
+
+    def _check(self, event: Event) -> None:
+        """Note the event. Raise SequenceFailedError if it breaks a rule."""
+        if self._observe is not None:
+            self._observe(event)
+        match event:
+            case FailedEvent():
+                self._unfinished.discard(event.index)
+                if event.code not in self._tolerated:
+                    raise SequenceFailedError(event.code, event.message)
+            case FinishedEvent():
+                self._unfinished.discard(event.index)
+                if event.reason == "cancelled":
+                    raise SequenceFailedError("engine_shutdown", "The engine cancelled the request.")
+                if not _is_steered(self._requests[event.index], event):
+                    message = "The profile did not act as compiled; the output was withheld."
+                    raise SequenceFailedError("steering_not_applied", message)
+
+
+def _submit(client: EngineClient, group: Sequence[Request]) -> EventStream:
+    texts = [request for request in group if isinstance(request, EmbeddingRequest)]
+    return client.embed(texts) if texts else client.submit([one for one in group if isinstance(one, GenerationRequest)])
+
+
+def _is_steered(request: Request, event: FinishedEvent) -> bool:
+    """Return whether the request's intervention was applied exactly as compiled, at every expected site."""
+    if isinstance(request, EmbeddingRequest) or request.intervention is None:
+        return True
+    receipt = event.receipt
+    if receipt is None or receipt.fingerprint != request.intervention.fingerprint:
+        return False
+    return receipt.applied == receipt.expected
+
+
+def _ended_early() -> SequenceFailedError:
+    return SequenceFailedError("engine_shutdown", "The engine ended the request early.")
