@@ -17,7 +17,7 @@ from benchmarks.record import Record
 from benchmarks.shapes import Shape, shape_folder
 from benchmarks.subject import Plan, measure
 from benchmarks.workloads import MAKERS, Job, Workload
-from inference.captures import Read
+from inference.captures import CaptureSpec
 from inference.engine.config import EngineConfig
 from inference.engine.kernels.linear_kinds import Weights
 from inference.engine.loop import EngineLoop
@@ -82,7 +82,7 @@ class EngineSubject:
         self._profiles = profiles
         self._numbers = itertools.count()
         self._sampling = SamplingParams(temperature=0.0, ignore_eos=True)
-        self.reads: tuple[Read, ...] = ()
+        self.captures: tuple[CaptureSpec, ...] = ()
 
     def sampling_by(self, sampling: SamplingParams) -> EngineSubject:
         """The same engine, whose requests are of this kind; how long their answers are is the workload's matter."""
@@ -112,7 +112,7 @@ class EngineSubject:
         profile = None if job.profile is None else self._profiles[job.profile]
         sampling = replace(self._sampling, max_tokens=job.new)
         request = GenerationRequest(
-            f"bench-{next(self._numbers)}", self._model, job.prompt, sampling, profile, reads=self.reads
+            f"bench-{next(self._numbers)}", self._model, job.prompt, sampling, profile, captures=self.captures
         )
         stream = _Stream(job, time.perf_counter(), wanted=wanted)
         self._loop.submit([request], stream)

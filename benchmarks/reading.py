@@ -20,7 +20,7 @@ from benchmarks.profiles import D_SAE, RandomReader
 from benchmarks.record import Record
 from benchmarks.subject import Plan, measure
 from benchmarks.workloads import Workload, streams
-from inference.captures import FeatureValues, Read, TopFeatures
+from inference.captures import CaptureSpec, FeatureValues, TopFeatures
 from inference.engine.config import EngineConfig
 from inference.engine.models.loader import LoadedModel
 from inference.interventions import Site
@@ -49,10 +49,10 @@ class RandomEncoder(RandomReader):
 class Reading:
     """An engine subject whose requests read."""
 
-    def __init__(self, engine: EngineSubject, name: str, reads: tuple[Read, ...]) -> None:
+    def __init__(self, engine: EngineSubject, name: str, captures: tuple[CaptureSpec, ...]) -> None:
         self.name = name
         self._engine = copy(engine)
-        self._engine.reads = reads
+        self._engine.captures = captures
 
     def run(self, workload: Workload) -> list[Trace]:
         return self._engine.run(workload)
@@ -61,8 +61,8 @@ class Reading:
         return self._engine.peak_memory_mb()
 
 
-def reads_of(loaded: LoadedModel) -> Mapping[str, tuple[Read, ...]]:
-    """What a subject reads, by its name. The first and the last one tell how far ratios can be trusted."""
+def captures_of(loaded: LoadedModel) -> Mapping[str, tuple[CaptureSpec, ...]]:
+    """What a subject captures, by its name. The first and the last one tell how far ratios can be trusted."""
     site, features = Site(loaded.num_layers // 2), tuple(range(RULES))
     weights = torch.randn(loaded.hidden_size, D_SAE, generator=torch.Generator().manual_seed(0)) * 0.02
     weights = weights.to(loaded.device)
@@ -70,16 +70,16 @@ def reads_of(loaded: LoadedModel) -> Mapping[str, tuple[Read, ...]]:
     topk = RandomEncoder("topk", weights, weights.t().contiguous(), k=32)
     silent = (1e9,) * RULES
 
-    def watch(reader: RandomEncoder) -> tuple[Read, ...]:
-        return (Read(site=site, probe=FeatureValues(reader, features, silent), passes_over_cached=True),)
+    def watch(reader: RandomEncoder) -> tuple[CaptureSpec, ...]:
+        return (CaptureSpec(site=site, probe=FeatureValues(reader, features, silent), passes_over_cached=True),)
 
     return {
         "nothing": (),
         f"{RULES} rules, relu": watch(relu),
         f"{RULES} rules, topk": watch(topk),
-        "top 10 of answers": (Read(site=site, probe=TopFeatures(topk, 10), phase="generation"),),
-        "top 10 of all": (Read(site=site, probe=TopFeatures(topk, 10)),),
-        "residual of all": (Read(site=site),),
+        "top 10 of answers": (CaptureSpec(site=site, probe=TopFeatures(topk, 10), phase="generation"),),
+        "top 10 of all": (CaptureSpec(site=site, probe=TopFeatures(topk, 10)),),
+        "residual of all": (CaptureSpec(site=site),),
         "nothing again": (),
     }
 
@@ -88,7 +88,7 @@ def record(options: Options) -> Record:
     loaded = load_shape(options.shape, options)
     config = EngineConfig(max_batch_size=STREAMS)
     with running(loaded, config) as engine:
-        subjects = [Reading(engine, name, reads) for name, reads in reads_of(loaded).items()]
+        subjects = [Reading(engine, name, captures) for name, captures in captures_of(loaded).items()]
         rows = measure(subjects, [streams(STREAMS)], Plan(options.scale, options.rounds))
     return Record("reading", options.label, tuple(rows), notes=(f"{STREAMS} streams, {D_SAE} features",))
 

@@ -29,7 +29,7 @@ from inference.job_kinds import WARM
 from inference.model_template import own_chat_template
 from inference.models import LanguageModel
 from inference.permissions import is_superuser
-from inference.registry.availability import memory_need, model_standing
+from inference.registry.availability import memory_need, model_availability
 from inference.sampling_words import sampling_rows
 from inference.validation import within_roots
 from jobs.errors import JobError
@@ -141,13 +141,13 @@ ACTS: dict[str, tuple[Act, str]] = {
 
 
 def live_html(model: LanguageModel) -> SafeString:
-    return render_to_string(f"{_TEMPLATES}/standing.html", {"model": model, "standing": model_standing(model)})
+    return render_to_string(f"{_TEMPLATES}/standing.html", {"model": model, "standing": model_availability(model)})
 
 
 def page_context(model: LanguageModel) -> dict[str, Any]:
     """What a model's page shows around its form."""
     return {
-        "standing": model_standing(model),
+        "standing": model_availability(model),
         "memory": memory_need(model),
         "acts": list(_offered(model)),
         "live_url": LIVE_URL,

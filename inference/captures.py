@@ -1,7 +1,7 @@
 """What a request asks to read of a model while it computes, and what comes back: the twin of
 :mod:`inference.interventions`. No Django here, and no torch at run time.
 
-A :class:`Read` names a site, before or after the steering that acts there, the tokens, and what of the residual ``h``
+A :class:`CaptureSpec` names a site, before or after the steering that acts there, the tokens, and what of the residual ``h``
 (``[d]``, float32) at each of them is wanted: ``h`` itself, some features of an SAE, or its strongest ones. The values
 of chosen tokens come one by one while they are computed, or pooled in one at the end.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Stage = Literal["pre", "post"]
 Pooling = Literal["none", "mean", "max", "last"]
-MAX_VALUES = 1 << 24  # numbers that the reads of one sequence may bring: 64 MiB
+MAX_VALUES = 1 << 24  # numbers that the captures of one sequence may bring: 64 MiB
 
 
 class FeatureEncoder(FeatureReader, Protocol):
@@ -78,7 +78,7 @@ EVERYWHERE = (Span(),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Read:
+class CaptureSpec:
     """``stage``: before or after steering at the site; what steered earlier layers is in ``h`` either way.
 
     Tokens are those of ``phase`` in one of ``spans``, but for those whose id is in ``skip_token_ids``. The last token
@@ -118,8 +118,8 @@ class Read:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Reading:
-    """What a read brought. ``number`` is its place among the request's reads.
+class ActivationCapture:
+    """What a read brought. ``number`` is its place among the request's captures.
 
     ``values`` has a row for each of ``places``, ascending; of a pooled read one row, of all ``places``, which then are
     None, as many as ``num_tokens``. :class:`TopFeatures` bring indices along, ``[rows, count]``.
@@ -132,11 +132,11 @@ class Reading:
     features: NDArray[np.int64] | None = None
 
 
-def num_values(reads: Sequence[Read], width: int, num_prompt: int, num_tokens: int) -> int:
-    """The most numbers that the reads of a sequence of ``num_tokens`` can bring; ``width`` is that of its residuals."""
+def num_values(captures: Sequence[CaptureSpec], width: int, num_prompt: int, num_tokens: int) -> int:
+    """The most numbers that the captures of a sequence of ``num_tokens`` can bring; ``width`` is that of its residuals."""
     return sum(
         _row_size(read.probe, width) * (1 if read.pooling != "none" else read.num_places(num_prompt, num_tokens))
-        for read in reads
+        for read in captures
     )
 
 

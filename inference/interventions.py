@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from inference.segments import ALL_PARTS, Part
+from inference.segments import ALL_SEGMENTS, Segment
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -140,21 +140,21 @@ def window_in(zone: Zone, phase: Phase, window: Window) -> Window | None:
 
 @dataclass(frozen=True, slots=True)
 class TokenPlace:
-    """``index`` counts the tokens of the prompt or the generated ones from 0, ``part_index`` those of the part that the
+    """``index`` counts the tokens of the prompt or the generated ones from 0, ``segment_index`` those of the part that the
     token belongs to. A prompt has no parts.
     """
 
     zone: Zone
     index: int
-    part: Part | None = None
-    part_index: int = 0
+    part: Segment | None = None
+    segment_index: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChosenTokens:
     """On which tokens an edit acts. Special tokens are those of :attr:`Intervention.skip_token_ids`.
 
-    ``parts`` and ``part_window`` choose among the tokens that are generated, and say nothing about a prompt's.
+    ``parts`` and ``segment_window`` choose among the tokens that are generated, and say nothing about a prompt's.
 
     Attention sinks are tokens whose residual is many times larger than others' and carries no meaning. Without
     ``sink_tokens`` a prompt's first token is left alone unless it is a special one, and so is any token whose residual
@@ -163,8 +163,8 @@ class ChosenTokens:
 
     phase: Phase = "both"
     window: Window = ALL_TOKENS
-    parts: frozenset[Part] = ALL_PARTS
-    part_window: Window = ALL_TOKENS
+    parts: frozenset[Segment] = ALL_SEGMENTS
+    segment_window: Window = ALL_TOKENS
     special_tokens: bool = False
     sink_tokens: bool = True
     norm_limit: float = float("inf")
@@ -174,7 +174,7 @@ class ChosenTokens:
         window = self.window_in(place.zone)
         if window is None or place.index not in window:
             return False
-        if place.part is not None and (place.part not in self.parts or place.part_index not in self.part_window):
+        if place.part is not None and (place.part not in self.parts or place.segment_index not in self.segment_window):
             return False
         if place.zone != "generation" and place.index == 0 and not (self.sink_tokens or is_special):
             return False
@@ -200,7 +200,7 @@ class ChosenTokens:
     @property
     def depends_on_segments(self) -> bool:
         """Whether it makes a difference to which part a token belongs."""
-        return self.parts != ALL_PARTS or self.part_window != ALL_TOKENS
+        return self.parts != ALL_SEGMENTS or self.segment_window != ALL_TOKENS
 
 
 @dataclass(frozen=True)
@@ -282,14 +282,14 @@ class Intervention:
     """A compiled profile version. ``fingerprint`` identifies its whole effect, weights included.
 
     Tokens whose id is in ``skip_token_ids`` (the model's special tokens) are touched only by edits that ask for them.
-    ``needed_parts`` are those that some edit is meant for alone, so that it could never act on a model without them.
+    ``required_segments`` are those that some edit is meant for alone, so that it could never act on a model without them.
     ``removals`` and ``inert`` are for receipts.
     """
 
     fingerprint: str
     edits: tuple[Edit, ...]
     skip_token_ids: frozenset[int] = frozenset()
-    needed_parts: frozenset[Part] = frozenset()
+    required_segments: frozenset[Segment] = frozenset()
     removals: tuple[Removal, ...] = ()
     inert: tuple[InertEdit, ...] = ()
 

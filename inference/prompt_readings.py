@@ -1,7 +1,7 @@
 """Many prompts read in the engine, beside what else runs there.
 
-``asyncio.run(read_prompts(get_client(), model="demo", prompts=ids, reads=(Read(site=Site(1), pooling="mean"),)))``
-gives a :class:`PromptReading` for each prompt. A read of the last token's residual is ``pooling="last"``.
+``asyncio.run(capture_prompts(get_client(), model="demo", prompts=ids, captures=(CaptureSpec(site=Site(1), pooling="mean"),)))``
+gives a :class:`PromptCapture` for each prompt. A read of the last token's residual is ``pooling="last"``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from inference.captures import Read, Reading
+from inference.captures import ActivationCapture, CaptureSpec
 from inference.client import CaptureEvent, EngineClient, GenerationRequest, SamplingParams
 from inference.interventions import Intervention
 from inference.runs import Run
@@ -23,14 +23,14 @@ AT_ONCE = 8  # prompts: a job leaves room for requests
 
 
 @dataclass(frozen=True, slots=True)
-class PromptReading:
+class PromptCapture:
     """What was read of one prompt, in the order in which it came."""
 
-    readings: tuple[Reading, ...]
+    captures: tuple[ActivationCapture, ...]
 
-    def of(self, number: int) -> tuple[Reading, ...]:
-        """Those of one of the reads, by its place among them."""
-        return tuple(reading for reading in self.readings if reading.number == number)
+    def of(self, number: int) -> tuple[ActivationCapture, ...]:
+        """Those of one of the captures, by its place among them."""
+        return tuple(reading for reading in self.captures if reading.number == number)
 
     def values(self, number: int) -> NDArray[np.float32]:
         """``[tokens, m]`` of one read, of a pooled one ``[1, m]``; ``[0, 0]`` where no token was to be read."""
@@ -44,25 +44,25 @@ class PromptReading:
         return tuple(place for reading in self.of(number) for place in reading.places or ())
 
 
-async def read_prompts(
+async def capture_prompts(
     client: EngineClient,
     *,
     model: str,
     prompts: Sequence[Sequence[int]],
-    reads: tuple[Read, ...],
+    captures: tuple[CaptureSpec, ...],
     intervention: Intervention | None = None,
     priority: int = 0,
-) -> list[PromptReading]:
+) -> list[PromptCapture]:
     """Run the prompts, a few at once; return what was read of each. Raise SequenceFailedError or EngineDownError."""
     sampling = SamplingParams(max_tokens=0)
     requests = [
-        GenerationRequest(f"read/{number}", model, tuple(ids), sampling, intervention, number, priority, reads)
+        GenerationRequest(f"read/{number}", model, tuple(ids), sampling, intervention, number, priority, captures)
         for number, ids in enumerate(prompts)
     ]
     run = Run(client, requests, group_size=AT_ONCE, waits=True, halves=True)
     return [
-        PromptReading(
-            tuple(reading for event in events if isinstance(event, CaptureEvent) for reading in event.readings)
+        PromptCapture(
+            tuple(reading for event in events if isinstance(event, CaptureEvent) for reading in event.captures)
         )
         for events in await run.collect()
     ]

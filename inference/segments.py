@@ -8,13 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-Part = Literal["thinking", "answer", "call"]
-PARTS: tuple[Part, ...] = get_args(Part)
-ALL_PARTS: frozenset[Part] = frozenset(PARTS)
+Segment = Literal["thinking", "answer", "call"]
+SEGMENTS: tuple[Segment, ...] = get_args(Segment)
+ALL_SEGMENTS: frozenset[Segment] = frozenset(SEGMENTS)
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class Transition:
     """Where ``mark`` is written, the state with the number ``to`` begins.
 
     The token that completes a mark which ``opens`` belongs to the new state already, else to the one that ends.
@@ -29,17 +29,17 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class PartState:
-    part: Part
-    turns: tuple[Turn, ...] = ()
+class SegmentState:
+    part: Segment
+    transitions: tuple[Transition, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class PartRules:
+class SegmentRules:
     """A sequence begins to write in the state with the number ``first``. By default all is its answer."""
 
-    states: tuple[PartState, ...] = (PartState("answer"),)
+    states: tuple[SegmentState, ...] = (SegmentState("answer"),)
     first: int = 0
 
 
-PLAIN = PartRules()
+ANSWER_ONLY = SegmentRules()

@@ -31,7 +31,7 @@ from inference.interventions import (
     VectorEdit,
     Window,
 )
-from inference.segments import Part
+from inference.segments import Segment
 from steering.saes.direction import Direction
 from steering.saes.sae import SparseAutoencoder
 from steering.spec.checks import check_conflicts
@@ -60,8 +60,8 @@ class TokenChoice(TypedDict):
 
     phase: Phase
     window: Window
-    parts: frozenset[Part]
-    part_window: Window
+    parts: frozenset[Segment]
+    segment_window: Window
     special_tokens: bool
     sink_tokens: bool
     norm_limit: float
@@ -89,14 +89,14 @@ class _Tokens:
 
     @property
     def choice(self) -> TokenChoice:
-        window, part_window = windows_of(
+        window, segment_window = windows_of(
             self.scope, Window(self.after, None if self.first == float("inf") else int(self.first))
         )
         return {
             "phase": self.phase,
             "window": window,
             "parts": segments_of(self.scope),
-            "part_window": part_window,
+            "segment_window": segment_window,
             "special_tokens": self.special_tokens,
             "sink_tokens": self.sink_tokens,
             "norm_limit": self.norm_limit,

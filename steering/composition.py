@@ -28,7 +28,7 @@ from inference.interventions import (
     Window,
     Zone,
 )
-from inference.segments import ALL_PARTS
+from inference.segments import ALL_SEGMENTS
 from steering.errors import PolicyConflictError
 
 if TYPE_CHECKING:
@@ -59,9 +59,11 @@ def followed_by(first: Intervention, then: Intervention) -> Intervention:
     _check_norms(first, then)
     after = [part for edit in then.edits for part in _after(edit, first.edits)]
     identity = _identity("then", first.fingerprint, then.fingerprint)
-    needed = first.needed_parts | then.needed_parts
+    needed = first.required_segments | then.required_segments
     removals = (*first.removals, *then.removals)
-    return replace(first, fingerprint=identity, edits=(*first.edits, *after), needed_parts=needed, removals=removals)
+    return replace(
+        first, fingerprint=identity, edits=(*first.edits, *after), required_segments=needed, removals=removals
+    )
 
 
 def _identity(*parts: object) -> str:
@@ -274,8 +276,8 @@ def _pieces(edit: ReaderEdit, here: Sequence[Edit]) -> Iterator[ReaderEdit]:
         for part in sorted(edit.parts):
             others = [other for other in here if part in other.parts]
             for window in _cut(whole, _starts(others, zone)):
-                for part_window in _cut(edit.part_window, _part_starts(others)):
-                    yield replace(piece, parts=frozenset({part}), window=window, part_window=part_window)
+                for segment_window in _cut(edit.segment_window, _part_starts(others)):
+                    yield replace(piece, parts=frozenset({part}), window=window, segment_window=segment_window)
 
 
 _PHASE_PIECES: tuple[tuple[Phase, Zone], ...] = (("prompt", "prompt"), ("generation", "generation"))
@@ -293,7 +295,7 @@ def _starts(edits: Sequence[Edit], zone: Zone) -> frozenset[int]:
 
 
 def _part_starts(edits: Sequence[Edit]) -> frozenset[int]:
-    windows = [edit.part_window for edit in edits]
+    windows = [edit.segment_window for edit in edits]
     return frozenset(end for window in windows for end in (window.after, window.first) if end is not None)
 
 
@@ -307,8 +309,8 @@ def _cut(window: Window, cuts: frozenset[int]) -> Iterator[Window]:
 def _acting(piece: ReaderEdit, here: Sequence[Edit]) -> tuple[int, ...]:
     """The places of those that act on a piece's tokens."""
     zone = _ZONE_OF[piece.phase]
-    part = None if zone != "generation" or piece.parts == ALL_PARTS else next(iter(piece.parts))
-    place = TokenPlace(zone, piece.window.after, part, piece.part_window.after)
+    part = None if zone != "generation" or piece.parts == ALL_SEGMENTS else next(iter(piece.parts))
+    place = TokenPlace(zone, piece.window.after, part, piece.segment_window.after)
     return tuple(n for n, other in enumerate(here) if other.acts(place, is_special=False))
 
 

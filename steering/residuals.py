@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from inference.captures import Read
+from inference.captures import CaptureSpec
 from inference.client import EngineClient, get_client
 from inference.interventions import Site
 from inference.models import LanguageModel
-from inference.prompt_readings import read_prompts
+from inference.prompt_readings import capture_prompts
 from inference.registry.ready_model import ReadyModel
 from inference.registry.registry import get_registry
 from inference.runs import JOB_PRIORITY
@@ -51,9 +51,9 @@ class EngineResidualReader:
 
     async def _read(self, token_ids: tuple[int, ...], sites: Sequence[Site]) -> dict[Site, NDArray[np.float32]]:
         await get_registry().ready(self._name)  # the model may have been unloaded since
-        reads = tuple(Read(site=site, stage="pre", phase="prompt") for site in sites)
-        (found,) = await read_prompts(
-            get_client(), model=self._name, prompts=[token_ids], reads=reads, priority=JOB_PRIORITY
+        captures = tuple(CaptureSpec(site=site, stage="pre", phase="prompt") for site in sites)
+        (found,) = await capture_prompts(
+            get_client(), model=self._name, prompts=[token_ids], captures=captures, priority=JOB_PRIORITY
         )
         return {site: found.values(number) for number, site in enumerate(sites)}
 
@@ -111,10 +111,12 @@ class EnginePromptReader:
             ids = [text.render_chat([{"role": "user", "content": prompt}]) for prompt in prompts]
         else:
             ids = [text.encode(prompt) for prompt in prompts]
-        reads = tuple(
-            Read(site=site, stage="pre", phase="prompt", skip_token_ids=text.special_token_ids) for site in sites
+        captures = tuple(
+            CaptureSpec(site=site, stage="pre", phase="prompt", skip_token_ids=text.special_token_ids) for site in sites
         )
-        found = await read_prompts(self._client or get_client(), model=ready.record.name, prompts=ids, reads=reads)
+        found = await capture_prompts(
+            self._client or get_client(), model=ready.record.name, prompts=ids, captures=captures
+        )
         starts = [0 if prompt[0] in text.special_token_ids else 1 for prompt in ids]
         return [
             PromptResiduals(tuple(one.values(number)[start:] for number in range(len(sites))))

@@ -12,7 +12,7 @@ from console.live.topic import Reading, Topic, register_topic
 from console.load.sampler import live_load
 from inference.client import EngineError, get_client
 from inference.models import LanguageModel
-from inference.registry.availability import model_standing
+from inference.registry.availability import model_availability
 from jobs.models import Job
 
 WORDS = {"idle": "Ready", "running": "Working"}
@@ -89,7 +89,7 @@ def read_models(user: User, rest: str) -> Reading:
 def read_model(user: User, rest: str) -> Reading | None:
     is_number = rest.isascii() and rest.isdigit() and len(rest) <= MAX_DIGITS
     row = LanguageModel.objects.filter(pk=int(rest)).first() if is_number else None
-    return None if row is None else {**asdict(model_standing(row)), "memory_bytes": row.memory_bytes}
+    return None if row is None else {**asdict(model_availability(row)), "memory_bytes": row.memory_bytes}
 
 
 MODELS = register_topic(Topic("models", read_models, ("inference.view_languagemodel",)))

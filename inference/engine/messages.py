@@ -1,7 +1,7 @@
 """What crosses the border of the engine: requests in, events out.
 
 Frozen dataclasses without tensors of the engine's own, so that a remote engine could exchange the same ones.
-Times are seconds; ``*_at`` are readings of ``time.monotonic()`` in the engine's process.
+Times are seconds; ``*_at`` are captures of ``time.monotonic()`` in the engine's process.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from inference.captures import Read, Reading
+from inference.captures import ActivationCapture, CaptureSpec
 from inference.interventions import InertEdit, Intervention, Removal, Site
-from inference.segments import PLAIN, PartRules
+from inference.segments import ANSWER_ONLY, SegmentRules
 from inference.text.grammar import Grammar
 
 GREEDY_BELOW = 1e-5  # a temperature this small leaves the best token alone, and smaller ones overflow float32
@@ -121,7 +121,7 @@ class GenerationRequest:
     """One sequence to generate. ``index`` is the choice's index within its :class:`EventStream`.
 
     ``priority``: under the ``priority`` scheduler policy higher ones run first. BACKGROUND_PRIORITY and less is behind
-    all others under every policy. ReadingEvents answer ``reads``. ``parts`` says how edits of a part of what is
+    all others under every policy. ReadingEvents answer ``captures``. ``parts`` says how edits of a part of what is
     generated find it. Cached beginnings are shared only among requests with the same ``cache_salt``.
     """
 
@@ -132,9 +132,9 @@ class GenerationRequest:
     intervention: Intervention | None = None
     index: int = 0
     priority: int = 0
-    reads: tuple[Read, ...] = ()
+    captures: tuple[CaptureSpec, ...] = ()
     scoring: Scoring | None = None  # with sampling.max_tokens 0
-    parts: PartRules = PLAIN
+    parts: SegmentRules = ANSWER_ONLY
     cache_salt: str = ""
 
     @property
@@ -144,9 +144,9 @@ class GenerationRequest:
 
     @property
     def max_events(self) -> int:
-        """One for each token to generate, and with reads one for each step that runs it or the prompt."""
+        """One for each token to generate, and with captures one for each step that runs it or the prompt."""
         num_tokens = self.sampling.max_tokens + len(self.continuation)
-        return 2 * num_tokens + len(self.prompt_token_ids) if self.reads else num_tokens
+        return 2 * num_tokens + len(self.prompt_token_ids) if self.captures else num_tokens
 
 
 Request = GenerationRequest | EmbeddingRequest
@@ -241,7 +241,7 @@ class CaptureEvent:
     """What one step read, before the TokensEvent of the token that it sampled; and before the end, what was pooled."""
 
     index: int
-    readings: tuple[Reading, ...]
+    captures: tuple[ActivationCapture, ...]
 
 
 @dataclass(frozen=True, slots=True)

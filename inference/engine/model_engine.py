@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from inference.captures import Reading
+from inference.captures import ActivationCapture
 from inference.engine.cache.plan import make_cache
 from inference.engine.cache.policy import CacheCounts, Growth
 from inference.engine.config import EngineConfig
@@ -251,13 +251,13 @@ class ModelEngine:
         """Acquire steering and captures, both or neither. Raise SiteError if they do not fit the model."""
         request = sequence.request
         if sequence.reading is not None:
-            self._runner.reading.acquire(request.reads)
+            self._runner.reading.acquire(request.captures)
         if request.intervention is not None:
             try:
                 sequence.rows = self._runner.steering.acquire(request.intervention)
             except BaseException:
                 if sequence.reading is not None:
-                    self._runner.reading.release(request.reads)
+                    self._runner.reading.release(request.captures)
                 raise
 
     # After a step
@@ -319,10 +319,10 @@ class ModelEngine:
         if sequence not in output.found:
             return []
         assert sequence.reading is not None, "something was found for it"
-        readings = sequence.reading.take(output.found[sequence], sequence.num_computed)
-        if not all(np.isfinite(reading.values).all() for reading in readings):
+        captures = sequence.reading.take(output.found[sequence], sequence.num_computed)
+        if not all(np.isfinite(reading.values).all() for reading in captures):
             return self._fail_unstable(sequence, "activations are")
-        return _capture_event(sequence, readings)
+        return _capture_event(sequence, captures)
 
     def _check_steering(self, sequence: Sequence) -> list[Delivery]:
         if sequence.steering_applied == sequence.steering_expected:
@@ -421,7 +421,7 @@ class ModelEngine:
         if sequence.rows is not None:
             self._runner.steering.release(sequence.rows)
         if sequence.reading is not None:
-            self._runner.reading.release(sequence.request.reads)
+            self._runner.reading.release(sequence.request.captures)
         if sequence.scoring is not None and all(s.sink != sequence.sink for s in self._scheduler.sequences()):
             self._comparisons.forget(sequence.sink)
 
@@ -450,5 +450,5 @@ def _tokens_event(sequence: Sequence, piece: Piece) -> list[Delivery]:
     return [(sequence.sink, TokensEvent(sequence.request.index, piece.token_ids, piece.text, piece.logprobs))]
 
 
-def _capture_event(sequence: Sequence, readings: tuple[Reading, ...]) -> list[Delivery]:
-    return [(sequence.sink, CaptureEvent(sequence.request.index, readings))] if readings else []
+def _capture_event(sequence: Sequence, captures: tuple[ActivationCapture, ...]) -> list[Delivery]:
+    return [(sequence.sink, CaptureEvent(sequence.request.index, captures))] if captures else []

@@ -110,12 +110,12 @@ class ModelRunner:
         """Run one forward pass over all chunks and advance each sequence's ``num_computed``."""
         self._apply_cache_ops()
         row_of_token = _rows(chunks)
-        wanted = _wanted_places(chunks)
+        logit_places = _logit_places(chunks)
         reading = plan_captures(chunks)
         masks = self.masks.start([c.sequence.matcher for c in chunks for _ in range(c.num_sampled)])
         try:
             with self.steering.steering(row_of_token) as step, self.reading.reading(reading):
-                logits = self._forward(chunks, wanted, row_of_token)
+                logits = self._forward(chunks, logit_places, row_of_token)
         finally:
             masks.wait()
         found = reading.found() if reading is not None else {}
@@ -125,14 +125,14 @@ class ModelRunner:
             chunk.sequence.num_computed += chunk.num_own
         return replace(output, draft_steering=draft_steering, found=found)
 
-    def _forward(self, chunks: list[Chunk], wanted: list[int], row_of_token: list[int]) -> Tensor:
-        """``[len(wanted), vocab]`` logits of those places in the packed step."""
+    def _forward(self, chunks: list[Chunk], logit_places: list[int], row_of_token: list[int]) -> Tensor:
+        """``[len(logit_places), vocab]`` logits of those places in the packed step."""
         segments, slots = _segments(chunks)
         tokens = [t for c in chunks for t in _chunk_tokens(c)]
         step = build_step(
             segments,
             tokens,
-            wanted or [0],
+            logit_places or [0],
             np.array(row_of_token) if row_of_token else np.zeros(len(tokens), dtype=np.int64),
             slots,
             self._cache.policy.tables,
@@ -141,19 +141,19 @@ class ModelRunner:
         logits = self._replayed(step)
         if logits is None:
             tensors = step_tensors(step, self.device)
-            logits = self._logits(tensors, segments, tensors.wanted)
-        return logits if wanted else logits[:0]
+            logits = self._logits(tensors, segments, tensors.logit_places)
+        return logits if logit_places else logits[:0]
 
     def _logits(
-        self, tensors: StepTensors, segments: tuple[TokenSpan, ...], wanted: Tensor | int, max_keys: int = 0
+        self, tensors: StepTensors, segments: tuple[TokenSpan, ...], logit_places: Tensor | int, max_keys: int = 0
     ) -> Tensor:
-        """``wanted`` 0 is all places; see :meth:`StepTensors.varlen` for ``max_keys``."""
+        """``logit_places`` 0 is all places; see :meth:`StepTensors.varlen` for ``max_keys``."""
         varlen = tensors.varlen(self._attention, segments, max_keys) if self._attention else None
         output = self.loaded.module(
             input_ids=tensors.tokens.unsqueeze(0),
             position_ids=tensors.positions.unsqueeze(0),
             use_cache=False,
-            logits_to_keep=wanted,
+            logits_to_keep=logit_places,
             packed_batch=tensors.batch(segments, self._cache.pool, varlen),
         )
         return output.logits[0]  # type: ignore[no-any-return]
@@ -269,7 +269,7 @@ def _note_steering(chunks: list[Chunk], step: SteeringStep) -> dict[Sequence, It
     return of_drafts
 
 
-def _wanted_places(chunks: list[Chunk]) -> list[int]:
+def _logit_places(chunks: list[Chunk]) -> list[int]:
     """Places in the packed step whose logits are read: last tokens and before drafts, prompts whose
     log-probabilities are asked, and continuations to be scored. Of a chunk they are always its last ones.
     """

@@ -146,15 +146,15 @@ GENERATION_ENDING = "ForCausalLM"
 CLASSIFICATION_ENDING = "ForSequenceClassification"
 
 
-def model_kind(path: Path, config: Mapping[str, Any]) -> ModelKind | None:
+def detect_kind(path: Path, config: Mapping[str, Any]) -> ModelKind | None:
     """None for what can be neither. ``config`` is the content of config.json.
 
     A causal language model with a pipeline of sentence-transformers (Qwen3-Embedding) is for embeddings.
     """
-    return kind_of_config(config, has_pipeline=(path / SENTENCE_TRANSFORMERS).is_file())
+    return kind_from_config(config, has_pipeline=(path / SENTENCE_TRANSFORMERS).is_file())
 
 
-def kind_of_config(config: Mapping[str, Any], *, has_pipeline: bool) -> ModelKind | None:
+def kind_from_config(config: Mapping[str, Any], *, has_pipeline: bool) -> ModelKind | None:
     """The same of a model that is not here; ``has_pipeline``: of sentence-transformers."""
     names = config.get("architectures") or []
     names = [str(name) for name in names] if isinstance(names, list) else []

@@ -14,7 +14,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Protocol
 
-from inference.files.architectures import SENTENCE_TRANSFORMERS, architecture_problem, kind_of_config
+from inference.files.architectures import SENTENCE_TRANSFORMERS, architecture_problem, kind_from_config
 from inference.files.sources import (
     MAX_CONFIG_BYTES,
     PICKLE_PATTERNS,
@@ -168,7 +168,7 @@ def preview_model(source: ModelSource, repository: ModelRepository | None = None
     dtype = str(config.get("dtype") or config.get("torch_dtype") or core.get("torch_dtype") or core.get("dtype") or "")
     size = _weight_bytes(files, source)
     return ModelPreview(
-        kind=kind_of_config(config, has_pipeline=SENTENCE_TRANSFORMERS in files.sizes) or "",
+        kind=kind_from_config(config, has_pipeline=SENTENCE_TRANSFORMERS in files.sizes) or "",
         architecture=_architecture(config),
         dtype=dtype[:40],
         weight_bytes=size,
@@ -231,7 +231,7 @@ def _has_chat_template(files: ModelRepository) -> bool:
 
 
 def _problems(files: ModelRepository, config: Mapping[str, Any], source: ModelSource) -> Iterator[str]:
-    kind = kind_of_config(config, has_pipeline=SENTENCE_TRANSFORMERS in files.sizes)
+    kind = kind_from_config(config, has_pipeline=SENTENCE_TRANSFORMERS in files.sizes)
     if kind is None:
         yield "It is neither a causal language model nor one for embeddings or classification, so it cannot be served."
     elif kind == "generation" and (problem := architecture_problem(config)):

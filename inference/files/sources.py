@@ -19,7 +19,7 @@ from typing import Any
 
 from django.conf import settings
 
-from inference.files.architectures import ModelKind, architecture_problem, model_kind
+from inference.files.architectures import ModelKind, architecture_problem, detect_kind
 
 DEFAULT_LABELS = 2  # of a classifier whose config names none, as transformers has it
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -182,7 +182,7 @@ def check_directory(path: Path, source: ModelSource) -> None:
 def kind_of_directory(path: Path) -> ModelKind:
     """What the model is for; SourceError where it cannot be served at all."""
     config = _read_config(path)
-    kind = model_kind(path, config)
+    kind = detect_kind(path, config)
     if kind is None:
         raise SourceError(
             f"{path} is neither a causal language model nor one for embeddings or classification (config.json names "
@@ -203,7 +203,7 @@ def own_context_length(path: Path) -> int:
 def num_labels(path: Path) -> int:
     """What the classifier in this directory tells apart: one is the score of a reranker. 0 where it is none."""
     config = _read_config(path)
-    if model_kind(path, config) != "classification":
+    if detect_kind(path, config) != "classification":
         return 0
     labels = config.get("id2label")
     count = config.get("num_labels", len(labels) if isinstance(labels, dict) else DEFAULT_LABELS)

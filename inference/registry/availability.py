@@ -9,13 +9,13 @@ from django.template.defaultfilters import filesizeformat
 from inference.client import EngineError
 from inference.files.sources import SourceError, present_directory
 from inference.models import LanguageModel
-from inference.registry.loads import LoadProgress, LoadStanding
+from inference.registry.loads import LoadProgress, LoadStatus
 from inference.registry.memory_plan import gibibytes
 from inference.registry.registry import get_registry
 
 
 @dataclass(frozen=True, slots=True)
-class ModelStanding:
+class ModelAvailability:
     """``is_moving``: it will change by itself soon. ``percent`` is None where nobody knows how much there is to do."""
 
     state: str
@@ -48,29 +48,29 @@ class MemoryNeed:
         return f"{gibibytes(self.needed)} needed, {gibibytes(self.free)} free on {self.device}"
 
 
-def model_standing(model: LanguageModel) -> ModelStanding:
+def model_availability(model: LanguageModel) -> ModelAvailability:
     """From the row, and from this process where it loads the model itself."""
     registry = get_registry()
-    standing = registry.standing(model.name) if registry.is_serving else LoadStanding()
+    standing = registry.standing(model.name) if registry.is_serving else LoadStatus()
     if standing.progress is not None:
         sentence, percent = _progress_text(standing.progress)
-        return ModelStanding("loading", sentence, percent=percent, is_moving=True)
+        return ModelAvailability("loading", sentence, percent=percent, is_moving=True)
     if standing.is_waiting:
-        return ModelStanding("waiting", "Waits for its turn, or for room beside models at work.", is_moving=True)
+        return ModelAvailability("waiting", "Waits for its turn, or for room beside models at work.", is_moving=True)
     return _of_row(model, standing.retry_in_s)
 
 
-def _of_row(model: LanguageModel, retry_in_s: float | None) -> ModelStanding:
+def _of_row(model: LanguageModel, retry_in_s: float | None) -> ModelAvailability:
     state = LanguageModel.State(model.state)
     if state == LanguageModel.State.LOADED:
         at = f" since {model.loaded_at:%Y-%m-%d %H:%M} UTC" if model.loaded_at else ""
-        return ModelStanding(state, f"Answers requests{at}.")
+        return ModelAvailability(state, f"Answers requests{at}.")
     if state == LanguageModel.State.LOADING:
-        return ModelStanding(state, "Is being loaded by another process, or by one that ended.", is_moving=True)
+        return ModelAvailability(state, "Is being loaded by another process, or by one that ended.", is_moving=True)
     if state == LanguageModel.State.FAILED:
         again = f" A request tries again in {retry_in_s:.0f} s; Load tries at once." if retry_in_s else ""
-        return ModelStanding(state, f"Could not be loaded.{again}", error=model.error)
-    return ModelStanding(state, "Is not in memory; the next request loads it.")
+        return ModelAvailability(state, f"Could not be loaded.{again}", error=model.error)
+    return ModelAvailability(state, "Is not in memory; the next request loads it.")
 
 
 def _progress_text(progress: LoadProgress) -> tuple[str, int | None]:

@@ -1,4 +1,4 @@
-"""Loads that are queued, run or wait for memory, how far they are, and those that failed and when to retry them."""
+"""PendingLoads that are queued, run or wait for memory, how far they are, and those that failed and when to retry them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RETRY_LOADING_AFTER_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Load:
+class PendingLoad:
     """``begun_at`` is a reading of the registry's clock. ``done`` has no result but the time: look what there is."""
 
     record: ModelRecord
@@ -26,17 +26,17 @@ class Load:
     done: Future[None] = field(default_factory=Future)
 
 
-class Loads:
+class PendingLoads:
     """At most one for each model. Thread-safe; loads are postponed and given up by the loader thread only."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._by_name: dict[str, Load] = {}
+        self._by_name: dict[str, PendingLoad] = {}
         self._postponed: set[str] = set()  # tried, and waiting for room
         self._num_waiting = 0
 
-    def begin(self, record: ModelRecord, *, unless: Callable[[], bool]) -> tuple[Load | None, bool]:
+    def begin(self, record: ModelRecord, *, unless: Callable[[], bool]) -> tuple[PendingLoad | None, bool]:
         """The model's load and whether it is new. None ``unless`` there is one, or need for one."""
         with self._lock:
             running = self._by_name.get(record.name)
@@ -44,22 +44,22 @@ class Loads:
                 return running, False
             if unless():
                 return None, False
-            load = self._by_name[record.name] = Load(record, self._clock())
+            load = self._by_name[record.name] = PendingLoad(record, self._clock())
             return load, True
 
-    def forget(self, load: Load) -> None:
+    def forget(self, load: PendingLoad) -> None:
         with self._lock:
             self._by_name.pop(load.record.name, None)
             self._postponed.discard(load.record.name)
 
-    def end(self, load: Load) -> None:
+    def end(self, load: PendingLoad) -> None:
         self.forget(load)
         load.done.set_result(None)
 
-    def age_s(self, load: Load) -> float:
+    def age_s(self, load: PendingLoad) -> float:
         return self._clock() - load.begun_at
 
-    def postpone(self, load: Load) -> None:
+    def postpone(self, load: PendingLoad) -> None:
         """It has been tried and will be tried again, unless it is given up meanwhile."""
         self._postponed.add(load.record.name)
 
@@ -68,7 +68,7 @@ class Loads:
         if name in self._postponed:
             self.end(self._by_name[name])
 
-    def get(self, name: str) -> Load | None:
+    def get(self, name: str) -> PendingLoad | None:
         return self._by_name.get(name)
 
     @contextmanager
@@ -136,7 +136,7 @@ class LoadProgress:
 
 
 @dataclass(frozen=True, slots=True)
-class LoadStanding:
+class LoadStatus:
     """``is_waiting``: for its turn, or for room. ``retry_in_s``: after a failure, when a request loads it again; None
     without one.
     """

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Resident:
+class LoadedEntry:
     """``reserved_bytes`` is what it was given on its device, keys and values included; ``used_at`` a reading of the
     registry's clock. One that ``is_leaving`` finishes what it runs and takes nothing more.
     """
@@ -32,59 +32,59 @@ class Resident:
     is_leaving: bool = False
 
 
-class Residents:
+class LoadedModels:
     """By name. Written by the loader thread only; each method is one step on a dictionary, so any thread may read."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._by_name: dict[str, Resident] = {}
+        self._by_name: dict[str, LoadedEntry] = {}
 
     def __contains__(self, name: str) -> bool:
         """Whether it takes requests."""
-        resident = self._by_name.get(name)
-        return resident is not None and not resident.is_leaving
+        entry = self._by_name.get(name)
+        return entry is not None and not entry.is_leaving
 
-    def add(self, resident: Resident) -> None:
-        self._by_name[resident.name] = resident
+    def add(self, entry: LoadedEntry) -> None:
+        self._by_name[entry.name] = entry
 
-    def remove(self, name: str) -> Resident | None:
+    def remove(self, name: str) -> LoadedEntry | None:
         return self._by_name.pop(name, None)
 
-    def get(self, name: str) -> Resident | None:
+    def get(self, name: str) -> LoadedEntry | None:
         return self._by_name.get(name)
 
-    def use(self, name: str) -> Resident | None:
+    def use(self, name: str) -> LoadedEntry | None:
         """The model, which is the most recently used one from now on; None of one that takes no requests."""
-        resident = self._by_name.get(name)
-        if resident is None or resident.is_leaving:
+        entry = self._by_name.get(name)
+        if entry is None or entry.is_leaving:
             return None
-        resident.used_at = self._clock()
-        return resident
+        entry.used_at = self._clock()
+        return entry
 
-    def idle_s(self, resident: Resident) -> float:
-        return self._clock() - resident.used_at
+    def idle_s(self, entry: LoadedEntry) -> float:
+        return self._clock() - entry.used_at
 
-    def all(self) -> list[Resident]:
+    def all(self) -> list[LoadedEntry]:
         """Least recently used first."""
-        return sorted(self._by_name.copy().values(), key=lambda resident: resident.used_at)
+        return sorted(self._by_name.copy().values(), key=lambda entry: entry.used_at)
 
 
 GIB = 2**30
 LEAST_SHARES = 2  # into which spare memory is cut: a model that is not registered yet shall find some
 
 
-class NoRoomError(EngineError):
+class InsufficientMemoryError(EngineError):
     """The model needs more memory than there is, even without the models that may be unloaded for it."""
 
     code = "model_load_failed"
 
 
-class AllBusyError(NoRoomError):
+class ModelsBusyError(InsufficientMemoryError):
     """There will be room once models have ended what they run now."""
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class MemoryPlan:
     """What a model needs on its device, the bytes free there, and the models on it that may be asked to go, least
     recently used first.
 
@@ -97,7 +97,7 @@ class Room:
     estimate: MemoryEstimate
     free: int
     budget: int
-    unpinned: Sequence[Resident]
+    unpinned: Sequence[LoadedEntry]
 
     @property
     def needed(self) -> int:
@@ -113,20 +113,20 @@ class Room:
         spare = max(0, self.free - self.needed)
         return min(self.estimate.most_kv, self.estimate.kv + spare // max(LEAST_SHARES, num_expected))
 
-    def choose(self, is_busy: Callable[[str], bool]) -> list[Resident]:
-        """Those that must go, none if it fits. NoRoomError with both numbers; then nobody has to go in vain."""
-        idle = [resident for resident in self.unpinned if not is_busy(resident.name)]
+    def choose(self, is_busy: Callable[[str], bool]) -> list[LoadedEntry]:
+        """Those that must go, none if it fits. InsufficientMemoryError with both numbers; then nobody has to go in vain."""
+        idle = [entry for entry in self.unpinned if not is_busy(entry.name)]
         if self.needed > self.free + _size(self.unpinned):
-            raise NoRoomError(self._refusal(self.free + _size(self.unpinned)))
+            raise InsufficientMemoryError(self._refusal(self.free + _size(self.unpinned)))
         if self.needed > self.free + _size(idle):
-            busy = [resident.name for resident in self.unpinned if resident not in idle]
+            busy = [entry.name for entry in self.unpinned if entry not in idle]
             text = self._refusal(self.free + _size(idle))
-            raise AllBusyError(f"{text} Others could make room, but are at work: {', '.join(busy)}.")
-        chosen: list[Resident] = []
-        for resident in idle:
+            raise ModelsBusyError(f"{text} Others could make room, but are at work: {', '.join(busy)}.")
+        chosen: list[LoadedEntry] = []
+        for entry in idle:
             if self.needed <= self.free + _size(chosen):
                 break
-            chosen.append(resident)
+            chosen.append(entry)
         return chosen
 
     def __str__(self) -> str:
@@ -156,8 +156,8 @@ def gibibytes(num_bytes: int) -> str:
     return f"{num_bytes / GIB:.2f} GiB" if num_bytes >= GIB // 100 else f"{num_bytes / 2**20:.2f} MiB"
 
 
-def _size(residents: Sequence[Resident]) -> int:
-    return sum(resident.reserved_bytes for resident in residents)
+def _size(entries: Sequence[LoadedEntry]) -> int:
+    return sum(entry.reserved_bytes for entry in entries)
 
 
 SHARE = 0.9  # of a device, where no limit is set: the rest is the system's and the server's own

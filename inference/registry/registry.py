@@ -29,14 +29,14 @@ from inference.registry.loading import ModelLoading, spec_for
 from inference.registry.loads import (
     FIRST_RETRY_S,
     RETRY_LOADING_AFTER_S,
-    Load,
     LoadFailures,
-    Loads,
-    LoadStanding,
+    LoadStatus,
+    PendingLoad,
+    PendingLoads,
     RunningLoad,
     RunningLoads,
 )
-from inference.registry.memory_plan import AllBusyError, MemoryBudget, Resident, Residents, Room
+from inference.registry.memory_plan import LoadedEntry, LoadedModels, MemoryBudget, MemoryPlan, ModelsBusyError
 from inference.registry.ready_model import ModelLoadFailedError, ModelNotReadyError, ReadyModel
 from inference.registry.records import (
     ModelNotFoundError,
@@ -64,8 +64,8 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
-IN_HAND_S = 1.0  # a request that has just been given a model has not submitted yet: the model is not idle
-ROOM_POLL_S = 0.25
+HANDOVER_S = 1.0  # a request that has just been given a model has not submitted yet: the model is not idle
+MEMORY_POLL_S = 0.25
 
 
 class ModelEngine(Protocol):
@@ -104,8 +104,8 @@ class ModelRegistry:
         self._table = table
         self._clock = clock
         self._load_timeout_s = settings.MILLM_LOAD_TIMEOUT if load_timeout_s is None else load_timeout_s
-        self._residents = Residents(clock)
-        self._loads = Loads(clock)
+        self._loaded_models = LoadedModels(clock)
+        self._loads = PendingLoads(clock)
         self._failures = LoadFailures(clock, retry_failed_after_s)
         self._running = RunningLoads(clock)
         self._loader = LoaderThread(self.housekeep)
@@ -126,19 +126,19 @@ class ModelRegistry:
         return self._table.get().find(name)
 
     def is_loaded(self, name: str) -> bool:
-        return name in self._residents
+        return name in self._loaded_models
 
-    def standing(self, name: str) -> LoadStanding:
+    def standing(self, name: str) -> LoadStatus:
         """How far the model's load is, and what came of the last one."""
         running, failure = self._running.get(name), self._failures.get(name)
         retry_in_s = max(0.0, failure.retry_at - self._clock()) if failure is not None else None
-        return LoadStanding(running, running is None and self._loads.get(name) is not None, retry_in_s)
+        return LoadStatus(running, running is None and self._loads.get(name) is not None, retry_in_s)
 
     def max_model_len(self, name: str) -> int | None:
         """Tokens that the model takes; None while that is known neither from its row nor from loading it."""
         record = self.find(name)
-        resident = self._residents.get(record.name)
-        return record.max_model_len if resident is None else resident.loaded.max_model_len
+        entry = self._loaded_models.get(record.name)
+        return record.max_model_len if entry is None else entry.loaded.max_model_len
 
     async def ready(self, name: str) -> ReadyModel:
         """The model, loaded first if need be; requests for the same model share one load.
@@ -203,30 +203,30 @@ class ModelRegistry:
         if not self._is_booted:
             self._boot()
         records = {record.name: record for record in self.records()}
-        for resident in self._residents.all():
-            record = records.get(resident.name)
+        for entry in self._loaded_models.all():
+            record = records.get(entry.name)
             if record is None:  # deleted or renamed
-                self._dismiss(resident)
-            elif resident.name not in self._unloads and self._is_overdue(record, resident):
-                self._unload(resident.name, resident.pk)
+                self._dismiss(entry)
+            elif entry.name not in self._unloads and self._is_overdue(record, entry):
+                self._unload(entry.name, entry.pk)
 
-    def room(self, row: LanguageModel, path: Path) -> Room:
+    def room(self, row: LanguageModel, path: Path) -> MemoryPlan:
         """What the model in the directory needs and what there is for it. Reads headers only; LoadError."""
         return self._room(spec_for(row, path))
 
     def _ready_now(self, record: ModelRecord) -> ReadyModel | None:
-        resident = self._residents.use(record.name)
-        if resident is None:
+        entry = self._loaded_models.use(record.name)
+        if entry is None:
             return None
         return ReadyModel(
             record,
-            resident.loaded.max_model_len,
-            resident.loaded.vocab_size,
-            resident.text,
-            resident.kind,
-            resident.loaded.hidden_size,
-            resident.loaded.grammars,
-            resident.loaded.labels,
+            entry.loaded.max_model_len,
+            entry.loaded.vocab_size,
+            entry.text,
+            entry.kind,
+            entry.loaded.hidden_size,
+            entry.loaded.grammars,
+            entry.loaded.labels,
         )
 
     def _not_ready(self, record: ModelRecord) -> ReadyModel:
@@ -241,7 +241,7 @@ class ModelRegistry:
         self._require_engine()
         name = record.name
         load, is_new = self._loads.begin(
-            record, unless=lambda: name in self._residents or self._failures.is_recent(name)
+            record, unless=lambda: name in self._loaded_models or self._failures.is_recent(name)
         )
         if load is None:
             return _done()
@@ -249,12 +249,12 @@ class ModelRegistry:
             self._queue(load)
         return load.done
 
-    def _queue(self, load: Load) -> None:
+    def _queue(self, load: PendingLoad) -> None:
         name = load.record.name
         job = self._loader.submit("load", name, lambda: self._load(name))
         job.add_done_callback(lambda done: self._note_stop(load, done))
 
-    def _note_stop(self, load: Load, job: Future[None]) -> None:
+    def _note_stop(self, load: PendingLoad, job: Future[None]) -> None:
         """The loader thread ends before this load had its turn, or was stopped already."""
         if job.cancelled():
             self._loads.forget(load)
@@ -289,18 +289,18 @@ class ModelRegistry:
             raise EngineDownError("No engine runs in this process; models are loaded by the server.")
         return self._engine
 
-    def _is_overdue(self, record: ModelRecord, resident: Resident) -> bool:
+    def _is_overdue(self, record: ModelRecord, entry: LoadedEntry) -> bool:
         keep_alive_s = settings.MILLM_MODEL_KEEP_ALIVE if record.keep_alive_s is None else record.keep_alive_s
         if keep_alive_s == 0 or record.is_pinned:
             return False
         if self._is_busy(record.name):
-            self._residents.use(record.name)
-        return self._residents.idle_s(resident) >= keep_alive_s
+            self._loaded_models.use(record.name)
+        return self._loaded_models.idle_s(entry) >= keep_alive_s
 
     # On the loader thread
 
     def _boot(self) -> None:
-        reset_states(keep=[resident.pk for resident in self._residents.all()])
+        reset_states(keep=[entry.pk for entry in self._loaded_models.all()])
         table = self._table.refresh()
         for name in LanguageModel.objects.filter(autoload=True).values_list("name", flat=True):
             self._begin_load(table.find(name))
@@ -310,7 +310,7 @@ class ModelRegistry:
         load = self._loads.get(name)
         if load is None:  # the model was unloaded before there was room
             return
-        if self._residents.get(name) is not None:  # it is leaving; what came since then wants it again
+        if self._loaded_models.get(name) is not None:  # it is leaving; what came since then wants it again
             self._await_leaving(load)
             return
         record, is_short = load.record, False
@@ -318,7 +318,7 @@ class ModelRegistry:
             write_state(record.pk, LanguageModel.State.LOADING)
             with self._running.one(name) as running:
                 learned = self._bring_in(LanguageModel.objects.get(pk=record.pk), running)
-        except AllBusyError as error:
+        except ModelsBusyError as error:
             if self._loads.age_s(load) < self._load_timeout_s:
                 self._try_again(load)
                 return
@@ -333,7 +333,7 @@ class ModelRegistry:
             self._loading.free_unused()
         self._loads.end(load)
 
-    def _await_leaving(self, load: Load) -> None:
+    def _await_leaving(self, load: PendingLoad) -> None:
         if self._loads.age_s(load) < self._load_timeout_s:
             self._try_again(load)
             return
@@ -341,9 +341,9 @@ class ModelRegistry:
         self._note_failure(load.record, message)
         self._loads.end(load)
 
-    def _try_again(self, load: Load) -> None:
+    def _try_again(self, load: PendingLoad) -> None:
         """Behind the other jobs, so that they do not wait for this one's room."""
-        time.sleep(ROOM_POLL_S)
+        time.sleep(MEMORY_POLL_S)
         self._loads.postpone(load)
         self._queue(load)
 
@@ -370,7 +370,7 @@ class ModelRegistry:
             self._loading.release(loaded)
             raise
         reserved = room.needed - room.estimate.kv + kv_bytes
-        self._residents.add(Resident(row.pk, row.name, loaded, text, spec.kind, reserved, self._clock()))
+        self._loaded_models.add(LoadedEntry(row.pk, row.name, loaded, text, spec.kind, reserved, self._clock()))
         return {
             "memory_bytes": loaded.memory_bytes,
             "own_context_length": own_context_length(path),
@@ -382,8 +382,8 @@ class ModelRegistry:
         """Models that may still want memory: registered, and not loaded yet."""
         return sum(not self.is_loaded(record.name) for record in self.records())
 
-    def _make_room(self, spec: ModelSpec) -> Room:
-        """Unload idle models until this one fits; returns what there is for it then. NoRoomError, LoadError."""
+    def _make_room(self, spec: ModelSpec) -> MemoryPlan:
+        """Unload idle models until this one fits; returns what there is for it then. InsufficientMemoryError, LoadError."""
         room = self._room(spec)
         while chosen := room.choose(self._is_in_use):
             logger.info("Unloading %s to make room for %s.", chosen[0].name, spec.name)
@@ -391,11 +391,11 @@ class ModelRegistry:
             room = self._room(spec)  # measured again: not all memory comes back at once
         return room
 
-    def _room(self, spec: ModelSpec) -> Room:
+    def _room(self, spec: ModelSpec) -> MemoryPlan:
         device = self._loading.device_of(spec)
         pinned = {record.name for record in self.records() if record.is_pinned}
-        others = [r for r in self._residents.all() if r.loaded.device == device and r.name != spec.name]
-        return Room(
+        others = [r for r in self._loaded_models.all() if r.loaded.device == device and r.name != spec.name]
+        return MemoryPlan(
             name=spec.name,
             device=device,
             estimate=self._loading.estimate(spec),
@@ -409,8 +409,8 @@ class ModelRegistry:
         )
 
     def _is_in_use(self, name: str) -> bool:
-        resident = self._residents.get(name)
-        return self._is_busy(name) or (resident is not None and self._residents.idle_s(resident) < IN_HAND_S)
+        entry = self._loaded_models.get(name)
+        return self._is_busy(name) or (entry is not None and self._loaded_models.idle_s(entry) < HANDOVER_S)
 
     def _note_failure(self, record: ModelRecord, message: str) -> None:
         self._failures.note(record.name, message)
@@ -424,10 +424,10 @@ class ModelRegistry:
             return
         if is_first:
             self._loads.give_up(record.name)
-        resident = self._residents.get(record.name)
-        if resident is not None and (not resident.is_leaving or self._is_busy(record.name)):
-            resident.is_leaving = True
-            time.sleep(ROOM_POLL_S)
+        entry = self._loaded_models.get(record.name)
+        if entry is not None and (not entry.is_leaving or self._is_busy(record.name)):
+            entry.is_leaving = True
+            time.sleep(MEMORY_POLL_S)
             self._queue_unload(record, done)
             return
         self._end_unload(record, done)
@@ -441,12 +441,12 @@ class ModelRegistry:
         self._forget_unload(record.name)
         done.set_result(None)
 
-    def _dismiss(self, resident: Resident) -> None:
+    def _dismiss(self, entry: LoadedEntry) -> None:
         """It has no row any more: it goes once what it runs has ended. Called every second."""
-        if self._is_busy(resident.name):
-            resident.is_leaving = True
+        if self._is_busy(entry.name):
+            entry.is_leaving = True
         else:
-            self._unload(resident.name, resident.pk)
+            self._unload(entry.name, entry.pk)
 
     def _unload(self, name: str, pk: int) -> None:
         self._loads.give_up(name)
@@ -454,21 +454,21 @@ class ModelRegistry:
 
     def _remove(self, name: str, pk: int) -> None:
         """From the engine first: where that fails, the model is still there for both. What it runs fails."""
-        resident = self._residents.get(name)
-        if resident is not None:
-            resident.is_leaving = True
+        entry = self._loaded_models.get(name)
+        if entry is not None:
+            entry.is_leaving = True
             try:
                 self._require_engine().detach(name).result()
             except BaseException:
-                resident.is_leaving = False
+                entry.is_leaving = False
                 raise
-            self._residents.remove(name)
-            self._loading.release(resident.loaded)
+            self._loaded_models.remove(name)
+            self._loading.release(entry.loaded)
         write_state(pk, LanguageModel.State.UNLOADED)
 
     def _write_all_unloaded(self) -> None:
-        for resident in self._residents.all():
-            write_state(resident.pk, LanguageModel.State.UNLOADED)
+        for entry in self._loaded_models.all():
+            write_state(entry.pk, LanguageModel.State.UNLOADED)
 
 
 def _done() -> Future[None]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class OfflineModel:
+class StandaloneModel:
     """Transformers' own module with its own attention: neither batches nor caches, and nothing steers it."""
 
     def __init__(self, module: nn.Module, text: ModelText, num_layers: int) -> None:
@@ -48,7 +48,7 @@ class OfflineModel:
         return found
 
 
-def load_offline(model: LanguageModel) -> OfflineModel:
+def load_standalone(model: LanguageModel) -> StandaloneModel:
     """Downloads and loads it; slow. LoadError, :class:`inference.files.sources.SourceError`."""
     from transformers import AutoModelForCausalLM
 
@@ -64,14 +64,14 @@ def load_offline(model: LanguageModel) -> OfflineModel:
     config: Any = module.config.get_text_config()
     length = spec.max_seq_len or int(getattr(config, "max_position_embeddings", 0) or 0) or 1024
     text = ModelText(tokenizer, max_model_len=length, chat_template=model.chat_template)
-    return OfflineModel(module, text, num_layers)
+    return StandaloneModel(module, text, num_layers)
 
 
 @contextmanager
-def opened_offline(model: LanguageModel) -> Iterator[OfflineModel]:
+def open_standalone(model: LanguageModel) -> Iterator[StandaloneModel]:
     """The model while it is needed; torch's workers of this thread end with it."""
     with borrowed_workers():
-        yield load_offline(model)
+        yield load_standalone(model)
 
 
 def _keep(found: dict[Site, Tensor], site: Site) -> Callable[[Tensor], None]:

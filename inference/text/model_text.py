@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from inference.text.chat_template import ChatTemplate, ChatTemplateError
-from inference.text.dialects.answer_grammar import Thinking
+from inference.text.dialects.answer_grammar import ThinkingState
 from inference.text.dialects.dialect import dialect_of
 from inference.text.dialects.thinking import is_closed, is_left_open
 from inference.text.prompt_encoder import Pair, PromptEncoder
@@ -210,7 +210,7 @@ def _num_chars(value: Any) -> int:
 PROMPT_END = 24  # tokens; marks and the blanks around them
 
 
-def thinking_state(text: ModelText, prompt_ids: Sequence[int], *, continues: bool = False) -> Thinking:
+def thinking_state(text: ModelText, prompt_ids: Sequence[int], *, continues: bool = False) -> ThinkingState:
     """Whether the answer begins inside of reasoning, may begin with it, or must not be searched for it."""
     marks = text.dialect.thinking
     if marks is None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from inference.captures import Read
+from inference.captures import CaptureSpec
 from inference.client import GenerationRequest, SamplingParams, Scoring
 from inference.text.model_text import ModelText, thinking_state
 from openai_api.decisions.schemas import AnyQuestion, DecisionRequest
@@ -103,7 +103,7 @@ class LabelPlan:
         scored = sum(len(label) for labels in self.labels for label in labels)
         return scored + sum(len(prompt) for prompt in self.prompts)
 
-    def reads_of(self, number: int) -> tuple[Read, ...]:
+    def captures_of(self, number: int) -> tuple[CaptureSpec, ...]:
         return ()
 
     def requests(self, call: Call, target: Target) -> list[GenerationRequest]:
@@ -117,7 +117,7 @@ class LabelPlan:
                 intervention=target.profile.intervention if target.profile else None,
                 index=number,
                 priority=call.priority,
-                reads=target.watch.reads,
+                captures=target.watch.captures,
                 scoring=Scoring(tuple(label)),
                 cache_salt=call.cache_salt(target.model.record),
             )

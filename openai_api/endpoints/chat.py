@@ -6,7 +6,7 @@ import dataclasses
 
 from django.http.response import HttpResponseBase
 
-from inference.text.dialects.dialect import answer_parts
+from inference.text.dialects.dialect import answer_segment_rules
 from inference.text.model_text import thinking_state
 from openai_api.generation.activations import ActivationLog, plan_captures
 from openai_api.generation.answer import AnswerPlan, check_tools
@@ -70,6 +70,6 @@ async def plan_chat(request: ChatRequest, target: Target, *, clamps: bool = Fals
         thinking=thinking_budget(text, request, thinking),
     )
     grammar = answers.grammar_spec(text, request.grammar_spec)
-    parts = answer_parts(text.dialect, thinking, "offered" if request.tool_use else "none")
+    parts = answer_segment_rules(text.dialect, thinking, "offered" if request.tool_use else "none")
     params_by_prompt = await constrained(grammar, target.model, [params])
     return Plan([ids], params_by_prompt, request.n or 1, parts=[parts], cache_salt=request.cache_salt or ""), answers

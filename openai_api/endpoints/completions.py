@@ -10,7 +10,7 @@ from inference.client import SamplingParams
 from inference.registry.registry import ReadyModel
 from inference.text.model_text import ModelText, PromptTooLongError
 from openai_api.generation.activations import ActivationLog, plan_captures
-from openai_api.generation.answer import raw_parts
+from openai_api.generation.answer import raw_segment_rules
 from openai_api.generation.completion_chunks import CompletionChunks, CompletionFold
 from openai_api.generation.prompt import off_loop
 from openai_api.generation.reply import respond
@@ -29,7 +29,7 @@ async def create_completion(call: Call) -> HttpResponseBase:
     prompts = await encode_prompts(target.model, request.prompt)
     params = [params_for(request, target.model, len(ids)) for ids in prompts]
     params = await constrained(request.grammar_spec, target.model, params)
-    parts, reading = raw_parts(target, prompts), None
+    parts, reading = raw_segment_rules(target, prompts), None
     plan = Plan(prompts, params, request.num_candidates, parts=parts, cache_salt=request.cache_salt or "")
     if request.return_activations is not None:
         plan = (await plan_captures(target, plan, request.return_activations, param="return_activations")).plan

@@ -11,7 +11,7 @@ from inference.client import Event, SamplingParams, TokensEvent
 from openai_api.backend import get_backend
 from openai_api.endpoints.completions import encode_prompts
 from openai_api.generation.activations import ActivationLog, plan_captures
-from openai_api.generation.answer import raw_parts
+from openai_api.generation.answer import raw_segment_rules
 from openai_api.generation.prompt import prompt_ids
 from openai_api.generation.reply import collect
 from openai_api.generation.run import Generation, Plan
@@ -63,7 +63,7 @@ async def plan_texts(request: FeatureActivationsRequest, target: Target) -> Plan
     param = "input" if request.input is not None else "messages"
     budgets = [completion_budget(request.max_tokens or 0, len(ids), target.model, param=param) for ids in prompts]
     params = [SamplingParams(max_tokens=budget, temperature=0.0) for budget in budgets]
-    return Plan(prompts, params, 1, parts=raw_parts(target, prompts))
+    return Plan(prompts, params, 1, parts=raw_segment_rules(target, prompts))
 
 
 class Found:

@@ -11,7 +11,7 @@ from django.conf import settings
 from django.http.response import HttpResponseBase
 from numpy.typing import NDArray
 
-from inference.captures import AllFeatures, Read
+from inference.captures import AllFeatures, CaptureSpec
 from inference.client import (
     CaptureEvent,
     Event,
@@ -83,8 +83,8 @@ async def contrast_features(call: Call) -> HttpResponseBase:
     check_lengths(texts, model, request)
     base = await intervention_of(model, SteeringSelection())
     skipped = frozenset() if request.special_tokens else model.text.special_token_ids
-    read = Read(site=sae.site, probe=AllFeatures(sae.encoder), pooling="mean", skip_token_ids=skipped)
-    runs = await run(call, model, [(ids, base) for ids in texts.all], reads=(read,))
+    read = CaptureSpec(site=sae.site, probe=AllFeatures(sae.encoder), pooling="mean", skip_token_ids=skipped)
+    runs = await run(call, model, [(ids, base) for ids in texts.all], captures=(read,))
     found = await asyncio.to_thread(separate, runs, texts, sae, request.num_candidates)
     effects = await measure_effects(call, model, sae, texts, runs, found) if request.rerank is not False else {}
     best = sorted(found, key=lambda one: -effects.get(one.index, 0.0))[: request.num_features]
@@ -166,7 +166,7 @@ async def run(
     call: Call,
     model: ReadyModel,
     jobs: Sequence[tuple[list[int], Intervention | None]],
-    reads: tuple[Read, ...] = (),
+    captures: tuple[CaptureSpec, ...] = (),
 ) -> list[Run]:
     """Run each text once, in one batch whatever steers it. Raises ApiError; the engine stops however this ends."""
     call.reserve_tokens(sum(len(ids) for ids, _ in jobs))
@@ -180,7 +180,7 @@ async def run(
             intervention,
             number,
             priority,
-            reads,
+            captures,
             cache_salt=call.cache_salt(model.record),
         )
         for number, (ids, intervention) in enumerate(jobs)
@@ -202,7 +202,7 @@ def run_of(events: Sequence[Event]) -> Run:
         if isinstance(event, PromptLogprobsEvent):
             logprobs = tuple(token.logprob for token in event.logprobs if token is not None)
         elif isinstance(event, CaptureEvent):
-            values = event.readings[0].values[0]
+            values = event.captures[0].values[0]
     return Run(logprobs, values)
 
 

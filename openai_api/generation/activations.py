@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from inference.captures import EVERYWHERE, FeatureValues, Probe, Read, Reading, Span, TopFeatures
+from inference.captures import EVERYWHERE, ActivationCapture, CaptureSpec, FeatureValues, Probe, Span, TopFeatures
 from inference.client import CaptureEvent, Event, FinishedEvent, TokensEvent
 from inference.interventions import Phase
 from inference.registry.registry import ReadyModel
@@ -45,9 +45,9 @@ async def plan_captures(target: Target, plan: Plan, fields: ReadingFields, *, pa
         raise invalid("“features” and “top_k” exclude each other: leave one out.", param=f"{prefix}top_k")
     read = read_of(fields, sae, target.model.text.special_token_ids, param=f"{prefix}features")
     others = {"prompt": (), "both": (dataclasses.replace(read, phase="generation"),), "generation": (read,)}[read.phase]
-    reads = [others if number % plan.per_prompt else (read,) for number in range(len(plan.prompt_of_sequence))]
-    check_size(plan, reads, param=param or ("features" if fields.features else "top_k"))
-    return ReadingPlan(dataclasses.replace(plan, reads=reads, sae=sae.name), sae)
+    captures = [others if number % plan.per_prompt else (read,) for number in range(len(plan.prompt_of_sequence))]
+    check_size(plan, captures, param=param or ("features" if fields.features else "top_k"))
+    return ReadingPlan(dataclasses.replace(plan, captures=captures, sae=sae.name), sae)
 
 
 async def find_loaded_sae(model: ReadyModel, name: str | None, *, param: str) -> LoadedSAE:
@@ -60,14 +60,14 @@ async def find_loaded_sae(model: ReadyModel, name: str | None, *, param: str) ->
         ) from None
 
 
-def read_of(fields: ReadingFields, sae: LoadedSAE, special_token_ids: frozenset[int], *, param: str) -> Read:
+def read_of(fields: ReadingFields, sae: LoadedSAE, special_token_ids: frozenset[int], *, param: str) -> CaptureSpec:
     worst = max(fields.features or (0,))
     if worst >= sae.encoder.d_sae:
         last = sae.encoder.d_sae - 1
         raise invalid(f"{sae.name} has features 0 to {last}, not {worst}.", param=param, code="invalid_feature")
     count = min(fields.top_k or DEFAULT_TOP_K, sae.encoder.d_sae)
     spans = tuple(Span(*ends) for ends in fields.ranges) if fields.ranges else EVERYWHERE
-    return Read(
+    return CaptureSpec(
         site=sae.site,
         probe=FeatureValues(sae.encoder, tuple(fields.features))
         if fields.features
@@ -79,9 +79,9 @@ def read_of(fields: ReadingFields, sae: LoadedSAE, special_token_ids: frozenset[
     )
 
 
-def check_size(plan: Plan, reads: Sequence[tuple[Read, ...]], *, param: str) -> None:
+def check_size(plan: Plan, captures: Sequence[tuple[CaptureSpec, ...]], *, param: str) -> None:
     total = 0
-    for prompt, of_sequence in zip(plan.prompt_of_sequence, reads, strict=True):
+    for prompt, of_sequence in zip(plan.prompt_of_sequence, captures, strict=True):
         num_prompt = len(plan.prompts[prompt])
         for read in of_sequence:
             width = read.probe.count if isinstance(read.probe, TopFeatures) else len(_asked(read.probe))
@@ -101,18 +101,18 @@ class ActivationLog:
     def __init__(self, text: ModelText, plan: Plan) -> None:
         self._text = text
         self._plan = plan
-        self._features = next((_asked(reads[0].probe) for reads in plan.reads if reads), ())
+        self._features = next((_asked(captures[0].probe) for captures in plan.captures if captures), ())
         self._prompts = [plan.prompts[prompt] for prompt in plan.prompt_of_sequence]
         self._generated: list[list[int]] = [[] for _ in self._prompts]
-        self._waiting: list[list[Reading]] = [[] for _ in self._prompts]
+        self._waiting: list[list[ActivationCapture]] = [[] for _ in self._prompts]
 
     def take(self, event: Event) -> list[TokenActivationsBody]:
         """Return what can be sent after the event."""
         if isinstance(event, TokensEvent):
             self._generated[event.index].extend(event.token_ids)
         elif isinstance(event, CaptureEvent):
-            own = range(len(self._plan.reads_of(event.index)))
-            self._waiting[event.index].extend(reading for reading in event.readings if reading.number in own)
+            own = range(len(self._plan.captures_of(event.index)))
+            self._waiting[event.index].extend(reading for reading in event.captures if reading.number in own)
         elif isinstance(event, FinishedEvent):
             told = list(self._tell(event.index))
             self._waiting[event.index].clear()
@@ -138,7 +138,7 @@ class ActivationLog:
                     "features": [*self._activations(reading, row)],
                 }
 
-    def _activations(self, reading: Reading, row: int) -> Iterator[FeatureActivationBody]:
+    def _activations(self, reading: ActivationCapture, row: int) -> Iterator[FeatureActivationBody]:
         """Return the requested features, or of the strongest those that are active."""
         indices = self._features if reading.features is None else reading.features[row].tolist()
         for index, value in zip(indices, reading.values[row].tolist(), strict=True):

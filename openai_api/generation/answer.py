@@ -6,19 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from inference.segments import PartRules
+from inference.segments import SegmentRules
 from inference.text.dialects.answer_grammar import (
     ANY_OBJECT,
     MAX_CALLS,
-    CallWish,
+    CallSpec,
     Literals,
     OfferedTool,
-    Thinking,
+    ThinkingState,
     answer_grammar,
 )
 from inference.text.dialects.answer_reader import AnswerReader
 from inference.text.dialects.argument_form import argument_forms
-from inference.text.dialects.dialect import Dialect, answer_parts
+from inference.text.dialects.dialect import Dialect, answer_segment_rules
 from inference.text.dialects.tool_format import ToolFormat
 from inference.text.grammar import Grammar, GrammarError
 from inference.text.model_text import ModelText, thinking_state
@@ -39,7 +39,7 @@ class AnswerPlan:
     """The segments to look for in the answers: reasoning, tool calls, content."""
 
     dialect: Dialect
-    thinking: Thinking = "none"
+    thinking: ThinkingState = "none"
     tools: ToolUse | None = None
 
     def reader(self) -> AnswerReader:
@@ -87,10 +87,10 @@ class AnswerPlan:
         )
         return GrammarSpec(grammar, body.param if body and not (use and use.must_call) else "tools")
 
-    def _call_rules(self, use: ToolUse) -> CallWish:
+    def _call_rules(self, use: ToolUse) -> CallSpec:
         assert self.dialect.tools is not None, "checked before"
         tools = tuple(OfferedTool(tool.name, enforced_schema(tool)) for tool in use.callable)
-        return CallWish(self.dialect.tools.shape, tools, use.must_call, MAX_CALLS if use.is_parallel else 1)
+        return CallSpec(self.dialect.tools.shape, tools, use.must_call, MAX_CALLS if use.is_parallel else 1)
 
     def _marks(self) -> tuple[str, ...]:
         thinking = self.dialect.thinking if self.thinking != "none" else None
@@ -121,11 +121,11 @@ def enforced_schema(tool: FunctionTool) -> Mapping[str, Any]:
     return schema
 
 
-def raw_parts(target: Target, prompts: Sequence[Sequence[int]]) -> list[PartRules]:
+def raw_segment_rules(target: Target, prompts: Sequence[Sequence[int]]) -> list[SegmentRules]:
     """Return the parsing rules of each prompt; empty where none apply. Plain prompts do not declare tools, so only
     marks count.
     """
     if target.profile is None or not target.profile.intervention.depends_on_segments:
         return []
     text = target.model.text
-    return [answer_parts(text.dialect, thinking_state(text, ids), "marked") for ids in prompts]
+    return [answer_segment_rules(text.dialect, thinking_state(text, ids), "marked") for ids in prompts]

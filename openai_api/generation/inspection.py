@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from django.http.response import HttpResponseBase
 
-from inference.captures import FeatureValues, Read
+from inference.captures import CaptureSpec, FeatureValues
 from inference.client import (
     CaptureEvent,
     DivergenceEvent,
@@ -18,7 +18,7 @@ from inference.client import (
     Scoring,
 )
 from inference.interventions import Intervention
-from inference.text.dialects.dialect import answer_parts
+from inference.text.dialects.dialect import answer_segment_rules
 from inference.text.model_text import thinking_state
 from openai_api.backend import get_backend
 from openai_api.generation.activations import find_loaded_sae, read_of
@@ -57,7 +57,7 @@ class Findings:
             case ScoresEvent():
                 self.logprobs[event.index] = [finite(value) for value in event.logprobs]
             case CaptureEvent():
-                for reading in event.readings:
+                for reading in event.captures:
                     self.values.update(zip(reading.places or (), reading.values[:, 0].tolist(), strict=True))
 
     def values_of_answer(self) -> list[float | None]:
@@ -70,8 +70,8 @@ async def inspect_answer(call: Call) -> HttpResponseBase:
     target = await resolve_target(call, request)
     for name, ids in (("prompt_ids", request.prompt_ids), ("completion_ids", request.completion_ids)):
         check_token_ids(ids, target.model.vocab_size, param=name)
-    reads = await _reads(request, target)
-    requests = _requests(call, request, target, await _sides(target), reads)
+    captures = await _captures(request, target)
+    requests = _requests(call, request, target, await _sides(target), captures)
     findings = Findings(len(request.prompt_ids), len(request.completion_ids))
     stats = GenerationStats([len(request.prompt_ids)], [0] * len(requests))
     await _run(call, target, requests, findings, stats)
@@ -80,13 +80,13 @@ async def inspect_answer(call: Call) -> HttpResponseBase:
         "kl": findings.kl,
         "logprobs": ours,
         "unsteered_logprobs": findings.logprobs.get(1, ours),
-        "values": findings.values_of_answer() if reads else None,
+        "values": findings.values_of_answer() if captures else None,
         "millm": _millm(target, stats),
     }
     return json_response(body)
 
 
-async def _reads(request: InspectionRequest, target: Target) -> tuple[Read, ...]:
+async def _captures(request: InspectionRequest, target: Target) -> tuple[CaptureSpec, ...]:
     if request.feature is None:
         return ()
     sae = await find_loaded_sae(target.model, request.sae, param="sae")
@@ -115,11 +115,11 @@ def _requests(
     request: InspectionRequest,
     target: Target,
     sides: Sequence[Intervention | None],
-    reads: tuple[Read, ...],
+    captures: tuple[CaptureSpec, ...],
 ) -> list[GenerationRequest]:
     text = target.model.text
     thinking = thinking_state(text, request.prompt_ids)
-    parts = answer_parts(text.dialect, thinking, "none" if request.kind == "chat" else "marked")
+    parts = answer_segment_rules(text.dialect, thinking, "none" if request.kind == "chat" else "marked")
     pair = _PAIR if len(sides) > 1 else ""
     return [
         GenerationRequest(
@@ -130,7 +130,7 @@ def _requests(
             intervention,
             side,
             call.priority,
-            reads=() if side else reads,
+            captures=() if side else captures,
             scoring=Scoring(tuple(request.completion_ids), pair, is_reference=bool(side)),
             parts=parts,
             cache_salt=call.cache_salt(target.model.record),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from inference.client import ThinkingBudget
-from inference.text.dialects.answer_grammar import Thinking
+from inference.text.dialects.answer_grammar import ThinkingState
 from inference.text.dialects.tool_format import ToolFormat
 from inference.text.model_text import ChatTemplateError, ModelText, PromptTooLongError
 from openai_api.http.errors import invalid, unsupported_parameter
@@ -41,7 +41,7 @@ def is_effort_without_effect(text: ModelText, request: ChatRequest) -> bool:
     return request.reasoning_effort not in {None, "none"} and not text.knows_variable("reasoning_effort")
 
 
-def thinking_budget(text: ModelText, request: ChatRequest, thinking: Thinking) -> ThinkingBudget | None:
+def thinking_budget(text: ModelText, request: ChatRequest, thinking: ThinkingState) -> ThinkingBudget | None:
     """Return the reasoning budget in tokens. Raises ApiError 400 where the model does not support one."""
     max_tokens = _max_thinking(text, request)
     marks = text.dialect.thinking

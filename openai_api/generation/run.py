@@ -10,7 +10,7 @@ from typing import Protocol, Self
 from django.conf import settings
 from django.utils import timezone
 
-from inference.captures import Read
+from inference.captures import CaptureSpec
 from inference.client import (
     CaptureEvent,
     Event,
@@ -19,7 +19,7 @@ from inference.client import (
     Usage,
 )
 from inference.runs import Request, Run, SequenceFailedError
-from inference.segments import PLAIN, PartRules
+from inference.segments import ANSWER_ONLY, SegmentRules
 from openai_api.backend import get_backend
 from openai_api.generation.stats import GenerationStats, steering_body
 from openai_api.generation.target import Target
@@ -39,9 +39,9 @@ class Plan:
     prompts: Sequence[Sequence[int]]
     params: Sequence[SamplingParams]  # one for each prompt
     per_prompt: int
-    reads: Sequence[tuple[Read, ...]] = ()  # one for each sequence, or empty
+    captures: Sequence[tuple[CaptureSpec, ...]] = ()  # one for each sequence, or empty
     sae: str = ""  # name of the SAE
-    parts: Sequence[PartRules] = ()  # likewise for each prompt
+    parts: Sequence[SegmentRules] = ()  # likewise for each prompt
     cache_salt: str = ""  # the request's own salt
 
     @property
@@ -58,19 +58,19 @@ class Plan:
                 intervention=target.profile.intervention if target.profile else None,
                 index=number,
                 priority=call.priority,
-                reads=(*self.reads_of(number), *target.watch.reads),
-                parts=self.parts_of(prompt),
+                captures=(*self.captures_of(number), *target.watch.captures),
+                parts=self.segment_rules_of(prompt),
                 cache_salt=call.cache_salt(target.model.record, self.cache_salt),
             )
             for number, prompt in enumerate(self.prompt_of_sequence)
         ]
 
-    def reads_of(self, number: int) -> tuple[Read, ...]:
+    def captures_of(self, number: int) -> tuple[CaptureSpec, ...]:
         """Return the request's own captures of a sequence; those of watch rules follow them."""
-        return self.reads[number] if self.reads else ()
+        return self.captures[number] if self.captures else ()
 
-    def parts_of(self, prompt: int) -> PartRules:
-        return self.parts[prompt] if self.parts else PLAIN
+    def segment_rules_of(self, prompt: int) -> SegmentRules:
+        return self.parts[prompt] if self.parts else ANSWER_ONLY
 
     @property
     def num_tokens(self) -> int:
@@ -96,11 +96,11 @@ class Sequences(Protocol):
 
     def requests(self, call: Call, target: Target) -> list[GenerationRequest]: ...
 
-    def reads_of(self, number: int) -> tuple[Read, ...]: ...
+    def captures_of(self, number: int) -> tuple[CaptureSpec, ...]: ...
 
 
 class Generation:
-    """Read events until all sequences have ended. :meth:`close` may be called at any time, from any thread."""
+    """CaptureSpec events until all sequences have ended. :meth:`close` may be called at any time, from any thread."""
 
     @classmethod
     async def start(cls, call: Call, target: Target, plan: Sequences) -> Self:
@@ -119,7 +119,7 @@ class Generation:
         self._pending: Event | None = None
         call.reserve_tokens(plan.num_tokens)
         requests = plan.requests(call, target)
-        self._record = TokenRecord.of(requests, plan.reads_of, text=target.model.text, sae=plan.sae)
+        self._record = TokenRecord.of(requests, plan.captures_of, text=target.model.text, sae=plan.sae)
         client, group_size = get_backend().client(), settings.MILLM_MAX_BATCH_SIZE
         self._run = Run(client, requests, group_size=group_size, observe=self._note)
 
@@ -190,9 +190,9 @@ class Generation:
             self._note_reading(event)
 
     def _note_reading(self, event: CaptureEvent) -> None:
-        own = len(self._plan.reads_of(event.index))
+        own = len(self._plan.captures_of(event.index))
         num_prompt = len(self._plan.prompts[self._plan.prompt_of_sequence[event.index]])
-        for reading in event.readings:
+        for reading in event.captures:
             if reading.number >= own:
                 self._sightings.note(reading.number - own, reading, num_prompt=num_prompt, now=timezone.now())
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Any
 
-from inference.captures import FeatureValues, Read, Reading
+from inference.captures import ActivationCapture, CaptureSpec, FeatureValues
 from inference.client import CaptureEvent, Event, GenerationRequest, TokenLogprob, TokensEvent
 from inference.text.model_text import ModelText
 from openai_api.generation.token_text import finite
@@ -25,7 +25,7 @@ class _Sequence:
     """``features`` are indexed by position from the prompt's first token. ``num_tokens`` may exceed what is kept."""
 
     prompt: Sequence[int]
-    own: tuple[Read, ...]
+    own: tuple[CaptureSpec, ...]
     has_logprobs: bool
     num_tokens: int = 0
     ids: list[int] = field(default_factory=list)
@@ -52,7 +52,7 @@ class TokenRecord:
     def of(
         cls,
         requests: Sequence[GenerationRequest],
-        own_reads: Callable[[int], tuple[Read, ...]],
+        own_reads: Callable[[int], tuple[CaptureSpec, ...]],
         *,
         text: ModelText,
         sae: str,
@@ -73,7 +73,7 @@ class TokenRecord:
             self._note_tokens(self._sequences[event.index], event)
         elif isinstance(event, CaptureEvent):
             sequence = self._sequences[event.index]
-            for reading in event.readings:
+            for reading in event.captures:
                 if reading.number < len(sequence.own) and reading.places is not None:
                     self._note_reading(sequence, reading, reading.places)
 
@@ -89,7 +89,7 @@ class TokenRecord:
             sequence.ids.append(token_id)
             sequence.logprobs.append(logprob)
 
-    def _note_reading(self, sequence: _Sequence, reading: Reading, places: tuple[int, ...]) -> None:
+    def _note_reading(self, sequence: _Sequence, reading: ActivationCapture, places: tuple[int, ...]) -> None:
         for row, place in enumerate(places):
             found = list(_activations(sequence.own[reading.number], reading, row))
             is_prompt = place < len(sequence.prompt)
@@ -148,7 +148,7 @@ def _runs(sequence: _Sequence) -> list[range]:
     return runs
 
 
-def _activations(read: Read, reading: Reading, row: int) -> list[tuple[int, float]]:
+def _activations(read: CaptureSpec, reading: ActivationCapture, row: int) -> list[tuple[int, float]]:
     """Return the requested features, or of the strongest those that are active."""
     values = reading.values[row].tolist()
     if reading.features is None:

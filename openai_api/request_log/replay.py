@@ -19,7 +19,7 @@ from openai_api.apps import REPLAY
 from openai_api.backend import get_backend
 from openai_api.endpoints.chat import plan_chat
 from openai_api.endpoints.completions import encode_prompts, params_for
-from openai_api.generation.answer import raw_parts
+from openai_api.generation.answer import raw_segment_rules
 from openai_api.generation.run import Plan
 from openai_api.generation.sampling import constrained
 from openai_api.generation.target import Target, ready_model
@@ -134,7 +134,7 @@ async def _plan(replay: Replay, target: Target) -> Plan:
     prompts = await encode_prompts(target.model, request.prompt)
     params = [params_for(request, target.model, len(ids)) for ids in prompts]
     params = await constrained(request.grammar_spec, target.model, params)
-    return Plan(prompts, params, request.num_candidates, parts=raw_parts(target, prompts))
+    return Plan(prompts, params, request.num_candidates, parts=raw_segment_rules(target, prompts))
 
 
 async def _answers(plan: Plan, model: ReadyModel, profile: ResolvedProfile | None) -> list[tuple[str, str]]:
@@ -147,7 +147,7 @@ async def _answers(plan: Plan, model: ReadyModel, profile: ResolvedProfile | Non
             profile.intervention if profile else None,
             number,
             JOB_PRIORITY,
-            parts=plan.parts_of(prompt),
+            parts=plan.segment_rules_of(prompt),
         )
         for number, prompt in enumerate(plan.prompt_of_sequence)
     ]

@@ -7,7 +7,7 @@ from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from inference.captures import FeatureValues, Read
+from inference.captures import CaptureSpec, FeatureValues
 from inference.client import (
     CaptureEvent,
     DivergenceEvent,
@@ -24,8 +24,8 @@ from inference.client import (
 from inference.interventions import Intervention
 from inference.registry.registry import ReadyModel, get_registry
 from inference.runs import JOB_PRIORITY, Run, SequenceFailedError
-from inference.segments import PLAIN, PartRules
-from inference.text.dialects.dialect import answer_parts
+from inference.segments import ANSWER_ONLY, SegmentRules
+from inference.text.dialects.dialect import answer_segment_rules
 from inference.text.model_text import thinking_state
 from steering.errors import EvaluationError, ScopeNotSupportedError
 from steering.models import ProfileVersion
@@ -108,7 +108,7 @@ class EvaluationRunner:
         texts: Sequence[tuple[str, GeneratedAnswer]],
         ours: PublishedVersion | None,
         theirs: PublishedVersion | None,
-        read: Read | None = None,
+        read: CaptureSpec | None = None,
     ) -> list[AnswerComparison]:
         """Compare both steerings on each answer. An answer without tokens yields a failed comparison."""
         return _run(self._compare(texts, ours, theirs, read))
@@ -138,7 +138,7 @@ class EvaluationRunner:
         texts: Sequence[tuple[str, GeneratedAnswer]],
         ours: PublishedVersion | None,
         theirs: PublishedVersion | None,
-        read: Read | None,
+        read: CaptureSpec | None,
     ) -> list[AnswerComparison]:
         ready = await self._ready()
         steerings = (await self._intervention(ready, ours), await self._intervention(ready, theirs))
@@ -157,7 +157,7 @@ class EvaluationRunner:
                     steerings[side],
                     side,
                     JOB_PRIORITY,
-                    reads=(read,) if read is not None and side else (),
+                    captures=(read,) if read is not None and side else (),
                     scoring=Scoring(answer.token_ids, "pair", is_reference=bool(side)),
                     parts=_parts(ready, ids, steerings[side]),
                 )
@@ -195,11 +195,11 @@ def _encode(ready: ReadyModel, prompt: str) -> list[int]:
     return ready.text.encode(prompt)
 
 
-def _parts(ready: ReadyModel, ids: tuple[int, ...], intervention: Intervention | None) -> PartRules:
+def _parts(ready: ReadyModel, ids: tuple[int, ...], intervention: Intervention | None) -> SegmentRules:
     """Return the rules that split the answer into segments. Evaluations offer no tools."""
     if intervention is None or not intervention.depends_on_segments:
-        return PLAIN
-    return answer_parts(ready.text.dialect, thinking_state(ready.text, ids), "none")
+        return ANSWER_ONLY
+    return answer_segment_rules(ready.text.dialect, thinking_state(ready.text, ids), "none")
 
 
 def _run(work: Coroutine[Any, Any, T]) -> T:
@@ -242,7 +242,7 @@ def _compared(found: Iterable[Iterable[Event]]) -> AnswerComparison:
                 case ScoresEvent():
                     scores[event.index] = event.logprobs
                 case CaptureEvent():
-                    activations.extend(float(v) for r in event.readings for v in r.values[:, 0])
+                    activations.extend(float(v) for r in event.captures for v in r.values[:, 0])
                 case FailedEvent():
                     return AnswerComparison(failure=event.message)
     return AnswerComparison(kl, scores[0], scores[1], tuple(activations))
@@ -288,7 +288,7 @@ class EvaluatedVersion:
     def feature_name(self) -> str:
         return "" if self.feature is None else describe_target(self.feature)
 
-    def read(self) -> Read | None:
+    def read(self) -> CaptureSpec | None:
         """Return the capture of the feature's activation on generated tokens; None without a readable feature."""
         edit = self.feature
         if edit is None or not isinstance(edit.target, FeatureTarget):
@@ -298,4 +298,4 @@ class EvaluatedVersion:
         sae = get_resolver().sae(source)
         if not sae.reads_its_site:
             return None
-        return Read(site=edit.target.site, probe=FeatureValues(sae, (edit.target.index,)), phase="generation")
+        return CaptureSpec(site=edit.target.site, probe=FeatureValues(sae, (edit.target.index,)), phase="generation")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from inference.captures import Read
+from inference.captures import CaptureSpec
 from jobs.running_job import RunningJob
 from steering.evaluation.params import SweepParams, read_texts
 from steering.evaluation.runner import AT_ONCE, AnswerComparison, EvaluatedVersion, EvaluationRunner, GeneratedAnswer
@@ -87,7 +87,7 @@ def measure(
     subject: EvaluatedVersion,
     params: SweepParams,
     factor: float | None,
-    read: Read | None,
+    read: CaptureSpec | None,
 ) -> Point:
     """Answer all prompts at one strength, a few at a time."""
     steered = None if factor is None else subject.at(factor)

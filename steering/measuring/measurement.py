@@ -35,7 +35,7 @@ class ResidualReader(Protocol):
     """Captures the residuals of one unsteered model.
 
     Two implementations: :class:`steering.residuals.EngineResidualReader` runs the texts in the engine beside the
-    requests, :class:`inference.registry.standalone_model.OfflineModel` loads the model without an engine.
+    requests, :class:`inference.registry.standalone_model.StandaloneModel` loads the model without an engine.
     """
 
     text: ModelText

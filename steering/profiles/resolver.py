@@ -305,7 +305,7 @@ def published(model: str) -> list[tuple[str, int]]:
 
 def check_scopes(intervention: Intervention, dialect: Dialect) -> None:
     """Raise ScopeNotSupportedError if the model's dialect has no segment that an edit is limited to."""
-    if "thinking" in intervention.needed_parts and dialect.thinking is None:
+    if "thinking" in intervention.required_segments and dialect.thinking is None:
         raise ScopeNotSupportedError(
             "The profile has an edit with the scope “thinking”, and this model's chat template knows no marks of"
             " reasoning: it could never act. Use another scope."

@@ -6,28 +6,28 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from inference.interventions import ALL_TOKENS, Site, Window
-from inference.segments import ALL_PARTS, Part
+from inference.segments import ALL_SEGMENTS, Segment
 from steering.spec.units import UNKNOWN, Scales, Unit, coefficient, push
 
 Scope = Literal["everything", "thinking", "answer", "outside_calls"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 EVERYTHING: Scope = "everything"
 
-_PARTS: dict[Scope, frozenset[Part]] = {
-    "everything": ALL_PARTS,
+_SEGMENTS: dict[Scope, frozenset[Segment]] = {
+    "everything": ALL_SEGMENTS,
     "thinking": frozenset({"thinking"}),
     "answer": frozenset({"answer"}),
     "outside_calls": frozenset({"thinking", "answer"}),
 }
 
 
-def segments_of(scope: Scope) -> frozenset[Part]:
-    return _PARTS[scope]
+def segments_of(scope: Scope) -> frozenset[Segment]:
+    return _SEGMENTS[scope]
 
 
 def is_single_segment(scope: Scope) -> bool:
     """Return whether the scope is one segment. Its windows then count tokens of the segment, not of the phase."""
-    return len(_PARTS[scope]) == 1
+    return len(_SEGMENTS[scope]) == 1
 
 
 def windows_of(scope: Scope, window: Window) -> tuple[Window, Window]:
@@ -37,7 +37,7 @@ def windows_of(scope: Scope, window: Window) -> tuple[Window, Window]:
 
 def may_meet(one: Scope, window: Window, other: Scope, other_window: Window) -> bool:
     """Return whether two edits of one phase can act on the same token."""
-    if _PARTS[one].isdisjoint(_PARTS[other]):
+    if _SEGMENTS[one].isdisjoint(_SEGMENTS[other]):
         return False
     if is_single_segment(one) == is_single_segment(other):
         return window.overlaps(other_window)

@@ -13,7 +13,7 @@ from functools import cache
 from django.db import close_old_connections, connection
 
 from core.snapshots import Snapshot
-from inference.captures import FeatureValues, Read, Reading, Stage
+from inference.captures import ActivationCapture, CaptureSpec, FeatureValues, Stage
 from inference.registry.records import model_table
 from steering.errors import SteeringError
 from steering.models import SAE, WatchRule
@@ -59,13 +59,13 @@ watched_models: Snapshot[WatchedModels] = Snapshot("steering_watch_rules", _load
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """The reads of a model's rules: ``rules[i]`` are those of ``reads[i]``, by the place of their values."""
+    """The captures of a model's rules: ``rules[i]`` are those of ``captures[i]``, by the place of their values."""
 
-    reads: tuple[Read, ...] = ()
+    captures: tuple[CaptureSpec, ...] = ()
     rules: tuple[tuple[ActiveRule, ...], ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.reads)
+        return bool(self.captures)
 
 
 NO_WATCH = Watch()
@@ -93,7 +93,7 @@ class WatchMatches:
     watch: Watch
     _found: dict[str, WatchMatch] = field(default_factory=dict)
 
-    def note(self, number: int, reading: Reading, *, num_prompt: int, now: datetime) -> None:
+    def note(self, number: int, reading: ActivationCapture, *, num_prompt: int, now: datetime) -> None:
         """Add the values of one capture; ``number`` is its index in the watch."""
         assert reading.places is not None, "rules pool nothing"
         for column, rule in enumerate(self.watch.rules[number]):
@@ -177,10 +177,10 @@ def _loaded(name: str, rules: Iterable[ActiveRule]) -> LoadedSAE | None:
 
 def _read(
     sae: LoadedSAE | None, rules: list[ActiveRule], stage: Stage, special_token_ids: frozenset[int]
-) -> Read | None:
+) -> CaptureSpec | None:
     if sae is None:
         return None
-    return Read(
+    return CaptureSpec(
         site=sae.site,
         probe=FeatureValues(sae.encoder, tuple(rule.index for rule in rules), tuple(rule.threshold for rule in rules)),
         stage=stage,

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from asgiref.sync import async_to_sync
 
-from inference.captures import FeatureValues, Read
+from inference.captures import CaptureSpec, FeatureValues
 from inference.engine.messages import CaptureEvent
 from inference.engine.models.loader import LoadedModel, ModelSpec, load_model
 from inference.interventions import Intervention, Site
-from inference.text.dialects.dialect import answer_parts, dialect_of
+from inference.text.dialects.dialect import answer_segment_rules, dialect_of
 from steering.demo.install import ARTIFACTS, install_demo
 from steering.models import SAE
 from steering.profiles import resolver as profile_resolver
@@ -69,18 +69,18 @@ def prompt_ids(demo: LoadedModel) -> tuple[int, ...]:
 
 def tell(demo: LoadedModel, sae: SparseAutoencoder, intervention: Intervention | None, **fields: Any) -> Transcript:
     special = frozenset(demo.tokenizer.all_special_ids)
-    reads = (
-        Read(site=SITE, stage="pre", skip_token_ids=special),
-        Read(site=SITE, stage="post", skip_token_ids=special),
-        Read(site=SITE, stage="pre", probe=FeatureValues(sae, (FEATURE,)), skip_token_ids=special),
+    captures = (
+        CaptureSpec(site=SITE, stage="pre", skip_token_ids=special),
+        CaptureSpec(site=SITE, stage="post", skip_token_ids=special),
+        CaptureSpec(site=SITE, stage="pre", probe=FeatureValues(sae, (FEATURE,)), skip_token_ids=special),
     )
     asked = {"prompt": prompt_ids(demo), "max_tokens": 120, "ignore_eos": True, **fields}
-    return EngineHarness(demo).generate(model="demo", intervention=intervention, reads=reads, **asked)
+    return EngineHarness(demo).generate(model="demo", intervention=intervention, captures=captures, **asked)
 
 
 def read(transcript: Transcript, number: int, start: int = 0) -> np.ndarray:
     """Of tokens from ``start`` on, float64."""
-    found = [r for e in transcript.events if isinstance(e, CaptureEvent) for r in e.readings if r.number == number]
+    found = [r for e in transcript.events if isinstance(e, CaptureEvent) for r in e.captures if r.number == number]
     places = np.concatenate([reading.places for reading in found])
     values = np.concatenate([reading.values for reading in found]).astype(np.float64)
     return values[places >= start]
@@ -129,7 +129,7 @@ def test_calls_are_left_alone(demo, sae):
     """Nothing is changed between a call's marks, whatever happens around it."""
     dialect = dialect_of(demo.tokenizer.chat_template)
     prompt = call_prompt(demo)
-    fields = {"prompt": prompt, "ignore_eos": False, "parts": answer_parts(dialect, "none", "offered")}
+    fields = {"prompt": prompt, "ignore_eos": False, "parts": answer_segment_rules(dialect, "none", "offered")}
     plain = tell(demo, sae, None, **fields)
     call = plain.text.strip()
     assert call.startswith("<tool_call>")
@@ -153,7 +153,7 @@ def test_calls_are_left_alone(demo, sae):
 
 def test_only_the_beginning_of_the_answer(demo, sae):
     dialect = dialect_of(demo.tokenizer.chat_template)
-    steered = tell(demo, sae, resolve(demo, "rain-beginning"), parts=answer_parts(dialect, "possible", "none"))
+    steered = tell(demo, sae, resolve(demo, "rain-beginning"), parts=answer_segment_rules(dialect, "possible", "none"))
     start = len(prompt_ids(demo))
     changed = np.abs(read(steered, 1, start) - read(steered, 0, start)).max(axis=1) > 0.01
     assert changed[:12].all()

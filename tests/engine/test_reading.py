@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from inference.captures import (
     MAX_VALUES,
+    ActivationCapture,
     AllFeatures,
+    CaptureSpec,
     FeatureValues,
-    Read,
-    Reading,
     Residuals,
     Span,
     TopFeatures,
@@ -43,17 +43,17 @@ BACKENDS: dict[str, dict[str, Any]] = {
 ON: dict[str, Any] = {"speculative_method": "prompt_lookup", "prompt_lookup_min": 1, "min_speculative_gain": 0.0}
 
 
-def readings(transcript: Transcript, number: int = 0) -> list[Reading]:
+def captured(transcript: Transcript, number: int = 0) -> list[ActivationCapture]:
     events = [e for e in transcript.events if isinstance(e, CaptureEvent)]
-    return [r for e in events for r in e.readings if r.number == number]
+    return [r for e in events for r in e.captured if r.number == number]
 
 
 def places(transcript: Transcript, number: int = 0) -> list[int]:
-    return [place for r in readings(transcript, number) for place in r.places or ()]
+    return [place for r in captured(transcript, number) for place in r.places or ()]
 
 
 def values(transcript: Transcript, number: int = 0) -> np.ndarray:
-    return np.concatenate([r.values for r in readings(transcript, number)])
+    return np.concatenate([r.values for r in captured(transcript, number)])
 
 
 def run_tokens(transcript: Transcript, prompt: tuple[int, ...] = PROMPT) -> list[int]:
@@ -64,7 +64,7 @@ def run_tokens(transcript: Transcript, prompt: tuple[int, ...] = PROMPT) -> list
 @pytest.mark.parametrize("site", SITES, ids=str)
 @pytest.mark.parametrize("config", BACKENDS.values(), ids=BACKENDS)
 def test_residuals_equal_a_plain_hook(loaded, site, config):
-    got = EngineHarness(loaded, **config).generate(prompt=PROMPT, reads=(Read(site=site),))
+    got = EngineHarness(loaded, **config).generate(prompt=PROMPT, captures=(CaptureSpec(site=site),))
 
     expected = plain_residuals(loaded, run_tokens(got), site)
     assert places(got) == list(range(len(PROMPT) + 7))
@@ -76,11 +76,11 @@ def test_before_and_after_steering(llama, site):
     """Whoever came to the site first: the reader is there before the profile, and then comes again."""
     vector = torch.randn(site_width(llama.module, site), generator=torch.Generator().manual_seed(1))
     intervention = Intervention(f"add-{site}", (VectorEdit(site, vector),))
-    reads = (Read(site=site, stage="pre"), Read(site=site, stage="post"))
+    captures = (CaptureSpec(site=site, stage="pre"), CaptureSpec(site=site, stage="post"))
     harness = EngineHarness(llama)
-    first = harness.add(prompt=PROMPT, reads=reads, max_tokens=30)
+    first = harness.add(prompt=PROMPT, captures=captures, max_tokens=30)
     harness.step()
-    second = harness.add(prompt=PROMPT, reads=reads, intervention=intervention, max_tokens=12)
+    second = harness.add(prompt=PROMPT, captures=captures, intervention=intervention, max_tokens=12)
     harness.run()
 
     for got, step in ((first, torch.zeros_like(vector)), (second, vector)):
@@ -93,7 +93,7 @@ def test_what_steered_an_earlier_layer_is_in_the_residual(llama):
     vector = torch.ones(32)
     intervention = Intervention("one", (VectorEdit(Site(0), vector),))
     got = EngineHarness(llama).generate(
-        prompt=PROMPT, intervention=intervention, reads=(Read(site=Site(2), stage="pre"),)
+        prompt=PROMPT, intervention=intervention, captures=(CaptureSpec(site=Site(2), stage="pre"),)
     )
 
     expected = plain_residuals(llama, run_tokens(got), Site(2), steer=lambda h: h + vector, steered=Site(0))
@@ -102,37 +102,39 @@ def test_what_steered_an_earlier_layer_is_in_the_residual(llama):
 
 def test_features_equal_the_sae_s_own_encode_of_plain_residuals(llama):
     sae, site = top_k_reader(), Site(1)
-    reads = (
-        Read(site=site, probe=FeatureValues(sae, (7, 3, 11))),
-        Read(site=site, probe=TopFeatures(sae, 4)),
-        Read(site=site, probe=TopFeatures(sae, 2), phase="generation"),
-        Read(site=site, probe=AllFeatures(sae), pooling="mean"),
-        Read(site=site, probe=AllFeatures(sae), pooling="max"),
-        Read(site=site, probe=AllFeatures(sae), pooling="last", phase="prompt"),
+    captures = (
+        CaptureSpec(site=site, probe=FeatureValues(sae, (7, 3, 11))),
+        CaptureSpec(site=site, probe=TopFeatures(sae, 4)),
+        CaptureSpec(site=site, probe=TopFeatures(sae, 2), phase="generation"),
+        CaptureSpec(site=site, probe=AllFeatures(sae), pooling="mean"),
+        CaptureSpec(site=site, probe=AllFeatures(sae), pooling="max"),
+        CaptureSpec(site=site, probe=AllFeatures(sae), pooling="last", phase="prompt"),
     )
-    got = EngineHarness(llama, max_prefill_tokens=6).generate(prompt=PROMPT, reads=reads)
+    got = EngineHarness(llama, max_prefill_tokens=6).generate(prompt=PROMPT, captures=captures)
 
     a = sae.expected(plain_residuals(llama, run_tokens(got), site)).numpy()
     np.testing.assert_allclose(values(got), a[:, [7, 3, 11]], **CLOSE)
     ranked = np.argsort(-a, axis=1, kind="stable")
-    found = np.concatenate([r.features for r in readings(got, 1) if r.features is not None])
+    found = np.concatenate([r.features for r in captured(got, 1) if r.features is not None])
     assert found.tolist() == ranked[:, :4].tolist()
     np.testing.assert_allclose(values(got, 1), -np.sort(-a, axis=1)[:, :4], **CLOSE)
-    generated = np.concatenate([r.features for r in readings(got, 2) if r.features is not None])
+    generated = np.concatenate([r.features for r in captured(got, 2) if r.features is not None])
     assert generated.tolist() == ranked[len(PROMPT) :, :2].tolist()
     np.testing.assert_allclose(values(got, 3)[0], a.mean(axis=0), **CLOSE)
     np.testing.assert_allclose(values(got, 4)[0], a.max(axis=0), **CLOSE)
     np.testing.assert_allclose(values(got, 5)[0], a[len(PROMPT) - 1], **CLOSE)
-    assert [readings(got, n)[0].num_tokens for n in (3, 4, 5)] == [len(a), len(a), len(PROMPT)]
+    assert [captured(got, n)[0].num_tokens for n in (3, 4, 5)] == [len(a), len(a), len(PROMPT)]
 
 
 def test_a_full_encode_is_made_only_where_it_is_asked_for_and_once_for_all(llama):
     plain, full = top_k_reader("plain"), top_k_reader("full")
     harness = EngineHarness(llama)
-    harness.add(prompt=PROMPT, reads=(Read(site=Site(1), probe=FeatureValues(plain, (1,))),), max_tokens=1)
+    harness.add(prompt=PROMPT, captures=(CaptureSpec(site=Site(1), probe=FeatureValues(plain, (1,))),), max_tokens=1)
     for count in (3, 4):
         probe = TopFeatures(full, count)
-        harness.add(prompt=PROMPT[:9], reads=(Read(site=Site(1), probe=probe, spans=(Span(2, 6),)),), max_tokens=6)
+        harness.add(
+            prompt=PROMPT[:9], captures=(CaptureSpec(site=Site(1), probe=probe, spans=(Span(2, 6),)),), max_tokens=6
+        )
     harness.run()
 
     assert plain.num_encoded == []
@@ -141,11 +143,13 @@ def test_a_full_encode_is_made_only_where_it_is_asked_for_and_once_for_all(llama
 
 def test_wide_saes_are_encoded_a_few_tokens_at_a_time(llama, monkeypatch):
     sae = top_k_reader(d_sae=64)
-    reads = tuple(Read(site=Site(1), probe=AllFeatures(sae), pooling=pooling) for pooling in ("mean", "max", "last"))
-    whole = EngineHarness(llama).generate(prompt=PROMPT, reads=reads)
+    captures = tuple(
+        CaptureSpec(site=Site(1), probe=AllFeatures(sae), pooling=pooling) for pooling in ("mean", "max", "last")
+    )
+    whole = EngineHarness(llama).generate(prompt=PROMPT, captures=captures)
     monkeypatch.setattr("inference.engine.capture.step.MAX_ENCODED", 3 * 64)
     sae.num_encoded.clear()
-    sliced = EngineHarness(llama).generate(prompt=PROMPT, reads=reads)
+    sliced = EngineHarness(llama).generate(prompt=PROMPT, captures=captures)
 
     assert max(sae.num_encoded) == 3
     for number in range(3):
@@ -167,11 +171,11 @@ spans = st.lists(
 @settings(max_examples=60, deadline=None)
 def test_spans_phases_and_chunk_borders(loaded_models, spans, phase, chunk, length, skipped):
     llama, prompt, site = loaded_models["llama"], tuple(range(5, 5 + length)), Site(2)
-    reads = (
-        Read(site=site, spans=tuple(spans), phase=phase, skip_token_ids=skipped),
-        Read(site=site, spans=tuple(spans), phase=phase, skip_token_ids=skipped, pooling="mean"),
+    captures = (
+        CaptureSpec(site=site, spans=tuple(spans), phase=phase, skip_token_ids=skipped),
+        CaptureSpec(site=site, spans=tuple(spans), phase=phase, skip_token_ids=skipped, pooling="mean"),
     )
-    got = EngineHarness(llama, max_prefill_tokens=chunk).generate(prompt=prompt, reads=reads, max_tokens=5)
+    got = EngineHarness(llama, max_prefill_tokens=chunk).generate(prompt=prompt, captures=captures, max_tokens=5)
 
     tokens = run_tokens(got, prompt)
     wanted = [
@@ -187,13 +191,13 @@ def test_spans_phases_and_chunk_borders(loaded_models, spans, phase, chunk, leng
         np.testing.assert_allclose(values(got), expected, **CLOSE)
         np.testing.assert_allclose(values(got, 1)[0], expected.mean(dim=0), **CLOSE)
     else:
-        assert not readings(got, 1)
+        assert not captured(got, 1)
 
 
 def test_bounds_let_only_tokens_through_that_are_above(llama):
     sae, site = top_k_reader(), Site(1)
-    reads = (Read(site=site, probe=FeatureValues(sae, (7, 3), above=(2.0, 9.0))),)
-    got = EngineHarness(llama, max_prefill_tokens=6).generate(prompt=PROMPT, reads=reads)
+    captures = (CaptureSpec(site=site, probe=FeatureValues(sae, (7, 3), above=(2.0, 9.0))),)
+    got = EngineHarness(llama, max_prefill_tokens=6).generate(prompt=PROMPT, captures=captures)
 
     a = sae.expected(plain_residuals(llama, run_tokens(got), site))[:, [7, 3]].numpy()
     above = np.flatnonzero((a > np.array([2.0, 9.0])).any(axis=1))
@@ -209,7 +213,7 @@ def test_those_who_do_not_read_get_the_same_tokens_bit_by_bit(llama):
     alone = EngineHarness(llama).generate(prompt=PROMPT[:9], logprobs=3)
     harness = EngineHarness(llama)
     quiet = harness.add(prompt=PROMPT[:9], logprobs=3)
-    harness.add(prompt=PROMPT[3:], reads=(Read(site=Site(1)), Read(site=Site(2, "attn_out"))))
+    harness.add(prompt=PROMPT[3:], captures=(CaptureSpec(site=Site(1)), CaptureSpec(site=Site(2, "attn_out"))))
     harness.run()
 
     assert quiet.token_ids == alone.token_ids
@@ -222,8 +226,10 @@ def test_hooks_go_with_the_last_reader(llama):
 
     before = num_hooks()
     harness = EngineHarness(llama)
-    first = harness.add(prompt=PROMPT, reads=(Read(site=Site(1)), Read(site=Site(1), stage="pre")), max_tokens=2)
-    second = harness.add(prompt=PROMPT, reads=(Read(site=Site(1)),), max_tokens=30)
+    first = harness.add(
+        prompt=PROMPT, captures=(CaptureSpec(site=Site(1)), CaptureSpec(site=Site(1), stage="pre")), max_tokens=2
+    )
+    second = harness.add(prompt=PROMPT, captures=(CaptureSpec(site=Site(1)),), max_tokens=30)
     assert num_hooks() == before + 1
     while not first.is_ended:
         harness.step()
@@ -233,17 +239,19 @@ def test_hooks_go_with_the_last_reader(llama):
 
 
 def test_events_come_before_the_tokens_of_their_step_and_pools_before_the_end(llama):
-    reads = (Read(site=Site(1)), Read(site=Site(1), pooling="mean"))
-    got = EngineHarness(llama).generate(prompt=PROMPT, reads=reads, max_tokens=3)
+    captures = (CaptureSpec(site=Site(1)), CaptureSpec(site=Site(1), pooling="mean"))
+    got = EngineHarness(llama).generate(prompt=PROMPT, captures=captures, max_tokens=3)
 
     kinds = [type(e).__name__ for e in got.events]
     assert kinds == ["CaptureEvent", "TokensEvent"] * 3 + ["CaptureEvent", "FinishedEvent"]
-    assert [r.number for e in got.events if isinstance(e, CaptureEvent) for r in e.readings] == [0, 0, 0, 1]
+    assert [r.number for e in got.events if isinstance(e, CaptureEvent) for r in e.captured] == [0, 0, 0, 1]
     assert sum(isinstance(e, TokensEvent) for e in got.events) == 3
 
 
 def test_a_prompt_is_read_without_an_answer(llama):
-    got = EngineHarness(llama).generate(prompt=PROMPT, reads=(Read(site=Site(1), pooling="last"),), max_tokens=0)
+    got = EngineHarness(llama).generate(
+        prompt=PROMPT, captures=(CaptureSpec(site=Site(1), pooling="last"),), max_tokens=0
+    )
 
     expected = plain_residuals(llama, list(PROMPT), Site(1))[-1]
     np.testing.assert_allclose(values(got)[0], expected, **CLOSE)
@@ -265,7 +273,7 @@ def test_a_read_runs_what_the_cache_has_but_no_more(llama, backend):
         (Span(200),): 3 * PREFIX_BLOCK,
     }
     for spans, cached in wanted.items():
-        got = harness.generate(prompt=prompt, reads=(Read(site=Site(1), spans=spans),))
+        got = harness.generate(prompt=prompt, captures=(CaptureSpec(site=Site(1), spans=spans),))
         tokens = run_tokens(got, prompt)
         chosen = [p for p in range(len(tokens)) if any(s.start <= p < (s.end or len(tokens)) for s in spans)]
         assert got.finished.usage.cached_tokens == cached
@@ -273,15 +281,15 @@ def test_a_read_runs_what_the_cache_has_but_no_more(llama, backend):
         if chosen:
             np.testing.assert_allclose(values(got), plain_residuals(llama, tokens, Site(1))[chosen], **CLOSE)
 
-    answer = harness.generate(prompt=prompt, reads=(Read(site=Site(1), phase="generation"),))
+    answer = harness.generate(prompt=prompt, captures=(CaptureSpec(site=Site(1), phase="generation"),))
     assert answer.finished.usage.cached_tokens == 3 * PREFIX_BLOCK
 
 
 def test_a_read_that_passes_over_cached_tokens_leaves_the_cache_as_it_is(llama):
     prompt = tuple(range(3, 3 + 2 * PREFIX_BLOCK + 5))
     harness = EngineHarness(llama)
-    reads = (Read(site=Site(1), passes_over_cached=True),)
-    first, second = (harness.generate(prompt=prompt, reads=reads, max_tokens=3) for _ in range(2))
+    captures = (CaptureSpec(site=Site(1), passes_over_cached=True),)
+    first, second = (harness.generate(prompt=prompt, captures=captures, max_tokens=3) for _ in range(2))
 
     assert second.finished.usage.cached_tokens == 2 * PREFIX_BLOCK
     assert places(first) == list(range(len(prompt) + 2))
@@ -292,7 +300,7 @@ def test_a_read_that_passes_over_cached_tokens_leaves_the_cache_as_it_is(llama):
 def test_two_who_begin_alike_at_once_are_both_read(llama):
     prompt = tuple(range(3, 3 + 2 * PREFIX_BLOCK + 5))
     harness = EngineHarness(llama, max_prefill_tokens=16)
-    both = [harness.add(prompt=prompt, reads=(Read(site=Site(1), phase="prompt"),)) for _ in range(2)]
+    both = [harness.add(prompt=prompt, captures=(CaptureSpec(site=Site(1), phase="prompt"),)) for _ in range(2)]
     harness.run()
 
     assert [places(got) for got in both] == [list(range(len(prompt)))] * 2
@@ -301,8 +309,8 @@ def test_two_who_begin_alike_at_once_are_both_read(llama):
 def test_a_sequence_that_gave_way_is_read_once(llama):
     """Five blocks for three sequences that grow over a block's end."""
     harness = EngineHarness(llama, kv_cache_backend="paged", kv_cache_bytes=64 * 1024, max_prefill_tokens=16)
-    reads = (Read(site=Site(1)), Read(site=Site(1), pooling="mean"))
-    got = [harness.add(prompt=tuple(range(3 + i, 32 + i)), reads=reads, max_tokens=40) for i in range(3)]
+    captures = (CaptureSpec(site=Site(1)), CaptureSpec(site=Site(1), pooling="mean"))
+    got = [harness.add(prompt=tuple(range(3 + i, 32 + i)), captures=captures, max_tokens=40) for i in range(3)]
     harness.run()
 
     assert harness.engine.num_preemptions
@@ -318,10 +326,10 @@ def test_a_sequence_that_gave_way_is_read_once(llama):
 def test_guesses_are_read_where_they_prove_right_and_only_there(llama, stop):
     prompt = (5, 6, 7, 8, 5, 6, 7, 9)
     fields: dict[str, Any] = {"prompt": prompt, "max_tokens": 90, "allowed_token_ids": tuple(range(20, 26))}
-    reads = (Read(site=Site(1)),)
-    plain = EngineHarness(llama).generate(reads=reads, stop=stop, **fields)
+    captures = (CaptureSpec(site=Site(1)),)
+    plain = EngineHarness(llama).generate(captures=captures, stop=stop, **fields)
     harness = EngineHarness(llama, **ON)
-    guessed = harness.generate(reads=reads, stop=stop, **fields)
+    guessed = harness.generate(captures=captures, stop=stop, **fields)
 
     assert harness.engine.stats().accepted_draft_tokens
     assert guessed.token_ids == plain.token_ids
@@ -332,7 +340,7 @@ def test_guesses_are_read_where_they_prove_right_and_only_there(llama, stop):
 def test_pools_do_without_guesses(llama):
     fields: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 60, "allowed_token_ids": tuple(range(20, 26))}
     harness = EngineHarness(llama, **ON)
-    got = harness.generate(reads=(Read(site=Site(1), pooling="mean"),), **fields)
+    got = harness.generate(captures=(CaptureSpec(site=Site(1), pooling="mean"),), **fields)
 
     expected = plain_residuals(llama, run_tokens(got), Site(1)).mean(dim=0)
     np.testing.assert_allclose(values(got)[0], expected, **CLOSE)
@@ -346,10 +354,15 @@ def test_what_does_not_fit_is_refused_and_leaves_nothing(llama):
     narrow = top_k_reader(width=8)
     vector = Intervention("bad", (VectorEdit(Site(1), torch.ones(5)),))
     wrong: dict[str, dict[str, Any]] = {
-        "layers 0 to 3": {"reads": (Read(site=Site(9)),)},
-        "32 wide": {"reads": (Read(site=Site(1), probe=TopFeatures(narrow, 2)),)},
-        "0 to 47": {"reads": (Read(site=Site(1)), Read(site=Site(1), probe=FeatureValues(top_k_reader(), (48,))))},
-        "the edit 5": {"reads": (Read(site=Site(1)),), "intervention": vector},
+        "layers 0 to 3": {"captures": (CaptureSpec(site=Site(9)),)},
+        "32 wide": {"captures": (CaptureSpec(site=Site(1), probe=TopFeatures(narrow, 2)),)},
+        "0 to 47": {
+            "captures": (
+                CaptureSpec(site=Site(1)),
+                CaptureSpec(site=Site(1), probe=FeatureValues(top_k_reader(), (48,))),
+            )
+        },
+        "the edit 5": {"captures": (CaptureSpec(site=Site(1)),), "intervention": vector},
     }
     harness = EngineHarness(llama)
     for text, fields in wrong.items():
@@ -361,7 +374,9 @@ def test_what_does_not_fit_is_refused_and_leaves_nothing(llama):
 
 def test_reads_that_bring_too_much_are_refused(llama):
     sae = top_k_reader()
-    got = EngineHarness(llama).generate(prompt=PROMPT, reads=(Read(site=Site(1), probe=TopFeatures(sae, 1 << 23)),))
+    got = EngineHarness(llama).generate(
+        prompt=PROMPT, captures=(CaptureSpec(site=Site(1), probe=TopFeatures(sae, 1 << 23)),)
+    )
 
     assert got.failed.code == "reading_too_large"
     assert str(MAX_VALUES) in got.failed.message
@@ -374,8 +389,8 @@ def test_a_reader_that_raises_fails_alone(llama):
 
     broken = Broken("broken", torch.ones(32, 4), 2)
     harness = EngineHarness(llama)
-    bad = harness.add(prompt=PROMPT, reads=(Read(site=Site(1), probe=TopFeatures(broken, 2)),))
-    good = harness.add(prompt=PROMPT[2:], reads=(Read(site=Site(1)),))
+    bad = harness.add(prompt=PROMPT, captures=(CaptureSpec(site=Site(1), probe=TopFeatures(broken, 2)),))
+    good = harness.add(prompt=PROMPT[2:], captures=(CaptureSpec(site=Site(1)),))
     harness.run()
 
     assert bad.failed.code == "server_error"
@@ -389,8 +404,8 @@ def test_numbers_that_are_none_fail_their_request_alone(llama):
 
     infinite = Infinite("infinite", torch.ones(32, 4), 2)
     harness = EngineHarness(llama)
-    bad = harness.add(prompt=PROMPT, reads=(Read(site=Site(1), probe=FeatureValues(infinite, (0,))),))
-    good = harness.add(prompt=PROMPT[2:], reads=(Read(site=Site(1)),))
+    bad = harness.add(prompt=PROMPT, captures=(CaptureSpec(site=Site(1), probe=FeatureValues(infinite, (0,))),))
+    good = harness.add(prompt=PROMPT[2:], captures=(CaptureSpec(site=Site(1)),))
     harness.run()
 
     assert bad.failed.code == "server_error"
@@ -401,7 +416,7 @@ def test_numbers_that_are_none_fail_their_request_alone(llama):
 def test_a_site_that_the_forward_pass_leaves_out_is_a_failure(llama):
     """Never an answer with fewer numbers than were asked for."""
     harness = EngineHarness(llama)
-    got = harness.add(prompt=PROMPT, reads=(Read(site=Site(1)),))
+    got = harness.add(prompt=PROMPT, captures=(CaptureSpec(site=Site(1)),))
     layer: Any = llama.module.model.layers[1]
     layer._forward_hooks.clear()
     harness.run()
@@ -419,14 +434,14 @@ def test_other_steps_are_not_read(llama):
             return super().activations(h, features)
 
     sae = Watching("watching", torch.ones(32, 4), 2)
-    read = Read(site=Site(1), probe=FeatureValues(sae, (0,)), spans=(Span(0, 2),))
-    EngineHarness(llama).generate(prompt=PROMPT, reads=(read,), max_tokens=9)
+    read = CaptureSpec(site=Site(1), probe=FeatureValues(sae, (0,)), spans=(Span(0, 2),))
+    EngineHarness(llama).generate(prompt=PROMPT, captures=(read,), max_tokens=9)
 
     assert seen == [2]
 
 
 def test_residuals_are_the_default():
-    assert Read(site=Site(0)).probe == Residuals()
+    assert CaptureSpec(site=Site(0)).probe == Residuals()
 
 
 # Fast ways
@@ -440,7 +455,7 @@ def test_fused_layers_give_way_where_a_read_needs_them_to(tmp_path, site):
     if not any(isinstance(vars(m).get("forward"), FusedLayer) for m in loaded.module.modules()):
         pytest.skip("this processor lacks the products")
     before = EngineHarness(loaded).generate(prompt=PROMPT).token_ids
-    got = EngineHarness(loaded).generate(prompt=PROMPT, reads=(Read(site=site),))
+    got = EngineHarness(loaded).generate(prompt=PROMPT, captures=(CaptureSpec(site=site),))
 
     assert got.token_ids == before
     expected = plain_residuals(loaded, run_tokens(got), site)
@@ -456,8 +471,11 @@ def test_steps_that_read_run_without_graphs_and_others_with_them(llama):
         assert graphs is not None
         captured = graphs.num_captured
         assert captured
-        reads = (Read(site=Site(2), spans=(Span(0, len(PROMPT) + 10),)), Read(site=Site(1), stage="pre"))
-        got = harness.generate(prompt=PROMPT, max_tokens=20, intervention=intervention, reads=reads)
+        captures = (
+            CaptureSpec(site=Site(2), spans=(Span(0, len(PROMPT) + 10),)),
+            CaptureSpec(site=Site(1), stage="pre"),
+        )
+        got = harness.generate(prompt=PROMPT, max_tokens=20, intervention=intervention, captures=captures)
         assert got.token_ids == plain.token_ids
         assert graphs.num_captured == captured
         before = plain_residuals(llama, run_tokens(got), Site(1))

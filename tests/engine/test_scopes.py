@@ -14,26 +14,26 @@ from inference.engine.messages import Scoring
 from inference.engine.models.self_check import probe_layouts
 from inference.engine.models.sites import decoder_layers
 from inference.interventions import ChosenTokens, Intervention, Site, VectorEdit, Window
-from inference.segments import PLAIN, Part, PartRules
+from inference.segments import ANSWER_ONLY, Segment, SegmentRules
 from inference.text.token_bytes import TokenBytes
 from tests.builders import build_request
 from tests.engine.harness import EngineHarness, Transcript
 from tests.engine.parts import RULES, THINKING, places_of
 
 PROMPT = tuple(range(5, 25))
-THINK: frozenset[Part] = frozenset({"thinking"})
-ANSWER: frozenset[Part] = frozenset({"answer"})
-NO_CALLS: frozenset[Part] = frozenset({"thinking", "answer"})
+THINK: frozenset[Segment] = frozenset({"thinking"})
+ANSWER: frozenset[Segment] = frozenset({"answer"})
+NO_CALLS: frozenset[Segment] = frozenset({"thinking", "answer"})
 CHOICES: dict[str, list[ChosenTokens]] = {
     "thinking": [ChosenTokens(phase="generation", parts=THINK)],
     "answer": [ChosenTokens(phase="generation", parts=ANSWER)],
     "outside calls": [ChosenTokens(parts=NO_CALLS)],
-    "the first of the answer": [ChosenTokens(phase="generation", parts=ANSWER, part_window=Window(1, 6))],
+    "the first of the answer": [ChosenTokens(phase="generation", parts=ANSWER, segment_window=Window(1, 6))],
     "late, outside calls": [ChosenTokens(phase="generation", parts=NO_CALLS, window=Window(8))],
     "several": [
         ChosenTokens(window=Window(2, 9)),
-        ChosenTokens(phase="generation", parts=THINK, part_window=Window(3)),
-        ChosenTokens(phase="generation", parts=ANSWER, part_window=Window(0, 7)),
+        ChosenTokens(phase="generation", parts=THINK, segment_window=Window(3)),
+        ChosenTokens(phase="generation", parts=ANSWER, segment_window=Window(0, 7)),
         ChosenTokens(parts=NO_CALLS),
     ],
 }
@@ -67,13 +67,13 @@ def intervention(name: str) -> Intervention:
     return Intervention(name, tuple(edits))
 
 
-def mask(edit: ChosenTokens, rules: PartRules, loaded, prompt: Sequence[int], made: Sequence[int]) -> list[bool]:
+def mask(edit: ChosenTokens, rules: SegmentRules, loaded, prompt: Sequence[int], made: Sequence[int]) -> list[bool]:
     """On which of a sequence's tokens the edit acts, said in other words than the engine's."""
     found = []
     for index in range(len(prompt)):
         found.append(edit.phase in ("both", "prompt") and index in edit.window)
-    for index, (part, part_index) in enumerate(places_of(rules, [*map(TokenBytes(backend(loaded)), made)])):
-        in_windows = index in edit.window and part_index in edit.part_window
+    for index, (part, segment_index) in enumerate(places_of(rules, [*map(TokenBytes(backend(loaded)), made)])):
+        in_windows = index in edit.window and segment_index in edit.segment_window
         found.append(edit.phase in ("both", "generation") and part in edit.parts and in_windows)
     return found
 
@@ -82,7 +82,7 @@ def backend(loaded) -> Any:
     return loaded.tokenizer.backend_tokenizer
 
 
-def reference_logprobs(loaded, steering: Intervention, rules: PartRules, prompt, made) -> np.ndarray:
+def reference_logprobs(loaded, steering: Intervention, rules: SegmentRules, prompt, made) -> np.ndarray:
     """Of the tokens that the engine made, by transformers in one pass over all of them."""
 
     def hook_of(edits: list[tuple[torch.Tensor, torch.Tensor]]):
@@ -114,7 +114,7 @@ def reference_logprobs(loaded, steering: Intervention, rules: PartRules, prompt,
     return chosen[torch.arange(len(made)), torch.tensor(made)].numpy()
 
 
-def num_applied(loaded, steering: Intervention, rules: PartRules, prompt, made) -> int:
+def num_applied(loaded, steering: Intervention, rules: SegmentRules, prompt, made) -> int:
     """Sites times tokens; the last token is never run."""
     acts: dict[Site, np.ndarray] = {}
     for edit in steering.edits:
@@ -127,7 +127,7 @@ def check(
     loaded,
     transcript: Transcript,
     steering: Intervention,
-    rules: PartRules = RULES,
+    rules: SegmentRules = RULES,
     prompt=PROMPT,
     *,
     runs_once: bool = True,
@@ -150,7 +150,7 @@ def wild(loaded, seed: int, **fields: Any) -> dict[str, Any]:
     return {"prompt": PROMPT, "max_tokens": 60, "logprobs": 0, "parts": RULES, **sampling, "logit_bias": bias, **fields}
 
 
-def made_parts(loaded, transcript: Transcript, rules: PartRules = RULES) -> set[str]:
+def made_parts(loaded, transcript: Transcript, rules: SegmentRules = RULES) -> set[str]:
     made = [*map(TokenBytes(backend(loaded)), transcript.token_ids)]
     return {part for part, _ in places_of(rules, made)}
 
@@ -165,7 +165,7 @@ def bytes_for(config: dict[str, Any], loaded) -> dict[str, Any]:
 def test_each_scope_acts_on_its_part_alone(llama, config):
     """Mates of one batch, each with a scope of its own, some in the midst of thoughts from the beginning."""
     harness = EngineHarness(llama, **bytes_for(config, llama))
-    begun = PartRules(RULES.states, THINKING)
+    begun = SegmentRules(RULES.states, THINKING)
     asked = [(name, rules) for name in CHOICES for rules in (RULES, begun)]
     got = [
         harness.add(**wild(llama, seed, intervention=intervention(name), parts=rules))
@@ -214,7 +214,7 @@ def test_a_continuation_that_is_scored_has_the_parts_that_it_would_have_had(llam
 
 def test_without_marks_everything_is_the_answer(llama):
     for name, other in (("answer", "generation"), ("thinking", "nothing")):
-        got = EngineHarness(llama).generate(**wild(llama, 2, intervention=intervention(name), parts=PLAIN))
+        got = EngineHarness(llama).generate(**wild(llama, 2, intervention=intervention(name), parts=ANSWER_ONLY))
         edits = (VectorEdit(Site(1), vector(0), phase="generation"),) if other == "generation" else ()
         alike = EngineHarness(llama).generate(**wild(llama, 2, intervention=Intervention(other, edits)))
         assert got.logprobs == alike.logprobs
@@ -226,7 +226,7 @@ def test_what_was_generated_under_a_scope_is_no_other_s_prompt(llama, backend_na
     """An edit everywhere outside of calls: the next turn's prompt has no calls, whatever was called before."""
     steering = intervention("outside calls")
     harness = EngineHarness(llama, kv_cache_backend=backend_name)
-    first = harness.generate(**wild(llama, 4, intervention=steering, parts=PartRules(RULES.states, 3)))
+    first = harness.generate(**wild(llama, 4, intervention=steering, parts=SegmentRules(RULES.states, 3)))
     turn = (*PROMPT, *first.token_ids, 11, 12)
     again = harness.generate(**wild(llama, 5, prompt=turn, intervention=steering))
     check(llama, again, steering, prompt=turn)
@@ -234,15 +234,15 @@ def test_what_was_generated_under_a_scope_is_no_other_s_prompt(llama, backend_na
 
 
 def test_the_same_tokens_under_other_rules_have_other_keys(llama):
-    def keys(rules: PartRules, name: str) -> list[bytes | None]:
+    def keys(rules: SegmentRules, name: str) -> list[bytes | None]:
         engine = EngineHarness(llama).engine
         request = build_request(tuple(range(PREFIX_BLOCK)), intervention=intervention(name), parts=rules)
         sequence = engine._intake.build_sequence(request, object(), 0.0)
         sequence.token_ids.extend(range(40, 40 + 2 * PREFIX_BLOCK))
         return sequence.prefix_keys.upto(sequence.token_ids, 3)
 
-    begun = PartRules(RULES.states, THINKING)
+    begun = SegmentRules(RULES.states, THINKING)
     assert keys(RULES, "answer")[0] == keys(begun, "answer")[0]
     assert set(keys(RULES, "answer")[1:]).isdisjoint(keys(begun, "answer")[1:])
-    assert keys(RULES, "answer") == keys(PartRules(RULES.states), "answer")
+    assert keys(RULES, "answer") == keys(SegmentRules(RULES.states), "answer")
     assert None not in keys(RULES, "answer")

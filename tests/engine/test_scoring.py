@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference.captures import Read
+from inference.captures import CaptureSpec
 from inference.engine.messages import DivergenceEvent, ScoresEvent, Scoring
 from inference.engine.models.self_check import probe_layouts
 from inference.engine.models.sites import decoder_layers
@@ -211,9 +211,9 @@ def test_a_shared_prompt_is_taken_from_the_cache(llama):
 
 def test_reads_go_along(llama):
     """What the unsteered model makes of a given text, in the pass that scores it."""
-    reads = (Read(site=Site(LAYER), phase="generation", pooling="mean"),)
-    got = EngineHarness(llama).generate(prompt=PROMPT, scoring=Scoring(CONTINUATION), reads=reads, max_tokens=0)
-    reading = next(event.readings[0] for event in got.events if hasattr(event, "readings"))
+    captures = (CaptureSpec(site=Site(LAYER), phase="generation", pooling="mean"),)
+    got = EngineHarness(llama).generate(prompt=PROMPT, scoring=Scoring(CONTINUATION), captures=captures, max_tokens=0)
+    reading = next(event.captures[0] for event in got.events if hasattr(event, "captures"))
     assert reading.num_tokens == len(CONTINUATION)
     assert got.finished.reason == "length"
 

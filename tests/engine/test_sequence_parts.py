@@ -10,26 +10,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.engine.output.segments import SequenceSegments
-from inference.segments import PLAIN, PartRules, PartState, Turn
+from inference.segments import ANSWER_ONLY, SegmentRules, SegmentState, Transition
 from tests.engine.parts import ANSWER, RULES, THINKING, places_of
 
-BEGUN = PartRules(RULES.states, THINKING)
-ARROWS = PartRules(  # marks of several bytes a character
+BEGUN = SegmentRules(RULES.states, THINKING)
+ARROWS = SegmentRules(  # marks of several bytes a character
     (
-        PartState("answer", (Turn("◁x▷", 1), Turn("a◁▷", 2), Turn("aab", 1))),
-        PartState("thinking", (Turn("◁/x▷", 0, opens=False),)),
-        PartState("call", (Turn("▷", 0, opens=False),)),
+        SegmentState("answer", (Transition("◁x▷", 1), Transition("a◁▷", 2), Transition("aab", 1))),
+        SegmentState("thinking", (Transition("◁/x▷", 0, opens=False),)),
+        SegmentState("call", (Transition("▷", 0, opens=False),)),
     )
 )
 LETTERS = ["<t>", "</t>", "[[", "]]", "{", "<", "t", ">", "/", "[", "]", " ", "\n", "x", "é", "aab"]
 SYMBOLS = [*LETTERS, "◁x▷", "◁/x▷", "!", "◁", "▷", "a"]
 
 
-def parts_of(rules: PartRules, pieces: Sequence[bytes]) -> SequenceSegments:
+def parts_of(rules: SegmentRules, pieces: Sequence[bytes]) -> SequenceSegments:
     return SequenceSegments(rules, lambda token: pieces[token])
 
 
-def names(rules: PartRules, pieces: Sequence[str]) -> str:
+def names(rules: SegmentRules, pieces: Sequence[str]) -> str:
     """The first letter of each token's part."""
     tokens = [piece.encode() for piece in pieces]
     found = parts_of(rules, tokens)
@@ -47,8 +47,8 @@ def cut_texts(draw: st.DrawFn) -> list[bytes]:
     return pieces
 
 
-@given(pieces=cut_texts(), rules=st.sampled_from([RULES, BEGUN, ARROWS, PLAIN]), num_taken=st.integers(0, 40))
-def test_any_text_however_it_is_cut_is_read_as_a_whole(pieces: list[bytes], rules: PartRules, num_taken: int):
+@given(pieces=cut_texts(), rules=st.sampled_from([RULES, BEGUN, ARROWS, ANSWER_ONLY]), num_taken=st.integers(0, 40))
+def test_any_text_however_it_is_cut_is_read_as_a_whole(pieces: list[bytes], rules: SegmentRules, num_taken: int):
     """What is taken and what is guessed alike, and guesses leave nothing behind."""
     found = parts_of(rules, pieces)
     tokens = list(range(len(pieces)))
@@ -89,10 +89,10 @@ def test_reasoning_that_the_prompt_began_needs_no_mark():
 
 
 def test_without_rules_all_is_the_answer():
-    assert names(PLAIN, ["<t>", "[[", "x"]) == "aaa"
+    assert names(ANSWER_ONLY, ["<t>", "[[", "x"]) == "aaa"
 
 
 def test_long_texts_are_not_kept():
-    found = parts_of(PartRules(RULES.states, ANSWER), [b"x" * 10_000])
+    found = parts_of(SegmentRules(RULES.states, ANSWER), [b"x" * 10_000])
     found.take([0] * 50)
     assert len(found._position.tail) < 10

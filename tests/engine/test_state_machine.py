@@ -24,7 +24,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from inference.captures import Read
+from inference.captures import CaptureSpec
 from inference.engine.config import EngineConfig
 from inference.engine.errors import EngineDownError, ModelNotAttachedError, QueueFullError
 from inference.engine.loop import EngineLoop
@@ -82,11 +82,14 @@ PROFILES = {
     "generation": Intervention("generation", (VectorEdit(Site(2), torch.full((32,), 0.4), phase="generation"),)),
 }
 
-READS: dict[str, tuple[Read, ...]] = {
+READS: dict[str, tuple[CaptureSpec, ...]] = {
     "": (),
-    "all": (Read(site=Site(1)),),
-    "prompt before": (Read(site=Site(1), stage="pre", phase="prompt"), Read(site=Site(2), pooling="mean")),
-    "answer": (Read(site=Site(2, "mlp_out"), phase="generation"),),
+    "all": (CaptureSpec(site=Site(1)),),
+    "prompt before": (
+        CaptureSpec(site=Site(1), stage="pre", phase="prompt"),
+        CaptureSpec(site=Site(2), pooling="mean"),
+    ),
+    "answer": (CaptureSpec(site=Site(2, "mlp_out"), phase="generation"),),
 }
 
 prompts = st.tuples(st.integers(3, 40), st.sampled_from((1, 7, 28, 30, 31, 32, 58, 60))).map(
@@ -140,7 +143,7 @@ class EngineHistory(RuleBasedStateMachine):
         n=st.integers(1, 3),
         profile=st.sampled_from(sorted(PROFILES)),
         model=st.sampled_from(NAMES),
-        reads=st.sampled_from(sorted(READS)),
+        captures=st.sampled_from(sorted(READS)),
         is_poisoned=st.sampled_from((False,) * 7 + (True,)),
         priority=st.sampled_from((0, 0, 3, BACKGROUND_PRIORITY)),
     )
@@ -151,7 +154,7 @@ class EngineHistory(RuleBasedStateMachine):
         n: int,
         profile: str,
         model: str,
-        reads: str,
+        captures: str,
         is_poisoned: bool,
         priority: int = 0,
     ) -> None:
@@ -162,7 +165,7 @@ class EngineHistory(RuleBasedStateMachine):
                 model=model,
                 index=i,
                 intervention=PROFILES[profile],
-                reads=READS[reads],
+                captures=READS[captures],
                 seed=i,
                 priority=priority,
                 **sampling,
@@ -291,7 +294,7 @@ class EngineHistory(RuleBasedStateMachine):
 
 def read_places(transcript: Transcript) -> list[tuple[int, int]]:
     """Number of the read, and place or number of tokens pooled."""
-    found = [r for e in transcript.events if isinstance(e, CaptureEvent) for r in e.readings]
+    found = [r for e in transcript.events if isinstance(e, CaptureEvent) for r in e.captures]
     return sorted((r.number, place) for r in found for place in r.places or (r.num_tokens,))
 
 

@@ -113,7 +113,7 @@ def test_padding_repeats_the_last_token_and_widens_the_tables():
     assert full.slots[0].tolist() == [step.slots[0][0], *[step.slots[0][1]] * 3]
     assert full.lengths.tolist() == [11, 71, 71, 71]
     assert full.steering_rows.tolist() == [0, 1, 1, 1]
-    assert full.wanted.tolist() == [0, 1, 2, 3]
+    assert full.logit_places.tolist() == [0, 1, 2, 3]
     assert full.single_ends.tolist() == [0, 1, 2, 3, 4]
     assert full.tables[1].shape == (4, 8)
     assert full.tables[1][3].tolist() == [*(TABLE[0, :5] + 50), 0, 0, 0]

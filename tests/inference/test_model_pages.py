@@ -24,8 +24,8 @@ from inference.admin import ACTS
 from inference.client import EngineDownError, FinishedEvent, LocalEngineClient, Usage, set_client
 from inference.engine.messages import Timings
 from inference.models import LanguageModel
-from inference.registry.availability import memory_need, model_standing
-from inference.registry.loads import LoadProgress, LoadStanding
+from inference.registry.availability import memory_need, model_availability
+from inference.registry.loads import LoadProgress, LoadStatus
 from inference.registry.memory_plan import MemoryBudget
 from inference.registry.registry import ModelRegistry, set_registry
 from inference.sampling_words import WORDS
@@ -59,11 +59,11 @@ class Standing(FakeRegistry):
 
     is_serving = True
 
-    def __init__(self, standing: LoadStanding) -> None:
+    def __init__(self, standing: LoadStatus) -> None:
         super().__init__()
         self.said = standing
 
-    def standing(self, name: str) -> LoadStanding:
+    def standing(self, name: str) -> LoadStatus:
         return self.said
 
 
@@ -133,23 +133,23 @@ class TestStanding:
     @pytest.mark.parametrize(
         ("standing", "words", "percent", "is_moving"),
         [
-            (LoadStanding(LoadProgress("looking", 1, 3 * 2**30, 12 * 2**30)), "3.0\xa0GB of 12.0\xa0GB", 25, True),
-            (LoadStanding(LoadProgress("reading its weights", 7.6)), "reading its weights, for 8 s", None, True),
-            (LoadStanding(LoadProgress("making room", 0, 5, 5)), "making room", None, True),
-            (LoadStanding(is_waiting=True), "Waits for its turn", None, True),
+            (LoadStatus(LoadProgress("looking", 1, 3 * 2**30, 12 * 2**30)), "3.0\xa0GB of 12.0\xa0GB", 25, True),
+            (LoadStatus(LoadProgress("reading its weights", 7.6)), "reading its weights, for 8 s", None, True),
+            (LoadStatus(LoadProgress("making room", 0, 5, 5)), "making room", None, True),
+            (LoadStatus(is_waiting=True), "Waits for its turn", None, True),
         ],
     )
     def test_a_load_says_how_far_it_is(self, model, standing, words, percent, is_moving):
         set_registry(Standing(standing))
-        found = model_standing(model)
+        found = model_availability(model)
         set_registry(None)
         assert words in found.sentence
         assert (found.percent, found.is_moving) == (percent, is_moving)
 
     def test_a_failure_says_why_and_when_it_is_tried_again(self, model):
         model.state, model.error = "failed", EVIL
-        set_registry(Standing(LoadStanding(retry_in_s=9.6)))
-        found = model_standing(model)
+        set_registry(Standing(LoadStatus(retry_in_s=9.6)))
+        found = model_availability(model)
         set_registry(None)
         assert "tries again in 10 s" in found.sentence
         assert found.error == EVIL
@@ -160,7 +160,7 @@ class TestStanding:
     )
     def test_elsewhere_the_row_is_what_is_known(self, model, state, words):
         model.state, model.loaded_at = state, timezone.now()
-        assert words in model_standing(model).sentence
+        assert words in model_availability(model).sentence
 
 
 class TestLive:

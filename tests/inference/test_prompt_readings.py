@@ -7,13 +7,13 @@ import asyncio
 import numpy as np
 import pytest
 
-from inference.captures import Read, TopFeatures
+from inference.captures import CaptureSpec, TopFeatures
 from inference.client import EngineDownError, LocalEngineClient
 from inference.engine.config import EngineConfig
 from inference.engine.loop import EngineLoop
 from inference.engine.models.loader import ModelSpec, load_model
 from inference.interventions import Site
-from inference.prompt_readings import read_prompts
+from inference.prompt_readings import capture_prompts
 from inference.runs import SequenceFailedError
 from tests.engine.readers import plain_residuals, top_k_reader
 
@@ -37,8 +37,12 @@ def client(request, loaded):
 
 def test_many_prompts_in_their_order_and_no_more_at_once_than_there_is_room_for(client, loaded):
     sae, site = top_k_reader(), Site(1)
-    reads = (Read(site=site), Read(site=site, pooling="last"), Read(site=site, probe=TopFeatures(sae, 3)))
-    got = asyncio.run(read_prompts(client, model="tiny", prompts=PROMPTS, reads=reads))
+    captures = (
+        CaptureSpec(site=site),
+        CaptureSpec(site=site, pooling="last"),
+        CaptureSpec(site=site, probe=TopFeatures(sae, 3)),
+    )
+    got = asyncio.run(capture_prompts(client, model="tiny", prompts=PROMPTS, captures=captures))
 
     assert len(got) == len(PROMPTS)
     for prompt, found in zip(PROMPTS, got, strict=True):
@@ -50,21 +54,21 @@ def test_many_prompts_in_their_order_and_no_more_at_once_than_there_is_room_for(
 
 
 def test_nothing_to_read_is_nothing(client):
-    assert asyncio.run(read_prompts(client, model="tiny", prompts=[], reads=(Read(site=Site(1)),))) == []
-    read = Read(site=Site(1), phase="generation")
-    got = asyncio.run(read_prompts(client, model="tiny", prompts=[(5, 6)], reads=(read,)))
+    assert asyncio.run(capture_prompts(client, model="tiny", prompts=[], captures=(CaptureSpec(site=Site(1)),))) == []
+    read = CaptureSpec(site=Site(1), phase="generation")
+    got = asyncio.run(capture_prompts(client, model="tiny", prompts=[(5, 6)], captures=(read,)))
     assert got[0].values(0).shape == (0, 0)
 
 
 def test_a_prompt_that_fails_says_so(client):
     with pytest.raises(SequenceFailedError, match="layers 0 to 3") as caught:
-        asyncio.run(read_prompts(client, model="tiny", prompts=[(5, 6)], reads=(Read(site=Site(7)),)))
+        asyncio.run(capture_prompts(client, model="tiny", prompts=[(5, 6)], captures=(CaptureSpec(site=Site(7)),)))
     assert caught.value.code == "sae_mismatch"
     with pytest.raises(SequenceFailedError, match="has no tokens"):
-        asyncio.run(read_prompts(client, model="tiny", prompts=[(5, 6), ()], reads=(Read(site=Site(1)),)))
+        asyncio.run(capture_prompts(client, model="tiny", prompts=[(5, 6), ()], captures=(CaptureSpec(site=Site(1)),)))
 
 
 def test_an_engine_that_stopped_refuses(client):
     client.stop(0)
     with pytest.raises(EngineDownError):
-        asyncio.run(read_prompts(client, model="tiny", prompts=[(5, 6)], reads=(Read(site=Site(1)),)))
+        asyncio.run(capture_prompts(client, model="tiny", prompts=[(5, 6)], captures=(CaptureSpec(site=Site(1)),)))

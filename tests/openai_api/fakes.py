@@ -27,7 +27,7 @@ from inference.client import (
 from inference.interventions import Edit, Intervention
 from inference.registry.records import ModelNotFoundError, ModelRecord
 from inference.registry.registry import ReadyModel
-from inference.segments import Part
+from inference.segments import Segment
 from inference.text.dialects.dialect import Dialect
 from inference.text.grammar_compiler import GrammarCompiler
 from inference.text.model_text import ChatTemplateError, PromptTooLongError, TokenizerFacts
@@ -344,7 +344,7 @@ class FakeSteering:
         self.policies: tuple[str, ...] = ()
         self.selections: list[SteeringSelection] = []
         self.edits: tuple[Edit, ...] = ()
-        self.needed_parts: frozenset[Part] = frozenset()
+        self.required_segments: frozenset[Segment] = frozenset()
 
     async def __call__(
         self, model: str, selection: SteeringSelection, *, special_token_ids: frozenset[int]
@@ -356,7 +356,7 @@ class FakeSteering:
         if selection.draft is not None:
             name, number = selection.draft.name, 0
         parts = [*([f"print-{name}"] if name else []), *self.policies]
-        intervention = Intervention(" then ".join(parts), self.edits, special_token_ids, self.needed_parts)
+        intervention = Intervention(" then ".join(parts), self.edits, special_token_ids, self.required_segments)
         return ResolvedProfile(
             name,
             number,

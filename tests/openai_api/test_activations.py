@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from inference.captures import FeatureValues, Reading, Span, TopFeatures
+from inference.captures import ActivationCapture, FeatureValues, Span, TopFeatures
 from inference.client import CaptureEvent, Event, GenerationRequest, TokensEvent
 from inference.interventions import Site
 from openai_api.backend import get_backend, set_backend
@@ -56,25 +56,25 @@ def features(api: Api) -> FakeFeatures:
 
 def read_at(request: GenerationRequest, *places: int, number: int = 0, value: float = 2.0) -> CaptureEvent:
     """Feature 3 is the strongest, and the others are silent."""
-    probe = request.reads[number].probe
+    probe = request.captures[number].probe
     if isinstance(probe, FeatureValues):
         values = np.full((len(places), len(probe.features)), value, np.float32)
-        return CaptureEvent(request.index, (Reading(number, len(places), values, places),))
+        return CaptureEvent(request.index, (ActivationCapture(number, len(places), values, places),))
     assert isinstance(probe, TopFeatures)
     values = np.zeros((len(places), probe.count), np.float32)
     values[:, 0] = value
     indices = np.tile(np.arange(3, 3 + probe.count), (len(places), 1))
-    return CaptureEvent(request.index, (Reading(number, len(places), values, places, indices),))
+    return CaptureEvent(request.index, (ActivationCapture(number, len(places), values, places, indices),))
 
 
 def reading(request: GenerationRequest) -> Iterable[Event]:
     """The prompt at once, then each token at the step behind its own; the last one is never read."""
     num_prompt = len(request.prompt_token_ids)
     tokens = tokens_of(request, "ab")[: request.sampling.max_tokens]
-    events: list[Event] = [read_at(request, *range(num_prompt))] if request.reads else []
+    events: list[Event] = [read_at(request, *range(num_prompt))] if request.captures else []
     for place, token in enumerate(tokens, num_prompt):
         events.append(token)
-        if request.reads and place < num_prompt + len(tokens) - 1:
+        if request.captures and place < num_prompt + len(tokens) - 1:
             events.append(read_at(request, place))
     return [*events, finished(request, len(tokens))]
 
@@ -83,7 +83,7 @@ async def test_true_asks_for_the_strongest_ten_of_all_but_special_tokens(api: Ap
     body = (await api.chat(return_activations=True)).json()
 
     (request,) = api.engine.requests
-    (read,) = request.reads
+    (read,) = request.captures
     assert isinstance(read.probe, TopFeatures)
     assert (read.site, read.probe.count, read.stage, read.phase) == (SITE, 10, "post", "both")
     assert TURN in read.skip_token_ids
@@ -110,7 +110,7 @@ async def test_wishes_reach_the_engine(api: Api, features: FakeFeatures):
     }
     body = (await api.chat(return_activations=wish)).json()
 
-    (read,) = api.engine.requests[0].reads
+    (read,) = api.engine.requests[0].captures
     assert read.probe == FeatureValues(FakeEncoder(), (7, 3))  # type: ignore[arg-type]
     assert (read.stage, read.phase, read.spans) == ("pre", "prompt", (Span(1, 3), Span(5)))
     assert read.skip_token_ids == frozenset()
@@ -121,7 +121,7 @@ async def test_wishes_reach_the_engine(api: Api, features: FakeFeatures):
 @pytest.mark.parametrize("wish", [False, None])
 async def test_no_wish_reads_nothing(api: Api, features: FakeFeatures, wish):
     body = (await api.chat(return_activations=wish)).json()
-    assert api.engine.requests[0].reads == ()
+    assert api.engine.requests[0].captures == ()
     assert "millm" not in body
 
 
@@ -145,10 +145,10 @@ async def test_the_receipt_stays_beside_the_activations(api: Api, features: Fake
 
 async def test_choices_share_their_prompt(api: Api, features: FakeFeatures):
     await api.chat(n=3, return_activations=True)
-    assert [request.reads[0].phase for request in api.engine.requests] == ["both", "generation", "generation"]
+    assert [request.captures[0].phase for request in api.engine.requests] == ["both", "generation", "generation"]
     api.engine.requests.clear()
     await api.complete(n=2, prompt=["a", "b"], return_activations={"phase": "prompt"}, max_tokens=1)
-    assert [[read.phase for read in request.reads] for request in api.engine.requests] == [
+    assert [[read.phase for read in request.captures] for request in api.engine.requests] == [
         ["prompt"],
         [],
         ["prompt"],
@@ -245,19 +245,19 @@ async def test_watch_rules_are_read_behind_the_request_s_own_reads_and_found(api
     set_backend(replace(get_backend(), watch=watch))
 
     def script(request: GenerationRequest) -> Iterable[Event]:
-        number = len(request.reads) - 1
+        number = len(request.captures) - 1
         events = [read_at(request, 1, number=number, value=1.5), read_at(request, 3, number=number, value=4.0)]
         return [*events, *reading(request)]
 
     api.engine.script = script
     body = (await api.chat(profile="gloomy", return_activations=True)).json()
     assert len(body["millm"]["activations"]) == 5, "the rule's readings are nobody's business"
-    assert [len(request.reads) for request in api.engine.requests] == [2]
+    assert [len(request.captures) for request in api.engine.requests] == [2]
     (found,) = api.log.only.findings
     assert (found.rule, found.value, found.num_tokens, found.place, found.in_prompt) == (rule, 4.0, 2, 3, True)
 
 
 def read_of(encoder: Any) -> Any:
-    from inference.captures import Read
+    from inference.captures import CaptureSpec
 
-    return Read(site=SITE, probe=FeatureValues(encoder, (5,), above=(1.0,)), passes_over_cached=True)
+    return CaptureSpec(site=SITE, probe=FeatureValues(encoder, (5,), above=(1.0,)), passes_over_cached=True)

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from inference.interventions import Site, VectorEdit
-from inference.segments import PLAIN
-from inference.text.dialects.dialect import Dialect, answer_parts
+from inference.segments import ANSWER_ONLY
+from inference.text.dialects.dialect import Dialect, answer_segment_rules
 from inference.text.dialects.thinking import KNOWN_MARKS
 from inference.text.dialects.tool_formats import HERMES
 from tests.openai_api.conftest import Api
@@ -43,13 +43,13 @@ async def test_chats_tell_how_their_answers_parts_are_marked(
     scoped.registry.text.prompt_end = prompt_end
     response = await scoped.chat(**GLOOMY, **fields, n=2)
     assert response.status_code == 200, response.content
-    assert [request.parts for request in scoped.engine.requests] == [answer_parts(DIALECT, thinking, calls)] * 2
+    assert [request.parts for request in scoped.engine.requests] == [answer_segment_rules(DIALECT, thinking, calls)] * 2
 
 
 async def test_plain_texts_have_the_parts_that_marks_tell(scoped: Api):
     response = await scoped.complete(**GLOOMY, prompt=["Once", "So <think>\n", "</think>\n"])
     assert response.status_code == 200, response.content
-    expected = [answer_parts(DIALECT, thinking, "marked") for thinking in ("possible", "begun", "none")]
+    expected = [answer_segment_rules(DIALECT, thinking, "marked") for thinking in ("possible", "begun", "none")]
     assert [request.parts for request in scoped.engine.requests] == expected
 
 
@@ -57,12 +57,12 @@ async def test_what_tells_no_parts_needs_no_rules(scoped: Api):
     scoped.steering.edits = ()
     assert (await scoped.complete(**GLOOMY)).status_code == 200
     assert (await scoped.complete()).status_code == 200
-    assert [request.parts for request in scoped.engine.requests] == [PLAIN, PLAIN]
+    assert [request.parts for request in scoped.engine.requests] == [ANSWER_ONLY, ANSWER_ONLY]
 
 
 @pytest.mark.parametrize("endpoint", ["chat", "complete"])
 async def test_a_profile_for_thoughts_needs_a_model_that_thinks(scoped: Api, endpoint: str):
-    scoped.steering.needed_parts = frozenset({"thinking"})
+    scoped.steering.required_segments = frozenset({"thinking"})
     ask = getattr(scoped, endpoint)
     assert (await ask(**GLOOMY)).status_code == 200
     scoped.engine.requests.clear()

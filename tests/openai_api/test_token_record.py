@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from django.utils import timezone
 
-from inference.captures import FeatureValues, Read, Reading, TopFeatures
+from inference.captures import ActivationCapture, CaptureSpec, FeatureValues, TopFeatures
 from inference.client import CaptureEvent, Event, GenerationRequest, SamplingParams, TokenLogprob, TokensEvent
 from inference.interventions import Site
 from openai_api.generation.token_record import MAX_SIZE, TokenRecord
@@ -23,20 +23,20 @@ from tests.openai_api.conftest import Api, chunks_of
 from tests.openai_api.fakes import TURN, FakeText, finished, tokens_of
 from tests.openai_api.test_activations import FakeEncoder, FakeFeatures, features  # noqa: F401 - a fixture
 
-TOP = Read(site=Site(2), probe=TopFeatures(FakeEncoder(), 3))  # type: ignore[arg-type]
-CHOSEN = Read(site=Site(2), probe=FeatureValues(FakeEncoder(), (7, 3)))  # type: ignore[arg-type]
+TOP = CaptureSpec(site=Site(2), probe=TopFeatures(FakeEncoder(), 3))  # type: ignore[arg-type]
+CHOSEN = CaptureSpec(site=Site(2), probe=FeatureValues(FakeEncoder(), (7, 3)))  # type: ignore[arg-type]
 PROMPT = (1, 2)
 TEXT: Any = FakeText()
 
 
-def asked(number: int = 0, *, logprobs: int | None = None, reads: tuple[Read, ...] = ()) -> GenerationRequest:
+def asked(number: int = 0, *, logprobs: int | None = None, captures: tuple[CaptureSpec, ...] = ()) -> GenerationRequest:
     sampling = SamplingParams(max_tokens=50, logprobs=logprobs)
-    return GenerationRequest(f"r/{number}", "tiny", PROMPT, sampling, None, number, reads=reads)
+    return GenerationRequest(f"r/{number}", "tiny", PROMPT, sampling, None, number, captures=captures)
 
 
 def record_of(*requests: GenerationRequest, num_own: int = 1, **options: Any) -> TokenRecord:
-    reads = {request.index: request.reads[:num_own] for request in requests}
-    record = TokenRecord.of(requests, reads.__getitem__, text=TEXT, sae="org/sae", **options)
+    captures = {request.index: request.captures[:num_own] for request in requests}
+    record = TokenRecord.of(requests, captures.__getitem__, text=TEXT, sae="org/sae", **options)
     assert record is not None
     return record
 
@@ -47,7 +47,7 @@ def wrote(text: bytes, *logprobs: TokenLogprob, index: int = 0) -> TokensEvent:
 
 def read(place: int, *values: float, number: int = 0, index: int = 0, top: bool = True) -> CaptureEvent:
     indices = np.arange(10, 10 + len(values))[None] if top else None
-    reading = Reading(number, 1, np.array([values], np.float32), (place,), indices)
+    reading = ActivationCapture(number, 1, np.array([values], np.float32), (place,), indices)
     return CaptureEvent(index, (reading,))
 
 
@@ -61,8 +61,8 @@ def test_nothing_is_recorded_where_nothing_was_asked_for():
 
 
 def test_what_a_watch_rule_reads_is_not_the_request_s():
-    assert TokenRecord.of([asked(reads=(TOP,))], lambda number: (), text=TEXT, sae="") is None
-    record = record_of(asked(logprobs=0, reads=(TOP,)), num_own=0)
+    assert TokenRecord.of([asked(captures=(TOP,))], lambda number: (), text=TEXT, sae="") is None
+    record = record_of(asked(logprobs=0, captures=(TOP,)), num_own=0)
     record.note(read(0, 5.0))
     record.note(wrote(b"a", TokenLogprob(97, -1.0)))
     assert "features" not in answer(record)["tokens"][0]
@@ -70,8 +70,8 @@ def test_what_a_watch_rule_reads_is_not_the_request_s():
 
 
 def test_features_stand_at_their_token_whenever_they_come():
-    """A step reads the token that it was given, before the next one comes; a draft's are read at once."""
-    record = record_of(asked(logprobs=1, reads=(TOP,)))
+    """A step captures the token that it was given, before the next one comes; a draft's are read at once."""
+    record = record_of(asked(logprobs=1, captures=(TOP,)))
     record.note(read(1, 4.0, 0.0, 2.0))
     record.note(read(2, 1.5, 0.5))
     record.note(wrote(b"a", TokenLogprob(97, -0.123456789, ((98, -2.0), (97, -0.123456789)))))
@@ -93,14 +93,14 @@ def test_features_stand_at_their_token_whenever_they_come():
 
 
 def test_features_that_were_named_are_kept_silent_or_not():
-    record = record_of(asked(reads=(CHOSEN,)))
+    record = record_of(asked(captures=(CHOSEN,)))
     record.note(wrote(b"a"))
     record.note(read(2, 0.0, 3.0, top=False))
     assert answer(record)["tokens"] == [{"place": 2, "id": 97, "text": "a", "features": [[7, 0.0], [3, 3.0]]}]
 
 
 def test_what_was_read_of_a_token_that_a_stop_string_took_back_is_left_out():
-    record = record_of(asked(reads=(TOP,)))
+    record = record_of(asked(captures=(TOP,)))
     record.note(wrote(b"a"))
     record.note(read(2, 1.0))
     record.note(read(3, 9.0))
@@ -127,7 +127,7 @@ def test_sequences_are_kept_apart():
 @pytest.mark.parametrize("num_top", [0, 20])
 def test_a_record_is_bounded(num_top: int):
     """A long answer keeps its beginning, and how long it was."""
-    record = record_of(asked(logprobs=num_top, reads=(TOP,)))
+    record = record_of(asked(logprobs=num_top, captures=(TOP,)))
     top = tuple((97, -1.2345) for _ in range(num_top))
     for place in range(20_000):
         record.note(wrote(b"a", TokenLogprob(97, -1.2345, top)))
@@ -140,7 +140,7 @@ def test_a_record_is_bounded(num_top: int):
 
 
 def test_a_long_prompt_is_bounded_too():
-    request = GenerationRequest("r/0", "tiny", (97,) * 50_000, SamplingParams(max_tokens=1), None, 0, reads=(TOP,))
+    request = GenerationRequest("r/0", "tiny", (97,) * 50_000, SamplingParams(max_tokens=1), None, 0, captures=(TOP,))
     record = record_of(request, max_size=10_000)
     for place in range(50_000):
         record.note(read(place, 1.0, 2.0, 3.0))
@@ -149,7 +149,7 @@ def test_a_long_prompt_is_bounded_too():
 
 
 def test_reading_the_last_token_of_a_long_prompt_alone_does_not_bring_the_prompt():
-    request = GenerationRequest("r/0", "tiny", (97,) * 50_000, SamplingParams(max_tokens=1), None, 0, reads=(TOP,))
+    request = GenerationRequest("r/0", "tiny", (97,) * 50_000, SamplingParams(max_tokens=1), None, 0, captures=(TOP,))
     record = record_of(request, max_size=10_000)
     record.note(read(0, 1.0, 2.0, 3.0))
     record.note(read(49_999, 1.0, 2.0, 3.0))
@@ -199,7 +199,7 @@ class TestOfRequests:
 
 
 def entry(**fields: Any) -> LogEntry:
-    record = record_of(asked(logprobs=0, reads=(TOP,)))
+    record = record_of(asked(logprobs=0, captures=(TOP,)))
     record.note(wrote(b"SECRET\x00", *(TokenLogprob(token, -1.0) for token in b"SECRET\x00")))
     record.note(read(2, float("nan"), float("inf")))
     values = {"prompt": "x", "completion": "SECRET", "parameters": {"seed": 7}, "status": 200, "tokens": (record,)}

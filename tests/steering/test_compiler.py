@@ -234,7 +234,7 @@ TOKENS = [
 
 
 def tokens_of(edit) -> tuple[object, ...]:
-    return edit.site, edit.phase, edit.window, edit.parts, edit.part_window, edit.special_tokens
+    return edit.site, edit.phase, edit.window, edit.parts, edit.segment_window, edit.special_tokens
 
 
 class TestScopes:
@@ -243,7 +243,7 @@ class TestScopes:
             vector_edit([1.0], phase="generation", scope=scope, window=Window(1, 5))
             for scope in ("thinking", "answer", "outside_calls")
         ]
-        compiled = {edit.parts: (edit.window, edit.part_window) for edit in vector_edits(compile_edits(edits, {}))}
+        compiled = {edit.parts: (edit.window, edit.segment_window) for edit in vector_edits(compile_edits(edits, {}))}
         assert compiled == {
             frozenset({"thinking"}): (ALL_TOKENS, Window(1, 5)),
             frozenset({"answer"}): (ALL_TOKENS, Window(1, 5)),
@@ -252,7 +252,7 @@ class TestScopes:
 
     def test_what_needs_a_part_says_so(self):
         def needed(**fields) -> frozenset[str]:
-            return compile_edits([vector_edit([1.0], **fields)], {}).needed_parts
+            return compile_edits([vector_edit([1.0], **fields)], {}).required_segments
 
         assert needed(phase="generation", scope="thinking") == {"thinking"}
         assert needed(phase="generation", scope="thinking", strength=0.0) == frozenset()

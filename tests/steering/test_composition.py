@@ -11,7 +11,7 @@ from torch import Tensor
 
 from inference.engine.kernels.native.steering_tensors import NORMALIZATIONS
 from inference.interventions import Intervention, ReaderEdit, TokenPlace, VectorEdit, Window, Zone
-from inference.segments import PARTS, Part
+from inference.segments import SEGMENTS, Segment
 from steering.compiler import compile_edits
 from steering.composition import followed_by, scaled, without_norm_limits
 from steering.errors import PolicyConflictError
@@ -42,12 +42,12 @@ def applied(
     h: Tensor,
     zone: Zone = "generation",
     index: int = 0,
-    part: Part = "answer",
-    part_index: int = 0,
+    part: Segment = "answer",
+    segment_index: int = 0,
 ) -> Tensor:
     """The protocol's formula, written anew: everything reads the same ``h``."""
     total = h.double()
-    place = TokenPlace(zone, index, part if zone == "generation" else None, part_index)
+    place = TokenPlace(zone, index, part if zone == "generation" else None, segment_index)
     for one in intervention.edits:
         if not one.acts(place, is_special=False):
             continue
@@ -186,16 +186,16 @@ def test_scopes_of_the_first_are_seen(sae):
             sae, of(sae, "at_most", 0.3, scope=scope, window=window, **written), of(sae, "scale", 0.5, 4, **written)
         )
         chain = followed_by(one, two)
-        for part in PARTS:
+        for part in SEGMENTS:
             for index in range(7):
-                for part_index in range(index + 1):
-                    place = ("generation", index, part, part_index)
+                for segment_index in range(index + 1):
+                    place = ("generation", index, part, segment_index)
                     middle = applied(one, H, *place)
                     torch.testing.assert_close(
                         applied(chain, H, *place), applied(two, middle, *place), atol=1e-4, rtol=1e-4
                     )
         torch.testing.assert_close(applied(chain, H, "prompt", 3), applied(one, H, "prompt", 3))
-    assert chain.needed_parts == {"thinking"}
+    assert chain.required_segments == {"thinking"}
 
 
 def test_a_policy_of_one_part_leaves_the_others(sae):

@@ -16,7 +16,7 @@ from inference.engine.config import EngineConfig
 from inference.engine.loop import EngineLoop
 from inference.interventions import Site
 from inference.registry.registry import ModelRegistry, set_registry
-from inference.registry.standalone_model import load_offline
+from inference.registry.standalone_model import load_standalone
 from jobs.errors import JobCancelled
 from steering import services
 from steering.errors import SteeringError
@@ -66,7 +66,7 @@ def health_job(sae, **params) -> RecordedJob:
 
 
 def test_engine_reads_what_transformers_computes(engine, model):
-    offline = load_offline(model)
+    offline = load_standalone(model)
     sites = (Site(1), Site(2, "resid_pre"), Site(0, "mlp_out"), Site(3, "attn_out"))
     texts = ("The cat sat by the sea. " * 30, "A sad owl.", "A sad owl.")  # several chunks; and a prefix that is known
     with open_engine_reader(model) as online:

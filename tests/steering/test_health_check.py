@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from inference.interventions import Site
 from inference.models import LanguageModel
-from inference.registry.standalone_model import load_offline
+from inference.registry.standalone_model import load_standalone
 from steering import services
 from steering.corpora.corpus import Corpus, CorpusError, Document, read_corpus
 from steering.demo.install import install_demo
@@ -39,7 +39,7 @@ def sae(model, tmp_path):
 
 
 def test_offline_model_reads_what_transformers_computes(model):
-    offline = load_offline(model)
+    offline = load_standalone(model)
     ids = offline.text.encode("The cat sat by the sea.")
     sites = (Site(1), Site(2, "resid_pre"), Site(0, "mlp_out"), Site(3, "attn_out"))
     found = offline.read(ids, sites)
@@ -52,7 +52,7 @@ def test_offline_model_reads_what_transformers_computes(model):
 
 
 def test_figures_are_kept(model, sae):
-    offline = load_offline(model)
+    offline = load_standalone(model)
     done: list[int] = []
     checked = check_sae(sae=sae, reader=offline, params=MeasureParams(CORPUS), progress=lambda n, total: done.append(n))
     assert done == [0, 1, 2]
@@ -80,7 +80,7 @@ def test_figures_are_kept(model, sae):
 
 
 def test_imported_numbers_stay_unless_they_are_to_be_replaced(model, sae):
-    offline = load_offline(model)
+    offline = load_standalone(model)
     check_sae(sae=sae, reader=offline, params=MeasureParams(CORPUS))
     feature = sae.features.get(index=0)
     assert (feature.max_activation, feature.density, feature.top_tokens) == (4.0, 0.02, [" rain"])
@@ -93,7 +93,7 @@ def test_imported_numbers_stay_unless_they_are_to_be_replaced(model, sae):
 
 
 def test_import_of_another_scale_is_told(model, sae):
-    offline = load_offline(model)
+    offline = load_standalone(model)
     check_sae(sae=sae, reader=offline, params=MeasureParams(CORPUS))
     for row in sae.features.filter(max_activation__isnull=False):
         row.max_activation, row.max_activation_source = row.max_activation * 50, Feature.Source.IMPORT
@@ -103,7 +103,7 @@ def test_import_of_another_scale_is_told(model, sae):
 
 
 def test_dead_features_have_no_maximum(model, sae):
-    checked = check_sae(sae=sae, reader=load_offline(model), params=MeasureParams(CORPUS))
+    checked = check_sae(sae=sae, reader=load_standalone(model), params=MeasureParams(CORPUS))
     dead = sae.features.filter(density=0)
     assert dead.count() == round(checked.dead_share * 40)
     assert not dead.exclude(max_activation=None).exists()
@@ -117,7 +117,9 @@ class TestDemo:
         return install_demo()
 
     def test_good(self, demo):
-        checked = check_sae(sae=demo.sae, reader=load_offline(demo.model), params=MeasureParams(read_corpus(), 6_000))
+        checked = check_sae(
+            sae=demo.sae, reader=load_standalone(demo.model), params=MeasureParams(read_corpus(), 6_000)
+        )
         assert checked.fvu is not None
         assert checked.fvu < 0.25
         assert checked.l0 == pytest.approx(16, abs=0.5)
@@ -127,7 +129,9 @@ class TestDemo:
     def test_wrong_layer(self, demo):
         SAE.objects.filter(pk=demo.sae.pk).update(layer=4)
         demo.sae.refresh_from_db()
-        checked = check_sae(sae=demo.sae, reader=load_offline(demo.model), params=MeasureParams(read_corpus(), 3_000))
+        checked = check_sae(
+            sae=demo.sae, reader=load_standalone(demo.model), params=MeasureParams(read_corpus(), 3_000)
+        )
         assert summary(checked).text == "looks wrong"
         assert "at layers.2.resid_post: look at the layer" in checked.causes[0]
         assert any("layers.2.resid_post" in verdict.text for verdict in judge(checked))
@@ -161,7 +165,7 @@ class TestCommand:
 
 def test_private_corpus_gives_examples_alone(model, sae):
     """Nothing else of it is kept, and what everybody sees stays."""
-    offline = load_offline(model)
+    offline = load_standalone(model)
     check_sae(sae=sae, reader=offline, params=MeasureParams(CORPUS))
     before = list(sae.features.order_by("index").values("max_activation", "density", "examples", "top_tokens"))
     private = Corpus("requests", "x", (Document(text="Nobody shall know of the sun."),), still_allowed=lambda: True)
@@ -177,6 +181,6 @@ def test_private_corpus_that_may_not_be_kept_any_more(model, sae):
     asked: list[bool] = []
     private = Corpus("requests", "x", (Document(text="The sun."),), still_allowed=lambda: bool(asked.append(True)))
     with pytest.raises(CorpusError, match="nothing was kept"):
-        check_sae(sae=sae, reader=load_offline(model), params=MeasureParams(private))
+        check_sae(sae=sae, reader=load_standalone(model), params=MeasureParams(private))
     assert asked == [True]
     assert not sae.features.exclude(traffic_examples=[]).exists()

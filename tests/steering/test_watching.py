@@ -13,7 +13,7 @@ from django.core.management import call_command
 from django.utils import timezone
 
 from audit.models import AuditEvent
-from inference.captures import FeatureValues, Reading
+from inference.captures import ActivationCapture, FeatureValues
 from inference.models import LanguageModel
 from steering.errors import InvalidProfileError
 from steering.models import SAE, Feature, WatchEvent, WatchRule
@@ -102,7 +102,7 @@ def test_rules_of_one_sae_are_one_read_for_each_stage(feature):
     watcher = Watcher()
     made = watch(watcher)
 
-    found = {read.stage: (read, rules) for read, rules in zip(made.reads, made.rules, strict=True)}
+    found = {read.stage: (read, rules) for read, rules in zip(made.captures, made.rules, strict=True)}
     read, rules = found["post"]
     assert isinstance(read.probe, FeatureValues)
     assert [rule.name for rule in rules] == ["b", "rain"]
@@ -148,8 +148,8 @@ RULES = (ActiveRule(1, "a", "alert", "demo-sae", 3, 2.0), ActiveRule(2, "b", "ca
 def test_sightings_keep_the_largest_value_of_each_rule():
     sightings, now = WatchMatches(Watch((), (RULES,))), timezone.now()
     first = np.array([[3.0, 0.0], [9.0, 1.0]], np.float32)
-    sightings.note(0, Reading(0, 2, first, (4, 7)), num_prompt=6, now=now)
-    sightings.note(0, Reading(0, 1, np.array([[8.0, 5.0]], np.float32), (9,)), num_prompt=6, now=now)
+    sightings.note(0, ActivationCapture(0, 2, first, (4, 7)), num_prompt=6, now=now)
+    sightings.note(0, ActivationCapture(0, 1, np.array([[8.0, 5.0]], np.float32), (9,)), num_prompt=6, now=now)
 
     (found,) = sightings.findings
     assert (found.rule.name, found.value, found.num_tokens, found.place, found.in_prompt) == ("a", 9.0, 3, 7, False)

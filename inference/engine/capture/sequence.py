@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from inference.captures import FeatureValues, Read, Reading
+from inference.captures import ActivationCapture, CaptureSpec, FeatureValues
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,11 +25,11 @@ class CapturedRows:
 class SequenceCapture:
     """Captures each position once. Positions that are recomputed after a preemption are skipped."""
 
-    def __init__(self, reads: tuple[Read, ...], num_prompt: int) -> None:
-        self.reads = reads
+    def __init__(self, captures: tuple[CaptureSpec, ...], num_prompt: int) -> None:
+        self.captures = captures
         self._num_prompt = num_prompt
         self._num_read = 0  # places from the beginning that are read, or need not be
-        self._pools = {n: _Pool(read) for n, read in enumerate(reads) if read.pooling != "none"}
+        self._pools = {n: _Pool(read) for n, read in enumerate(captures) if read.pooling != "none"}
 
     @property
     def has_pools(self) -> bool:
@@ -38,37 +38,37 @@ class SequenceCapture:
 
     def next_place(self, num_tokens: int) -> int:
         """The first place that must still be run to be read; ``num_tokens`` where there is none before."""
-        strict = (read for read in self.reads if not read.passes_over_cached)
+        strict = (read for read in self.captures if not read.passes_over_cached)
         return min(
             (read.first_from(self._num_read, self._num_prompt, num_tokens) for read in strict), default=num_tokens
         )
 
-    def places(self, read: Read, tokens: Many[int], start: int) -> list[int]:
+    def places(self, read: CaptureSpec, tokens: Many[int], start: int) -> list[int]:
         """Which of the tokens from place ``start`` on are to be read."""
         places = read.places(max(start, self._num_read), start + len(tokens), self._num_prompt)
         return [place for place in places if tokens[place - start] not in read.skip_token_ids]
 
-    def take(self, found: Iterable[CapturedRows], end: int) -> tuple[Reading, ...]:
+    def take(self, found: Iterable[CapturedRows], end: int) -> tuple[ActivationCapture, ...]:
         """What a step found before place ``end``, but for what is pooled. Call with growing ends."""
-        readings = tuple(reading for one in found for reading in self._take(one, end))
+        captures = tuple(reading for one in found for reading in self._take(one, end))
         self._num_read = max(self._num_read, end)
-        return readings
+        return captures
 
-    def finish(self) -> tuple[Reading, ...]:
+    def finish(self) -> tuple[ActivationCapture, ...]:
         """What was pooled; a read of which no token came has none."""
         return tuple(pool.reading(number) for number, pool in self._pools.items() if pool.num_tokens)
 
-    def _take(self, found: CapturedRows, end: int) -> Iterator[Reading]:
+    def _take(self, found: CapturedRows, end: int) -> Iterator[ActivationCapture]:
         if found.number in self._pools:
             if found.places[0] >= self._num_read:
                 self._pools[found.number].add(found)
             return
-        probe = self.reads[found.number].probe
+        probe = self.captures[found.number].probe
         chosen = np.array([self._num_read <= place < end for place in found.places])
         if isinstance(probe, FeatureValues) and probe.above:
             chosen &= (found.values > np.array(probe.above)).any(axis=1)
         if chosen.any():
-            yield Reading(
+            yield ActivationCapture(
                 found.number,
                 int(chosen.sum()),
                 found.values[chosen],
@@ -80,7 +80,7 @@ class SequenceCapture:
 class _Pool:
     """One pooled read so far."""
 
-    def __init__(self, read: Read) -> None:
+    def __init__(self, read: CaptureSpec) -> None:
         self._pooling = read.pooling
         self._values: NDArray[np.float64] | NDArray[np.float32] | None = None
         self.num_tokens = 0
@@ -94,7 +94,7 @@ class _Pool:
         else:
             self._values = np.maximum(self._values, found.values)
 
-    def reading(self, number: int) -> Reading:
+    def reading(self, number: int) -> ActivationCapture:
         assert self._values is not None, "asked only where a token came"
         values = self._values / self.num_tokens if self._pooling == "mean" else self._values
-        return Reading(number, self.num_tokens, values.astype(np.float32))
+        return ActivationCapture(number, self.num_tokens, values.astype(np.float32))

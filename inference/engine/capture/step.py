@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from inference.captures import AllFeatures, FeatureValues, Pooling, Probe, Read, Residuals, Stage, TopFeatures
+from inference.captures import AllFeatures, CaptureSpec, FeatureValues, Pooling, Probe, Residuals, Stage, TopFeatures
 from inference.engine.capture.sequence import CapturedRows
 from inference.engine.scheduling.scheduler import Chunk
 from inference.engine.scheduling.sequence import Sequence
@@ -27,7 +27,7 @@ class CaptureTask:
 
     sequence: Sequence
     number: int
-    read: Read
+    read: CaptureSpec
     rows: list[int]
     places: tuple[int, ...]
 
@@ -75,13 +75,13 @@ def _tasks(chunk: Chunk, first: int) -> Iterator[CaptureTask]:
     assert reading is not None, "the caller looked"
     start = sequence.num_computed
     tokens = [*sequence.token_ids[start : start + chunk.num_own], *chunk.drafts]
-    for number, read in enumerate(reading.reads):
+    for number, read in enumerate(reading.captures):
         places = reading.places(read, tokens, start)
         if places:
             yield CaptureTask(sequence, number, read, [first + place - start for place in places], tuple(places))
 
 
-def _shared(read: Read) -> Hashable:
+def _shared(read: CaptureSpec) -> Hashable:
     """Reads at one place with the same of these are read in one go."""
     probe = read.probe
     match probe:

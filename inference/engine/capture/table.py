@@ -9,7 +9,7 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from inference.captures import AllFeatures, FeatureValues, Read, Residuals, Stage, TopFeatures
+from inference.captures import AllFeatures, CaptureSpec, FeatureValues, Residuals, Stage, TopFeatures
 from inference.engine.capture.step import CaptureStep
 from inference.engine.models.sites import HookOrder, SiteError, SiteHooks, site_width
 from inference.interventions import Site
@@ -18,7 +18,7 @@ _TURNS: dict[Stage, HookOrder] = {"pre": HookOrder.READ_BEFORE, "post": HookOrde
 
 
 class CaptureTable:
-    """A hook stays for as long as a sequence reads there: on the CPU a hook inside a layer keeps it from running
+    """A hook stays for as long as a sequence captures there: on the CPU a hook inside a layer keeps it from running
     fused.
     """
 
@@ -27,7 +27,7 @@ class CaptureTable:
         self._hooks = hooks
         self._users: Counter[tuple[Site, Stage]] = Counter()
         self._remove: dict[tuple[Site, Stage], Callable[[], None]] = {}
-        self._step: CaptureStep | None = None  # while a forward pass runs that reads
+        self._step: CaptureStep | None = None  # while a forward pass runs that captures
 
     @property
     def num_hooks(self) -> int:
@@ -38,18 +38,18 @@ class CaptureTable:
         """In the forward pass that runs now."""
         return self._step is not None
 
-    def acquire(self, reads: tuple[Read, ...]) -> None:
+    def acquire(self, captures: tuple[CaptureSpec, ...]) -> None:
         """Install the hooks of these captures. Raise SiteError, and install none, if one does not fit the model."""
-        for read in reads:
+        for read in captures:
             self._check(read)
-        for at in _places_of(reads):
+        for at in _places_of(captures):
             self._users[at] += 1
             if at not in self._remove:
                 site, stage = at
                 self._remove[at] = self._hooks.put(site, _TURNS[stage], partial(self._look, site, stage))
 
-    def release(self, reads: tuple[Read, ...]) -> None:
-        for at in _places_of(reads):
+    def release(self, captures: tuple[CaptureSpec, ...]) -> None:
+        for at in _places_of(captures):
             self._users[at] -= 1
             if not self._users[at]:
                 del self._users[at]
@@ -74,7 +74,7 @@ class CaptureTable:
         if self._step is not None:
             self._step.look(site, stage, hidden)
 
-    def _check(self, read: Read) -> None:
+    def _check(self, read: CaptureSpec) -> None:
         width, probe = site_width(self._module, read.site), read.probe
         if isinstance(probe, Residuals):
             return
@@ -89,5 +89,5 @@ class CaptureTable:
         assert not isinstance(probe, AllFeatures) or is_pooled, "all features only in a pool"
 
 
-def _places_of(reads: tuple[Read, ...]) -> set[tuple[Site, Stage]]:
-    return {(read.site, read.stage) for read in reads}
+def _places_of(captures: tuple[CaptureSpec, ...]) -> set[tuple[Site, Stage]]:
+    return {(read.site, read.stage) for read in captures}

@@ -80,7 +80,7 @@ class DecodeGraphs:
         """``[rows, vocab]`` logits of a step of single tokens, valid until the next one; None where it must be run
         without a graph. ``steering`` names the tables that the hooks read: other tables are another graph.
         """
-        if self._problem or not len(step.lengths) == len(step.wanted) == len(step.tokens) <= self._max_rows:
+        if self._problem or not len(step.lengths) == len(step.logit_places) == len(step.tokens) <= self._max_rows:
             return None
         if steering is not None and steering == self._refused:
             return None

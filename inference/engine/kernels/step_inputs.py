@@ -25,7 +25,7 @@ class StepArrays:
 
     tokens: NDArray[np.int64]  # [tokens]
     positions: NDArray[np.int64]  # [tokens]
-    wanted: NDArray[np.int64]  # places whose logits are read
+    logit_places: NDArray[np.int64]  # places whose logits are read
     steering_rows: NDArray[np.int64]  # [tokens]
     slots: tuple[NDArray[np.int64], ...]  # by layer group: [tokens]
     tables: tuple[NDArray[np.int32], ...]  # by layer group: [segments, blocks]
@@ -49,7 +49,7 @@ NO_CHUNK_ENDS = np.zeros(1, dtype=np.int32)
 def build_step(
     segments: Sequence[TokenSpan],
     tokens: Sequence[int],
-    wanted: Sequence[int],
+    logit_places: Sequence[int],
     steering_rows: NDArray[np.int64],
     rows: NDArray[np.int64],
     tables: Sequence[NDArray[np.int32]],
@@ -74,7 +74,7 @@ def build_step(
     return StepArrays(
         tokens=np.asarray(tokens, dtype=np.int64),
         positions=positions,
-        wanted=np.asarray(wanted, dtype=np.int64),
+        logit_places=np.asarray(logit_places, dtype=np.int64),
         steering_rows=steering_rows,
         slots=tuple(table[owners, blocks] * np.int64(block_size) + offsets for table in tables),
         tables=tuple(table[rows, :width] for table in tables),
@@ -109,7 +109,7 @@ def padded(step: StepArrays, num_rows: int, width: int) -> StepArrays:
         step,
         tokens=longer(step.tokens),
         positions=longer(step.positions),
-        wanted=np.arange(num_rows),
+        logit_places=np.arange(num_rows),
         steering_rows=longer(step.steering_rows),
         slots=tuple(map(longer, step.slots)),
         tables=tuple(map(larger, step.tables)),
@@ -125,7 +125,7 @@ class StepTensors:
 
     tokens: Tensor
     positions: Tensor
-    wanted: Tensor
+    logit_places: Tensor
     steering_rows: Tensor
     slots: tuple[Tensor, ...]
     tables: tuple[Tensor, ...]

@@ -244,7 +244,7 @@ class _Trial:
             input_ids=tensors.tokens.unsqueeze(0),
             position_ids=tensors.positions.unsqueeze(0),
             use_cache=False,
-            logits_to_keep=tensors.wanted,
+            logits_to_keep=tensors.logit_places,
             packed_batch=tensors.batch(segments, self._pool, varlen),
         ).logits[0]
         for text, count in chunks:

@@ -11,7 +11,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Protocol
 
 from inference.engine.messages import TokenLogprob
-from inference.text.dialects.source import first_mark, open_end
+from inference.text.dialects.text_buffer import first_mark, open_end
 
 CONTEXT_TOKENS = 6  # of the prompt, so that a first token keeps its leading space
 MAX_OPEN_TOKENS = 8  # more without a whole character are not UTF-8 at all

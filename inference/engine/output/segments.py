@@ -1,6 +1,6 @@
 """Which segment (thinking, answer or tool call) each generated token belongs to.
 
-:class:`SegmentMachine` follows a text through :class:`~inference.parts.PartRules`, token by token, on bytes. A step
+:class:`SegmentMachine` follows a text through :class:`~inference.parts.SegmentRules`, token by token, on bytes. A step
 depends only on the tokens so far, never on later ones, so drafted tokens have segments too, and a sequence that is
 recomputed gets the same ones.
 """
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from inference.segments import Part, PartRules, PartState
+from inference.segments import Segment, SegmentRules, SegmentState
 
-SegmentPlace = tuple[Part, int]  # a token's segment, and its index among that segment's tokens
+SegmentPlace = tuple[Segment, int]  # a token's segment, and its index among that segment's tokens
 
 
 class TextPosition(NamedTuple):
@@ -29,7 +29,7 @@ class TextPosition(NamedTuple):
     is_fresh: bool = True
 
 
-class _Turn(NamedTuple):
+class _Transition(NamedTuple):
     mark: bytes
     to: int
     opens: bool
@@ -37,31 +37,38 @@ class _Turn(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    part: Part
-    turns: tuple[_Turn, ...]
-    first_turns: tuple[_Turn, ...]  # where nothing but blanks stands before
+    part: Segment
+    transitions: tuple[_Transition, ...]
+    first_transitions: tuple[_Transition, ...]  # where nothing but blanks stands before
     num_kept: int  # bytes that may begin a mark
 
     @classmethod
-    def of(cls, state: PartState) -> _State:
-        turns = [(turn.at_start, _Turn(turn.mark.encode(), turn.to, turn.opens)) for turn in state.turns]
-        anywhere = tuple(turn for at_start, turn in turns if not at_start)
-        first = tuple(turn for at_start, turn in turns if at_start)
-        return cls(state.part, anywhere, first, max((len(turn.mark) for turn in anywhere), default=1) - 1)
+    def of(cls, state: SegmentState) -> _State:
+        transitions = [
+            (transition.at_start, _Transition(transition.mark.encode(), transition.to, transition.opens))
+            for transition in state.transitions
+        ]
+        anywhere = tuple(transition for at_start, transition in transitions if not at_start)
+        first = tuple(transition for at_start, transition in transitions if at_start)
+        return cls(state.part, anywhere, first, max((len(transition.mark) for transition in anywhere), default=1) - 1)
 
-    def next_turn(self, tail: bytes, *, is_fresh: bool) -> tuple[int, _Turn] | None:
-        """The turn whose mark comes first, and where the mark begins."""
-        found = [(place, turn) for turn in self.turns if (place := tail.find(turn.mark)) >= 0]
-        if is_fresh and self.first_turns:
+    def next_transition(self, tail: bytes, *, is_fresh: bool) -> tuple[int, _Transition] | None:
+        """The transition whose mark comes first, and where the mark begins."""
+        found = [(place, transition) for transition in self.transitions if (place := tail.find(transition.mark)) >= 0]
+        if is_fresh and self.first_transitions:
             text = tail.lstrip()
-            found += [(len(tail) - len(text), turn) for turn in self.first_turns if text.startswith(turn.mark)]
+            found += [
+                (len(tail) - len(text), transition)
+                for transition in self.first_transitions
+                if text.startswith(transition.mark)
+            ]
         return min(found, key=lambda each: each[0]) if found else None
 
     def rest(self, tail: bytes, *, is_fresh: bool) -> tuple[bytes, bool]:
         """The tail without what cannot begin a mark any more, and whether the text still may begin with one."""
         if is_fresh:
             text = tail.lstrip()
-            if not text or any(turn.mark.startswith(text) for turn in self.first_turns):
+            if not text or any(transition.mark.startswith(text) for transition in self.first_transitions):
                 return text, True
         return (tail[-self.num_kept :] if self.num_kept else b""), False
 
@@ -69,26 +76,26 @@ class _State:
 class SegmentMachine:
     """Of some rules; has no state of its own."""
 
-    def __init__(self, rules: PartRules) -> None:
+    def __init__(self, rules: SegmentRules) -> None:
         self._states = tuple(_State.of(state) for state in rules.states)
 
-    def step(self, position: TextPosition, text: bytes) -> tuple[TextPosition, Part]:
+    def step(self, position: TextPosition, text: bytes) -> tuple[TextPosition, Segment]:
         """Behind a token of that text, and the part that the token belongs to."""
         number, tail, is_fresh = position
         state = self._states[number]
         part, tail = state.part, tail + text
-        while (found := state.next_turn(tail, is_fresh=is_fresh)) is not None:
-            place, turn = found
-            number, tail, is_fresh = turn.to, tail[place + len(turn.mark) :], True
+        while (found := state.next_transition(tail, is_fresh=is_fresh)) is not None:
+            place, transition = found
+            number, tail, is_fresh = transition.to, tail[place + len(transition.mark) :], True
             state = self._states[number]
-            if turn.opens:
+            if transition.opens:
                 part = state.part
         tail, is_fresh = state.rest(tail, is_fresh=is_fresh)
         return TextPosition(number, tail, is_fresh), part
 
 
 @lru_cache(maxsize=64)
-def segment_machine(rules: PartRules) -> SegmentMachine:
+def segment_machine(rules: SegmentRules) -> SegmentMachine:
     """A model's requests share a few."""
     return SegmentMachine(rules)
 
@@ -96,12 +103,12 @@ def segment_machine(rules: PartRules) -> SegmentMachine:
 class SequenceSegments:
     """Of one sequence. ``bytes_of`` gives a token's text, which may be a part of a character."""
 
-    def __init__(self, rules: PartRules, bytes_of: Callable[[int], bytes]) -> None:
+    def __init__(self, rules: SegmentRules, bytes_of: Callable[[int], bytes]) -> None:
         self._machine = segment_machine(rules)
         self._bytes_of = bytes_of
         self._places: list[SegmentPlace] = []
         self._position = TextPosition(rules.first)
-        self._counts: Counter[Part] = Counter()
+        self._counts: Counter[Segment] = Counter()
 
     @property
     def num_known(self) -> int:
@@ -119,7 +126,7 @@ class SequenceSegments:
         return found
 
     def _follow(
-        self, token_ids: Sequence[int], position: TextPosition, counts: Counter[Part], places: list[SegmentPlace]
+        self, token_ids: Sequence[int], position: TextPosition, counts: Counter[Segment], places: list[SegmentPlace]
     ) -> TextPosition:
         for token in token_ids:
             position, part = self._machine.step(position, self._bytes_of(token))

@@ -57,7 +57,7 @@ class RequestIntake:
         if request.scoring is not None and (problem := self._scoring_problem(request, request.scoring)):
             return problem
         num_tokens = min(len(ids) + len(request.continuation) + request.sampling.max_tokens, self._max_seq_len)
-        size = num_values(request.reads, self._width, len(ids), num_tokens)
+        size = num_values(request.captures, self._width, len(ids), num_tokens)
         if size > MAX_VALUES:
             return "reading_too_large", f"The request would capture up to {size} values; the limit is {MAX_VALUES}."
         return None

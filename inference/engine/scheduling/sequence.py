@@ -75,8 +75,8 @@ class Sequence:
         self.prefix_keys = PrefixKeys(
             PREFIX_BLOCK, _programs(self.request), _num_prompt_program(self.request), self.request.cache_salt
         )
-        if self.request.reads:
-            self.reading = SequenceCapture(self.request.reads, self.num_prompt)
+        if self.request.captures:
+            self.reading = SequenceCapture(self.request.captures, self.num_prompt)
         if self.request.scoring is not None:
             self.scoring = SequenceScoring(self.request.scoring, self.num_prompt)
 
@@ -124,7 +124,7 @@ class Sequence:
         return self.wants_prompt_logprobs or self.scoring is not None
 
     def most_tokens(self, num_places: int) -> int:
-        """The longest next chunk that reads the logits of no more than ``num_places`` of its tokens."""
+        """The longest next chunk that captures the logits of no more than ``num_places`` of its tokens."""
         if self.wants_prompt_logprobs:
             return num_places
         if self.scoring is None:

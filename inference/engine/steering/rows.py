@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from inference.engine.output.segments import SequenceSegments
 from inference.interventions import Edit, Intervention, Site, TokenPlace, Window, Zone
-from inference.segments import Part
+from inference.segments import Segment
 
 Program = tuple[Edit, ...]
 Rows = tuple[tuple[int, ...], ...]
@@ -22,17 +22,17 @@ class PlaceRows:
     """Rows of a zone's tokens, or of those of one part of it, by their index in both.
 
     ``rows[i][k]`` from the ``starts[i]``-th token of the prompt, or of what is generated, and the part's
-    ``part_starts[k]``-th token on, 0 for none.
+    ``segment_starts[k]``-th token on, 0 for none.
     """
 
     starts: tuple[int, ...]  # the first is 0
-    part_starts: tuple[int, ...]  # likewise
+    segment_starts: tuple[int, ...]  # likewise
     rows: Rows
     special_rows: Rows  # of special tokens
 
-    def of(self, index: int, part_index: int, *, is_special: bool) -> int:
+    def of(self, index: int, segment_index: int, *, is_special: bool) -> int:
         rows = self.special_rows if is_special else self.rows
-        return rows[bisect_right(self.starts, index) - 1][bisect_right(self.part_starts, part_index) - 1]
+        return rows[bisect_right(self.starts, index) - 1][bisect_right(self.segment_starts, segment_index) - 1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class SteeringRows:
     fingerprint: str
     prompt: PlaceRows
     last_prompt_token: PlaceRows
-    generation: Mapping[Part, PlaceRows]
+    generation: Mapping[Segment, PlaceRows]
     rows: frozenset[int]
     skip_token_ids: frozenset[int]
 
@@ -63,12 +63,12 @@ class SteeringRows:
             return rows + [self._row(answer, token, first + i, first + i) for i, token in enumerate(rest)]
         places = parts.places(rest, first)
         return rows + [
-            self._row(self.generation[part], token, first + i, part_index)
-            for i, (token, (part, part_index)) in enumerate(zip(rest, places, strict=True))
+            self._row(self.generation[part], token, first + i, segment_index)
+            for i, (token, (part, segment_index)) in enumerate(zip(rest, places, strict=True))
         ]
 
-    def _row(self, rows: PlaceRows, token: int, index: int, part_index: int) -> int:
-        return rows.of(index, part_index, is_special=token in self.skip_token_ids)
+    def _row(self, rows: PlaceRows, token: int, index: int, segment_index: int) -> int:
+        return rows.of(index, segment_index, is_special=token in self.skip_token_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,25 +76,25 @@ class PlacePrograms:
     """The programs of a zone's tokens, or of those of one part of it.
 
     ``programs[i][k]`` from the ``starts[i]``-th token of the prompt, or of what is generated, and the part's
-    ``part_starts[k]``-th token on. Empty where
+    ``segment_starts[k]``-th token on. Empty where
     nothing acts.
     """
 
     starts: tuple[int, ...]
-    part_starts: tuple[int, ...]
+    segment_starts: tuple[int, ...]
     programs: tuple[tuple[Program, ...], ...]
     special_programs: tuple[tuple[Program, ...], ...]  # of special tokens
 
 
-def place_programs(intervention: Intervention, zone: Zone, part: Part | None = None) -> PlacePrograms:
+def place_programs(intervention: Intervention, zone: Zone, part: Segment | None = None) -> PlacePrograms:
     """With a ``part`` for what is generated, and without one for the prompt."""
     edits = [edit for edit in intervention.edits if edit.starts_in(zone) and (part is None or part in edit.parts)]
     starts = tuple(sorted({0}.union(*(edit.starts_in(zone) for edit in edits))))
-    part_starts = _starts(edit.part_window for edit in edits) if part is not None else (0,)
-    places = [[TokenPlace(zone, start, part, part_start) for part_start in part_starts] for start in starts]
+    segment_starts = _starts(edit.segment_window for edit in edits) if part is not None else (0,)
+    places = [[TokenPlace(zone, start, part, segment_start) for segment_start in segment_starts] for start in starts]
     return PlacePrograms(
         starts,
-        part_starts,
+        segment_starts,
         tuple(tuple(_acting(edits, place, is_special=False) for place in row) for row in places),
         tuple(tuple(_acting(edits, place, is_special=True) for place in row) for row in places),
     )

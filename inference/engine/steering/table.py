@@ -23,7 +23,7 @@ from inference.engine.steering.rows import PlacePrograms, PlaceRows, Program, St
 from inference.engine.steering.site_table import SiteTable
 from inference.engine.steering.step import SteeringPlan, SteeringStep
 from inference.interventions import Edit, Intervention, NormEdit, Site, VectorEdit
-from inference.segments import PARTS
+from inference.segments import SEGMENTS
 
 MIN_ROWS = 8
 MAX_IDLE_ROWS = 512
@@ -196,7 +196,7 @@ class SteeringTable:
         try:
             prompt = self._lay_places(place_programs(intervention, "prompt"), laid)
             last = self._lay_places(place_programs(intervention, "last_prompt_token"), laid)
-            parts = {part: place_programs(intervention, "generation", part) for part in PARTS}
+            parts = {part: place_programs(intervention, "generation", part) for part in SEGMENTS}
             generation = {part: self._lay_places(programs, laid) for part, programs in parts.items()}
         except BaseException:
             self._clear(laid.values())
@@ -214,7 +214,7 @@ class SteeringTable:
             tuple(tuple(self._lay(program, laid) for program in row) for row in programs)
             for programs in (places.programs, places.special_programs)
         )
-        return PlaceRows(places.starts, places.part_starts, rows, special_rows)
+        return PlaceRows(places.starts, places.segment_starts, rows, special_rows)
 
     def _lay(self, program: Program, laid: dict[tuple[int, ...], int]) -> int:
         """The program's row: 0 for none at all, and one for the same edits."""

@@ -118,12 +118,12 @@ def _terminal(literals: Literals, text: str) -> str:
 MAX_CALLS = 32  # in one answer; without a bound weak models never stop calling
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
-Thinking = Literal["none", "possible", "begun"]
+ThinkingState = Literal["none", "possible", "begun"]
 
 
 @dataclass(frozen=True, slots=True)
-class CallWish:
-    """Calls in the notation of ``shape``: of one of ``tools``, at least one if ``must_call``, at most ``max_calls``."""
+class CallSpec:
+    """ToolCallWriter in the notation of ``shape``: of one of ``tools``, at least one if ``must_call``, at most ``max_calls``."""
 
     shape: CallShape
     tools: Sequence[OfferedTool]
@@ -135,8 +135,8 @@ def answer_grammar(
     *,
     literals: Literals,
     marks: ThinkingMarks | None = None,
-    thinking: Thinking = "none",
-    calls: CallWish | None = None,
+    thinking: ThinkingState = "none",
+    calls: CallSpec | None = None,
     body: Grammar | None = None,
     content_opening: str = "",
 ) -> Grammar:
@@ -160,7 +160,7 @@ def answer_grammar(
     return Grammar.composed("\n".join(lines), parts)
 
 
-def _thought(literals: Literals, marks: ThinkingMarks | None, thinking: Thinking) -> Iterator[str]:
+def _thought(literals: Literals, marks: ThinkingMarks | None, thinking: ThinkingState) -> Iterator[str]:
     if marks is None or thinking == "none":
         yield "start: answer"
         return
@@ -171,15 +171,15 @@ def _thought(literals: Literals, marks: ThinkingMarks | None, thinking: Thinking
     yield after.replace("THOUGHT", begun)
 
 
-def _calls(literals: Literals, wish: CallWish, parts: dict[str, Grammar]) -> Iterator[str]:
+def _calls(literals: Literals, spec: CallSpec, parts: dict[str, Grammar]) -> Iterator[str]:
     """The rules ``calls``, and ``more``: all after a first call."""
-    shape, separator = wish.shape, literals.terminal(wish.shape.separator)
-    has_more = wish.max_calls > 1 and not shape.ends_answer
-    further = f"({separator} call){{0,{wish.max_calls - 1}}}" if has_more else ""
+    shape, separator = spec.shape, literals.terminal(spec.shape.separator)
+    has_more = spec.max_calls > 1 and not shape.ends_answer
+    further = f"({separator} call){{0,{spec.max_calls - 1}}}" if has_more else ""
     yield f"calls: {literals.terminal(shape.opening)} call more"
     yield f"more: {further} {literals.terminal(shape.closing)}".rstrip() if further or shape.closing else 'more: ""'
-    yield f"call: {' | '.join(f'call{number}' for number in range(len(wish.tools)))}"
-    for number, tool in enumerate(wish.tools):
+    yield f"call: {' | '.join(f'call{number}' for number in range(len(spec.tools)))}"
+    for number, tool in enumerate(spec.tools):
         before, after = literals.terminal(shape.before + tool.name + shape.between), literals.terminal(shape.after)
         yield f"call{number}: {before} arguments{number} {after}"
         yield from _arguments(literals, shape, number, tool, parts)
@@ -236,9 +236,9 @@ def _gemma_values(literals: Literals, quote: str) -> Iterator[str]:
     yield 'gemma_list: "[" (gemma_value ("," gemma_value)*)? "]"'
 
 
-def _free_text(literals: Literals, wish: CallWish) -> Iterator[str]:
+def _free_text(literals: Literals, spec: CallSpec) -> Iterator[str]:
     """Content, and calls after content; a notation without a mark is told from content by its first character."""
-    shape = wish.shape
+    shape = spec.shape
     if shape.content_opening:  # content has a mark of its own, and a call is the whole answer
         yield f"free_text: {literals.terminal(shape.content_opening)} TEXT"
         yield "called_text: calls"
@@ -250,7 +250,7 @@ def _free_text(literals: Literals, wish: CallWish) -> Iterator[str]:
     yield "free_text: TEXT"
     yield from literals.text_before("head", shape.mark)
     yield "called_text: head marked more"
-    yield f"marked: {' | '.join(f'marked{number}' for number in range(len(wish.tools)))}"
-    for number, tool in enumerate(wish.tools):
+    yield f"marked: {' | '.join(f'marked{number}' for number in range(len(spec.tools)))}"
+    for number, tool in enumerate(spec.tools):
         before = (shape.first + tool.name + shape.between).removeprefix(shape.mark)
         yield f"marked{number}: {literals.terminal(before)} arguments{number} {literals.terminal(shape.after)}"

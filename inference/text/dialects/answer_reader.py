@@ -8,15 +8,15 @@ from collections.abc import Mapping
 from inference.text.dialects.argument_form import ArgumentForms
 from inference.text.dialects.events import (
     AnswerEvent,
-    Calls,
     ContentDelta,
     NewId,
     ToolCallArguments,
     ToolCallEnd,
     ToolCallStart,
+    ToolCallWriter,
 )
-from inference.text.dialects.source import Reading, Source
-from inference.text.dialects.thinking import ThinkingMarks, begins_with, read_reasoning
+from inference.text.dialects.text_buffer import Parser, TextBuffer
+from inference.text.dialects.thinking import ThinkingMarks, begins_with, parse_reasoning
 from inference.text.dialects.tool_format import IdForm, ToolFormat
 
 _CALL_EVENTS = ToolCallStart | ToolCallArguments | ToolCallEnd
@@ -58,19 +58,19 @@ class AnswerReader:
         self.num_calls = 0
         self._thinking = thinking
         self._tools = tools
-        self._calls = Calls(new_id or NEW_IDS[tools.ids if tools else "call"], tool_names, argument_forms)
+        self._calls = ToolCallWriter(new_id or NEW_IDS[tools.ids if tools else "call"], tool_names, argument_forms)
         self._max_calls = max_calls
-        self._source = Source()
+        self._buffer = TextBuffer()
         self._reading = self._read()
 
     def feed(self, text: str) -> list[AnswerEvent]:
         """What is certain with ``text``."""
-        self._source.add(text)
+        self._buffer.add(text)
         return self._go_on()
 
     def finish(self) -> list[AnswerEvent]:
         """The rest: nothing follows. A call that is open ends here."""
-        self._source.end()
+        self._buffer.end()
         return self._go_on()
 
     def _go_on(self) -> list[AnswerEvent]:
@@ -89,26 +89,26 @@ class AnswerReader:
         self.num_calls += is_wanted and isinstance(event, ToolCallStart)
         return is_wanted
 
-    def _read(self) -> Reading[AnswerEvent, None]:
+    def _read(self) -> Parser[AnswerEvent, None]:
         if self._thinking is not None:
             yield from self._read_thinking(self._thinking)
         if self._tools is not None:
-            yield from self._tools.read(self._source, self._calls)
+            yield from self._tools.read(self._buffer, self._calls)
         else:
-            yield from _plain(self._source)
+            yield from _plain(self._buffer)
 
-    def _read_thinking(self, marks: ThinkingMarks) -> Reading[AnswerEvent, None]:
-        has_begun = yield from begins_with(self._source, marks.start)
+    def _read_thinking(self, marks: ThinkingMarks) -> Parser[AnswerEvent, None]:
+        has_begun = yield from begins_with(self._buffer, marks.start)
         if not (has_begun or self.is_reasoning):
             return
         self.is_reasoning = True
-        if (yield from read_reasoning(self._source, marks.end)) is None:
+        if (yield from parse_reasoning(self._buffer, marks.end)) is None:
             return  # the text has ended
         self.is_reasoning = False
-        self.reasoning_end = self._source.position
-        yield from self._source.skip_space()
+        self.reasoning_end = self._buffer.position
+        yield from self._buffer.skip_space()
 
 
-def _plain(source: Source) -> Reading[ContentDelta, None]:
-    while (yield from source.more()):
-        yield ContentDelta(source.take(len(source.text)))
+def _plain(buffer: TextBuffer) -> Parser[ContentDelta, None]:
+    while (yield from buffer.more()):
+        yield ContentDelta(buffer.take(len(buffer.text)))

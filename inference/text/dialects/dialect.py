@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from inference.segments import PartRules, PartState, Turn
-from inference.text.dialects.answer_grammar import Thinking
+from inference.segments import SegmentRules, SegmentState, Transition
+from inference.text.dialects.answer_grammar import ThinkingState
 from inference.text.dialects.thinking import ThinkingMarks, marks_in
 from inference.text.dialects.tool_format import ToolFormat
 from inference.text.dialects.tool_formats import TOOL_FORMATS, format_in
@@ -32,29 +32,29 @@ def dialect_of(template: str, *, tool_format: str = "") -> Dialect:
     return Dialect(marks_in(template), TOOL_FORMATS[tool_format] if tool_format else format_in(template))
 
 
-Calls = Literal["none", "marked", "offered"]
+CallMode = Literal["none", "marked", "offered"]
 """Whether there may be any. Where nobody knows whether tools were on offer, those count that a mark begins."""
 
 ANSWER, THINKING, CALL, OPENING = range(4)
 
 
 @lru_cache(maxsize=256)
-def answer_parts(dialect: Dialect, thinking: Thinking, calls: Calls) -> PartRules:
+def answer_segment_rules(dialect: Dialect, thinking: ThinkingState, calls: CallMode) -> SegmentRules:
     """The rules for an answer that begins inside of reasoning, may begin with it, or has none."""
     tools = dialect.tools if calls != "none" else None
     begins = tuple(_begins(tools, calls)) if tools else ()
-    ends = tuple(Turn(mark, ANSWER, opens=False) for mark in tools.span.ends) if tools else ()
-    states = [PartState("answer", begins), PartState("thinking"), PartState("call", ends)]
+    ends = tuple(Transition(mark, ANSWER, opens=False) for mark in tools.span.ends) if tools else ()
+    states = [SegmentState("answer", begins), SegmentState("thinking"), SegmentState("call", ends)]
     if dialect.thinking is None or thinking == "none":
-        return PartRules(tuple(states), ANSWER)
-    states[THINKING] = PartState("thinking", (Turn(dialect.thinking.end, ANSWER, opens=False),))
-    states.append(PartState("answer", (Turn(dialect.thinking.start, THINKING, at_start=True), *begins)))
-    return PartRules(tuple(states), THINKING if thinking == "begun" else OPENING)
+        return SegmentRules(tuple(states), ANSWER)
+    states[THINKING] = SegmentState("thinking", (Transition(dialect.thinking.end, ANSWER, opens=False),))
+    states.append(SegmentState("answer", (Transition(dialect.thinking.start, THINKING, at_start=True), *begins)))
+    return SegmentRules(tuple(states), THINKING if thinking == "begun" else OPENING)
 
 
-def _begins(tools: ToolFormat, calls: Calls) -> Iterator[Turn]:
+def _begins(tools: ToolFormat, calls: CallMode) -> Iterator[Transition]:
     for mark in tools.span.starts:
-        yield Turn(mark, CALL)
+        yield Transition(mark, CALL)
     for mark in tools.span.openers:
         if calls == "offered" or mark in tools.marks:
-            yield Turn(mark, CALL, at_start=True)
+            yield Transition(mark, CALL, at_start=True)

@@ -1,6 +1,6 @@
 """The events of an answer in the order in which the model writes it, and the two writers that make them.
 
-:class:`Calls` numbers tool calls, :class:`Prose` passes on the content between them.
+:class:`ToolCallWriter` numbers tool calls, :class:`ContentWriter` passes on the content between them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from inference.text.dialects.argument_form import ArgumentForms
-from inference.text.dialects.source import Reading, Source
+from inference.text.dialects.text_buffer import Parser, TextBuffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ AnswerEvent = ReasoningDelta | ContentDelta | ToolCallStart | ToolCallArguments 
 NewId = Callable[[], str]
 
 
-class Calls:
+class ToolCallWriter:
     """Makes the events of one answer's calls. At most one call is open at a time.
 
     ``names`` are those of the tools on offer, for notations that only a name tells from content; ``forms`` tells of
@@ -89,7 +89,7 @@ class Calls:
         return ToolCallEnd(self._count - 1)
 
 
-class Prose:
+class ContentWriter:
     """Blanks are held until it is known what follows them: more content, which they belong to, or a call or the end
     after one, where they mean nothing.
     """
@@ -98,9 +98,9 @@ class Prose:
         self._held = ""
         self._is_after_call = False
 
-    def until(self, source: Source, marks: Sequence[str]) -> Reading[ContentDelta, str | None]:
+    def until(self, buffer: TextBuffer, marks: Sequence[str]) -> Parser[ContentDelta, str | None]:
         """Content up to the earliest of ``marks``, which is taken and returned; None at the end of the text."""
-        reading = source.until(marks)
+        reading = buffer.until(marks)
         while True:
             try:
                 text = next(reading)
@@ -117,7 +117,7 @@ class Prose:
         self._is_after_call = mark is not None
         return mark
 
-    def say(self, text: str) -> Reading[ContentDelta, None]:
+    def say(self, text: str) -> Parser[ContentDelta, None]:
         self._held += text.lstrip() if self._is_after_call else text
         certain = len(self._held.rstrip())
         if certain:

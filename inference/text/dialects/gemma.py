@@ -11,10 +11,10 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from inference.text.dialects.events import AnswerEvent, Calls, Prose
+from inference.text.dialects.events import AnswerEvent, ContentWriter, ToolCallWriter
 from inference.text.dialects.json_calls import broken_call
 from inference.text.dialects.python_call import python_call
-from inference.text.dialects.source import Reading, Source, Waiting, gathered, mapped
+from inference.text.dialects.text_buffer import Parser, TextBuffer, Waiting, gathered, mapped
 
 MAX_DEPTH = 32
 PREFIX = "call:"
@@ -32,85 +32,87 @@ FUNCTION_GEMMA = GemmaMarks("<start_function_call>", "<end_function_call>", "<es
 GEMMA_4 = GemmaMarks("<|tool_call>", "<tool_call|>", '<|"|>')
 
 
-def reader_of(marks: GemmaMarks) -> Callable[[Source, Calls], Reading[AnswerEvent, None]]:
-    def read(source: Source, calls: Calls) -> Reading[AnswerEvent, None]:
-        prose = Prose()
-        while (yield from prose.until(source, (marks.start,))) is not None:
-            yield from _call(source, calls, prose, marks)
+def parser_for(marks: GemmaMarks) -> Callable[[TextBuffer, ToolCallWriter], Parser[AnswerEvent, None]]:
+    def read(buffer: TextBuffer, calls: ToolCallWriter) -> Parser[AnswerEvent, None]:
+        content = ContentWriter()
+        while (yield from content.until(buffer, (marks.start,))) is not None:
+            yield from _call(buffer, calls, content, marks)
 
     return read
 
 
-def _call(source: Source, calls: Calls, prose: Prose, marks: GemmaMarks) -> Reading[AnswerEvent, None]:
-    source.keep()
-    yield from source.skip_space()
-    yield from source.accepts(PREFIX)
-    name, mark = yield from source.before(("{", marks.end))
+def _call(
+    buffer: TextBuffer, calls: ToolCallWriter, content: ContentWriter, marks: GemmaMarks
+) -> Parser[AnswerEvent, None]:
+    buffer.keep()
+    yield from buffer.skip_space()
+    yield from buffer.accepts(PREFIX)
+    name, mark = yield from buffer.before(("{", marks.end))
     if mark != "{" or not name.strip():
-        yield from gathered(source.until((marks.end,)))
-        kept = source.kept()
-        yield from prose.say(marks.start + kept)
+        yield from gathered(buffer.until((marks.end,)))
+        kept = buffer.kept()
+        yield from content.say(marks.start + kept)
         return
-    source.kept()
+    buffer.kept()
     yield calls.start(name.strip())
-    if not (yield from mapped(_value(source, marks.quote, MAX_DEPTH), calls.arguments)):
-        yield from broken_call(source, calls, (marks.end,))
+    if not (yield from mapped(_value(buffer, marks.quote, MAX_DEPTH), calls.arguments)):
+        yield from broken_call(buffer, calls, (marks.end,))
         return
     yield calls.end()
-    yield from gathered(source.until((marks.end,)))
+    yield from gathered(buffer.until((marks.end,)))
 
 
-def _value(source: Source, quote: str, depth: int) -> Reading[str, bool]:
+def _value(buffer: TextBuffer, quote: str, depth: int) -> Parser[str, bool]:
     """Yield JSON for the value that comes next; False where it breaks off."""
-    yield from source.skip_space()
-    if (yield from source.accepts(quote)):
+    yield from buffer.skip_space()
+    if (yield from buffer.accepts(quote)):
         yield '"'
-        mark = yield from mapped(source.until((quote,)), _inside_string)
+        mark = yield from mapped(buffer.until((quote,)), _inside_string)
         yield '"'
         return mark is not None
-    if depth and (yield from source.accepts("{")):
-        return (yield from _members(source, quote, depth - 1, "}"))
-    if depth and (yield from source.accepts("[")):
-        return (yield from _members(source, quote, depth - 1, "]"))
-    text, mark = yield from source.before((",", "}", "]", "\n"))
+    if depth and (yield from buffer.accepts("{")):
+        return (yield from _members(buffer, quote, depth - 1, "}"))
+    if depth and (yield from buffer.accepts("[")):
+        return (yield from _members(buffer, quote, depth - 1, "]"))
+    text, mark = yield from buffer.before((",", "}", "]", "\n"))
     yield _scalar(text.strip())
     return mark is not None and bool(text.strip())
 
 
-def _members(source: Source, quote: str, depth: int, closer: str) -> Reading[str, bool]:
+def _members(buffer: TextBuffer, quote: str, depth: int, closer: str) -> Parser[str, bool]:
     """Those of an object or a list, and the end of it."""
     yield "{" if closer == "}" else "["
     before = ""
     while True:
-        yield from source.skip_space()
-        if (yield from source.accepts(closer)):
+        yield from buffer.skip_space()
+        if (yield from buffer.accepts(closer)):
             break
         if closer == "}":
-            key = yield from _key(source, quote)
+            key = yield from _key(buffer, quote)
             if key is None:
                 return False
             yield f"{before}{json.dumps(key, ensure_ascii=False)}: "
         else:
             yield before
-        if not (yield from _value(source, quote, depth)):
+        if not (yield from _value(buffer, quote, depth)):
             return False
         before = ", "
-        yield from source.skip_space()
-        yield from source.accepts(",")
+        yield from buffer.skip_space()
+        yield from buffer.accepts(",")
     yield closer
     return True
 
 
-def _key(source: Source, quote: str) -> Waiting[str | None]:
-    if (yield from source.accepts(quote)):
-        key, mark = yield from gathered(source.until((quote,)))
-        yield from source.accepts(":")
+def _key(buffer: TextBuffer, quote: str) -> Waiting[str | None]:
+    if (yield from buffer.accepts(quote)):
+        key, mark = yield from gathered(buffer.until((quote,)))
+        yield from buffer.accepts(":")
         return key if mark else None
-    key, mark = yield from source.before((":", "}", "\n"))
+    key, mark = yield from buffer.before((":", "}", "\n"))
     if mark != ":":
-        source.give_back(key)
+        buffer.give_back(key)
         return None
-    yield from source.accepts(":")
+    yield from buffer.accepts(":")
     return key.strip()
 
 
@@ -127,31 +129,31 @@ def _scalar(text: str) -> str:
 FENCE, END = "```tool_code", "```"
 
 
-def read_gemma_code(source: Source, calls: Calls) -> Reading[AnswerEvent, None]:
-    prose = Prose()
-    while (yield from prose.until(source, (FENCE,))) is not None:
-        yield from _block(source, calls, prose)
+def parse_gemma_code(buffer: TextBuffer, calls: ToolCallWriter) -> Parser[AnswerEvent, None]:
+    content = ContentWriter()
+    while (yield from content.until(buffer, (FENCE,))) is not None:
+        yield from _block(buffer, calls, content)
 
 
-def _block(source: Source, calls: Calls, prose: Prose) -> Reading[AnswerEvent, None]:
-    source.keep()
+def _block(buffer: TextBuffer, calls: ToolCallWriter, content: ContentWriter) -> Parser[AnswerEvent, None]:
+    buffer.keep()
     has_calls = False
     while True:
-        yield from source.skip_space()
-        if has_calls and (yield from source.accepts(END)):
+        yield from buffer.skip_space()
+        if has_calls and (yield from buffer.accepts(END)):
             return
         for opening in ("[", "print("):
-            yield from source.accepts(opening)
-        if not (yield from python_call(source, calls)):
+            yield from buffer.accepts(opening)
+        if not (yield from python_call(buffer, calls)):
             break
         has_calls = True
-        source.keep()
+        buffer.keep()
         for closing in (")", ",", "]"):
-            yield from source.skip_space()
-            yield from source.accepts(closing)
-    kept = source.kept()
+            yield from buffer.skip_space()
+            yield from buffer.accepts(closing)
+    kept = buffer.kept()
     if calls.is_open:
-        yield from broken_call(source, calls, (END,))
+        yield from broken_call(buffer, calls, (END,))
         return
-    rest, mark = yield from gathered(source.until((END,)))
-    yield from prose.say(("" if has_calls else FENCE) + kept + rest + (mark or ""))
+    rest, mark = yield from gathered(buffer.until((END,)))
+    yield from content.say(("" if has_calls else FENCE) + kept + rest + (mark or ""))

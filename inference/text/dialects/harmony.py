@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 
-from inference.text.dialects.events import AnswerEvent, Calls, Prose, ReasoningDelta
+from inference.text.dialects.events import AnswerEvent, ContentWriter, ReasoningDelta, ToolCallWriter
 from inference.text.dialects.json_calls import arguments, broken_call
-from inference.text.dialects.source import Reading, Source, gathered, mapped, stripped
+from inference.text.dialects.text_buffer import Parser, TextBuffer, gathered, mapped, stripped
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
@@ -24,37 +24,37 @@ RECIPIENT = "to="
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 
 
-def read_harmony(source: Source, calls: Calls) -> Reading[AnswerEvent, None]:
+def parse_harmony(buffer: TextBuffer, calls: ToolCallWriter) -> Parser[AnswerEvent, None]:
     """What stands outside of messages is content, too. The prompt's header may go on with a recipient."""
-    prose = Prose()
-    if (yield from source.starts_with(f" {RECIPIENT}")) or (yield from source.starts_with(RECIPIENT)):
-        mark = yield from _message(source, calls, prose)
+    content = ContentWriter()
+    if (yield from buffer.starts_with(f" {RECIPIENT}")) or (yield from buffer.starts_with(RECIPIENT)):
+        mark = yield from _message(buffer, calls, content)
     else:
-        mark = yield from prose.until(source, MARKS)
+        mark = yield from content.until(buffer, MARKS)
     while mark is not None:
         if mark in {START, CHANNEL}:
-            mark = yield from _message(source, calls, prose)
+            mark = yield from _message(buffer, calls, content)
         else:
-            mark = yield from prose.until(source, MARKS)
+            mark = yield from content.until(buffer, MARKS)
 
 
-def _message(source: Source, calls: Calls, prose: Prose) -> Reading[AnswerEvent, str | None]:
+def _message(buffer: TextBuffer, calls: ToolCallWriter, content: ContentWriter) -> Parser[AnswerEvent, str | None]:
     """The mark that ends it."""
-    header, mark = yield from gathered(source.until((MESSAGE, *ENDS)))
+    header, mark = yield from gathered(buffer.until((MESSAGE, *ENDS)))
     if mark != MESSAGE:
         return mark
     recipient = _RECIPIENT.search(header)
     if recipient is not None:
-        return (yield from _call(source, calls, recipient.group(1).removeprefix(FUNCTIONS)))
+        return (yield from _call(buffer, calls, recipient.group(1).removeprefix(FUNCTIONS)))
     if header.rpartition(CHANNEL)[2].strip().startswith(ANALYSIS):
-        return (yield from mapped(stripped(source.until(ENDS)), ReasoningDelta))
-    return (yield from prose.until(source, ENDS))
+        return (yield from mapped(stripped(buffer.until(ENDS)), ReasoningDelta))
+    return (yield from content.until(buffer, ENDS))
 
 
-def _call(source: Source, calls: Calls, name: str) -> Reading[AnswerEvent, str | None]:
+def _call(buffer: TextBuffer, calls: ToolCallWriter, name: str) -> Parser[AnswerEvent, str | None]:
     yield calls.start(name)
-    if not (yield from arguments(source, calls)):
-        return (yield from broken_call(source, calls, ENDS))
+    if not (yield from arguments(buffer, calls)):
+        return (yield from broken_call(buffer, calls, ENDS))
     yield calls.end()
-    _, mark = yield from gathered(source.until(ENDS))
+    _, mark = yield from gathered(buffer.until(ENDS))
     return mark

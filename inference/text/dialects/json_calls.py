@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from inference.text.dialects.events import AnswerEvent, Calls
-from inference.text.dialects.source import Reading, Source, Waiting, gathered, mapped, stripped
+from inference.text.dialects.events import AnswerEvent, ToolCallWriter
+from inference.text.dialects.text_buffer import Parser, TextBuffer, Waiting, gathered, mapped, stripped
 
 _CLOSERS = {"{": "}", "[": "]"}
 _AFTER_SCALAR = frozenset(",]}\n\r\t ")
@@ -72,16 +72,16 @@ class _Scan:
             self.is_broken = not self._is_scalar
 
 
-def json_value(source: Source) -> Reading[str, bool]:
+def json_value(buffer: TextBuffer) -> Parser[str, bool]:
     """Yield the text of the value that comes next; False where it breaks off or is none.
 
-    What does not belong to it stays in the source.
+    What does not belong to it stays in the buffer.
     """
-    yield from source.skip_space()
+    yield from buffer.skip_space()
     scan = _Scan()
-    while (yield from source.more()):
-        end = scan.end_in(source.text)
-        taken = source.take(len(source.text) if end is None else end)
+    while (yield from buffer.more()):
+        end = scan.end_in(buffer.text)
+        taken = buffer.take(len(buffer.text) if end is None else end)
         if taken:
             yield taken
         if end is not None:
@@ -89,12 +89,12 @@ def json_value(source: Source) -> Reading[str, bool]:
     return scan.may_end
 
 
-def json_text(source: Source) -> Waiting[str | None]:
+def json_text(buffer: TextBuffer) -> Waiting[str | None]:
     """The string that comes next, decoded; None where there is none. What was taken of it is lost then."""
-    yield from source.skip_space()
-    if not source.text.startswith('"'):
+    yield from buffer.skip_space()
+    if not buffer.text.startswith('"'):
         return None
-    raw, _ = yield from gathered(json_value(source))
+    raw, _ = yield from gathered(json_value(buffer))
     return decoded_text(raw)
 
 
@@ -125,23 +125,23 @@ class _Object:
     has_arguments: bool = False
 
 
-def call_object(source: Source, calls: Calls, *, is_marked: bool = True) -> Reading[AnswerEvent, bool]:
-    """Read the object that comes next. False where it is broken: then a call may be open, and the source is inside it.
+def call_object(buffer: TextBuffer, calls: ToolCallWriter, *, is_marked: bool = True) -> Parser[AnswerEvent, bool]:
+    """Read the object that comes next. False where it is broken: then a call may be open, and the buffer is inside it.
 
     Keys may come in any order; those that mean nothing here are passed over. Where no mark says that this is a call,
     only one of a tool on offer is, with keys that belong to calls.
     """
     found = _Object(is_marked)
-    if not (yield from source.accepts("{")):
+    if not (yield from buffer.accepts("{")):
         return False
     while True:
-        yield from source.skip_space()
-        if (yield from source.accepts("}")):
+        yield from buffer.skip_space()
+        if (yield from buffer.accepts("}")):
             break
-        if not (yield from _member(source, calls, found)):
+        if not (yield from _member(buffer, calls, found)):
             return False
-        yield from source.skip_space()
-        yield from source.accepts(",")
+        yield from buffer.skip_space()
+        yield from buffer.accepts(",")
     if found.name is None:
         return False
     if not found.has_arguments:
@@ -150,25 +150,25 @@ def call_object(source: Source, calls: Calls, *, is_marked: bool = True) -> Read
     return True
 
 
-def _member(source: Source, calls: Calls, found: _Object) -> Reading[AnswerEvent, bool]:
-    key = yield from json_text(source)
-    yield from source.skip_space()
-    if key is None or not (yield from source.accepts(":")) or not (found.is_marked or key in KNOWN):
+def _member(buffer: TextBuffer, calls: ToolCallWriter, found: _Object) -> Parser[AnswerEvent, bool]:
+    key = yield from json_text(buffer)
+    yield from buffer.skip_space()
+    if key is None or not (yield from buffer.accepts(":")) or not (found.is_marked or key in KNOWN):
         return False
-    yield from source.skip_space()
+    yield from buffer.skip_space()
     if key in NAMES and found.name is None:
-        return (yield from _name(source, calls, found))
+        return (yield from _name(buffer, calls, found))
     if key in ARGUMENTS and found.name is not None and not found.has_arguments:
         found.has_arguments = True
-        return (yield from arguments(source, calls))
-    text, is_whole = yield from gathered(json_value(source))
+        return (yield from arguments(buffer, calls))
+    text, is_whole = yield from gathered(json_value(buffer))
     if key in ARGUMENTS and found.early is None:
         found.early = text
     return is_whole
 
 
-def _name(source: Source, calls: Calls, found: _Object) -> Reading[AnswerEvent, bool]:
-    name = yield from json_text(source)
+def _name(buffer: TextBuffer, calls: ToolCallWriter, found: _Object) -> Parser[AnswerEvent, bool]:
+    name = yield from json_text(buffer)
     if not name or not (found.is_marked or name in calls.names):
         return False
     found.name = name
@@ -179,22 +179,22 @@ def _name(source: Source, calls: Calls, found: _Object) -> Reading[AnswerEvent, 
     return True
 
 
-def arguments(source: Source, calls: Calls) -> Reading[AnswerEvent, bool]:
+def arguments(buffer: TextBuffer, calls: ToolCallWriter) -> Parser[AnswerEvent, bool]:
     """The arguments of the open call, as they come. Some models write them as JSON inside a JSON string."""
-    yield from source.skip_space()
-    if source.text[:1] in {"{", "["}:
-        return (yield from mapped(json_value(source), calls.arguments))
-    if source.text[:1] not in _SCALARS:
+    yield from buffer.skip_space()
+    if buffer.text[:1] in {"{", "["}:
+        return (yield from mapped(json_value(buffer), calls.arguments))
+    if buffer.text[:1] not in _SCALARS:
         return False
-    text, is_whole = yield from gathered(json_value(source))
+    text, is_whole = yield from gathered(json_value(buffer))
     if text:
         yield calls.arguments(_unwrapped(text))
     return is_whole
 
 
-def broken_call(source: Source, calls: Calls, marks: Sequence[str]) -> Reading[AnswerEvent, str | None]:
+def broken_call(buffer: TextBuffer, calls: ToolCallWriter, marks: Sequence[str]) -> Parser[AnswerEvent, str | None]:
     """The open call's arguments are no JSON: all up to the earliest of ``marks``, which is taken, belongs to them."""
-    mark = yield from mapped(stripped(source.until(marks)), calls.arguments)
+    mark = yield from mapped(stripped(buffer.until(marks)), calls.arguments)
     yield calls.end()
     return mark
 

@@ -7,64 +7,64 @@ Python list, ``[name(key=value), ...]``, and nothing but it.
 
 from __future__ import annotations
 
-from inference.text.dialects.events import AnswerEvent, Calls, Prose
+from inference.text.dialects.events import AnswerEvent, ContentWriter, ToolCallWriter
 from inference.text.dialects.json_calls import broken_call, call_object
 from inference.text.dialects.python_call import python_call
-from inference.text.dialects.source import Reading, Source
+from inference.text.dialects.text_buffer import Parser, TextBuffer
 from inference.text.dialects.thinking import begins_with
 
 PYTHON_TAG = "<|python_tag|>"
 
 
-def read_llama_json(source: Source, calls: Calls) -> Reading[AnswerEvent, None]:
-    prose = Prose()
-    yield from begins_with(source, PYTHON_TAG)
+def parse_llama_json(buffer: TextBuffer, calls: ToolCallWriter) -> Parser[AnswerEvent, None]:
+    content = ContentWriter()
+    yield from begins_with(buffer, PYTHON_TAG)
     while True:
-        source.keep()
-        yield from source.skip_space()
-        if not (yield from source.starts_with("{")):
+        buffer.keep()
+        yield from buffer.skip_space()
+        if not (yield from buffer.starts_with("{")):
             break
-        if not (yield from call_object(source, calls, is_marked=False)):
+        if not (yield from call_object(buffer, calls, is_marked=False)):
             break
-        yield from source.skip_space()
-        if not ((yield from source.accepts(";")) or (yield from source.accepts(","))):
-            source.keep()
+        yield from buffer.skip_space()
+        if not ((yield from buffer.accepts(";")) or (yield from buffer.accepts(","))):
+            buffer.keep()
             break
-    kept = source.kept()
+    kept = buffer.kept()
     if calls.is_open:
-        yield from broken_call(source, calls, ())
+        yield from broken_call(buffer, calls, ())
         return
-    yield from prose.say(kept)
-    yield from prose.until(source, ())
+    yield from content.say(kept)
+    yield from content.until(buffer, ())
 
 
 PYTHON_START, PYTHON_END = "<|python_start|>", "<|python_end|>"
 
 
-def read_pythonic(source: Source, calls: Calls) -> Reading[AnswerEvent, None]:
-    prose = Prose()
-    yield from begins_with(source, PYTHON_START)
-    source.keep()
-    yield from source.skip_space()
-    if (yield from source.accepts("[")):
-        yield from _list(source, calls)
-    kept = source.kept()
+def parse_pythonic(buffer: TextBuffer, calls: ToolCallWriter) -> Parser[AnswerEvent, None]:
+    content = ContentWriter()
+    yield from begins_with(buffer, PYTHON_START)
+    buffer.keep()
+    yield from buffer.skip_space()
+    if (yield from buffer.accepts("[")):
+        yield from _list(buffer, calls)
+    kept = buffer.kept()
     if calls.is_open:
-        yield from broken_call(source, calls, (PYTHON_END,))
+        yield from broken_call(buffer, calls, (PYTHON_END,))
     else:
-        yield from prose.say(kept)
-    while (yield from prose.until(source, (PYTHON_END,))) is not None:
+        yield from content.say(kept)
+    while (yield from content.until(buffer, (PYTHON_END,))) is not None:
         pass
 
 
-def _list(source: Source, calls: Calls) -> Reading[AnswerEvent, None]:
+def _list(buffer: TextBuffer, calls: ToolCallWriter) -> Parser[AnswerEvent, None]:
     while True:
-        yield from source.skip_space()
-        if not (yield from python_call(source, calls)):
+        yield from buffer.skip_space()
+        if not (yield from python_call(buffer, calls)):
             return
-        source.keep()
-        yield from source.skip_space()
-        if not (yield from source.accepts(",")):
-            if (yield from source.accepts("]")):
-                source.keep()
+        buffer.keep()
+        yield from buffer.skip_space()
+        if not (yield from buffer.accepts(",")):
+            if (yield from buffer.accepts("]")):
+                buffer.keep()
             return

@@ -2,57 +2,57 @@
 
 from __future__ import annotations
 
-from inference.text.dialects.events import AnswerEvent, Calls, Prose
+from inference.text.dialects.events import AnswerEvent, ContentWriter, ToolCallWriter
 from inference.text.dialects.json_calls import arguments, broken_call, call_object
-from inference.text.dialects.source import Reading, Source, gathered
+from inference.text.dialects.text_buffer import Parser, TextBuffer, gathered
 
 MARK, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 
 
-def read_mistral(source: Source, calls: Calls) -> Reading[AnswerEvent, None]:
-    prose = Prose()
-    mark = yield from prose.until(source, (MARK,))
+def parse_mistral(buffer: TextBuffer, calls: ToolCallWriter) -> Parser[AnswerEvent, None]:
+    content = ContentWriter()
+    mark = yield from content.until(buffer, (MARK,))
     while mark is not None:
-        source.keep()
-        yield from source.skip_space()
-        if (yield from source.starts_with("[")) or source.text.startswith("{"):
-            is_whole = yield from _objects(source, calls)
+        buffer.keep()
+        yield from buffer.skip_space()
+        if (yield from buffer.starts_with("[")) or buffer.text.startswith("{"):
+            is_whole = yield from _objects(buffer, calls)
         else:
-            is_whole = yield from _named(source, calls)
-        kept = source.kept()
+            is_whole = yield from _named(buffer, calls)
+        kept = buffer.kept()
         if calls.is_open:
-            mark = yield from broken_call(source, calls, (MARK,))
+            mark = yield from broken_call(buffer, calls, (MARK,))
             continue
         if not is_whole:
-            yield from prose.say(MARK + kept)
-        mark = yield from prose.until(source, (MARK,))
+            yield from content.say(MARK + kept)
+        mark = yield from content.until(buffer, (MARK,))
 
 
-def _objects(source: Source, calls: Calls) -> Reading[AnswerEvent, bool]:
-    is_list = yield from source.accepts("[")
+def _objects(buffer: TextBuffer, calls: ToolCallWriter) -> Parser[AnswerEvent, bool]:
+    is_list = yield from buffer.accepts("[")
     while True:
-        yield from source.skip_space()
-        if is_list and (yield from source.accepts("]")):
+        yield from buffer.skip_space()
+        if is_list and (yield from buffer.accepts("]")):
             return True
-        if not (yield from call_object(source, calls)):
+        if not (yield from call_object(buffer, calls)):
             return False
-        source.keep()  # what was read is a call, and no content if the rest is broken
-        yield from source.skip_space()
-        if not (yield from source.accepts(",")):
-            yield from source.accepts("]")
+        buffer.keep()  # what was read is a call, and no content if the rest is broken
+        yield from buffer.skip_space()
+        if not (yield from buffer.accepts(",")):
+            yield from buffer.accepts("]")
             return True
 
 
-def _named(source: Source, calls: Calls) -> Reading[AnswerEvent, bool]:
-    name, mark = yield from source.before((ARGS, CALL_ID, "{"))
+def _named(buffer: TextBuffer, calls: ToolCallWriter) -> Parser[AnswerEvent, bool]:
+    name, mark = yield from buffer.before((ARGS, CALL_ID, "{"))
     if mark is None or not name.strip():
         return False
-    if (yield from source.accepts(CALL_ID)):
-        yield from gathered(source.until((ARGS,)))
+    if (yield from buffer.accepts(CALL_ID)):
+        yield from gathered(buffer.until((ARGS,)))
     else:
-        yield from source.accepts(ARGS)
+        yield from buffer.accepts(ARGS)
     yield calls.start(name.strip())
-    if not (yield from arguments(source, calls)):
+    if not (yield from arguments(buffer, calls)):
         return False
     yield calls.end()
     return True

@@ -1,57 +1,57 @@
-"""Calls in Python's notation, ``name(key=value, ...)``, turned into JSON argument by argument."""
+"""ToolCallWriter in Python's notation, ``name(key=value, ...)``, turned into JSON argument by argument."""
 
 from __future__ import annotations
 
 import ast
 import json
 
-from inference.text.dialects.events import AnswerEvent, Calls
-from inference.text.dialects.source import Reading, Source, Waiting
+from inference.text.dialects.events import AnswerEvent, ToolCallWriter
+from inference.text.dialects.text_buffer import Parser, TextBuffer, Waiting
 
 MAX_LITERAL = 1_000_000  # characters
 _OPENERS, _CLOSERS = frozenset("([{"), frozenset(")]}")
 
 
-def python_call(source: Source, calls: Calls) -> Reading[AnswerEvent, bool]:
-    """Read the call that comes next, if it is one of a tool on offer; the source is inside it where it breaks off."""
-    name, mark = yield from source.before(("(", "\n"))
+def python_call(buffer: TextBuffer, calls: ToolCallWriter) -> Parser[AnswerEvent, bool]:
+    """Read the call that comes next, if it is one of a tool on offer; the buffer is inside it where it breaks off."""
+    name, mark = yield from buffer.before(("(", "\n"))
     if mark != "(" or name.strip() not in calls.names:
-        source.give_back(name)
+        buffer.give_back(name)
         return False
-    yield from source.accepts("(")
+    yield from buffer.accepts("(")
     yield calls.start(name.strip())
     yield calls.arguments("{")
     before = ""
     while True:
-        yield from source.skip_space()
-        if (yield from source.accepts(")")):
+        yield from buffer.skip_space()
+        if (yield from buffer.accepts(")")):
             break
-        key, mark = yield from source.before(("=", ")", ","))
+        key, mark = yield from buffer.before(("=", ")", ","))
         if mark != "=" or not key.strip().isidentifier():
-            source.give_back(key)
+            buffer.give_back(key)
             return False
-        yield from source.accepts("=")
-        value = yield from _value(source)
+        yield from buffer.accepts("=")
+        value = yield from _value(buffer)
         if value is None:
-            source.give_back(f"{key}=")
+            buffer.give_back(f"{key}=")
             return False
         yield calls.arguments(f"{before}{json.dumps(key.strip())}: {_as_json(value)}")
         before = ", "
-        yield from source.accepts(",")
+        yield from buffer.accepts(",")
     yield calls.arguments("}")
     yield calls.end()
     return True
 
 
-def _value(source: Source) -> Waiting[str | None]:
+def _value(buffer: TextBuffer) -> Waiting[str | None]:
     """The text up to the comma or bracket that ends the value; None where the text ends first."""
     depth, quote, is_escaped, place = 0, "", False, 0
     while True:
-        while place == len(source.text):
-            if source.is_ended:
+        while place == len(buffer.text):
+            if buffer.is_ended:
                 return None
             yield None
-        character = source.text[place]
+        character = buffer.text[place]
         if quote:
             if not is_escaped and character == quote:
                 quote = ""
@@ -61,7 +61,7 @@ def _value(source: Source) -> Waiting[str | None]:
         elif character in _OPENERS:
             depth += 1
         elif depth == 0 and (character == "," or character in _CLOSERS):
-            return source.take(place).strip()
+            return buffer.take(place).strip()
         elif character in _CLOSERS:
             depth -= 1
         place += 1

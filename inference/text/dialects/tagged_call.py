@@ -1,4 +1,4 @@
-"""Calls whose arguments stand between tags, each by itself, strings without quotes: Qwen3-Coder's and GLM's.
+"""ToolCallWriter whose arguments stand between tags, each by itself, strings without quotes: Qwen3-Coder's and GLM's.
 
 Which arguments are strings only the tool's schema tells. Those are passed on while they are written; of others it is
 known at their end whether they are JSON.
@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from inference.text.dialects.argument_form import ArgumentForm
-from inference.text.dialects.events import AnswerEvent, Calls, Prose
+from inference.text.dialects.events import AnswerEvent, ContentWriter, ToolCallWriter
 from inference.text.dialects.json_calls import broken_call
-from inference.text.dialects.source import Reading, Source, gathered, mapped
+from inference.text.dialects.text_buffer import Parser, TextBuffer, gathered, mapped
 
 _PYTHON = {"True": "true", "False": "false", "None": "null"}  # what models write that know more Python than JSON
 
@@ -66,72 +66,72 @@ GLM = Tags(
 GLM_47 = replace(GLM, gap="")
 
 
-def reader_of(tags: Tags) -> Callable[[Source, Calls], Reading[AnswerEvent, None]]:
-    def read(source: Source, calls: Calls) -> Reading[AnswerEvent, None]:
-        prose = Prose()
-        while (yield from prose.until(source, (tags.start,))) is not None:
-            yield from _call(source, calls, prose, tags)
+def parser_for(tags: Tags) -> Callable[[TextBuffer, ToolCallWriter], Parser[AnswerEvent, None]]:
+    def read(buffer: TextBuffer, calls: ToolCallWriter) -> Parser[AnswerEvent, None]:
+        content = ContentWriter()
+        while (yield from content.until(buffer, (tags.start,))) is not None:
+            yield from _call(buffer, calls, content, tags)
 
     return read
 
 
-def _call(source: Source, calls: Calls, prose: Prose, tags: Tags) -> Reading[AnswerEvent, None]:
-    source.keep()
-    name = yield from _name(source, tags)
-    kept = source.kept()
+def _call(buffer: TextBuffer, calls: ToolCallWriter, content: ContentWriter, tags: Tags) -> Parser[AnswerEvent, None]:
+    buffer.keep()
+    name = yield from _name(buffer, tags)
+    kept = buffer.kept()
     if not name:
-        rest, mark = yield from gathered(source.until((tags.end,)))
-        yield from prose.say(tags.start + kept + rest + (mark or ""))
+        rest, mark = yield from gathered(buffer.until((tags.end,)))
+        yield from content.say(tags.start + kept + rest + (mark or ""))
         return
     yield calls.start(name)
-    if not (yield from _arguments(source, calls, name, tags)):
-        yield from broken_call(source, calls, (tags.end,))
+    if not (yield from _arguments(buffer, calls, name, tags)):
+        yield from broken_call(buffer, calls, (tags.end,))
         return
     yield calls.end()
-    yield from gathered(source.until((tags.end,)))
+    yield from gathered(buffer.until((tags.end,)))
 
 
-def _name(source: Source, tags: Tags) -> Reading[AnswerEvent, str]:
+def _name(buffer: TextBuffer, tags: Tags) -> Parser[AnswerEvent, str]:
     """Empty where there is none."""
-    yield from source.skip_space()
-    if tags.function and not (yield from source.accepts(tags.function)):
+    yield from buffer.skip_space()
+    if tags.function and not (yield from buffer.accepts(tags.function)):
         return ""
-    name, mark = yield from source.before(tags.behind_name)
+    name, mark = yield from buffer.before(tags.behind_name)
     if mark is None:
         return ""
     if tags.name_end:
-        yield from source.accepts(tags.name_end)
+        yield from buffer.accepts(tags.name_end)
     return name.strip()
 
 
-def _arguments(source: Source, calls: Calls, name: str, tags: Tags) -> Reading[AnswerEvent, bool]:
+def _arguments(buffer: TextBuffer, calls: ToolCallWriter, name: str, tags: Tags) -> Parser[AnswerEvent, bool]:
     """All of them as one JSON object; False where something else stands between them, or the text ends."""
     forms = calls.forms.get(name, {})
     before = "{"
     while True:
-        yield from source.skip_space()
-        if not (yield from source.accepts(tags.key)):
+        yield from buffer.skip_space()
+        if not (yield from buffer.accepts(tags.key)):
             break
-        key, mark = yield from gathered(source.until((tags.key_end,)))
+        key, mark = yield from gathered(buffer.until((tags.key_end,)))
         if tags.value:
-            yield from source.skip_space()
-        if mark is None or not (yield from source.accepts(tags.value)):
+            yield from buffer.skip_space()
+        if mark is None or not (yield from buffer.accepts(tags.value)):
             return False
         yield calls.arguments(f"{before}{json.dumps(key.strip(), ensure_ascii=False)}: ")
         before = ", "
-        if not (yield from mapped(_value(source, tags, forms.get(key.strip(), "scalar")), calls.arguments)):
+        if not (yield from mapped(_value(buffer, tags, forms.get(key.strip(), "scalar")), calls.arguments)):
             return False
-    if not (yield from source.starts_with(tags.function_end or tags.end)):
+    if not (yield from buffer.starts_with(tags.function_end or tags.end)):
         return False
     yield calls.arguments("{}" if before == "{" else "}")
     return True
 
 
-def _value(source: Source, tags: Tags, form: ArgumentForm) -> Reading[str, bool]:
+def _value(buffer: TextBuffer, tags: Tags, form: ArgumentForm) -> Parser[str, bool]:
     """As JSON; False where the text ends inside of it."""
     if tags.padding:
-        yield from source.accepts(tags.padding)
-    inside = _unpadded(source.until((tags.value_end,)), tags.padding)
+        yield from buffer.accepts(tags.padding)
+    inside = _unpadded(buffer.until((tags.value_end,)), tags.padding)
     if form == "text":
         yield '"'
         mark = yield from mapped(inside, lambda text: json.dumps(text, ensure_ascii=False)[1:-1])
@@ -159,7 +159,7 @@ def _refuse(word: str) -> None:
     raise ValueError(word)  # NaN and infinities are no JSON
 
 
-def _unpadded(reading: Reading[str, str | None], padding: str) -> Reading[str, str | None]:
+def _unpadded(reading: Parser[str, str | None], padding: str) -> Parser[str, str | None]:
     """Without ``padding`` at the end, which is held until it is known what follows it."""
     held = ""
     while True:

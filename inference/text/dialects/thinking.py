@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from inference.text.dialects import harmony
 from inference.text.dialects.events import ReasoningDelta
-from inference.text.dialects.source import Reading, Source, Waiting, mapped, stripped
+from inference.text.dialects.text_buffer import Parser, TextBuffer, Waiting, mapped, stripped
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,23 +45,23 @@ def is_left_open(marks: ThinkingMarks, prompt_end: str) -> bool:
     return prompt_end.rstrip().endswith(marks.start)
 
 
-def begins_with(source: Source, start: str) -> Waiting[bool]:
+def begins_with(buffer: TextBuffer, start: str) -> Waiting[bool]:
     """Take ``start`` if nothing but blanks stands before it; else everything stays."""
     while True:
-        text = source.text.lstrip()
-        if source.is_ended or not start.startswith(text[: len(start)]) or len(text) >= len(start):
+        text = buffer.text.lstrip()
+        if buffer.is_ended or not start.startswith(text[: len(start)]) or len(text) >= len(start):
             break
         yield None
     if not text.startswith(start):
         return False
-    source.take(len(source.text) - len(text) + len(start))
+    buffer.take(len(buffer.text) - len(text) + len(start))
     return True
 
 
-def read_reasoning(source: Source, end: str) -> Reading[ReasoningDelta, str | None]:
+def parse_reasoning(buffer: TextBuffer, end: str) -> Parser[ReasoningDelta, str | None]:
     """What stands before ``end``, without the blanks around it; returns None where it does not come."""
-    yield from source.skip_space()
-    return (yield from mapped(stripped(source.until((end,))), ReasoningDelta))
+    yield from buffer.skip_space()
+    return (yield from mapped(stripped(buffer.until((end,))), ReasoningDelta))
 
 
 def is_closed(marks: ThinkingMarks, prompt_end: str) -> bool:

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from inference.text.dialects.events import AnswerEvent, Calls
-from inference.text.dialects.source import Reading, Source
+from inference.text.dialects.events import AnswerEvent, ToolCallWriter
 from inference.text.dialects.tagged_call import Tags
+from inference.text.dialects.text_buffer import Parser, TextBuffer
 
 ArgumentsForm = Literal["json", "python", "gemma", "tagged"]
 
@@ -64,7 +64,7 @@ class ToolFormat:
     """
 
     name: str
-    read: Callable[[Source, Calls], Reading[AnswerEvent, None]]
+    read: Callable[[TextBuffer, ToolCallWriter], Parser[AnswerEvent, None]]
     shape: CallShape
     marks: tuple[str, ...]
     signs: tuple[tuple[str, ...], ...]

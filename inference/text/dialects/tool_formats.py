@@ -13,7 +13,7 @@ OTHER_MARKUP = "<function="  # other calls than Hermes' between the same marks
 
 HERMES = ToolFormat(
     "hermes",
-    hermes.read_hermes,
+    hermes.parse_hermes,
     CallShape(
         mark=hermes.START,
         before=f'{hermes.START}\n{{"name": "',
@@ -27,7 +27,7 @@ HERMES = ToolFormat(
 )
 LLAMA_JSON = ToolFormat(
     "llama3_json",
-    llama_json.read_llama_json,
+    llama_json.parse_llama_json,
     CallShape(before='{"name": "', between='", "parameters": ', after="}", separator="; "),
     (llama_json.PYTHON_TAG,),
     ((llama_json.PYTHON_TAG,), ("Environment: ipython",), ('"parameters": ', "<|start_header_id|>")),
@@ -35,7 +35,7 @@ LLAMA_JSON = ToolFormat(
 )
 PYTHONIC = ToolFormat(
     "pythonic",
-    pythonic.read_pythonic,
+    pythonic.parse_pythonic,
     CallShape(opening="[", before="", between="(", after=")", separator=", ", closing="]", arguments="python"),
     (pythonic.PYTHON_START, pythonic.PYTHON_END),
     ((pythonic.PYTHON_START,), ("[func_name1(params_name1=",)),
@@ -43,7 +43,7 @@ PYTHONIC = ToolFormat(
 )
 MISTRAL = ToolFormat(
     "mistral",
-    mistral.read_mistral,
+    mistral.parse_mistral,
     CallShape(
         mark=mistral.MARK,
         opening=f"{mistral.MARK}[",
@@ -60,7 +60,7 @@ MISTRAL = ToolFormat(
 )
 MISTRAL_ARGS = ToolFormat(
     "mistral_args",
-    mistral.read_mistral,
+    mistral.parse_mistral,
     CallShape(mark=mistral.MARK, before=mistral.MARK, between=mistral.ARGS, after=""),
     (mistral.MARK, mistral.ARGS, mistral.CALL_ID),
     ((mistral.MARK, mistral.ARGS),),
@@ -69,7 +69,7 @@ MISTRAL_ARGS = ToolFormat(
 )
 DEEPSEEK = ToolFormat(
     "deepseek_v3",
-    deepseek.read_deepseek,
+    deepseek.parse_deepseek,
     CallShape(
         mark=deepseek.CALLS_BEGIN,
         opening=deepseek.CALLS_BEGIN,
@@ -85,7 +85,7 @@ DEEPSEEK = ToolFormat(
 )
 DEEPSEEK_31 = ToolFormat(
     "deepseek_v31",
-    deepseek.read_deepseek,
+    deepseek.parse_deepseek,
     CallShape(
         mark=deepseek.CALLS_BEGIN,
         opening=deepseek.CALLS_BEGIN,
@@ -100,7 +100,7 @@ DEEPSEEK_31 = ToolFormat(
 )
 GEMMA_CODE = ToolFormat(
     "gemma_tool_code",
-    gemma_code.read_gemma_code,
+    gemma_code.parse_gemma_code,
     CallShape(
         mark=gemma_code.FENCE,
         opening=f"{gemma_code.FENCE}\n",
@@ -119,7 +119,7 @@ GEMMA_CODE = ToolFormat(
 def _gemma(name: str, marks: gemma_call.GemmaMarks) -> ToolFormat:
     return ToolFormat(
         name,
-        gemma_call.reader_of(marks),
+        gemma_call.parser_for(marks),
         CallShape(
             mark=marks.start,
             before=f"{marks.start}{gemma_call.PREFIX}",
@@ -139,7 +139,7 @@ GEMMA_4 = _gemma("gemma4", gemma_call.GEMMA_4)
 
 QWEN_CODER = ToolFormat(
     "qwen3_coder",
-    tagged_call.reader_of(tagged_call.QWEN_CODER),
+    tagged_call.parser_for(tagged_call.QWEN_CODER),
     CallShape(
         mark=tagged_call.QWEN_CODER.start,
         before=f"{tagged_call.QWEN_CODER.start}\n{tagged_call.QWEN_CODER.function}",
@@ -158,7 +158,7 @@ QWEN_CODER = ToolFormat(
 def _glm(name: str, tags: tagged_call.Tags, *signs: str) -> ToolFormat:
     return ToolFormat(
         name,
-        tagged_call.reader_of(tags),
+        tagged_call.parser_for(tags),
         CallShape(
             mark=tags.start,
             before=tags.start,
@@ -178,7 +178,7 @@ GLM_47 = _glm("glm47", tagged_call.GLM_47, tagged_call.GLM.start, f"}}{tagged_ca
 GLM_45 = _glm("glm45", tagged_call.GLM, tagged_call.GLM.start, tagged_call.GLM.key)
 HARMONY = ToolFormat(
     "harmony",
-    harmony.read_harmony,
+    harmony.parse_harmony,
     CallShape(
         mark=f"{harmony.CHANNEL}commentary to={harmony.FUNCTIONS}",
         before=f"{harmony.CHANNEL}commentary to={harmony.FUNCTIONS}",

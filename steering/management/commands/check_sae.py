@@ -9,7 +9,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 from inference.client import EngineError
 from inference.files.sources import SourceError
-from inference.registry.standalone_model import opened_offline
+from inference.registry.standalone_model import open_standalone
 from steering.corpora.corpus import DEFAULT_TOKENS, MAX_TOKENS, CorpusError, read_corpus
 from steering.models import SAE
 from steering.sae_registry.health import judge
@@ -41,7 +41,7 @@ class Command(BaseCommand):
             params = MeasureParams(
                 read_corpus(options["corpus"]), options["tokens"], replaces_imports=options["replace"]
             )
-            with opened_offline(sae.model) as model:
+            with open_standalone(sae.model) as model:
                 sae = check_sae(sae=sae, reader=model, params=params, progress=self._show)
         except (CorpusError, InvalidSAEError, SourceError, EngineError) as error:
             raise CommandError(str(error)) from error

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from inference.text.dialects.answer_reader import AnswerReader, new_short_id
 from inference.text.dialects.dialect import dialect_of
 from inference.text.dialects.tool_formats import TOOL_FORMATS, format_in
-from tests.inference.answers import Answer, cuts, read_answer
+from tests.inference.text.answers import Answer, cuts, read_answer
 
 ADD = ("add", {"a": 1, "b": [2.5, "x"]})
 SAY = ("say", {"text": "it's “ü”", "loud": True})

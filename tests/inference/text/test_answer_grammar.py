@@ -8,13 +8,13 @@ import random
 import numpy as np
 import pytest
 
-from inference.text.dialects.answer_grammar import CallWish, Literals, OfferedTool, answer_grammar, closed
+from inference.text.dialects.answer_grammar import CallSpec, Literals, OfferedTool, answer_grammar, closed
 from inference.text.dialects.thinking import KNOWN_MARKS
 from inference.text.dialects.tool_formats import GLM_45, HARMONY, HERMES, LLAMA_JSON, QWEN_CODER, TOOL_FORMATS
 from inference.text.grammar import Grammar, GrammarError
 from inference.text.grammar_compiler import GrammarCompiler
 from tests.builders import build_tokenizer
-from tests.inference.answers import read_answer
+from tests.inference.text.answers import read_answer
 
 THINK = KNOWN_MARKS[0]
 PLAIN = Literals({})
@@ -69,7 +69,7 @@ def draw(compiler, tokenizer, grammar: Grammar, seed: int) -> str:
 @pytest.mark.parametrize("name", TOOL_FORMATS)
 def test_demanded_calls_are_read_as_calls(compiler, tokenizer, name: str):
     """Random outputs of the grammar: each is one call of a tool on offer, as the tool's schema has it."""
-    wish = CallWish(TOOL_FORMATS[name].shape, (ADD, NOW), must_call=True, max_calls=1)
+    wish = CallSpec(TOOL_FORMATS[name].shape, (ADD, NOW), must_call=True, max_calls=1)
     grammar = answer_grammar(literals=PLAIN, calls=wish)
     names = set()
     for seed in range(12):
@@ -99,7 +99,7 @@ def test_demanded_calls_are_read_as_calls(compiler, tokenizer, name: str):
     ],
 )
 def test_demanded_calls(compiler, tokenizer, text: str, is_right: bool):
-    grammar = answer_grammar(literals=PLAIN, calls=CallWish(HERMES.shape, (ADD, NOW), must_call=True))
+    grammar = answer_grammar(literals=PLAIN, calls=CallSpec(HERMES.shape, (ADD, NOW), must_call=True))
     assert passes(compiler, tokenizer, grammar, text) is is_right
 
 
@@ -115,7 +115,7 @@ def test_demanded_calls(compiler, tokenizer, text: str, is_right: bool):
     ],
 )
 def test_allowed_calls(compiler, tokenizer, text: str, is_right: bool):
-    wish = CallWish(HERMES.shape, (ADD, NOW), must_call=False, max_calls=1)
+    wish = CallSpec(HERMES.shape, (ADD, NOW), must_call=False, max_calls=1)
     assert passes(compiler, tokenizer, answer_grammar(literals=PLAIN, calls=wish), text) is is_right
 
 
@@ -124,7 +124,7 @@ def test_allowed_calls(compiler, tokenizer, text: str, is_right: bool):
     [("Hello", True), ('{"name": "now", "parameters": {}}', True), ('{"name": "sub", "parameters": {}}', False)],
 )
 def test_without_marks_the_first_character_tells(compiler, tokenizer, text: str, is_right: bool):
-    wish = CallWish(LLAMA_JSON.shape, (NOW,), must_call=False)
+    wish = CallSpec(LLAMA_JSON.shape, (NOW,), must_call=False)
     assert passes(compiler, tokenizer, answer_grammar(literals=PLAIN, calls=wish), text) is is_right
 
 
@@ -132,7 +132,7 @@ def test_without_marks_the_first_character_tells(compiler, tokenizer, text: str,
     ("text", "is_right"), [('{"x": 1}', True), (CALL, True), ("Hello", False), (f'{CALL}{{"x": 1}}', False)]
 )
 def test_calls_or_a_format(compiler, tokenizer, text: str, is_right: bool):
-    wish = CallWish(HERMES.shape, (ADD,), must_call=False)
+    wish = CallSpec(HERMES.shape, (ADD,), must_call=False)
     assert passes(compiler, tokenizer, answer_grammar(literals=PLAIN, calls=wish, body=BODY), text) is is_right
 
 
@@ -172,7 +172,7 @@ def test_marks_that_are_special_tokens_are_asked_for_by_id(compiler, tokenizer):
     literals = Literals({"<tool_call>": special})
     assert literals.terminal("a<tool_call>b") == f'"a" <[{special}]> "b"'
     for must_call in (True, False):
-        wish = CallWish(HERMES.shape, (NOW,), must_call=must_call, max_calls=1)
+        wish = CallSpec(HERMES.shape, (NOW,), must_call=must_call, max_calls=1)
         matcher = compiler.template(answer_grammar(literals=literals, calls=wish)).deep_copy()
         rest = tokenizer.encode(NOW_CALL.removeprefix("<tool_call>"), add_special_tokens=False)
         assert all(matcher.consume_token(token) for token in [special, *rest])
@@ -181,7 +181,7 @@ def test_marks_that_are_special_tokens_are_asked_for_by_id(compiler, tokenizer):
 
 def test_schemas_are_checked_as_everywhere(compiler):
     tool = OfferedTool("f", {"type": "object", "properties": {"a": {"not": {}}}})
-    grammar = answer_grammar(literals=PLAIN, calls=CallWish(HERMES.shape, (tool,), must_call=True))
+    grammar = answer_grammar(literals=PLAIN, calls=CallSpec(HERMES.shape, (tool,), must_call=True))
     with pytest.raises(GrammarError, match="`not`"):
         compiler.template(grammar)
 
@@ -222,12 +222,12 @@ GLM_SAY = "<tool_call>say\n<arg_key>text</arg_key>\n<arg_value>a <b></arg_value>
     ],
 )
 def test_arguments_between_tags_follow_the_schema(compiler, tokenizer, shape, text: str, is_right: bool):
-    grammar = answer_grammar(literals=PLAIN, calls=CallWish(shape, (SAY, NOW), must_call=True))
+    grammar = answer_grammar(literals=PLAIN, calls=CallSpec(shape, (SAY, NOW), must_call=True))
     assert passes(compiler, tokenizer, grammar, text) is is_right
 
 
 def test_a_tool_that_names_no_arguments_takes_any_between_tags(compiler, tokenizer):
-    wish = CallWish(QWEN_CODER.shape, (OfferedTool("any", {"type": "object"}),), must_call=True)
+    wish = CallSpec(QWEN_CODER.shape, (OfferedTool("any", {"type": "object"}),), must_call=True)
     text = "<tool_call>\n<function=any>\n<parameter=x>\n1\n</parameter>\n</function>\n</tool_call>"
     assert passes(compiler, tokenizer, answer_grammar(literals=PLAIN, calls=wish), text)
     assert read_answer([text], tools=QWEN_CODER).named == [("any", '{"x": 1}')]
@@ -251,7 +251,7 @@ HARMONY_CALL = "<|channel|>commentary to=functions.now <|constrain|>json<|messag
 def test_calls_in_harmony(compiler, tokenizer, must_call: bool, text: str, is_right: bool):
     """A call ends the answer, so there is one."""
     marks = next(one for one in KNOWN_MARKS if "analysis" in one.start)
-    wish = CallWish(HARMONY.shape, (NOW,), must_call=must_call)
+    wish = CallSpec(HARMONY.shape, (NOW,), must_call=must_call)
     opening = HARMONY.shape.content_opening
     grammar = answer_grammar(literals=PLAIN, marks=marks, thinking="possible", calls=wish, content_opening=opening)
     assert passes(compiler, tokenizer, grammar, text) is is_right

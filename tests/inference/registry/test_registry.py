@@ -14,10 +14,10 @@ from core.snapshots import Snapshot
 from inference.client import EngineDownError
 from inference.files.sources import SourceError
 from inference.models import LanguageModel
-from inference.registry.loads import LoadProgress, LoadStanding
+from inference.registry.loads import LoadProgress, LoadStatus
 from inference.registry.records import ModelTable, model_record
 from inference.registry.registry import (
-    ROOM_POLL_S,
+    MEMORY_POLL_S,
     ModelNotFoundError,
     ModelNotReadyError,
     ModelRegistry,
@@ -270,7 +270,7 @@ async def test_unloading_lets_requests_end_first(registry, parts):
     parts.busy.add("org/tiny")
     unloaded = registry.unload("org/tiny")
     assert registry.unload("org/tiny") is unloaded, "who asks again waits for the same one"
-    await asyncio.sleep(4 * ROOM_POLL_S)
+    await asyncio.sleep(4 * MEMORY_POLL_S)
     assert list(parts.engine.attached) == ["org/tiny"], "what runs, runs on"
     assert not registry.is_loaded("org/tiny"), "and nothing is added"
     assert not unloaded.done()
@@ -285,7 +285,7 @@ async def test_unloading_now_ends_a_wait_for_requests(registry, parts):
     await registry.ready("org/tiny")
     parts.busy.add("org/tiny")
     patient = registry.unload("org/tiny")
-    await asyncio.sleep(2 * ROOM_POLL_S)
+    await asyncio.sleep(2 * MEMORY_POLL_S)
     await asyncio.wrap_future(registry.unload("org/tiny", now=True))
     assert parts.engine.attached == {}
     assert patient.done()
@@ -299,9 +299,9 @@ async def test_a_request_behind_an_unload_loads_the_model_again(registry, parts)
     await registry.ready("org/tiny")
     parts.busy.add("org/tiny")
     unloaded = registry.unload("org/tiny")
-    await asyncio.sleep(2 * ROOM_POLL_S)
+    await asyncio.sleep(2 * MEMORY_POLL_S)
     waiting = asyncio.ensure_future(registry.ready("org/tiny"))
-    await asyncio.sleep(2 * ROOM_POLL_S)
+    await asyncio.sleep(2 * MEMORY_POLL_S)
     assert not waiting.done()
     parts.busy.clear()
     await waiting
@@ -328,7 +328,7 @@ async def test_an_unload_that_waits_ends_with_the_server(registry, parts):
     await registry.ready("org/tiny")
     parts.busy.add("org/tiny")
     unloaded = registry.unload("org/tiny")
-    await asyncio.sleep(2 * ROOM_POLL_S)
+    await asyncio.sleep(2 * MEMORY_POLL_S)
     await asyncio.to_thread(registry.stop)
     with pytest.raises((asyncio.CancelledError, EngineDownError)):
         await asyncio.wait_for(asyncio.wrap_future(unloaded), 5)
@@ -550,7 +550,7 @@ async def test_the_length_of_a_model_is_known_once_it_was_loaded_and_stays_known
 
 async def test_a_load_says_how_far_it_is_while_it_runs(parts):
     await amake()
-    seen: list[LoadStanding] = []
+    seen: list[LoadStatus] = []
 
     def locate(source, download):
         download.note(5, 20)
@@ -562,8 +562,8 @@ async def test_a_load_says_how_far_it_is_while_it_runs(parts):
     )
     await registry.ready("org/tiny")
 
-    assert seen == [LoadStanding(LoadProgress("looking for its files", 0.0, 5, 20))]
-    assert registry.standing("org/tiny") == LoadStanding()
+    assert seen == [LoadStatus(LoadProgress("looking for its files", 0.0, 5, 20))]
+    assert registry.standing("org/tiny") == LoadStatus()
     registry.stop()
 
 
@@ -579,5 +579,5 @@ async def test_a_load_that_failed_says_when_it_is_tried_again(parts):
     with pytest.raises(ModelNotReadyError, match="There is none"):
         await registry.ready("org/tiny")
 
-    assert registry.standing("org/tiny") == LoadStanding(retry_in_s=10.0)
+    assert registry.standing("org/tiny") == LoadStatus(retry_in_s=10.0)
     registry.stop()

@@ -7,57 +7,64 @@ from dataclasses import replace
 import pytest
 
 from inference.engine.models.memory_estimate import MemoryEstimate
-from inference.registry.memory_plan import AllBusyError, MemoryBudget, NoRoomError, Resident, Room, gibibytes
+from inference.registry.memory_plan import (
+    InsufficientMemoryError,
+    LoadedEntry,
+    MemoryBudget,
+    MemoryPlan,
+    ModelsBusyError,
+    gibibytes,
+)
 from tests.inference.fakes import FakeDevice, FakeLoaded
 
 GIB = 2**30
 
 
-def resident(name, size):
-    return Resident(1, name, FakeLoaded(name, None), None, "generation", size, 0.0)
+def entry(name, size):
+    return LoadedEntry(1, name, FakeLoaded(name, None), None, "generation", size, 0.0)
 
 
-def room(needed, free, *unpinned):
+def plan(needed, free, *unpinned):
     estimate = MemoryEstimate(needed, 0, 0)
-    return Room("new", "cpu", estimate, free, 100, [resident(name, size) for name, size in unpinned])
+    return MemoryPlan("new", "cpu", estimate, free, 100, [entry(name, size) for name, size in unpinned])
 
 
 def names(chosen):
-    return [resident.name for resident in chosen]
+    return [entry.name for entry in chosen]
 
 
 def test_nobody_goes_for_a_model_that_fits():
-    assert room(10, 10, ("a", 5)).choose(lambda name: False) == []
+    assert plan(10, 10, ("a", 5)).choose(lambda name: False) == []
 
 
 def test_the_least_recently_used_go_first_and_no_more_than_needed():
-    assert names(room(20, 10, ("old", 5), ("newer", 5), ("newest", 50)).choose(lambda name: False)) == ["old", "newer"]
+    assert names(plan(20, 10, ("old", 5), ("newer", 5), ("newest", 50)).choose(lambda name: False)) == ["old", "newer"]
 
 
 def test_a_busy_model_stays():
-    assert names(room(20, 10, ("old", 50), ("newer", 10)).choose({"old"}.__contains__)) == ["newer"]
+    assert names(plan(20, 10, ("old", 50), ("newer", 10)).choose({"old"}.__contains__)) == ["newer"]
 
 
 def test_nobody_goes_in_vain():
-    with pytest.raises(NoRoomError) as caught:
-        room(30 * GIB, 10 * GIB, ("a", 5 * GIB)).choose(lambda name: False)
+    with pytest.raises(InsufficientMemoryError) as caught:
+        plan(30 * GIB, 10 * GIB, ("a", 5 * GIB)).choose(lambda name: False)
 
-    assert not isinstance(caught.value, AllBusyError)
+    assert not isinstance(caught.value, ModelsBusyError)
     assert caught.value.code == "model_load_failed"
     assert "new needs about 30.00 GiB of memory on cpu, and 15.00 GiB can be had for it" in str(caught.value)
 
 
 def test_busy_models_that_could_make_room_are_named():
-    with pytest.raises(AllBusyError, match="at work: b"):
-        room(30, 10, ("a", 5), ("b", 20)).choose({"b"}.__contains__)
+    with pytest.raises(ModelsBusyError, match="at work: b"):
+        plan(30, 10, ("a", 5), ("b", 20)).choose({"b"}.__contains__)
 
 
 def test_the_parts_of_what_a_model_needs_are_told():
-    needed = Room("new", "cpu", MemoryEstimate(2 * GIB, GIB, GIB // 2), 4 * GIB, 5 * GIB, [])
+    needed = MemoryPlan("new", "cpu", MemoryEstimate(2 * GIB, GIB, GIB // 2), 4 * GIB, 5 * GIB, [])
     parts = "2.00 GiB for weights, 1.00 GiB at least for keys and values, 0.50 GiB for a step"
 
     assert str(needed).startswith(f"needs about 3.50 GiB: {parts}; 4.00 GiB are free on cpu")
-    with pytest.raises(NoRoomError, match=parts):
+    with pytest.raises(InsufficientMemoryError, match=parts):
         replace(needed, free=GIB).choose(lambda name: False)
 
 
@@ -74,7 +81,7 @@ def test_the_parts_of_what_a_model_needs_are_told():
 def test_keys_and_values_share_the_account(free, wanted, num_expected, expected):
     estimate = MemoryEstimate(weights=80, kv=wanted or 10, activations=10, most_kv=300)
 
-    assert Room("new", "cpu", estimate, free, 1000, []).kv_bytes(wanted, num_expected) == expected
+    assert MemoryPlan("new", "cpu", estimate, free, 1000, []).kv_bytes(wanted, num_expected) == expected
 
 
 def test_sizes_are_readable():
@@ -96,15 +103,15 @@ def test_room_within_a_budget(limit, free, reserved, expected):
     device = FakeDevice(1000)
     device.free = free
 
-    assert MemoryBudget(limit, device).room("cpu", reserved) == expected
+    assert MemoryBudget(limit, device).plan("cpu", reserved) == expected
 
 
 def test_memory_that_others_were_given_and_have_not_taken_yet_is_not_free():
     device = FakeDevice(1000)
     device.free = 500
 
-    assert MemoryBudget(0, device).room("cpu", reserved_bytes=300, unwritten_bytes=200) == 300
-    assert MemoryBudget(0, device).room("cpu", reserved_bytes=800, unwritten_bytes=200) == 100
+    assert MemoryBudget(0, device).plan("cpu", reserved_bytes=300, unwritten_bytes=200) == 300
+    assert MemoryBudget(0, device).plan("cpu", reserved_bytes=800, unwritten_bytes=200) == 100
 
 
 def test_the_size_of_a_budget():

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from inference.files.architectures import model_kind
+from inference.files.architectures import detect_kind
 
 
 @pytest.mark.parametrize(
@@ -20,16 +20,16 @@ from inference.files.architectures import model_kind
     ],
 )
 def test_by_architecture(tmp_path, architectures, kind):
-    assert model_kind(tmp_path, {"architectures": architectures}) == kind
+    assert detect_kind(tmp_path, {"architectures": architectures}) == kind
 
 
 def test_a_decoder_with_a_pipeline_is_for_embeddings(tmp_path):
     (tmp_path / "modules.json").write_text("[]")
 
-    assert model_kind(tmp_path, {"architectures": ["Qwen3ForCausalLM"]}) == "embedding"
+    assert detect_kind(tmp_path, {"architectures": ["Qwen3ForCausalLM"]}) == "embedding"
 
 
 def test_a_cross_encoder_with_a_pipeline_classifies(tmp_path):
     (tmp_path / "modules.json").write_text("[]")
 
-    assert model_kind(tmp_path, {"architectures": ["BertForSequenceClassification"]}) == "classification"
+    assert detect_kind(tmp_path, {"architectures": ["BertForSequenceClassification"]}) == "classification"

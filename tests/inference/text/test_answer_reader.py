@@ -12,7 +12,7 @@ from inference.text.dialects.answer_reader import AnswerReader, new_call_id
 from inference.text.dialects.events import ToolCallArguments, ToolCallEnd, ToolCallStart
 from inference.text.dialects.thinking import KNOWN_MARKS, ThinkingMarks, is_left_open, marks_in
 from inference.text.dialects.tool_formats import HERMES
-from tests.inference.answers import cuts, read_answer
+from tests.inference.text.answers import cuts, read_answer
 
 THINK = ThinkingMarks("<think>", "</think>")
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": [2, {"c": "}"}]}}\n</tool_call>'

@@ -7,13 +7,13 @@ import re
 import pytest
 
 from inference.engine.output.segments import SequenceSegments
-from inference.text.dialects.answer_grammar import Thinking
-from inference.text.dialects.dialect import Calls, Dialect, answer_parts
+from inference.text.dialects.answer_grammar import ThinkingState
+from inference.text.dialects.dialect import CallMode, Dialect, answer_segment_rules
 from inference.text.dialects.thinking import KNOWN_MARKS, ThinkingMarks
 from inference.text.dialects.tool_formats import TOOL_FORMATS
-from tests.inference.answers import read_answer
-from tests.inference.test_answer_reader import ANSWERS
-from tests.inference.test_tool_formats import GOOD, NAMES
+from tests.inference.text.answers import read_answer
+from tests.inference.text.test_answer_reader import ANSWERS
+from tests.inference.text.test_tool_formats import GOOD, NAMES
 
 THINK = KNOWN_MARKS[0]
 
@@ -25,13 +25,18 @@ def marks_of(dialect: Dialect) -> list[str]:
 
 
 def parts(
-    dialect: Dialect, text: str, thinking: Thinking = "possible", calls: Calls = "offered", *, whole: bool = True
+    dialect: Dialect,
+    text: str,
+    thinking: ThinkingState = "possible",
+    calls: CallMode = "offered",
+    *,
+    whole: bool = True,
 ) -> dict[str, str]:
     """The text of each part, by tokens that are marks or single characters."""
     marks = sorted((mark for mark in marks_of(dialect) if len(mark) > 1), key=len, reverse=True)
     pattern = "|".join([*map(re.escape, marks if whole else []), "(?s:.)"])
     tokens = re.findall(pattern, text)
-    found = SequenceSegments(answer_parts(dialect, thinking, calls), lambda token: tokens[token].encode())
+    found = SequenceSegments(answer_segment_rules(dialect, thinking, calls), lambda token: tokens[token].encode())
     texts = {"thinking": "", "answer": "", "call": ""}
     for token, (part, _) in zip(tokens, found.places(range(len(tokens)), 0), strict=True):
         texts[part] += token
@@ -66,7 +71,7 @@ def test_every_notation_is_written_inside_its_span(name: str):
 
 @pytest.mark.parametrize("text", ANSWERS)
 @pytest.mark.parametrize("thinking", ["none", "possible", "begun"])
-def test_thoughts_and_content_are_the_reader_s(text: str, thinking: Thinking):
+def test_thoughts_and_content_are_the_reader_s(text: str, thinking: ThinkingState):
     dialect = Dialect(THINK, TOOL_FORMATS["hermes"])
     answer = read_answer(
         [text],
@@ -115,4 +120,4 @@ def test_a_call_after_thoughts_that_has_no_mark():
 def test_rules_are_made_once():
     dialect = Dialect(THINK, TOOL_FORMATS["hermes"])
     again = Dialect(ThinkingMarks("<think>", "</think>"), TOOL_FORMATS["hermes"])
-    assert answer_parts(dialect, "begun", "offered") is answer_parts(again, "begun", "offered")
+    assert answer_segment_rules(dialect, "begun", "offered") is answer_segment_rules(again, "begun", "offered")

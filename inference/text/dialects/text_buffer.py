@@ -31,11 +31,11 @@ def _overlap(text: str, mark: str) -> int:
 T = TypeVar("T")
 R = TypeVar("R")
 Item = TypeVar("Item")
-Reading = Generator[Item | None, None, R]  # None: more text is needed
+Parser = Generator[Item | None, None, R]  # None: more text is needed
 Waiting = Generator[None, None, R]  # a reading that makes nothing, it only waits
 
 
-class Source:
+class TextBuffer:
     """``text`` is what has come and was not taken. ``position`` counts the characters taken."""
 
     def __init__(self) -> None:
@@ -105,7 +105,7 @@ class Source:
         self.give_back(mark or "")
         return text, mark
 
-    def until(self, marks: Sequence[str]) -> Reading[str, str | None]:
+    def until(self, marks: Sequence[str]) -> Parser[str, str | None]:
         """Yield the text before the earliest of ``marks`` as soon as it is certain.
 
         Takes the mark and returns it; None when the text ends without one. No mark may begin with another one.
@@ -125,7 +125,7 @@ class Source:
             yield None
 
 
-def mapped(reading: Reading[T, R], make: Callable[[T], Item]) -> Reading[Item, R]:
+def mapped(reading: Parser[T, R], make: Callable[[T], Item]) -> Parser[Item, R]:
     """The same reading with ``make`` of each item."""
     while True:
         try:
@@ -136,7 +136,7 @@ def mapped(reading: Reading[T, R], make: Callable[[T], Item]) -> Reading[Item, R
         yield None if item is None else make(item)
 
 
-def gathered(reading: Reading[str, R]) -> Waiting[tuple[str, R]]:
+def gathered(reading: Parser[str, R]) -> Waiting[tuple[str, R]]:
     """All text of a reading at once, with its result."""
     parts: list[str] = []
     while True:
@@ -150,7 +150,7 @@ def gathered(reading: Reading[str, R]) -> Waiting[tuple[str, R]]:
             parts.append(item)
 
 
-def stripped(reading: Reading[str, R]) -> Reading[str, R]:
+def stripped(reading: Parser[str, R]) -> Parser[str, R]:
     """The same text without the blanks at its end, which are held until it is known what follows them."""
     held = ""
     while True:
