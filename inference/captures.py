@@ -1,9 +1,9 @@
 """What a request asks to read of a model while it computes, and what comes back: the twin of
 :mod:`inference.interventions`. No Django here, and no torch at run time.
 
-A :class:`CaptureSpec` names a site, before or after the steering that acts there, the tokens, and what of the residual ``h``
-(``[d]``, float32) at each of them is wanted: ``h`` itself, some features of an SAE, or its strongest ones. The values
-of chosen tokens come one by one while they are computed, or pooled in one at the end.
+A :class:`CaptureSpec` names a site, before or after the steering there, the tokens, and what to capture of the residual
+``h`` (``[d]``, float32) at each of them: ``h`` itself, some features of an SAE, or its strongest ones. The values of
+the selected tokens arrive one by one while they are computed, or pooled in one at the end.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class CaptureSpec:
         return min((max(place, start) for start, end in ranges if max(place, start) < end), default=num_tokens)
 
     def num_places(self, num_prompt: int, num_tokens: int) -> int:
-        """At most, in a sequence of that many tokens; places in several spans count as often."""
+        """Return the number of places, at most, in a sequence of that length. Overlapping spans count repeatedly."""
         return sum(max(0, end - start) for start, end in self._ranges(num_prompt, num_tokens))
 
     def _ranges(self, num_prompt: int, num_tokens: int) -> Iterator[tuple[int, int]]:
@@ -119,10 +119,10 @@ class CaptureSpec:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ActivationCapture:
-    """What a read brought. ``number`` is its place among the request's captures.
+    """The values of one capture. ``number`` is the index of its spec in the request.
 
-    ``values`` has a row for each of ``places``, ascending; of a pooled read one row, of all ``places``, which then are
-    None, as many as ``num_tokens``. :class:`TopFeatures` bring indices along, ``[rows, count]``.
+    ``values`` has a row for each of ``places``, ascending. A pooled capture has one row for ``num_tokens`` tokens, and
+    ``places`` is None. ``features`` are the indices of :class:`TopFeatures`, ``[rows, count]``.
     """
 
     number: int
@@ -133,10 +133,10 @@ class ActivationCapture:
 
 
 def num_values(captures: Sequence[CaptureSpec], width: int, num_prompt: int, num_tokens: int) -> int:
-    """The most numbers that the captures of a sequence of ``num_tokens`` can bring; ``width`` is that of its residuals."""
+    """Return the most values that the captures of a sequence can produce; ``width`` is that of its residuals."""
     return sum(
-        _row_size(read.probe, width) * (1 if read.pooling != "none" else read.num_places(num_prompt, num_tokens))
-        for read in captures
+        _row_size(spec.probe, width) * (1 if spec.pooling != "none" else spec.num_places(num_prompt, num_tokens))
+        for spec in captures
     )
 
 

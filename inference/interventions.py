@@ -140,13 +140,13 @@ def window_in(zone: Zone, phase: Phase, window: Window) -> Window | None:
 
 @dataclass(frozen=True, slots=True)
 class TokenPlace:
-    """``index`` counts the tokens of the prompt or the generated ones from 0, ``segment_index`` those of the part that the
-    token belongs to. A prompt has no parts.
+    """The position of a token. ``index`` counts the prompt's tokens or the generated ones from 0, ``segment_index``
+    those of the token's segment. A prompt has no segments.
     """
 
     zone: Zone
     index: int
-    part: Segment | None = None
+    segment: Segment | None = None
     segment_index: int = 0
 
 
@@ -154,7 +154,7 @@ class TokenPlace:
 class ChosenTokens:
     """On which tokens an edit acts. Special tokens are those of :attr:`Intervention.skip_token_ids`.
 
-    ``parts`` and ``segment_window`` choose among the tokens that are generated, and say nothing about a prompt's.
+    ``segments`` and ``segment_window`` select among generated tokens and do not affect those of the prompt.
 
     Attention sinks are tokens whose residual is many times larger than others' and carries no meaning. Without
     ``sink_tokens`` a prompt's first token is left alone unless it is a special one, and so is any token whose residual
@@ -163,7 +163,7 @@ class ChosenTokens:
 
     phase: Phase = "both"
     window: Window = ALL_TOKENS
-    parts: frozenset[Segment] = ALL_SEGMENTS
+    segments: frozenset[Segment] = ALL_SEGMENTS
     segment_window: Window = ALL_TOKENS
     special_tokens: bool = False
     sink_tokens: bool = True
@@ -174,7 +174,9 @@ class ChosenTokens:
         window = self.window_in(place.zone)
         if window is None or place.index not in window:
             return False
-        if place.part is not None and (place.part not in self.parts or place.segment_index not in self.segment_window):
+        if place.segment is not None and (
+            place.segment not in self.segments or place.segment_index not in self.segment_window
+        ):
             return False
         if place.zone != "generation" and place.index == 0 and not (self.sink_tokens or is_special):
             return False
@@ -199,8 +201,8 @@ class ChosenTokens:
 
     @property
     def depends_on_segments(self) -> bool:
-        """Whether it makes a difference to which part a token belongs."""
-        return self.parts != ALL_SEGMENTS or self.segment_window != ALL_TOKENS
+        """Whether the edit depends on a token's segment."""
+        return self.segments != ALL_SEGMENTS or self.segment_window != ALL_TOKENS
 
 
 @dataclass(frozen=True)
@@ -282,7 +284,7 @@ class Intervention:
     """A compiled profile version. ``fingerprint`` identifies its whole effect, weights included.
 
     Tokens whose id is in ``skip_token_ids`` (the model's special tokens) are touched only by edits that ask for them.
-    ``required_segments`` are those that some edit is meant for alone, so that it could never act on a model without them.
+    ``required_segments``: segments that some edit acts on exclusively; it never acts on a model without them.
     ``removals`` and ``inert`` are for receipts.
     """
 
@@ -319,5 +321,5 @@ class Intervention:
 
     @property
     def depends_on_segments(self) -> bool:
-        """Whether the parts of what is generated must be told apart."""
+        """Whether the segments of the generated text must be known."""
         return any(edit.depends_on_segments for edit in self.edits)

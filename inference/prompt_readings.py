@@ -1,7 +1,7 @@
 """Many prompts read in the engine, beside what else runs there.
 
-``asyncio.run(capture_prompts(get_client(), model="demo", prompts=ids, captures=(CaptureSpec(site=Site(1), pooling="mean"),)))``
-gives a :class:`PromptCapture` for each prompt. A read of the last token's residual is ``pooling="last"``.
+``await capture_prompts(client, model="demo", prompts=ids, captures=(CaptureSpec(site=Site(1), pooling="mean"),))``
+returns a :class:`PromptCapture` for each prompt. ``pooling="last"`` captures the last token.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The parts of what a sequence writes, told apart by the marks between them: a small state machine as data.
+"""Segments of a generated text (thinking, answer, tool call) and the rules that separate them: a state machine as data.
 
-Reasoning, answer, calls: the engine knows no more of them than that texts lead from one to the other. No Django here.
+The engine only knows that certain marks lead from one segment to another. No Django here.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ ALL_SEGMENTS: frozenset[Segment] = frozenset(SEGMENTS)
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """Where ``mark`` is written, the state with the number ``to`` begins.
+    """A change of state: ``mark`` in the text leads to the state with the number ``to``.
 
-    The token that completes a mark which ``opens`` belongs to the new state already, else to the one that ends.
-    ``at_start``: the mark counts only where nothing but blanks stands between the state's beginning and it. No mark of
-    a state is the beginning of another one.
+    If the mark ``opens`` the new state, the token that completes it belongs to that state, otherwise to the old one.
+    ``at_start``: the mark counts only at the start of the state, after optional whitespace. No mark of a state is a
+    prefix of another one.
     """
 
     mark: str
@@ -30,13 +30,13 @@ class Transition:
 
 @dataclass(frozen=True, slots=True)
 class SegmentState:
-    part: Segment
+    segment: Segment
     transitions: tuple[Transition, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentRules:
-    """A sequence begins to write in the state with the number ``first``. By default all is its answer."""
+    """The states and the number of the ``first`` one. By default the whole text is the answer."""
 
     states: tuple[SegmentState, ...] = (SegmentState("answer"),)
     first: int = 0

@@ -60,7 +60,7 @@ class TokenChoice(TypedDict):
 
     phase: Phase
     window: Window
-    parts: frozenset[Segment]
+    segments: frozenset[Segment]
     segment_window: Window
     special_tokens: bool
     sink_tokens: bool
@@ -95,7 +95,7 @@ class _Tokens:
         return {
             "phase": self.phase,
             "window": window,
-            "parts": segments_of(self.scope),
+            "segments": segments_of(self.scope),
             "segment_window": segment_window,
             "special_tokens": self.special_tokens,
             "sink_tokens": self.sink_tokens,

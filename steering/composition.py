@@ -273,11 +273,11 @@ def _pieces(edit: ReaderEdit, here: Sequence[Edit]) -> Iterator[ReaderEdit]:
             pieces = (replace(piece, window=window) for window in _cut(whole, _starts((edit, *here), zone)))
             yield from (each for each in pieces if edit.special_tokens or _acting(each, [each]))
             continue
-        for part in sorted(edit.parts):
-            others = [other for other in here if part in other.parts]
+        for part in sorted(edit.segments):
+            others = [other for other in here if part in other.segments]
             for window in _cut(whole, _starts(others, zone)):
                 for segment_window in _cut(edit.segment_window, _part_starts(others)):
-                    yield replace(piece, parts=frozenset({part}), window=window, segment_window=segment_window)
+                    yield replace(piece, segments=frozenset({part}), window=window, segment_window=segment_window)
 
 
 _PHASE_PIECES: tuple[tuple[Phase, Zone], ...] = (("prompt", "prompt"), ("generation", "generation"))
@@ -309,7 +309,7 @@ def _cut(window: Window, cuts: frozenset[int]) -> Iterator[Window]:
 def _acting(piece: ReaderEdit, here: Sequence[Edit]) -> tuple[int, ...]:
     """The places of those that act on a piece's tokens."""
     zone = _ZONE_OF[piece.phase]
-    part = None if zone != "generation" or piece.parts == ALL_SEGMENTS else next(iter(piece.parts))
+    part = None if zone != "generation" or piece.segments == ALL_SEGMENTS else next(iter(piece.segments))
     place = TokenPlace(zone, piece.window.after, part, piece.segment_window.after)
     return tuple(n for n, other in enumerate(here) if other.acts(place, is_special=False))
 

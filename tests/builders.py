@@ -96,7 +96,7 @@ def build_config(architecture: str, vocab_size: int, **overrides: Any) -> Any:
 
 def build_request(prompt: tuple[int, ...] = (5, 6, 7), *, model: str = "tiny", **overrides: Any) -> GenerationRequest:
     """A greedy request of 8 tokens that does not stop early. Sampling fields and request fields may be given."""
-    names = ("request_id", "intervention", "index", "priority", "captures", "scoring", "parts", "cache_salt")
+    names = ("request_id", "intervention", "index", "priority", "captures", "scoring", "segment_rules", "cache_salt")
     own = {name: overrides.pop(name) for name in names if name in overrides}
     sampling = SamplingParams(**{"max_tokens": 8, "temperature": 0.0, "ignore_eos": True, **overrides})
     return GenerationRequest(

@@ -121,8 +121,9 @@ class GenerationRequest:
     """One sequence to generate. ``index`` is the choice's index within its :class:`EventStream`.
 
     ``priority``: under the ``priority`` scheduler policy higher ones run first. BACKGROUND_PRIORITY and less is behind
-    all others under every policy. ReadingEvents answer ``captures``. ``parts`` says how edits of a part of what is
-    generated find it. Cached beginnings are shared only among requests with the same ``cache_salt``.
+    all others under every policy. CaptureEvents answer ``captures``. ``segment_rules`` separate the segments of
+    the text, for edits that act on some of them only. Cached prefixes are shared only among requests with the same
+    ``cache_salt``.
     """
 
     request_id: str
@@ -134,7 +135,7 @@ class GenerationRequest:
     priority: int = 0
     captures: tuple[CaptureSpec, ...] = ()
     scoring: Scoring | None = None  # with sampling.max_tokens 0
-    parts: SegmentRules = ANSWER_ONLY
+    segment_rules: SegmentRules = ANSWER_ONLY
     cache_salt: str = ""
 
     @property

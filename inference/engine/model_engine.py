@@ -235,8 +235,8 @@ class ModelEngine:
         self._cache.check_integrity(self._scheduler.running)
         steered = {s.rows.fingerprint for s in self._scheduler.sequences() if s.rows is not None}
         assert self._runner.steering.num_interventions == len(steered), "steering rows leaked"
-        reading = any(s.reading is not None for s in self._scheduler.sequences())
-        assert bool(self._runner.reading.num_hooks) == reading, "read hooks leaked"
+        capturing = any(s.capture is not None for s in self._scheduler.sequences())
+        assert bool(self._runner.captures.num_hooks) == capturing, "capture hooks leaked"
         scoring = any(s.scoring is not None for s in self._scheduler.sequences())
         assert scoring or not len(self._comparisons), "distributions leaked"
         assert all(not s.is_done for s in self._scheduler.sequences()), "an ended sequence is scheduled"
@@ -250,14 +250,14 @@ class ModelEngine:
     def _attach(self, sequence: Sequence) -> None:
         """Acquire steering and captures, both or neither. Raise SiteError if they do not fit the model."""
         request = sequence.request
-        if sequence.reading is not None:
-            self._runner.reading.acquire(request.captures)
+        if sequence.capture is not None:
+            self._runner.captures.acquire(request.captures)
         if request.intervention is not None:
             try:
                 sequence.rows = self._runner.steering.acquire(request.intervention)
             except BaseException:
-                if sequence.reading is not None:
-                    self._runner.reading.release(request.captures)
+                if sequence.capture is not None:
+                    self._runner.captures.release(request.captures)
                 raise
 
     # After a step
@@ -318,9 +318,9 @@ class ModelEngine:
         """Return the captures of tokens that will not be recomputed."""
         if sequence not in output.found:
             return []
-        assert sequence.reading is not None, "something was found for it"
-        captures = sequence.reading.take(output.found[sequence], sequence.num_computed)
-        if not all(np.isfinite(reading.values).all() for reading in captures):
+        assert sequence.capture is not None, "something was found for it"
+        captures = sequence.capture.take(output.found[sequence], sequence.num_computed)
+        if not all(np.isfinite(capture.values).all() for capture in captures):
             return self._fail_unstable(sequence, "activations are")
         return _capture_event(sequence, captures)
 
@@ -383,8 +383,8 @@ class ModelEngine:
     ) -> list[Delivery]:
         """Finish a sequence. Text after the stop string ``stop`` is not sent."""
         events = [] if stop else _tokens_event(sequence, sequence.detokenizer.finish())
-        if sequence.reading is not None:
-            events += _capture_event(sequence, sequence.reading.finish())
+        if sequence.capture is not None:
+            events += _capture_event(sequence, sequence.capture.finish())
         self._remove(sequence, SequenceState.FINISHED)  # last: if the text cannot be completed, the sequence can fail
         ended = FinishedEvent(
             sequence.request.index,
@@ -420,8 +420,8 @@ class ModelEngine:
         self._prompt_logprobs.pop(sequence, None)
         if sequence.rows is not None:
             self._runner.steering.release(sequence.rows)
-        if sequence.reading is not None:
-            self._runner.reading.release(sequence.request.captures)
+        if sequence.capture is not None:
+            self._runner.captures.release(sequence.request.captures)
         if sequence.scoring is not None and all(s.sink != sequence.sink for s in self._scheduler.sequences()):
             self._comparisons.forget(sequence.sink)
 

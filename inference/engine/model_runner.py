@@ -80,7 +80,7 @@ class ModelRunner:
         self.device = torch.device(loaded.device)
         hooks = SiteHooks(loaded.module)
         self.steering = SteeringTable(loaded.module, self.device, hooks)
-        self.reading = CaptureTable(loaded.module, hooks)
+        self.captures = CaptureTable(loaded.module, hooks)
         self.masks = MaskComputer(loaded.grammars.vocab_size if loaded.grammars else loaded.vocab_size)
         self._sampler = Sampler()
         self._attention = accelerator and accelerator.attention
@@ -95,7 +95,7 @@ class ModelRunner:
 
     def close(self) -> None:
         self.steering.close()
-        self.reading.close()
+        self.captures.close()
         self.masks.close()
         if self.graphs is not None:
             self.graphs.close()
@@ -111,14 +111,14 @@ class ModelRunner:
         self._apply_cache_ops()
         row_of_token = _rows(chunks)
         logit_places = _logit_places(chunks)
-        reading = plan_captures(chunks)
+        capture = plan_captures(chunks)
         masks = self.masks.start([c.sequence.matcher for c in chunks for _ in range(c.num_sampled)])
         try:
-            with self.steering.steering(row_of_token) as step, self.reading.reading(reading):
+            with self.steering.steering(row_of_token) as step, self.captures.capturing(capture):
                 logits = self._forward(chunks, logit_places, row_of_token)
         finally:
             masks.wait()
-        found = reading.found() if reading is not None else {}
+        found = capture.found() if capture is not None else {}
         output = _read_out(chunks, logits, self._sampler, masks.result())
         draft_steering = _note_steering(chunks, step)  # after sampling, which waits for the device in any case
         for chunk in chunks:
@@ -183,7 +183,7 @@ class ModelRunner:
 
     def _replayed(self, step: StepArrays) -> Tensor | None:
         """Return the logits if the step has a CUDA graph. Steering then counts what its hooks did at graph capture."""
-        if self.graphs is None or self.reading.is_capturing:
+        if self.graphs is None or self.captures.is_capturing:
             return None
         if not step.steering_rows.any():
             return self.graphs.run(step)
@@ -235,8 +235,8 @@ def _rows(chunks: list[Chunk]) -> list[int]:
         if sequence.rows is None:
             rows.extend([0] * chunk.num_tokens)
         else:
-            tokens, parts = _chunk_tokens(chunk), sequence.known_segments()
-            rows.extend(sequence.rows.of_tokens(tokens, sequence.num_computed, sequence.num_prompt, parts))
+            tokens, segments = _chunk_tokens(chunk), sequence.known_segments()
+            rows.extend(sequence.rows.of_tokens(tokens, sequence.num_computed, sequence.num_prompt, segments))
     return rows
 
 

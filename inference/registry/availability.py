@@ -51,13 +51,13 @@ class MemoryNeed:
 def model_availability(model: LanguageModel) -> ModelAvailability:
     """From the row, and from this process where it loads the model itself."""
     registry = get_registry()
-    standing = registry.standing(model.name) if registry.is_serving else LoadStatus()
-    if standing.progress is not None:
-        sentence, percent = _progress_text(standing.progress)
+    status = registry.load_status(model.name) if registry.is_serving else LoadStatus()
+    if status.progress is not None:
+        sentence, percent = _progress_text(status.progress)
         return ModelAvailability("loading", sentence, percent=percent, is_moving=True)
-    if standing.is_waiting:
+    if status.is_waiting:
         return ModelAvailability("waiting", "Waits for its turn, or for room beside models at work.", is_moving=True)
-    return _of_row(model, standing.retry_in_s)
+    return _of_row(model, status.retry_in_s)
 
 
 def _of_row(model: LanguageModel, retry_in_s: float | None) -> ModelAvailability:
@@ -90,7 +90,7 @@ def memory_need(model: LanguageModel) -> MemoryNeed:
         path = present_directory(model.model_source)
         if path is None:
             return MemoryNeed(problem="Not known before the model has been downloaded.")
-        room = registry.room(model, path)
+        plan = registry.memory_plan(model, path)
     except (SourceError, EngineError) as error:
         return MemoryNeed(problem=str(error))
-    return MemoryNeed(room.needed, room.free, room.budget, room.device)
+    return MemoryNeed(plan.needed, plan.free, plan.budget, plan.device)

@@ -1,4 +1,4 @@
-"""PendingLoads that are queued, run or wait for memory, how far they are, and those that failed and when to retry them."""
+"""Loads that are queued, run or wait for memory, how far they are, and those that failed and when to retry them."""
 
 from __future__ import annotations
 

@@ -114,7 +114,10 @@ class MemoryPlan:
         return min(self.estimate.most_kv, self.estimate.kv + spare // max(LEAST_SHARES, num_expected))
 
     def choose(self, is_busy: Callable[[str], bool]) -> list[LoadedEntry]:
-        """Those that must go, none if it fits. InsufficientMemoryError with both numbers; then nobody has to go in vain."""
+        """Return the models to unload, none if this one fits.
+
+        Raise InsufficientMemoryError with both numbers if unloading would not help.
+        """
         idle = [entry for entry in self.unpinned if not is_busy(entry.name)]
         if self.needed > self.free + _size(self.unpinned):
             raise InsufficientMemoryError(self._refusal(self.free + _size(self.unpinned)))
@@ -182,7 +185,7 @@ class MemoryBudget:
     def size(self, device: str) -> int:
         return self.limit or int(self.measure(device).total * SHARE)
 
-    def room(self, device: str, reserved_bytes: int, unwritten_bytes: int = 0) -> int:
+    def available(self, device: str, reserved_bytes: int, unwritten_bytes: int = 0) -> int:
         """Bytes that another model may take beside models that were given ``reserved_bytes``, of which they have not
         taken ``unwritten_bytes`` from the device yet.
         """

@@ -128,7 +128,7 @@ class ModelRegistry:
     def is_loaded(self, name: str) -> bool:
         return name in self._loaded_models
 
-    def standing(self, name: str) -> LoadStatus:
+    def load_status(self, name: str) -> LoadStatus:
         """How far the model's load is, and what came of the last one."""
         running, failure = self._running.get(name), self._failures.get(name)
         retry_in_s = max(0.0, failure.retry_at - self._clock()) if failure is not None else None
@@ -210,9 +210,9 @@ class ModelRegistry:
             elif entry.name not in self._unloads and self._is_overdue(record, entry):
                 self._unload(entry.name, entry.pk)
 
-    def room(self, row: LanguageModel, path: Path) -> MemoryPlan:
+    def memory_plan(self, row: LanguageModel, path: Path) -> MemoryPlan:
         """What the model in the directory needs and what there is for it. Reads headers only; LoadError."""
-        return self._room(spec_for(row, path))
+        return self._memory_plan(spec_for(row, path))
 
     def _ready_now(self, record: ModelRecord) -> ReadyModel | None:
         entry = self._loaded_models.use(record.name)
@@ -352,8 +352,8 @@ class ModelRegistry:
         path = self._locate(row.model_source, running.download)
         spec = spec_for(row, path)
         running.enter("making room")
-        room = self._make_room(spec)
-        kv_bytes = room.kv_bytes(settings.MILLM_ENGINE["kv_cache_bytes"], self._num_expected())
+        plan = self._free_memory_for(spec)
+        kv_bytes = plan.kv_bytes(settings.MILLM_ENGINE["kv_cache_bytes"], self._num_expected())
         running.enter("reading its weights")
         loaded = self._loading.load(spec)
         try:
@@ -369,7 +369,7 @@ class ModelRegistry:
         except BaseException:
             self._loading.release(loaded)
             raise
-        reserved = room.needed - room.estimate.kv + kv_bytes
+        reserved = plan.needed - plan.estimate.kv + kv_bytes
         self._loaded_models.add(LoadedEntry(row.pk, row.name, loaded, text, spec.kind, reserved, self._clock()))
         return {
             "memory_bytes": loaded.memory_bytes,
@@ -382,16 +382,16 @@ class ModelRegistry:
         """Models that may still want memory: registered, and not loaded yet."""
         return sum(not self.is_loaded(record.name) for record in self.records())
 
-    def _make_room(self, spec: ModelSpec) -> MemoryPlan:
-        """Unload idle models until this one fits; returns what there is for it then. InsufficientMemoryError, LoadError."""
-        room = self._room(spec)
-        while chosen := room.choose(self._is_in_use):
+    def _free_memory_for(self, spec: ModelSpec) -> MemoryPlan:
+        """Unload idle models until this one fits and return its plan. Raise InsufficientMemoryError or LoadError."""
+        plan = self._memory_plan(spec)
+        while chosen := plan.choose(self._is_in_use):
             logger.info("Unloading %s to make room for %s.", chosen[0].name, spec.name)
             self._unload(chosen[0].name, chosen[0].pk)
-            room = self._room(spec)  # measured again: not all memory comes back at once
-        return room
+            plan = self._memory_plan(spec)  # measured again: not all memory comes back at once
+        return plan
 
-    def _room(self, spec: ModelSpec) -> MemoryPlan:
+    def _memory_plan(self, spec: ModelSpec) -> MemoryPlan:
         device = self._loading.device_of(spec)
         pinned = {record.name for record in self.records() if record.is_pinned}
         others = [r for r in self._loaded_models.all() if r.loaded.device == device and r.name != spec.name]
@@ -399,7 +399,7 @@ class ModelRegistry:
             name=spec.name,
             device=device,
             estimate=self._loading.estimate(spec),
-            free=self.budget.room(
+            free=self.budget.available(
                 device,
                 reserved_bytes=sum(r.reserved_bytes for r in others),
                 unwritten_bytes=sum(self._kv_unwritten(r.name) for r in others),

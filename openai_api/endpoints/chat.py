@@ -70,6 +70,8 @@ async def plan_chat(request: ChatRequest, target: Target, *, clamps: bool = Fals
         thinking=thinking_budget(text, request, thinking),
     )
     grammar = answers.grammar_spec(text, request.grammar_spec)
-    parts = answer_segment_rules(text.dialect, thinking, "offered" if request.tool_use else "none")
+    rules = answer_segment_rules(text.dialect, thinking, "offered" if request.tool_use else "none")
     params_by_prompt = await constrained(grammar, target.model, [params])
-    return Plan([ids], params_by_prompt, request.n or 1, parts=[parts], cache_salt=request.cache_salt or ""), answers
+    return Plan(
+        [ids], params_by_prompt, request.n or 1, segment_rules=[rules], cache_salt=request.cache_salt or ""
+    ), answers

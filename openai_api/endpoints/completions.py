@@ -29,8 +29,8 @@ async def create_completion(call: Call) -> HttpResponseBase:
     prompts = await encode_prompts(target.model, request.prompt)
     params = [params_for(request, target.model, len(ids)) for ids in prompts]
     params = await constrained(request.grammar_spec, target.model, params)
-    parts, reading = raw_segment_rules(target, prompts), None
-    plan = Plan(prompts, params, request.num_candidates, parts=parts, cache_salt=request.cache_salt or "")
+    rules, reading = raw_segment_rules(target, prompts), None
+    plan = Plan(prompts, params, request.num_candidates, segment_rules=rules, cache_salt=request.cache_salt or "")
     if request.return_activations is not None:
         plan = (await plan_captures(target, plan, request.return_activations, param="return_activations")).plan
         reading = ActivationLog(target.model.text, plan)

@@ -63,7 +63,7 @@ async def plan_texts(request: FeatureActivationsRequest, target: Target) -> Plan
     param = "input" if request.input is not None else "messages"
     budgets = [completion_budget(request.max_tokens or 0, len(ids), target.model, param=param) for ids in prompts]
     params = [SamplingParams(max_tokens=budget, temperature=0.0) for budget in budgets]
-    return Plan(prompts, params, 1, parts=raw_segment_rules(target, prompts))
+    return Plan(prompts, params, 1, segment_rules=raw_segment_rules(target, prompts))
 
 
 class Found:

@@ -119,7 +119,7 @@ def _requests(
 ) -> list[GenerationRequest]:
     text = target.model.text
     thinking = thinking_state(text, request.prompt_ids)
-    parts = answer_segment_rules(text.dialect, thinking, "none" if request.kind == "chat" else "marked")
+    rules = answer_segment_rules(text.dialect, thinking, "none" if request.kind == "chat" else "marked")
     pair = _PAIR if len(sides) > 1 else ""
     return [
         GenerationRequest(
@@ -132,7 +132,7 @@ def _requests(
             call.priority,
             captures=() if side else captures,
             scoring=Scoring(tuple(request.completion_ids), pair, is_reference=bool(side)),
-            parts=parts,
+            segment_rules=rules,
             cache_salt=call.cache_salt(target.model.record),
         )
         for side, intervention in enumerate(sides)

@@ -41,7 +41,7 @@ class Plan:
     per_prompt: int
     captures: Sequence[tuple[CaptureSpec, ...]] = ()  # one for each sequence, or empty
     sae: str = ""  # name of the SAE
-    parts: Sequence[SegmentRules] = ()  # likewise for each prompt
+    segment_rules: Sequence[SegmentRules] = ()  # likewise for each prompt
     cache_salt: str = ""  # the request's own salt
 
     @property
@@ -59,7 +59,7 @@ class Plan:
                 index=number,
                 priority=call.priority,
                 captures=(*self.captures_of(number), *target.watch.captures),
-                parts=self.segment_rules_of(prompt),
+                segment_rules=self.segment_rules_of(prompt),
                 cache_salt=call.cache_salt(target.model.record, self.cache_salt),
             )
             for number, prompt in enumerate(self.prompt_of_sequence)
@@ -70,7 +70,7 @@ class Plan:
         return self.captures[number] if self.captures else ()
 
     def segment_rules_of(self, prompt: int) -> SegmentRules:
-        return self.parts[prompt] if self.parts else ANSWER_ONLY
+        return self.segment_rules[prompt] if self.segment_rules else ANSWER_ONLY
 
     @property
     def num_tokens(self) -> int:
@@ -100,7 +100,7 @@ class Sequences(Protocol):
 
 
 class Generation:
-    """CaptureSpec events until all sequences have ended. :meth:`close` may be called at any time, from any thread."""
+    """Read events until all sequences have ended. :meth:`close` may be called at any time, from any thread."""
 
     @classmethod
     async def start(cls, call: Call, target: Target, plan: Sequences) -> Self:

@@ -134,7 +134,7 @@ async def _plan(replay: Replay, target: Target) -> Plan:
     prompts = await encode_prompts(target.model, request.prompt)
     params = [params_for(request, target.model, len(ids)) for ids in prompts]
     params = await constrained(request.grammar_spec, target.model, params)
-    return Plan(prompts, params, request.num_candidates, parts=raw_segment_rules(target, prompts))
+    return Plan(prompts, params, request.num_candidates, segment_rules=raw_segment_rules(target, prompts))
 
 
 async def _answers(plan: Plan, model: ReadyModel, profile: ResolvedProfile | None) -> list[tuple[str, str]]:
@@ -147,7 +147,7 @@ async def _answers(plan: Plan, model: ReadyModel, profile: ResolvedProfile | Non
             profile.intervention if profile else None,
             number,
             JOB_PRIORITY,
-            parts=plan.segment_rules_of(prompt),
+            segment_rules=plan.segment_rules_of(prompt),
         )
         for number, prompt in enumerate(plan.prompt_of_sequence)
     ]

@@ -127,7 +127,7 @@ class EvaluationRunner:
                 intervention,
                 n,
                 JOB_PRIORITY,
-                parts=_parts(ready, ids, intervention),
+                segment_rules=_segment_rules(ready, ids, intervention),
             )
             for n, ids in enumerate([await self._prompt(ready, prompt) for prompt in prompts], first)
         ]
@@ -159,7 +159,7 @@ class EvaluationRunner:
                     JOB_PRIORITY,
                     captures=(read,) if read is not None and side else (),
                     scoring=Scoring(answer.token_ids, "pair", is_reference=bool(side)),
-                    parts=_parts(ready, ids, steerings[side]),
+                    segment_rules=_segment_rules(ready, ids, steerings[side]),
                 )
                 for side in (0, 1)
             ]
@@ -195,7 +195,7 @@ def _encode(ready: ReadyModel, prompt: str) -> list[int]:
     return ready.text.encode(prompt)
 
 
-def _parts(ready: ReadyModel, ids: tuple[int, ...], intervention: Intervention | None) -> SegmentRules:
+def _segment_rules(ready: ReadyModel, ids: tuple[int, ...], intervention: Intervention | None) -> SegmentRules:
     """Return the rules that split the answer into segments. Evaluations offer no tools."""
     if intervention is None or not intervention.depends_on_segments:
         return ANSWER_ONLY

@@ -129,7 +129,7 @@ def test_calls_are_left_alone(demo, sae):
     """Nothing is changed between a call's marks, whatever happens around it."""
     dialect = dialect_of(demo.tokenizer.chat_template)
     prompt = call_prompt(demo)
-    fields = {"prompt": prompt, "ignore_eos": False, "parts": answer_segment_rules(dialect, "none", "offered")}
+    fields = {"prompt": prompt, "ignore_eos": False, "segment_rules": answer_segment_rules(dialect, "none", "offered")}
     plain = tell(demo, sae, None, **fields)
     call = plain.text.strip()
     assert call.startswith("<tool_call>")
@@ -153,7 +153,9 @@ def test_calls_are_left_alone(demo, sae):
 
 def test_only_the_beginning_of_the_answer(demo, sae):
     dialect = dialect_of(demo.tokenizer.chat_template)
-    steered = tell(demo, sae, resolve(demo, "rain-beginning"), parts=answer_segment_rules(dialect, "possible", "none"))
+    steered = tell(
+        demo, sae, resolve(demo, "rain-beginning"), segment_rules=answer_segment_rules(dialect, "possible", "none")
+    )
     start = len(prompt_ids(demo))
     changed = np.abs(read(steered, 1, start) - read(steered, 0, start)).max(axis=1) > 0.01
     assert changed[:12].all()

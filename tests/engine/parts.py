@@ -56,12 +56,12 @@ def places_of(rules: SegmentRules, tokens: Sequence[bytes]) -> list[tuple[str, i
         state = rules.first
         for _, transition in turns_in(rules, before):
             state = transition.to
-        part = rules.states[state].part
+        part = rules.states[state].segment
         for _, transition in [
             transition for transition in turns_in(rules, before + token) if transition[0] > len(before)
         ]:
             if transition.opens:
-                part = rules.states[transition.to].part
+                part = rules.states[transition.to].segment
         places.append((part, counts[part]))
         counts[part] += 1
     return places

@@ -45,7 +45,7 @@ ON: dict[str, Any] = {"speculative_method": "prompt_lookup", "prompt_lookup_min"
 
 def captured(transcript: Transcript, number: int = 0) -> list[ActivationCapture]:
     events = [e for e in transcript.events if isinstance(e, CaptureEvent)]
-    return [r for e in events for r in e.captured if r.number == number]
+    return [r for e in events for r in e.captures if r.number == number]
 
 
 def places(transcript: Transcript, number: int = 0) -> list[int]:
@@ -244,7 +244,7 @@ def test_events_come_before_the_tokens_of_their_step_and_pools_before_the_end(ll
 
     kinds = [type(e).__name__ for e in got.events]
     assert kinds == ["CaptureEvent", "TokensEvent"] * 3 + ["CaptureEvent", "FinishedEvent"]
-    assert [r.number for e in got.events if isinstance(e, CaptureEvent) for r in e.captured] == [0, 0, 0, 1]
+    assert [r.number for e in got.events if isinstance(e, CaptureEvent) for r in e.captures] == [0, 0, 0, 1]
     assert sum(isinstance(e, TokensEvent) for e in got.events) == 3
 
 

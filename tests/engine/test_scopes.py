@@ -25,16 +25,16 @@ THINK: frozenset[Segment] = frozenset({"thinking"})
 ANSWER: frozenset[Segment] = frozenset({"answer"})
 NO_CALLS: frozenset[Segment] = frozenset({"thinking", "answer"})
 CHOICES: dict[str, list[ChosenTokens]] = {
-    "thinking": [ChosenTokens(phase="generation", parts=THINK)],
-    "answer": [ChosenTokens(phase="generation", parts=ANSWER)],
-    "outside calls": [ChosenTokens(parts=NO_CALLS)],
-    "the first of the answer": [ChosenTokens(phase="generation", parts=ANSWER, segment_window=Window(1, 6))],
-    "late, outside calls": [ChosenTokens(phase="generation", parts=NO_CALLS, window=Window(8))],
+    "thinking": [ChosenTokens(phase="generation", segments=THINK)],
+    "answer": [ChosenTokens(phase="generation", segments=ANSWER)],
+    "outside calls": [ChosenTokens(segments=NO_CALLS)],
+    "the first of the answer": [ChosenTokens(phase="generation", segments=ANSWER, segment_window=Window(1, 6))],
+    "late, outside calls": [ChosenTokens(phase="generation", segments=NO_CALLS, window=Window(8))],
     "several": [
         ChosenTokens(window=Window(2, 9)),
-        ChosenTokens(phase="generation", parts=THINK, segment_window=Window(3)),
-        ChosenTokens(phase="generation", parts=ANSWER, segment_window=Window(0, 7)),
-        ChosenTokens(parts=NO_CALLS),
+        ChosenTokens(phase="generation", segments=THINK, segment_window=Window(3)),
+        ChosenTokens(phase="generation", segments=ANSWER, segment_window=Window(0, 7)),
+        ChosenTokens(segments=NO_CALLS),
     ],
 }
 PREEMPTED = {"max_seq_len": 128, "max_stall_factor": 0.0}
@@ -74,7 +74,7 @@ def mask(edit: ChosenTokens, rules: SegmentRules, loaded, prompt: Sequence[int],
         found.append(edit.phase in ("both", "prompt") and index in edit.window)
     for index, (part, segment_index) in enumerate(places_of(rules, [*map(TokenBytes(backend(loaded)), made)])):
         in_windows = index in edit.window and segment_index in edit.segment_window
-        found.append(edit.phase in ("both", "generation") and part in edit.parts and in_windows)
+        found.append(edit.phase in ("both", "generation") and part in edit.segments and in_windows)
     return found
 
 
@@ -147,7 +147,15 @@ def wild(loaded, seed: int, **fields: Any) -> dict[str, Any]:
     """A request whose tokens are drawn from those of the marks: parts come and go."""
     sampling = {"temperature": 1.0, "allowed_token_ids": few_tokens(loaded), "seed": seed}
     bias = tuple((token, 8.0) for token in few_tokens(loaded))  # so that the few are near each other
-    return {"prompt": PROMPT, "max_tokens": 60, "logprobs": 0, "parts": RULES, **sampling, "logit_bias": bias, **fields}
+    return {
+        "prompt": PROMPT,
+        "max_tokens": 60,
+        "logprobs": 0,
+        "segment_rules": RULES,
+        **sampling,
+        "logit_bias": bias,
+        **fields,
+    }
 
 
 def made_parts(loaded, transcript: Transcript, rules: SegmentRules = RULES) -> set[str]:
@@ -168,7 +176,7 @@ def test_each_scope_acts_on_its_part_alone(llama, config):
     begun = SegmentRules(RULES.states, THINKING)
     asked = [(name, rules) for name in CHOICES for rules in (RULES, begun)]
     got = [
-        harness.add(**wild(llama, seed, intervention=intervention(name), parts=rules))
+        harness.add(**wild(llama, seed, intervention=intervention(name), segment_rules=rules))
         for seed, (name, rules) in enumerate(asked)
     ]
     plain = harness.add(**wild(llama, 50))
@@ -206,7 +214,7 @@ def test_a_continuation_that_is_scored_has_the_parts_that_it_would_have_had(llam
     steering = intervention("several")
     made = EngineHarness(llama).generate(**wild(llama, 7, intervention=steering))
     scored = EngineHarness(llama, **config).generate(
-        prompt=PROMPT, max_tokens=0, scoring=Scoring(tuple(made.token_ids)), intervention=steering, parts=RULES
+        prompt=PROMPT, max_tokens=0, scoring=Scoring(tuple(made.token_ids)), intervention=steering, segment_rules=RULES
     )
     (found,) = [event.logprobs for event in scored.events if hasattr(event, "logprobs")]
     np.testing.assert_allclose(found, [one.logprob for one in made.logprobs], atol=3e-4)
@@ -214,7 +222,9 @@ def test_a_continuation_that_is_scored_has_the_parts_that_it_would_have_had(llam
 
 def test_without_marks_everything_is_the_answer(llama):
     for name, other in (("answer", "generation"), ("thinking", "nothing")):
-        got = EngineHarness(llama).generate(**wild(llama, 2, intervention=intervention(name), parts=ANSWER_ONLY))
+        got = EngineHarness(llama).generate(
+            **wild(llama, 2, intervention=intervention(name), segment_rules=ANSWER_ONLY)
+        )
         edits = (VectorEdit(Site(1), vector(0), phase="generation"),) if other == "generation" else ()
         alike = EngineHarness(llama).generate(**wild(llama, 2, intervention=Intervention(other, edits)))
         assert got.logprobs == alike.logprobs
@@ -226,7 +236,7 @@ def test_what_was_generated_under_a_scope_is_no_other_s_prompt(llama, backend_na
     """An edit everywhere outside of calls: the next turn's prompt has no calls, whatever was called before."""
     steering = intervention("outside calls")
     harness = EngineHarness(llama, kv_cache_backend=backend_name)
-    first = harness.generate(**wild(llama, 4, intervention=steering, parts=SegmentRules(RULES.states, 3)))
+    first = harness.generate(**wild(llama, 4, intervention=steering, segment_rules=SegmentRules(RULES.states, 3)))
     turn = (*PROMPT, *first.token_ids, 11, 12)
     again = harness.generate(**wild(llama, 5, prompt=turn, intervention=steering))
     check(llama, again, steering, prompt=turn)
@@ -236,7 +246,7 @@ def test_what_was_generated_under_a_scope_is_no_other_s_prompt(llama, backend_na
 def test_the_same_tokens_under_other_rules_have_other_keys(llama):
     def keys(rules: SegmentRules, name: str) -> list[bytes | None]:
         engine = EngineHarness(llama).engine
-        request = build_request(tuple(range(PREFIX_BLOCK)), intervention=intervention(name), parts=rules)
+        request = build_request(tuple(range(PREFIX_BLOCK)), intervention=intervention(name), segment_rules=rules)
         sequence = engine._intake.build_sequence(request, object(), 0.0)
         sequence.token_ids.extend(range(40, 40 + 2 * PREFIX_BLOCK))
         return sequence.prefix_keys.upto(sequence.token_ids, 3)

@@ -63,7 +63,7 @@ class Standing(FakeRegistry):
         super().__init__()
         self.said = standing
 
-    def standing(self, name: str) -> LoadStatus:
+    def load_status(self, name: str) -> LoadStatus:
         return self.said
 
 

@@ -1,4 +1,4 @@
-"""What the engine is told of the parts of an answer, and profiles for a part that the model never writes."""
+"""The segment rules of requests, and profiles for a segment that the model never writes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GLOOMY = {"profile": "gloomy"}
 def scoped(api: Api) -> Api:
     """The profiles have an edit of the answer itself."""
     api.registry.text.dialect = DIALECT
-    api.steering.edits = (VectorEdit(Site(1), torch.ones(4), phase="generation", parts=frozenset({"answer"})),)
+    api.steering.edits = (VectorEdit(Site(1), torch.ones(4), phase="generation", segments=frozenset({"answer"})),)
     return api
 
 
@@ -43,21 +43,23 @@ async def test_chats_tell_how_their_answers_parts_are_marked(
     scoped.registry.text.prompt_end = prompt_end
     response = await scoped.chat(**GLOOMY, **fields, n=2)
     assert response.status_code == 200, response.content
-    assert [request.parts for request in scoped.engine.requests] == [answer_segment_rules(DIALECT, thinking, calls)] * 2
+    assert [request.segment_rules for request in scoped.engine.requests] == [
+        answer_segment_rules(DIALECT, thinking, calls)
+    ] * 2
 
 
 async def test_plain_texts_have_the_parts_that_marks_tell(scoped: Api):
     response = await scoped.complete(**GLOOMY, prompt=["Once", "So <think>\n", "</think>\n"])
     assert response.status_code == 200, response.content
     expected = [answer_segment_rules(DIALECT, thinking, "marked") for thinking in ("possible", "begun", "none")]
-    assert [request.parts for request in scoped.engine.requests] == expected
+    assert [request.segment_rules for request in scoped.engine.requests] == expected
 
 
 async def test_what_tells_no_parts_needs_no_rules(scoped: Api):
     scoped.steering.edits = ()
     assert (await scoped.complete(**GLOOMY)).status_code == 200
     assert (await scoped.complete()).status_code == 200
-    assert [request.parts for request in scoped.engine.requests] == [ANSWER_ONLY, ANSWER_ONLY]
+    assert [request.segment_rules for request in scoped.engine.requests] == [ANSWER_ONLY, ANSWER_ONLY]
 
 
 @pytest.mark.parametrize("endpoint", ["chat", "complete"])

@@ -234,7 +234,7 @@ TOKENS = [
 
 
 def tokens_of(edit) -> tuple[object, ...]:
-    return edit.site, edit.phase, edit.window, edit.parts, edit.segment_window, edit.special_tokens
+    return edit.site, edit.phase, edit.window, edit.segments, edit.segment_window, edit.special_tokens
 
 
 class TestScopes:
@@ -243,7 +243,9 @@ class TestScopes:
             vector_edit([1.0], phase="generation", scope=scope, window=Window(1, 5))
             for scope in ("thinking", "answer", "outside_calls")
         ]
-        compiled = {edit.parts: (edit.window, edit.segment_window) for edit in vector_edits(compile_edits(edits, {}))}
+        compiled = {
+            edit.segments: (edit.window, edit.segment_window) for edit in vector_edits(compile_edits(edits, {}))
+        }
         assert compiled == {
             frozenset({"thinking"}): (ALL_TOKENS, Window(1, 5)),
             frozenset({"answer"}): (ALL_TOKENS, Window(1, 5)),

@@ -27,7 +27,7 @@ class CaptureTask:
 
     sequence: Sequence
     number: int
-    read: CaptureSpec
+    spec: CaptureSpec
     rows: list[int]
     places: tuple[int, ...]
 
@@ -62,35 +62,35 @@ def plan_captures(chunks: Iterable[Chunk]) -> CaptureStep | None:
     tasks: dict[tuple[Site, Stage], dict[Hashable, list[CaptureTask]]] = {}
     first = 0
     for chunk in chunks:
-        if chunk.sequence.reading is not None:
+        if chunk.sequence.capture is not None:
             for task in _tasks(chunk, first):
-                at = tasks.setdefault((task.read.site, task.read.stage), {})
-                at.setdefault(_shared(task.read), []).append(task)
+                at = tasks.setdefault((task.spec.site, task.spec.stage), {})
+                at.setdefault(_shared(task.spec), []).append(task)
         first += chunk.num_tokens
     return CaptureStep(tasks) if tasks else None
 
 
 def _tasks(chunk: Chunk, first: int) -> Iterator[CaptureTask]:
-    sequence, reading = chunk.sequence, chunk.sequence.reading
-    assert reading is not None, "the caller looked"
+    sequence, capture = chunk.sequence, chunk.sequence.capture
+    assert capture is not None, "the caller looked"
     start = sequence.num_computed
     tokens = [*sequence.token_ids[start : start + chunk.num_own], *chunk.drafts]
-    for number, read in enumerate(reading.captures):
-        places = reading.places(read, tokens, start)
+    for number, spec in enumerate(capture.specs):
+        places = capture.places(spec, tokens, start)
         if places:
-            yield CaptureTask(sequence, number, read, [first + place - start for place in places], tuple(places))
+            yield CaptureTask(sequence, number, spec, [first + place - start for place in places], tuple(places))
 
 
-def _shared(read: CaptureSpec) -> Hashable:
+def _shared(spec: CaptureSpec) -> Hashable:
     """Reads at one place with the same of these are read in one go."""
-    probe = read.probe
+    probe = spec.probe
     match probe:
         case Residuals():
-            return (Residuals, read.pooling)
+            return (Residuals, spec.pooling)
         case FeatureValues():
-            return (FeatureValues, read.pooling, probe.reader.key, probe.features)
+            return (FeatureValues, spec.pooling, probe.reader.key, probe.features)
         case _:
-            return (type(probe), read.pooling, probe.reader.key)
+            return (type(probe), spec.pooling, probe.reader.key)
 
 
 # In the forward pass
@@ -100,10 +100,10 @@ def _read(tasks: list[CaptureTask], hidden: Tensor) -> tuple[Tensor, Tensor | No
     """Values, and indices of the strongest features, of all tasks' rows; or one row of values for each pooled task."""
     device = hidden.device
     rows = torch.tensor([row for task in tasks for row in task.rows], device=device)
-    probe = _widest([task.read.probe for task in tasks])
+    probe = _widest([task.spec.probe for task in tasks])
     at_once = max(1, MAX_ENCODED // (hidden.shape[1] if isinstance(probe, Residuals) else probe.reader.d_sae))
     parts = [_values(probe, hidden[some].float()) for some in torch.split(rows, at_once)]
-    pooling = tasks[0].read.pooling
+    pooling = tasks[0].spec.pooling
     if pooling == "none":
         features = torch.cat([f for _, f in parts if f is not None]) if isinstance(probe, TopFeatures) else None
         return torch.cat([values for values, _ in parts]), features
@@ -151,7 +151,7 @@ def _pooled(pooling: Pooling, parts: list[Tensor], owners: tuple[Tensor, ...], n
 
 
 def _split(tasks: list[CaptureTask], values: Tensor, features: Tensor | None) -> Iterator[CapturedRows]:
-    if tasks[0].read.pooling != "none":
+    if tasks[0].spec.pooling != "none":
         for row, task in enumerate(tasks):
             yield CapturedRows(task.number, task.places, values[row : row + 1].numpy())
         return
@@ -162,8 +162,8 @@ def _split(tasks: list[CaptureTask], values: Tensor, features: Tensor | None) ->
         if indices is None:
             yield CapturedRows(task.number, task.places, values[first:last].numpy())
         else:
-            assert isinstance(task.read.probe, TopFeatures), "only they have indices"
-            count = task.read.probe.count
+            assert isinstance(task.spec.probe, TopFeatures), "only they have indices"
+            count = task.spec.probe.count
             yield CapturedRows(
                 task.number, task.places, values[first:last, :count].numpy(), indices[first:last, :count].numpy()
             )

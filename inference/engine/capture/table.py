@@ -38,18 +38,18 @@ class CaptureTable:
         """In the forward pass that runs now."""
         return self._step is not None
 
-    def acquire(self, captures: tuple[CaptureSpec, ...]) -> None:
+    def acquire(self, specs: tuple[CaptureSpec, ...]) -> None:
         """Install the hooks of these captures. Raise SiteError, and install none, if one does not fit the model."""
-        for read in captures:
-            self._check(read)
-        for at in _places_of(captures):
+        for spec in specs:
+            self._check(spec)
+        for at in _places_of(specs):
             self._users[at] += 1
             if at not in self._remove:
                 site, stage = at
                 self._remove[at] = self._hooks.put(site, _TURNS[stage], partial(self._look, site, stage))
 
-    def release(self, captures: tuple[CaptureSpec, ...]) -> None:
-        for at in _places_of(captures):
+    def release(self, specs: tuple[CaptureSpec, ...]) -> None:
+        for at in _places_of(specs):
             self._users[at] -= 1
             if not self._users[at]:
                 del self._users[at]
@@ -62,7 +62,7 @@ class CaptureTable:
         self._users.clear()
 
     @contextmanager
-    def reading(self, step: CaptureStep | None) -> Iterator[None]:
+    def capturing(self, step: CaptureStep | None) -> Iterator[None]:
         """The forward pass in the block reports to ``step``."""
         self._step = step
         try:
@@ -74,20 +74,20 @@ class CaptureTable:
         if self._step is not None:
             self._step.look(site, stage, hidden)
 
-    def _check(self, read: CaptureSpec) -> None:
-        width, probe = site_width(self._module, read.site), read.probe
+    def _check(self, spec: CaptureSpec) -> None:
+        width, probe = site_width(self._module, spec.site), spec.probe
         if isinstance(probe, Residuals):
             return
         if probe.reader.d_in != width:
-            raise SiteError(f"{read.site} is {width} wide in this model, the SAE {probe.reader.d_in}.")
+            raise SiteError(f"{spec.site} is {width} wide in this model, the SAE {probe.reader.d_in}.")
         if isinstance(probe, FeatureValues):
             outside = [index for index in probe.features if not 0 <= index < probe.reader.d_sae]
             if outside or not probe.features:
                 raise SiteError(f"The SAE has features 0 to {probe.reader.d_sae - 1}, not {outside or 'none'}.")
-        is_pooled = read.pooling != "none"
+        is_pooled = spec.pooling != "none"
         assert not (isinstance(probe, TopFeatures) and is_pooled), "the strongest of several tokens are no pool"
         assert not isinstance(probe, AllFeatures) or is_pooled, "all features only in a pool"
 
 
-def _places_of(captures: tuple[CaptureSpec, ...]) -> set[tuple[Site, Stage]]:
-    return {(read.site, read.stage) for read in captures}
+def _places_of(specs: tuple[CaptureSpec, ...]) -> set[tuple[Site, Stage]]:
+    return {(spec.site, spec.stage) for spec in specs}

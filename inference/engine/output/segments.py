@@ -1,8 +1,8 @@
 """Which segment (thinking, answer or tool call) each generated token belongs to.
 
-:class:`SegmentMachine` follows a text through :class:`~inference.parts.SegmentRules`, token by token, on bytes. A step
-depends only on the tokens so far, never on later ones, so drafted tokens have segments too, and a sequence that is
-recomputed gets the same ones.
+:class:`SegmentMachine` follows a text through :class:`~inference.segments.SegmentRules`, token by token, on bytes. A
+step depends only on the tokens so far, never on later ones, so drafted tokens have segments too, and a sequence that
+is recomputed gets the same ones.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _Transition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    part: Segment
+    segment: Segment
     transitions: tuple[_Transition, ...]
     first_transitions: tuple[_Transition, ...]  # where nothing but blanks stands before
     num_kept: int  # bytes that may begin a mark
@@ -50,7 +50,9 @@ class _State:
         ]
         anywhere = tuple(transition for at_start, transition in transitions if not at_start)
         first = tuple(transition for at_start, transition in transitions if at_start)
-        return cls(state.part, anywhere, first, max((len(transition.mark) for transition in anywhere), default=1) - 1)
+        return cls(
+            state.segment, anywhere, first, max((len(transition.mark) for transition in anywhere), default=1) - 1
+        )
 
     def next_transition(self, tail: bytes, *, is_fresh: bool) -> tuple[int, _Transition] | None:
         """The transition whose mark comes first, and where the mark begins."""
@@ -80,18 +82,18 @@ class SegmentMachine:
         self._states = tuple(_State.of(state) for state in rules.states)
 
     def step(self, position: TextPosition, text: bytes) -> tuple[TextPosition, Segment]:
-        """Behind a token of that text, and the part that the token belongs to."""
+        """Behind a token of that text, and the segment of the token."""
         number, tail, is_fresh = position
         state = self._states[number]
-        part, tail = state.part, tail + text
+        segment, tail = state.segment, tail + text
         while (found := state.next_transition(tail, is_fresh=is_fresh)) is not None:
             place, transition = found
             number, tail, is_fresh = transition.to, tail[place + len(transition.mark) :], True
             state = self._states[number]
             if transition.opens:
-                part = state.part
+                segment = state.segment
         tail, is_fresh = state.rest(tail, is_fresh=is_fresh)
-        return TextPosition(number, tail, is_fresh), part
+        return TextPosition(number, tail, is_fresh), segment
 
 
 @lru_cache(maxsize=64)
@@ -129,7 +131,7 @@ class SequenceSegments:
         self, token_ids: Sequence[int], position: TextPosition, counts: Counter[Segment], places: list[SegmentPlace]
     ) -> TextPosition:
         for token in token_ids:
-            position, part = self._machine.step(position, self._bytes_of(token))
-            places.append((part, counts[part]))
-            counts[part] += 1
+            position, segment = self._machine.step(position, self._bytes_of(token))
+            places.append((segment, counts[segment]))
+            counts[segment] += 1
         return position

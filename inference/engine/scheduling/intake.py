@@ -98,13 +98,13 @@ class RequestIntake:
             generator=self._generator(request),
             stop_ids=eos | frozenset(params.stop_token_ids),
             matcher=self._matcher(params),
-            parts=self._parts(request),
+            segments=self._segments(request),
         )
 
-    def _parts(self, request: GenerationRequest) -> SequenceSegments | None:
+    def _segments(self, request: GenerationRequest) -> SequenceSegments | None:
         if request.intervention is None or not request.intervention.depends_on_segments:
             return None
-        return SequenceSegments(request.parts, self._token_bytes)
+        return SequenceSegments(request.segment_rules, self._token_bytes)
 
     def _hidden_ids(self, params: SamplingParams) -> frozenset[int]:
         """Return the special tokens that stay hidden while others are shown."""

@@ -56,8 +56,8 @@ class Sequence:
     num_preemptions: int = 0
     slot: int = -1  # the row in the cache's tables while it runs
     rows: SteeringRows | None = None
-    parts: SequenceSegments | None = None  # kept only where steering tells them apart
-    reading: SequenceCapture | None = None
+    segments: SequenceSegments | None = None  # kept only where steering tells them apart
+    capture: SequenceCapture | None = None
     scoring: SequenceScoring | None = None
     steering_expected: int = 0
     steering_applied: int = 0
@@ -76,7 +76,7 @@ class Sequence:
             PREFIX_BLOCK, _programs(self.request), _num_prompt_program(self.request), self.request.cache_salt
         )
         if self.request.captures:
-            self.reading = SequenceCapture(self.request.captures, self.num_prompt)
+            self.capture = SequenceCapture(self.request.captures, self.num_prompt)
         if self.request.scoring is not None:
             self.scoring = SequenceScoring(self.request.scoring, self.num_prompt)
 
@@ -110,13 +110,13 @@ class Sequence:
         last = self.num_tokens - 1  # it is run in any case, as the next one is sampled there
         if self.scoring is not None:
             last = min(last, self.scoring.next_place)
-        return last if self.reading is None else self.reading.next_place(last)
+        return last if self.capture is None else self.capture.next_place(last)
 
     def known_segments(self) -> SequenceSegments | None:
         """Return the segments of all generated tokens; None if steering does not depend on them."""
-        if self.parts is not None:
-            self.parts.take(self.token_ids[self.num_prompt + self.parts.num_known :])
-        return self.parts
+        if self.segments is not None:
+            self.segments.take(self.token_ids[self.num_prompt + self.segments.num_known :])
+        return self.segments
 
     @property
     def reads_places(self) -> bool:
@@ -124,7 +124,7 @@ class Sequence:
         return self.wants_prompt_logprobs or self.scoring is not None
 
     def most_tokens(self, num_places: int) -> int:
-        """The longest next chunk that captures the logits of no more than ``num_places`` of its tokens."""
+        """The longest next chunk that needs the logits of no more than ``num_places`` of its tokens."""
         if self.wants_prompt_logprobs:
             return num_places
         if self.scoring is None:
@@ -138,7 +138,7 @@ class Sequence:
     @property
     def can_guess(self) -> bool:
         """Whether a step may run tokens behind its last one that may prove wrong."""
-        return self.matcher is None and not (self.reading is not None and self.reading.has_pools)
+        return self.matcher is None and not (self.capture is not None and self.capture.has_pools)
 
     @property
     def _needs_prompt_logprobs(self) -> bool:
@@ -198,7 +198,7 @@ def _programs(request: GenerationRequest) -> Programs:
         return Programs()
     generation = intervention.program("generation")
     if generation and intervention.depends_on_segments:
-        generation += f":{request.parts}"  # the same tokens may be of another part by other rules
+        generation += f":{request.segment_rules}"  # other rules may assign the same tokens to other segments
     return Programs(intervention.program("prompt"), generation)
 
 

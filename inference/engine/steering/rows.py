@@ -19,9 +19,9 @@ Rows = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class PlaceRows:
-    """Rows of a zone's tokens, or of those of one part of it, by their index in both.
+    """Rows of a zone's tokens, or of one segment of it, by their index in both.
 
-    ``rows[i][k]`` from the ``starts[i]``-th token of the prompt, or of what is generated, and the part's
+    ``rows[i][k]`` from the ``starts[i]``-th token of the prompt, or of what is generated, and the segment's
     ``segment_starts[k]``-th token on, 0 for none.
     """
 
@@ -47,24 +47,24 @@ class SteeringRows:
     skip_token_ids: frozenset[int]
 
     def of_tokens(
-        self, token_ids: Sequence[int], start: int, num_prompt: int, parts: SequenceSegments | None = None
+        self, token_ids: Sequence[int], start: int, num_prompt: int, segments: SequenceSegments | None = None
     ) -> list[int]:
         """The rows of a sequence's tokens from place ``start`` on; 0 where one is left alone.
 
-        ``parts`` knows all generated tokens before them; without it they are all of the answer.
+        ``segments`` covers all generated tokens before them; None if all of them are the answer.
         """
         num_own = min(max(num_prompt - start, 0), len(token_ids))
         rows = [self._row(self.prompt, token, start + i, 0) for i, token in enumerate(token_ids[:num_own])]
         if num_own and start + num_own == num_prompt:
             rows[-1] = self._row(self.last_prompt_token, token_ids[num_own - 1], num_prompt - 1, 0)
         first, rest = start + num_own - num_prompt, token_ids[num_own:]
-        if parts is None:
+        if segments is None:
             answer = self.generation["answer"]
             return rows + [self._row(answer, token, first + i, first + i) for i, token in enumerate(rest)]
-        places = parts.places(rest, first)
+        places = segments.places(rest, first)
         return rows + [
-            self._row(self.generation[part], token, first + i, segment_index)
-            for i, (token, (part, segment_index)) in enumerate(zip(rest, places, strict=True))
+            self._row(self.generation[segment], token, first + i, segment_index)
+            for i, (token, (segment, segment_index)) in enumerate(zip(rest, places, strict=True))
         ]
 
     def _row(self, rows: PlaceRows, token: int, index: int, segment_index: int) -> int:
@@ -73,9 +73,9 @@ class SteeringRows:
 
 @dataclass(frozen=True, slots=True)
 class PlacePrograms:
-    """The programs of a zone's tokens, or of those of one part of it.
+    """The programs of a zone's tokens, or of one segment of it.
 
-    ``programs[i][k]`` from the ``starts[i]``-th token of the prompt, or of what is generated, and the part's
+    ``programs[i][k]`` from the ``starts[i]``-th token of the prompt, or of what is generated, and the segment's
     ``segment_starts[k]``-th token on. Empty where
     nothing acts.
     """
@@ -86,12 +86,14 @@ class PlacePrograms:
     special_programs: tuple[tuple[Program, ...], ...]  # of special tokens
 
 
-def place_programs(intervention: Intervention, zone: Zone, part: Segment | None = None) -> PlacePrograms:
-    """With a ``part`` for what is generated, and without one for the prompt."""
-    edits = [edit for edit in intervention.edits if edit.starts_in(zone) and (part is None or part in edit.parts)]
+def place_programs(intervention: Intervention, zone: Zone, segment: Segment | None = None) -> PlacePrograms:
+    """Return the programs of a zone. ``segment`` is given for generated tokens only."""
+    edits = [
+        edit for edit in intervention.edits if edit.starts_in(zone) and (segment is None or segment in edit.segments)
+    ]
     starts = tuple(sorted({0}.union(*(edit.starts_in(zone) for edit in edits))))
-    segment_starts = _starts(edit.segment_window for edit in edits) if part is not None else (0,)
-    places = [[TokenPlace(zone, start, part, segment_start) for segment_start in segment_starts] for start in starts]
+    segment_starts = _starts(edit.segment_window for edit in edits) if segment is not None else (0,)
+    places = [[TokenPlace(zone, start, segment, segment_start) for segment_start in segment_starts] for start in starts]
     return PlacePrograms(
         starts,
         segment_starts,

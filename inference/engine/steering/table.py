@@ -196,8 +196,8 @@ class SteeringTable:
         try:
             prompt = self._lay_places(place_programs(intervention, "prompt"), laid)
             last = self._lay_places(place_programs(intervention, "last_prompt_token"), laid)
-            parts = {part: place_programs(intervention, "generation", part) for part in SEGMENTS}
-            generation = {part: self._lay_places(programs, laid) for part, programs in parts.items()}
+            by_segment = {segment: place_programs(intervention, "generation", segment) for segment in SEGMENTS}
+            generation = {segment: self._lay_places(programs, laid) for segment, programs in by_segment.items()}
         except BaseException:
             self._clear(laid.values())
             raise

@@ -123,7 +123,7 @@ ThinkingState = Literal["none", "possible", "begun"]
 
 @dataclass(frozen=True, slots=True)
 class CallSpec:
-    """ToolCallWriter in the notation of ``shape``: of one of ``tools``, at least one if ``must_call``, at most ``max_calls``."""
+    """Calls in the notation of ``shape``: of one of ``tools``, at least one if ``must_call``, at most ``max_calls``."""
 
     shape: CallShape
     tools: Sequence[OfferedTool]

@@ -1,4 +1,4 @@
-"""ToolCallWriter in Python's notation, ``name(key=value, ...)``, turned into JSON argument by argument."""
+"""Calls in Python's notation, ``name(key=value, ...)``, turned into JSON argument by argument."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ToolCallWriter whose arguments stand between tags, each by itself, strings without quotes: Qwen3-Coder's and GLM's.
+"""Calls whose arguments stand between tags, each by itself, strings without quotes: Qwen3-Coder's and GLM's.
 
 Which arguments are strings only the tool's schema tells. Those are passed on while they are written; of others it is
 known at their end whether they are JSON.

@@ -103,15 +103,15 @@ def test_room_within_a_budget(limit, free, reserved, expected):
     device = FakeDevice(1000)
     device.free = free
 
-    assert MemoryBudget(limit, device).plan("cpu", reserved) == expected
+    assert MemoryBudget(limit, device).available("cpu", reserved) == expected
 
 
 def test_memory_that_others_were_given_and_have_not_taken_yet_is_not_free():
     device = FakeDevice(1000)
     device.free = 500
 
-    assert MemoryBudget(0, device).plan("cpu", reserved_bytes=300, unwritten_bytes=200) == 300
-    assert MemoryBudget(0, device).plan("cpu", reserved_bytes=800, unwritten_bytes=200) == 100
+    assert MemoryBudget(0, device).available("cpu", reserved_bytes=300, unwritten_bytes=200) == 300
+    assert MemoryBudget(0, device).available("cpu", reserved_bytes=800, unwritten_bytes=200) == 100
 
 
 def test_the_size_of_a_budget():

@@ -554,7 +554,7 @@ async def test_a_load_says_how_far_it_is_while_it_runs(parts):
 
     def locate(source, download):
         download.note(5, 20)
-        seen.append(registry.standing("org/tiny"))
+        seen.append(registry.load_status("org/tiny"))
         return parts.located.path
 
     registry = ModelRegistry(
@@ -563,7 +563,7 @@ async def test_a_load_says_how_far_it_is_while_it_runs(parts):
     await registry.ready("org/tiny")
 
     assert seen == [LoadStatus(LoadProgress("looking for its files", 0.0, 5, 20))]
-    assert registry.standing("org/tiny") == LoadStatus()
+    assert registry.load_status("org/tiny") == LoadStatus()
     registry.stop()
 
 
@@ -579,5 +579,5 @@ async def test_a_load_that_failed_says_when_it_is_tried_again(parts):
     with pytest.raises(ModelNotReadyError, match="There is none"):
         await registry.ready("org/tiny")
 
-    assert registry.standing("org/tiny") == LoadStatus(retry_in_s=10.0)
+    assert registry.load_status("org/tiny") == LoadStatus(retry_in_s=10.0)
     registry.stop()
