@@ -21,14 +21,20 @@ from django.conf import settings
 from django.db import Error as DjangoDatabaseError
 from django.db import InterfaceError, OperationalError, close_old_connections, connection, transaction
 
+from core.errors import MillmError
+
 P = ParamSpec("P")
 T = TypeVar("T")
 MAX_AT_ONCE = 8
 SET_LIMITS = "SELECT set_config('lock_timeout', %s, false), set_config('statement_timeout', %s, false)"
 
 
-class DatabaseTooSlowError(OperationalError):
+class DatabaseTooSlowError(MillmError, OperationalError):
     """The database did not answer in time; nothing was written."""
+
+    status = 503
+    code = "database_unavailable"
+    retry_after_s = 5.0
 
 
 class Attempt:

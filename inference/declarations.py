@@ -21,6 +21,7 @@ from django.db import transaction
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic import ValidationError as SchemaError
 
+from core.errors import MillmError
 from inference import services
 from inference.files.sources import SourceError, source_at_shell
 from inference.models import LanguageModel
@@ -29,7 +30,7 @@ from inference.permissions import FieldDenied
 Outcome = Literal["created", "updated", "unchanged"]
 
 
-class DeclarationError(Exception):
+class DeclarationError(MillmError):
     """The file cannot be applied; nothing was changed. One problem per line."""
 
 

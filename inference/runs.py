@@ -28,12 +28,29 @@ MAX_PAUSE_S = 1.0  # between attempts to submit while the queue is full
 Request = GenerationRequest | EmbeddingRequest
 
 
+# Codes of failures with a status other than 500: status, Retry-After and the field that caused it.
+_FAILURES: dict[str, tuple[int, float | None, str | None]] = {
+    "engine_shutdown": (503, 5.0, None),
+    "model_unloaded": (503, 1.0, None),
+    "out_of_memory": (503, 10.0, None),
+    "reading_too_large": (400, None, "return_activations"),
+    "no_token_allowed": (400, None, None),
+    "grammar_failed": (400, None, None),
+    "sae_mismatch": (409, None, "profile"),
+}
+
+
 class SequenceFailedError(EngineError):
     """A sequence failed, was cancelled, or was not steered as compiled. ``code`` is the engine's."""
 
+    retry_after_s = None
+
     def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
+        status, retry_after_s, param = _FAILURES.get(code, (500, None, None))
+        can_retry = code == "server_error" if status == 500 else None
+        super().__init__(
+            message, status=status, code=code, param=param, retry_after_s=retry_after_s, can_retry=can_retry
+        )
 
 
 class Run:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from core.errors import MillmError
 
-class JobError(Exception):
-    """``str(error)`` is a sentence for people; it names the value and the remedy."""
+
+class JobError(MillmError):
+    code = "invalid_value"
 
 
 class UnknownKindError(JobError):
@@ -18,7 +20,10 @@ class NotStorableError(JobError):
 
 
 class JobStateError(JobError):
-    """The job's state does not allow what was asked for."""
+    """The job's state does not allow this."""
+
+    status = 409
+    code = "job_state"
 
 
 class RunStopped(BaseException):

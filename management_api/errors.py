@@ -14,15 +14,9 @@ from rest_framework import exceptions
 from rest_framework.response import Response
 from rest_framework.views import set_rollback
 
-from inference.client import EngineError
-from inference.files.sources import SourceError
-from jobs.errors import JobError, JobStateError
-from openai_api.http.errors import MAX_PROBLEMS, ApiError, conflict, forbidden, invalid, quote, unavailable, wrong_key
+from core.errors import MillmError, quote
+from openai_api.http.errors import MAX_PROBLEMS, conflict, error_headers, forbidden, invalid, openai_error, wrong_key
 from openai_api.http.errors import method_not_allowed as method_refused
-from steering.corpora.corpus import CorpusError
-from steering.errors import EvaluationError, SteeringError
-from steering.saes.errors import InvalidSAEError
-from steering.spec.errors import InvalidSpecError
 
 logger = logging.getLogger(__name__)
 _CODES = {
@@ -33,23 +27,20 @@ _CODES = {
 _GENERAL = "non_field_errors"
 
 
-def answer_error(error: Exception, context: dict[str, Any]) -> Response | None:
-    """DRF's exception handler; None leaves it to the site's last resort, which logs the cause."""
-    refusal = refusal_of(error, context)
-    if refusal is None:
+def render_error(error: Exception, context: dict[str, Any]) -> Response | None:
+    """DRF's exception handler; None leaves it to the site's last resort, which logs the cause.
+
+    Unlike /v1, the management API names the server's files: its users register models and SAEs by path.
+    """
+    found = error if isinstance(error, MillmError) else _framework_error(error, context)
+    if found is None:
         return None
     set_rollback()
-    return Response(refusal.body(), status=refusal.status, headers=refusal.all_headers())
+    body = openai_error(found, names_files=True)
+    return Response(body, status=found.status, headers=error_headers(found))
 
 
-def refusal_of(error: Exception, context: dict[str, Any]) -> ApiError | None:
-    """What the client is told; None of a fault of ours."""
-    if isinstance(error, ApiError):
-        return error
-    return _http_refusal(error, context) or _domain_refusal(error)
-
-
-def _http_refusal(error: Exception, context: dict[str, Any]) -> ApiError | None:
+def _framework_error(error: Exception, context: dict[str, Any]) -> MillmError | None:
     match error:
         case exceptions.ValidationError():
             return _invalid(list(_problems(error.detail)))
@@ -64,28 +55,9 @@ def _http_refusal(error: Exception, context: dict[str, Any]) -> ApiError | None:
         case exceptions.MethodNotAllowed():
             return method_refused(context["request"].method, sorted(context["view"].allowed_methods))
         case exceptions.UnsupportedMediaType():
-            return ApiError(415, "Send “Content-Type: application/json”.", code="unsupported_media_type")
+            return MillmError("Send “Content-Type: application/json”.", status=415, code="unsupported_media_type")
         case exceptions.NotAcceptable():
-            return ApiError(406, "Answers are application/json.", code="not_acceptable")
-    return None
-
-
-def _domain_refusal(error: Exception) -> ApiError | None:
-    match error:
-        case SteeringError():
-            return ApiError(error.status, error.message, code=error.code, param=error.param)
-        case InvalidSpecError():
-            return invalid(str(error), param=error.problems[0].path, code=error.problems[0].code)
-        case EvaluationError() | CorpusError():
-            return invalid(str(error))
-        case SourceError() | InvalidSAEError():
-            return invalid(str(error), param="source", code="invalid_source")
-        case JobStateError():
-            return conflict(str(error), code="job_state")
-        case JobError():
-            return invalid(str(error))
-        case EngineError():
-            return unavailable(str(error), code=error.code)
+            return MillmError("Answers are application/json.", status=406, code="not_acceptable")
         case ModelError():
             return _invalid(list(_model_problems(error)))
         case ProtectedError():
@@ -94,12 +66,12 @@ def _domain_refusal(error: Exception) -> ApiError | None:
     return None
 
 
-def not_found() -> ApiError:
+def not_found() -> MillmError:
     """The same for what does not exist and for what the caller may not see."""
-    return ApiError(404, "There is no such object, or you may not see it.", code="not_found")
+    return MillmError("There is no such object, or you may not see it.", status=404, code="not_found")
 
 
-def _invalid(problems: list[tuple[str, str, str]]) -> ApiError:
+def _invalid(problems: list[tuple[str, str, str]]) -> MillmError:
     """One 400 for all problems; ``param`` and ``code`` are those of the first."""
     lines = [f"{path}: {text}" if path else text for path, text, _ in problems[:MAX_PROBLEMS]]
     path, _, code = problems[0]

@@ -73,7 +73,7 @@ class CursorPages(CursorPagination):
 
 
 def read_limit(request: Request) -> int:
-    """1 to :data:`MAX_LIMIT`; ApiError for anything else."""
+    """1 to :data:`MAX_LIMIT`; MillmError for anything else."""
     text = request.query_params.get("limit", str(DEFAULT_LIMIT))
     if not (text.isascii() and text.isdecimal() and len(text) < 10 and 1 <= int(text) <= MAX_LIMIT):
         raise invalid(f"limit: expected a number from 1 to {MAX_LIMIT}, not “{text[:40]}”.", param="limit")

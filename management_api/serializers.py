@@ -14,7 +14,7 @@ from drf_spectacular.utils import OpenApiParameter, extend_schema, extend_schema
 from rest_framework import serializers
 from rest_framework.exceptions import ErrorDetail
 
-from openai_api.http.errors import ApiError
+from core.errors import MillmError
 
 MAX_TEXT = 20_000
 UNKNOWN = "unknown_parameter"
@@ -166,7 +166,7 @@ class Row(serializers.Field[Any, Any, Any, Any]):
         row = self._find(self.context["request"].user).filter(pk=data).first() if 0 <= data < _MAX_ID else None
         if row is None:
             message = f"{self.field_name}: there is no such object, or you may not see it."
-            raise ApiError(404, message, code="not_found", param=self.field_name)
+            raise MillmError(message, status=404, code="not_found", param=self.field_name)
         return row
 
     def to_representation(self, value: Any) -> Any:

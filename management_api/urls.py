@@ -20,7 +20,7 @@ from management_api.resources.sae import SAEs
 from management_api.resources.server import Me, Stats
 from management_api.resources.vector_set import VectorSets
 from management_api.resources.version import Versions
-from openai_api.http.errors import unknown_url
+from openai_api.http.errors import openai_error, unknown_url
 
 app_name = "management_api"
 
@@ -28,7 +28,7 @@ app_name = "management_api"
 @csrf_exempt
 def unknown(request: HttpRequest) -> HttpResponse:
     error = unknown_url(request.method or "", request.path)
-    return JsonResponse(error.body(), status=error.status, headers={"x-request-id": new_id("req_")})
+    return JsonResponse(openai_error(error), status=error.status, headers={"x-request-id": new_id("req_")})
 
 
 router = SimpleRouter(trailing_slash=False)

@@ -198,7 +198,7 @@ PROCRASTINATE_AUTODISCOVER_MODULE_NAME = ""  # jobs/deliveries.py makes its own 
 REST_FRAMEWORK = {
     "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAdminUser"],
     "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
-    "EXCEPTION_HANDLER": "management_api.errors.answer_error",
+    "EXCEPTION_HANDLER": "management_api.errors.render_error",
     "UNAUTHENTICATED_USER": "django.contrib.auth.models.AnonymousUser",
 }
 SPECTACULAR_SETTINGS = {

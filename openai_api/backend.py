@@ -25,7 +25,7 @@ from steering.watch.watcher import Watch, watch
 
 
 async def unload(call: Call, record: ModelRecord) -> None:
-    """Raises ApiError 503 where the trail cannot be written: nothing is done behind its back."""
+    """Raises MillmError 503 where the trail cannot be written: nothing is done behind its back."""
 
     def work() -> None:
         with acting(origin_of(call)):

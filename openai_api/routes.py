@@ -64,7 +64,7 @@ from openai_api.endpoints.vector_stores import (
 )
 from openai_api.http.call import Call
 from openai_api.http.endpoint import ErrorBody, Handler, endpoint
-from openai_api.http.errors import ApiError, anthropic_error, unknown_url
+from openai_api.http.errors import anthropic_error, openai_error, unknown_url
 from openai_api.responses.conversations import (
     add_items,
     create_conversation,
@@ -97,7 +97,7 @@ async def refuse_url(call: Call) -> HttpResponseBase:
 
 
 def route(
-    path: str, *, log_name: str = "", alias: str = "", error_body: ErrorBody = ApiError.body, **handlers: Handler
+    path: str, *, log_name: str = "", alias: str = "", error_body: ErrorBody = openai_error, **handlers: Handler
 ) -> URLPattern:
     """Return the URL pattern of ``path``, below /v1; a trailing slash is accepted.
 

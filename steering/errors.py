@@ -1,23 +1,17 @@
-"""What steering refuses, with the status, code and field that HTTP clients see."""
+"""Errors of steering, with the status, code and field that clients see."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
+from core.errors import MillmError
 from steering.spec.errors import InvalidSpecError, Problem
 
 
-class SteeringError(Exception):
-    """``message`` is a sentence for clients; it names the value and the remedy."""
-
-    status: ClassVar[int] = 400
-    code: str = "invalid_value"
-    param: str = "profile"
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message)
-        self.message = message
+class SteeringError(MillmError):
+    code = "invalid_value"
+    param = "profile"
+    names_files = True
 
 
 class ProfileNotFoundError(SteeringError):
@@ -43,10 +37,6 @@ class SAEUnavailableError(SteeringError):
 
     status = 409
     code = "sae_mismatch"
-
-    def __init__(self, message: str, param: str = "profile") -> None:
-        super().__init__(message)
-        self.param = param
 
 
 class IncompatibleSAEError(SteeringError):
@@ -118,9 +108,7 @@ class InlineSteeringError(SteeringError):
     """Edits in a request that cannot be used; ``field`` is that of the first problem."""
 
     def __init__(self, message: str, field: str = "steering", code: str = "invalid_value") -> None:
-        super().__init__(message)
-        self.param = field
-        self.code = code
+        super().__init__(message, param=field, code=code)
 
     @classmethod
     def from_spec(cls, error: InvalidSpecError) -> InlineSteeringError:
@@ -138,5 +126,7 @@ class InUseError(SteeringError):
     code = "in_use"
 
 
-class EvaluationError(Exception):
-    """``str(error)`` is a sentence for people."""
+class EvaluationError(MillmError):
+    """An evaluation cannot be run as described."""
+
+    code = "invalid_value"

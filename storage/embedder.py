@@ -6,6 +6,7 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from core.errors import MillmError
 from core.ids import new_id
 from inference.client import EmbeddingEvent, EmbeddingRequest, EngineClient, get_client
 from inference.registry.ready_model import ReadyModel
@@ -29,8 +30,13 @@ class Models(Protocol):
     async def ready(self, name: str) -> ReadyModel: ...
 
 
-class EmbeddingFailedError(Exception):
+class EmbeddingFailedError(MillmError):
     """The engine could not embed a text; the message is its own."""
+
+    status = 503
+    code = "engine_unavailable"
+    retry_after_s = 5.0
+    names_files = True
 
 
 class Embedder:

@@ -1,22 +1,12 @@
-"""What storage refuses, with the status, code and field that HTTP clients see."""
+"""Errors of storage, with the status, code and field that clients see."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from core.errors import MillmError
 
 
-class StorageError(Exception):
-    """``message`` is a sentence for clients; it names the value and the remedy."""
-
-    status: ClassVar[int] = 400
-    code: str = "invalid_value"
-
-    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.param = param
-        if code is not None:
-            self.code = code
+class StorageError(MillmError):
+    code = "invalid_value"
 
 
 class ObjectNotFoundError(StorageError):

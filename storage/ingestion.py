@@ -15,13 +15,14 @@ from typing import Any
 
 from django.db import transaction
 
-from inference.client import BACKGROUND_PRIORITY, EngineError
-from inference.registry.ready_model import ModelNotReadyError, ReadyModel
+from core.errors import MillmError
+from inference.client import BACKGROUND_PRIORITY
+from inference.registry.ready_model import ReadyModel
 from jobs.errors import JobCancelled
 from jobs.running_job import RunningJob
 from storage.blobs import BlobStore
 from storage.chunking import Chunking
-from storage.embedder import AT_ONCE, EmbeddingFailedError, get_embedder
+from storage.embedder import AT_ONCE, get_embedder
 from storage.errors import StorageError
 from storage.extraction.errors import ExtractionError
 from storage.extraction.process import extract_pieces
@@ -60,7 +61,7 @@ def _read_one(job: RunningJob, row: VectorStoreFile) -> None:
         job.log(f"{row.file.filename} was taken out while it was read.")
     except ExtractionError as error:
         _fail(job, row, error.code, error.message)
-    except (StorageError, EmbeddingFailedError, ModelNotReadyError, EngineError) as error:
+    except MillmError as error:
         if job.is_stopped:
             job.check_cancelled()  # the engine stops with its process: the job goes back to the queue
         _fail(job, row, "server_error", str(error))

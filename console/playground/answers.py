@@ -12,16 +12,15 @@ from django.db import close_old_connections, connection
 from django.http import Http404, HttpRequest
 from django.http.response import HttpResponseBase
 
+from core.errors import MillmError
 from openai_api.endpoints.chat import create_chat_completion
 from openai_api.endpoints.completions import create_completion
 from openai_api.generation.inspection import inspect_answer
-from openai_api.generation.target import steering_refusal
 from openai_api.http.call import Call
 from openai_api.http.endpoint import Handler, json_response, respond_as
-from openai_api.http.errors import ApiError, forbidden, invalid, unsupported_parameter
+from openai_api.http.errors import forbidden, invalid, openai_error, unsupported_parameter
 from openai_api.http.json_body import parse_json, read_json_object
 from openai_api.http.session_auth import SessionUser, authenticate_session, refusal_response, request_for
-from steering.errors import SteeringError
 from steering.models import SteeringProfile
 from steering.profiles.admin import SteeringProfileAdmin
 from steering.profiles.draft_form import InvalidDraftError, UnsavedDraft
@@ -46,7 +45,7 @@ def _view(endpoint: str, handler: Handler, names: frozenset[str], **fixed: Any) 
             fields = read_json_object(request)
             if unknown := sorted(fields.keys() - names):
                 raise unsupported_parameter(unknown[0], "The playground does not send it.")
-        except ApiError as error:
+        except MillmError as error:
             return refusal_response(error)
         asked = request_for(endpoint, {**fields, **fixed, "user": user.get_username()})
         return await respond_as(Call(asked, endpoint, source="console", session_user_id=user.pk), None, handler)
@@ -73,9 +72,7 @@ def _draft_view(endpoint: str, handler: Handler, names: frozenset[str], **fixed:
             draft = await asyncio.to_thread(_read, request, user, object_id)
         except InvalidDraftError as error:
             return _problems_response(error)
-        except SteeringError as error:
-            return refusal_response(steering_refusal(error))
-        except ApiError as error:
+        except MillmError as error:
             return refusal_response(error)
         asked = {**fields, **fixed, "model": draft.model, "user": user.get_username()}
         call = Call(request_for(endpoint, asked), endpoint, source="console", session_user_id=user.pk)
@@ -102,7 +99,9 @@ def _read(request: HttpRequest, user: SessionUser, object_id: str) -> UnsavedDra
     try:
         return pages.unsaved_draft(request, object_id)
     except Http404:
-        raise ApiError(404, "There is no such profile, or you may not see it.", code="profile_not_found") from None
+        raise MillmError(
+            "There is no such profile, or you may not see it.", status=404, code="profile_not_found"
+        ) from None
     except PermissionDenied:
         message = "You may not change this profile, so you cannot try its draft. Duplicate it."
         raise forbidden(message, code="permission_denied") from None
@@ -113,9 +112,8 @@ def _read(request: HttpRequest, user: SessionUser, object_id: str) -> UnsavedDra
 
 def _problems_response(error: InvalidDraftError) -> HttpResponseBase:
     """The contract's error, and each problem with its field of the form."""
-    refusal = ApiError(400, str(error), code="invalid_profile", param="profile")
     problems = [{"field": one.field, "place": one.place, "message": one.message} for one in error.problems]
-    return json_response({**refusal.body(), "problems": problems}, 400)
+    return json_response({**openai_error(error), "problems": problems}, 400)
 
 
 preview_chat = _draft_view("/v1/chat/completions", create_chat_completion, CHAT - STEERING, stream=True)

@@ -16,13 +16,13 @@ from django.urls import reverse
 
 from console.pages import Endpoint, Page, register_endpoint, register_page
 from console.playground.answers import PERMISSION
+from core.errors import MillmError
 from inference.models import LanguageModel
-from openai_api.generation.target import steering_refusal
+from inference.registry.registry import ModelNotFoundError
 from openai_api.http.endpoint import json_response
-from openai_api.http.errors import ApiError, invalid, model_not_found
+from openai_api.http.errors import invalid
 from openai_api.http.json_body import read_json_object
 from openai_api.http.session_auth import refusal_response
-from steering.errors import SteeringError
 from steering.features.admin import feature_url
 from steering.models import SAE, Feature, FeatureEdit, ProfileVersion, SteeringProfile
 from steering.profiles.inline_edits import read_inline
@@ -101,11 +101,9 @@ def save_draft(request: HttpRequest) -> HttpResponseBase:
     """Answers with the profile's page."""
     try:
         profile = _saved(request, read_json_object(request))
-    except SteeringError as error:
-        return refusal_response(steering_refusal(error))
     except ValidationError as error:
         return refusal_response(invalid(" ".join(error.messages), param="name"))
-    except ApiError as error:
+    except MillmError as error:
         return refusal_response(error)
     url = reverse("admin:steering_steeringprofile_change", args=[profile.pk])
     return json_response({"name": profile.name, "url": url}, 201)
@@ -116,7 +114,7 @@ def _saved(request: HttpRequest, fields: dict[str, Any]) -> SteeringProfile:
     name, model_name = (_text(fields, key) for key in ("name", "model"))
     model = LanguageModel.objects.filter(name=model_name).first()
     if model is None:
-        raise model_not_found(model_name)
+        raise ModelNotFoundError(model_name)
     edits = parse_edits(read_inline(model.pk, model.name, fields.get("steering")).edits)
     owner: Any = request.user
     return create_profile(name=name, model=model, description="From the playground.", owner=owner, edits=edits)

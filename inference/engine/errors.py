@@ -1,12 +1,17 @@
-"""Why the engine refuses or fails something; ``code`` is what clients see."""
+"""Errors of the engine, with the status and code that clients see."""
 
 from __future__ import annotations
 
+from core.errors import MillmError
 
-class EngineError(Exception):
+
+class EngineError(MillmError):
     """The engine refused a request."""
 
+    status = 503
     code = "server_error"
+    retry_after_s: float | None = 5.0
+    names_files = True
 
 
 class EngineDownError(EngineError):
@@ -19,10 +24,10 @@ class QueueFullError(EngineError):
     """Too many requests wait already; ``retry_after_s`` says when to try again."""
 
     code = "server_is_overloaded"
+    retry_after_s: float
 
     def __init__(self, message: str, retry_after_s: float) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
+        super().__init__(message, retry_after_s=retry_after_s)
 
 
 class ModelNotAttachedError(EngineError):

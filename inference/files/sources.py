@@ -19,6 +19,7 @@ from typing import Any
 
 from django.conf import settings
 
+from core.errors import MillmError
 from inference.files.architectures import ModelKind, architecture_problem, detect_kind
 
 DEFAULT_LABELS = 2  # of a classifier whose config names none, as transformers has it
@@ -53,8 +54,12 @@ ALLOW_CODE_HINT = "The operator can allow it with MILLM_ALLOW_REMOTE_CODE=true."
 DOWNLOADED = ".downloaded.json"  # the patterns of files that were fetched completely
 
 
-class SourceError(Exception):
+class SourceError(MillmError):
     """The source cannot be used; the message says why and what to do."""
+
+    code = "invalid_source"
+    param = "source"
+    names_files = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from core.errors import MillmError
 from inference.files.architectures import ModelKind
 from inference.registry.records import ModelRecord
 from inference.text.grammar_compiler import GrammarCompiler
 from inference.text.model_text import ModelText
 
 
-class ModelNotReadyError(Exception):
+class ModelNotReadyError(MillmError):
     """The model exists but cannot serve now: it loads longer than the caller may wait, or was unloaded meanwhile."""
 
+    status = 503
     code = "model_not_ready"
+    retry_after_s: float
+    names_files = True
 
     def __init__(self, message: str, retry_after_s: float) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
+        super().__init__(message, retry_after_s=retry_after_s)
 
 
 class ModelLoadFailedError(ModelNotReadyError):

@@ -10,6 +10,7 @@ from typing import Any
 from django.conf import settings
 from django.db import DatabaseError, InterfaceError, transaction
 
+from core.errors import MillmError, quote
 from core.snapshots import Snapshot
 from inference.client import EngineError
 from inference.files.sources import SourceError
@@ -17,10 +18,15 @@ from inference.models import LanguageModel
 from inference.text.model_text import ChatTemplateError
 
 
-class ModelNotFoundError(LookupError):
+class ModelNotFoundError(MillmError, LookupError):
     """No registered model has that name or alias."""
 
+    status = 404
     code = "model_not_found"
+    param = "model"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"The model “{quote(name)}” does not exist. GET /v1/models lists the models of this server.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +68,7 @@ class ModelTable:
         """ModelNotFoundError for unknown names. Touches nothing but this table."""
         record = self._by_name.get(name)
         if record is None:
-            raise ModelNotFoundError(f"The model {name[:200]!r} does not exist; GET /v1/models lists those that do.")
+            raise ModelNotFoundError(name)
         return record
 
 

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from core.errors import MillmError
+
 MAX_DEPTH = 32  # subschemas inside each other
 MAX_ENUM_VALUES = 1_000  # in the whole schema
 MAX_NAMED = 10  # keywords that one message lists
@@ -145,8 +147,12 @@ class GrammarError(ValueError):
     """The grammar is refused: wrong, too large, or not supported. The message is a sentence for the client."""
 
 
-class GrammarBusyError(Exception):
-    """Too many grammars are being compiled; try again."""
+class GrammarBusyError(MillmError):
+    """Too many grammars are being compiled."""
+
+    status = 503
+    code = "server_is_overloaded"
+    retry_after_s = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from core.errors import MillmError
 from inference.text.chat_template import ChatTemplate, ChatTemplateError
 from inference.text.dialects.answer_grammar import ThinkingState
 from inference.text.dialects.dialect import dialect_of
@@ -45,7 +46,7 @@ __all__ = ["ChatTemplateError", "ModelText", "PromptTooLongError"]
 MAX_CHARS_PER_TOKEN = 32  # of a whole prompt: far above any language or code, and tokenising stays fast
 
 
-class PromptTooLongError(ValueError):
+class PromptTooLongError(MillmError, ValueError):
     """The prompt cannot fit the model's context; found out by its characters, before tokenising."""
 
     code = "context_length_exceeded"

@@ -12,9 +12,10 @@ from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from core.errors import MillmError
 from management_api.serializers import Integer, Shown, StrictInput, StrictModelInput, Text, described
 from management_api.viewset import Filters, Resource
-from openai_api.http.errors import ApiError, forbidden
+from openai_api.http.errors import forbidden
 from openai_api.keys.services import (
     MAX_GRACE,
     SEE_ALL_KEYS,
@@ -162,7 +163,7 @@ class Keys(Resource):
             raise forbidden("You may make keys of your own only.", code="permission_denied", param="owner")
         owner = User.objects.filter(username=name).first()
         if owner is None:
-            raise ApiError(404, f"There is no user {name[:100]!r}.", code="not_found", param="owner")
+            raise MillmError(f"There is no user {name[:100]!r}.", status=404, code="not_found", param="owner")
         return owner
 
 

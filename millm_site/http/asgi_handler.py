@@ -22,12 +22,12 @@ from django.utils.deprecation import MiddlewareMixin
 from django.utils.module_loading import import_string
 
 from console.live.connection import LIVE_PATH, LiveConnection
+from core.errors import MillmError
 from millm_site.http.cors import API_ROOTS
 from millm_site.http.hosts import host_problem, with_forwarded_scheme
 from millm_site.http.refusal import Refusal, disk_full, invalid_host, refusal, too_large
 from millm_site.http.spool import CHECK_EVERY, SCOPE_KEY, has_room, new_spool
 from millm_site.serving import stop
-from openai_api.http.errors import ApiError
 from openai_api.http.file_uploads import accepts_files, body_limit, upload_refusal
 
 logger = logging.getLogger(__name__)
@@ -194,7 +194,7 @@ class SiteHandler(BodyHandler):
             await send_refusal(disk_full(), send)
 
 
-def file_refusal(scope: Scope) -> ApiError | None:
+def file_refusal(scope: Scope) -> MillmError | None:
     """Why a file is not received, if it is one; our own server has asked before."""
     if not accepts_files(scope["path"]) or scope["method"] != "POST":
         return None

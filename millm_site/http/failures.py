@@ -12,8 +12,17 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.template.loader import render_to_string
 from django.views.decorators.csrf import csrf_exempt
 
+from core.errors import MillmError
 from core.ids import new_id
-from openai_api.http.errors import ApiError, forbidden, method_not_allowed, server_error, unavailable, unknown_url
+from openai_api.http.errors import (
+    error_headers,
+    forbidden,
+    method_not_allowed,
+    openai_error,
+    server_error,
+    unavailable,
+    unknown_url,
+)
 
 DATABASE_RETRY_S = 5.0
 SAFE_METHODS = ["GET", "HEAD"]
@@ -63,7 +72,7 @@ def read_only(
         if request.method in SAFE_METHODS:
             return await view(request)
         error = method_not_allowed(request.method or "", SAFE_METHODS)
-        return JsonResponse(error.body(), status=error.status, headers=error.all_headers())
+        return JsonResponse(openai_error(error), status=error.status, headers=error_headers(error))
 
     return answer
 
@@ -72,10 +81,10 @@ def is_api(path: str) -> bool:
     return path in {"/v1", "/api"} or path.startswith(("/v1/", "/api/"))
 
 
-def _answer(request: HttpRequest, error: ApiError, text: str) -> HttpResponse:
-    headers = error.all_headers()
+def _answer(request: HttpRequest, error: MillmError, text: str) -> HttpResponse:
+    headers = error_headers(error)
     if is_api(request.path):
         headers["x-request-id"] = getattr(request, "request_id", None) or new_id("req_")
-        return JsonResponse(error.body(), status=error.status, headers=headers)
+        return JsonResponse(openai_error(error), status=error.status, headers=headers)
     page = render_to_string("error.html", {"status": error.status, "text": text})
     return HttpResponse(page, status=error.status, headers=headers)

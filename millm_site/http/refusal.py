@@ -6,8 +6,9 @@ import http
 import json
 from dataclasses import dataclass
 
+from core.errors import MillmError
 from core.ids import new_id
-from openai_api.http.errors import ApiError, insufficient_storage, request_too_large, unavailable
+from openai_api.http.errors import error_headers, insufficient_storage, openai_error, request_too_large, unavailable
 
 DRAIN_RETRY_S = 10.0
 
@@ -27,14 +28,14 @@ class Refusal:
         return "\r\n".join([*lines, "", ""]).encode("latin-1") + self.body
 
 
-def refusal(error: ApiError) -> Refusal:
+def refusal(error: MillmError) -> Refusal:
     """The contract's error body, whatever the path: who is refused here is a program."""
-    body = json.dumps(error.body()).encode()
+    body = json.dumps(openai_error(error)).encode()
     headers = {
         "Content-Type": "application/json",
         "Content-Length": str(len(body)),
         "x-request-id": new_id("req_"),
-        **error.all_headers(),
+        **error_headers(error),
         "Connection": "close",
     }
     return Refusal(error.status, tuple(headers.items()), body)
@@ -50,20 +51,20 @@ def disk_full() -> Refusal:
 
 def header_too_large(limit: int) -> Refusal:
     message = f"The request's header is larger than {limit} bytes. Send shorter or fewer header lines."
-    return refusal(ApiError(431, message, code="header_too_large"))
+    return refusal(MillmError(message, status=431, code="header_too_large"))
 
 
 def malformed() -> Refusal:
-    return refusal(ApiError(400, "The request is not valid HTTP/1.1.", code="invalid_http"))
+    return refusal(MillmError("The request is not valid HTTP/1.1.", code="invalid_http"))
 
 
 def invalid_host(problem: str) -> Refusal:
-    return refusal(ApiError(400, problem, code="invalid_host"))
+    return refusal(MillmError(problem, code="invalid_host"))
 
 
 def too_slow(seconds: float) -> Refusal:
     message = f"The request was not complete within {seconds:g} s. Send it again, faster."
-    return refusal(ApiError(408, message, code="request_timeout"))
+    return refusal(MillmError(message, status=408, code="request_timeout"))
 
 
 def no_answer(seconds: float) -> Refusal:

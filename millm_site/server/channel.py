@@ -25,7 +25,7 @@ from millm_site.server.limits import ServerLimits, ServerState
 from openai_api.http.file_uploads import accepts_files, body_limit, upload_refusal
 
 if TYPE_CHECKING:
-    from openai_api.http.errors import ApiError
+    from core.errors import MillmError
 
 MAX_MESSAGE_BYTES = 4_096  # what pages say is short
 HANDSHAKE_S = 5
@@ -170,7 +170,7 @@ class Channel(http.HTTPChannel):
             self._expect_within(self.limits.request_timeout_s)
             super().allHeadersReceived()
 
-    def _file_refusal(self) -> ApiError | None:
+    def _file_refusal(self) -> MillmError | None:
         """Why a file is not received, if it is one."""
         if not accepts_files(self._request_path) or self._command != b"POST":
             return None

@@ -86,7 +86,7 @@ async def create_decision(call: Call) -> HttpResponseBase:
 
 
 async def plan_decision(call: Call, request: DecisionRequest, target: Target) -> LabelPlan:
-    """Tokenize the questions and their labels. Raises ApiError 400, and 504 past the request's deadline."""
+    """Tokenize the questions and their labels. Raises MillmError 400, and 504 past the request's deadline."""
     prompts, labels = list[list[int]](), list[list[list[int]]]()
     try:
         async with asyncio.timeout_at(call.deadline):

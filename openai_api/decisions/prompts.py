@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from core.errors import MillmError
 from inference.captures import CaptureSpec
 from inference.client import GenerationRequest, SamplingParams, Scoring
 from inference.text.model_text import ModelText, thinking_state
 from openai_api.decisions.schemas import AnyQuestion, DecisionRequest
 from openai_api.generation.prompt import prompt_ids
 from openai_api.generation.target import Target
-from openai_api.http.errors import ApiError, context_length_exceeded, invalid
+from openai_api.http.errors import context_length_exceeded, invalid
 from openai_api.responses.chat_form import messages_of, renamed
 from openai_api.responses.items import items_of
 from openai_api.responses.schemas.items import ReferenceItem
@@ -25,7 +26,7 @@ Message = dict[str, Any]
 
 
 async def question_prompt(target: Target, request: DecisionRequest, question: AnyQuestion) -> list[int]:
-    """Render the prompt of one question. Raises ApiError 400 in terms of the request's fields."""
+    """Render the prompt of one question. Raises MillmError 400 in terms of the request's fields."""
     items = [item for item in items_of(request.input) if not isinstance(item, ReferenceItem)]
     body = {
         "model": request.model,
@@ -34,9 +35,9 @@ async def question_prompt(target: Target, request: DecisionRequest, question: An
     }
     try:
         return _at_the_answer(target.model.text, await prompt_ids(target.model.text, ChatRequest.parse(body)))
-    except ApiError as error:
-        error.message, error.param = renamed(error.message, ()), renamed(error.param or "", ()) or None
-        raise
+    except MillmError as error:
+        param = renamed(error.param or "", ()) or None
+        raise error.with_param(param, message=renamed(error.message, ())) from None
 
 
 def with_question(messages: Sequence[Message], question: str) -> list[Message]:
@@ -48,7 +49,7 @@ def with_question(messages: Sequence[Message], question: str) -> list[Message]:
 
 
 def label_ids(target: Target, prompt: Sequence[int], question: AnyQuestion, param: str) -> list[list[int]]:
-    """Tokenize the labels as the model would write them. Raises ApiError 400 when they cannot be distinguished."""
+    """Tokenize the labels as the model would write them. Raises MillmError 400 when they cannot be distinguished."""
     text, limit = target.model.text, target.model.max_model_len
     labels = [text.encode_plain(label) for label in question.labels]
     if not all(labels) or len({tuple(ids) for ids in labels}) < len(labels):

@@ -51,7 +51,7 @@ STEERED = ("profile", "steering", "steering_intensity")  # here null differs fro
 
 
 def chat_of(request: CountTokensRequest) -> ChatRequest:
-    """Convert the request to a chat completion. Raises ApiError 400."""
+    """Convert the request to a chat completion. Raises MillmError 400."""
     body = {name: getattr(request, name) for name in COPIED if getattr(request, name, None) is not None}
     body |= {name: getattr(request, name) for name in STEERED if name in request.model_fields_set}
     body["messages"] = list(chat_messages(request))

@@ -53,7 +53,7 @@ async def create_chat_completion(call: Call) -> HttpResponseBase:
 
 
 async def plan_chat(request: ChatRequest, target: Target, *, clamps: bool = False) -> tuple[Plan, AnswerPlan]:
-    """Build the engine plan and the rules for parsing the answer. Raises ApiError 400 or 503.
+    """Build the engine plan and the rules for parsing the answer. Raises MillmError 400 or 503.
 
     ``clamps``: reduce a token limit that exceeds the remaining context to the remaining context.
     """

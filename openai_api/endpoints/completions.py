@@ -59,14 +59,14 @@ async def create_completion(call: Call) -> HttpResponseBase:
 
 
 async def encode_prompts(model: ReadyModel, prompts: list[Prompt], *, param: str = "prompt") -> list[list[int]]:
-    """Return the token ids of each prompt. Raises ApiError 400 `invalid_prompt`."""
+    """Return the token ids of each prompt. Raises MillmError 400 `invalid_prompt`."""
     size = sum(len(prompt) for prompt in prompts)
     try:
         encoded = await off_loop(
             lambda: [model.text.encode(prompt) if isinstance(prompt, str) else prompt for prompt in prompts], size=size
         )
     except PromptTooLongError as error:
-        raise invalid(str(error), param=param, code=error.code) from None
+        raise error.with_param(param) from None
     for ids in encoded:
         check_token_ids(ids, model.vocab_size, param=param, code="invalid_prompt")
         if not ids:

@@ -39,7 +39,7 @@ async def create_embeddings(call: Call) -> HttpResponseBase:
 
 
 async def embed(call: Call, model: ReadyModel, texts: list[list[int]]) -> list[bytes]:
-    """Return the vectors of the texts, in order. Raises ApiError."""
+    """Return the vectors of the texts, in order. Raises MillmError."""
     requests = [
         EmbeddingRequest(f"{call.id}/{i}", model.record.name, tuple(ids), i, priority=call.priority)
         for i, ids in enumerate(texts)

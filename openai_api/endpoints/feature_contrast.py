@@ -29,12 +29,11 @@ from openai_api.generation.activations import find_loaded_sae
 from openai_api.generation.run import collect_events
 from openai_api.generation.sampling import completion_budget
 from openai_api.generation.stats import usage_body
-from openai_api.generation.target import resolve_unsteered, steering_refusal
+from openai_api.generation.target import resolve_unsteered
 from openai_api.http.call import Call
 from openai_api.http.endpoint import json_response
 from openai_api.http.errors import invalid
 from openai_api.schemas.features import ContrastedFeatureBody, FeatureContrastBody, FeatureContrastRequest
-from steering.errors import SteeringError
 from steering.features.contrast import SeparatingFeature, separating_features
 from steering.profiles.resolver import SteeringSelection
 from steering.sae_registry.loaded_sae import LoadedSAE
@@ -118,12 +117,7 @@ def check_lengths(texts: Texts, model: ReadyModel, request: FeatureContrastReque
 
 async def intervention_of(model: ReadyModel, selection: SteeringSelection) -> Intervention | None:
     """Compile the selection and the server's policies."""
-    try:
-        profile = await get_backend().steer(
-            model.record.name, selection, special_token_ids=model.text.special_token_ids
-        )
-    except SteeringError as error:
-        raise steering_refusal(error) from None
+    profile = await get_backend().steer(model.record.name, selection, special_token_ids=model.text.special_token_ids)
     return profile.intervention if profile else None
 
 
@@ -168,7 +162,7 @@ async def run(
     jobs: Sequence[tuple[list[int], Intervention | None]],
     captures: tuple[CaptureSpec, ...] = (),
 ) -> list[Run]:
-    """Run each text once, in one batch whatever steers it. Raises ApiError; the engine stops however this ends."""
+    """Run each text once, in one batch whatever steers it. Raises MillmError; the engine stops however this ends."""
     call.reserve_tokens(sum(len(ids) for ids, _ in jobs))
     priority = call.key.priority if call.key else 0
     requests = [

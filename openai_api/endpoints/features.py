@@ -8,13 +8,14 @@ import numpy as np
 from django.conf import settings
 from django.http.response import HttpResponseBase
 
+from core.errors import MillmError
 from inference.registry.registry import ModelNotFoundError, ModelRecord
 from openai_api.backend import get_backend
 from openai_api.endpoints.embeddings import embed
-from openai_api.generation.target import check_model_allowed, is_model_allowed, ready_model, steering_refusal
+from openai_api.generation.target import check_model_allowed, is_model_allowed, ready_model
 from openai_api.http.call import Call
 from openai_api.http.endpoint import json_response
-from openai_api.http.errors import ApiError, invalid, model_not_found, timed_out, unavailable, without_paths
+from openai_api.http.errors import client_message, invalid, timed_out
 from openai_api.schemas.features import (
     FeatureBody,
     FeatureDetailBody,
@@ -24,12 +25,10 @@ from openai_api.schemas.features import (
     LensTokenBody,
     LogitLensBody,
 )
-from steering.errors import SteeringError
 from steering.features.catalog import (
     FeatureQuery,
     FeatureRecord,
     Histogram,
-    LensBusyError,
     LensUnavailableError,
     QueryEmbedding,
     SAERecord,
@@ -53,10 +52,7 @@ async def search_features(call: Call) -> HttpResponseBase:
         offset=request.offset or 0,
         meaning=await embed_query(call, request) if request.embedding_model is not None else None,
     )
-    try:
-        found = await get_backend().features().search(query)
-    except SteeringError as error:
-        raise steering_refusal(error) from None
+    found = await get_backend().features().search(query)
     body: FeatureListBody = {
         "object": "list",
         "data": [feature_body(one) for one in found[:limit]],
@@ -66,13 +62,13 @@ async def search_features(call: Call) -> HttpResponseBase:
 
 
 async def embed_query(call: Call, request: FeatureSearchRequest) -> QueryEmbedding:
-    """Embed the query with a model that the key may use. Raises ApiError."""
+    """Embed the query with a model that the key may use. Raises MillmError."""
     assert request.embedding_model is not None
     try:
         record = get_backend().registry().find(request.embedding_model)
     except ModelNotFoundError:
         message = f"There is no model “{request.embedding_model}” on this server."
-        raise ApiError(404, message, code="model_not_found", param="embedding_model") from None
+        raise MillmError(message, status=404, code="model_not_found", param="embedding_model") from None
     check_model_allowed(call.key, record)
     model = await ready_model(record, "embedding")
     ids = await asyncio.to_thread(model.text.encode, request.query)
@@ -86,10 +82,7 @@ async def get_feature(call: Call, sae: str, index: str) -> HttpResponseBase:
     wants_lens = parse_logit_lens(call.request.GET.get("logit_lens", "true"))
     record = await find_sae(call, sae)
     number = feature_number(index)
-    try:
-        found = await get_backend().features().detail(record, number)
-    except SteeringError as error:
-        raise steering_refusal(error) from None
+    found = await get_backend().features().detail(record, number)
     lens, reason = await look(call, record, number) if wants_lens else (None, None)
     body: FeatureDetailBody = {
         **feature_body(found.feature),
@@ -110,11 +103,8 @@ async def get_feature(call: Call, sae: str, index: str) -> HttpResponseBase:
 
 
 async def find_sae(call: Call, name: str) -> SAERecord:
-    """Return the SAE of that name, if the key may use its model. Raises ApiError 404 and 403."""
-    try:
-        sae = await get_backend().features().sae(name)
-    except SteeringError as error:
-        raise steering_refusal(error) from None
+    """Return the SAE of that name, if the key may use its model. Raises MillmError 404 and 403."""
+    sae = await get_backend().features().sae(name)
     check_model_allowed(call.key, find_model(call, sae.model))
     return sae
 
@@ -130,23 +120,18 @@ def searched_models(call: Call, name: str | None) -> frozenset[str]:
 
 
 def find_model(call: Call, name: str) -> ModelRecord:
-    try:
-        record = get_backend().registry().find(name)
-    except ModelNotFoundError:
-        raise model_not_found(name) from None
+    record = get_backend().registry().find(name)
     call.use_model(record.name)
     return record
 
 
 async def look(call: Call, sae: SAERecord, index: int) -> tuple[LogitLens | None, str | None]:
-    """Return the logit lens, or why there is none. Raises ApiError 503 and 504."""
+    """Return the logit lens, or why there is none. Raises MillmError 503 and 504."""
     try:
         async with asyncio.timeout_at(call.deadline):
             return await get_backend().features().lens(sae, index), None
     except LensUnavailableError as error:
-        return None, without_paths(str(error))
-    except LensBusyError:
-        raise unavailable("Too many features are being looked at.", code="server_is_overloaded") from None
+        return None, client_message(error)
     except TimeoutError:
         raise timed_out(settings.MILLM_REQUEST_TIMEOUT) from None
 
@@ -159,7 +144,7 @@ def parse_logit_lens(value: str) -> bool:
 
 def feature_number(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS):
-        raise ApiError(404, "A feature's index is a number from 0.", code="feature_not_found", param="index")
+        raise MillmError("A feature's index is a number from 0.", status=404, code="feature_not_found", param="index")
     return int(text)
 
 

@@ -99,9 +99,8 @@ def expiry_of(form: Form) -> int | None:
     try:
         return ExpiresAfter.model_validate(given, strict=False).seconds
     except ValidationError as error:
-        refusal = api_error(error)
-        refusal.param = f"expires_after[{refusal.param}]"
-        raise refusal from None
+        found = api_error(error)
+        raise found.with_param(f"expires_after[{found.param}]") from None
 
 
 def file_body(file: StoredFile) -> FileBody:

@@ -9,22 +9,21 @@ from typing import Any
 from django.http.response import HttpResponseBase
 from pydantic import Field
 
-from inference.registry.registry import ModelNotFoundError, ModelRecord
+from core.errors import quote
+from inference.registry.registry import ModelRecord
 from openai_api.backend import get_backend
 from openai_api.generation.target import (
     check_model_allowed,
     check_profile_allowed,
     find_model,
     is_model_allowed,
-    steering_refusal,
 )
 from openai_api.http.call import Call
 from openai_api.http.endpoint import json_response
-from openai_api.http.errors import forbidden, invalid, model_not_found, quote, speaks_anthropic
+from openai_api.http.errors import forbidden, invalid, speaks_anthropic
 from openai_api.schemas.anthropic import AnthropicModelBody, AnthropicModelListBody
 from openai_api.schemas.base import ListQuery
 from openai_api.schemas.bodies import ModelBody, ModelDeletedBody, ModelListBody
-from steering.errors import SteeringError
 
 DEFAULT_LIMIT = 20
 MAX_LIMIT = 1_000
@@ -54,7 +53,7 @@ def anthropic_model(record: ModelRecord) -> AnthropicModelBody:
 
 
 def anthropic_list(models: list[AnthropicModelBody], query: Mapping[str, Any]) -> AnthropicModelListBody:
-    """Return the page between the cursors. Raises ApiError 400 for a cursor that is not a model."""
+    """Return the page between the cursors. Raises MillmError 400 for a cursor that is not a model."""
     query_params = ModelQuery.parse(query)
     ids = [model["id"] for model in models]
     start = _place(ids, query_params.after_id, "after_id") + 1 if query_params.after_id is not None else 0
@@ -97,10 +96,7 @@ async def get_model(call: Call, name: str) -> HttpResponseBase:
         return json_response(anthropic_model(record))
     if profile is not None:
         check_profile_allowed(call.key, profile)
-        try:
-            label = await get_backend().find_profile(record.name, profile)
-        except SteeringError as error:
-            raise steering_refusal(error) from None
+        label = await get_backend().find_profile(record.name, profile)
         body = {**body, "id": f"{record.name}:{profile}", "default_profile": label}
         if speaks_anthropic(call.request):
             return json_response({**anthropic_model(record), "id": body["id"]})
@@ -140,9 +136,6 @@ def model_body(record: ModelRecord) -> ModelBody:
 
 def _find(call: Call, name: str) -> ModelRecord:
     call.entry.model = name[:200]
-    try:
-        record = get_backend().registry().find(name)
-    except ModelNotFoundError:
-        raise model_not_found(name) from None
+    record = get_backend().registry().find(name)
     check_model_allowed(call.key, record)
     return record

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from django.http.response import HttpResponseBase
 
+from core.errors import MillmError
 from inference.client import EmbeddingRequest
 from inference.registry.registry import ModelRecord, ReadyModel
 from openai_api.backend import get_backend
@@ -13,7 +14,7 @@ from openai_api.generation.target import is_model_allowed, resolve_unsteered
 from openai_api.generation.vectors import check_lengths, vectors_of
 from openai_api.http.call import Call
 from openai_api.http.endpoint import json_response
-from openai_api.http.errors import ApiError, invalid
+from openai_api.http.errors import invalid
 from openai_api.schemas.moderations import ModerationBody, ModerationsBody, ModerationsRequest
 
 FLAGGED_FROM = 0.5
@@ -43,7 +44,7 @@ async def create_moderations(call: Call) -> HttpResponseBase:
 
 
 def only_classifier(call: Call) -> str:
-    """Return the only classifier that the key may use. Raises ApiError 400 and 404."""
+    """Return the only classifier that the key may use. Raises MillmError 400 and 404."""
     records = get_backend().registry().records()
     names = [one.name for one in records if is_classifier(one) and is_model_allowed(call.key, one)]
     if not names:
@@ -54,9 +55,9 @@ def only_classifier(call: Call) -> str:
     return names[0]
 
 
-def no_classifier() -> ApiError:
+def no_classifier() -> MillmError:
     message = "No classifier is registered on this server. Register a model for classification, then name it."
-    return ApiError(404, message, code="model_not_found", param="model")
+    return MillmError(message, status=404, code="model_not_found", param="model")
 
 
 def is_classifier(record: ModelRecord) -> bool:

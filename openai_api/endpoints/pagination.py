@@ -8,8 +8,9 @@ from typing import Any, Generic, TypeVar
 
 from django.db.models import Model, QuerySet
 
+from core.errors import quote
 from core.pagination import ByKey, rows_between
-from openai_api.http.errors import invalid, quote
+from openai_api.http.errors import invalid
 from openai_api.schemas.base import ListQuery
 
 M = TypeVar("M", bound=Model)
@@ -32,7 +33,7 @@ class Page(Generic[M]):
 
 
 def page_of(rows: QuerySet[M], query: ListQuery, *, id_field: str = "public_id") -> Page[M]:
-    """Return one page of ``rows``, which are all that the client may see. Raises ApiError 400 for an unknown cursor."""
+    """Return one page of ``rows``, all that the client may see. Raises MillmError 400 for an unknown cursor."""
     found, has_more = rows_between(
         rows,
         ByKey(),

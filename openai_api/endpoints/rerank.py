@@ -67,13 +67,13 @@ async def resolve_cross_encoder(call: Call, name: str) -> ReadyModel:
 
 
 async def score_pairs(call: Call, model: ReadyModel, pairs: Sequence[tuple[str, str]], *, param: str) -> list[float]:
-    """Return the scores in the order of the pairs. Raises ApiError."""
+    """Return the scores in the order of the pairs. Raises MillmError."""
     try:
         encoded = await off_loop(
             lambda: [model.text.encode_pair(*pair) for pair in pairs], size=sum(len(a) + len(b) for a, b in pairs)
         )
     except PromptTooLongError as error:
-        raise invalid(str(error), param=param, code=error.code) from None
+        raise error.with_param(param) from None
     check_lengths([pair.ids for pair in encoded], model, param=param)
     if any(not pair.ids for pair in encoded):
         raise invalid("A pair of texts has no tokens. Send some text.", param=param, code="invalid_prompt")

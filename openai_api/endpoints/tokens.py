@@ -11,7 +11,6 @@ from openai_api.generation.sampling import check_token_ids
 from openai_api.generation.target import resolve_any
 from openai_api.http.call import Call
 from openai_api.http.endpoint import json_response
-from openai_api.http.errors import invalid
 from openai_api.schemas.tokens import (
     DetokenizeBody,
     DetokenizeRequest,
@@ -76,4 +75,4 @@ async def _text_ids(model: ReadyModel, request: TokenizeRequest) -> list[int]:
             lambda: model.text.encode(prompt, adds_special=request.add_special_tokens is not False), size=len(prompt)
         )
     except PromptTooLongError as error:
-        raise invalid(str(error), param="prompt", code=error.code) from None
+        raise error.with_param("prompt") from None

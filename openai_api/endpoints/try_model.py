@@ -7,10 +7,10 @@ from django.core.handlers.asgi import ASGIRequest
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
+from core.errors import MillmError
 from openai_api.endpoints.chat import create_chat_completion
 from openai_api.http.call import Call
 from openai_api.http.endpoint import respond_as
-from openai_api.http.errors import ApiError
 from openai_api.http.session_auth import authenticate_session, refusal_response, request_for
 
 ENDPOINT = "/v1/chat/completions"
@@ -30,7 +30,7 @@ async def try_model(request: HttpRequest) -> HttpResponseBase:
     try:
         user = await authenticate_session(request, PERMISSION, act="try models")
         asked = _request(_checked(TryForm(request.POST)), user.get_username())
-    except ApiError as error:
+    except MillmError as error:
         return refusal_response(error)
     return await respond_as(
         Call(asked, ENDPOINT, source="console", session_user_id=user.pk), None, create_chat_completion
@@ -41,7 +41,7 @@ def _checked(form: TryForm) -> TryForm:
     if not form.is_valid():
         name, problems = next(iter(form.errors.items()))
         message = f"{name}: {' '.join(map(str, problems))}"
-        raise ApiError(400, message, code="invalid_value", param=str(name))
+        raise MillmError(message, code="invalid_value", param=str(name))
     return form
 
 

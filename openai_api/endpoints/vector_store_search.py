@@ -15,7 +15,7 @@ from openai_api.endpoints.vector_stores import choose_embedder, embedder
 from openai_api.generation.target import find_model, ready_model
 from openai_api.http.call import Call
 from openai_api.http.endpoint import json_response
-from openai_api.http.errors import invalid, timed_out, unavailable
+from openai_api.http.errors import invalid, timed_out
 from openai_api.schemas.vector_store_bodies import SearchBody, SearchHitBody
 from openai_api.schemas.vector_stores import (
     ComparisonSchema,
@@ -24,7 +24,7 @@ from openai_api.schemas.vector_stores import (
     RankingOptions,
     SearchRequest,
 )
-from storage.embedder import MISMATCH, EmbeddingFailedError
+from storage.embedder import MISMATCH
 from storage.errors import StorageError
 from storage.models import VectorStore
 from storage.vector_search import Comparison, Compound, Filter, Hit, Neighbours, nearest
@@ -51,7 +51,7 @@ async def search_vector_store(call: Call, store_id: str) -> HttpResponseBase:
 
 
 async def vectors_of(call: Call, name: str, texts: list[str]) -> list[list[float]]:
-    """Embed the texts. Raises ApiError 400, 503, 504."""
+    """Embed the texts. Raises MillmError 400, 503, 504."""
     record, _ = find_model(get_backend().registry(), name)
     model = await ready_model(record, "embedding")
     try:
@@ -64,9 +64,7 @@ async def vectors_of(call: Call, name: str, texts: list[str]) -> list[list[float
         async with asyncio.timeout_at(call.deadline):
             return await embedder().embed(model, texts, priority=call.priority)
     except PromptTooLongError as error:
-        raise invalid(str(error), param="query", code=error.code) from None
-    except EmbeddingFailedError as error:
-        raise unavailable(str(error), code="engine_unavailable") from None
+        raise error.with_param("query") from None
     except TimeoutError:
         raise timed_out(settings.MILLM_REQUEST_TIMEOUT) from None
 

@@ -89,7 +89,7 @@ def embedder() -> Embedder:
 
 
 def choose_embedder(call: Call, store: VectorStore | None, name: str | None = None) -> str:
-    """Return the name of the store's embedding model. Raises StorageError 400, ApiError 403."""
+    """Return the name of the store's embedding model. Raises StorageError 400, MillmError 403."""
     record = embedder().resolve(store, name)
     call.use_model(record.name)
     check_model_allowed(call.key, record)

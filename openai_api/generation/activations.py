@@ -13,8 +13,8 @@ from inference.registry.registry import ReadyModel
 from inference.text.model_text import ModelText
 from openai_api.backend import get_backend
 from openai_api.generation.run import Plan
-from openai_api.generation.target import Target, steering_refusal
-from openai_api.http.errors import ApiError, invalid
+from openai_api.generation.target import Target
+from openai_api.http.errors import invalid
 from openai_api.schemas.activations import DEFAULT_TOP_K, ReadingFields
 from openai_api.schemas.bodies import FeatureActivationBody, TokenActivationsBody
 from steering.errors import SteeringError
@@ -34,7 +34,7 @@ class ReadingPlan:
 
 
 async def plan_captures(target: Target, plan: Plan, fields: ReadingFields, *, param: str) -> ReadingPlan:
-    """Add the captures to the plan. Raises ApiError; ``param`` is the path of ``fields`` in the body, empty for the
+    """Add the captures to the plan. Raises MillmError; ``param`` is the path of ``fields`` in the body, empty for the
     body.
 
     Choices of one prompt share it, so only the first of them captures the prompt's tokens.
@@ -54,10 +54,7 @@ async def find_loaded_sae(model: ReadyModel, name: str | None, *, param: str) ->
     try:
         return await get_backend().features().readable(model.record.name, name)
     except SteeringError as error:
-        refusal = steering_refusal(error)
-        raise ApiError(
-            refusal.status, refusal.message, code=refusal.code, param=param, can_retry=refusal.can_retry
-        ) from None
+        raise error.with_param(param) from None
 
 
 def read_of(fields: ReadingFields, sae: LoadedSAE, special_token_ids: frozenset[int], *, param: str) -> CaptureSpec:

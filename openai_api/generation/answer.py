@@ -101,7 +101,7 @@ class AnswerPlan:
 
 
 def check_tools(use: ToolUse | None, dialect: Dialect) -> None:
-    """Raise ApiError 400 when the model cannot call tools."""
+    """Raise MillmError 400 when the model cannot call tools."""
     if use is not None and dialect.tools is None:
         raise unsupported_parameter("tools", NO_TOOLS)
 

@@ -18,22 +18,22 @@ from inference.client import (
     Scoring,
 )
 from inference.interventions import Intervention
+from inference.runs import SequenceFailedError
 from inference.text.dialects.dialect import answer_segment_rules
 from inference.text.model_text import thinking_state
 from openai_api.backend import get_backend
 from openai_api.generation.activations import find_loaded_sae, read_of
-from openai_api.generation.run import collect_events, failure
+from openai_api.generation.run import collect_events
 from openai_api.generation.sampling import check_token_ids
 from openai_api.generation.stats import GenerationStats, steering_body
-from openai_api.generation.target import Target, resolve_target, steering_refusal
+from openai_api.generation.target import Target, resolve_target
 from openai_api.generation.token_text import finite
 from openai_api.http.call import Call
 from openai_api.http.endpoint import json_response
-from openai_api.http.errors import ApiError, invalid
+from openai_api.http.errors import invalid
 from openai_api.schemas.activations import ReadingFields
 from openai_api.schemas.bodies import MillmBody
 from openai_api.schemas.features import InspectionBody, InspectionRequest
-from steering.errors import SteeringError
 from steering.profiles.resolver import SteeringSelection
 
 _PAIR = "steered and not"
@@ -65,7 +65,7 @@ class Findings:
 
 
 async def inspect_answer(call: Call) -> HttpResponseBase:
-    """Score the answer with and without steering in one batch, as if it had been generated. Raises ApiError."""
+    """Score the answer with and without steering in one batch, as if it had been generated. Raises MillmError."""
     request = call.read(InspectionRequest)
     target = await resolve_target(call, request)
     for name, ids in (("prompt_ids", request.prompt_ids), ("completion_ids", request.completion_ids)):
@@ -101,12 +101,9 @@ async def _sides(target: Target) -> list[Intervention | None]:
     if target.profile is None:
         return [None]
     model = target.model
-    try:
-        base = await get_backend().steer(
-            model.record.name, SteeringSelection(), special_token_ids=model.text.special_token_ids
-        )
-    except SteeringError as error:
-        raise steering_refusal(error) from None
+    base = await get_backend().steer(
+        model.record.name, SteeringSelection(), special_token_ids=model.text.special_token_ids
+    )
     return [target.profile.intervention, base.intervention if base else None]
 
 
@@ -149,13 +146,13 @@ async def _run(
         findings.take(event)
 
     try:
-        await collect_events(call, requests, observe=note, refuse=_failure)
+        await collect_events(call, requests, observe=note)
+    except SequenceFailedError as error:
+        if error.code not in _TOO_MUCH:
+            raise
+        raise invalid(error.message, param="completion_ids", code=error.code) from None
     finally:
         stats.fill(call.entry)
-
-
-def _failure(code: str, message: str) -> ApiError:
-    return invalid(message, param="completion_ids", code=code) if code in _TOO_MUCH else failure(code, message)
 
 
 def _millm(target: Target, stats: GenerationStats) -> MillmBody | None:

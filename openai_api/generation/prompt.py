@@ -42,7 +42,7 @@ def is_effort_without_effect(text: ModelText, request: ChatRequest) -> bool:
 
 
 def thinking_budget(text: ModelText, request: ChatRequest, thinking: ThinkingState) -> ThinkingBudget | None:
-    """Return the reasoning budget in tokens. Raises ApiError 400 where the model does not support one."""
+    """Return the reasoning budget in tokens. Raises MillmError 400 where the model does not support one."""
     max_tokens = _max_thinking(text, request)
     marks = text.dialect.thinking
     if max_tokens is None or thinking == "none" or marks is None:
@@ -72,7 +72,7 @@ T = TypeVar("T")
 
 
 async def prompt_ids(text: ModelText, request: ChatRequest) -> list[int]:
-    """Return the token ids of the rendered chat. Raises ApiError 400 when the template refuses it."""
+    """Return the token ids of the rendered chat. Raises MillmError 400 when the template refuses it."""
     messages = template_messages(request.messages, text.dialect.tools)
     tools = [template_tool(tool) for tool in request.tool_use.tools] if request.tool_use else None
     kwargs = template_variables(text, request) or None
@@ -90,7 +90,7 @@ async def prompt_ids(text: ModelText, request: ChatRequest) -> list[int]:
     except ChatTemplateError as error:
         raise invalid(f"The model's chat template refused the messages: {error}", param="messages") from None
     except PromptTooLongError as error:
-        raise invalid(str(error), param="messages", code=error.code) from None
+        raise error.with_param("messages") from None
     if not ids:
         raise invalid("The model's chat template made an empty prompt of these messages.", param="messages")
     return ids

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from typing import Generic, Protocol, TypeVar, cast
 
-from django.db import InterfaceError, OperationalError
 from django.http.response import HttpResponseBase
 
 from inference.client import Event
@@ -15,7 +13,7 @@ from openai_api.generation.activations import ActivationLog
 from openai_api.generation.run import Generation
 from openai_api.http.call import Call
 from openai_api.http.endpoint import json_response
-from openai_api.http.errors import ApiError, server_error, unavailable
+from openai_api.http.errors import client_error
 from openai_api.http.sse import OPENAI, EventSource, Framing, event_response
 from openai_api.schemas.bodies import (
     ActivationsBody,
@@ -25,7 +23,7 @@ from openai_api.schemas.bodies import (
     TokenActivationsBody,
 )
 
-logger = logging.getLogger(__name__)
+NOT_STORED = "The answer could not be stored: the database is not reachable."
 Chunk = TypeVar("Chunk", covariant=True)
 
 
@@ -43,7 +41,7 @@ ChunkT = TypeVar("ChunkT")
 
 
 async def collect(generation: Generation, chunks: Chunks[ChunkT], take: Callable[[ChunkT], None]) -> None:
-    """Pass all chunks to ``take``. Raises ApiError; the engine stops however this ends."""
+    """Pass all chunks to ``take``. Raises MillmError; the engine stops however this ends."""
     ping_s = get_backend().ping_s
     try:
         for chunk in chunks.start():
@@ -64,7 +62,7 @@ Keep = Callable[[], Awaitable[None]]
 async def stream(
     generation: Generation, chunks: Chunks[ChunkT], keep: Keep | None = None, *, framing: Framing = OPENAI
 ) -> HttpResponseBase:
-    """Start the stream. Raises ApiError while the HTTP status can still be set. ``keep`` stores the answer before the
+    """Start the stream. Raises MillmError while the HTTP status can still be set. ``keep`` stores the answer before the
     end is sent.
     """
     return await streamed(generation, _events(generation, chunks, keep, framing))
@@ -85,7 +83,7 @@ class Streamable(Protocol):
 
 
 async def streamed(generation: Streamable, events: AsyncGenerator[bytes, None]) -> HttpResponseBase:
-    """Return ``events`` once the first one has arrived or is late. Raises ApiError when the first is a failure."""
+    """Return ``events`` once the first one has arrived or is late. Raises MillmError when the first is a failure."""
     try:
         await generation.peek()
     except BaseException:
@@ -122,20 +120,9 @@ async def _events(
         if framing.done:
             yield framing.done
     except Exception as error:  # noqa: BLE001 - the client is told in the stream, for its status is sent
-        refusal = _refusal_of(error, call)
-        call.refuse(refusal)
-        yield framing.event(framing.error(refusal))
-
-
-def _refusal_of(error: Exception, call: Call) -> ApiError:
-    if isinstance(error, ApiError):
-        return error
-    if isinstance(error, OperationalError | InterfaceError):
-        logger.warning("Request %s cannot be stored: %s", call.id, error)
-        message = "The answer could not be stored: the database is not reachable."
-        return unavailable(message, code="database_unavailable")
-    logger.error("Request %s failed in its stream.", call.id, exc_info=error)
-    return server_error(call.id)
+        seen = client_error(error, call.id, database_away=NOT_STORED)
+        call.refuse(seen)
+        yield framing.event(framing.error(seen))
 
 
 ActiveChunkT = TypeVar("ActiveChunkT", ChatChunkBody, CompletionBody)
@@ -217,7 +204,7 @@ async def respond(
 ) -> HttpResponseBase:
     """Answer with a stream if ``fold`` is None (``keep`` then stores the answer before its end is sent), else one body.
 
-    Raises ApiError while the HTTP status can still be set.
+    Raises MillmError while the HTTP status can still be set.
     """
     if reading is not None:
         chunks = ActivationChunks(chunks, reading)

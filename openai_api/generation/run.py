@@ -25,11 +25,9 @@ from openai_api.generation.stats import GenerationStats, steering_body
 from openai_api.generation.target import Target
 from openai_api.generation.token_record import TokenRecord
 from openai_api.http.call import Call
-from openai_api.http.errors import ApiError, conflict, invalid, timed_out, unavailable
+from openai_api.http.errors import timed_out
 from openai_api.schemas.bodies import MillmBody
 from steering.watch.watcher import WatchMatches
-
-_UNAVAILABLE = {"engine_shutdown": 5.0, "model_unloaded": 1.0, "out_of_memory": 10.0}  # codes and Retry-After
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +102,13 @@ class Generation:
 
     @classmethod
     async def start(cls, call: Call, target: Target, plan: Sequences) -> Self:
-        """Submit the sequences. Raises ApiError 429, or EngineError when the engine cannot accept them."""
+        """Submit the sequences. Raises MillmError 429, or EngineError when the engine cannot accept them."""
         generation = cls(call, target, plan)
         await generation._run.start()
         return generation
 
     def __init__(self, call: Call, target: Target, plan: Sequences) -> None:
-        """Reserve the plan's tokens. Raises ApiError 429. Nothing is submitted; see :meth:`start`."""
+        """Reserve the plan's tokens. Raises MillmError 429. Nothing is submitted; see :meth:`start`."""
         self.call = call
         self.target = target
         self.stats = GenerationStats([len(prompt) for prompt in plan.prompts], plan.prompt_of_sequence)
@@ -124,11 +122,11 @@ class Generation:
         self._run = Run(client, requests, group_size=group_size, observe=self._note)
 
     async def peek(self) -> None:
-        """Wait briefly for the first event. Raises ApiError when it is a failure."""
+        """Wait briefly for the first event. Raises MillmError when it is a failure."""
         self._pending = await self.next_event(get_backend().first_event_s)
 
     async def next_event(self, patience_s: float) -> Event | None:
-        """Return the next event, or None after ``patience_s`` without one. Raises ApiError on failure and at the
+        """Return the next event, or None after ``patience_s`` without one. Raises MillmError on failure and at the
         deadline.
         """
         if self._pending is not None:
@@ -143,9 +141,7 @@ class Generation:
                 raise timed_out(self.call.timeout_s, self.call.timeout_setting) from None
             return None
         except StopAsyncIteration:  # closed meanwhile
-            raise unavailable("The engine ended the request early.", code="engine_shutdown") from None
-        except SequenceFailedError as error:
-            raise failure(error.code, str(error)) from None
+            raise SequenceFailedError("engine_shutdown", "The engine ended the request early.") from None
 
     def cancel(self) -> None:
         """Cancel running sequences."""
@@ -197,32 +193,16 @@ class Generation:
                 self._sightings.note(reading.number - own, reading, num_prompt=num_prompt, now=timezone.now())
 
 
-def failure(code: str, message: str) -> ApiError:
-    """Return the engine's failure as an API error."""
-    if code in _UNAVAILABLE:
-        return unavailable(message, code=code, retry_after_s=_UNAVAILABLE[code])
-    if code == "reading_too_large":
-        return invalid(message, param="return_activations", code=code)
-    if code == "no_token_allowed":
-        return invalid(message, param=None, code="no_token_allowed")
-    if code == "sae_mismatch":
-        return conflict(message, code=code, param="profile")
-    if code == "grammar_failed":
-        return invalid(message, code=code)
-    return ApiError(500, message, error_type="server_error", code=code, can_retry=code == "server_error")
-
-
 async def collect_events(
     call: Call,
     requests: Sequence[Request],
     *,
     group_size: int | None = None,
     observe: Callable[[Event], None],
-    refuse: Callable[[str, str], ApiError] = failure,
 ) -> list[list[Event]]:
-    """Return the events of each request, in order. Raises ApiError; the engine stops however this ends.
+    """Return the events of each request, in order. Raises MillmError; the engine stops however this ends.
 
-    ``observe`` gets every event as it arrives. ``refuse`` turns the engine's code and message into the error.
+    ``observe`` gets every event as it arrives.
     """
     run = Run(get_backend().client(), requests, group_size=group_size, observe=observe)
     try:
@@ -230,5 +210,3 @@ async def collect_events(
             return await run.collect()
     except TimeoutError:
         raise timed_out(call.timeout_s, call.timeout_setting) from None
-    except SequenceFailedError as error:
-        raise refuse(error.code, str(error)) from None

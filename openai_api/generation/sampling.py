@@ -8,11 +8,12 @@ from typing import Any
 
 from django.conf import settings
 
+from core.errors import MillmError
 from inference.client import SamplingParams
 from inference.registry.registry import ReadyModel
-from inference.text.grammar import Grammar, GrammarBusyError, GrammarError
+from inference.text.grammar import Grammar, GrammarError
 from inference.text.model_text import ModelText
-from openai_api.http.errors import ApiError, context_length_exceeded, invalid, unavailable
+from openai_api.http.errors import context_length_exceeded, invalid
 from openai_api.schemas.generation import DrawingSchema, SamplingSchema
 from openai_api.schemas.structured import GrammarSpec
 
@@ -29,7 +30,7 @@ DEFAULTABLE = (
 
 
 def sampling_params(request: SamplingSchema, model: ReadyModel, max_tokens: int) -> SamplingParams:
-    """Return the request's values, else the model's defaults, else the engine's. Raises ApiError 400."""
+    """Return the request's values, else the model's defaults, else the engine's. Raises MillmError 400."""
     check_token_ids(request.stop_token_ids or (), model.vocab_size, param="stop_token_ids")
     check_token_ids(request.allowed_token_ids or (), model.vocab_size, param="allowed_token_ids")
     return SamplingParams(
@@ -52,7 +53,7 @@ def sampling_params(request: SamplingSchema, model: ReadyModel, max_tokens: int)
 def completion_budget(
     asked: int | None, prompt_tokens: int, model: ReadyModel, *, param: str, clamps: bool = False
 ) -> int:
-    """Return how many tokens may be generated. Raises ApiError 400 when the prompt leaves no space.
+    """Return how many tokens may be generated. Raises MillmError 400 when the prompt leaves no space.
 
     ``clamps``, or the setting of that name: reduce a larger limit to the remaining context.
     """
@@ -114,7 +115,7 @@ def _bad_words(words: Iterable[str], text: ModelText) -> tuple[tuple[int, ...], 
 async def constrained(
     spec: GrammarSpec | None, model: ReadyModel, params: Iterable[SamplingParams]
 ) -> list[SamplingParams]:
-    """Return ``params`` with the request's grammar. Raises ApiError 400, or 503 when too many are being compiled."""
+    """Return ``params`` with the request's grammar. Raises MillmError 400, or 503 when too many are being compiled."""
     if spec is None:
         return list(params)
     assert model.grammars is not None, "only models that generate are asked to"
@@ -122,12 +123,10 @@ async def constrained(
         await model.grammars.prepare(spec.grammar)
     except GrammarError as error:
         raise grammar_refusal(spec, error) from None
-    except GrammarBusyError as error:
-        raise unavailable(str(error), code="server_is_overloaded", retry_after_s=1.0) from None
     return [dataclasses.replace(one, grammar=spec.grammar) for one in params]
 
 
-def grammar_refusal(spec: GrammarSpec, error: GrammarError) -> ApiError:
+def grammar_refusal(spec: GrammarSpec, error: GrammarError) -> MillmError:
     if is_json(spec.grammar):
         return invalid(f"{spec.param}: the schema cannot be used. {error}", param=spec.param, code="invalid_schema")
     return invalid(f"{spec.param}: the grammar cannot be used. {error}", param=spec.param, code="invalid_grammar")

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from core.errors import quote
 from inference.files.architectures import ModelKind
-from inference.registry.registry import ModelNotFoundError, ModelNotReadyError, ModelRecord, ReadyModel
+from inference.registry.registry import ModelNotFoundError, ModelRecord, ReadyModel
 from openai_api.backend import Registry, get_backend
 from openai_api.http.call import Call
 from openai_api.http.errors import (
-    ApiError,
     forbidden,
     invalid,
-    model_not_found,
-    quote,
-    unavailable,
     unsupported_parameter,
-    without_paths,
 )
 from openai_api.keys.record import KeyRecord
 from openai_api.schemas.generation import SteeredSchema
-from steering.errors import SteeringError
 from steering.profiles.resolver import ResolvedProfile, SteeringSelection, check_scopes
 from steering.watch.watcher import NO_WATCH, Watch
 
@@ -50,7 +45,7 @@ class ProfileRef:
 
 
 async def resolve_target(call: Call, request: SteeredSchema) -> Target:
-    """Resolve model and steering. Raises ApiError 400, 403, 404, 409 or 503 rather than skipping a profile."""
+    """Resolve model and steering. Raises MillmError 400, 403, 404, 409 or 503 rather than skipping a profile."""
     backend = get_backend()
     record, suffix = find_model(backend.registry(), request.model)
     call.use_model(record.name)
@@ -58,12 +53,9 @@ async def resolve_target(call: Call, request: SteeredSchema) -> Target:
     selection = choose_steering(call, request, suffix, record)
     model = await ready_model(record, "generation")
     watch = await backend.watch(record.name, special_token_ids=model.text.special_token_ids)
-    try:
-        profile = await backend.steer(record.name, selection, special_token_ids=model.text.special_token_ids)
-        if profile is not None:
-            check_scopes(profile.intervention, model.text.dialect)
-    except SteeringError as error:
-        raise steering_refusal(error) from None
+    profile = await backend.steer(record.name, selection, special_token_ids=model.text.special_token_ids)
+    if profile is not None:
+        check_scopes(profile.intervention, model.text.dialect)
     if profile is not None:
         call.entry.profile, call.entry.fingerprint = profile.label, profile.fingerprint
         call.entry.policies = ", ".join(profile.policies)
@@ -71,7 +63,7 @@ async def resolve_target(call: Call, request: SteeredSchema) -> Target:
 
 
 async def resolve_unsteered(call: Call, name: str, kind: ModelKind) -> ReadyModel:
-    """Resolve the model of an endpoint without steering. Raises ApiError 400 for a profile."""
+    """Resolve the model of an endpoint without steering. Raises MillmError 400 for a profile."""
     record, suffix = find_model(get_backend().registry(), name)
     call.use_model(record.name)
     check_model_allowed(call.key, record)
@@ -90,7 +82,7 @@ async def resolve_any(call: Call, name: str | None) -> ReadyModel:
 
 
 def default_model(registry: Registry) -> ModelRecord:
-    """Return the default model. Raises ApiError 400 where there is none."""
+    """Return the default model. Raises MillmError 400 where there is none."""
     records = registry.records()
     chosen = records if len(records) == 1 else [record for record in records if record.is_default]
     if not chosen:
@@ -100,17 +92,12 @@ def default_model(registry: Registry) -> ModelRecord:
 
 
 async def loaded_model(record: ModelRecord) -> ReadyModel:
-    """Return the model, loading it if necessary. Raises ApiError 404 and 503."""
-    try:
-        return await get_backend().registry().ready(record.name)
-    except ModelNotFoundError:
-        raise model_not_found(record.name) from None
-    except ModelNotReadyError as error:
-        raise unavailable(str(error), code=error.code, retry_after_s=error.retry_after_s) from None
+    """Return the model, loading it if necessary. Raises MillmError 404 and 503."""
+    return await get_backend().registry().ready(record.name)
 
 
 async def ready_model(record: ModelRecord, kind: ModelKind) -> ReadyModel:
-    """Like :func:`loaded_model`; also raises ApiError 400 when the model has another purpose."""
+    """Like :func:`loaded_model`; also raises MillmError 400 when the model has another purpose."""
     model = await loaded_model(record)
     if model.kind != kind:
         raise invalid(
@@ -128,11 +115,11 @@ def find_model(registry: Registry, name: str) -> tuple[ModelRecord, str | None]:
     except ModelNotFoundError:
         base, colon, suffix = name.rpartition(":")
         if not (colon and base and suffix):
-            raise model_not_found(name) from None
+            raise
     try:
         return registry.find(base), suffix
     except ModelNotFoundError:
-        raise model_not_found(name) from None
+        raise ModelNotFoundError(name) from None
 
 
 def is_model_allowed(key: KeyRecord | None, record: ModelRecord) -> bool:
@@ -186,7 +173,7 @@ def requested_profile(call: Call, request: SteeredSchema) -> ProfileRef:
 
 
 def profile_ref(call: Call, request: SteeredSchema, suffix: str | None) -> ProfileRef:
-    """Return the reference from the body, the header or the model's suffix. Raises ApiError 400 if they differ."""
+    """Return the reference from the body, the header or the model's suffix. Raises MillmError 400 if they differ."""
     header = call.request.headers.get(PROFILE_HEADER)
     refs = [ProfileRef(request.profile, is_given=True)] if request.names_profile else []
     if header is not None:
@@ -207,7 +194,7 @@ def check_profile_allowed(key: KeyRecord | None, reference: str) -> None:
 
 
 def check_inline_allowed(key: KeyRecord | None) -> None:
-    """Raise ApiError 403 unless the key allows inline steering. Requests without a key are local and may."""
+    """Raise MillmError 403 unless the key allows inline steering. Requests without a key are local and may."""
     if key is not None and not key.may_steer_inline:
         message = "This key may not bring its own edits. Name a profile, or ask the key's owner to allow “steering”."
         raise forbidden(message, code="inline_steering_not_allowed", param="steering")
@@ -220,9 +207,3 @@ def check_intensity_allowed(key: KeyRecord | None, intensity: float) -> None:
             f" {intensity:g}."
         )
         raise forbidden(message, code="intensity_not_allowed", param="steering_intensity")
-
-
-def steering_refusal(error: SteeringError) -> ApiError:
-    return ApiError(
-        error.status, without_paths(str(error)), code=error.code, param=error.param, can_retry=error.status != 409
-    )

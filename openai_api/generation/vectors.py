@@ -14,7 +14,7 @@ from openai_api.http.errors import invalid
 
 
 async def vectors_of(call: Call, requests: Sequence[EmbeddingRequest]) -> list[bytes]:
-    """Return the vectors of the texts, in order. Raises ApiError; the engine stops however this ends."""
+    """Return the vectors of the texts, in order. Raises MillmError; the engine stops however this ends."""
 
     def note(event: Event) -> None:
         if isinstance(event, FinishedEvent):

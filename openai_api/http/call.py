@@ -15,10 +15,11 @@ from django.conf import settings
 from django.http import HttpRequest
 from django.utils import timezone
 
+from core.errors import MillmError
 from core.ids import new_id
 from inference.client import BACKGROUND_PRIORITY
 from openai_api.http.client_address import client_address
-from openai_api.http.errors import ApiError, speaks_anthropic, unknown_parameter
+from openai_api.http.errors import client_message, error_type, speaks_anthropic, unknown_parameter
 from openai_api.http.in_flight import in_flight
 from openai_api.http.json_body import read_json_object
 from openai_api.keys.limits import Lease, get_limits
@@ -79,12 +80,12 @@ class Call:
         self._is_open = True
 
     def enter(self) -> None:
-        """Count the request as in progress. Raises ApiError 503 when there are too many."""
+        """Count the request as in progress. Raises MillmError 503 when there are too many."""
         in_flight.enter(settings.MILLM_MAX_CONCURRENT_REQUESTS)
         self._has_entered = True
 
     def admit(self, key: KeyRecord | None, *, is_counted: bool = False) -> None:
-        """Count the request against its key's limits. Raises ApiError 429.
+        """Count the request against its key's limits. Raises MillmError 429.
 
         ``is_counted``: it was counted before, as the request that this one carries out.
         """
@@ -155,10 +156,10 @@ class Call:
         self._ignored.append(name)
         self.entry.parameters["ignored"] = self._ignored[:MAX_IGNORED_NAMES]
 
-    def refuse(self, error: ApiError) -> None:
+    def refuse(self, error: MillmError) -> None:
         """Record ``error`` as the request's outcome."""
-        self.entry.error_code = error.code or error.error_type
-        self.entry.error_message = error.message
+        self.entry.error_code = error.code or error_type(error)
+        self.entry.error_message = client_message(error)
 
     def leave(self) -> None:
         """Record that the client disconnected before the response was complete."""

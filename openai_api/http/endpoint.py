@@ -3,41 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 import pydantic_core
-from django.db import InterfaceError, OperationalError
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.views.decorators.csrf import csrf_exempt
 
-from inference.client import EngineError, QueueFullError
+from core.errors import MillmError
 from openai_api.backend import get_backend
 from openai_api.http.call import Call
 from openai_api.http.errors import (
-    ApiError,
     anthropic_error,
+    client_error,
+    error_headers,
     method_not_allowed,
-    server_error,
+    openai_error,
     speaks_anthropic,
-    unavailable,
 )
 from openai_api.keys.authentication import authenticate, prefix_of, presented_key
 from openai_api.keys.record import KeyRecord
 from openai_api.keys.scopes import check_scope
-from storage.errors import StorageError
 
-logger = logging.getLogger(__name__)
 Handler = Callable[..., Coroutine[Any, Any, HttpResponseBase]]
 View = Handler
-ErrorBody = Callable[[ApiError], object]
-
-ENGINE_RETRY_S = 5.0
+ErrorBody = Callable[[MillmError], object]
 
 
-def endpoint(name: str, *, error_body: ErrorBody = ApiError.body, **handlers: Handler) -> View:
+def endpoint(name: str, *, error_body: ErrorBody = openai_error, **handlers: Handler) -> View:
     """Return a view that dispatches each HTTP method to its handler, with the :class:`Call` and the URL's values.
 
     ``name`` is the endpoint in the log, ``error_body`` the form of errors. GET also serves HEAD; ANY serves all methods
@@ -118,40 +112,13 @@ async def answer_as(call: Call, key: KeyRecord | None, handler: Handler) -> Http
 async def _guarded(
     call: Call,
     work: Callable[[], Coroutine[Any, Any, HttpResponseBase]],
-    error_body: ErrorBody = ApiError.body,
+    error_body: ErrorBody = openai_error,
 ) -> HttpResponseBase:
     """Return the response of ``work``, or its error as a response."""
     try:
         return await work()
     except Exception as error:  # noqa: BLE001 - the last resort is a 500 with its log line
-        return _error_response(call, _api_error(call, error), error_body)
-
-
-def _api_error(call: Call, error: Exception) -> ApiError:
-    """Return ``error`` as the client sees it."""
-    if isinstance(error, ApiError):
-        return error
-    if isinstance(error, StorageError):
-        return storage_refusal(error)
-    if isinstance(error, EngineError):
-        wait_s = error.retry_after_s if isinstance(error, QueueFullError) else ENGINE_RETRY_S
-        return unavailable(str(error), code=error.code, retry_after_s=wait_s)
-    if isinstance(error, OperationalError | InterfaceError):
-        logger.warning("Request %s needs the database, which is away: %s", call.id, error)
-        return unavailable("The database is not reachable, or takes too long.", code="database_unavailable")
-    logger.error("Request %s failed.", call.id, exc_info=error)
-    return server_error(call.id)
-
-
-def storage_refusal(error: StorageError) -> ApiError:
-    return ApiError(
-        error.status,
-        str(error),
-        error_type="server_error" if error.status >= 500 else "invalid_request_error",
-        code=error.code,
-        param=error.param,
-        can_retry=error.status not in {409, 507},
-    )
+        return _error_response(call, client_error(error, call.id), error_body)
 
 
 def _handler_for(method: str, handlers: Mapping[str, Handler]) -> Handler:
@@ -161,10 +128,10 @@ def _handler_for(method: str, handlers: Mapping[str, Handler]) -> Handler:
     return handler
 
 
-def _error_response(call: Call, error: ApiError, error_body: ErrorBody) -> HttpResponse:
+def _error_response(call: Call, error: MillmError, error_body: ErrorBody) -> HttpResponse:
     call.refuse(error)
     form = anthropic_error if speaks_anthropic(call.request) else error_body
     response = json_response(form(error), error.status)
-    for header, value in error.all_headers().items():
+    for header, value in error_headers(error).items():
         response.headers[header] = value
     return response

@@ -1,15 +1,20 @@
-"""Errors of the /v1 API: one exception, its two body formats, and a constructor for each kind of error."""
+"""Errors as clients of /v1 see them: OpenAI's and Anthropic's forms, and a constructor for each kind of error."""
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
+from django.db import InterfaceError, OperationalError
 from django.http import HttpRequest
 
+from core.errors import MillmError, quote
+
+logger = logging.getLogger(__name__)
 ErrorType = Literal[
     "invalid_request_error", "permission_error", "rate_limit_error", "insufficient_quota", "server_error"
 ]
@@ -17,55 +22,59 @@ ErrorType = Literal[
 # A file path with at least two parts, quoted or not; URL paths of this server do not count.
 QUOTED_PATH = re.compile(r"""(['"`“])/(?!v1/|api/|admin/)[^'"`”\n]*?([^'"`”/\n]+)/?(['"`”])""")
 PATH = re.compile(r"(?<![\w/:.@~-])~?/(?!(?:v1|api|admin)/)(?:[\w.@+~%-]+/)+([\w.@+~%-]*)")
-MAX_QUOTED = 200  # characters of a client's input that an error quotes
 MAX_PROBLEMS = 10  # validation problems that one message lists
 MAX_RETRY_AFTER_S = 120.0  # the SDKs do not retry after a longer time
 # Starts like OpenAI's message: some clients recognise a wrong key by these words.
 WRONG_KEY = "Incorrect API key provided, or none. Send a key of this server as “Authorization: Bearer <key>”."
+DATABASE_AWAY = "The database is not reachable, or takes too long."
 
 
-class ApiError(Exception):
-    """An error as the client sees it; ``message`` is a sentence with the value and the remedy.
+def client_error(error: Exception, request_id: str, *, database_away: str = DATABASE_AWAY) -> MillmError:
+    """Return ``error`` as the client sees it. The log has the cause of errors that are not the client's."""
+    if isinstance(error, MillmError):
+        return error
+    if isinstance(error, OperationalError | InterfaceError):
+        logger.warning("Request %s needs the database, which is away: %s", request_id, error)
+        return unavailable(database_away, code="database_unavailable")
+    logger.error("Request %s failed.", request_id, exc_info=error)
+    return server_error(request_id)
 
-    ``retry_after_s`` becomes Retry-After. ``can_retry`` False tells the SDKs that a retry would fail as well.
-    """
 
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        error_type: ErrorType = "invalid_request_error",
-        code: str | None = None,
-        param: str | None = None,
-        retry_after_s: float | None = None,
-        can_retry: bool = True,
-        headers: dict[str, str] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
-        self.error_type = error_type
-        self.code = code
-        self.param = param
-        self.retry_after_s = retry_after_s
-        self.can_retry = can_retry
-        self.headers = headers or {}
+def openai_error(error: MillmError, *, names_files: bool = False) -> dict[str, Any]:
+    """Return OpenAI's error body: always all four keys, ``code`` and ``param`` strings or null."""
+    return {
+        "error": {
+            "message": error.message if names_files else client_message(error),
+            "type": error_type(error),
+            "param": error.param,
+            "code": error.code,
+        },
+    }
 
-    def body(self) -> dict[str, dict[str, Any]]:
-        """Return OpenAI's error body: always all four keys, ``code`` and ``param`` strings or null."""
-        return {
-            "error": {"message": self.message, "type": self.error_type, "param": self.param, "code": self.code},
-        }
 
-    def all_headers(self) -> dict[str, str]:
-        headers = dict(self.headers)
-        if self.retry_after_s is not None:
-            wait_s = min(self.retry_after_s, MAX_RETRY_AFTER_S) if self.can_retry else self.retry_after_s
-            headers["Retry-After"] = str(max(1, math.ceil(wait_s)))
-        if not self.can_retry:
-            headers["x-should-retry"] = "false"
-        return headers
+def error_type(error: MillmError) -> ErrorType:
+    """Return OpenAI's type of the error."""
+    if error.status >= 500:
+        return "server_error"
+    if error.status == 429:
+        return "insufficient_quota" if error.code == "insufficient_quota" else "rate_limit_error"
+    return "permission_error" if error.status == 403 else "invalid_request_error"
+
+
+def client_message(error: MillmError) -> str:
+    """Return the message without paths of the server's files."""
+    return without_paths(error.message) if error.names_files else error.message
+
+
+def error_headers(error: MillmError) -> dict[str, str]:
+    """Return the headers of the response: Retry-After, and whether the SDKs should retry at all."""
+    headers = dict(error.headers)
+    if error.retry_after_s is not None:
+        wait_s = min(error.retry_after_s, MAX_RETRY_AFTER_S) if error.can_retry else error.retry_after_s
+        headers["Retry-After"] = str(max(1, math.ceil(wait_s)))
+    if not error.can_retry:
+        headers["x-should-retry"] = "false"
+    return headers
 
 
 @contextmanager
@@ -73,110 +82,95 @@ def renaming(rename: Callable[[str], str]) -> Iterator[None]:
     """Rename message and param of errors, for requests that are derived from another request."""
     try:
         yield
-    except ApiError as error:
-        error.message = rename(error.message)
-        error.param = rename(error.param) if error.param else error.param
-        raise
+    except MillmError as error:
+        param = rename(error.param) if error.param else error.param
+        raise error.with_param(param, message=rename(error.message)) from None
 
 
-def quote(value: object) -> str:
-    """Return ``value`` as an error may quote it: at most 200 characters."""
-    text = value[: MAX_QUOTED + 1] if isinstance(value, str) else repr(value)
-    return text if len(text) <= MAX_QUOTED else text[:MAX_QUOTED] + "…"
+def invalid(message: str, *, param: str | None = None, code: str | None = "invalid_value") -> MillmError:
+    return MillmError(message, code=code, param=param)
 
 
-def invalid(message: str, *, param: str | None = None, code: str | None = "invalid_value") -> ApiError:
-    return ApiError(400, message, code=code, param=param)
+def invalid_json(message: str, *, code: str = "invalid_json") -> MillmError:
+    return MillmError(message, code=code)
 
 
-def invalid_json(message: str, *, code: str = "invalid_json") -> ApiError:
-    return ApiError(400, message, code=code)
-
-
-def unsupported_parameter(name: str, remedy: str = "Leave it out.") -> ApiError:
+def unsupported_parameter(name: str, remedy: str = "Leave it out.") -> MillmError:
     message = f"The parameter “{quote(name)}” is not supported by this server. {remedy}"
-    return ApiError(400, message, code="unsupported_parameter", param=name)
+    return MillmError(message, code="unsupported_parameter", param=name)
 
 
-def unknown_parameter(name: str, *, meant: str | None = None) -> ApiError:
+def unknown_parameter(name: str, *, meant: str | None = None) -> MillmError:
     remedy = f"Did you mean `{meant}`?" if meant else "Leave it out."
     message = f"There is no parameter `{quote(name)}`. {remedy}"
-    return ApiError(400, message, code="unknown_parameter", param=quote(name))
+    return MillmError(message, code="unknown_parameter", param=quote(name))
 
 
-def context_length_exceeded(*, limit: int, prompt: int, completion: int, param: str) -> ApiError:
+def context_length_exceeded(*, limit: int, prompt: int, completion: int, param: str) -> MillmError:
     message = (
         f"This model's maximum context length is {limit} tokens, but the request needs {prompt + completion} "
         f"({prompt} in the prompt, {completion} for the completion). Shorten one of them."
     )
-    return ApiError(400, message, code="context_length_exceeded", param=param)
+    return MillmError(message, code="context_length_exceeded", param=param)
 
 
-def wrong_key() -> ApiError:
+def wrong_key() -> MillmError:
     """Return the same error for every reason, so that it reveals nothing about existing keys."""
-    return ApiError(401, WRONG_KEY, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+    return MillmError(WRONG_KEY, status=401, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
 
-def forbidden(message: str, *, code: str, param: str | None = None) -> ApiError:
-    return ApiError(403, message, error_type="permission_error", code=code, param=param)
+def forbidden(message: str, *, code: str, param: str | None = None) -> MillmError:
+    return MillmError(message, status=403, code=code, param=param)
 
 
-def model_not_found(name: str) -> ApiError:
-    message = f"The model “{quote(name)}” does not exist. GET /v1/models lists the models of this server."
-    return ApiError(404, message, code="model_not_found", param="model")
+def unknown_url(method: str, path: str) -> MillmError:
+    return MillmError(f"Unknown URL ({quote(method)} {quote(path)}). The endpoints are listed under /docs.", status=404)
 
 
-def unknown_url(method: str, path: str) -> ApiError:
-    return ApiError(404, f"Unknown URL ({quote(method)} {quote(path)}). The endpoints are listed under /docs.")
-
-
-def method_not_allowed(method: str, allowed: list[str]) -> ApiError:
+def method_not_allowed(method: str, allowed: list[str]) -> MillmError:
     message = f"{quote(method)} is not allowed here; use {' or '.join(allowed)}."
-    return ApiError(405, message, code="method_not_allowed", headers={"Allow": ", ".join(allowed)})
+    return MillmError(message, status=405, code="method_not_allowed", headers={"Allow": ", ".join(allowed)})
 
 
-def conflict(message: str, *, code: str, param: str | None = None) -> ApiError:
-    return ApiError(409, message, code=code, param=param, can_retry=False)
+def conflict(message: str, *, code: str, param: str | None = None) -> MillmError:
+    return MillmError(message, status=409, code=code, param=param)
 
 
-def request_too_large(limit: int) -> ApiError:
+def request_too_large(limit: int) -> MillmError:
     message = (
         f"The request body is larger than {limit} bytes. Send less, or raise MILLM_MAX_BODY_BYTES, for files "
         "MILLM_MAX_FILE_BYTES."
     )
-    return ApiError(413, message, code="request_too_large", headers={"Connection": "close"})
+    return MillmError(message, status=413, code="request_too_large", headers={"Connection": "close"})
 
 
-def unsupported_media_type(message: str, *, code: str = "unsupported_media_type") -> ApiError:
-    return ApiError(415, message, code=code)
+def unsupported_media_type(message: str, *, code: str = "unsupported_media_type") -> MillmError:
+    return MillmError(message, status=415, code=code)
 
 
-def insufficient_storage() -> ApiError:
+def insufficient_storage() -> MillmError:
     message = "The server's disk has no room for this. Delete files, or ask the operator for more."
-    return ApiError(507, message, error_type="server_error", code="insufficient_storage", can_retry=False)
+    return MillmError(message, status=507, code="insufficient_storage")
 
 
-def rate_limited(message: str, *, retry_after_s: float) -> ApiError:
-    return ApiError(
-        429, message, error_type="rate_limit_error", code="rate_limit_exceeded", retry_after_s=retry_after_s
-    )
+def rate_limited(message: str, *, retry_after_s: float) -> MillmError:
+    return MillmError(message, status=429, code="rate_limit_exceeded", retry_after_s=retry_after_s)
 
 
-def insufficient_quota(message: str, *, retry_after_s: float | None) -> ApiError:
+def insufficient_quota(message: str, *, retry_after_s: float | None) -> MillmError:
     """Return 429 with the time at which the quota resets; None if no retry can ever succeed."""
-    return ApiError(
-        429,
+    return MillmError(
         message,
-        error_type="insufficient_quota",
+        status=429,
         code="insufficient_quota",
         retry_after_s=retry_after_s,
         can_retry=False,
     )
 
 
-def server_error(request_id: str) -> ApiError:
+def server_error(request_id: str) -> MillmError:
     message = f"The server failed on this request. Its log has the cause under {request_id}."
-    return ApiError(500, message, error_type="server_error")
+    return MillmError(message, status=500)
 
 
 def without_paths(message: str) -> str:
@@ -184,13 +178,13 @@ def without_paths(message: str) -> str:
     return PATH.sub(r"…/\1", QUOTED_PATH.sub(r"\1…/\2\3", message))
 
 
-def unavailable(message: str, *, code: str, retry_after_s: float = 5.0) -> ApiError:
-    return ApiError(503, without_paths(message), error_type="server_error", code=code, retry_after_s=retry_after_s)
+def unavailable(message: str, *, code: str, retry_after_s: float = 5.0) -> MillmError:
+    return MillmError(without_paths(message), status=503, code=code, retry_after_s=retry_after_s)
 
 
-def timed_out(seconds: float, setting: str = "MILLM_REQUEST_TIMEOUT") -> ApiError:
+def timed_out(seconds: float, setting: str = "MILLM_REQUEST_TIMEOUT") -> MillmError:
     message = f"The request did not finish within {seconds:g} s ({setting}). Ask for fewer tokens."
-    return ApiError(504, message, error_type="server_error", code="request_timeout", can_retry=False)
+    return MillmError(message, status=504, code="request_timeout")
 
 
 VERSION_HEADER = "anthropic-version"  # sent by every client of Anthropic's API
@@ -214,8 +208,8 @@ def speaks_anthropic(request: HttpRequest) -> bool:
     return VERSION_HEADER in request.headers or path == MESSAGES or path.startswith(f"{MESSAGES}/")
 
 
-def anthropic_error(error: ApiError) -> dict[str, Any]:
+def anthropic_error(error: MillmError) -> dict[str, Any]:
     """Return the error in Anthropic's form. ``param`` and ``code`` are extensions, which its clients ignore."""
     kind = TYPES.get(error.status, "invalid_request_error")
-    detail = {"type": kind, "message": error.message, "param": error.param, "code": error.code}
+    detail = {"type": kind, "message": client_message(error), "param": error.param, "code": error.code}
     return {"type": "error", "error": detail}

@@ -12,8 +12,8 @@ from django.http import HttpResponse, StreamingHttpResponse
 from django.http.response import HttpResponseBase
 
 from core.database import in_thread
+from core.errors import MillmError
 from openai_api.http.call import Call
-from openai_api.http.errors import ApiError
 from openai_api.http.sse import EventSource
 from storage.blobs import BlobStore
 from storage.models import StoredFile
@@ -32,7 +32,7 @@ class Span:
 
 
 async def download(call: Call, file: StoredFile) -> HttpResponseBase:
-    """Return the file or the requested range. Raises ApiError 416, and 404 when the content is gone."""
+    """Return the file or the requested range. Raises MillmError 416, and 404 when the content is gone."""
     span = chosen_span(call, file)
     opened = await in_thread(open_blob, file)
     if call.request.method == "HEAD":
@@ -51,7 +51,7 @@ def open_blob(file: StoredFile) -> IO[bytes]:
     try:
         return BlobStore.from_settings().path(file.blob).open("rb")
     except FileNotFoundError:
-        raise ApiError(404, "The file's content is gone.", code="file_not_found", param="file_id") from None
+        raise MillmError("The file's content is gone.", status=404, code="file_not_found", param="file_id") from None
 
 
 def chosen_span(call: Call, file: StoredFile) -> Span:
@@ -69,9 +69,9 @@ def chosen_span(call: Call, file: StoredFile) -> Span:
         if last and int(last) < start:
             return whole
     if start >= file.size or start >= end:
-        raise ApiError(
-            416,
+        raise MillmError(
             f"The file has {file.size} bytes; none of them is in “{found.group(0)}”.",
+            status=416,
             code="range_not_satisfiable",
             headers={"Content-Range": f"bytes */{file.size}"},
         )

@@ -18,8 +18,9 @@ from django.http.multipartparser import MultiPartParser, MultiPartParserError
 from django.http.request import UnreadablePostError
 from django.utils.http import parse_header_parameters
 
+from core.errors import MillmError, quote
 from openai_api.http.call import Call
-from openai_api.http.errors import ApiError, forbidden, invalid, quote, unavailable, unsupported_media_type
+from openai_api.http.errors import forbidden, invalid, unavailable, unsupported_media_type
 from openai_api.keys.authentication import current_keys, needs_no_key, require_key
 from storage.blobs import BlobWriter
 from storage.errors import FileTooLargeError
@@ -96,7 +97,7 @@ class _Body:
 
 
 def check_multipart(call: Call) -> None:
-    """Require a multipart form. Raises ApiError 415, and 403 for a browser's cross-site request.
+    """Require a multipart form. Raises MillmError 415, and 403 for a browser's cross-site request.
 
     Browsers send forms across sites without a preflight, and requests without a key are trusted by their address.
     """
@@ -114,7 +115,7 @@ def check_multipart(call: Call) -> None:
 
 
 def read_form(request: HttpRequest, writer: BlobWriter, *, name: str, max_bytes: int) -> Form:
-    """Write the file of the field ``name``. Raises ApiError 400 and StorageError. Reads disks, so not for the event
+    """Write the file of the field ``name``. Raises MillmError 400 and StorageError. Reads disks, so not for the event
     loop.
     """
     handler, body = _ToBlob(writer, name, max_bytes), _Body(request)
@@ -136,7 +137,7 @@ def read_form(request: HttpRequest, writer: BlobWriter, *, name: str, max_bytes:
     return Form(handler.filename, {key: str(fields[key]) for key in fields})
 
 
-def _missing(name: str) -> ApiError:
+def _missing(name: str) -> MillmError:
     message = f"{name}: this field is required, as a file with a name."
     return invalid(message, param=name, code="missing_required_parameter")
 
@@ -144,13 +145,13 @@ def _missing(name: str) -> ApiError:
 Header = tuple[bytes, bytes]
 
 
-def upload_refusal(headers: Iterable[Header], peer: str) -> ApiError | None:
+def upload_refusal(headers: Iterable[Header], peer: str) -> MillmError | None:
     """Return the error for a request that may not upload; ``peer`` is the address of the connection."""
     request = _request(headers, peer)
     try:
         if not needs_no_key(request):
             require_key(request, current_keys())
-    except ApiError as refusal:
+    except MillmError as refusal:
         return refusal
     except (OperationalError, InterfaceError):
         return unavailable("The database is not reachable.", code="database_unavailable")

@@ -25,7 +25,7 @@ class InFlight:
         return self._count
 
     def enter(self, most: int) -> None:
-        """Count a request. Raises ApiError 503 when ``most`` are in progress."""
+        """Count a request. Raises MillmError 503 when ``most`` are in progress."""
         with self._lock:
             if self._count >= most:
                 message = f"This server answers {most} requests at once (MILLM_MAX_CONCURRENT_REQUESTS). Try again."

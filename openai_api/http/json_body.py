@@ -11,13 +11,14 @@ import pydantic_core
 from django.conf import settings
 from django.http import HttpRequest
 
-from openai_api.http.errors import invalid_json, quote, request_too_large, unsupported_media_type
+from core.errors import quote
+from openai_api.http.errors import invalid_json, request_too_large, unsupported_media_type
 
 _UNICODE_MARKS = ("surrogate", "hex escape", "unicode")
 
 
 def read_json_object(request: HttpRequest) -> dict[str, Any]:
-    """Return the body. Raises ApiError 400 (`invalid_json`, `invalid_unicode`), 413 or 415."""
+    """Return the body. Raises MillmError 400 (`invalid_json`, `invalid_unicode`), 413 or 415."""
     check_media_type(request)
     value = parse_json(read_body(request))
     if not isinstance(value, dict):

@@ -12,14 +12,15 @@ from django.core.handlers.asgi import ASGIRequest
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
+from core.errors import MillmError
 from openai_api.http.endpoint import json_response
-from openai_api.http.errors import ApiError, forbidden, method_not_allowed
+from openai_api.http.errors import error_headers, forbidden, method_not_allowed, openai_error
 
 SessionUser = User | AnonymousUser
 
 
 async def authenticate_session(request: HttpRequest, permission: str, *, act: str) -> SessionUser:
-    """Return the user. Raises ApiError 403 without the permission, 405 for anything but a POST."""
+    """Return the user. Raises MillmError 403 without the permission, 405 for anything but a POST."""
     user = await request.auser()
     if not (user.is_active and user.is_staff and await user.ahas_perm(permission)):
         message = f"Sign in as staff with the permission {permission} to {act}."
@@ -37,8 +38,8 @@ def request_for(endpoint: str, fields: Mapping[str, Any]) -> ASGIRequest:
     return ASGIRequest(scope, BytesIO(body))
 
 
-def refusal_response(error: ApiError) -> HttpResponseBase:
-    response = json_response(error.body(), error.status)
-    for header, value in error.all_headers().items():
+def refusal_response(error: MillmError) -> HttpResponseBase:
+    response = json_response(openai_error(error), error.status)
+    for header, value in error_headers(error).items():
         response.headers[header] = value
     return response

@@ -9,7 +9,8 @@ from typing import Any, Self
 import pydantic_core
 from django.http import StreamingHttpResponse
 
-from openai_api.http.errors import ApiError
+from core.errors import MillmError
+from openai_api.http.errors import openai_error
 
 PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
@@ -30,10 +31,10 @@ class Framing:
     event: Callable[[Any], bytes]
     ping: bytes
     done: bytes
-    error: Callable[[ApiError], object]
+    error: Callable[[MillmError], object]
 
 
-OPENAI = Framing(data_event, PING, DONE, ApiError.body)
+OPENAI = Framing(data_event, PING, DONE, openai_error)
 
 
 class EventSource:

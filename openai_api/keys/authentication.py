@@ -29,7 +29,7 @@ KeySource = Callable[[], Awaitable[Mapping[str, KeyRecord]]]  # active keys by d
 
 
 async def authenticate(request: HttpRequest, keys: KeySource) -> KeyRecord | None:
-    """Return the request's key, or None for an anonymous request on loopback. Raises ApiError 401 otherwise."""
+    """Return the request's key, or None for an anonymous request on loopback. Raises MillmError 401 otherwise."""
     return None if needs_no_key(request) else require_key(request, await keys())
 
 
@@ -39,7 +39,7 @@ def needs_no_key(request: HttpRequest) -> bool:
 
 
 def require_key(request: HttpRequest, records: Mapping[str, KeyRecord]) -> KeyRecord:
-    """Return the request's key. Raises ApiError 401."""
+    """Return the request's key. Raises MillmError 401."""
     record = find_key(presented_key(request) or "", records)
     if record is None:
         raise wrong_key()
@@ -107,7 +107,7 @@ snapshot: Snapshot[dict[str, KeyRecord]] = Snapshot("millm_api_keys", load_keys,
 
 
 def current_keys() -> dict[str, KeyRecord]:
-    """Return the active keys by digest. Raises ApiError 503 when the snapshot is too old to be trusted."""
+    """Return the active keys by digest. Raises MillmError 503 when the snapshot is too old to be trusted."""
     keys = snapshot.get()
     _check_age()
     return keys
@@ -121,7 +121,7 @@ async def acurrent_keys() -> dict[str, KeyRecord]:
 
 
 def _check_age() -> None:
-    """Raise ApiError 503 for a stale snapshot. Processes that do not listen, such as commands, always read the keys."""
+    """Raise MillmError 503 for a stale snapshot. Processes that do not listen (commands) always read the keys."""
     if is_listening() and snapshot.age_s > settings.MILLM_KEY_MAX_AGE:
         message = "The database has been out of reach for too long to know which keys are valid."
         raise unavailable(message, code="database_unavailable")

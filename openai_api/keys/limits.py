@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from openai_api.http.errors import ApiError, rate_limited
+from core.errors import MillmError
+from openai_api.http.errors import rate_limited
 from openai_api.keys.quotas import Draw, Quotas
 from openai_api.keys.record import KeyRecord
 
@@ -74,11 +75,11 @@ class Limits:
         self._usage: dict[int, KeyUsage] = {}
 
     def admit(self, key: KeyRecord, *, is_counted: bool = False) -> Lease:
-        """Count one request of ``key``, or only that it runs if it was counted already. Raises ApiError 429."""
+        """Count one request of ``key``, or only that it runs if it was counted already. Raises MillmError 429."""
         draw = self.quotas.admit(key, is_counted=is_counted)
         try:
             self._admit(key, is_counted=is_counted)
-        except ApiError:
+        except MillmError:
             draw.withdraw()
             raise
         return Lease(self, key, draw)
@@ -108,7 +109,7 @@ class Limits:
             return headers
 
     def reserve_tokens(self, key: KeyRecord, amount: int) -> int:
-        """Take ``amount`` tokens, at most the whole bucket, and return how many were taken. Raises ApiError 429."""
+        """Take ``amount`` tokens, at most the whole bucket, and return how many were taken. Raises MillmError 429."""
         with self._lock:
             now = self.clock()
             bucket = self._usage[key.pk].bucket("tokens", key.tokens_per_minute, now)

@@ -35,7 +35,7 @@ class Quotas:
         self._days: dict[int, _Day] = {}
 
     def admit(self, key: KeyRecord, *, is_counted: bool = False) -> Draw:
-        """Count one request of ``key``, unless it was counted already. Raises ApiError 429."""
+        """Count one request of ``key``, unless it was counted already. Raises MillmError 429."""
         draw = Draw(self, key, self._now().date(), requests=0 if is_counted else 1)
         if draw.is_limited:
             self._admit(key, draw.day, draw.requests)
@@ -113,7 +113,7 @@ class Draw:
         return self._key.requests_per_day is not None or self._key.tokens_per_day is not None
 
     def reserve_tokens(self, amount: int) -> None:
-        """Reserve tokens of the quota. Raises ApiError 429."""
+        """Reserve tokens of the quota. Raises MillmError 429."""
         if self.is_limited:
             self._quotas.reserve(self._key, self.day, amount)
             self._reserved += amount

@@ -39,7 +39,7 @@ def scope_of(endpoint: str) -> Scope | None:
 
 
 def check_scope(key: KeyRecord | None, endpoint: str) -> None:
-    """Raise ApiError 403 unless the key may use the endpoint."""
+    """Raise MillmError 403 unless the key may use the endpoint."""
     needed = scope_of(endpoint)
     if key is None or not key.scopes or needed is None or needed in key.scopes:
         return

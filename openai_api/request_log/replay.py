@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.contrib.auth.models import User
 
+from core.errors import MillmError
 from inference.client import Event, FinishedEvent, GenerationRequest, TokensEvent
 from inference.registry.registry import ReadyModel
 from inference.runs import JOB_PRIORITY, Run, SequenceFailedError
@@ -23,12 +24,11 @@ from openai_api.generation.answer import raw_segment_rules
 from openai_api.generation.run import Plan
 from openai_api.generation.sampling import constrained
 from openai_api.generation.target import Target, ready_model
-from openai_api.http.errors import ApiError
+from openai_api.http.errors import client_message
 from openai_api.models import RequestLog
 from openai_api.request_log.entry import TOKENS
 from openai_api.schemas.chat import ChatRequest
 from openai_api.schemas.completions import CompletionRequest
-from steering.errors import SteeringError
 from steering.profiles.inline_edits import INLINE
 from steering.profiles.resolver import ResolvedProfile, SteeringSelection, check_scopes
 from steering.profiles.snapshot import DRAFT
@@ -41,8 +41,8 @@ NO_PROFILE = "none"
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 
-class ReplayError(Exception):
-    """The request cannot be replayed; ``str(error)`` is a sentence for users."""
+class ReplayError(MillmError):
+    """The request cannot be replayed; the message is a sentence for users."""
 
 
 def start_replay(*, row: RequestLog, profile: str = AS_LOGGED, owner: User | None = None) -> Job:
@@ -97,10 +97,8 @@ def run_replay(job: RunningJob) -> dict[str, Any]:
     job.progress(0, 1, f"replaying {row.pk}")
     try:
         result = asyncio.run(_run(replay))
-    except ApiError as error:
-        raise ReplayError(error.message) from error
-    except SteeringError as error:
-        raise ReplayError(error.message) from error
+    except MillmError as error:
+        raise ReplayError(client_message(error)) from error
     return result
 
 

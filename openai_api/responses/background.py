@@ -13,6 +13,7 @@ from django.contrib.auth.models import User
 from django.db import InterfaceError, OperationalError, transaction
 from django.http.response import HttpResponseBase
 
+from core.errors import MillmError
 from core.text import clean_json
 from jobs.errors import JobError
 from jobs.models import Job
@@ -20,7 +21,7 @@ from jobs.services import cancel_job, enqueue_job
 from openai_api.backend import get_backend
 from openai_api.database import in_database
 from openai_api.http.call import Call
-from openai_api.http.errors import ApiError, server_error, timed_out, unavailable
+from openai_api.http.errors import openai_error, server_error, timed_out, unavailable
 from openai_api.http.sse import PING, EventSource, data_event, event_response
 from openai_api.responses.event_writer import named_event
 from openai_api.responses.models import StoredEvents, StoredResponse
@@ -116,7 +117,7 @@ def end_if_lost(response_id: str) -> None:
 
 
 @transaction.atomic
-def _end(row: StoredResponse, status: StoredResponse.Status, error: ApiError | None) -> bool:
+def _end(row: StoredResponse, status: StoredResponse.Status, error: MillmError | None) -> bool:
     """End an open response from outside its run; False if it has ended."""
     locked = lock_open(row.pk)
     if locked is None:
@@ -172,13 +173,13 @@ async def _events(call: Call, response_id: str, after: int) -> AsyncGenerator[by
     try:
         async for event in _stored_events(call, response_id, after):
             yield PING if event is None else named_event(event)
-    except ApiError as error:
+    except MillmError as error:
         call.refuse(error)
-        yield data_event(error.body())
+        yield data_event(openai_error(error))
     except (OperationalError, InterfaceError):
         away = unavailable("The database is not reachable.", code="database_unavailable")
         call.refuse(away)
-        yield data_event(away.body())
+        yield data_event(openai_error(away))
 
 
 async def _stored_events(call: Call, response_id: str, after: int) -> AsyncGenerator[Event | None, None]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from django.http import HttpRequest
 
-from inference.client import EngineError, QueueFullError
+from core.errors import MillmError
 from jobs.errors import JobCancelled, JobInterrupted, JobLost
 from jobs.running_job import RunningJob, retry_while_db_down
 from openai_api.backend import get_backend
@@ -22,7 +22,7 @@ from openai_api.endpoints.chat import plan_chat
 from openai_api.generation.run import Generation
 from openai_api.generation.target import resolve_target
 from openai_api.http.call import Call
-from openai_api.http.errors import ApiError, server_error, timed_out, unavailable, wrong_key
+from openai_api.http.errors import server_error, timed_out, wrong_key
 from openai_api.keys.record import KeyRecord
 from openai_api.responses.background import cancel_background_response, last_number, start_response, tell_events
 from openai_api.responses.event_writer import EventWriter
@@ -47,7 +47,7 @@ class BackgroundCall(Call):
 
 
 async def key_of(pk: int | None) -> KeyRecord | None:
-    """Return the key that created the response, or None. Raises ApiError 401 if it may not be used any more."""
+    """Return the key that created the response, or None. Raises MillmError 401 if it may not be used any more."""
     if pk is None:
         return None
     for record in (await get_backend().keys()).values():
@@ -132,7 +132,7 @@ class BackgroundRun:
         try:
             call.entry.status = 200
             await self._run(call)
-        except ApiError as error:
+        except MillmError as error:
             await self._fail(call, error)
         except (NotWantedError, JobCancelled, JobInterrupted, JobLost) as end:
             call.entry.error_code = f"response_{'interrupted' if isinstance(end, JobInterrupted) else 'cancelled'}"
@@ -145,7 +145,7 @@ class BackgroundRun:
 
     async def _run(self, call: BackgroundCall) -> None:
         if self._row.is_streamed and self._last >= len(LIFECYCLE):  # clients may have read part of the output
-            raise ApiError(500, INTERRUPTED, error_type="server_error", code="response_interrupted")
+            raise MillmError(INTERRUPTED, status=500, code="response_interrupted")
         events = [] if self._has_begun else list(self._writer.started())
         await self._insist(lambda: start_response(response_id=self._row.pk, events=events))
         generation = await self._admitted(call)
@@ -166,11 +166,7 @@ class BackgroundRun:
                 self._writer.read(answers, target.model.text)
                 first = await Generation.start(call, target, plan)
                 return ToolLoop(first, self._row.order["chat"], self._search, max_searches=self._max_searches)
-            except QueueFullError as error:
-                wait_s = error.retry_after_s
-            except EngineError as error:
-                raise unavailable(str(error), code=error.code) from None
-            except ApiError as error:
+            except MillmError as error:
                 if error.code not in PASSING:
                     raise
                 wait_s = error.retry_after_s or MAX_PAUSE_S
@@ -195,7 +191,7 @@ class BackgroundRun:
                 told_at = loop.time()
         await self._end(events)
 
-    async def _fail(self, call: BackgroundCall, error: ApiError) -> None:
+    async def _fail(self, call: BackgroundCall, error: MillmError) -> None:
         """End the response as failed, unless the process is stopping: then the job runs again in the next one."""
         call.refuse(error)
         call.entry.status = error.status

@@ -184,7 +184,7 @@ def chat_body(request: PromptSchema, items: Sequence[Item]) -> ChatBody:
 
 
 def parse_chat(request: PromptSchema, body: Mapping[str, Any]) -> ChatRequest:
-    """Return the validated chat. Raises ApiError in terms of the response's request."""
+    """Return the validated chat. Raises MillmError in terms of the response's request."""
     with renaming(request):
         return ChatRequest.parse(body)
 

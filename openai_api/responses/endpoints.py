@@ -9,6 +9,7 @@ from typing import Any
 
 from django.http.response import HttpResponseBase
 
+from core.errors import MillmError
 from core.ids import new_id
 from openai_api.backend import get_backend
 from openai_api.database import in_database
@@ -20,7 +21,7 @@ from openai_api.generation.run import Generation
 from openai_api.generation.target import default_model, requested_profile, resolve_target
 from openai_api.http.call import Call
 from openai_api.http.endpoint import json_response
-from openai_api.http.errors import ApiError, invalid, renaming, server_error
+from openai_api.http.errors import invalid, renaming, server_error
 from openai_api.http.sse import PING
 from openai_api.responses.background import (
     NotBackgroundError,
@@ -105,7 +106,7 @@ def pinned(call: Call, planned: PlannedChat) -> ChatBody:
 
 
 async def _collect(run: ResponseRun) -> HttpResponseBase:
-    """Return the whole response. Raises ApiError; nothing is stored then, since the client has no id."""
+    """Return the whole response. Raises MillmError; nothing is stored then, since the client has no id."""
     try:
         async for _ in run.events(get_backend().ping_s):
             pass
@@ -119,7 +120,7 @@ async def _events(run: ResponseRun) -> AsyncGenerator[bytes, None]:
     try:
         async for event in run.events(get_backend().ping_s):
             yield PING if event is None else named_event(event)
-    except ApiError as error:
+    except MillmError as error:
         call.refuse(error)
         yield named_event(await run.failed(error))
     except Exception:
@@ -209,7 +210,7 @@ PROMPT = (
 
 
 async def compact_response(call: Call) -> HttpResponseBase:
-    """Summarise a conversation. Raises ApiError 400 if it does not fit the model's context."""
+    """Summarise a conversation. Raises MillmError 400 if it does not fit the model's context."""
     request = call.read(CompactionRequest)
     context = await read_context(call, request)
     if not context.items:

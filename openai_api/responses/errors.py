@@ -2,38 +2,39 @@
 
 from __future__ import annotations
 
-from openai_api.http.errors import ApiError, invalid, quote
+from core.errors import MillmError, quote
+from openai_api.http.errors import invalid
 
 
-def response_not_found(response_id: str) -> ApiError:
+def response_not_found(response_id: str) -> MillmError:
     """Return the same error for unknown, deleted and other users' responses."""
     return _not_found(f"There is no response “{quote(response_id)}”.", "response_not_found", "response_id")
 
 
-def conversation_not_found(conversation_id: str, *, param: str = "conversation_id") -> ApiError:
+def conversation_not_found(conversation_id: str, *, param: str = "conversation_id") -> MillmError:
     return _not_found(f"There is no conversation “{quote(conversation_id)}”.", "conversation_not_found", param)
 
 
-def item_not_found(item_id: str, *, param: str = "item_id") -> ApiError:
+def item_not_found(item_id: str, *, param: str = "item_id") -> MillmError:
     return _not_found(f"There is no item “{quote(item_id)}”.", "item_not_found", param)
 
 
-def previous_not_found(missing: str, asked: str) -> ApiError:
+def previous_not_found(missing: str, asked: str) -> MillmError:
     message = f"There is no response “{quote(missing)}” to continue."
     if missing != asked:
         message = f"The response “{quote(asked)}” continues “{quote(missing)}”, which is not kept any more."
     return _not_found(f"{message} Send its items as “input”.", "previous_response_not_found", "previous_response_id")
 
 
-def not_ended(response_id: str) -> ApiError:
+def not_ended(response_id: str) -> MillmError:
     message = f"The response “{quote(response_id)}” is still being generated. Continue it when it has ended."
     return invalid(message, param="previous_response_id", code="response_not_ended")
 
 
-def chain_too_long(most: int) -> ApiError:
+def chain_too_long(most: int) -> MillmError:
     message = f"More than {most} responses follow one another. Send what is needed of them as “input”."
     return invalid(message, param="previous_response_id")
 
 
-def _not_found(message: str, code: str, param: str) -> ApiError:
-    return ApiError(404, message, code=code, param=param)
+def _not_found(message: str, code: str, param: str) -> MillmError:
+    return MillmError(message, status=404, code=code, param=param)

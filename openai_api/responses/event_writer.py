@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
+from core.errors import MillmError
 from inference.client import Event as EngineEvent
 from inference.client import FinishedEvent, TokensEvent, Usage
 from inference.text.dialects.answer_reader import AnswerReader
@@ -15,7 +16,6 @@ from inference.text.model_text import ModelText
 from openai_api.generation.answer import AnswerPlan
 from openai_api.generation.target import Target
 from openai_api.generation.token_text import ReasoningTokens, token_logprob
-from openai_api.http.errors import ApiError
 from openai_api.http.sse import data_event
 from openai_api.responses.file_search import Results, Searching
 from openai_api.responses.output import OpenSearch, Output
@@ -86,7 +86,7 @@ class EventWriter:
         """Return the last event, once the outcome is in ``body`` and stored."""
         return self._lifecycle(f"response.{self.body['status']}")
 
-    def fail(self, error: ApiError, generation: Written | None = None) -> None:
+    def fail(self, error: MillmError, generation: Written | None = None) -> None:
         self._close_body("failed")
         self.body["error"] = error_body(error)
         if generation is not None:

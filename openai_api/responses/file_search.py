@@ -15,14 +15,12 @@ from openai_api.endpoints.vector_store_search import DEFAULT_RESULTS, best_hits
 from openai_api.endpoints.vector_stores import embedder
 from openai_api.generation.target import check_model_allowed, find_model, ready_model
 from openai_api.http.call import Call
-from openai_api.http.endpoint import storage_refusal
-from openai_api.http.errors import ApiError, timed_out, unavailable
+from openai_api.http.errors import timed_out
 from openai_api.keys.scopes import check_scope
 from openai_api.responses.chat_form import CITATION_END, CITATION_START, MAX_QUERIES
 from openai_api.responses.schemas.bodies import Item
 from openai_api.responses.schemas.request import PromptSchema
 from openai_api.responses.schemas.tools import FileSearchTool
-from storage.embedder import EmbeddingFailedError
 from storage.errors import StorageError
 from storage.models import VectorStore
 from storage.vector_search import Hit
@@ -46,19 +44,17 @@ class FileSearch:
         return None if found is None else cls(found[1], found[0])
 
     async def check(self, call: Call) -> None:
-        """Require all stores to exist, to be the owner's, and to be searchable. Raises ApiError 400, 403, 404."""
+        """Require all stores to exist, to be the owner's, and to be searchable. Raises MillmError 400, 403, 404."""
         for number in range(len(self.tool.vector_store_ids)):
             await self._store(call, number)
 
     async def run(self, call: Call, queries: list[str]) -> Results:
-        """Return the best results of all stores. Raises ApiError."""
+        """Return the best results of all stores. Raises MillmError."""
         hits: list[Hit] = []
         try:
             async with asyncio.timeout_at(call.deadline):
                 for number in range(len(self.tool.vector_store_ids) if queries else 0):
                     hits += await self._hits(call, number, queries)
-        except EmbeddingFailedError as error:
-            raise unavailable(str(error), code="engine_unavailable") from None
         except TimeoutError:
             raise timed_out(call.timeout_s, call.timeout_setting) from None
         best = sorted(hits, key=lambda hit: -hit.score)[: self.tool.max_num_results or DEFAULT_RESULTS]
@@ -80,9 +76,7 @@ class FileSearch:
             store = await in_database(usable_store, self.tool.vector_store_ids[number], owner_id=call.owner_id)
             record = embedder().resolve(store)
         except StorageError as error:
-            refusal: ApiError = storage_refusal(error)
-            refusal.param = f"tools[{self.place}].vector_store_ids[{number}]"
-            raise refusal from None
+            raise error.with_param(f"tools[{self.place}].vector_store_ids[{number}]") from None
         check_model_allowed(call.key, record)
         return store, record.name
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from openai_api.http.errors import invalid, quote
+from core.errors import quote
+from openai_api.http.errors import invalid
 from openai_api.responses.schemas.bodies import Item, ItemListBody
 
 DEFAULT_LIMIT = 20
@@ -21,7 +22,7 @@ class Page:
 
 
 def read_page(query: Mapping[str, str]) -> Page:
-    """Parse `limit`, `order`, `after` and `before` of the query string. Raises ApiError 400."""
+    """Parse `limit`, `order`, `after` and `before` of the query string. Raises MillmError 400."""
     order = query.get("order", "desc")
     if order not in {"asc", "desc"}:
         raise invalid(f"order must be asc or desc, not “{quote(order)}”.", param="order")
@@ -47,7 +48,7 @@ def read_flag(text: str, name: str) -> bool:
 
 
 def list_body(items: Sequence[Item], page: Page) -> ItemListBody:
-    """Return one page of ``items``, which are complete and oldest first. Raises ApiError 400 for an unknown cursor."""
+    """Return one page of ``items``, all of them, oldest first. Raises MillmError 400 for an unknown cursor."""
     ordered = list(items) if page.is_ascending else list(reversed(items))
     start = _place(ordered, page.after, "after") + 1 if page.after is not None else 0
     end = _place(ordered, page.before, "before") if page.before is not None else len(ordered)

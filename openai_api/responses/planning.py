@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from django.conf import settings
 
+from core.errors import MillmError
 from openai_api.database import in_database
 from openai_api.endpoints.chat import plan_chat
 from openai_api.generation.answer import AnswerPlan
@@ -14,7 +15,6 @@ from openai_api.generation.prompt import prompt_ids
 from openai_api.generation.run import Plan
 from openai_api.generation.target import Target, resolve_target
 from openai_api.http.call import Call
-from openai_api.http.errors import ApiError
 from openai_api.responses.chat_form import ChatBody, chat_body, parse_chat, renaming
 from openai_api.responses.errors import (
     chain_too_long,
@@ -52,7 +52,7 @@ class Context:
 
 
 async def read_context(call: Call, request: InputSchema) -> Context:
-    """Load what the request continues, if anything is stored. Raises ApiError 400 and 404."""
+    """Load what the request continues, if anything is stored. Raises MillmError 400 and 404."""
     return Context(await _history(owner_of(call), request), await own_items(call, request.input))
 
 
@@ -111,14 +111,14 @@ class PlannedChat:
 
 
 async def plan_response(call: Call, request: PromptSchema, context: Context) -> PlannedChat:
-    """Plan the response. Raises ApiError in terms of the request's fields."""
+    """Plan the response. Raises MillmError in terms of the request's fields."""
     body = chat_body(request, context.items)
     chat = parse_chat(request, body)
     with renaming(request):
         target = await resolve_target(call, chat)
         try:
             return PlannedChat(context.items, body, chat, target, *await plan_chat(chat, target))
-        except ApiError as error:
+        except MillmError as error:
             if request.truncation != "auto" or error.code != TOO_LONG:
                 raise
         return await _truncated(request, context, target)
@@ -136,7 +136,7 @@ async def _truncated(request: PromptSchema, context: Context, target: Target) ->
         middle = (least + most) // 2
         try:
             found, most = await _try(request, _whole(items[middle:]), target), middle
-        except ApiError as error:
+        except MillmError as error:
             if error.code != TOO_LONG:
                 raise
             least = middle + 1
@@ -157,7 +157,7 @@ async def _check_room(chat: ChatRequest, target: Target) -> None:
     room = min(settings.MILLM_MAX_TOKENS_DEFAULT, target.model.max_model_len // 4)
     used = len(await prompt_ids(target.model.text, chat))
     if used + room > target.model.max_model_len:
-        raise ApiError(400, "The items do not fit the model's context.", code=TOO_LONG, param="input")
+        raise MillmError("The items do not fit the model's context.", code=TOO_LONG, param="input")
 
 
 def _last_turn(items: Sequence[Item]) -> int:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from core.errors import MillmError
 from inference.client import SamplingParams, Usage
-from openai_api.http.errors import ApiError
+from openai_api.http.errors import client_message, error_type
 from openai_api.responses.schemas.bodies import (
     ResponseBody,
     ResponseErrorBody,
@@ -73,14 +74,14 @@ def usage_body(usage: Usage, reasoning_tokens: int) -> ResponseUsageBody:
     }
 
 
-def error_body(error: ApiError) -> ResponseErrorBody:
+def error_body(error: MillmError) -> ResponseErrorBody:
     """Build the error. OpenAI has few codes for this, so the server's own one is added."""
     default = _BAD_REQUEST if error.status < 500 else "server_error"
     return {
         "code": _CODES.get(error.status, default),
-        "message": error.message,
+        "message": client_message(error),
         "param": error.param,
-        "type": error.error_type,
+        "type": error_type(error),
         "millm_code": error.code,
     }
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Sequence
 
 from django.db import InterfaceError, OperationalError
 
+from core.errors import MillmError
 from inference.client import Event as EngineEvent
 from inference.client import SteeringReceipt, Usage
 from openai_api.database import in_database
@@ -18,7 +19,7 @@ from openai_api.generation.run import Generation
 from openai_api.generation.stats import site_bodies, steering_body
 from openai_api.generation.target import Target
 from openai_api.http.call import Call
-from openai_api.http.errors import ApiError, unavailable
+from openai_api.http.errors import unavailable
 from openai_api.request_log.entry import LogEntry
 from openai_api.responses.chat_form import ChatBody, messages_of
 from openai_api.responses.event_writer import EventWriter
@@ -94,7 +95,7 @@ class ToolLoop:
         return await self.search.run(self.call, queries) if self.num_left >= 0 else []
 
     async def go_on(self, items: Sequence[Item], num_results: int) -> AnswerPlan:
-        """Start another generation after ``items``; results are numbered after ``num_results``. Raises ApiError."""
+        """Start another generation after ``items``; results are numbered after ``num_results``. Raises MillmError."""
         messages = [*self._body["messages"], *messages_of(None, items, num_results=num_results)]
         self._body = {**self._body, "messages": messages, "tool_choice": "auto" if self.num_left > 0 else "none"}
         plan, answers = await plan_chat(ChatRequest.parse(self._body), self.target)
@@ -158,7 +159,7 @@ class ResponseRun:
         await self._keep()
         yield self.writer.ended()
 
-    async def failed(self, error: ApiError) -> Event:
+    async def failed(self, error: MillmError) -> Event:
         """Return the last event of a response that failed."""
         self.writer.fail(error, self.generation)
         await self._keep()
@@ -172,7 +173,7 @@ class ResponseRun:
         turn = Turn(body, self._input, call.key.owner_id if call.key else None)
         try:
             await in_database(lambda: keep_turn(turn=turn))
-        except (OperationalError, InterfaceError, ApiError) as error:
+        except (OperationalError, InterfaceError, MillmError) as error:
             logger.warning("Response %s could not be stored: %s", body["id"], error)
             body["store"] = False
 

@@ -18,7 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, Validat
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from openai_api.http.errors import MAX_PROBLEMS, ApiError, quote, unknown_parameter, unsupported_parameter
+from core.errors import MillmError, quote
+from openai_api.http.errors import MAX_PROBLEMS, unknown_parameter, unsupported_parameter
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -37,14 +38,14 @@ _CODES = {
 _SAYS_INPUT = {"too_short", "too_long", "unsupported_parameter", "missing_content", "invalid_prompt", "invalid_schema"}
 
 
-def api_error(error: ValidationError) -> ApiError:
+def api_error(error: ValidationError) -> MillmError:
     """Return one 400 for all problems; ``param`` and ``code`` are those of the first."""
     problems = error.errors(include_url=False, include_context=False)
     first = problems[0]
     lines = [_sentence(problem) for problem in problems[:MAX_PROBLEMS]]
     if len(problems) > MAX_PROBLEMS:
         lines.append(f"And {len(problems) - MAX_PROBLEMS} more problems.")
-    return ApiError(400, " ".join(lines), code=_code(first["type"]), param=param_name(first["loc"]))
+    return MillmError(" ".join(lines), code=_code(first["type"]), param=param_name(first["loc"]))
 
 
 def param_name(location: Sequence[str | int]) -> str:
@@ -119,7 +120,7 @@ class RequestSchema(Part):
 
     @classmethod
     def parse(cls, body: Mapping[str, Any]) -> Self:
-        """Raises ApiError 400 with ``param``."""
+        """Raises MillmError 400 with ``param``."""
         cls._refuse_unsupported(body)
         cls._refuse_near_misses(body)
         try:
@@ -130,7 +131,7 @@ class RequestSchema(Part):
         return parsed
 
     def check_together(self) -> None:
-        """Check rules over several fields. Raises ApiError."""
+        """Check rules over several fields. Raises MillmError."""
 
     @classmethod
     def ignored_in(cls, body: Mapping[str, Any]) -> list[str]:
@@ -253,7 +254,7 @@ class ListQuery(BaseModel):
 
     @classmethod
     def parse(cls, query: Mapping[str, Any]) -> Self:
-        """Raises ApiError 400 with ``param``."""
+        """Raises MillmError 400 with ``param``."""
         try:
             return cls.model_validate({name: value for name, value in query.items() if value != ""})
         except ValidationError as error:

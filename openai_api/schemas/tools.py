@@ -9,8 +9,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
+from core.errors import MillmError
 from inference.text.grammar import Grammar, GrammarError
-from openai_api.http.errors import ApiError, invalid
+from openai_api.http.errors import invalid
 from openai_api.schemas.base import Part
 
 MAX_TOOLS = 128
@@ -113,7 +114,7 @@ class ToolUse:
 
 
 def tool_use(tools: Sequence[PlainTool] | None, choice: ToolChoice | None, *, is_parallel: bool) -> ToolUse | None:
-    """Combine the tool fields of a request; None where nothing may be called. Raises ApiError 400."""
+    """Combine the tool fields of a request; None where nothing may be called. Raises MillmError 400."""
     functions = tuple(tool.function for tool in tools or ())
     _check_names([tool.name for tool in functions])
     if not functions:
@@ -165,5 +166,5 @@ def _check_known(name: str, functions: Sequence[FunctionTool], param: str) -> No
         raise unknown_tool(name, param)
 
 
-def unknown_tool(name: str, param: str) -> ApiError:
+def unknown_tool(name: str, param: str) -> MillmError:
     return invalid(f"{param}: there is no tool named “{name[:64]}” in “tools”.", param=param)

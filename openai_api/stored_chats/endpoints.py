@@ -8,10 +8,11 @@ from typing import Any
 from django.http import QueryDict
 from django.http.response import HttpResponseBase
 
+from core.errors import quote
 from openai_api.database import in_database
 from openai_api.http.call import Call
 from openai_api.http.endpoint import json_response
-from openai_api.http.errors import invalid, quote
+from openai_api.http.errors import invalid
 from openai_api.schemas.chat import (
     MAX_LIMIT,
     ChatDeletedBody,
@@ -92,7 +93,7 @@ def message_body(chat_id: str, place: int, message: Mapping[str, Any]) -> Stored
 
 
 def read_query(query: QueryDict) -> ChatQuery:
-    """Parse the query string. Raises ApiError 400."""
+    """Parse the query string. Raises MillmError 400."""
     order, limit = query.get("order", "asc"), query.get("limit", "20")
     if order not in {"asc", "desc"}:
         raise invalid(f"order must be asc or desc, not “{quote(order)}”.", param="order")

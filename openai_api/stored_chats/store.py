@@ -11,12 +11,13 @@ from django.conf import settings
 from django.db.models import Q, QuerySet
 from django.utils import timezone
 
+from core.errors import MillmError, quote
 from core.text import clean_json
 from inference.client import Event
 from openai_api.database import in_database
 from openai_api.generation.chat_chunks import ChatChunks, ChatFold
 from openai_api.http.call import Call
-from openai_api.http.errors import ApiError, invalid, quote
+from openai_api.http.errors import invalid
 from openai_api.schemas.bodies import ChatChunkBody, ChatCompletionBody
 from openai_api.schemas.chat import ChatRequest
 from openai_api.stored_chats.models import StoredChat
@@ -47,7 +48,7 @@ def store_chat(
 
 
 def find_chat(*, owner_id: int | None, chat_id: str) -> StoredChat:
-    """Return a stored chat. Raises the same ApiError 404 for unknown and for other users' chats."""
+    """Return a stored chat. Raises the same MillmError 404 for unknown and for other users' chats."""
     found = _of(owner_id).filter(pk=chat_id).first() if "\0" not in chat_id else None
     if found is None:
         raise chat_not_found(chat_id)
@@ -55,7 +56,7 @@ def find_chat(*, owner_id: int | None, chat_id: str) -> StoredChat:
 
 
 def find_chats(*, owner_id: int | None, query: ChatQuery) -> list[StoredChat]:
-    """Return up to one more than the limit. Raises ApiError 400 for an unknown ``after``."""
+    """Return up to one more than the limit. Raises MillmError 400 for an unknown ``after``."""
     rows = _of(owner_id)
     if query.model is not None:
         rows = rows.filter(model=query.model)
@@ -78,9 +79,9 @@ def delete_chat(*, owner_id: int | None, chat_id: str) -> None:
     find_chat(owner_id=owner_id, chat_id=chat_id).delete()
 
 
-def chat_not_found(chat_id: str) -> ApiError:
+def chat_not_found(chat_id: str) -> MillmError:
     message = f"There is no stored chat completion “{quote(chat_id)}”."
-    return ApiError(404, message, code="completion_not_found", param="completion_id")
+    return MillmError(message, status=404, code="completion_not_found", param="completion_id")
 
 
 def _of(owner_id: int | None) -> QuerySet[StoredChat]:
@@ -90,7 +91,7 @@ def _of(owner_id: int | None) -> QuerySet[StoredChat]:
 def _beyond(owner_id: int | None, after: str, *, is_ascending: bool) -> Q:
     try:
         last = find_chat(owner_id=owner_id, chat_id=after)
-    except ApiError:
+    except MillmError:
         raise invalid(f"after: there is no stored completion “{quote(after)}”.", param="after") from None
     if is_ascending:
         return Q(created_at__gt=last.created_at) | Q(created_at=last.created_at, id__gt=last.id)

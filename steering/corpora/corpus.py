@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from core.errors import MillmError
 from inference.text.chat_template import ChatTemplateError
 from steering.measuring.document import MAX_TOKENS as MAX_PIECE
 from steering.measuring.document import TokenisedDocument, split_tokens, take_tokens
@@ -26,8 +27,11 @@ _PIECE_CHARS = 4_000  # tokenised at once; fits into the context of every model
 _MAX_MESSAGES = 200
 
 
-class CorpusError(Exception):
+class CorpusError(MillmError):
     """The corpus file is invalid; the message names the line and what to do."""
+
+    code = "invalid_value"
+    names_files = True
 
 
 @dataclass(frozen=True, slots=True)

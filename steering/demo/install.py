@@ -13,6 +13,7 @@ from django.contrib.auth.models import User
 from django.core.exceptions import ValidationError
 from django.db import connection, transaction
 
+from core.errors import MillmError
 from inference.files.sources import SourceError
 from inference.models import LanguageModel
 from inference.services import absolute_source, register_model, save_model
@@ -46,8 +47,8 @@ class InstalledDemo:
     published: tuple[str, ...]
 
 
-class DemoError(Exception):
-    """It was not installed; ``str(error)`` says why."""
+class DemoError(MillmError):
+    """The demo was not installed; the message says why."""
 
 
 def install_demo(artifacts: Path = ARTIFACTS, *, measures: bool = False, owner: User | None = None) -> InstalledDemo:

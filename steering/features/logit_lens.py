@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from core.errors import MillmError
 from inference.files.sources import ModelSource, SourceError, resolve_source
 from inference.text.token_bytes import token_bytes_reader
 from inference.torch_threads import borrowed_workers
@@ -34,12 +35,21 @@ MAX_WAITING = 8
 _MAX_KEPT = 1024
 
 
-class LensUnavailableError(Exception):
+class LensUnavailableError(MillmError):
     """The lens cannot be computed; the message says why."""
 
+    names_files = True
 
-class LensBusyError(Exception):
+
+class LensBusyError(MillmError):
     """Too many lenses are waiting to be computed."""
+
+    status = 503
+    code = "server_is_overloaded"
+    retry_after_s = 5.0
+
+    def __init__(self) -> None:
+        super().__init__("Too many features are being looked at.")
 
 
 @dataclass(frozen=True, slots=True)

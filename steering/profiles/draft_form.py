@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from core.errors import MillmError
 from steering.errors import InvalidProfileError
 from steering.models import FeatureEdit, SteeringProfile
 from steering.profiles.draft_checks import needed_saes, usable_edits
@@ -40,7 +41,12 @@ class FieldProblem:
         return f"{self.place}: {self.message}" if self.place else self.message
 
 
-class InvalidDraftError(Exception):
+class InvalidDraftError(MillmError):
+    """The form of a draft has invalid fields; ``problems`` name all of them."""
+
+    code = "invalid_profile"
+    param = "profile"
+
     def __init__(self, problems: Sequence[FieldProblem]) -> None:
         super().__init__(" ".join(map(str, problems)))
         self.problems = tuple(problems)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from core.errors import MillmError
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
@@ -18,11 +20,12 @@ class Problem:
         return f"{self.path}: {self.message}"
 
 
-class InvalidSpecError(ValueError):
+class InvalidSpecError(MillmError, ValueError):
     """One or more fields are invalid; ``problems`` lists all of them."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
-        super().__init__(" ".join(map(str, problems)))
+        first = problems[0]
+        super().__init__(" ".join(map(str, problems)), param=first.path, code=first.code)
         self.problems = tuple(problems)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from django.test import RequestFactory
 
-from openai_api.http.errors import ApiError
+from core.errors import MillmError
 from openai_api.http.json_body import read_body
 from openai_api.responses.schemas.request import ResponseRequest
 from openai_api.schemas.anthropic import MessagesRequest
@@ -115,7 +115,7 @@ def test_a_body_that_does_not_say_how_long_it_is(settings):
         request = RequestFactory().post(CHAT, b"x" * size, content_type="application/json")
         del request.META["CONTENT_LENGTH"]
         if is_refused:
-            with pytest.raises(ApiError, match="larger than 1000 bytes"):
+            with pytest.raises(MillmError, match="larger than 1000 bytes"):
                 read_body(request)
         else:
             assert len(read_body(request)) == size

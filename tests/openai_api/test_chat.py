@@ -9,8 +9,8 @@ import pytest
 from openai.types.chat import ChatCompletion
 from pydantic import TypeAdapter
 
+from core.errors import MillmError
 from inference.client import FailedEvent, PromptLogprobsEvent, Timings, TokenLogprob, Usage
-from openai_api.http.errors import ApiError
 from openai_api.request_id import request_id_of
 from openai_api.schemas.base import RequestSchema
 from openai_api.schemas.chat import ChatRequest
@@ -42,7 +42,7 @@ def test_nested_integers_may_be_written_as_floats(schema: type[RequestSchema], b
 
 
 def test_fractions_are_no_integers_wherever_they_are():
-    with pytest.raises(ApiError, match="prompt"):
+    with pytest.raises(MillmError, match="prompt"):
         CompletionRequest.parse({"model": "tiny", "prompt": [[1.5]]})
 
 

@@ -12,9 +12,9 @@ from django.contrib.auth.models import Group, Permission, User
 from django.db import connection, connections, transaction
 from django.test.utils import CaptureQueriesContext
 
+from core.errors import MillmError
 from core.snapshots import MAX_CHANGED, Snapshot, SnapshotListener, announced_ids, announcement, process_token
 from openai_api.backend import Backend, set_backend
-from openai_api.http.errors import ApiError
 from openai_api.http.file_uploads import upload_refusal
 from openai_api.keys import authentication as keys_module
 from openai_api.keys.authentication import current_keys, find_key, load_changed_keys, load_keys, snapshot
@@ -250,7 +250,7 @@ def test_old_keys_and_unknown_ones_are_refused_alike(deaf: Clock, settings: Any)
     assert find_key(plain, current_keys()) is not None
     assert upload_refusal(header, "127.0.0.1") is None
     deaf.now = 61.0
-    with pytest.raises(ApiError) as refused:
+    with pytest.raises(MillmError) as refused:
         current_keys()
     assert (refused.value.status, refused.value.code) == (503, "database_unavailable")
     for sent in (header, [(b"authorization", b"Bearer sk-unknown")]):

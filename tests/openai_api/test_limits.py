@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from openai_api.http.errors import ApiError
+from core.errors import MillmError
 from openai_api.keys.limits import Limits, TokenBucket
 from openai_api.keys.record import KeyRecord
 from tests.openai_api.conftest import Api, Clock, chunks_of
@@ -104,7 +104,7 @@ async def test_keys_do_not_share_limits(api: Api):
 
 
 def test_a_limit_of_zero_admits_nothing():
-    with pytest.raises(ApiError, match="0 requests a minute"):
+    with pytest.raises(MillmError, match="0 requests a minute"):
         Limits(Clock()).admit(KeyRecord(1, "k", "d", requests_per_minute=0))
 
 
@@ -115,7 +115,7 @@ def test_a_lease_closes_once():
     lease.close(0)
     lease.close(0)
     limits.admit(key)
-    with pytest.raises(ApiError):
+    with pytest.raises(MillmError):
         limits.admit(key)
 
 

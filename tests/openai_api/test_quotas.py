@@ -14,7 +14,7 @@ from django.utils import timezone
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openai_api.http.errors import ApiError
+from core.errors import MillmError
 from openai_api.keys.authentication import load_keys
 from openai_api.keys.limits import Limits, set_limits
 from openai_api.keys.quotas import Quotas
@@ -113,7 +113,7 @@ def test_a_day_never_holds_more_than_its_quota(amounts: list[tuple[int, int]], l
         try:
             draw = quotas.admit(key(tokens_per_day=limit))
             draw.reserve_tokens(reserved)
-        except ApiError:
+        except MillmError:
             if draw is not None:
                 draw.settle(0)
             assert used + reserved > limit or used >= limit
@@ -133,7 +133,7 @@ def test_what_ends_after_midnight_leaves_the_new_day_alone():
     quotas.admit(limited).reserve_tokens(10)
     late.settle(0)
 
-    with pytest.raises(ApiError, match="are used"):
+    with pytest.raises(MillmError, match="are used"):
         quotas.admit(limited)
 
 
@@ -172,7 +172,7 @@ def test_a_new_process_knows_the_day(stored_key: ApiKey):
     LogStore().insert([entry(number, stored_key) for number in range(5)])
     record = load_keys()[stored_key.digest]
 
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(MillmError) as caught:
         Quotas().admit(record)
     assert caught.value.code == "insufficient_quota"
 
