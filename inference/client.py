@@ -1,6 +1,7 @@
-"""The web layer's door to the engine: submit requests, read events.
+"""The only door to the engine: submit requests, read their events, cancel by the stream's id.
 
-The in-process engine thread is the first implementation of :class:`EngineClient`; a remote one can follow.
+The engine thread of this process is one implementation of :class:`EngineClient`; a remote one can follow, as only
+requests, events and ids pass through here. Most callers want an :class:`inference.runs.Run`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Generic, Protocol, Self, TypeVar
+from uuid import uuid4
 
 from inference.engine.config import EngineConfig
 from inference.engine.errors import (
@@ -67,9 +69,10 @@ class LocalEventStream:
         loop: asyncio.AbstractEventLoop,
         model: str,
         indices: Iterable[int],
-        cancel: Callable[[object], None],
+        cancel: Callable[[str], None],
         max_events: int,
     ) -> None:
+        self.id = uuid4().hex
         self.loop = loop
         self.model = model
         self._cancel = cancel
@@ -118,7 +121,7 @@ class LocalEventStream:
             return
         self._closed = True
         if self._running:
-            self._cancel(self)
+            self._cancel(self.id)
         post(self.loop, self._drop)
 
     def _take(self, event: Event) -> None:
@@ -133,7 +136,7 @@ class LocalEventStream:
 
     def _cut(self) -> None:
         """The reader fell too far behind: keep what it has and fail the sequences that still run."""
-        self._cancel(self)
+        self._cancel(self.id)
         message = f"The reader fell more than {self._max_events} events behind and was cut off; read the stream faster."
         for index in sorted(self._running):
             self._buffer.append(FailedEvent(index, SLOW_READER, message, Usage(), Timings()))
@@ -178,6 +181,7 @@ __all__ = [
     "NotEnoughMemoryError",
     "PromptLogprobsEvent",
     "QueueFullError",
+    "Request",
     "SamplingParams",
     "ScoresEvent",
     "Scoring",
@@ -198,6 +202,10 @@ Publish = Callable[[list[tuple[object, Event]]], None]
 class EventStream(Protocol):
     """Events of the sequences submitted together, in order per index; ends after each has had a terminal event."""
 
+    @property
+    def id(self) -> str:
+        """The name under which the engine knows the sequences; see :meth:`EngineClient.cancel`."""
+
     def __aiter__(self) -> AsyncIterator[Event]: ...
 
     async def __anext__(self) -> Event: ...
@@ -207,11 +215,14 @@ class EventStream(Protocol):
 
 
 class EngineClient(Protocol):
-    def submit(self, requests: Sequence[GenerationRequest]) -> EventStream:
-        """Accept all or none. Call inside an event loop; raises EngineDownError or QueueFullError."""
+    async def submit(self, requests: Sequence[Request]) -> EventStream:
+        """Accept all requests, of one model and one type, or none.
 
-    def embed(self, requests: Sequence[EmbeddingRequest]) -> EventStream:
-        """Likewise; each index gets an EmbeddingEvent and a terminal event."""
+        Raise EngineDownError, ModelNotAttachedError or QueueFullError. Nothing runs on when the call is cancelled.
+        """
+
+    def cancel(self, stream_id: str) -> None:
+        """Cancel a stream's sequences. Idempotent, callable from any thread; unknown ids are ignored."""
 
     def stats(self) -> EngineStats: ...
 
@@ -247,40 +258,44 @@ class LocalEngineClient(Generic[L]):
 
     def __init__(self, make_loop: Callable[[Publish], L]) -> None:
         self._lock = threading.Lock()
+        self._streams: dict[str, LocalEventStream] = {}  # with sequences that are queued or running, by id
+        self._num_open: Counter[str] = Counter()  # their sequences, by the stream's id
         self._sequences: Counter[str] = Counter()  # queued or running, by model
         self.engine = make_loop(self.publish)
 
-    def submit(self, requests: Sequence[GenerationRequest]) -> LocalEventStream:
-        """Accept all or none; the requests share one model. See :class:`EngineClient`."""
-        return self._open(requests, sum(request.max_events for request in requests))
-
-    def embed(self, requests: Sequence[EmbeddingRequest]) -> LocalEventStream:
-        return self._open(requests, 2 * len(requests))
-
-    def _open(self, requests: Sequence[Request], max_events: int) -> LocalEventStream:
+    async def submit(self, requests: Sequence[Request]) -> LocalEventStream:
+        """Accept all requests or none. See :class:`EngineClient`."""
         stream = LocalEventStream(
             loop=asyncio.get_running_loop(),
             model=requests[0].model,
             indices=(request.index for request in requests),
-            cancel=self.engine.cancel,
-            max_events=max_events,
+            cancel=self.cancel,
+            max_events=sum(request.max_events for request in requests),
         )
-        self._count(stream.model, len(requests))
+        with self._lock:
+            self._streams[stream.id] = stream
+        self._count(stream, len(requests))
         try:
-            self.engine.submit(requests, stream)
+            self.engine.submit(requests, stream.id)
         except BaseException:
-            self._count(stream.model, -len(requests))
+            self._count(stream, -len(requests))
             raise
         return stream
+
+    def cancel(self, stream_id: str) -> None:
+        self.engine.cancel(stream_id)
 
     def publish(self, events: list[tuple[object, Event]]) -> None:
         """Hand one step's events to their event loops: one wake-up each. Called on the engine thread, never raises."""
         by_loop: dict[asyncio.AbstractEventLoop, dict[LocalEventStream, list[Event]]] = {}
-        for stream, event in events:
-            assert isinstance(stream, LocalEventStream)
+        for stream_id, event in events:
+            assert isinstance(stream_id, str)
+            stream = self._streams.get(stream_id)
+            if stream is None:
+                continue
             by_loop.setdefault(stream.loop, {}).setdefault(stream, []).append(event)
             if isinstance(event, TERMINAL_EVENTS):
-                self._count(stream.model, -1)
+                self._count(stream, -1)
         for loop, by_stream in by_loop.items():
             if not post(loop, _deliver, by_stream):
                 self._abandon(by_stream)
@@ -309,11 +324,15 @@ class LocalEngineClient(Generic[L]):
     def _abandon(self, streams: Iterable[LocalEventStream]) -> None:
         """Their event loop is closed, so nobody reads them."""
         for stream in streams:
-            self.engine.cancel(stream)
+            self.cancel(stream.id)
 
-    def _count(self, model: str, change: int) -> None:
+    def _count(self, stream: LocalEventStream, change: int) -> None:
+        """Count sequences, and forget the stream after its last one."""
         with self._lock:
-            self._sequences[model] += change
+            self._sequences[stream.model] += change
+            self._num_open[stream.id] += change
+            if self._num_open[stream.id] == 0:
+                del self._num_open[stream.id], self._streams[stream.id]
 
 
 def _deliver(by_stream: dict[LocalEventStream, list[Event]]) -> None:

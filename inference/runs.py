@@ -19,13 +19,12 @@ from inference.client import (
     EventStream,
     FailedEvent,
     FinishedEvent,
-    GenerationRequest,
     QueueFullError,
+    Request,
 )
 
 JOB_PRIORITY = -100  # with MILLM_SCHEDULER_POLICY=priority, requests of clients come first
 MAX_PAUSE_S = 1.0  # between attempts to submit while the queue is full
-Request = GenerationRequest | EmbeddingRequest
 
 
 # Codes of failures with a status other than 500: status, Retry-After and the field that caused it.
@@ -139,7 +138,7 @@ class Run:
         while not self._closed.is_set():
             group = self._pending[:size]
             try:
-                stream = _submit(self._client, group)
+                stream = await self._client.submit(group)
             except QueueFullError as error:
                 if not waits:
                     raise
@@ -170,11 +169,6 @@ class Run:
                 if not _is_steered(self._requests[event.index], event):
                     message = "The profile did not act as compiled; the output was withheld."
                     raise SequenceFailedError("steering_not_applied", message)
-
-
-def _submit(client: EngineClient, group: Sequence[Request]) -> EventStream:
-    texts = [request for request in group if isinstance(request, EmbeddingRequest)]
-    return client.embed(texts) if texts else client.submit([one for one in group if isinstance(one, GenerationRequest)])
 
 
 def _is_steered(request: Request, event: FinishedEvent) -> bool:

@@ -34,6 +34,11 @@ class EmbeddingRequest:
     token_type_ids: tuple[int, ...] = ()
     priority: int = 0
 
+    @property
+    def max_events(self) -> int:
+        """The vector and the terminal event."""
+        return 2
+
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingEvent:

@@ -15,10 +15,11 @@ from inference.client import (
     CaptureEvent,
     Event,
     GenerationRequest,
+    Request,
     SamplingParams,
     Usage,
 )
-from inference.runs import Request, Run, SequenceFailedError
+from inference.runs import Run, SequenceFailedError
 from inference.segments import ANSWER_ONLY, SegmentRules
 from openai_api.backend import get_backend
 from openai_api.generation.stats import GenerationStats, steering_body

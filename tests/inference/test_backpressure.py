@@ -27,9 +27,9 @@ def client(loaded):
     return client
 
 
-def submit(client):
+async def submit(client):
     params = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
-    return client.submit([GenerationRequest("r", "tiny", (5, 6, 7), params)])
+    return await client.submit([GenerationRequest("r", "tiny", (5, 6, 7), params)])
 
 
 async def run(client):
@@ -52,7 +52,7 @@ async def test_queue_growth_under_load(client):
     streams, refusals = [], []
     for _ in range(4 + 12 + 10):
         try:
-            streams.append(submit(client))
+            streams.append(await submit(client))
         except QueueFullError as error:
             refusals.append(error)
     assert (len(streams), len(refusals)) == (16, 10)
@@ -60,13 +60,13 @@ async def test_queue_growth_under_load(client):
     await run(client)
 
     assert [await ends(stream) for stream in streams] == [["length"]] * 16
-    again = submit(client)
+    again = await submit(client)
     await run(client)
     assert await ends(again) == ["length"]
 
 
 async def test_no_deadlock_under_concurrent_disconnect(client):
-    streams = [submit(client) for _ in range(8)]
+    streams = [await submit(client) for _ in range(8)]
     for stream in streams[::2]:
         stream.close()
     await run(client)

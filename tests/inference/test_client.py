@@ -17,7 +17,6 @@ from inference.client import (
     FailedEvent,
     GenerationRequest,
     LocalEngineClient,
-    LocalEventStream,
     QueueFullError,
     SamplingParams,
     Timings,
@@ -49,9 +48,9 @@ async def read(stream):
 
 async def test_events_of_all_sequences_arrive_in_order_and_end(loop_and_client):
     loop, client = loop_and_client
-    stream = client.submit(requests(2))
-    in_thread(loop.publish, [(stream, tokens(0)), (stream, tokens(1)), (stream, finished(1))])
-    in_thread(loop.publish, [(stream, tokens(0)), (stream, finished(0))])
+    stream = await client.submit(requests(2))
+    in_thread(loop.publish, [(stream.id, tokens(0)), (stream.id, tokens(1)), (stream.id, finished(1))])
+    in_thread(loop.publish, [(stream.id, tokens(0)), (stream.id, finished(0))])
 
     events = await asyncio.wait_for(read(stream), 5)
 
@@ -67,10 +66,10 @@ async def test_events_of_all_sequences_arrive_in_order_and_end(loop_and_client):
 
 async def test_a_waiting_reader_is_woken(loop_and_client):
     loop, client = loop_and_client
-    stream = client.submit(requests())
+    stream = await client.submit(requests())
     reader = asyncio.create_task(stream.__anext__())
     await asyncio.sleep(0.01)
-    in_thread(loop.publish, [(stream, tokens(0))])
+    in_thread(loop.publish, [(stream.id, tokens(0))])
 
     assert (await asyncio.wait_for(reader, 60)).index == 0
 
@@ -88,11 +87,11 @@ async def test_the_sink_exists_before_the_engine_knows_the_request():
         loop.publish = publish
         return loop
 
-    assert len(await asyncio.wait_for(read(LocalEngineClient(make_loop).submit(requests())), 5)) == 2
+    assert len(await asyncio.wait_for(read(await LocalEngineClient(make_loop).submit(requests())), 5)) == 2
 
 
-async def test_one_wake_up_per_event_loop_and_step(loop_and_client):
-    loop, client = loop_and_client
+def test_one_wake_up_per_event_loop_and_step(loop_and_client):
+    _, client = loop_and_client
 
     class CountingLoop(asyncio.SelectorEventLoop):
         calls = 0
@@ -102,10 +101,9 @@ async def test_one_wake_up_per_event_loop_and_step(loop_and_client):
             return super().call_soon_threadsafe(callback, *args, context=context)
 
     counting = CountingLoop()
-    streams = [
-        LocalEventStream(loop=counting, model="m", indices=[0], cancel=loop.cancel, max_events=8) for _ in range(20)
-    ]
-    client.publish([(stream, tokens(0)) for stream in streams])
+    streams = [counting.run_until_complete(client.submit(requests())) for _ in range(20)]
+    counting.calls = 0
+    client.publish([(stream.id, tokens(0)) for stream in streams])
 
     assert counting.calls == 1
     counting.close()
@@ -114,13 +112,13 @@ async def test_one_wake_up_per_event_loop_and_step(loop_and_client):
 async def test_every_stream_wakes_its_own_event_loop(loop_and_client):
     """Two event loops in two threads: no callback goes to the wrong one."""
     loop, client = loop_and_client
-    here = client.submit(requests())
+    here = await client.submit(requests())
     there: dict[str, object] = {}
     ready = threading.Event()
     result: list[tuple[Event, threading.Thread]] = []
 
     async def elsewhere():
-        there["stream"] = client.submit(requests())
+        there["stream"] = await client.submit(requests())
         ready.set()
         events = await read(there["stream"])
         result.extend((event, threading.current_thread()) for event in events)
@@ -128,7 +126,9 @@ async def test_every_stream_wakes_its_own_event_loop(loop_and_client):
     thread = threading.Thread(target=asyncio.run, args=(elsewhere(),))
     thread.start()
     assert await asyncio.to_thread(ready.wait, 5)
-    in_thread(loop.publish, [(here, finished(0)), (there["stream"], tokens(0)), (there["stream"], finished(0))])
+    in_thread(
+        loop.publish, [(here.id, finished(0)), (there["stream"].id, tokens(0)), (there["stream"].id, finished(0))]
+    )
     await asyncio.to_thread(thread.join, 5)
 
     assert len(await asyncio.wait_for(read(here), 5)) == 1
@@ -139,56 +139,56 @@ def test_a_closed_event_loop_does_not_break_the_engine_thread(loop_and_client):
     loop, client = loop_and_client
 
     async def leave():
-        return client.submit(requests())
+        return await client.submit(requests())
 
     gone = asyncio.run(leave())
 
     async def stay():
-        stream = client.submit(requests())
-        in_thread(loop.publish, [(gone, tokens(0)), (stream, finished(0))])
+        stream = await client.submit(requests())
+        in_thread(loop.publish, [(gone.id, tokens(0)), (stream.id, finished(0))])
         return await asyncio.wait_for(read(stream), 5)
 
     assert len(asyncio.run(stay())) == 1
-    assert loop.cancelled == [gone]
+    assert loop.cancelled == [gone.id]
 
 
 def test_closing_after_the_event_loop_ended_is_harmless(loop_and_client):
     loop, client = loop_and_client
 
     async def leave():
-        return client.submit(requests())
+        return await client.submit(requests())
 
     gone = asyncio.run(leave())
     gone.close()
 
-    assert loop.cancelled == [gone]
+    assert loop.cancelled == [gone.id]
 
 
 async def test_close_cancels_once_and_ends_a_waiting_reader(loop_and_client):
     loop, client = loop_and_client
-    stream = client.submit(requests())
+    stream = await client.submit(requests())
     reader = asyncio.create_task(read(stream))
     await asyncio.sleep(0.01)
     for _ in range(3):
         await asyncio.to_thread(stream.close)
 
     assert await asyncio.wait_for(reader, 60) == []
-    assert loop.cancelled == [stream]
+    assert loop.cancelled == [stream.id]
 
 
 async def test_events_after_close_are_dropped(loop_and_client):
     loop, client = loop_and_client
-    stream = client.submit(requests())
+    stream = await client.submit(requests())
     stream.close()
-    in_thread(loop.publish, [(stream, tokens(0)), (stream, finished(0))])
+    in_thread(loop.publish, [(stream.id, tokens(0)), (stream.id, finished(0))])
 
     assert await asyncio.wait_for(read(stream), 5) == []
 
 
 async def test_closing_a_finished_stream_cancels_nothing(loop_and_client):
     loop, client = loop_and_client
-    stream = client.submit(requests())
-    in_thread(loop.publish, [(stream, finished(0))])
+    stream = await client.submit(requests())
+    in_thread(loop.publish, [(stream.id, finished(0))])
     await read(stream)
     stream.close()
 
@@ -197,8 +197,8 @@ async def test_closing_a_finished_stream_cancels_nothing(loop_and_client):
 
 async def test_a_finished_stream_stays_finished(loop_and_client):
     loop, client = loop_and_client
-    stream = client.submit(requests())
-    in_thread(loop.publish, [(stream, finished(0))])
+    stream = await client.submit(requests())
+    in_thread(loop.publish, [(stream.id, finished(0))])
     await read(stream)
 
     assert await read(stream) == []
@@ -206,32 +206,32 @@ async def test_a_finished_stream_stays_finished(loop_and_client):
 
 async def test_a_reader_that_falls_behind_is_cut(loop_and_client):
     loop, client = loop_and_client
-    stream = client.submit(requests(2, max_tokens=5))
+    stream = await client.submit(requests(2, max_tokens=5))
     limit = 10 + SPARE_EVENTS
     for _ in range(limit + 50):
-        in_thread(loop.publish, [(stream, tokens(0))])
+        in_thread(loop.publish, [(stream.id, tokens(0))])
 
     events = await asyncio.wait_for(read(stream), 5)
 
     assert len(events) == limit + 2
     assert [event.code for event in events if isinstance(event, FailedEvent)] == ["slow_reader", "slow_reader"]
-    assert loop.cancelled == [stream]
+    assert loop.cancelled == [stream.id]
 
 
 async def test_no_request_may_buffer_without_limit(loop_and_client):
     _, client = loop_and_client
-    stream = client.submit(requests(max_tokens=10**9))
+    stream = await client.submit(requests(max_tokens=10**9))
 
     assert stream._max_events == MAX_EVENTS
 
 
 async def test_all_waiters_fail_when_the_engine_dies(loop_and_client):
     loop, client = loop_and_client
-    streams = [client.submit(requests()) for _ in range(5)]
+    streams = [await client.submit(requests()) for _ in range(5)]
     readers = [asyncio.create_task(read(stream)) for stream in streams]
     await asyncio.sleep(0.01)
     failure = FailedEvent(0, "server_error", "The engine failed.", Usage(), Timings())
-    in_thread(loop.publish, [(stream, failure) for stream in streams])
+    in_thread(loop.publish, [(stream.id, failure) for stream in streams])
 
     ends = await asyncio.wait_for(asyncio.gather(*readers), 5)
 
@@ -244,26 +244,26 @@ async def test_a_refusal_reaches_the_caller_and_leaves_nothing(loop_and_client, 
     loop.refusal = refusal
 
     with pytest.raises(type(refusal)):
-        client.submit(requests(3))
+        await client.submit(requests(3))
 
     assert not client.is_busy("m")
 
 
 async def test_a_model_is_busy_until_its_last_sequence_ends(loop_and_client):
     loop, client = loop_and_client
-    stream = client.submit(requests(2))
+    stream = await client.submit(requests(2))
     assert client.is_busy("m")
-    in_thread(loop.publish, [(stream, finished(0))])
+    in_thread(loop.publish, [(stream.id, finished(0))])
     assert client.is_busy("m")
     stream.close()
-    in_thread(loop.publish, [(stream, finished(1))])
+    in_thread(loop.publish, [(stream.id, finished(1))])
 
     assert not client.is_busy("m")
 
 
 async def test_a_second_reader_is_refused(loop_and_client):
     _, client = loop_and_client
-    stream = client.submit(requests())
+    stream = await client.submit(requests())
     first = asyncio.create_task(stream.__anext__())
     await asyncio.sleep(0.01)
 
@@ -276,18 +276,18 @@ async def test_a_second_reader_is_refused(loop_and_client):
 
 async def test_a_reader_that_gives_up_leaves_the_stream_usable(loop_and_client):
     loop, client = loop_and_client
-    stream = client.submit(requests())
+    stream = await client.submit(requests())
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(stream.__anext__(), 0.01)
-    in_thread(loop.publish, [(stream, finished(0))])
+    in_thread(loop.publish, [(stream.id, finished(0))])
 
     assert len(await asyncio.wait_for(read(stream), 5)) == 1
 
 
 async def test_finished_streams_are_freed(loop_and_client):
     loop, client = loop_and_client
-    stream = client.submit(requests())
-    in_thread(loop.publish, [(stream, finished(0))])
+    stream = await client.submit(requests())
+    in_thread(loop.publish, [(stream.id, finished(0))])
     await read(stream)
     loop.submitted.clear()
     kept = weakref.ref(stream)

@@ -30,11 +30,11 @@ class BusyEngine(FakeEngine):
         self._room = room
         self.num_submissions = 0
 
-    def submit(self, requests) -> FakeStream:
+    async def submit(self, requests) -> FakeStream:
         self.num_submissions += 1
         if self.num_submissions in self._refused or len(requests) > self._room:
             raise QueueFullError("full", 0.01)
-        return super().submit(requests)
+        return await super().submit(requests)
 
 
 REQUESTS = [GenerationRequest(str(i), "tiny", (1,), SamplingParams(max_tokens=1), index=i) for i in range(5)]

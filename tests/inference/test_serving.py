@@ -128,7 +128,7 @@ def test_stopping_ends_all_threads_and_refuses_requests(serving):
     assert client.stats().state == "stopped"
 
     async def submit():
-        client.submit([GenerationRequest("r", "m", (1,))])
+        await client.submit([GenerationRequest("r", "m", (1,))])
 
     with pytest.raises(EngineDownError):
         asyncio.run(submit())
@@ -145,7 +145,7 @@ def test_a_chat_from_the_row_to_the_text(serving, tmp_path, architecture):
         prompt = ready.text.render_chat([{"role": "user", "content": "Tell me a story."}])
         params = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
         requests = [GenerationRequest("r", ready.record.name, tuple(prompt), params, index=index) for index in range(2)]
-        events = [event async for event in get_client().submit(requests)]
+        events = [event async for event in await get_client().submit(requests)]
         return ready, prompt, events
 
     ready, prompt, events = asyncio.run(asyncio.wait_for(chat(), 60))
@@ -172,7 +172,7 @@ def test_autoload_and_unload_with_running_sequences(serving, model_dir):
     async def run():
         await get_registry().ready("tiny")
         params = SamplingParams(max_tokens=200, ignore_eos=True)
-        stream = get_client().submit([GenerationRequest("r", "tiny", (5, 6), params)])
+        stream = await get_client().submit([GenerationRequest("r", "tiny", (5, 6), params)])
         first = await stream.__anext__()
         get_registry().unload("tiny", now=True)
         return first, [event async for event in stream]
@@ -192,7 +192,7 @@ def test_a_reader_that_leaves_frees_the_engine(serving, model_dir):
     async def run():
         await get_registry().ready("tiny")
         params = SamplingParams(max_tokens=240, ignore_eos=True)
-        streams = [get_client().submit([GenerationRequest("r", "tiny", (5, 6), params)]) for _ in range(4)]
+        streams = [await get_client().submit([GenerationRequest("r", "tiny", (5, 6), params)]) for _ in range(4)]
         for stream in streams:
             await stream.__anext__()
             stream.close()

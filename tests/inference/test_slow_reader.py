@@ -10,9 +10,11 @@ from inference.engine.loop import EngineLoop
 from inference.engine.models.loader import ModelSpec, load_model
 
 
-def submit(client, num_tokens, count=1):
+async def submit(client, num_tokens, count=1):
     params = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
-    return client.submit([GenerationRequest("r", "tiny", (5, 6, 7), params, index=index) for index in range(count)])
+    return await client.submit(
+        [GenerationRequest("r", "tiny", (5, 6, 7), params, index=index) for index in range(count)]
+    )
 
 
 async def gaps(loaded, *, num_stuck):
@@ -23,8 +25,8 @@ async def gaps(loaded, *, num_stuck):
     attached = loop.attach(loaded)
     loop.turn()
     attached.result(0)
-    stuck = [submit(client, 200) for _ in range(num_stuck)]
-    stream = submit(client, 60)
+    stuck = [await submit(client, 200) for _ in range(num_stuck)]
+    stream = await submit(client, 60)
     reader = asyncio.create_task(anext(stream))
     turns, token_ids, between = 0, [], []
     while True:

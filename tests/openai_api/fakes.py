@@ -18,6 +18,7 @@ from inference.client import (
     FailedEvent,
     FinishedEvent,
     GenerationRequest,
+    Request,
     SteeringReceipt,
     Timings,
     TokenLogprob,
@@ -196,6 +197,8 @@ class FakeRegistry:
 class FakeStream:
     """Events given so far; more come through :meth:`push`."""
 
+    id = "stream"
+
     def __init__(self, indices: Iterable[int], events: Iterable[Event], is_drained: asyncio.Event) -> None:
         self._is_drained = is_drained
         self._open = set(indices)
@@ -238,24 +241,24 @@ class FakeEngine:
         self.streams: list[FakeStream] = []
         self.is_drained = asyncio.Event()  # somebody waits for more events than there are
 
-    def submit(self, requests: Sequence[GenerationRequest]) -> FakeStream:
+    async def submit(self, requests: Sequence[Request]) -> FakeStream:
+        """A model that embeds has its vectors (text's length, 1, 2, 3) for the last text first: shorter texts may be
+        ready before longer ones.
+        """
         if self.failure is not None:
             raise self.failure
-        self.requests.extend(requests)
-        scripts = [list(self.script(request)) for request in requests]
+        texts = [request for request in requests if isinstance(request, EmbeddingRequest)]
+        prompts = [request for request in requests if isinstance(request, GenerationRequest)]
+        self.embedded.extend(texts)
+        self.requests.extend(prompts)
+        scripts = [list(self.embedding_script(text)) for text in reversed(texts)]
+        scripts += [list(self.script(prompt)) for prompt in prompts]
         stream = FakeStream([request.index for request in requests], interleaved(scripts), self.is_drained)
         self.streams.append(stream)
         return stream
 
-    def embed(self, requests: Sequence[EmbeddingRequest]) -> FakeStream:
-        """Vectors (text's length, 1, 2, 3), the last text's first, as shorter texts may be ready before."""
-        if self.failure is not None:
-            raise self.failure
-        self.embedded.extend(requests)
-        scripts = [list(self.embedding_script(request)) for request in reversed(requests)]
-        stream = FakeStream([request.index for request in requests], interleaved(scripts), self.is_drained)
-        self.streams.append(stream)
-        return stream
+    def cancel(self, stream_id: str) -> None:
+        raise AssertionError("requests close their streams")
 
     def settings(self) -> dict[str, object]:
         return {}

@@ -33,8 +33,11 @@ class Engine:
     def __init__(self) -> None:
         self.failure: Exception | None = None
 
-    def submit(self, requests: object) -> Any:
+    async def submit(self, requests: object) -> Any:
         raise AssertionError("metrics submit nothing")
+
+    def cancel(self, stream_id: str) -> None:
+        raise AssertionError("metrics cancel nothing")
 
     def stop(self, drain_s: float) -> None:
         raise AssertionError("metrics stop nothing")

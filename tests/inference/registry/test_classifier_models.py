@@ -38,7 +38,7 @@ async def test_pairs_become_scores_in_order(client, tmp_path):
     requests = [
         EmbeddingRequest("r", "judge", tuple(pair.ids), index, tuple(pair.type_ids)) for index, pair in enumerate(pairs)
     ]
-    events = [event async for event in client.embed(requests)]
+    events = [event async for event in await client.submit(requests)]
     got = {event.index: np.frombuffer(event.values, "<f4") for event in events if isinstance(event, EmbeddingEvent)}
 
     for index, pair in enumerate(PAIRS):

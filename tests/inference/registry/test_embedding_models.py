@@ -45,7 +45,7 @@ async def test_texts_become_vectors_in_order(client, tmp_path, architecture, poo
     assert (ready.kind, ready.dimensions, ready.max_model_len) == ("embedding", 32, 128)
     ids = [ready.text.encode(text) for text in TEXTS]
     requests = [EmbeddingRequest("r", "e", tuple(tokens), index) for index, tokens in enumerate(ids)]
-    events = [event async for event in client.embed(requests)]
+    events = [event async for event in await client.submit(requests)]
     got = [np.frombuffer(event.values, "<f4") for event in events if isinstance(event, EmbeddingEvent)]
 
     assert sum(isinstance(event, FinishedEvent) for event in events) == 3
@@ -70,7 +70,7 @@ async def test_generating_with_it_is_a_readable_failure(client, tmp_path):
     await in_db(lambda: services.register_model(name="e", source=str(build_embedder(tmp_path))))
     registry = ModelRegistry(client.engine, load_timeout_s=60)
     await registry.ready("e")
-    events = [event async for event in client.submit([GenerationRequest("r", "e", (5, 6))])]
+    events = [event async for event in await client.submit([GenerationRequest("r", "e", (5, 6))])]
 
     assert [(type(event), event.code) for event in events] == [(FailedEvent, "wrong_model_kind")]
     await asyncio.to_thread(registry.stop)

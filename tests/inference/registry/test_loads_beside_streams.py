@@ -52,9 +52,9 @@ def make_registry(client, **parts):
     return ModelRegistry(client.engine, is_busy=client.is_busy, load_timeout_s=60, **parts)
 
 
-def stream(client, name, max_tokens):
+async def stream(client, name, max_tokens):
     params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
-    return client.submit([GenerationRequest("r", name, (5, 6, 7), params)])
+    return await client.submit([GenerationRequest("r", name, (5, 6, 7), params)])
 
 
 def token_ids(events):
@@ -72,9 +72,9 @@ async def test_a_stream_goes_on_while_another_model_loads_serves_and_is_unloaded
     loading = GatedLoading()
     registry = make_registry(client, loading=loading.parts(gated="b"))
     await registry.ready("a")
-    alone = token_ids([event async for event in stream(client, "a", 40)])
+    alone = token_ids([event async for event in await stream(client, "a", 40)])
 
-    running = stream(client, "a", 1500)
+    running = await stream(client, "a", 1500)
     taken = await take(running, 2)
     coming = asyncio.create_task(registry.ready("b"))
     await asyncio.to_thread(loading.began.wait, 10)
@@ -82,7 +82,7 @@ async def test_a_stream_goes_on_while_another_model_loads_serves_and_is_unloaded
     assert not coming.done(), "the load is still held at its gate"
     loading.gate.set()
     await coming
-    assert token_ids([event async for event in stream(client, "b", 5)])
+    assert token_ids([event async for event in await stream(client, "b", 5)])
     await asyncio.wrap_future(registry.unload("b"))
     assert (client.stats().models, client.stats().running) == (("a",), 1)
     rest = [event async for event in running]
@@ -102,7 +102,7 @@ async def test_two_models_share_a_budget_that_the_first_one_s_cache_could_fill(c
     registry = make_registry(client, budget=MemoryBudget(limit=16 * 2**20))
     for name in ("first", "second"):
         await registry.ready(name)
-        assert token_ids([event async for event in stream(client, name, 60)])
+        assert token_ids([event async for event in await stream(client, name, 60)])
     limits = {stats.name: stats.limits for stats in client.stats().by_model}
 
     for name in ("first", "second"):  # 62 tokens are kept for who begins alike
@@ -121,7 +121,7 @@ async def test_a_load_that_cannot_fit_leaves_the_stream_and_the_engine_alone(cli
         await in_db(lambda name=name, path=path: services.register_model(name=name, source=str(path), dtype="float32"))
     registry = make_registry(client, budget=MemoryBudget(limit=4 * 2**20))
     await registry.ready("small")
-    running = stream(client, "small", 200)
+    running = await stream(client, "small", 200)
     await take(running, 2)
     with pytest.raises(ModelLoadFailedError, match=r"large needs about \d+\.\d\d (MiB|GiB)"):
         await registry.ready("large")
