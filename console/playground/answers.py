@@ -16,7 +16,7 @@ from core.errors import MillmError
 from openai_api.endpoints.chat import create_chat_completion
 from openai_api.endpoints.completions import create_completion
 from openai_api.generation.inspection import inspect_answer
-from openai_api.http.call import Call
+from openai_api.http.call import Call, SteeringOverride
 from openai_api.http.endpoint import Handler, json_response, respond_as
 from openai_api.http.errors import forbidden, invalid, openai_error, unsupported_parameter
 from openai_api.http.json_body import parse_json, read_json_object
@@ -24,6 +24,7 @@ from openai_api.http.session_auth import SessionUser, authenticate_session, refu
 from steering.models import SteeringProfile
 from steering.profiles.admin import SteeringProfileAdmin
 from steering.profiles.draft_form import InvalidDraftError, UnsavedDraft
+from steering.profiles.resolver import SteeringSelection
 
 PERMISSION = "console.use_playground"
 STEERING = frozenset({"model", "profile", "steering", "steering_intensity"})
@@ -75,8 +76,9 @@ def _draft_view(endpoint: str, handler: Handler, names: frozenset[str], **fixed:
         except MillmError as error:
             return refusal_response(error)
         asked = {**fields, **fixed, "model": draft.model, "user": user.get_username()}
-        call = Call(request_for(endpoint, asked), endpoint, source="console", session_user_id=user.pk)
-        call.draft = draft
+        override = SteeringOverride(SteeringSelection(draft=draft.version), draft.words)
+        asked_as_client = request_for(endpoint, asked)
+        call = Call(asked_as_client, endpoint, source="console", session_user_id=user.pk, override=override)
         return await respond_as(call, None, handler)
 
     return view

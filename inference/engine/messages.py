@@ -177,6 +177,13 @@ class Usage:
     cached_tokens: int = 0
     completion_tokens: int = 0
 
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            self.prompt_tokens + other.prompt_tokens,
+            self.cached_tokens + other.cached_tokens,
+            self.completion_tokens + other.completion_tokens,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class SiteEffect:

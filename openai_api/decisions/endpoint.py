@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from django.http.response import HttpResponseBase
 
@@ -81,7 +82,7 @@ async def create_decision(call: Call) -> HttpResponseBase:
     }
     if generation.millm is not None:
         body["millm"] = generation.millm
-    call.entry.completion = json.dumps(body["answers"], ensure_ascii=False)
+    call.outcome = replace(call.outcome, completion=json.dumps(body["answers"], ensure_ascii=False))
     return json_response(body)
 
 

@@ -171,7 +171,7 @@ def _joined(texts: Sequence[TextBlock]) -> str:
 async def create_message(call: Call) -> HttpResponseBase:
     request = call.read(MessagesRequest)
     chat = chat_of(request)
-    call.entry.user = (chat.user or "")[:200]
+    call.user = (chat.user or "")[:200]
     with renaming(renamed):
         target = await resolve_target(call, chat)
         plan, answers = await plan_chat(chat, target, clamps=True)

@@ -78,7 +78,7 @@ async def answer_line(line: BatchLine, *, endpoint: str, key: KeyRecord | None) 
         await until_quiet()
         call = Call(request_of(line, endpoint), endpoint, is_background=True, source="job")
         response = await answer_as(call, key, HANDLERS[endpoint])
-        if call.entry.error_code == "insufficient_quota" and "Retry-After" in response.headers:
+        if call.error_code == "insufficient_quota" and "Retry-After" in response.headers:
             raise QuotaUsedUpError
         is_final = response.status_code not in TRANSIENT or response.headers.get("x-should-retry") == "false"
         if is_final or attempt == MAX_ATTEMPTS - 1:

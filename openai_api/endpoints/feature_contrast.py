@@ -88,7 +88,6 @@ async def contrast_features(call: Call) -> HttpResponseBase:
     effects = await measure_effects(call, model, sae, texts, runs, found) if request.rerank is not False else {}
     best = sorted(found, key=lambda one: -effects.get(one.index, 0.0))[: request.num_features]
     labels = await get_backend().features().labels(sae.pk, [one.index for one in best])
-    usage = Usage(call.entry.prompt_tokens, call.entry.cached_tokens, 0)
     body: FeatureContrastBody = {
         "object": "list",
         "model": model.record.name,
@@ -96,7 +95,7 @@ async def contrast_features(call: Call) -> HttpResponseBase:
         "layer": sae.site.layer,
         "site": sae.site.kind,
         "data": [feature_body(one, labels.get(one.index), effects.get(one.index)) for one in best],
-        "usage": usage_body(usage),
+        "usage": usage_body(call.outcome.usage),
     }
     return json_response(body)
 
@@ -182,8 +181,7 @@ async def run(
 
     def note(event: Event) -> None:
         if isinstance(event, FinishedEvent):
-            call.entry.prompt_tokens += event.usage.prompt_tokens
-            call.entry.cached_tokens += event.usage.cached_tokens
+            call.add_usage(Usage(event.usage.prompt_tokens, event.usage.cached_tokens))
 
     collected = await collect_events(call, requests, group_size=settings.MILLM_MAX_BATCH_SIZE, observe=note)
     return [run_of(events) for events in collected]

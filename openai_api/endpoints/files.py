@@ -39,7 +39,7 @@ EXPIRY_FIELDS = {"expires_after[anchor]": "anchor", "expires_after[seconds]": "s
 async def create_file(call: Call) -> HttpResponseBase:
     check_multipart(call)
     file = await in_thread(take_file, call)
-    call.entry.parameters = {"file": file.public_id, "purpose": file.purpose, "bytes": file.size}
+    call.parameters = {"file": file.public_id, "purpose": file.purpose, "bytes": file.size}
     return json_response(file_body(file))
 
 

@@ -88,7 +88,7 @@ async def list_models(call: Call) -> HttpResponseBase:
 
 async def get_model(call: Call, name: str) -> HttpResponseBase:
     """Return the model, or ``model:profile`` if the model has that profile: requests may name the model so."""
-    call.entry.model = name[:200]
+    call.model = name[:200]
     record, profile = find_model(get_backend().registry(), name)
     check_model_allowed(call.key, record)
     body = model_body(record)
@@ -135,7 +135,7 @@ def model_body(record: ModelRecord) -> ModelBody:
 
 
 def _find(call: Call, name: str) -> ModelRecord:
-    call.entry.model = name[:200]
+    call.model = name[:200]
     record = get_backend().registry().find(name)
     check_model_allowed(call.key, record)
     return record

@@ -86,7 +86,8 @@ async def score_pairs(call: Call, model: ReadyModel, pairs: Sequence[tuple[str, 
 
 
 def usage_of(call: Call) -> EmbeddingUsageBody:
-    return {"prompt_tokens": call.entry.prompt_tokens, "total_tokens": call.entry.prompt_tokens}
+    num_tokens = call.outcome.usage.prompt_tokens
+    return {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
 
 
 def _result(place: int, value: float, document: str, *, shows: bool) -> RerankResultBody:

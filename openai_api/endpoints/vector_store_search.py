@@ -9,6 +9,7 @@ from django.conf import settings
 from django.http.response import HttpResponseBase
 
 from core.database import in_database, in_thread
+from inference.client import Usage
 from inference.text.model_text import PromptTooLongError
 from openai_api.backend import get_backend
 from openai_api.endpoints.vector_stores import choose_embedder, embedder
@@ -35,7 +36,7 @@ DEFAULT_RESULTS = 10
 
 async def search_vector_store(call: Call, store_id: str) -> HttpResponseBase:
     request = call.read(SearchRequest)
-    call.entry.prompt = request.query[0] if len(request.query) == 1 else request.query
+    call.prompt = request.query[0] if len(request.query) == 1 else request.query
     store = await in_database(usable_store, store_id, owner_id=call.owner_id)
     name = choose_embedder(call, store, request.embedding_model)
     vectors = await vectors_of(call, name, request.query)
@@ -60,7 +61,7 @@ async def vectors_of(call: Call, name: str, texts: list[str]) -> list[list[float
             message = f"The query has {max(counts)} tokens, but the embedding model takes {model.max_model_len}."
             raise invalid(message, param="query", code="context_length_exceeded")
         call.reserve_tokens(sum(counts))
-        call.entry.prompt_tokens = sum(counts)
+        call.add_usage(Usage(prompt_tokens=sum(counts)))
         async with asyncio.timeout_at(call.deadline):
             return await embedder().embed(model, texts, priority=call.priority)
     except PromptTooLongError as error:

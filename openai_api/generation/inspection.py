@@ -152,7 +152,7 @@ async def _run(
             raise
         raise invalid(error.message, param="completion_ids", code=error.code) from None
     finally:
-        stats.fill(call.entry)
+        call.outcome = stats.outcome()
 
 
 def _millm(target: Target, stats: GenerationStats) -> MillmBody | None:

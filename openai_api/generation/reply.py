@@ -91,7 +91,7 @@ async def streamed(generation: Streamable, events: AsyncGenerator[bytes, None]) 
         raise
 
     def close() -> None:
-        if not generation.is_complete and not generation.call.entry.error_code:
+        if not generation.is_complete and not generation.call.error_code:
             generation.call.leave()
         generation.close()
         generation.call.close()

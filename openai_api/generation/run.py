@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, Self
 
 from django.conf import settings
@@ -27,6 +27,7 @@ from openai_api.generation.target import Target
 from openai_api.generation.token_record import TokenRecord
 from openai_api.http.call import Call
 from openai_api.http.errors import timed_out
+from openai_api.request_log.entry import Outcome
 from openai_api.schemas.bodies import MillmBody
 from steering.watch.watcher import WatchMatches
 
@@ -116,6 +117,7 @@ class Generation:
         self._plan = plan
         self._sightings = WatchMatches(target.watch)
         self._pending: Event | None = None
+        self.outcome = Outcome()  # set by :meth:`close`
         call.reserve_tokens(plan.num_tokens)
         requests = plan.requests(call, target)
         self._record = TokenRecord.of(requests, plan.captures_of, text=target.model.text, sae=plan.sae)
@@ -149,13 +151,12 @@ class Generation:
         self._run.close()
 
     def close(self) -> None:
-        """Cancel running sequences and write the results to the log entry."""
+        """Cancel running sequences and record the outcome."""
         self.cancel()
-        self.stats.fill(self.call.entry)
-        self.call.entry.findings = self._sightings.findings
         record, self._record = self._record, None  # from now on the log's thread owns it
-        if record is not None:
-            self.call.entry.tokens = (record,)
+        tokens = self.outcome.tokens if record is None else (record,)
+        self.outcome = replace(self.stats.outcome(), findings=self._sightings.findings, tokens=tokens)
+        self.call.outcome = self.outcome
 
     @property
     def usage(self) -> Usage:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from inference.client import Event, FailedEvent, FinishedEvent, SiteEffect, SteeringReceipt, TokensEvent, Usage
-from openai_api.request_log.entry import LogEntry
+from openai_api.request_log.entry import Outcome
 from openai_api.schemas.bodies import SiteEffectBody, SteeringBody, UsageBody
 
 
@@ -115,26 +115,24 @@ class GenerationStats:
         """Return the receipts of the sequences that have ended."""
         return [sequence.receipt for sequence in self._sequences if sequence.receipt is not None]
 
-    def fill(self, entry: LogEntry) -> None:
-        """Write the statistics to the log entry."""
-        usage = self.usage
+    def outcome(self) -> Outcome:
         timings = [sequence.end.timings for sequence in self._sequences if sequence.end is not None]
-        entry.prompt_tokens = usage.prompt_tokens
-        entry.cached_tokens = usage.cached_tokens
-        entry.completion_tokens = usage.completion_tokens
+        first_token_ms = _milliseconds(one.first_token_s for one in timings)
+        if first_token_ms is None:  # the client left before the engine reported its own time
+            first_token_ms = _milliseconds([self._first_token_s])
         receipts = self.receipts
-        entry.steering_expected = sum(receipt.expected for receipt in receipts)
-        entry.steering_applied = sum(receipt.applied for receipt in receipts)
-        entry.steering_effects = [dict(one) for one in site_bodies(receipts)]
-        entry.finish_reason = ",".join(
-            dict.fromkeys(sequence.reason for sequence in self._sequences if sequence.reason)
-        )
-        entry.queue_ms = _milliseconds(one.queue_s for one in timings)
-        entry.ttft_ms = _milliseconds(one.first_token_s for one in timings)
-        if entry.ttft_ms is None:  # the client left before the engine reported its own time
-            entry.ttft_ms = _milliseconds([self._first_token_s])
+        reasons = dict.fromkeys(sequence.reason for sequence in self._sequences if sequence.reason)
         texts = ["".join(sequence.texts) for sequence in self._sequences]
-        entry.completion = texts[0] if len(texts) == 1 else json.dumps(texts, ensure_ascii=False)
+        return Outcome(
+            usage=self.usage,
+            completion=texts[0] if len(texts) == 1 else json.dumps(texts, ensure_ascii=False),
+            finish_reason=",".join(reasons),
+            steering_expected=sum(receipt.expected for receipt in receipts),
+            steering_applied=sum(receipt.applied for receipt in receipts),
+            steering_effects=tuple(site_bodies(receipts)),
+            queue_ms=_milliseconds(one.queue_s for one in timings),
+            ttft_ms=first_token_ms,
+        )
 
 
 def _milliseconds(seconds: Iterable[float | None]) -> float | None:

@@ -57,8 +57,7 @@ async def resolve_target(call: Call, request: SteeredSchema) -> Target:
     if profile is not None:
         check_scopes(profile.intervention, model.text.dialect)
     if profile is not None:
-        call.entry.profile, call.entry.fingerprint = profile.label, profile.fingerprint
-        call.entry.policies = ", ".join(profile.policies)
+        call.use_steering(profile)
     return Target(model, profile, watch)
 
 
@@ -133,10 +132,10 @@ def check_model_allowed(key: KeyRecord | None, record: ModelRecord) -> None:
 
 
 def choose_steering(call: Call, request: SteeredSchema, suffix: str | None, record: ModelRecord) -> SteeringSelection:
-    """Return the request's own edits or profile, or a default, with its intensity. A draft takes precedence."""
-    if call.draft is not None:
-        call.entry.parameters["draft"] = list(call.draft.words)
-        return SteeringSelection(draft=call.draft.version)
+    """Return the request's own edits or profile, or a default, with its intensity; the call may override them."""
+    if call.override is not None:
+        call.parameters["draft"] = list(call.override.description)
+        return call.override.selection
     reference = choose_profile(call, request, suffix, record)
     if request.steering is not None:
         check_inline_allowed(call.key)

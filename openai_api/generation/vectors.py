@@ -18,7 +18,7 @@ async def vectors_of(call: Call, requests: Sequence[EmbeddingRequest]) -> list[b
 
     def note(event: Event) -> None:
         if isinstance(event, FinishedEvent):
-            call.entry.prompt_tokens += event.usage.prompt_tokens
+            call.add_usage(event.usage)
 
     collected = await collect_events(call, requests, group_size=settings.MILLM_MAX_BATCH_SIZE, observe=note)
     return [event.values for events in collected for event in events if isinstance(event, EmbeddingEvent)]

@@ -8,6 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote as percent_encode
 
@@ -17,7 +18,7 @@ from django.utils import timezone
 
 from core.errors import MillmError
 from core.ids import new_id
-from inference.client import BACKGROUND_PRIORITY
+from inference.client import BACKGROUND_PRIORITY, Usage
 from openai_api.http.client_address import client_address
 from openai_api.http.errors import client_message, error_type, speaks_anthropic, unknown_parameter
 from openai_api.http.in_flight import in_flight
@@ -25,14 +26,14 @@ from openai_api.http.json_body import read_json_object
 from openai_api.keys.limits import Lease, get_limits
 from openai_api.keys.record import KeyRecord
 from openai_api.request_id import CLIENT_HEADER, answer_id_of, request_id
-from openai_api.request_log.entry import LogEntry, Source
+from openai_api.request_log.entry import LogEntry, Outcome, Source
 from openai_api.request_log.metrics import note_request
 from openai_api.request_log.writer import get_log_writer
 from openai_api.schemas.base import RequestSchema
 
 if TYPE_CHECKING:
     from inference.registry.records import ModelRecord
-    from steering.profiles.draft_form import UnsavedDraft
+    from steering.profiles.resolver import ResolvedProfile, SteeringSelection
 
 logger = logging.getLogger(__name__)
 S = TypeVar("S", bound=RequestSchema)
@@ -41,8 +42,20 @@ CLIENT_CLOSED_REQUEST = 499  # the log's status for clients that disconnected be
 MAX_IGNORED_NAMES = 50
 
 
+@dataclass(frozen=True, slots=True)
+class SteeringOverride:
+    """Steering that replaces what the request selects; ``description`` is logged, a line for each edit."""
+
+    selection: SteeringSelection
+    description: tuple[str, ...]
+
+
 class Call:
-    """The request, its key, its limits and its log entry. :meth:`close` comes last, once, from any thread."""
+    """The request, its key, its limits and what the log will say of it.
+
+    Handlers set ``outcome``, and ``model``, ``user``, ``prompt`` and ``parameters`` where the body does not have them.
+    :meth:`close` comes last, once, from any thread.
+    """
 
     timeout_setting = "MILLM_REQUEST_TIMEOUT"
 
@@ -54,26 +67,45 @@ class Call:
         is_background: bool = False,
         source: Source = "client",
         session_user_id: int | None = None,
+        override: SteeringOverride | None = None,
     ) -> None:
         """Start the call.
 
         ``is_background``: nobody waits for the answer, so other requests have priority. ``session_user_id``: the user
-        of a console session, which has no key.
+        of a console session, which has no key. ``override``: steering that replaces the request's own.
         """
         self.request = request
+        self.endpoint = endpoint
+        self.override = override
         self.is_background = is_background
         self._session_user_id = session_user_id
         named = request.headers.get(CLIENT_HEADER)
         self.id = request_id(named)
         self._is_named_by_client = self.id == named
         self.key: KeyRecord | None = None
-        self.draft: UnsavedDraft | None = None  # an unsaved draft of the console, which replaces the request's steering
-        self.entry = LogEntry(self.id, timezone.now(), endpoint, client_address(request), source=source)
+        self.key_prefix = ""  # of the key that the client sent, also of a refused one
+        self.model = ""
+        self.user = ""
+        self.prompt: object = ""
+        self.parameters: dict[str, Any] = {}
+        self.outcome = Outcome()
+        self.status = 0
+        self.error_code = ""
+        self._error_message = ""
+        self._client_address = client_address(request)
+        self._source: Source = source
+        self._created_at = timezone.now()
+        self._is_stream = False
+        self._prompt_size = 0
+        self._profile: ResolvedProfile | None = None
+        self._is_metered = False
+        self._is_counted = False
+        self._journal_number = 0
         self.timeout_s: float = getattr(settings, self.timeout_setting)
         self.deadline = asyncio.get_running_loop().time() + self.timeout_s
         self._started_at = time.monotonic()
         self._ignored: list[str] = []
-        self._model = ""
+        self._registered_model = ""
         self._has_entered = False
         self._lease: Lease | None = None
         self._closing = threading.Lock()
@@ -91,11 +123,10 @@ class Call:
         """
         self.key = key
         if key is not None:
-            self.entry.api_key_id, self.entry.log_content = key.pk, key.log_content
-            self.entry.key_prefix = key.prefix
+            self.key_prefix = key.prefix
             self._lease = get_limits().admit(key, is_counted=is_counted)
-            self.entry.is_metered, self.entry.is_counted = True, is_counted
-        get_log_writer().accept(self.entry)
+            self._is_metered, self._is_counted = True, is_counted
+        self._note_in_journal()
 
     def withdraw(self) -> None:
         """Release the key's limits; the call may be admitted again later."""
@@ -112,8 +143,15 @@ class Call:
 
     def use_model(self, name: str) -> None:
         """Record the registered model of the request."""
-        self.entry.model = self._model = name
-        get_log_writer().accept(self.entry)
+        self.model = self._registered_model = name
+        self._note_in_journal()
+
+    def use_steering(self, profile: ResolvedProfile) -> None:
+        """Record what steers the request, for the log and the headers."""
+        self._profile = profile
+
+    def add_usage(self, usage: Usage) -> None:
+        self.outcome = replace(self.outcome, usage=self.outcome.usage + usage)
 
     @property
     def priority(self) -> int:
@@ -146,25 +184,25 @@ class Call:
         if settings.MILLM_UNKNOWN_FIELDS == "reject" and (unknown := schema.unknown_in(body)):
             raise unknown_parameter(unknown[0])
         self._ignored = schema.ignored_in(body)
-        self.entry.parameters = parsed.parameters()
+        self.parameters = parsed.parameters()
         if self._ignored:
-            self.entry.parameters["ignored"] = self._ignored[:MAX_IGNORED_NAMES]
+            self.parameters["ignored"] = self._ignored[:MAX_IGNORED_NAMES]
         return parsed
 
     def note_ignored(self, name: str) -> None:
         """Record a field that has no effect, for a reason that depends on the model."""
         self._ignored.append(name)
-        self.entry.parameters["ignored"] = self._ignored[:MAX_IGNORED_NAMES]
+        self.parameters["ignored"] = self._ignored[:MAX_IGNORED_NAMES]
 
     def refuse(self, error: MillmError) -> None:
         """Record ``error`` as the request's outcome."""
-        self.entry.error_code = error.code or error_type(error)
-        self.entry.error_message = client_message(error)
+        self.error_code = error.code or error_type(error)
+        self._error_message = client_message(error)
 
     def leave(self) -> None:
         """Record that the client disconnected before the response was complete."""
-        self.entry.error_code = "client_disconnected"
-        self.entry.status = self.entry.status or CLIENT_CLOSED_REQUEST
+        self.error_code = "client_disconnected"
+        self.status = self.status or CLIENT_CLOSED_REQUEST
 
     def headers(self) -> dict[str, str]:
         """Return the headers of every response."""
@@ -173,12 +211,13 @@ class Call:
             headers["request-id"] = self.id
         if self.key is not None:
             headers |= get_limits().headers(self.key)
-        steering = {
-            "x-millm-profile": self.entry.profile,
-            "x-millm-steering": self.entry.fingerprint,
-            "x-millm-policies": self.entry.policies,
-        }
-        headers |= {name: value for name, value in steering.items() if value}
+        if self._profile is not None:
+            steering = {
+                "x-millm-profile": self._profile.label,
+                "x-millm-steering": self._profile.fingerprint,
+                "x-millm-policies": ", ".join(self._profile.policies),
+            }
+            headers |= {name: value for name, value in steering.items() if value}
         if self._ignored:
             headers["x-millm-ignored-fields"] = _header_list(self._ignored)
         return headers
@@ -191,25 +230,71 @@ class Call:
             self._is_open = False
         if self._has_entered:
             in_flight.leave()
-        self.entry.total_ms = self._elapsed_ms()
+        entry = self.log_entry(total_ms=self._elapsed_ms())
         if self._lease is not None:
-            self._lease.close(self.entry.prompt_tokens + self.entry.completion_tokens)
-        note_request(self.entry, self._model)
-        get_log_writer().write(self.entry)
+            self._lease.close(entry.prompt_tokens + entry.completion_tokens)
+        note_request(entry, self._registered_model)
+        get_log_writer().write(entry)
+
+    def log_entry(self, *, total_ms: float | None = None) -> LogEntry:
+        """Return the request's log row as it is now."""
+        key, profile, outcome = self.key, self._profile, self.outcome
+        return LogEntry(
+            id=self.id,
+            created_at=self._created_at,
+            endpoint=self.endpoint,
+            client_address=self._client_address,
+            source=self._source,
+            api_key_id=key.pk if key is not None else None,
+            key_prefix=self.key_prefix,
+            model=self.model,
+            profile=profile.label if profile is not None else "",
+            fingerprint=profile.fingerprint if profile is not None else "",
+            policies=", ".join(profile.policies) if profile is not None else "",
+            steering_expected=outcome.steering_expected,
+            steering_applied=outcome.steering_applied,
+            steering_effects=[dict(effect) for effect in outcome.steering_effects],
+            stream=self._is_stream,
+            status=self.status,
+            error_code=self.error_code,
+            error_message=self._error_message,
+            finish_reason=outcome.finish_reason,
+            prompt_tokens=outcome.usage.prompt_tokens,
+            cached_tokens=outcome.usage.cached_tokens,
+            completion_tokens=outcome.usage.completion_tokens,
+            queue_ms=outcome.queue_ms,
+            ttft_ms=outcome.ttft_ms,
+            total_ms=total_ms,
+            user=self.user,
+            parameters=self.parameters,
+            prompt=self.prompt,
+            prompt_size=self._prompt_size,
+            completion=outcome.completion,
+            findings=outcome.findings,
+            tokens=outcome.tokens,
+            log_content=key.log_content if key is not None else "",
+            is_metered=self._is_metered,
+            is_counted=self._is_counted,
+            journal_number=self._journal_number,
+        )
+
+    def _note_in_journal(self) -> None:
+        entry = self.log_entry()
+        get_log_writer().accept(entry)
+        self._journal_number = entry.journal_number
 
     def _elapsed_ms(self) -> float:
         return (time.monotonic() - self._started_at) * 1000
 
     def _note_raw(self, body: dict[str, Any], texts: Sequence[str]) -> None:
         """Record what the log shows even for requests that are refused later."""
-        entry = self.entry
-        entry.stream = body.get("stream") is True
-        entry.model = body["model"][:200] if isinstance(body.get("model"), str) else ""
-        entry.user = body["user"][:200] if isinstance(body.get("user"), str) else ""
+        self._is_stream = body.get("stream") is True
+        self.model = body["model"][:200] if isinstance(body.get("model"), str) else ""
+        self.user = body["user"][:200] if isinstance(body.get("user"), str) else ""
         given = {name: body[name] for name in texts if name in body}
-        entry.prompt = given if len(given) > 1 else next(iter(given.values()), "")
+        self.prompt = given if len(given) > 1 else next(iter(given.values()), "")
         length = self.request.headers.get("Content-Length", "")
-        entry.prompt_size = int(length) if length.isdecimal() else 0
+        self._prompt_size = int(length) if length.isdecimal() else 0
 
 
 def _header_list(names: Sequence[str]) -> str:

@@ -64,7 +64,7 @@ async def _finished(call: Call, answer: Coroutine[Any, Any, HttpResponseBase]) -
         call.leave()
         call.close()
         raise
-    call.entry.status = response.status_code
+    call.status = response.status_code
     for header, value in call.headers().items():
         response.headers[header] = value
     if not response.streaming:
@@ -81,9 +81,9 @@ async def _answer(
 ) -> HttpResponseBase:
     async def work() -> HttpResponseBase:
         call.enter()
-        call.entry.key_prefix = prefix_of(presented_key(call.request) or "")  # a refused request may hold a revoked key
+        call.key_prefix = prefix_of(presented_key(call.request) or "")  # a refused request may hold a revoked key
         call.admit(await authenticate(call.request, get_backend().keys))
-        check_scope(call.key, call.entry.endpoint)
+        check_scope(call.key, call.endpoint)
         return await _handler_for(call.request.method or "", handlers)(call, **values)
 
     return await _guarded(call, work, error_body)
@@ -95,12 +95,12 @@ async def answer_as(call: Call, key: KeyRecord | None, handler: Handler) -> Http
     async def work() -> HttpResponseBase:
         call.enter()
         call.admit(key)
-        check_scope(key, call.entry.endpoint)
+        check_scope(key, call.endpoint)
         return await handler(call)
 
     try:
         response = await _guarded(call, work)
-        call.entry.status = response.status_code
+        call.status = response.status_code
     except asyncio.CancelledError:
         call.leave()
         raise

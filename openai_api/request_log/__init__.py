@@ -1,4 +1,4 @@
 """The request log: one row per request, its search, detail pages, export, retention and replay.
 
-Start at ``entry.py`` (the row while the request runs) and ``writer.py`` (the thread that stores it).
+Start at ``entry.py`` (the outcome of a request and its row) and ``writer.py`` (the thread that stores it).
 """

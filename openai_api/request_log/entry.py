@@ -1,4 +1,4 @@
-"""The log row of a request while it runs, and what of it may be kept without texts."""
+"""What came of a request, its log row, and what of a row may be kept without texts."""
 
 from __future__ import annotations
 
@@ -7,22 +7,44 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
+from inference.client import Usage
+
 if TYPE_CHECKING:
     from openai_api.generation.token_record import TokenRecord
     from openai_api.models import RequestLog
+    from openai_api.schemas.bodies import SiteEffectBody
     from steering.watch.watcher import WatchMatch
 
 Source = Literal["client", "console", "job"]
 """Who made a request: a program over the API, a page of the console under its session, or a job such as a batch."""
 
 
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a generation or another computation produced, for the log.
+
+    ``completion`` is JSON for several choices. ``findings`` of watch rules become rows of their own. ``tokens`` has a
+    record for each generation whose per-token data was requested.
+    """
+
+    usage: Usage = field(default_factory=Usage)
+    completion: str = ""
+    finish_reason: str = ""
+    steering_expected: int = 0
+    steering_applied: int = 0
+    steering_effects: tuple[SiteEffectBody, ...] = ()
+    queue_ms: float | None = None
+    ttft_ms: float | None = None
+    findings: tuple[WatchMatch, ...] = ()
+    tokens: tuple[TokenRecord, ...] = ()
+
+
 @dataclass(slots=True)
 class LogEntry:
-    """A log row, filled in as the request proceeds and written once by the log writer. Texts are raw until then.
+    """A log row, made by :meth:`openai_api.http.call.Call.log_entry`. Texts are raw until the log writer stores it.
 
     ``prompt`` is a text, or a JSON value (a chat's messages, several prompts, token ids) of about ``prompt_size``
-    characters; ``completion`` is JSON for several choices. ``findings`` of watch rules become rows of their own.
-    ``tokens`` has a record for each generation whose per-token data was requested.
+    characters. See :class:`Outcome` for the other fields.
     """
 
     id: str

@@ -43,7 +43,7 @@ class BackgroundCall(Call):
 
     def __init__(self, response_id: str) -> None:
         super().__init__(HttpRequest(), ENDPOINT)
-        self.entry.parameters = {"response": response_id}
+        self.parameters = {"response": response_id}
 
 
 async def key_of(pk: int | None) -> KeyRecord | None:
@@ -130,12 +130,12 @@ class BackgroundRun:
     async def run(self) -> None:
         call = BackgroundCall(self._row.pk)
         try:
-            call.entry.status = 200
+            call.status = 200
             await self._run(call)
         except MillmError as error:
             await self._fail(call, error)
         except (NotWantedError, JobCancelled, JobInterrupted, JobLost) as end:
-            call.entry.error_code = f"response_{'interrupted' if isinstance(end, JobInterrupted) else 'cancelled'}"
+            call.error_code = f"response_{'interrupted' if isinstance(end, JobInterrupted) else 'cancelled'}"
             raise
         except Exception:
             logger.exception("The background response %s failed.", self._row.pk)
@@ -194,7 +194,7 @@ class BackgroundRun:
     async def _fail(self, call: BackgroundCall, error: MillmError) -> None:
         """End the response as failed, unless the process is stopping: then the job runs again in the next one."""
         call.refuse(error)
-        call.entry.status = error.status
+        call.status = error.status
         if self._job.is_stopped:
             raise JobInterrupted
         self._writer.fail(error)

@@ -11,6 +11,7 @@ from django.http.response import HttpResponseBase
 
 from core.errors import MillmError
 from core.ids import new_id
+from inference.client import Usage
 from openai_api.backend import get_backend
 from openai_api.database import in_database
 from openai_api.endpoints.chat import plan_chat
@@ -69,7 +70,7 @@ async def create_response(call: Call) -> HttpResponseBase:
         call.note_ignored("reasoning.effort")
     status: ResponseStatus = "queued" if request.background else "in_progress"
     body = new_body(call.answer_id("resp_"), request, planned.target.model.record.name, status, planned.plan.params[0])
-    call.entry.parameters["response"] = body["id"]
+    call.parameters["response"] = body["id"]
     searching = Searching(is_on=search is not None, shows_results=request.wants_search_results)
     searching.note(planned.items if searching.is_on else ())
     if request.background:
@@ -257,6 +258,6 @@ async def count_input_tokens(call: Call) -> HttpResponseBase:
         context = Context((), [user_message("")])
     planned = await plan_response(call, request, context)
     (prompt,) = planned.plan.prompts
-    call.entry.prompt_tokens = len(prompt)
+    call.add_usage(Usage(prompt_tokens=len(prompt)))
     body: InputTokensBody = {"object": "response.input_tokens", "input_tokens": len(prompt)}
     return json_response(body)

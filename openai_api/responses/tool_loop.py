@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import threading
 from collections.abc import AsyncGenerator, Sequence
@@ -20,7 +19,7 @@ from openai_api.generation.stats import site_bodies, steering_body
 from openai_api.generation.target import Target
 from openai_api.http.call import Call
 from openai_api.http.errors import unavailable
-from openai_api.request_log.entry import LogEntry
+from openai_api.request_log.entry import Outcome
 from openai_api.responses.chat_form import ChatBody, messages_of
 from openai_api.responses.event_writer import EventWriter
 from openai_api.responses.file_search import FileSearch, Results
@@ -30,7 +29,6 @@ from openai_api.schemas.bodies import MillmBody
 from openai_api.schemas.chat import ChatRequest
 
 MAX_SEARCHES = 8  # per response without “max_tool_calls”
-_COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens", "steering_expected", "steering_applied")
 
 
 class ToolLoop:
@@ -54,7 +52,7 @@ class ToolLoop:
         self._body = body
         self._generation = first
         self._before: list[Generation] = []
-        self._rows: list[LogEntry] = []  # the log entry after each generation
+        self._outcomes: list[Outcome] = []  # of the generations that have ended
         self._changing = threading.RLock()
         self._is_closed = False
         self.is_complete = False  # no generation follows
@@ -71,12 +69,7 @@ class ToolLoop:
 
     @property
     def usage(self) -> Usage:
-        each = [one.stats.usage for one in (*self._before, self._generation)]
-        return Usage(
-            prompt_tokens=sum(usage.prompt_tokens for usage in each),
-            cached_tokens=sum(usage.cached_tokens for usage in each),
-            completion_tokens=sum(usage.completion_tokens for usage in each),
-        )
+        return sum((one.stats.usage for one in (*self._before, self._generation)), Usage())
 
     @property
     def millm(self) -> MillmBody | None:
@@ -120,21 +113,27 @@ class ToolLoop:
             if not self._is_closed:
                 self._is_closed = True
                 self._end_round()
-                self._write(self.call.entry)
+                self.call.outcome = _total(self._outcomes, self._receipts)
 
     def _end_round(self) -> None:
         self._generation.close()
-        self._rows.append(dataclasses.replace(self.call.entry))
+        self._outcomes.append(self._generation.outcome)
 
-    def _write(self, entry: LogEntry) -> None:
-        """Write one log row for all generations."""
-        for name in _COUNTS:
-            setattr(entry, name, sum(getattr(row, name) for row in self._rows))
-        entry.queue_ms, entry.ttft_ms = self._rows[0].queue_ms, self._rows[0].ttft_ms
-        entry.completion = "".join(row.completion for row in self._rows)
-        entry.steering_effects = [dict(one) for one in site_bodies(self._receipts)]
-        entry.findings = tuple(finding for row in self._rows for finding in row.findings)
-        entry.tokens = tuple(record for row in self._rows for record in row.tokens)
+
+def _total(outcomes: Sequence[Outcome], receipts: Sequence[SteeringReceipt]) -> Outcome:
+    """Return the outcome of all generations, which share one log row."""
+    return Outcome(
+        usage=sum((one.usage for one in outcomes), Usage()),
+        completion="".join(one.completion for one in outcomes),
+        finish_reason=outcomes[-1].finish_reason,
+        steering_expected=sum(one.steering_expected for one in outcomes),
+        steering_applied=sum(one.steering_applied for one in outcomes),
+        steering_effects=tuple(site_bodies(receipts)),
+        queue_ms=outcomes[0].queue_ms,
+        ttft_ms=outcomes[0].ttft_ms,
+        findings=tuple(finding for one in outcomes for finding in one.findings),
+        tokens=tuple(record for one in outcomes for record in one.tokens),
+    )
 
 
 logger = logging.getLogger(__name__)
