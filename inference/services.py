@@ -196,7 +196,7 @@ def describe_memory(*, model: LanguageModel) -> str:
         return "Only the server measures memory."
     try:
         path = present_directory(model.model_source)
-        return str(registry.memory_plan(model, path)) if path else "Not known before the model has been downloaded."
+        return str(registry.memory_plan(model, path)) if path else "Unknown until the model is downloaded."
     except (SourceError, EngineError) as error:
         return str(error)
 

@@ -1,7 +1,7 @@
-"""Kinds of models, and which architectures are computed exactly or refused, and why.
+"""Kinds of models, and the architectures that are computed exactly or refused, with the reason.
 
-Each row is tested with a tiny random model (tests/engine/test_architectures.py), and docs/models.md is made from them.
-An architecture that is not named here is loaded too, and refused if it differs from transformers (the self-check).
+Each row is tested with a tiny random model (tests/engine/test_architectures.py), and docs/models.md is generated from
+the rows. Other architectures are loaded too, and refused if the self-check finds a difference from transformers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """``model_type`` is that of config.json. ``refusal`` says what is missing, as the end of "it ..."; "" for none."""
+    """``model_type`` as in config.json. ``refusal``: why it is refused, continuing "it ..."; empty if supported."""
 
     model_type: str
     models: str
@@ -128,7 +128,7 @@ _REFUSALS = {row.model_type: row for row in REFUSED}
 
 
 def architecture_problem(config: Mapping[str, Any]) -> str:
-    """Why a model that generates cannot be served, told from the content of config.json; "" where nothing is known."""
+    """Return why a generation model with this config.json cannot be served; empty if no reason is known."""
     refused = _REFUSALS.get(str(config.get("model_type")))
     if refused is None:
         return ""
@@ -147,19 +147,19 @@ CLASSIFICATION_ENDING = "ForSequenceClassification"
 
 
 def detect_kind(path: Path, config: Mapping[str, Any]) -> ModelKind | None:
-    """None for what can be neither. ``config`` is the content of config.json.
+    """Return the kind of the model in a directory; None if it has none. ``config`` is the content of config.json.
 
-    A causal language model with a pipeline of sentence-transformers (Qwen3-Embedding) is for embeddings.
+    A causal language model with a sentence-transformers pipeline (Qwen3-Embedding) is an embedding model.
     """
     return kind_from_config(config, has_pipeline=(path / SENTENCE_TRANSFORMERS).is_file())
 
 
 def kind_from_config(config: Mapping[str, Any], *, has_pipeline: bool) -> ModelKind | None:
-    """The same of a model that is not here; ``has_pipeline``: of sentence-transformers."""
+    """Return the kind from config.json alone. ``has_pipeline``: the model has a sentence-transformers pipeline."""
     names = config.get("architectures") or []
     names = [str(name) for name in names] if isinstance(names, list) else []
     if any(name.endswith(CLASSIFICATION_ENDING) for name in names):
-        return "classification"  # a cross-encoder's pipeline names no pooling
+        return "classification"  # also with a pipeline: that of a cross-encoder has no pooling
     if has_pipeline:
         return "embedding"
     if any(name.endswith(GENERATION_ENDING) for name in names):

@@ -1,4 +1,4 @@
-"""A download from the Hub whose progress another thread can watch, and which it can stop."""
+"""A download from the Hub that another thread can watch and stop."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _POLL_S = 0.5
 
 
 class DownloadStoppedError(Exception):
-    """The watcher wanted no more of it. What came stays, and the next download goes on from there."""
+    """The download was stopped. Downloaded files are kept, and the next download continues from there."""
 
 
 class WatchedDownload:
-    """Takes the place of ``huggingface_hub.snapshot_download``. ``done`` and ``total`` are bytes, both growing."""
+    """A replacement for ``huggingface_hub.snapshot_download``. ``done`` and ``total`` are bytes; both grow."""
 
     def __init__(self) -> None:
         self.done = 0
@@ -34,7 +34,7 @@ class WatchedDownload:
         self._stopped.set()
 
     def note(self, arrived: int, more_expected: int) -> None:
-        """Of bytes; raises DownloadStoppedError."""
+        """Add downloaded and newly expected bytes. Raise DownloadStoppedError if the download was stopped."""
         if self._stopped.is_set():
             raise DownloadStoppedError
         with self._lock:
@@ -42,7 +42,7 @@ class WatchedDownload:
             self.total += more_expected
 
     def _bar_class(self) -> type:
-        """The library tells its progress to bars alone; this one draws nothing."""
+        """Return a progress bar class that draws nothing: the library reports progress to bars only."""
         from tqdm import tqdm
 
         watched = self
@@ -64,9 +64,9 @@ class WatchedDownload:
 
 
 def watch(work: Callable[[WatchedDownload], T], report: Report) -> T:
-    """Does ``work`` on another thread and tells ``report`` how far its download is, every half second and at the end.
+    """Run ``work`` on another thread and call ``report`` with its progress, every half second and at the end.
 
-    What ``report`` raises stops the download and comes out of here.
+    An exception in ``report`` stops the download and is raised here.
     """
     download = WatchedDownload()
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="hub-download") as pool:

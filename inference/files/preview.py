@@ -1,7 +1,7 @@
-"""What a model is, read from its configuration before it is downloaded or loaded.
+"""Preview a model from its configuration, before it is downloaded or loaded.
 
-A :class:`ModelRepository` is a directory or a repository of the Hub, of which only names and sizes of files, and small
-files, are read.
+A :class:`ModelRepository` is a directory or a repository of the Hub. Only file names, file sizes and small files are
+read.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CARD = "README.md"
 
 
 class ModelRepository(Protocol):
-    """``sizes`` are bytes by file name, of files at the top only."""
+    """The files of a model. ``sizes``: bytes by file name, top-level files only."""
 
     @property
     def sizes(self) -> Mapping[str, int]: ...
@@ -38,15 +38,15 @@ class ModelRepository(Protocol):
 
     @property
     def gate(self) -> str:
-        """How access is asked for; empty where everybody may read it."""
+        """Return how access is granted; empty if the repository is public."""
 
     def text(self, name: str) -> str | None:
-        """A small file's content; None where there is none of that name. SourceError for one that is too large."""
+        """Return the content of a small file; None if there is none. Raise SourceError if it is too large."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalRepository:
-    """A directory of this machine."""
+    """A local directory."""
 
     root: Path
     sizes: Mapping[str, int] = field(init=False)
@@ -58,7 +58,7 @@ class LocalRepository:
 
     @property
     def licence(self) -> str:
-        """As the model card's header says."""
+        """Return the licence that the model card names."""
         return _card_licence(self.text(CARD) or "")
 
     def text(self, name: str) -> str | None:
@@ -70,7 +70,7 @@ class LocalRepository:
 
 @dataclass(frozen=True, slots=True)
 class HubRepository:
-    """Of the Hugging Face Hub; asks for a list of files, and downloads small ones to a place that is gone again."""
+    """A repository of the Hugging Face Hub. Small files are downloaded to a temporary directory."""
 
     source: str
     revision: str
@@ -93,7 +93,7 @@ class HubRepository:
 
 
 def hub_repository(source: str, revision: str = "") -> HubRepository:
-    """SourceError where there is no such repository, or it may not be seen."""
+    """Return the repository. Raise SourceError if it does not exist or is not accessible."""
     from huggingface_hub import HfApi
 
     try:
@@ -117,7 +117,7 @@ def _check_size(name: str, size: int) -> None:
 
 
 def _card_licence(card: str) -> str:
-    """From the YAML between the first two lines of dashes."""
+    """Return the licence from the YAML header of a model card."""
     import yaml
 
     parts = card.split("---", 2)
@@ -131,7 +131,7 @@ def _card_licence(card: str) -> str:
 
 
 def _licence(card: Mapping[str, Any]) -> str:
-    """The name of one that is “other” tells more."""
+    """Return the licence, or its name if the licence is “other”."""
     found = card.get("license_name") or card.get("license") or ""
     return ", ".join(map(str, found))[:200] if isinstance(found, list) else str(found)[:200]
 
@@ -142,7 +142,7 @@ PARAMETER_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 @dataclass(frozen=True, slots=True)
 class ModelPreview:
-    """``problems`` keep it from being served; ``doubts`` do not. 0 and "" where the files do not say."""
+    """``problems`` prevent serving, ``doubts`` do not. Unknown values are 0 or empty."""
 
     kind: str
     architecture: str
@@ -160,7 +160,7 @@ class ModelPreview:
 
 
 def preview_model(source: ModelSource, repository: ModelRepository | None = None) -> ModelPreview:
-    """Reads small files only; SourceError where there is nothing, or it may not be read."""
+    """Return the preview. Reads small files only. Raise SourceError if the model is missing or not accessible."""
     files = repository or repository_of(source)
     config = _json(files, "config.json")
     text = config.get("text_config")
@@ -215,7 +215,7 @@ def _number(config: Mapping[str, Any], name: str) -> int:
 
 
 def _weight_bytes(files: ModelRepository, source: ModelSource) -> int:
-    """Of the files that would be downloaded."""
+    """Return the size of the weight files that would be downloaded."""
     safe = sum(size for name, size in files.sizes.items() if fnmatch(name, SAFETENSORS))
     return safe or sum(size for name, size in files.sizes.items() if fnmatch(name, PICKLE_PATTERNS[0]))
 
@@ -243,18 +243,18 @@ def _problems(files: ModelRepository, config: Mapping[str, Any], source: ModelSo
     if not has_safe and not has_pickles:
         yield "It has no weights that can be read (*.safetensors)."
     elif not has_safe and not source.allow_pickle:
-        yield "It has pickled weights only, which can run code; it is loaded only where “allow pickle” is set."
+        yield "It has pickled weights only, which can run code; set “allow pickle” to load them."
     if config.get("auto_map") and not source.trust_remote_code:
-        yield "It brings its own code; it is loaded only where “trust remote code” is set."
+        yield "It needs its own code; set “trust remote code” to load it."
 
 
 def _doubts(files: ModelRepository, config: Mapping[str, Any]) -> Iterator[str]:
     if files.gate:
         yield (
-            f"It is gated ({files.gate}): its terms have to be accepted on the Hub, and HF_TOKEN in the server's "
-            "environment must be a token that may read it."
+            f"It is gated ({files.gate}): accept its terms on the Hub, and set HF_TOKEN in the server's environment to "
+            "a token with access."
         )
     if not files.licence:
-        yield "Its files name no licence; look whether you may use it."
+        yield "Its files name no licence; check whether you may use it."
     if "quantization_config" in config:
-        yield "Its weights are quantised by its makers; whether this server can load them shows when it is loaded."
+        yield "Its weights are quantised; whether this server supports the format is checked when the model is loaded."

@@ -1,8 +1,7 @@
-"""From a ``source`` to a local directory: a directory of this machine, or a repository of the Hugging Face Hub.
+"""Resolve a ``source`` (a local directory or a Hugging Face Hub id) to a checked local directory.
 
-Of models only what is needed is downloaded (weights as safetensors, configuration, tokenizer). A directory is checked
-before anything loads it: regular files that lie inside it, a causal language model or one for embeddings or
-classification, a fast tokenizer, weights of an accepted kind.
+Only the necessary files of a model are downloaded: safetensors weights, configuration, tokenizer. Before loading, a
+directory is checked: regular files inside it, a supported kind of model, a fast tokenizer, an accepted weight format.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from django.conf import settings
 from core.errors import MillmError
 from inference.files.architectures import ModelKind, architecture_problem, detect_kind
 
-DEFAULT_LABELS = 2  # of a classifier whose config names none, as transformers has it
+DEFAULT_LABELS = 2  # of a classifier whose config has none, as in transformers
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 SAFE_PATTERNS = (
     "*.safetensors",
@@ -47,15 +46,15 @@ UNREACHABLE = frozenset(
 MAX_CONFIG_BYTES = 1_000_000
 MAX_MODEL_FILES = 20_000
 OUTSIDE_ROOTS = (
-    "Local sources are read only below the server's MILLM_MODEL_ROOTS. Put the files there, give a Hub id such as "
-    "org/model, or have it registered by a command of manage.py."
+    "Local sources must be inside the server's MILLM_MODEL_ROOTS. Move the files there, give a Hub id such as "
+    "org/model, or register the model with a manage.py command."
 )
 ALLOW_CODE_HINT = "The operator can allow it with MILLM_ALLOW_REMOTE_CODE=true."
-DOWNLOADED = ".downloaded.json"  # the patterns of files that were fetched completely
+DOWNLOADED = ".downloaded.json"  # the patterns of completely downloaded files
 
 
 class SourceError(MillmError):
-    """The source cannot be used; the message says why and what to do."""
+    """The source cannot be used. The message says why and what to do."""
 
     code = "invalid_source"
     param = "source"
@@ -64,7 +63,7 @@ class SourceError(MillmError):
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """What a model's row says about where it comes from."""
+    """The origin of a model, as in its row."""
 
     source: str
     revision: str = ""
@@ -76,7 +75,7 @@ Download = Callable[..., object]
 
 
 def resolve_source(source: ModelSource, *, download: Download | None = None, downloads_dir: Path | None = None) -> Path:
-    """The checked local directory of a model, downloaded first where it has to be; SourceError otherwise."""
+    """Return the checked local directory of a model, downloading it if necessary. Raise SourceError."""
     path = fetch(
         source.source,
         revision=source.revision,
@@ -89,7 +88,7 @@ def resolve_source(source: ModelSource, *, download: Download | None = None, dow
 
 
 def locate_model(source: ModelSource, download: Download) -> Path:
-    """:func:`resolve_source` with the download that the registry watches."""
+    """Call :func:`resolve_source` with the download function that the registry watches."""
     return resolve_source(source, download=download)
 
 
@@ -101,24 +100,24 @@ def fetch(
     download: Download | None = None,
     downloads_dir: Path | None = None,
 ) -> Path:
-    """The local directory of a model or an SAE. What was downloaded completely once needs no network again.
+    """Return the local directory of a model or an SAE. A complete earlier download is used without network access.
 
-    ``download`` has the signature of ``huggingface_hub.snapshot_download``, which is the default; downloads lie in
-    ``MILLM_HOME/models`` unless ``downloads_dir`` is given. SourceError says what is wrong.
+    ``download`` has the signature of ``huggingface_hub.snapshot_download``, the default. The default ``downloads_dir``
+    is ``MILLM_HOME/models``. Raise SourceError.
     """
     local = local_directory(source)
     if local is not None:
         return local
     target = (downloads_dir or Path(settings.MILLM_HOME) / "models") / _directory_name(source, revision)
     done = _downloaded_patterns(target)
-    if not all(any(fnmatch(wanted, pattern) for pattern in done) for wanted in allow_patterns):
+    if not all(any(fnmatch(requested, pattern) for pattern in done) for requested in allow_patterns):
         _download(source, revision, target, allow_patterns, download or _hub_download())
         (target / DOWNLOADED).write_text(json.dumps(sorted({*done, *allow_patterns})))
     return target
 
 
 def present_directory(source: ModelSource) -> Path | None:
-    """Where the model lies if nothing has to be downloaded for it; SourceError for what is neither path nor Hub id."""
+    """Return the model's directory, or None if it must be downloaded. Raise SourceError for a malformed source."""
     local = local_directory(source.source)
     if local is not None:
         return local
@@ -127,19 +126,19 @@ def present_directory(source: ModelSource) -> Path | None:
 
 
 def is_local(source: str) -> bool:
-    """Whether ``source`` is written as a path; what a directory of the server is called changes no Hub id."""
+    """Return whether ``source`` is written as a path. A Hub id stays one even if a directory has the same name."""
     return source.startswith(("/", ".", "~"))
 
 
 def source_at_shell(source: str) -> str:
-    """The source that an operator means: a directory beside them may be named as it is."""
+    """Return the source as an operator at a shell means it: the bare name of an existing directory is a path."""
     return os.path.abspath(source) if source and not is_local(source) and os.path.isdir(source) else source
 
 
 def check_within_roots(source: str) -> None:
-    """SourceError for a path that somebody names over the network and that lies outside MILLM_MODEL_ROOTS.
+    """Raise SourceError for a path from the network that lies outside MILLM_MODEL_ROOTS.
 
-    All of them get the same answer, whether there is something or not, and nothing outside is looked at.
+    The error is the same whether the path exists or not, and nothing outside the roots is accessed.
     """
     if not is_local(source):
         return
@@ -156,7 +155,7 @@ def _is_below(path: str, root: str) -> bool:
 
 
 def local_directory(source: str) -> Path | None:
-    """The real path of a local source; None for a Hub id; SourceError for neither."""
+    """Return the real path of a local source, or None for a Hub id. Raise SourceError for anything else."""
     if is_local(source):
         path = Path(source).expanduser().resolve()
         if not path.is_dir():
@@ -168,8 +167,8 @@ def local_directory(source: str) -> Path | None:
 
 
 def check_directory(path: Path, source: ModelSource) -> None:
-    """SourceError unless the directory holds a model that can be served."""
-    config = _read_config(path)  # first: a directory that is no model is not walked
+    """Raise SourceError unless the directory contains a model that can be served."""
+    config = _read_config(path)  # first, so that a directory without a model is not walked
     for number, file in enumerate(_files(path)):
         if number >= MAX_MODEL_FILES:
             raise SourceError(f"{path} holds more than {MAX_MODEL_FILES} files; give the model's own directory.")
@@ -185,7 +184,7 @@ def check_directory(path: Path, source: ModelSource) -> None:
 
 
 def kind_of_directory(path: Path) -> ModelKind:
-    """What the model is for; SourceError where it cannot be served at all."""
+    """Return the kind of the model. Raise SourceError if it cannot be served."""
     config = _read_config(path)
     kind = detect_kind(path, config)
     if kind is None:
@@ -198,7 +197,7 @@ def kind_of_directory(path: Path) -> ModelKind:
 
 
 def own_context_length(path: Path) -> int:
-    """Tokens that the model in this directory was made for; 0 where its config does not say."""
+    """Return the context length from the config of the model in this directory; 0 if the config has none."""
     config = _read_config(path)
     text = config.get("text_config")
     length = (text if isinstance(text, dict) else config).get("max_position_embeddings")
@@ -206,7 +205,7 @@ def own_context_length(path: Path) -> int:
 
 
 def num_labels(path: Path) -> int:
-    """What the classifier in this directory tells apart: one is the score of a reranker. 0 where it is none."""
+    """Return the number of labels of a classifier (1 for a reranker); 0 for other models."""
     config = _read_config(path)
     if detect_kind(path, config) != "classification":
         return 0
@@ -222,19 +221,19 @@ def _patterns(source: ModelSource) -> list[str]:
 
 
 def _directory_name(source: str, revision: str) -> str:
-    """Slashes become ``--``, which Hub ids cannot contain."""
+    """Return the directory name. Slashes become ``--``, which Hub ids cannot contain."""
     return "@".join(part.replace("/", "--") for part in (source, revision) if part)
 
 
 def _downloaded_patterns(target: Path) -> set[str]:
     try:
         return set(json.loads((target / DOWNLOADED).read_text()))
-    except (OSError, ValueError):  # nothing there, or its writing was interrupted: ask the Hub again
+    except (OSError, ValueError):  # missing, or its writing was interrupted: ask the Hub again
         return set()
 
 
 def _download(source: str, revision: str, target: Path, patterns: Sequence[str], download: Download) -> None:
-    """Resumable: files that are there already are not fetched again. The Hub library reads HF_TOKEN itself."""
+    """Download the files that are missing. The Hub library reads HF_TOKEN itself."""
     try:
         download(repo_id=source, revision=revision or None, local_dir=str(target), allow_patterns=list(patterns))
     except Exception as error:
@@ -250,7 +249,7 @@ def _hub_download() -> Download:
 
 
 def download_problem(name: str, revision: str, error: Exception) -> str:
-    """A sentence for the errors of huggingface_hub, told by name so that it need not be imported."""
+    """Return a sentence for an error of huggingface_hub. Compares class names, so that it need not be imported."""
     kinds = {kind.__name__ for kind in type(error).__mro__}
     if "GatedRepoError" in kinds:
         return f"{name} is gated: accept its terms on the Hub and set HF_TOKEN to a token that may read it."
@@ -270,7 +269,7 @@ def _files(path: Path) -> Iterator[Path]:
 
 
 def _check_file(file: Path, root: Path) -> None:
-    """Regular, and inside the directory; the Hub's own cache links to its blobs next to it."""
+    """Raise SourceError unless the file is regular and inside the directory (or a blob of the Hub's cache)."""
     try:
         real = file.resolve(strict=True)
     except OSError as error:

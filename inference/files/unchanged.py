@@ -1,4 +1,4 @@
-"""Notice that files changed while they were read: what was read of them then belongs to no version of them."""
+"""Detect files that change while they are read, because the result would mix two versions."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ Stamp = tuple[int, int, int, int, int]
 
 
 class FileChangedError(OSError):
-    """A file changed between the beginning and the end of the reading."""
+    """A file changed while it was read."""
 
 
 @contextmanager
 def unchanged(files: Sequence[Path]) -> Iterator[None]:
-    """Raise FileChangedError if one of the files is another one, or has other contents, when the block ends.
+    """Raise FileChangedError if one of the files was replaced or modified during the block.
 
-    It takes the place of errors that the block raises: half-written files cause them. The time of the last change of
-    the inode is compared too, because tools that copy files set the other times as they like.
+    It replaces errors that the block raises, since half-written files cause them. The inode's change time is compared
+    too, because tools that copy files may set the other times.
     """
     before = [stamp(file) for file in files]
     try:
@@ -30,7 +30,7 @@ def unchanged(files: Sequence[Path]) -> Iterator[None]:
 
 
 def stamp(file: Path) -> Stamp | None:
-    """None for a file that is not there."""
+    """Return the identity and times of a file; None if it does not exist."""
     try:
         found = file.stat()
     except OSError:

@@ -1,4 +1,4 @@
-"""Which models are registered and loaded, how they are loaded, and whether the next one fits in memory.
+"""Registered models, loaded models, and the memory they share.
 
-Start with ``registry.py``; requests look models up in the table of ``records.py`` and get a ``ReadyModel``.
+Start with ``registry.py``. Requests look models up in the table of ``records.py`` and get a ``ReadyModel``.
 """

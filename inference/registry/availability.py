@@ -1,4 +1,4 @@
-"""How a registered model stands, in words and numbers, for its page and the list."""
+"""The state and memory need of a registered model, as its page and the list show them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from inference.registry.registry import get_registry
 
 @dataclass(frozen=True, slots=True)
 class ModelAvailability:
-    """``is_moving``: it will change by itself soon. ``percent`` is None where nobody knows how much there is to do."""
+    """``is_moving``: the state will change soon without an action. ``percent`` is None if the total is unknown."""
 
     state: str
     sentence: str
@@ -27,7 +27,7 @@ class ModelAvailability:
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeed:
-    """``needed`` and ``free`` in bytes, ``share`` in percent of what is free; a ``problem`` in place of all of it."""
+    """Memory of a model: ``needed`` and ``free`` in bytes, or a ``problem`` if neither is known."""
 
     needed: int = 0
     free: int = 0
@@ -41,6 +41,7 @@ class MemoryNeed:
 
     @property
     def share(self) -> int:
+        """Return the needed memory in percent of the free memory, at most 100."""
         return min(100, round(100 * self.needed / self.free)) if self.free else 100
 
     @property
@@ -49,14 +50,14 @@ class MemoryNeed:
 
 
 def model_availability(model: LanguageModel) -> ModelAvailability:
-    """From the row, and from this process where it loads the model itself."""
+    """Return the availability from the row, and from this process if it is loading the model itself."""
     registry = get_registry()
     status = registry.load_status(model.name) if registry.is_serving else LoadStatus()
     if status.progress is not None:
         sentence, percent = _progress_text(status.progress)
         return ModelAvailability("loading", sentence, percent=percent, is_moving=True)
     if status.is_waiting:
-        return ModelAvailability("waiting", "Waits for its turn, or for room beside models at work.", is_moving=True)
+        return ModelAvailability("waiting", "Waiting for its turn, or for memory that busy models use.", is_moving=True)
     return _of_row(model, status.retry_in_s)
 
 
@@ -66,11 +67,11 @@ def _of_row(model: LanguageModel, retry_in_s: float | None) -> ModelAvailability
         at = f" since {model.loaded_at:%Y-%m-%d %H:%M} UTC" if model.loaded_at else ""
         return ModelAvailability(state, f"Answers requests{at}.")
     if state == LanguageModel.State.LOADING:
-        return ModelAvailability(state, "Is being loaded by another process, or by one that ended.", is_moving=True)
+        return ModelAvailability(state, "Being loaded by another process, or by one that has ended.", is_moving=True)
     if state == LanguageModel.State.FAILED:
-        again = f" A request tries again in {retry_in_s:.0f} s; Load tries at once." if retry_in_s else ""
+        again = f" Requests retry in {retry_in_s:.0f} s; “Load” retries now." if retry_in_s else ""
         return ModelAvailability(state, f"Could not be loaded.{again}", error=model.error)
-    return ModelAvailability(state, "Is not in memory; the next request loads it.")
+    return ModelAvailability(state, "Not in memory; the next request loads it.")
 
 
 def _progress_text(progress: LoadProgress) -> tuple[str, int | None]:
@@ -82,14 +83,14 @@ def _progress_text(progress: LoadProgress) -> tuple[str, int | None]:
 
 
 def memory_need(model: LanguageModel) -> MemoryNeed:
-    """Measured by serving processes, which have torch loaded; reads headers of files only."""
+    """Return the memory that the model needs. Reads file headers only. Works in serving processes, which have torch."""
     registry = get_registry()
     if not registry.is_serving:
         return MemoryNeed(problem="Only the server measures memory.")
     try:
         path = present_directory(model.model_source)
         if path is None:
-            return MemoryNeed(problem="Not known before the model has been downloaded.")
+            return MemoryNeed(problem="Unknown until the model is downloaded.")
         plan = registry.memory_plan(model, path)
     except (SourceError, EngineError) as error:
         return MemoryNeed(problem=str(error))

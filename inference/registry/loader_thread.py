@@ -1,4 +1,4 @@
-"""The thread that loads and unloads models, one after the other, so that neither requests nor generation wait."""
+"""The thread that loads and unloads models one at a time, so that neither requests nor generation wait for it."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class _Job:
 
 
 class LoaderThread:
-    """Runs jobs in order; every ``tick_s`` seconds without one it calls ``on_idle``.
+    """Runs jobs in order, and calls ``on_idle`` after every ``tick_s`` seconds without one.
 
-    The thread starts with the first job. A job that raises fails its future and nothing else. Whoever asks for what is
-    the last thing asked of a model already shares that job: repeated wishes do not pile up.
+    The thread starts with the first job. An exception in a job fails the future of that job only. A request for the
+    operation that is already the last one queued for a model joins that job, so repeated requests do not pile up.
     """
 
     def __init__(self, on_idle: Act, tick_s: float = 1.0) -> None:
@@ -42,13 +42,11 @@ class LoaderThread:
 
     @property
     def num_queued(self) -> int:
-        """Jobs that have not begun."""
+        """Return the number of jobs that have not started."""
         return len(self._jobs)
 
     def submit(self, verb: str, name: str, act: Act) -> Future[None]:
-        """Do ``act`` to the model ``name``. One that waits with the same ``verb``, and with no other verb for that
-        model behind it, is joined.
-        """
+        """Queue ``act`` for the model ``name``. Joins the model's last queued job if that has the same ``verb``."""
         with self._changed:
             if self._last is not None:
                 return _refused()
@@ -64,7 +62,7 @@ class LoaderThread:
         return job.done
 
     def stop(self, last: Act, timeout_s: float) -> None:
-        """Finish the job at hand, cancel the others, run ``last`` and end; waits for that ``timeout_s`` at most."""
+        """Finish the current job, cancel the queued ones, run ``last`` and end. Waits ``timeout_s`` seconds at most."""
         with self._changed:
             self._last = last
             thread = self._thread
@@ -80,7 +78,7 @@ class LoaderThread:
         connections.close_all()
 
     def _work(self) -> None:
-        """One job, or the housekeeping when none comes."""
+        """Run one job, or the housekeeping if no job arrives."""
         with self._changed:
             self._changed.wait_for(lambda: self._jobs or self._last is not None, self._tick_s)
             if self._last is not None:
@@ -100,9 +98,9 @@ class LoaderThread:
                 logger.warning("The model loader's housekeeping failed: %s", error, exc_info=not _is_outage(error))
             else:
                 done.set_exception(error)
-        except BaseException as error:  # would end the thread, and everyone who waits for a job would wait for ever
+        except BaseException as error:  # it would end the thread, and every waiting caller would wait forever
             logger.exception("The model loader survived a %s.", type(error).__name__)
-            if done is not None:  # not the error itself: a SystemExit would end the event loop that waits for it
+            if done is not None:  # not the error itself: a SystemExit would end the waiting event loop
                 done.set_exception(EngineError(f"The model loader failed ({type(error).__name__}); see the log."))
         else:
             if done is not None:
@@ -111,12 +109,12 @@ class LoaderThread:
             close_old_connections()
 
     def _cancel_rest(self) -> None:
-        """Nothing is added any more."""
+        """Cancel the queued jobs. No more jobs can be added."""
         with self._changed:
             jobs = list(self._jobs)
             self._jobs.clear()
         for job in jobs:
-            job.done.cancel()  # outside of the lock: whoever hears of it may ask for more
+            job.done.cancel()  # outside the lock: a callback may submit another job
 
 
 def _refused() -> Future[None]:
@@ -126,5 +124,5 @@ def _refused() -> Future[None]:
 
 
 def _is_outage(error: Exception) -> bool:
-    """The database is away: a line in the log is enough."""
+    """Return whether the error means that the database is down; one line in the log is enough then."""
     return isinstance(error, (DatabaseError, InterfaceError))

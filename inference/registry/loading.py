@@ -1,4 +1,4 @@
-"""The registry's way to the engine's loader. Everything here imports torch, and only when it is called."""
+"""The registry's access to the engine's loader. The functions import torch when they are called."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def spec_for(row: LanguageModel, path: Path) -> ModelSpec:
-    """What the engine shall load."""
+    """Return the specification of the model for the engine."""
     from inference.engine.models.loader import ModelSpec
 
     source = row.model_source
@@ -58,7 +58,7 @@ def estimate_from_directory(spec: ModelSpec) -> MemoryEstimate:
 
 
 def device_of(spec: ModelSpec) -> str:
-    """The device that ``auto`` means here; LoadError for one that is not there."""
+    """Return the device, with ``auto`` resolved. Raise LoadError if this machine lacks it."""
     from inference.engine.models.loader import resolve_device
 
     return str(resolve_device(spec.device))
@@ -78,7 +78,7 @@ def free_unused() -> None:
 
 @dataclass(frozen=True, slots=True)
 class ModelLoading:
-    """The steps from a specification to a model and back, so that tests can put their own in their place."""
+    """The steps from a specification to a loaded model and back. Tests pass their own."""
 
     load: Callable[[ModelSpec], LoadedModel] = load_from_directory
     estimate: Callable[[ModelSpec], MemoryEstimate] = estimate_from_directory

@@ -1,4 +1,4 @@
-"""Loads that are queued, run or wait for memory, how far they are, and those that failed and when to retry them."""
+"""Pending loads (queued, running or waiting for memory) with their progress, and failed loads with their next retry."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ RETRY_LOADING_AFTER_S = 5.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PendingLoad:
-    """``begun_at`` is a reading of the registry's clock. ``done`` has no result but the time: look what there is."""
+    """A load that was requested. ``begun_at`` is a time of the registry's clock. ``done`` resolves when the load ends,
+    with or without a model.
+    """
 
     record: ModelRecord
     begun_at: float
@@ -27,17 +29,17 @@ class PendingLoad:
 
 
 class PendingLoads:
-    """At most one for each model. Thread-safe; loads are postponed and given up by the loader thread only."""
+    """Pending loads, at most one per model. Thread-safe. Only the loader thread postpones or abandons loads."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._lock = threading.Lock()
         self._by_name: dict[str, PendingLoad] = {}
-        self._postponed: set[str] = set()  # tried, and waiting for room
+        self._postponed: set[str] = set()  # tried, and waiting for memory
         self._num_waiting = 0
 
     def begin(self, record: ModelRecord, *, unless: Callable[[], bool]) -> tuple[PendingLoad | None, bool]:
-        """The model's load and whether it is new. None ``unless`` there is one, or need for one."""
+        """Return the model's load and whether it is new. Returns None if there is none and ``unless()`` holds."""
         with self._lock:
             running = self._by_name.get(record.name)
             if running is not None:
@@ -60,11 +62,11 @@ class PendingLoads:
         return self._clock() - load.begun_at
 
     def postpone(self, load: PendingLoad) -> None:
-        """It has been tried and will be tried again, unless it is given up meanwhile."""
+        """Mark the load as tried. It is tried again unless it is abandoned first."""
         self._postponed.add(load.record.name)
 
-    def give_up(self, name: str) -> None:
-        """Fail the requests that wait for a postponed load of the model."""
+    def abandon(self, name: str) -> None:
+        """End a postponed load of the model, so that requests waiting for it fail."""
         if name in self._postponed:
             self.end(self._by_name[name])
 
@@ -73,10 +75,10 @@ class PendingLoads:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Bounds those who wait for loads, whatever they wait for; ModelNotReadyError for one too many."""
+        """Count the caller among the waiting requests. Raise ModelNotReadyError if there are too many."""
         with self._lock:
             if self._num_waiting >= settings.MILLM_MAX_WAITING_REQUESTS:
-                message = f"{self._num_waiting} requests wait for models to load already; try again soon."
+                message = f"{self._num_waiting} requests are already waiting for models to load; try again soon."
                 raise ModelNotReadyError(message, RETRY_LOADING_AFTER_S)
             self._num_waiting += 1
         try:
@@ -92,7 +94,7 @@ LONGEST_RETRY_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class LoadFailure:
-    """``retry_at`` is a reading of the registry's clock."""
+    """The last failure of a model, the ``count``-th in a row. ``retry_at`` is a time of the registry's clock."""
 
     message: str
     retry_at: float
@@ -100,7 +102,7 @@ class LoadFailure:
 
 
 class LoadFailures:
-    """By model name; the pause doubles with each failure in a row. Only the loader thread notes, anyone may read."""
+    """Failures by model name. The retry delay doubles with each failure in a row. Written by the loader thread only."""
 
     def __init__(self, clock: Callable[[], float], first_retry_s: float = FIRST_RETRY_S) -> None:
         self._clock = clock
@@ -120,14 +122,14 @@ class LoadFailures:
         return self._failures.get(name)
 
     def is_recent(self, name: str) -> bool:
-        """Whether it is too early to try again."""
+        """Return whether it is too early to retry."""
         failure = self._failures.get(name)
         return failure is not None and failure.retry_at > self._clock()
 
 
 @dataclass(frozen=True, slots=True)
 class LoadProgress:
-    """``phase`` says what is done now, for ``for_s`` seconds; bytes are those of a download, 0 of 0 without one."""
+    """The current ``phase``, for ``for_s`` seconds now, and the bytes of a download (0 of 0 without one)."""
 
     phase: str
     for_s: float
@@ -137,8 +139,8 @@ class LoadProgress:
 
 @dataclass(frozen=True, slots=True)
 class LoadStatus:
-    """``is_waiting``: for its turn, or for room. ``retry_in_s``: after a failure, when a request loads it again; None
-    without one.
+    """State of a load. ``is_waiting``: for its turn or for memory. ``retry_in_s``: after a failure, the time until
+    requests load the model again; otherwise None.
     """
 
     progress: LoadProgress | None = None
@@ -148,7 +150,7 @@ class LoadStatus:
 
 @dataclass(slots=True)
 class RunningLoad:
-    """A load from the moment at which the thread takes it up."""
+    """A load that the loader thread is working on."""
 
     clock: Callable[[], float]
     download: WatchedDownload = field(default_factory=WatchedDownload)
@@ -166,15 +168,15 @@ class RunningLoad:
 
 
 class RunningLoads:
-    """By model name. Each method is one step on a dictionary, so any thread may read."""
+    """Running loads by model name. Readable by any thread: each method is one dictionary operation."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._by_name: dict[str, RunningLoad] = {}
 
     @contextmanager
-    def one(self, name: str) -> Iterator[RunningLoad]:
-        """The load of the model, for as long as it runs."""
+    def track(self, name: str) -> Iterator[RunningLoad]:
+        """Register the model's load while the block runs."""
         load = self._by_name[name] = RunningLoad(self._clock)
         try:
             yield load

@@ -1,4 +1,4 @@
-"""Which models are loaded, whether another one fits beside them, and which are unloaded for it."""
+"""Loaded models, whether another one fits in memory beside them, and which to unload for it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class LoadedEntry:
-    """``reserved_bytes`` is what it was given on its device, keys and values included; ``used_at`` a reading of the
-    registry's clock. One that ``is_leaving`` finishes what it runs and takes nothing more.
+    """A loaded model. ``reserved_bytes``: its share of the device memory, KV cache included. ``used_at``: a time of the
+    registry's clock. A model that ``is_leaving`` finishes its requests and accepts no more.
     """
 
     pk: int
@@ -33,14 +33,14 @@ class LoadedEntry:
 
 
 class LoadedModels:
-    """By name. Written by the loader thread only; each method is one step on a dictionary, so any thread may read."""
+    """Loaded models by name. Written by the loader thread only; readable by any thread."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._by_name: dict[str, LoadedEntry] = {}
 
     def __contains__(self, name: str) -> bool:
-        """Whether it takes requests."""
+        """Return whether the model is loaded and accepts requests."""
         entry = self._by_name.get(name)
         return entry is not None and not entry.is_leaving
 
@@ -54,7 +54,7 @@ class LoadedModels:
         return self._by_name.get(name)
 
     def use(self, name: str) -> LoadedEntry | None:
-        """The model, which is the most recently used one from now on; None of one that takes no requests."""
+        """Return the model and mark it as used now. None if it does not accept requests."""
         entry = self._by_name.get(name)
         if entry is None or entry.is_leaving:
             return None
@@ -65,31 +65,30 @@ class LoadedModels:
         return self._clock() - entry.used_at
 
     def all(self) -> list[LoadedEntry]:
-        """Least recently used first."""
+        """Return all entries, least recently used first."""
         return sorted(self._by_name.copy().values(), key=lambda entry: entry.used_at)
 
 
 GIB = 2**30
-LEAST_SHARES = 2  # into which spare memory is cut: a model that is not registered yet shall find some
+LEAST_SHARES = 2  # of the spare memory, so that a model registered later finds some
 
 
 class InsufficientMemoryError(EngineError):
-    """The model needs more memory than there is, even without the models that may be unloaded for it."""
+    """The model does not fit, even if all models that may be unloaded were unloaded."""
 
     code = "model_load_failed"
 
 
 class ModelsBusyError(InsufficientMemoryError):
-    """There will be room once models have ended what they run now."""
+    """The model will fit once busy models have finished their requests and can be unloaded."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """What a model needs on its device, the bytes free there, and the models on it that may be asked to go, least
-    recently used first.
+    """The memory that a model needs on its device, the free bytes there, and the models that may be unloaded for it,
+    least recently used first.
 
-    One account holds it all: ``budget`` is for weights, for keys and values, and for the intermediate results of one
-    step of all models on the device.
+    ``budget`` covers all models on the device: weights, KV caches, and the activations of one step.
     """
 
     name: str
@@ -101,14 +100,16 @@ class MemoryPlan:
 
     @property
     def needed(self) -> int:
-        """The least."""
+        """Return the minimum number of bytes."""
         return self.estimate.total
 
-    def kv_bytes(self, wanted: int, num_expected: int) -> int:
-        """Bytes for keys and values of a model that fits: those ``wanted``, or, with 0, its least and a share of what
-        is spare beyond its needs. ``num_expected`` models, this one included, are registered and not loaded.
+    def kv_bytes(self, requested: int, num_expected: int) -> int:
+        """Return the size of the KV cache for a model that fits.
+
+        ``requested`` 0 means the minimum plus a share of the memory that is left. ``num_expected`` models, including
+        this one, are registered and not loaded.
         """
-        if wanted:
+        if requested:
             return self.estimate.kv
         spare = max(0, self.free - self.needed)
         return min(self.estimate.most_kv, self.estimate.kv + spare // max(LEAST_SHARES, num_expected))
@@ -124,7 +125,7 @@ class MemoryPlan:
         if self.needed > self.free + _size(idle):
             busy = [entry.name for entry in self.unpinned if entry not in idle]
             text = self._refusal(self.free + _size(idle))
-            raise ModelsBusyError(f"{text} Others could make room, but are at work: {', '.join(busy)}.")
+            raise ModelsBusyError(f"{text} It would fit without models that are busy now: {', '.join(busy)}.")
         chosen: list[LoadedEntry] = []
         for entry in idle:
             if self.needed <= self.free + _size(chosen):
@@ -141,7 +142,7 @@ class MemoryPlan:
     def _refusal(self, available: int) -> str:
         return (
             f"{self.name} needs about {gibibytes(self.needed)} of memory on {self.device}, and "
-            f"{gibibytes(available)} can be had for it (the budget is {gibibytes(self.budget)}). "
+            f"{gibibytes(available)} can be made available (the budget is {gibibytes(self.budget)}). "
             f"It needs {self._parts()}. "
             "Choose a smaller dtype or context length, unload or unpin another model, lower MILLM_KV_CACHE_BYTES or "
             "raise MILLM_MEMORY_BUDGET."
@@ -163,11 +164,11 @@ def _size(entries: Sequence[LoadedEntry]) -> int:
     return sum(entry.reserved_bytes for entry in entries)
 
 
-SHARE = 0.9  # of a device, where no limit is set: the rest is the system's and the server's own
+SHARE = 0.9  # of a device without a configured limit; the rest is for the system and the server itself
 
 
 def measure_device(device: str) -> DeviceMemory:
-    """Imports torch."""
+    """Return the memory of a device. Imports torch."""
     import torch
 
     from inference.engine.cache.device_memory import device_memory
@@ -177,7 +178,7 @@ def measure_device(device: str) -> DeviceMemory:
 
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
-    """``limit`` is in bytes for each device; 0 takes SHARE of what the device has."""
+    """The memory that all models together may use. ``limit`` is in bytes per device; 0 means SHARE of the device."""
 
     limit: int = 0
     measure: Callable[[str], DeviceMemory] = measure_device
@@ -186,8 +187,9 @@ class MemoryBudget:
         return self.limit or int(self.measure(device).total * SHARE)
 
     def available(self, device: str, reserved_bytes: int, unwritten_bytes: int = 0) -> int:
-        """Bytes that another model may take beside models that were given ``reserved_bytes``, of which they have not
-        taken ``unwritten_bytes`` from the device yet.
+        """Return the bytes available to another model.
+
+        ``reserved_bytes`` is the memory of loaded models, of which ``unwritten_bytes`` are not allocated yet.
         """
         memory = self.measure(device)
         size = self.limit or int(memory.total * SHARE)

@@ -1,4 +1,4 @@
-"""What a request gets when it asks for a model: the model, or why there is none now."""
+"""The result of asking for a model: a model that is ready, or the reason why there is none."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from inference.text.model_text import ModelText
 
 
 class ModelNotReadyError(MillmError):
-    """The model exists but cannot serve now: it loads longer than the caller may wait, or was unloaded meanwhile."""
+    """The model exists but cannot serve now: loading takes longer than the caller may wait, or it was unloaded."""
 
     status = 503
     code = "model_not_ready"
@@ -24,20 +24,20 @@ class ModelNotReadyError(MillmError):
 
 
 class ModelLoadFailedError(ModelNotReadyError):
-    """Its last load failed; it is not tried again before ``retry_after_s``."""
+    """The model's last load failed. It is retried after ``retry_after_s`` at the earliest."""
 
     code = "model_load_failed"
 
 
 @dataclass(frozen=True, slots=True)
 class ReadyModel:
-    """A loaded model: what a request needs to make token ids of its text and to check its numbers."""
+    """A loaded model, with what a request needs to encode its prompt and check its parameters."""
 
     record: ModelRecord
     max_model_len: int
     vocab_size: int
     text: ModelText
     kind: ModelKind = "generation"
-    dimensions: int = 0  # of an embedding model's vectors
-    grammars: GrammarCompiler | None = None  # of a model that generates
-    labels: tuple[str, ...] = ()  # of one that classifies
+    dimensions: int = 0  # of the vectors of an embedding model
+    grammars: GrammarCompiler | None = None  # of a generation model
+    labels: tuple[str, ...] = ()  # of a classifier

@@ -1,4 +1,4 @@
-"""Rows of registered models: read once for requests and kept in this process; loading writes their state back."""
+"""The table of registered models, cached in this process for requests, and the functions that write a model's state."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class ModelNotFoundError(MillmError, LookupError):
 
 @dataclass(frozen=True, slots=True)
 class ModelRecord:
-    """A row of :class:`LanguageModel`, as far as requests need it. ``created`` is Unix time in seconds.
+    """The fields of a :class:`LanguageModel` that requests need. ``created`` is Unix time in seconds.
 
-    ``max_model_len`` is None while a model from the Hub has not been downloaded, which alone knows its own length.
+    ``max_model_len`` is None for a Hub model that has not been downloaded yet.
     """
 
     pk: int
@@ -50,12 +50,12 @@ class ModelRecord:
     is_pinned: bool = False
     shared_prefix_cache: bool = False
     kind: str = LanguageModel.Kind.GENERATION
-    num_labels: int = 0  # of a classifier; 0 while they are not known
+    num_labels: int = 0  # of a classifier; 0 while unknown
 
 
 @dataclass(frozen=True)
 class ModelTable:
-    """All records, findable by name and alias. A name wins over another model's alias."""
+    """All records, by name and alias. A name takes precedence over another model's alias."""
 
     records: tuple[ModelRecord, ...]
     _by_name: dict[str, ModelRecord] = field(init=False, repr=False, compare=False)
@@ -65,7 +65,7 @@ class ModelTable:
         object.__setattr__(self, "_by_name", by_alias | {record.name: record for record in self.records})
 
     def find(self, name: str) -> ModelRecord:
-        """ModelNotFoundError for unknown names. Touches nothing but this table."""
+        """Return the model with that name or alias. Raise ModelNotFoundError."""
         record = self._by_name.get(name)
         if record is None:
             raise ModelNotFoundError(name)
@@ -93,7 +93,7 @@ def model_record(row: LanguageModel) -> ModelRecord:
 
 
 def smallest(*lengths: int) -> int:
-    """The smallest that is set; 0 where none is."""
+    """Return the smallest length that is set (not 0), or 0."""
     return min((length for length in lengths if length), default=0)
 
 
@@ -109,17 +109,17 @@ logger = logging.getLogger(__name__)
 
 
 def failure_message(name: str, error: BaseException) -> str:
-    """What the row and the clients are told; the cause of a surprise goes to the log."""
+    """Return the message for the row and for clients. Unexpected errors are logged with their traceback."""
     if isinstance(error, (SourceError, EngineError)):
         return str(error)
     if isinstance(error, ChatTemplateError):
         return f"{name} was not loaded because of its chat template. {error}"
     logger.error("Loading %s failed unexpectedly.", name, exc_info=error)
-    return f"{name} could not be loaded ({type(error).__name__}); the server's log says more."
+    return f"{name} could not be loaded ({type(error).__name__}); see the server's log."
 
 
 def write_state(pk: int, state: LanguageModel.State, **fields: Any) -> None:
-    """Write a model's state; other live fields go back to nothing. Serving goes on when the database is away."""
+    """Write a model's state and reset its other live fields. A database error is only logged: serving continues."""
     values = {"error": "", "memory_bytes": 0, "loaded_at": None, **fields}
     try:
         with transaction.atomic():
@@ -130,7 +130,7 @@ def write_state(pk: int, state: LanguageModel.State, **fields: Any) -> None:
 
 
 def reset_states(*, keep: Collection[int] = ()) -> None:
-    """At the start: what a process that is gone had loaded, or was loading, is not loaded. ``keep``: pks that are."""
+    """Mark models as unloaded that an earlier process had loaded or was loading, except those in ``keep`` (pks)."""
     live = (LanguageModel.State.LOADING, LanguageModel.State.LOADED)
     with transaction.atomic():
         LanguageModel.objects.filter(state__in=live).exclude(pk__in=keep).update(

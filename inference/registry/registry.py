@@ -1,8 +1,8 @@
-"""Which models exist, which are loaded, and how to get one ready. No database on the way of a request.
+"""Look up models, load and unload them, and return a model that is ready. Requests do not query the database.
 
-A row's ``state``, ``error``, ``memory_bytes`` and ``loaded_at`` describe the serving process that wrote them last. With
-several serving processes on one database each loads models for itself, and the row shows the latest word; a process
-that starts resets the states that it finds, because it cannot tell a dead process' rows from a living one's.
+A row's ``state``, ``error``, ``memory_bytes`` and ``loaded_at`` describe the serving process that wrote them last. If
+several serving processes share a database, each loads models for itself and the last writer wins. A process resets the
+states at startup, because it cannot tell rows of a dead process from those of a living one.
 """
 
 from __future__ import annotations
@@ -64,22 +64,22 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
-HANDOVER_S = 1.0  # a request that has just been given a model has not submitted yet: the model is not idle
+HANDOVER_S = 1.0  # the model is in use, not idle, until a request that has just received it submits
 MEMORY_POLL_S = 0.25
 
 
 class ModelEngine(Protocol):
-    """What the registry needs of the engine's loop."""
+    """The part of the engine's loop that the registry uses."""
 
     def attach(self, loaded: LoadedModel, kv_bytes: int) -> Future[None]:
-        """``kv_bytes`` of memory for keys and values; 0 for a model without."""
+        """Serve a model. ``kv_bytes`` is the size of its KV cache; 0 if it has none."""
 
     def detach(self, name: str) -> Future[object]:
-        """Resolves to what the engine kept of the model, so that its memory is freed on the caller's thread."""
+        """Stop serving a model. Resolves to what the engine held of it, so that the caller's thread frees the memory."""
 
 
 class ModelRegistry:
-    """Thread-safe. ``engine`` is None in processes that do not serve: they can look models up, not load them."""
+    """The models of this process. Thread-safe. Without an ``engine`` it can look models up, but not load them."""
 
     def __init__(
         self,
@@ -109,42 +109,42 @@ class ModelRegistry:
         self._failures = LoadFailures(clock, retry_failed_after_s)
         self._running = RunningLoads(clock)
         self._loader = LoaderThread(self.housekeep)
-        self._unloads: dict[str, Future[None]] = {}  # that were asked for and are not done
+        self._unloads: dict[str, Future[None]] = {}  # requested and not done yet
         self._unloads_lock = threading.Lock()
         self._is_booted = engine is None
 
     @property
     def is_serving(self) -> bool:
-        """Whether models can be loaded in this process."""
+        """Return whether models can be loaded in this process."""
         return self._engine is not None
 
     def records(self) -> tuple[ModelRecord, ...]:
         return self._table.get().records
 
     def find(self, name: str) -> ModelRecord:
-        """By name or alias; ModelNotFoundError. Never looks at files or the Hub."""
+        """Return the record with that name or alias. Raise ModelNotFoundError. Never accesses files or the Hub."""
         return self._table.get().find(name)
 
     def is_loaded(self, name: str) -> bool:
         return name in self._loaded_models
 
     def load_status(self, name: str) -> LoadStatus:
-        """How far the model's load is, and what came of the last one."""
+        """Return the progress of the model's load, or the outcome of the last one."""
         running, failure = self._running.get(name), self._failures.get(name)
         retry_in_s = max(0.0, failure.retry_at - self._clock()) if failure is not None else None
         return LoadStatus(running, running is None and self._loads.get(name) is not None, retry_in_s)
 
     def max_model_len(self, name: str) -> int | None:
-        """Tokens that the model takes; None while that is known neither from its row nor from loading it."""
+        """Return the model's context length; None if neither its row nor a load has told it yet."""
         record = self.find(name)
         entry = self._loaded_models.get(record.name)
         return record.max_model_len if entry is None else entry.loaded.max_model_len
 
     async def ready(self, name: str) -> ReadyModel:
-        """The model, loaded first if need be; requests for the same model share one load.
+        """Return the model, loading it first if necessary. Requests for the same model share one load.
 
-        Raises ModelNotFoundError, EngineDownError, ModelLoadFailedError, and ModelNotReadyError after
-        ``load_timeout_s`` or when too many wait already.
+        Raise ModelNotFoundError, EngineDownError, ModelLoadFailedError, or ModelNotReadyError (after
+        ``load_timeout_s``, or if too many requests are waiting).
         """
         record = (await self._table.aget()).find(name)
         found = self._ready_now(record)
@@ -159,30 +159,30 @@ class ModelRegistry:
             raise ModelNotReadyError(message, RETRY_LOADING_AFTER_S) from None
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if task is not None and task.cancelling():  # else the load was cancelled, not its caller
+            if task is not None and task.cancelling():  # otherwise the load was cancelled, not its caller
                 raise
             raise EngineDownError("The server is shutting down.") from None
         return self._ready_now(record) or self._not_ready(record)
 
     def load(self, name: str) -> Future[None]:
-        """Begin to load; returns at once. A recent failure does not keep an explicit load from trying again."""
+        """Start a load and return at once. An explicit load is tried even after a recent failure."""
         record = self.find(name)
         self._failures.forget(record.name)
         return self._begin_load(record)
 
     def unload(self, name: str, *, now: bool = False) -> Future[None]:
-        """Begin to unload; returns at once. The model takes no more requests and goes when those that it has have
-        ended; ``now`` ends them with ``model_unloaded``.
+        """Start to unload and return at once. The model accepts no more requests and is unloaded when the running ones
+        have finished; ``now`` fails them with ``model_unloaded``.
 
-        Who asks again meanwhile waits for the same unload. A model that is not loaded stays so, and one whose load
-        waits for room is not loaded any more. A request that comes after this loads the model again.
+        Further calls share the same unload. A load that waits for memory is abandoned. A later request loads the model
+        again.
         """
         record = self.find(name)
         self._require_engine()
         fresh = Future[None]()
         with self._unloads_lock:
             done = self._unloads.setdefault(record.name, fresh)
-        # Not under the lock: where the loader thread has ended, the job fails at once, and its callback takes the lock.
+        # Not under the lock: if the loader thread has ended, the job fails at once, and its callback takes the lock.
         if done is fresh:
             self._queue_unload(record, done, is_first=True)
         if now:
@@ -190,16 +190,16 @@ class ModelRegistry:
         return done
 
     def start(self) -> Future[None]:
-        """Reset what a dead process left in the rows, read the table, and load the models with ``autoload``."""
+        """Reset the states in the rows, read the table, and load the models with ``autoload``."""
         self._require_engine()
         return self._loader.submit("boot", "", self._boot)
 
     def stop(self, timeout_s: float = 10.0) -> None:
-        """Write that nothing is loaded any more. The engine itself is stopped by its client."""
+        """Stop the loader thread and mark all models as unloaded. The client stops the engine itself."""
         self._loader.stop(self._write_all_unloaded, timeout_s)
 
     def housekeep(self) -> None:
-        """Unload models whose keep-alive ran out, or whose row is gone. Called on the loader thread every second."""
+        """Unload models whose keep-alive has expired or whose row is gone. The loader thread calls it every second."""
         if not self._is_booted:
             self._boot()
         records = {record.name: record for record in self.records()}
@@ -211,7 +211,7 @@ class ModelRegistry:
                 self._unload(entry.name, entry.pk)
 
     def memory_plan(self, row: LanguageModel, path: Path) -> MemoryPlan:
-        """What the model in the directory needs and what there is for it. Reads headers only; LoadError."""
+        """Return the memory plan of the model in a directory. Reads file headers only. Raise LoadError."""
         return self._memory_plan(spec_for(row, path))
 
     def _ready_now(self, record: ModelRecord) -> ReadyModel | None:
@@ -230,14 +230,14 @@ class ModelRegistry:
         )
 
     def _not_ready(self, record: ModelRecord) -> ReadyModel:
-        """The load ended without a model."""
+        """Raise the error for a load that ended without a model."""
         failure = self._failures.get(record.name)
         if failure is None:
             raise ModelNotReadyError(f"The model {record.name} was unloaded meanwhile; try again.", 1.0)
         raise ModelLoadFailedError(failure.message, max(1.0, failure.retry_at - self._clock()))
 
     def _begin_load(self, record: ModelRecord) -> Future[None]:
-        """The running load of the model, or a new one. A recent failure is answered without another attempt."""
+        """Return the pending load of the model, or start one. After a recent failure nothing is tried."""
         self._require_engine()
         name = record.name
         load, is_new = self._loads.begin(
@@ -255,7 +255,7 @@ class ModelRegistry:
         job.add_done_callback(lambda done: self._note_stop(load, done))
 
     def _note_stop(self, load: PendingLoad, job: Future[None]) -> None:
-        """The loader thread ends before this load had its turn, or was stopped already."""
+        """Fail the load if the loader thread ended before its turn."""
         if job.cancelled():
             self._loads.forget(load)
             load.done.cancel()
@@ -271,7 +271,7 @@ class ModelRegistry:
         job.add_done_callback(lambda ended: self._note_unload(record, done, ended))
 
     def _note_unload(self, record: ModelRecord, done: Future[None], job: Future[None]) -> None:
-        """The loader thread ended before the unload had its turn, or the engine could not do it."""
+        """Fail the unload if the loader thread ended before its turn, or the engine failed."""
         if not job.cancelled() and job.exception() is None:
             return
         self._forget_unload(record.name)
@@ -286,7 +286,7 @@ class ModelRegistry:
 
     def _require_engine(self) -> ModelEngine:
         if self._engine is None:
-            raise EngineDownError("No engine runs in this process; models are loaded by the server.")
+            raise EngineDownError("No engine runs in this process; the server loads models.")
         return self._engine
 
     def _is_overdue(self, record: ModelRecord, entry: LoadedEntry) -> bool:
@@ -308,50 +308,50 @@ class ModelRegistry:
 
     def _load(self, name: str) -> None:
         load = self._loads.get(name)
-        if load is None:  # the model was unloaded before there was room
+        if load is None:  # the model was unloaded before there was memory for it
             return
-        if self._loaded_models.get(name) is not None:  # it is leaving; what came since then wants it again
-            self._await_leaving(load)
+        if self._loaded_models.get(name) is not None:  # it is leaving, and later requests need it again
+            self._retry_after_unload(load)
             return
         record, is_short = load.record, False
         try:
             write_state(record.pk, LanguageModel.State.LOADING)
-            with self._running.one(name) as running:
-                learned = self._bring_in(LanguageModel.objects.get(pk=record.pk), running)
+            with self._running.track(name) as running:
+                found = self._load_now(LanguageModel.objects.get(pk=record.pk), running)
         except ModelsBusyError as error:
             if self._loads.age_s(load) < self._load_timeout_s:
                 self._try_again(load)
                 return
             self._note_failure(record, str(error))
-        except BaseException as error:  # noqa: BLE001 - whatever is wrong with a model is told in its row, at once
+        except BaseException as error:  # noqa: BLE001 - any failure is written into the row
             self._note_failure(record, failure_message(record.name, error))
             is_short = isinstance(error, NotEnoughMemoryError)
         else:
             self._failures.forget(record.name)
-            write_state(record.pk, LanguageModel.State.LOADED, loaded_at=timezone.now(), **learned)
-        if is_short:  # not before the error is gone, which holds what had been loaded
+            write_state(record.pk, LanguageModel.State.LOADED, loaded_at=timezone.now(), **found)
+        if is_short:  # only now: the error referred to what had been loaded
             self._loading.free_unused()
         self._loads.end(load)
 
-    def _await_leaving(self, load: PendingLoad) -> None:
+    def _retry_after_unload(self, load: PendingLoad) -> None:
         if self._loads.age_s(load) < self._load_timeout_s:
             self._try_again(load)
             return
-        message = f"{load.record.name} is being unloaded and still answers requests; try again when they have ended."
+        message = f"{load.record.name} is being unloaded and still answers requests; try again when they have finished."
         self._note_failure(load.record, message)
         self._loads.end(load)
 
     def _try_again(self, load: PendingLoad) -> None:
-        """Behind the other jobs, so that they do not wait for this one's room."""
+        """Queue the load behind the other jobs, so that they do not wait for it."""
         time.sleep(MEMORY_POLL_S)
         self._loads.postpone(load)
         self._queue(load)
 
-    def _bring_in(self, row: LanguageModel, running: RunningLoad) -> dict[str, int | str]:
-        """Locate, make room, load, and hand over to the engine. Returns what the row can be told of the model now."""
+    def _load_now(self, row: LanguageModel, running: RunningLoad) -> dict[str, int | str]:
+        """Locate the files, free memory, load, and hand over to the engine. Return the live fields for the row."""
         path = self._locate(row.model_source, running.download)
         spec = spec_for(row, path)
-        running.enter("making room")
+        running.enter("freeing memory")
         plan = self._free_memory_for(spec)
         kv_bytes = plan.kv_bytes(settings.MILLM_ENGINE["kv_cache_bytes"], self._num_expected())
         running.enter("reading its weights")
@@ -364,7 +364,7 @@ class ModelRegistry:
                 tool_format=row.tool_format,
             )
             running.enter("getting ready")
-            # Without a limit: the engine takes it in or fails the future, and nobody else may say that it did not.
+            # Without a timeout: only the engine knows whether it has accepted the model or failed.
             self._require_engine().attach(loaded, kv_bytes).result()
         except BaseException:
             self._loading.release(loaded)
@@ -379,16 +379,16 @@ class ModelRegistry:
         }
 
     def _num_expected(self) -> int:
-        """Models that may still want memory: registered, and not loaded yet."""
+        """Return the number of models that may still need memory: registered, and not loaded yet."""
         return sum(not self.is_loaded(record.name) for record in self.records())
 
     def _free_memory_for(self, spec: ModelSpec) -> MemoryPlan:
         """Unload idle models until this one fits and return its plan. Raise InsufficientMemoryError or LoadError."""
         plan = self._memory_plan(spec)
         while chosen := plan.choose(self._is_in_use):
-            logger.info("Unloading %s to make room for %s.", chosen[0].name, spec.name)
+            logger.info("Unloading %s to free memory for %s.", chosen[0].name, spec.name)
             self._unload(chosen[0].name, chosen[0].pk)
-            plan = self._memory_plan(spec)  # measured again: not all memory comes back at once
+            plan = self._memory_plan(spec)  # measured again: not all memory is freed at once
         return plan
 
     def _memory_plan(self, spec: ModelSpec) -> MemoryPlan:
@@ -417,13 +417,13 @@ class ModelRegistry:
         write_state(record.pk, LanguageModel.State.FAILED, error=message)
 
     def _unload_when_idle(self, record: ModelRecord, done: Future[None], *, is_first: bool) -> None:
-        """Behind the other jobs, until what runs has ended. A request may have been given the model and be about to
-        submit, so one look is not enough.
+        """Requeue until the model's requests have finished. At least twice: a request may have received the model and
+        not submitted yet.
         """
-        if done.done():  # somebody could not wait
+        if done.done():  # by an "unload now" meanwhile
             return
         if is_first:
-            self._loads.give_up(record.name)
+            self._loads.abandon(record.name)
         entry = self._loaded_models.get(record.name)
         if entry is not None and (not entry.is_leaving or self._is_busy(record.name)):
             entry.is_leaving = True
@@ -442,18 +442,18 @@ class ModelRegistry:
         done.set_result(None)
 
     def _dismiss(self, entry: LoadedEntry) -> None:
-        """It has no row any more: it goes once what it runs has ended. Called every second."""
+        """Unload a model without a row once its requests have finished. Called every second."""
         if self._is_busy(entry.name):
             entry.is_leaving = True
         else:
             self._unload(entry.name, entry.pk)
 
     def _unload(self, name: str, pk: int) -> None:
-        self._loads.give_up(name)
+        self._loads.abandon(name)
         self._remove(name, pk)
 
     def _remove(self, name: str, pk: int) -> None:
-        """From the engine first: where that fails, the model is still there for both. What it runs fails."""
+        """Detach the model from the engine, which fails its requests, and release it. If the engine fails, both keep it."""
         entry = self._loaded_models.get(name)
         if entry is not None:
             entry.is_leaving = True
@@ -481,7 +481,7 @@ _registry: ModelRegistry | None = None
 
 
 def get_registry() -> ModelRegistry:
-    """This process' registry; before the server has started its engine, one that can only look models up."""
+    """Return the registry of this process. Without an engine it can only look models up."""
     return _registry if _registry is not None else _lookup_registry()
 
 
@@ -491,6 +491,6 @@ def _lookup_registry() -> ModelRegistry:
 
 
 def set_registry(registry: ModelRegistry | None) -> None:
-    """Install the process' registry, or a test's; None removes it."""
+    """Install the registry of this process; None removes it."""
     global _registry
     _registry = registry

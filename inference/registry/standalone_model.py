@@ -1,4 +1,4 @@
-"""A model that is read beside the engine, or without one: its residuals at some sites, by plain forward hooks."""
+"""A model outside the engine, for reading residuals at some sites with plain forward hooks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class StandaloneModel:
-    """Transformers' own module with its own attention: neither batches nor caches, and nothing steers it."""
+    """The transformers module with its own attention. No batching, cache or steering."""
 
     def __init__(self, module: nn.Module, text: ModelText, num_layers: int) -> None:
         self.text = text
@@ -26,7 +26,7 @@ class StandaloneModel:
         self._module = module
 
     def read(self, token_ids: Sequence[int], sites: Sequence[Site]) -> dict[Site, Tensor]:
-        """``[tokens, d]`` float32 on the CPU for each site; LoadError for one that the model does not have."""
+        """Return the residuals, ``[tokens, d]`` float32 on the CPU, per site. Raise LoadError for an unknown site."""
         import torch
 
         from inference.engine.errors import LoadError
@@ -49,7 +49,7 @@ class StandaloneModel:
 
 
 def load_standalone(model: LanguageModel) -> StandaloneModel:
-    """Downloads and loads it; slow. LoadError, :class:`inference.files.sources.SourceError`."""
+    """Download and load the model. Slow. Raise LoadError or :class:`~inference.files.sources.SourceError`."""
     from transformers import AutoModelForCausalLM
 
     from inference.engine.models.load_faults import enough_memory, readable_files
@@ -69,7 +69,7 @@ def load_standalone(model: LanguageModel) -> StandaloneModel:
 
 @contextmanager
 def open_standalone(model: LanguageModel) -> Iterator[StandaloneModel]:
-    """The model while it is needed; torch's workers of this thread end with it."""
+    """Load the model for the block. OpenMP workers of this thread end with it."""
     with borrowed_workers():
         yield load_standalone(model)
 
@@ -82,5 +82,5 @@ def _keep(found: dict[Site, Tensor], site: Site) -> Callable[[Tensor], None]:
 
 
 def _decoder(module: nn.Module) -> Any:
-    """Without the output embeddings, which nobody asks for."""
+    """Return the decoder without the output head, whose logits are not needed."""
     return module.get_decoder() if hasattr(module, "get_decoder") else module  # type: ignore[operator]

@@ -298,5 +298,5 @@ def test_a_model_that_is_not_there_yet_or_is_broken_says_so(admin_client, model_
     broken = services.register_model(name="broken", source=str(tmp_path / "copy"))
     (tmp_path / "copy" / "model.safetensors").write_bytes(b"\xff" * 100)
 
-    assert "Not known before the model has been downloaded." in detail_of(admin_client, remote)
+    assert "Unknown until the model is downloaded." in detail_of(admin_client, remote)
     assert "broken could not be loaded" in detail_of(admin_client, broken)

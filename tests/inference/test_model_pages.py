@@ -135,8 +135,8 @@ class TestStanding:
         [
             (LoadStatus(LoadProgress("looking", 1, 3 * 2**30, 12 * 2**30)), "3.0\xa0GB of 12.0\xa0GB", 25, True),
             (LoadStatus(LoadProgress("reading its weights", 7.6)), "reading its weights, for 8 s", None, True),
-            (LoadStatus(LoadProgress("making room", 0, 5, 5)), "making room", None, True),
-            (LoadStatus(is_waiting=True), "Waits for its turn", None, True),
+            (LoadStatus(LoadProgress("freeing memory", 0, 5, 5)), "freeing memory", None, True),
+            (LoadStatus(is_waiting=True), "Waiting for its turn", None, True),
         ],
     )
     def test_a_load_says_how_far_it_is(self, model, standing, words, percent, is_moving):
@@ -151,7 +151,7 @@ class TestStanding:
         set_registry(Standing(LoadStatus(retry_in_s=9.6)))
         found = model_availability(model)
         set_registry(None)
-        assert "tries again in 10 s" in found.sentence
+        assert "Requests retry in 10 s" in found.sentence
         assert found.error == EVIL
 
     @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ async def test_a_model_that_cannot_fit_is_refused_with_both_numbers_and_nobody_g
         await registry.ready("huge")
 
     message = str(caught.value)
-    assert "huge needs about 3.00 GiB of memory on cpu, and 0.00 MiB can be had" in message
+    assert "huge needs about 3.00 GiB of memory on cpu, and 0.00 MiB can be made available" in message
     assert caught.value.code == "model_load_failed"
     assert ((await row("huge")).state, (await row("huge")).error) == (State.FAILED, message)
     assert [spec.name for spec in parts.loader.specs] == ["a"], "nothing was loaded"
