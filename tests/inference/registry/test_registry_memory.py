@@ -169,7 +169,7 @@ async def test_a_load_that_waited_too_long_for_room_fails_and_says_for_whom(regi
     await until(lambda: registry.find("large").state == State.LOADING)
     parts.clock.now += 61
 
-    with pytest.raises(ModelLoadFailedError, match="at work: busy"):
+    with pytest.raises(ModelLoadFailedError, match="busy now: busy"):
         await waiting
     assert registry.is_loaded("busy")
 
