@@ -26,11 +26,10 @@ from inference.client import EngineError, get_client
 from inference.files.preview import preview_model
 from inference.files.sources import HUB_ID, ModelSource, SourceError, is_local
 from inference.job_kinds import WARM
-from inference.model_template import own_chat_template
+from inference.model_page import own_chat_template, sampling_rows
 from inference.models import LanguageModel
 from inference.permissions import is_superuser
 from inference.registry.availability import memory_need, model_availability
-from inference.sampling_words import sampling_rows
 from inference.validation import within_roots
 from jobs.errors import JobError
 from jobs.services import enqueue_job
@@ -141,13 +140,15 @@ ACTS: dict[str, tuple[Act, str]] = {
 
 
 def live_html(model: LanguageModel) -> SafeString:
-    return render_to_string(f"{_TEMPLATES}/standing.html", {"model": model, "standing": model_availability(model)})
+    return render_to_string(
+        f"{_TEMPLATES}/availability.html", {"model": model, "availability": model_availability(model)}
+    )
 
 
 def page_context(model: LanguageModel) -> dict[str, Any]:
     """What a model's page shows around its form."""
     return {
-        "standing": model_availability(model),
+        "availability": model_availability(model),
         "memory": memory_need(model),
         "acts": list(_offered(model)),
         "live_url": LIVE_URL,
@@ -186,7 +187,7 @@ LIVE_FIELDS = (
 class LanguageModelAdmin(ModelPages, admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
     form = LanguageModelForm
     empty_words = "No model yet. Who may register one sees first what a directory or a Hub id holds."
-    list_display = ("name", "kind", "source", "standing", "memory", "loaded_at", "pinned", "is_default")
+    list_display = ("name", "kind", "source", "availability", "memory", "loaded_at", "pinned", "is_default")
     list_filter = ("state", "kind", "is_default", "autoload", "pinned")
     search_fields = ("name", "aliases", "source")
     readonly_fields = LIVE_FIELDS
@@ -237,7 +238,7 @@ class LanguageModelAdmin(ModelPages, admin.ModelAdmin):  # type: ignore[type-arg
         return super().change_view(request, object_id, form_url, {**(extra_context or {}), **shown})
 
     @admin.display(description="state", ordering="state")
-    def standing(self, model: LanguageModel) -> SafeString:
+    def availability(self, model: LanguageModel) -> SafeString:
         return format_html(
             '<div data-model-live="{}" data-live-topic="model:{}" data-live-url="{}">{}</div>',
             model.pk,

@@ -23,12 +23,12 @@ from inference import services
 from inference.admin import ACTS
 from inference.client import EngineDownError, FinishedEvent, LocalEngineClient, Usage, set_client
 from inference.engine.messages import Timings
+from inference.model_page import SAMPLING_HELP
 from inference.models import LanguageModel
 from inference.registry.availability import memory_need, model_availability
 from inference.registry.loads import LoadProgress, LoadStatus
 from inference.registry.memory_plan import MemoryBudget
 from inference.registry.registry import ModelRegistry, set_registry
-from inference.sampling_words import WORDS
 from inference.validation import RANGES
 from jobs.models import Job
 from steering.models import SteeringProfile
@@ -216,8 +216,8 @@ class TestPage:
     def test_sampling_is_explained_and_defaults_are_shown(self, admin_client, model):
         LanguageModel.objects.update(default_sampling={"temperature": 0.25, "min_p": 0})
         text = html.unescape(admin_client.get(page(model)).content.decode())
-        assert set(WORDS) == set(RANGES)
-        assert all(words in text for words in WORDS.values())
+        assert set(SAMPLING_HELP) == set(RANGES)
+        assert all(words in text for words in SAMPLING_HELP.values())
         assert "<td>0.25</td>" in text
 
     def test_its_own_chat_template_is_shown_as_text(self, admin_client, tmp_path):
@@ -298,7 +298,7 @@ class TestPreview:
 
 def test_a_job_that_runs_warms_the_model(parts, model, transactional_db):
     """The job's function, with a registry and an engine of the test's."""
-    from inference.warm_job import warm
+    from inference.job_kinds import warm
 
     told: list[tuple[int, int]] = []
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from inference.files.sources import SourceError, present_directory
 from inference.models import LanguageModel
 from inference.validation import RANGES
 
-WORDS = {
+SAMPLING_HELP = {
     "temperature": "How much chance there is: 0 always takes the likeliest token, 1 follows the model's probabilities.",
     "top_p": "Only the likeliest tokens that together have this probability are drawn from.",
     "top_k": "Only so many of the likeliest tokens are drawn from; 0: all.",
@@ -24,7 +27,7 @@ WORDS = {
 @dataclass(frozen=True, slots=True)
 class SamplingRow:
     name: str
-    words: str
+    help: str
     least: str
     most: str
     value: Any
@@ -34,7 +37,7 @@ def sampling_rows(model: LanguageModel | None) -> list[SamplingRow]:
     """A row for each parameter; ``value`` is the model's own default, None where it has none."""
     values = model.default_sampling if model is not None and isinstance(model.default_sampling, dict) else {}
     return [
-        SamplingRow(name, WORDS[name], _plain(found.lower), _plain(found.upper), values.get(name))
+        SamplingRow(name, SAMPLING_HELP[name], _plain(found.lower), _plain(found.upper), values.get(name))
         for name, found in RANGES.items()
     ]
 
@@ -42,3 +45,30 @@ def sampling_rows(model: LanguageModel | None) -> list[SamplingRow]:
 def _plain(number: float) -> str:
     """Without an exponent: 1,000,000 and 0.000001."""
     return f"{number:,.6f}".rstrip("0").rstrip(".")
+
+
+MAX_SHOWN = 60_000
+
+
+def own_chat_template(model: LanguageModel) -> str:
+    """Empty where there is none, or the model is not here."""
+    try:
+        path = present_directory(model.model_source)
+    except SourceError:
+        return ""
+    return "" if path is None else _read(path)[:MAX_SHOWN]
+
+
+def _read(path: Path) -> str:
+    try:
+        file = path / "chat_template.jinja"
+        if file.is_file():
+            return file.read_text("utf-8", "replace")
+        config = path / "tokenizer_config.json"
+        if not config.is_file() or config.stat().st_size > 10_000_000:
+            return ""
+        found = json.loads(config.read_text("utf-8", "replace"))
+    except (OSError, ValueError, RecursionError):
+        return ""
+    template = found.get("chat_template") if isinstance(found, dict) else None
+    return template if isinstance(template, str) else ""
