@@ -1,4 +1,4 @@
-"""The admin of models: what is registered, what is loaded, and buttons for both."""
+"""The admin of models: register, load, unload and preview them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ LIVE_URL = reverse_lazy("admin:inference_languagemodel_live")
 
 
 class LanguageModelForm(forms.ModelForm[LanguageModel]):
-    """Checks a new source before the model looks at it."""
+    """Checks a changed source before the model is validated."""
 
     def clean_source(self) -> str:
         source = str(self.cleaned_data["source"])
@@ -49,7 +49,7 @@ class LanguageModelForm(forms.ModelForm[LanguageModel]):
 
 class PreviewForm(forms.Form):
     source = forms.CharField(
-        max_length=500, widget=forms.TextInput(attrs={"size": 60}), help_text="A directory of the server, or a Hub id."
+        max_length=500, widget=forms.TextInput(attrs={"size": 60}), help_text="A directory on the server, or a Hub id."
     )
     revision = forms.CharField(max_length=100, required=False)
 
@@ -60,82 +60,24 @@ class PreviewForm(forms.Form):
         return within_roots(source)
 
 
-class ModelPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
-    """Preview is a POST too: it asks another server, and nobody shall be lured into that by a link."""
-
-    def get_urls(self) -> list[Any]:
-        wrap = self.admin_site.admin_view
-        own = [
-            path("preview/", wrap(self.preview_view), name="inference_languagemodel_preview"),
-            path("live/", wrap(self.live_view), name="inference_languagemodel_live"),
-            path("<path:object_id>/act/<slug:act>/", wrap(self.act_view), name="inference_languagemodel_act"),
-        ]
-        return [*own, *super().get_urls()]
-
-    def preview_view(self, request: HttpRequest) -> HttpResponse:
-        """What a source holds, from its configuration alone; then the form that registers it."""
-        if not self.has_add_permission(request):
-            raise PermissionDenied
-        form, found = PreviewForm(request.POST or None), None
-        if request.method == "POST" and form.is_valid():
-            try:
-                found = preview_model(ModelSource(form.cleaned_data["source"], form.cleaned_data["revision"]))
-            except SourceError as error:
-                form.add_error("source", str(error))
-        name = form.cleaned_data["source"].rstrip("/").rpartition("/")[2] if found else ""
-        context = {**self.admin_site.each_context(request), "title": "Preview a model", "opts": self.opts}
-        return TemplateResponse(
-            request, f"{_TEMPLATES}/preview.html", {**context, "form": form, "found": found, "name": name}
-        )
-
-    def live_view(self, request: HttpRequest) -> HttpResponse:
-        """How models stand, as HTML by their number: what live.js puts into the page."""
-        if not self.has_view_permission(request):
-            raise PermissionDenied
-        asked = [int(pk) for pk in request.GET.get("pk", "").split(",") if pk.isdecimal() and len(pk) < 19]
-        rows = self.get_queryset(request).filter(pk__in=asked[:MAX_LIVE])
-        return never_cache(lambda _: JsonResponse({"models": {str(row.pk): live_html(row) for row in rows}}))(request)
-
-    def act_view(self, request: HttpRequest, object_id: str, act: str) -> HttpResponse:
-        model = self.get_object(request, unquote(object_id))
-        if not isinstance(model, LanguageModel) or act not in ACTS:
-            raise Http404
-        if not self.has_change_permission(request, model):
-            raise PermissionDenied
-        if request.method != "POST":
-            return HttpResponseNotAllowed(["POST"])
-        self._do(request, model, act)
-        return HttpResponseRedirect(reverse("admin:inference_languagemodel_change", args=[model.pk]))
-
-    def _do(self, request: HttpRequest, model: LanguageModel, act: str) -> None:
-        do, done = ACTS[act]
-        try:
-            do(model, request)
-        except (EngineError, JobError) as error:
-            self.message_user(request, str(error), messages.ERROR)
-            return
-        self.log_change(request, model, done.format(model))
-        self.message_user(request, done.format(model), messages.SUCCESS)
-
-
 def _warm(model: LanguageModel, request: HttpRequest) -> None:
     assert isinstance(request.user, User)
     enqueue_job(kind=WARM, params={"model": model.name}, owner=request.user, title=f"Warm {model}")
 
 
 Act = Callable[[LanguageModel, HttpRequest], object]
-UNLOADING = "Unload of {} requested: requests that it answers end first. The next request loads it again."
+UNLOADING = "Unload of {} requested. Running requests finish first; the next request loads it again."
 ACTS: dict[str, tuple[Act, str]] = {
-    "load": (lambda model, _: services.load_model(model=model), "Load of {} requested. Its state is shown below."),
+    "load": (lambda model, _: services.load_model(model=model), "Load of {} requested. Its status is shown below."),
     "unload": (lambda model, _: services.unload_model(model=model), UNLOADING),
     "unload_now": (
         lambda model, _: services.unload_model(model=model, now=True),
-        "Unload of {} requested, ending the requests that it answers. The next request loads it again.",
+        "Unload of {} requested. Running requests fail; the next request loads it again.",
     ),
-    "pin": (lambda model, _: services.pin_model(model=model, is_pinned=True), "{} is pinned: it stays in memory."),
-    "unpin": (lambda model, _: services.pin_model(model=model, is_pinned=False), "{} is not pinned any more."),
-    "default": (lambda model, _: services.set_default_model(model=model), "{} is the default model now."),
-    "warm": (_warm, "A job loads {} and lets it write a token, so that the first request need not wait."),
+    "pin": (lambda model, _: services.pin_model(model=model, is_pinned=True), "{} is pinned and stays in memory."),
+    "unpin": (lambda model, _: services.pin_model(model=model, is_pinned=False), "{} is no longer pinned."),
+    "default": (lambda model, _: services.set_default_model(model=model), "{} is now the default model."),
+    "warm": (_warm, "A job loads {} and generates a token, so that the first request does not have to wait."),
 }
 
 
@@ -146,7 +88,7 @@ def live_html(model: LanguageModel) -> SafeString:
 
 
 def page_context(model: LanguageModel) -> dict[str, Any]:
-    """What a model's page shows around its form."""
+    """Return the context of a model's page beside its form."""
     return {
         "availability": model_availability(model),
         "memory": memory_need(model),
@@ -166,7 +108,7 @@ def _offered(model: LanguageModel) -> Iterator[tuple[str, str]]:
     yield "warm", "Warm"
     yield ("unpin", "Unpin") if model.pinned else ("pin", "Pin")
     if not model.is_default:
-        yield "default", "Make it the default"
+        yield "default", "Set as default"
 
 
 LIVE_FIELDS = (
@@ -184,9 +126,9 @@ LIVE_FIELDS = (
 
 
 @admin.register(LanguageModel)
-class LanguageModelAdmin(ModelPages, admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
+class LanguageModelAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
     form = LanguageModelForm
-    empty_words = "No model yet. Who may register one sees first what a directory or a Hub id holds."
+    empty_words = "No models yet. Preview a directory or a Hub id to register one."
     list_display = ("name", "kind", "source", "availability", "memory", "loaded_at", "pinned", "is_default")
     list_filter = ("state", "kind", "is_default", "autoload", "pinned")
     search_fields = ("name", "aliases", "source")
@@ -199,7 +141,7 @@ class LanguageModelAdmin(ModelPages, admin.ModelAdmin):  # type: ignore[type-arg
             "Load settings",
             {
                 "fields": ("dtype", "device", "quantization", "context_length", "autoload", "pinned", "keep_alive_s"),
-                "description": "Changes here, of source or chat template take effect when the model is loaded next.",
+                "description": "Changes of these, the source or the chat template take effect at the next load.",
             },
         ),
         (
@@ -219,8 +161,8 @@ class LanguageModelAdmin(ModelPages, admin.ModelAdmin):  # type: ignore[type-arg
             {
                 "fields": ("trust_remote_code", "allow_pickle"),
                 "classes": ("collapse",),
-                "description": "Either lets the model run its own code. Only a superuser can change them, and they "
-                "have no effect unless the server runs with MILLM_ALLOW_REMOTE_CODE=true.",
+                "description": "Both let the model run its own code. Only a superuser can change them, and they have "
+                "no effect unless the server runs with MILLM_ALLOW_REMOTE_CODE=true.",
             },
         ),
     )
@@ -255,10 +197,10 @@ class LanguageModelAdmin(ModelPages, admin.ModelAdmin):  # type: ignore[type-arg
     def memory_estimate(self, model: LanguageModel) -> str:
         return services.describe_memory(model=model) if model.pk else "–"
 
-    @admin.display(description="chosen for it")
+    @admin.display(description="limits in use")
     def limits(self, model: LanguageModel) -> str:
-        """From the machine, the settings and the model; known once it is loaded."""
-        return _definitions(lambda: services.describe_limits(model=model)) or "Known while the model is loaded."
+        """Return the limits derived from the machine, the settings and the model."""
+        return _definitions(lambda: services.describe_limits(model=model)) or "Shown while the model is loaded."
 
     @admin.display(description="kernels")
     def kernels(self, model: LanguageModel) -> str:
@@ -274,7 +216,7 @@ class LanguageModelAdmin(ModelPages, admin.ModelAdmin):  # type: ignore[type-arg
 
     @admin.action(description="Load", permissions=["change"])
     def load_models(self, request: HttpRequest, queryset: QuerySet[LanguageModel]) -> None:
-        self._act(request, queryset, services.load_model, "Load of {} requested. The list shows its state.")
+        self._act(request, queryset, services.load_model, "Load of {} requested. The list shows its status.")
 
     @admin.action(description="Unload", permissions=["change"])
     def unload_models(self, request: HttpRequest, queryset: QuerySet[LanguageModel]) -> None:
@@ -284,9 +226,9 @@ class LanguageModelAdmin(ModelPages, admin.ModelAdmin):  # type: ignore[type-arg
     def make_default(self, request: HttpRequest, queryset: QuerySet[LanguageModel]) -> None:
         models = list(queryset[:2])
         if len(models) != 1:
-            self.message_user(request, "Choose one model: only one can be the default.", messages.ERROR)
+            self.message_user(request, "Select one model: only one can be the default.", messages.ERROR)
             return
-        self._act(request, queryset, services.set_default_model, "{} is the default model now.")
+        self._act(request, queryset, services.set_default_model, "{} is now the default model.")
 
     def _act(
         self,
@@ -295,10 +237,10 @@ class LanguageModelAdmin(ModelPages, admin.ModelAdmin):  # type: ignore[type-arg
         act: Callable[..., None],
         done: str,
     ) -> None:
-        """Do something to each chosen model that this user may change, and log it."""
+        """Apply an action to each selected model that the user may change, and log it."""
         for model in queryset:
             if not self.has_change_permission(request, model):
-                self.message_user(request, f"You may not change {model.name}.", messages.ERROR)
+                self.message_user(request, f"You don't have permission to change {model.name}.", messages.ERROR)
                 continue
             try:
                 act(model=model)
@@ -325,12 +267,12 @@ class LanguageModelAdmin(ModelPages, admin.ModelAdmin):  # type: ignore[type-arg
         services.remove_models(models=queryset)
 
     def get_fieldsets(self, request: HttpRequest, obj: LanguageModel | None = None) -> Any:
-        """A model that is not registered yet has no state to show."""
+        """Hide the live fields of a model that is not registered yet."""
         found = super().get_fieldsets(request, obj)
         return found if obj else [section for section in found if section[1]["fields"] != LIVE_FIELDS]
 
     def get_readonly_fields(self, request: HttpRequest, obj: LanguageModel | None = None) -> Any:
-        """What only a superuser changes is shown to others, and not read from their forms."""
+        """Make the fields read-only that only a superuser may change."""
         own = (*super().get_readonly_fields(request, obj),)
         if is_superuser(request.user):
             return own
@@ -343,9 +285,66 @@ class LanguageModelAdmin(ModelPages, admin.ModelAdmin):  # type: ignore[type-arg
             field.widget.attrs["size"] = 60
         return field
 
+    def get_urls(self) -> list[Any]:
+        wrap = self.admin_site.admin_view
+        own = [
+            path("preview/", wrap(self.preview_view), name="inference_languagemodel_preview"),
+            path("live/", wrap(self.live_view), name="inference_languagemodel_live"),
+            path("<path:object_id>/act/<slug:act>/", wrap(self.act_view), name="inference_languagemodel_act"),
+        ]
+        return [*own, *super().get_urls()]
+
+    def preview_view(self, request: HttpRequest) -> HttpResponse:
+        """Preview a source from its configuration, with a link to the form that registers it.
+
+        Fetching is a POST, because it sends a request to another server.
+        """
+        if not self.has_add_permission(request):
+            raise PermissionDenied
+        form, found = PreviewForm(request.POST or None), None
+        if request.method == "POST" and form.is_valid():
+            try:
+                found = preview_model(ModelSource(form.cleaned_data["source"], form.cleaned_data["revision"]))
+            except SourceError as error:
+                form.add_error("source", str(error))
+        name = form.cleaned_data["source"].rstrip("/").rpartition("/")[2] if found else ""
+        context = {**self.admin_site.each_context(request), "title": "Preview a model", "opts": self.opts}
+        return TemplateResponse(
+            request, f"{_TEMPLATES}/preview.html", {**context, "form": form, "found": found, "name": name}
+        )
+
+    def live_view(self, request: HttpRequest) -> HttpResponse:
+        """Return the availability of models as HTML by primary key, for live.js."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        asked = [int(pk) for pk in request.GET.get("pk", "").split(",") if pk.isdecimal() and len(pk) < 19]
+        rows = self.get_queryset(request).filter(pk__in=asked[:MAX_LIVE])
+        return never_cache(lambda _: JsonResponse({"models": {str(row.pk): live_html(row) for row in rows}}))(request)
+
+    def act_view(self, request: HttpRequest, object_id: str, act: str) -> HttpResponse:
+        model = self.get_object(request, unquote(object_id))
+        if not isinstance(model, LanguageModel) or act not in ACTS:
+            raise Http404
+        if not self.has_change_permission(request, model):
+            raise PermissionDenied
+        if request.method != "POST":
+            return HttpResponseNotAllowed(["POST"])
+        self._do(request, model, act)
+        return HttpResponseRedirect(reverse("admin:inference_languagemodel_change", args=[model.pk]))
+
+    def _do(self, request: HttpRequest, model: LanguageModel, act: str) -> None:
+        do, done = ACTS[act]
+        try:
+            do(model, request)
+        except (EngineError, JobError) as error:
+            self.message_user(request, str(error), messages.ERROR)
+            return
+        self.log_change(request, model, done.format(model))
+        self.message_user(request, done.format(model), messages.SUCCESS)
+
 
 def _definitions(read: Callable[[], Mapping[str, object]]) -> str:
-    """Names and values, sizes in bytes also as people read them."""
+    """Return names and values, sizes also in readable units."""
     try:
         found = read()
     except EngineError as error:

@@ -1,8 +1,9 @@
-"""Jobs that a serving process does with its models, for commands, which have no engine of their own."""
+"""Jobs that load, unload and warm models in a serving process, for commands, which have no engine."""
 
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import wait
 from typing import TYPE_CHECKING, Any
 
 from inference.client import BACKGROUND_PRIORITY, EngineError, GenerationRequest, SamplingParams, get_client
@@ -23,7 +24,7 @@ WAIT_S = 1.0
 def register_kinds() -> None:
     register(JobKind(LOAD, "Load a model", _load))
     register(JobKind(UNLOAD, "Unload a model", _unload))
-    register(JobKind(WARM, "Warm a model", "inference.job_kinds:warm"))
+    register(JobKind(WARM, "Warm a model", warm))
 
 
 def _load(job: RunningJob) -> dict[str, Any]:
@@ -35,11 +36,7 @@ def _unload(job: RunningJob) -> dict[str, Any]:
 
 
 def _act(job: RunningJob, kind: str) -> dict[str, Any]:
-    """Waits for it and tells that it does, so that a cancel is seen."""
-    from concurrent.futures import wait
-
-    from inference.registry.registry import get_registry
-
+    """Wait for the operation and report progress, so that a cancellation is noticed."""
     name = job.params["model"]
     registry = get_registry()
     future = registry.load(name) if kind == LOAD else registry.unload(name, now=job.params.get("now", False))
@@ -50,31 +47,32 @@ def _act(job: RunningJob, kind: str) -> dict[str, Any]:
     return {"model": name}
 
 
-STEPS = 2
-TEXT = "Hello"
+WARM_STEPS = 2
+WARM_TEXT = "Hello"
 
 
 def warm(job: RunningJob) -> dict[str, Any]:
+    """Load a model and generate one token, so that the first request does not have to wait."""
     name = str(job.params["model"])
-    job.progress(0, STEPS, f"loading {name}, and writing a token")
+    job.progress(0, WARM_STEPS, f"Loading {name} and generating a token")
     try:
-        ready = asyncio.run(_load_and_write(name))
+        ready = asyncio.run(_load_and_generate(name))
     except (ModelNotFoundError, ModelNotReadyError, EngineError) as error:
         raise JobError(str(error)) from error
-    job.progress(STEPS, STEPS)
+    job.progress(WARM_STEPS, WARM_STEPS)
     return {"model": ready.record.name, "kind": ready.kind}
 
 
-async def _load_and_write(name: str) -> ReadyModel:
-    """One loop for both: what loading gives back belongs to it."""
+async def _load_and_generate(name: str) -> ReadyModel:
+    """Load and generate in one event loop, because the futures of the load belong to it."""
     ready = await get_registry().ready(name)
     if ready.kind == "generation":
-        await _write(ready)
+        await _generate(ready)
     return ready
 
 
-async def _write(ready: ReadyModel) -> None:
-    ids = tuple(ready.text.encode(TEXT)) or (0,)
+async def _generate(ready: ReadyModel) -> None:
+    ids = tuple(ready.text.encode(WARM_TEXT)) or (0,)
     params = SamplingParams(max_tokens=1, temperature=0.0)
     request = GenerationRequest("warm/0", ready.record.name, ids, params, priority=BACKGROUND_PRIORITY)
     await Run(get_client(), [request]).collect()

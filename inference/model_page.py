@@ -1,4 +1,4 @@
-"""What the sampling parameters do, in a sentence each, for the form where their defaults are set."""
+"""What a model's admin page shows beside its form: the sampling parameters, and the chat template of its files."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from inference.models import LanguageModel
 from inference.validation import RANGES
 
 SAMPLING_HELP = {
-    "temperature": "How much chance there is: 0 always takes the likeliest token, 1 follows the model's probabilities.",
-    "top_p": "Only the likeliest tokens that together have this probability are drawn from.",
-    "top_k": "Only so many of the likeliest tokens are drawn from; 0: all.",
-    "min_p": "Tokens less likely than this part of the likeliest one are left out.",
-    "typical_p": "Keeps tokens that are about as surprising as expected, up to this probability; 1: all.",
-    "presence_penalty": "Lowers tokens that were in the answer already; negative ones raise them.",
-    "frequency_penalty": "The same, the more often they were there.",
-    "repetition_penalty": "Divides the score of tokens that were in prompt or answer; 1: no change.",
-    "max_tokens": "How long an answer may get where the request says nothing.",
+    "temperature": "Randomness: 0 always takes the most likely token, 1 follows the model's probabilities.",
+    "top_p": "Sample from the most likely tokens that together have this probability.",
+    "top_k": "Sample from this many of the most likely tokens; 0: all.",
+    "min_p": "Exclude tokens less likely than this fraction of the most likely one.",
+    "typical_p": "Keep tokens about as surprising as expected, up to this probability; 1: all.",
+    "presence_penalty": "Makes tokens that occurred in the answer less likely; negative values, more likely.",
+    "frequency_penalty": "Like presence_penalty, in proportion to how often the token occurred.",
+    "repetition_penalty": "Divides the logits of tokens in prompt or answer; 1: no change.",
+    "max_tokens": "Maximum length of an answer if the request sets none.",
 }
 
 
@@ -34,7 +34,7 @@ class SamplingRow:
 
 
 def sampling_rows(model: LanguageModel | None) -> list[SamplingRow]:
-    """A row for each parameter; ``value`` is the model's own default, None where it has none."""
+    """Return a row per parameter; ``value`` is the model's default, None if it has none."""
     values = model.default_sampling if model is not None and isinstance(model.default_sampling, dict) else {}
     return [
         SamplingRow(name, SAMPLING_HELP[name], _plain(found.lower), _plain(found.upper), values.get(name))
@@ -43,7 +43,7 @@ def sampling_rows(model: LanguageModel | None) -> list[SamplingRow]:
 
 
 def _plain(number: float) -> str:
-    """Without an exponent: 1,000,000 and 0.000001."""
+    """Return the number without an exponent, like 1,000,000 and 0.000001."""
     return f"{number:,.6f}".rstrip("0").rstrip(".")
 
 
@@ -51,15 +51,15 @@ MAX_SHOWN = 60_000
 
 
 def own_chat_template(model: LanguageModel) -> str:
-    """Empty where there is none, or the model is not here."""
+    """Return the chat template of the model's files; empty if there is none or the model is not downloaded."""
     try:
         path = present_directory(model.model_source)
     except SourceError:
         return ""
-    return "" if path is None else _read(path)[:MAX_SHOWN]
+    return "" if path is None else _read_template(path)[:MAX_SHOWN]
 
 
-def _read(path: Path) -> str:
+def _read_template(path: Path) -> str:
     try:
         file = path / "chat_template.jinja"
         if file.is_file():

@@ -75,7 +75,7 @@ class ModelEngine(Protocol):
         """Serve a model. ``kv_bytes`` is the size of its KV cache; 0 if it has none."""
 
     def detach(self, name: str) -> Future[object]:
-        """Stop serving a model. Resolves to what the engine held of it, so that the caller's thread frees the memory."""
+        """Stop serving a model. Resolves to the engine's objects, so that the caller's thread frees them."""
 
 
 class ModelRegistry:
@@ -453,7 +453,7 @@ class ModelRegistry:
         self._remove(name, pk)
 
     def _remove(self, name: str, pk: int) -> None:
-        """Detach the model from the engine, which fails its requests, and release it. If the engine fails, both keep it."""
+        """Detach the model from the engine, which fails its requests, and release it. Keep it if the engine fails."""
         entry = self._loaded_models.get(name)
         if entry is not None:
             entry.is_leaving = True

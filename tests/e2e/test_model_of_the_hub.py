@@ -52,7 +52,7 @@ def test_it_is_previewed_registered_downloaded_loaded_and_tried(page: Page, live
     visitor.press("Save")
     visitor.follow("teller")
 
-    standing = page.get_by_label("How it stands")
+    standing = page.get_by_label("Status", exact=True)
     bar = standing.get_by_role("progressbar", name="Progress of the load")
     standing.get_by_role("button", name="Load", exact=True).click()
     expect(standing).to_contain_text(re.compile(r"Downloading: [\d.]+\sMB of [\d.]+\sMB"), timeout=RUN_MS)
@@ -68,4 +68,4 @@ def test_it_is_previewed_registered_downloaded_loaded_and_tried(page: Page, live
     expect(attempt.get_by_role("status")).to_contain_text("It ended", timeout=RUN_MS)
     assert len(attempt.get_by_label("Answer").inner_text()) > 20
     standing.get_by_role("button", name="Unload", exact=True).click()
-    expect(standing).to_contain_text("Is not in memory")
+    expect(standing).to_contain_text("Not in memory")

@@ -115,7 +115,7 @@ def test_set_as_default(admin_client, models, registry):
     act(admin_client, "make_default", models[:1])
     assert LanguageModel.objects.get(is_default=True) == models[0]
 
-    assert "Choose one model" in said(act(admin_client, "make_default", models))
+    assert "Select one model" in said(act(admin_client, "make_default", models))
     assert LanguageModel.objects.get(is_default=True) == models[0]
 
 
@@ -281,7 +281,7 @@ def test_a_loaded_model_s_page_shows_its_cache_and_what_else_was_chosen_for_it(a
 
     for shown in ("kv_bytes = 3145728 (3.0 MB)", "kv_tokens = 3072", "max_seq_len = 256", "device = cpu"):
         assert f"<code>{shown}</code>" in page
-    assert "Known while the model is loaded." in detail_of(admin_client, models[1])
+    assert "Shown while the model is loaded." in detail_of(admin_client, models[1])
 
 
 def test_outside_the_server_the_page_says_why_it_does_not_know(admin_client, models):

@@ -55,7 +55,7 @@ def test_nobody_goes_in_vain():
 
 
 def test_busy_models_that_could_make_room_are_named():
-    with pytest.raises(ModelsBusyError, match="at work: b"):
+    with pytest.raises(ModelsBusyError, match="busy now: b"):
         plan(30, 10, ("a", 5), ("b", 20)).choose({"b"}.__contains__)
 
 

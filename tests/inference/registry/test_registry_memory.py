@@ -226,7 +226,7 @@ async def test_those_who_wait_for_loads_are_bounded(registry, parts, settings):
     parts.loader.gate.clear()
     waiting = [asyncio.create_task(registry.ready("a")) for _ in range(3)]
     await asyncio.to_thread(parts.loader.began.wait, 5)
-    with pytest.raises(ModelNotReadyError, match="3 requests wait") as caught:
+    with pytest.raises(ModelNotReadyError, match="3 requests are already waiting") as caught:
         await registry.ready("a")
     assert caught.value.code == "model_not_ready"
     parts.loader.gate.set()
