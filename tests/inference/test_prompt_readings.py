@@ -16,6 +16,7 @@ from inference.interventions import Site
 from inference.prompt_readings import capture_prompts
 from inference.runs import SequenceFailedError
 from tests.engine.readers import plain_residuals, top_k_reader
+from tests.inference.pickling import PicklingClient
 
 PROMPTS = [tuple(range(3 + i, 8 + 2 * i)) for i in range(20)]
 
@@ -25,13 +26,13 @@ def loaded(model_dir):
     return load_model(ModelSpec("tiny", model_dir, dtype="float32", device="cpu"))
 
 
-@pytest.fixture(params=[64, 3], ids=["much room", "little room"])
+@pytest.fixture(params=["much room", "little room", "pickled"])
 def client(request, loaded):
-    config = EngineConfig(max_batch_size=2, max_waiting_requests=request.param)
+    config = EngineConfig(max_batch_size=2, max_waiting_requests=3 if request.param == "little room" else 64)
     client = LocalEngineClient(lambda publish: EngineLoop(config, publish))
     client.start()
     client.engine.attach(loaded).result(30)
-    yield client
+    yield PicklingClient(client) if request.param == "pickled" else client
     client.stop(0)
 
 

@@ -1,4 +1,7 @@
-"""A /v1 surface over fakes: no weights, no engine thread, log entries collected in a list."""
+"""A /v1 surface over fakes: no weights, no engine thread, log entries collected in a list.
+
+Requests and events are pickled on their way to the engine and back, so that one elsewhere could be behind the surface.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,7 @@ from openai_api.keys.record import KeyRecord, digest_of
 from openai_api.request_log.entry import LogEntry
 from openai_api.request_log.writer import set_log_writer
 from steering.watch.watcher import NO_WATCH, Watch
+from tests.inference.pickling import PicklingClient
 from tests.openai_api.fakes import FakeEngine, FakeRegistry, FakeSteering, record, version_of
 
 
@@ -136,6 +140,7 @@ def api(settings: Any) -> Iterator[Api]:
     settings.MILLM_AUTH = "loopback"
     settings.MILLM_TRUSTED_PROXIES = ("127.0.0.1", "::1")
     engine, clock, log, keys, steering = FakeEngine(), Clock(), Log(), Keys(), FakeSteering()
+    client = PicklingClient(engine)
     registry = FakeRegistry(
         record("tiny", aliases=("small",)),
         record("org/steered", default_profile="joyful", default_sampling={"temperature": 0.5, "max_tokens": 7}),
@@ -149,7 +154,7 @@ def api(settings: Any) -> Iterator[Api]:
     before = get_backend()
     set_backend(
         Backend(
-            lambda: engine,
+            lambda: client,
             lambda: registry,
             steering,
             keys,

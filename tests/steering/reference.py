@@ -16,6 +16,7 @@ from steering.compiler import compile_edits
 from steering.saes.sae import SparseAutoencoder
 from steering.spec.edit import EditSpec
 from tests.engine.harness import EngineHarness, Transcript
+from tests.inference.pickling import Wire
 from tests.steering.sae_files import Array
 
 Change = Callable[[Array], Array]
@@ -107,8 +108,8 @@ def steered(
     special: frozenset[int] = frozenset(),
     **config: Any,
 ) -> Generated:
-    """The engine with the compiled profile; its receipt must add up."""
-    intervention = compile_edits(edits, {sae.key: sae for sae in saes}, special)
+    """The engine with the compiled profile, pickled as for a remote one; its receipt must add up."""
+    intervention = Wire().copied(compile_edits(edits, {sae.key: sae for sae in saes}, special))
     transcript = EngineHarness(loaded, **config).generate(
         prompt=tuple(prompt), max_tokens=num_tokens, intervention=intervention, logprobs=0
     )
