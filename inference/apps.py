@@ -1,4 +1,4 @@
-"""The inference app, and what its serving processes start: the engine thread, the registry, the snapshot listener."""
+"""The inference app, and the parts that a serving process starts: engine thread, registry, snapshot listener."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class InferenceConfig(AppConfig):
 
 
 def _log_failure(error: str) -> None:
-    logger.critical("This process serves no model any more: %s", error)
+    logger.critical("This process no longer serves models: %s", error)
 
 
 class ServingState:
@@ -92,27 +92,27 @@ class ServingState:
 
 
 def _await_boot(booted: Future[None]) -> None:
-    """Let the first request find the models; without a database the server starts all the same and tries again."""
+    """Wait until the models are known. Without a database the server starts anyway, and the registry retries."""
     try:
         booted.result(BOOT_WAIT_S)
     except FutureTimeoutError:
-        logger.warning("The models' table could not be read within %g s; trying on.", BOOT_WAIT_S)
+        logger.warning("The model table could not be read within %g s; retrying.", BOOT_WAIT_S)
     except Exception as error:  # noqa: BLE001 - a server without models still answers; the loader thread tries again
-        logger.warning("The models' table could not be read (%s); trying on.", error)
+        logger.warning("The model table could not be read (%s); retrying.", error)
 
 
 _serving = ServingState()
 
 
 def start_serving(on_failure: Callable[[str], None] = _log_failure) -> None:
-    """Start this process' engine and read the models' table; idempotent. Called by serving processes only.
+    """Start the engine of this process and read the model table. Idempotent. For serving processes only.
 
-    ``on_failure`` hears, on a thread of its own, why the engine is lost for good. Loads torch. The database
-    work runs on the loader thread, so that this may be called inside an event loop.
+    ``on_failure`` is called on its own thread with the reason if the engine is lost for good. Imports torch. Database
+    work runs on the loader thread, so this may be called inside an event loop.
     """
     _serving.start(on_failure)
 
 
 def stop_serving(drain_s: float) -> None:
-    """Let running sequences finish for ``drain_s`` seconds, fail the rest, stop the threads; idempotent."""
+    """Let running sequences finish for ``drain_s`` seconds, fail the rest, and stop the threads. Idempotent."""
     _serving.stop(drain_s)

@@ -1,5 +1,6 @@
-"""What a request asks to read of a model while it computes, and what comes back: the twin of
-:mod:`inference.interventions`. No Django here, and no torch at run time.
+"""Captures: activations that a request asks for, and their values. The counterpart of :mod:`inference.interventions`.
+
+No Django here, and no torch at run time.
 
 A :class:`CaptureSpec` names a site, before or after the steering there, the tokens, and what to capture of the residual
 ``h`` (``[d]``, float32) at each of them: ``h`` itself, some features of an SAE, or its strongest ones. The values of
@@ -21,11 +22,11 @@ if TYPE_CHECKING:
 
 Stage = Literal["pre", "post"]
 Pooling = Literal["none", "mean", "max", "last"]
-MAX_VALUES = 1 << 24  # numbers that the captures of one sequence may bring: 64 MiB
+MAX_VALUES = 1 << 24  # values of all captures of a sequence: 64 MiB
 
 
 class FeatureEncoder(FeatureReader, Protocol):
-    """An SAE that can be asked for all of its features."""
+    """An SAE that can compute all of its features."""
 
     def encode(self, h: Tensor) -> Tensor:
         """``[tokens, d_in]`` float32 -> ``[tokens, d_sae]`` float32."""
@@ -33,14 +34,14 @@ class FeatureEncoder(FeatureReader, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Residuals:
-    """The residual itself."""
+    """Capture the residual itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class FeatureValues:
-    """Exact activations of some features, in their order.
+    """Capture exact activations of some features, in their order.
 
-    With ``above``, one bound for each, only tokens are reported at which a feature is above its own.
+    ``above`` has one threshold per feature: only tokens are reported at which a feature exceeds its own.
     """
 
     reader: FeatureReader
@@ -50,7 +51,7 @@ class FeatureValues:
 
 @dataclass(frozen=True, slots=True)
 class TopFeatures:
-    """The ``count`` strongest features of each token, strongest first: a full encode. Not with a pooling."""
+    """Capture the ``count`` strongest features of each token, strongest first (a full encode). Not with pooling."""
 
     reader: FeatureEncoder
     count: int
@@ -58,7 +59,7 @@ class TopFeatures:
 
 @dataclass(frozen=True, slots=True)
 class AllFeatures:
-    """Activations of all features: a full encode. Only with a pooling, as an SAE has very many."""
+    """Capture the activations of all features (a full encode). Only with pooling, because an SAE has many."""
 
     reader: FeatureEncoder
 
@@ -68,7 +69,7 @@ Probe = Residuals | FeatureValues | TopFeatures | AllFeatures
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Places ``start <= place < end`` in a sequence, which begins with its prompt."""
+    """Places ``start <= place < end`` in a sequence. Place 0 is the first token of the prompt."""
 
     start: int = 0
     end: int | None = None
@@ -79,11 +80,11 @@ EVERYWHERE = (Span(),)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureSpec:
-    """``stage``: before or after steering at the site; what steered earlier layers is in ``h`` either way.
+    """What to capture at a site. ``stage``: before or after steering at this site; edits of earlier layers always show.
 
-    Tokens are those of ``phase`` in one of ``spans``, but for those whose id is in ``skip_token_ids``. The last token
-    that a sequence generates is never run, so there is nothing to read of it. A token that the prefix cache has is run
-    for the read's sake, unless it ``passes_over_cached`` ones.
+    Selects the tokens of ``phase`` in one of ``spans``, except those whose id is in ``skip_token_ids``. The last
+    generated token is never run through the model, so it cannot be captured. Tokens in the prefix cache are recomputed
+    for the capture, unless it ``passes_over_cached`` ones.
     """
 
     site: Site
@@ -96,13 +97,13 @@ class CaptureSpec:
     passes_over_cached: bool = False
 
     def places(self, start: int, end: int, num_prompt: int) -> list[int]:
-        """Those that are read from ``start`` on and before ``end``, ascending, special tokens included."""
+        """Return the selected places in ``start <= place < end``, ascending, special tokens included."""
         return sorted(
             {place for first, last in self._ranges(num_prompt, end) for place in range(max(first, start), last)}
         )
 
     def first_from(self, place: int, num_prompt: int, num_tokens: int) -> int:
-        """The first place that is read, from ``place`` on; ``num_tokens`` where there is none before."""
+        """Return the first selected place from ``place`` on; ``num_tokens`` if there is none."""
         ranges = self._ranges(num_prompt, num_tokens)
         return min((max(place, start) for start, end in ranges if max(place, start) < end), default=num_tokens)
 
@@ -145,7 +146,7 @@ def _row_size(probe: Probe, width: int) -> int:
         case Residuals():
             return width
         case FeatureValues():
-            return 0 if probe.above else len(probe.features)  # what is above a bound is rare
+            return 0 if probe.above else len(probe.features)  # values above a threshold are rare
         case TopFeatures():
             return 2 * probe.count
         case AllFeatures():

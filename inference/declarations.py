@@ -31,7 +31,7 @@ Outcome = Literal["created", "updated", "unchanged"]
 
 
 class DeclarationError(MillmError):
-    """The file cannot be applied; nothing was changed. One problem per line."""
+    """The file cannot be applied, and nothing was changed. One problem per line."""
 
 
 class _Strict(BaseModel):
@@ -39,7 +39,7 @@ class _Strict(BaseModel):
 
 
 class ModelConfig(_Strict):
-    """How the model is loaded and what it does by default."""
+    """Load settings and default parameters of a model."""
 
     dtype: str = "auto"
     device: str = "auto"
@@ -65,7 +65,7 @@ class ModelDeclaration(_Strict):
     config: ModelConfig = ModelConfig()
 
     def options(self) -> dict[str, Any]:
-        """As :func:`inference.services.add_model` takes them."""
+        """Return the keyword arguments for :func:`inference.services.add_model`."""
         config = self.config.model_dump()
         return {
             "source": self.source,
@@ -91,7 +91,7 @@ class Synced:
 
 
 def read_declarations(path: Path) -> dict[str, ModelDeclaration]:
-    """DeclarationError names every unknown key and bad value."""
+    """Read a declaration file. Raise DeclarationError with every unknown key and invalid value."""
     try:
         content = tomllib.loads(path.read_text("utf-8"))
         return DeclaredModels.model_validate(content).models
@@ -104,9 +104,9 @@ def read_declarations(path: Path) -> dict[str, ModelDeclaration]:
 
 
 def sync_models(*, path: Path, user: User | None = None) -> list[Synced]:
-    """Bring the table to what the file declares; models that it does not name stay. All or nothing.
+    """Create or update the models that a file declares, all or none. Other models stay as they are.
 
-    ``user`` is whose file it is, with that user's rights; None is an operator at the shell.
+    ``user`` owns the file, and its rights apply; None is an operator at the shell.
     """
     declared = read_declarations(path)
     if sum(declaration.default for declaration in declared.values()) > 1:
@@ -152,7 +152,7 @@ def _fields(row: LanguageModel) -> dict[str, Any]:
 def _problem(location: tuple[int | str, ...], item: Mapping[str, Any]) -> str:
     key = ".".join(str(part) for part in location)
     if item["type"] == "extra_forbidden":
-        return f"{key}: this key is not known."
+        return f"{key}: this key is unknown."
     if item["type"] == "missing":
         return f"{key}: this key is missing."
     return f"{key}: {item['msg']}, not {item['input']!r:.200}."

@@ -1,16 +1,16 @@
-"""The hook protocol between steering and the engine.
+"""The protocol between steering and the engine.
 
-Steering compiles a published profile into an :class:`Intervention`; the engine turns it into rows of per-site tables
-and applies them to the tokens that the edits select. Neither knows the other. No Django here.
+Steering compiles a published profile into an :class:`Intervention`. The engine turns it into rows of per-site tables
+and applies them to the tokens that the edits select. No Django here.
 
 Per site and token with residual ``h`` (shape ``[d]``)::
 
     h' = h + sum of vectors + sum over feature rules of change * scale * write
-    change = clip((gain - 1) * a + offset, lower - a, upper - a)      0 where a gate is shut
+    change = clip((gain - 1) * a + offset, lower - a, upper - a)      0 if a gate is closed
 
 where ``a`` is the feature's activation of ``h``. So add is (gain 1, offset c), scale is (gain g, offset 0), clamp to t
-is (gain 0, offset t), ablate is clamp to 0, at_least and at_most set ``lower`` and ``upper``. A plain direction is the
-one feature of a reader that activates by ``h v`` and writes ``v``. All edits of a site read the same ``h``. Last, a
+is (gain 0, offset t), ablate is clamp to 0, at_least and at_most set ``lower`` and ``upper``. A steering vector is the
+only feature of a reader that activates by ``h v`` and writes ``v``. All edits of a site read the same ``h``. Last, a
 norm edit scales ``h'`` back to the norm of ``h``.
 """
 
@@ -29,10 +29,10 @@ SiteKind = Literal["resid_pre", "resid_post", "mlp_raw", "mlp_out", "attn_out"]
 Phase = Literal[
     "prompt", "generation", "both", "from_last_prompt_token", "before_last_prompt_token", "last_prompt_token"
 ]
-"""Which tokens an edit may act on. The last two are pieces that composing interventions makes of the others."""
+"""Which tokens an edit may act on. The last two result from composing interventions."""
 Zone = Literal["prompt", "last_prompt_token", "generation"]
-"""Where a token is: in the prompt before its last token, that one, at which the answer's first token is drawn, or
-behind it."""
+"""Where a token is: in the prompt before its last token, the last one (whose logits give the first generated token), or
+after it."""
 ZONES: Mapping[Phase, frozenset[Zone]] = {
     "prompt": frozenset({"prompt", "last_prompt_token"}),
     "generation": frozenset({"generation"}),
@@ -50,8 +50,8 @@ MAX_GATES = 2
 class Site:
     """A place in the model: ``resid_post`` of layer N is the output of ``model.layers[N]``.
 
-    ``resid_pre`` is that layer's input, ``mlp_raw`` the output of its MLP module, ``mlp_out`` what the MLP adds to the
-    residual (after the norm that some architectures put behind it), ``attn_out`` the input of ``o_proj``
+    ``resid_pre`` is that layer's input, ``mlp_raw`` the output of its MLP module, ``mlp_out`` the MLP's contribution to
+    the residual (after the post-norm that some architectures have), ``attn_out`` the input of ``o_proj``
     (TransformerLens' hook_z, heads concatenated).
     """
 
@@ -66,20 +66,20 @@ class Site:
 class FeatureColumns:
     """Some features of an SAE in linear form, float32: ``m`` rows each.
 
-    With ``x`` the normalised residual and ``s`` the token's scale, ``pre = x read + bias``, ``a = pre`` where
-    ``pre > threshold`` and else 0, and a change of ``a`` by 1 moves the residual by ``s write``. ``read`` is None
-    where an activation depends on other features too: then :meth:`FeatureReader.activations` must be asked.
+    With ``x`` the normalised residual and ``s`` the token's scale, ``pre = x read + bias``, ``a = pre`` if
+    ``pre > threshold`` and 0 otherwise, and a change of ``a`` by 1 moves the residual by ``s write``. ``read`` is None
+    if an activation depends on other features too; :meth:`FeatureReader.activations` computes it then.
     """
 
     write: Tensor  # [m, d_in]
     read: Tensor | None = None  # [m, d_in]
     bias: Tensor | None = None  # [m]; None for zeros
-    threshold: Tensor | None = None  # [m]; None for no threshold at all, so that a = pre
+    threshold: Tensor | None = None  # [m]; None for no threshold: a = pre
     normalization: Normalization = "none"
 
 
 class FeatureReader(Protocol):
-    """What the engine needs of an SAE: exact activations of some features, and what they write."""
+    """The part of an SAE that the engine uses: exact activations of some features, and their decoder rows."""
 
     @property
     def key(self) -> str:
@@ -92,20 +92,20 @@ class FeatureReader(Protocol):
     def d_sae(self) -> int: ...
 
     def columns(self, features: Tensor) -> FeatureColumns:
-        """Of ``[m]`` int64 feature indices. Called when a profile comes in, not per step."""
+        """Return the columns of ``[m]`` int64 feature indices. Called once per profile, not per step."""
 
     def activations(self, h: Tensor, features: Tensor) -> Tensor:
         """``[tokens, d_in]`` float32 and ``[m]`` int64 feature indices -> ``[tokens, m]`` float32.
 
-        Called in a step only where the columns have no ``read``.
+        Called in a step only if the columns have no ``read``.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The tokens with ``after <= index < first``; each phase counts its own tokens from 0.
+    """The tokens with ``after <= index < first``. Each phase counts its own tokens from 0.
 
-    ``from_last_prompt_token`` counts from that token on, so that the first generated token is number 1 there.
+    ``from_last_prompt_token`` counts from that token, so the first generated token has index 1.
     """
 
     after: int = 0
@@ -123,9 +123,9 @@ ALL_TOKENS = Window()
 
 
 def window_in(zone: Zone, phase: Phase, window: Window) -> Window | None:
-    """A phase's window in a zone's own count: of the prompt's tokens, or of the generated ones. None where it is empty.
+    """Return a phase's window as indices of a zone's tokens; None if it is empty.
 
-    The count of the last prompt token is that of the prompt, so that its index is not known before the prompt is.
+    The last prompt token is counted as part of the prompt, so its index depends on the prompt's length.
     """
     if zone not in ZONES[phase]:
         return None
@@ -152,13 +152,13 @@ class TokenPlace:
 
 @dataclass(frozen=True, kw_only=True)
 class ChosenTokens:
-    """On which tokens an edit acts. Special tokens are those of :attr:`Intervention.skip_token_ids`.
+    """The tokens that an edit acts on. Special tokens are those of :attr:`Intervention.skip_token_ids`.
 
     ``segments`` and ``segment_window`` select among generated tokens and do not affect those of the prompt.
 
-    Attention sinks are tokens whose residual is many times larger than others' and carries no meaning. Without
-    ``sink_tokens`` a prompt's first token is left alone unless it is a special one, and so is any token whose residual
-    at the site is longer than ``norm_limit``.
+    Attention sinks are tokens with an outlying residual norm that carry no meaning. Without ``sink_tokens``, the edit
+    skips the first token of a prompt unless it is a special token, and any token whose residual norm at the site
+    exceeds ``norm_limit``.
     """
 
     phase: Phase = "both"
@@ -170,7 +170,7 @@ class ChosenTokens:
     norm_limit: float = float("inf")
 
     def acts(self, place: TokenPlace, *, is_special: bool) -> bool:
-        """Whatever the residual's norm is."""
+        """Return whether the edit acts at a place, regardless of the residual's norm."""
         window = self.window_in(place.zone)
         if window is None or place.index not in window:
             return False
@@ -183,7 +183,7 @@ class ChosenTokens:
         return self.special_tokens or not is_special
 
     def starts_in(self, zone: Zone) -> frozenset[int]:
-        """Indices of the zone where it may begin or end to act."""
+        """Return the indices in the zone at which the edit may start or stop to act."""
         window = self.window_in(zone)
         if window is None:
             return frozenset()
@@ -191,12 +191,12 @@ class ChosenTokens:
         return frozenset(ends if self.sink_tokens or zone == "generation" else ends | {1})
 
     def window_in(self, zone: Zone) -> Window | None:
-        """See :func:`window_in`."""
+        """Return the edit's window in a zone; see :func:`window_in`."""
         return window_in(zone, self.phase, self.window)
 
     @property
     def depends_on_last_prompt_token(self) -> bool:
-        """Whether it may act on the last prompt token and not on those before it, or the other way round."""
+        """Whether the edit treats the last prompt token differently from the tokens before it."""
         return ("prompt" in ZONES[self.phase]) != ("last_prompt_token" in ZONES[self.phase])
 
     @property
@@ -207,7 +207,7 @@ class ChosenTokens:
 
 @dataclass(frozen=True)
 class VectorEdit(ChosenTokens):
-    """Adds ``vector`` (``[d]``, float32 or float64, on the CPU). A row's vectors are summed in float64."""
+    """Add ``vector`` (``[d]``, float32 or float64, on the CPU). The vectors of a row are summed in float64."""
 
     site: Site
     vector: Tensor
@@ -215,7 +215,7 @@ class VectorEdit(ChosenTokens):
 
 @dataclass(frozen=True)
 class Gate:
-    """Open on tokens where the feature's activation at the edit's site is above ``above``."""
+    """A condition on a token: the feature's activation at the edit's site exceeds ``above``."""
 
     reader: FeatureReader
     feature: int
@@ -224,9 +224,9 @@ class Gate:
 
 @dataclass(frozen=True)
 class FeatureRule:
-    """Moves one feature's activation ``a`` to ``clip(gain * a + offset, lower, upper)`` where all gates are open.
+    """Change a feature's activation ``a`` to ``clip(gain * a + offset, lower, upper)`` if all gates are open.
 
-    ``only_if_active`` is a gate on ``a > 0``; with it there are at most MAX_GATES.
+    ``only_if_active`` is a gate on ``a > 0``; it counts towards MAX_GATES.
     """
 
     feature: int
@@ -240,7 +240,7 @@ class FeatureRule:
 
 @dataclass(frozen=True)
 class ReaderEdit(ChosenTokens):
-    """Feature rules that read the residual through one SAE."""
+    """Feature rules that share one SAE."""
 
     site: Site
     reader: FeatureReader
@@ -248,13 +248,13 @@ class ReaderEdit(ChosenTokens):
 
     @property
     def readers(self) -> tuple[FeatureReader, ...]:
-        """Its own, and those of its gates."""
+        """All readers of the edit: its own, and those of its gates."""
         return (self.reader, *(gate.reader for rule in self.rules for gate in rule.gates))
 
 
 @dataclass(frozen=True)
 class NormEdit(ChosenTokens):
-    """Gives the residual its former norm back, after all other edits of the site."""
+    """Restore the residual's norm after all other edits of the site."""
 
     site: Site
 
@@ -264,7 +264,7 @@ Edit = VectorEdit | ReaderEdit | NormEdit
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """Several directions that are removed together at one site; ``rank`` is the dimension of their span."""
+    """Directions that are ablated together at one site. ``rank`` is the dimension of their span."""
 
     site: Site
     num_directions: int
@@ -273,7 +273,7 @@ class Removal:
 
 @dataclass(frozen=True, slots=True)
 class InertEdit:
-    """The ``number``-th edit (from 0) of a profile, which can never change anything, and why."""
+    """An edit of a profile that can never have an effect, by its ``number`` (from 0), and the reason."""
 
     number: int
     reason: str
@@ -281,11 +281,11 @@ class InertEdit:
 
 @dataclass(frozen=True)
 class Intervention:
-    """A compiled profile version. ``fingerprint`` identifies its whole effect, weights included.
+    """A compiled profile version. ``fingerprint`` identifies its effect, including the weights.
 
-    Tokens whose id is in ``skip_token_ids`` (the model's special tokens) are touched only by edits that ask for them.
+    Tokens whose id is in ``skip_token_ids`` (the model's special tokens) are changed only by edits that include them.
     ``required_segments``: segments that some edit acts on exclusively; it never acts on a model without them.
-    ``removals`` and ``inert`` are for receipts.
+    ``removals`` and ``inert`` are for the receipt.
     """
 
     fingerprint: str
@@ -301,15 +301,14 @@ class Intervention:
 
     @property
     def depends_on_last_prompt_token(self) -> bool:
-        """Whether the last prompt token may be steered otherwise than those before it."""
+        """Whether the last prompt token may be steered differently from those before it."""
         return any(edit.depends_on_last_prompt_token for edit in self.edits)
 
     def program(self, phase: Literal["prompt", "generation"]) -> str:
-        """Identity of what acts on the tokens of a phase; empty where nothing does.
+        """Return an identifier of the edits that act on the tokens of a phase; empty if none do.
 
-        With :attr:`depends_on_last_prompt_token`, that token belongs to what is generated here. The same for both
-        phases only where a token's place does not matter, so that what one request generated can be another
-        one's prompt.
+        With :attr:`depends_on_last_prompt_token`, that token counts as generated. Both phases have the same identifier
+        only if a token's place does not matter, so that one request's answer can be part of another one's prompt.
         """
         zones: set[Zone] = {phase}
         if self.depends_on_last_prompt_token and phase == "generation":

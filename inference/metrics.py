@@ -1,8 +1,7 @@
 """Prometheus metrics of generation and of the engine.
 
-Events are counted where they arrive, in the event loop, one observation per event; the engine's own numbers are read
-when somebody asks for them. All metrics of the process are in ``REGISTRY``. Names follow vLLM's where there is one,
-with our prefix.
+Events are counted when they arrive in the event loop, one observation per event. The engine's own numbers are read when
+the metrics are scraped. All metrics of the process are in ``REGISTRY``. Names follow vLLM's, with our prefix.
 """
 
 from __future__ import annotations
@@ -89,10 +88,10 @@ class StreamMeter:
     def __init__(self, model: str) -> None:
         self._model = model
         self._gaps = _gaps_of(model)
-        self._token_at: dict[int, float] = {}  # by sequence: when its last token came
+        self._token_at: dict[int, float] = {}  # by sequence: time of its last token
 
     def note(self, event: Event, now: float) -> None:
-        """``now`` in seconds of a monotonic clock."""
+        """Count an event. ``now``: seconds of a monotonic clock."""
         if isinstance(event, TokensEvent):
             before = self._token_at.get(event.index)
             if before is not None:
@@ -117,14 +116,14 @@ class StreamMeter:
         REQUEST_GENERATION_TOKENS.labels(model).observe(usage.completion_tokens)
         if timings.first_token_s is not None:
             TIME_TO_FIRST_TOKEN.labels(model).observe(timings.first_token_s)
-        if timings.total_s > 0:  # a sequence that the engine saw
+        if timings.total_s > 0:  # not for a sequence that never reached the engine
             QUEUE_TIME.labels(model).observe(timings.queue_s)
             E2E_LATENCY.labels(model).observe(timings.total_s)
 
 
 @cache
 def _gaps_of(model: str) -> Histogram:
-    """Models are those that were loaded: few."""
+    """Return the histogram of a model. Cached: there are few loaded models."""
     return INTER_TOKEN_LATENCY.labels(model)
 
 
@@ -157,7 +156,7 @@ _DISTRIBUTIONS: tuple[tuple[str, str, Callable[[ModelStats], Distribution]], ...
 
 
 class EngineCollector(Collector):
-    """``stats`` may raise EngineDownError: a process without an engine has a stopped one."""
+    """Collects the engine's numbers. If ``stats`` raises EngineDownError, the engine counts as stopped."""
 
     def __init__(self, stats: Callable[[], EngineStats]) -> None:
         self._stats = stats
@@ -215,7 +214,7 @@ def _step_faults(models: Iterable[ModelStats]) -> Metric:
 
 
 def _cumulated(distribution: Distribution) -> tuple[list[tuple[str, float]], float]:
-    """Buckets as Prometheus has them, each with all below it, and the sum."""
+    """Return cumulative buckets, as Prometheus defines them, and the sum."""
     buckets: list[tuple[str, float]] = []
     total = 0
     for bound, count in zip((*map(str, distribution.bounds), "+Inf"), distribution.counts, strict=True):

@@ -1,9 +1,8 @@
-"""Permissions of users: the groups of the console and /api, the rights one may grant, and the objects one may see.
+"""Permissions of users: the groups of the console and /api, the rights a user may grant, and the objects a user may see.
 
-docs/roles.md says what each group may do. The groups are written after every ``migrate`` (a permission taken from one
-of them by hand comes back then; make a group of your own for other combinations). Permissions are named by strings,
-because those of the layers above are granted too; names that do not exist yet are skipped, and come with the migration
-that creates them.
+docs/roles.md describes the groups. They are written after every ``migrate``, which restores permissions that were
+removed from them; create another group for other combinations. Permissions are strings, because those of the layers
+above are granted too. Names that do not exist yet are skipped until the migration that creates them.
 """
 
 from __future__ import annotations
@@ -153,7 +152,7 @@ def may_act_as(user: User, other: User) -> bool:
 
 
 def _stored_permissions(user: Account) -> QuerySet[Permission]:
-    """From the tables: Django's own answer is cached on the object, and empty for an inactive account."""
+    """Query the tables, because Django caches its answer on the object and returns nothing for inactive accounts."""
     return Permission.objects.filter(Q(group__user=user.pk) | Q(user=user.pk)).distinct()
 
 
@@ -162,16 +161,16 @@ Viewer = User | AnonymousUser
 
 
 def seen_by(rows: QuerySet[M], user: Viewer, *, owner: str, see_all: str, is_shared: bool = True) -> QuerySet[M]:
-    """The rows that the user may see. ``owner`` is the field, ``see_all`` the permission to see everybody's.
+    """Return the rows that the user may see. ``owner``: the field; ``see_all``: the permission to see all rows.
 
-    Says nothing about the permission to look at rows of the kind at all.
+    Does not check the permission to view the model at all.
     """
     if user.has_perm(see_all):
         return rows
     found = Q(**{owner: None})
     if user.pk is not None:
         found |= Q(**{owner: user.pk})
-    if is_shared and user.pk is not None:  # a sub-query: a join would find rows once for each group
+    if is_shared and user.pk is not None:  # a subquery, because a join would return a row per group
         shared = rows.model._default_manager.filter(shared_with__user=user.pk)
         found |= Q(pk__in=shared.order_by().values("pk"))
     return rows.filter(found)
@@ -183,6 +182,6 @@ def may_share(user: Viewer, owner: AbstractBaseUser | None, *, see_all: str) -> 
 
 
 def groups_to_share_with(user: Viewer, *, see_all: str) -> QuerySet[Group]:
-    """One's own groups: the names of others are nobody's business but of those who may see everything."""
+    """Return the groups that the user may share with: the own ones, or all with the permission ``see_all``."""
     groups = Group.objects.order_by("name")
     return groups if user.has_perm(see_all) else groups.filter(user=user.pk)

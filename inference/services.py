@@ -1,4 +1,4 @@
-"""What changes models: registering, editing, removing, loading. Used by commands, the admin and the API alike."""
+"""Register, edit, remove, load and unload models. Used by commands, the admin and the API."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from inference.registry.registry import get_registry
 LIVE_FIELDS = frozenset({"state", "error", "memory_bytes", "loaded_at", "created_at"})
 TRUST_FIELDS = ("trust_remote_code", "allow_pickle")
 ORIGIN_FIELDS = ("source", "revision")
-NOT_AUDITED = LIVE_FIELDS | {"own_context_length", "kind", "num_labels"}  # what the server finds out is nobody's change
+NOT_AUDITED = LIVE_FIELDS | {"own_context_length", "kind", "num_labels"}  # values that the server detects
 
 
 @transaction.atomic
@@ -63,14 +63,14 @@ def register_model(
     exist_ok: bool = False,
     user: User | None = None,
 ) -> LanguageModel:
-    """Register a model; ValidationError or SourceError when it cannot be served, and what :func:`save_model` raises.
+    """Register a model. Raise ValidationError, SourceError, or what :func:`save_model` raises.
 
-    With ``exist_ok`` a model of that name is brought to these values instead. A Hub source is downloaded by
-    :func:`inference.files.sources.resolve_source` before (see :func:`add_model`) or when it is first loaded.
+    With ``exist_ok`` an existing model of that name is updated. A Hub source is downloaded before, by
+    :func:`add_model`, or when the model is first loaded.
     """
     row = LanguageModel.objects.select_for_update().filter(name=name).first()
     if row is not None and not exist_ok:
-        raise ValidationError(f"There is a model named {name} already; choose another name, or remove that one.")
+        raise ValidationError(f"A model named {name} already exists; choose another name, or remove that model.")
     row = row or LanguageModel(name=name)
     values = {
         "source": source,
@@ -98,7 +98,7 @@ def register_model(
 
 
 def add_model(*, name: str, source: str, user: User | None = None, **options: Any) -> LanguageModel:
-    """Like :func:`register_model`, for sources that may have to be downloaded and are checked here and now."""
+    """Download and check the source, then register the model; see :func:`register_model`."""
     row = LanguageModel.objects.filter(name=name).first() or LanguageModel(name=name)
     before = stored_fields(row)
     for field in (*TRUST_FIELDS, *ORIGIN_FIELDS):
@@ -119,10 +119,10 @@ def add_model(*, name: str, source: str, user: User | None = None, **options: An
 
 @transaction.atomic
 def save_model(row: LanguageModel, *, user: User | None = None) -> LanguageModel:
-    """Check and write a row, and tell all processes. Live fields are left to the registry.
+    """Validate and save a row, and notify all processes. The registry writes the live fields.
 
-    ``user`` is who asks for it over the network; None is an operator at the shell, or the program itself. Raises
-    ValidationError, and FieldDenied for what this user may not change.
+    ``user`` made the request over the network; None is an operator at the shell, or the program itself. Raise
+    ValidationError, or FieldDenied for a field that this user may not change.
     """
     before = stored_fields(row)
     check_may_trust(row, before, user)
@@ -133,7 +133,9 @@ def save_model(row: LanguageModel, *, user: User | None = None) -> LanguageModel
     directory = local_directory(row.source)
     row.own_context_length = own_context_length(directory) if directory else 0
     row.num_labels = num_labels(directory) if directory else 0
-    row.kind = kind_of_directory(directory) if directory else row.kind  # a Hub model's is known once it was loaded
+    row.kind = (
+        kind_of_directory(directory) if directory else row.kind
+    )  # that of a Hub model is known once it has been loaded
     if row.is_default:
         LanguageModel.objects.filter(is_default=True).exclude(pk=row.pk).update(is_default=False)
     row.save(update_fields=None if row.pk is None else edited_fields())
@@ -154,7 +156,7 @@ def set_default_model(*, model: LanguageModel) -> None:
 
 @transaction.atomic
 def remove_models(*, models: Iterable[LanguageModel]) -> None:
-    """Delete rows; the registry unloads what has no row within a second. ProtectedError while profiles use one."""
+    """Delete rows. The registry unloads these models within a second. Raise ProtectedError if profiles use one."""
     rows = list(models)
     for row in rows:
         record_deleted(row, model=row.name, detail=f"from {row.source}")
@@ -164,16 +166,16 @@ def remove_models(*, models: Iterable[LanguageModel]) -> None:
 
 @transaction.atomic
 def load_model(*, model: LanguageModel) -> None:
-    """Begin to load in this process; EngineDownError outside serving processes."""
+    """Start to load the model in this process. Raise EngineDownError outside serving processes."""
     record(AuditEvent.Action.LOAD, model, model=model.name)
     get_registry().load(model.name)
 
 
 @transaction.atomic
 def unload_model(*, model: LanguageModel, now: bool = False) -> None:
-    """Begin to unload in this process once running requests have ended; ``now`` ends them with ``model_unloaded``.
+    """Unload the model in this process after its running requests; ``now`` fails them with ``model_unloaded``.
 
-    EngineDownError outside serving processes.
+    Raise EngineDownError outside serving processes.
     """
     record(AuditEvent.Action.UNLOAD, model, model=model.name, detail="running requests were ended" if now else "")
     get_registry().unload(model.name, now=now)
@@ -181,7 +183,7 @@ def unload_model(*, model: LanguageModel, now: bool = False) -> None:
 
 @transaction.atomic
 def pin_model(*, model: LanguageModel, is_pinned: bool) -> None:
-    """A pinned model is never unloaded to make room, or for being idle."""
+    """Pin or unpin a model. A pinned model is never unloaded to free memory or because it is idle."""
     before = stored_fields(model)
     model.pinned = is_pinned
     model.save(update_fields=["pinned"])
@@ -190,7 +192,7 @@ def pin_model(*, model: LanguageModel, is_pinned: bool) -> None:
 
 
 def describe_memory(*, model: LanguageModel) -> str:
-    """What the model needs and what there is, in a sentence. Measured by serving processes, which have torch loaded."""
+    """Return a sentence about the memory that the model needs and that is available. Only in serving processes."""
     registry = get_registry()
     if not registry.is_serving:
         return "Only the server measures memory."
@@ -202,23 +204,24 @@ def describe_memory(*, model: LanguageModel) -> str:
 
 
 def describe_limits(*, model: LanguageModel) -> Mapping[str, object]:
-    """What was chosen for the model from the machine, the settings and the model itself; nothing while it is not
-    loaded. EngineDownError outside serving processes.
+    """Return the limits derived for a loaded model; empty if it is not loaded.
+
+    Raise EngineDownError outside serving processes.
     """
     found = next((each for each in get_client().stats().by_model if each.name == model.name), None)
     return {} if found is None else dataclasses.asdict(found.limits)
 
 
 def check_may_trust(row: LanguageModel, before: Mapping[str, Any] | None, user: User | None) -> None:
-    """Only a superuser lets a model run code that comes with it, and only where the deployment allows such code at all.
+    """Raise ValidationError or FieldDenied if the user may not let this model run its own code.
 
-    ``before`` are the row's stored fields. Who changes the source of a model that is trusted already chooses its
-    code, so source and revision of such a model are a superuser's too. Raises ValidationError or FieldDenied.
+    Only a superuser may, and only if the deployment allows it. Changing the source of a trusted model changes the code
+    that runs, so its source and revision are reserved for superusers too. ``before``: the row's stored fields.
     """
     stored = before or {}
     new_trust = [name for name in TRUST_FIELDS if getattr(row, name) and not stored.get(name)]
     if new_trust and not settings.MILLM_ALLOW_REMOTE_CODE:
-        raise ValidationError({new_trust[0]: f"This server runs no code of models. {ALLOW_CODE_HINT}"})
+        raise ValidationError({new_trust[0]: f"This server does not run code of models. {ALLOW_CODE_HINT}"})
     if user is None or is_superuser(user):
         return
     if new_trust:
@@ -232,12 +235,12 @@ def check_may_trust(row: LanguageModel, before: Mapping[str, Any] | None, user: 
 
 
 def models_changed() -> None:
-    """Call inside the transaction that writes rows: all processes read them again at its commit."""
+    """Make all processes reload the rows at commit. Call inside the transaction that writes them."""
     model_table.invalidate()
 
 
 def absolute_source(source: str) -> str:
-    """Local paths are kept absolute, because servers start in other directories."""
+    """Return local paths as absolute ones, because the server may start in another directory."""
     return str(local_directory(source)) if is_local(source) else source
 
 

@@ -1,8 +1,8 @@
-"""OpenMP's worker threads, of which every thread that runs torch gets a set of its own, and keeps it.
+"""Release OpenMP worker threads. Each thread that runs torch gets its own set of workers and keeps it.
 
-libgomp lets workers spin from one product to the next only while the process has no more of them than processors.
-Idle ones that a loading thread left behind are counted too: then the engine's sleep and are woken for every product,
-which made a step of one stream 20 % slower on two cores.
+libgomp lets workers spin between two operations only if the process has no more workers than processors. Idle workers
+of a loading thread count too: the engine's workers would then sleep and be woken for each operation, which made a step
+of one stream 20 % slower on two cores.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SOFT_PAUSE = 1  # omp_pause_soft
 
 @contextmanager
 def borrowed_workers() -> Iterator[None]:
-    """Around work with torch on another thread than the engine's."""
+    """Release this thread's workers after the block. For torch on threads other than the engine's."""
     try:
         yield
     finally:
@@ -27,7 +27,7 @@ def borrowed_workers() -> Iterator[None]:
 
 
 def give_back_workers() -> None:
-    """End the calling thread's workers, which come again when they are needed. Does nothing without libgomp."""
+    """End the calling thread's workers; they restart when needed. A no-op without libgomp."""
     library = _libgomp()
     if library is not None:
         library.omp_pause_resource_all(_SOFT_PAUSE)
@@ -35,7 +35,7 @@ def give_back_workers() -> None:
 
 @cache
 def _libgomp() -> Any:
-    """The one that torch has loaded already; never another."""
+    """Return the libgomp that torch has loaded, or None. Never loads another one."""
     try:
         return ctypes.CDLL("libgomp.so.1", mode=os.RTLD_NOLOAD)
     except (OSError, AttributeError):  # macOS and Windows have another OpenMP, or no RTLD_NOLOAD

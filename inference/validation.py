@@ -1,7 +1,4 @@
-"""Checks of a model's fields: names, device, source, chat template and default sampling parameters.
-
-They find what can be found without downloading or loading the model.
-"""
+"""Validate a model's names, device, source, chat template and default sampling, without downloading or loading it."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ def name_problems(names: Sequence[str]) -> list[str]:
         if not MODEL_NAME.fullmatch(name) or ".." in name
     ]
     if len(set(names)) < len(names):
-        problems.append("A name or alias is given twice.")
+        problems.append("A name or alias occurs twice.")
     return problems
 
 
@@ -37,7 +34,7 @@ def device_problems(device: str) -> list[str]:
 
 
 def source_problems(source: ModelSource) -> list[str]:
-    """A Hub id is only looked at; a directory is checked as it is before loading."""
+    """Return what is wrong with a source. A directory is checked as before loading, a Hub id only for its form."""
     try:
         if local_directory(source.source) is not None:
             resolve_source(source)
@@ -47,7 +44,7 @@ def source_problems(source: ModelSource) -> list[str]:
 
 
 def within_roots(source: str) -> str:
-    """A source that somebody names in a form; ValidationError for a path outside of MILLM_MODEL_ROOTS."""
+    """Return a source from a form. Raise ValidationError for a path outside MILLM_MODEL_ROOTS."""
     try:
         check_within_roots(source)
     except SourceError as error:
@@ -71,7 +68,7 @@ class _Range:
     is_integer: bool = False
 
     def problem(self, value: Any) -> str:
-        """Why the value is refused, or nothing."""
+        """Return why the value is refused; empty if it is valid."""
         kind = "an integer" if self.is_integer else "a number"
         kinds = (int,) if self.is_integer else (int, float)
         if isinstance(value, bool) or not isinstance(value, kinds) or not math.isfinite(value):
@@ -95,7 +92,7 @@ RANGES: Mapping[str, _Range] = {
 
 
 def sampling_problems(values: Any) -> list[str]:
-    """A sentence for each default that cannot be used."""
+    """Return a sentence for each invalid default."""
     if not isinstance(values, dict):
         return [
             f'The default sampling parameters must be a JSON object such as {{"temperature": 0.7}}, not {values!r}.'
@@ -106,6 +103,6 @@ def sampling_problems(values: Any) -> list[str]:
 def _problem(name: str, value: Any) -> str:
     allowed = RANGES.get(name)
     if allowed is None:
-        return f"{name} is no sampling parameter; those are {', '.join(RANGES)}."
+        return f"{name} is not a sampling parameter; use one of {', '.join(RANGES)}."
     problem = allowed.problem(value)
     return f"{name} {problem}." if problem else ""

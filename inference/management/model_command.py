@@ -1,4 +1,4 @@
-"""A command that has a serving process do something with a model."""
+"""A command that enqueues a job about a model for a serving process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jobs.services import enqueue_job
 
 
 class ModelCommand(BaseCommand):
-    """``kind`` is the job's, ``verb`` and ``done`` what people read."""
+    """``kind``: the kind of job. ``verb`` and ``done``: words for the output."""
 
     kind: ClassVar[str]
     verb: ClassVar[str]
@@ -36,7 +36,7 @@ class ModelCommand(BaseCommand):
         self._report(job, name, as_json=options["json"])
 
     def params(self, options: dict[str, Any]) -> dict[str, Any]:
-        """The job's, from the command's own options."""
+        """Return the job's parameters from the command's options."""
         return {}
 
     def _report(self, job: Job, name: str, *, as_json: bool) -> None:
