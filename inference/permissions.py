@@ -1,4 +1,4 @@
-"""Permissions of users: the groups of the console and /api, the rights a user may grant, and the objects a user may see.
+"""Permissions of users: the groups of the console and /api, the rights that may be granted, and the visible objects.
 
 docs/roles.md describes the groups. They are written after every ``migrate``, which restores permissions that were
 removed from them; create another group for other combinations. Permissions are strings, because those of the layers

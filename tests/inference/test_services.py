@@ -219,8 +219,8 @@ def test_relative_sources_are_relative_to_the_file(declare, model_dir):
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("[models.bad]\nsource = '{dir}'\nsrc = 1", "models.bad.src: this key is not known"),
-        ("[models.bad]\nsource = '{dir}'\nconfig = {{ ctx = 1 }}", "models.bad.config.ctx: this key is not known"),
+        ("[models.bad]\nsource = '{dir}'\nsrc = 1", "models.bad.src: this key is unknown"),
+        ("[models.bad]\nsource = '{dir}'\nconfig = {{ ctx = 1 }}", "models.bad.config.ctx: this key is unknown"),
         ("[models.bad]\ndefault = true", "models.bad.source: this key is missing"),
         ("[models.bad]\nsource = '{dir}'\ndefault = 'yes'", "models.bad.default"),
         ("[models.bad]\nsource = '{dir}'\nconfig = {{ device = 'tpu' }}", "models.bad: The device must be"),
@@ -230,7 +230,7 @@ def test_relative_sources_are_relative_to_the_file(declare, model_dir):
             "[models.bad]\nsource = '{dir}'\ndefault = true\n[models.b2]\nsource = '{dir}'\ndefault = true",
             "More than one",
         ),
-        ("[serve.models.x]\nsource = 'x'", "serve: this key is not known"),
+        ("[serve.models.x]\nsource = 'x'", "serve: this key is unknown"),
         ("[models", "not valid TOML"),
     ],
 )
