@@ -68,7 +68,7 @@ class TrailForm(forms.Form):
 
     q = forms.CharField(label="Name or detail", required=False, max_length=200)
     user = forms.CharField(label="User", required=False, max_length=150)
-    action = forms.ChoiceField(label="Act", required=False, choices=[("", "any"), *AuditEvent.Action.choices])
+    action = forms.ChoiceField(label="Action", required=False, choices=[("", "any"), *AuditEvent.Action.choices])
     kind = forms.CharField(label="Object", required=False, max_length=100, widget=forms.Select)
     object = forms.CharField(required=False, max_length=64, widget=forms.HiddenInput)
     since = forms.DateField(label="From", required=False, widget=forms.DateInput(attrs={"type": "date"}))

@@ -34,7 +34,7 @@ class AuditEvent(models.Model):
         PUBLISH = "publish", "published"
         ROLL_BACK = "roll_back", "rolled back"
         ARCHIVE = "archive", "archived"
-        UNARCHIVE = "unarchive", "taken back from the archive"
+        UNARCHIVE = "unarchive", "unarchived"
         DEFAULT = "default", "default changed"
         POLICY = "policy", "policy changed"
         REVIEW = "review", "review"
@@ -43,22 +43,22 @@ class AuditEvent(models.Model):
         READ = "read", "text read"
         VECTORS = "vectors", "vectors changed"
         WATCH = "watch", "watch rule changed"
-        KEY = "key", "rights of a key changed"
+        KEY = "key", "key permissions changed"
         ROTATE = "rotate", "rotated"
         REVOKE = "revoke", "revoked"
         CANCEL = "cancel", "cancelled"
-        RETRY = "retry", "run again"
+        RETRY = "retry", "retried"
 
     at = models.DateTimeField(db_default=Now(), db_index=True)
-    user = models.CharField(max_length=150, blank=True, help_text="Empty: nobody who was signed in.")
+    user = models.CharField(max_length=150, blank=True, help_text="Empty: not logged in.")
     action = models.CharField(max_length=20, choices=Action)
     kind = models.CharField("object", max_length=100, blank=True, help_text="For example inference.languagemodel.")
     object_id = models.CharField(max_length=64, blank=True)
-    subject = models.CharField(max_length=MAX_SUBJECT, help_text="The object's name at that time.")
-    model = models.CharField(max_length=200, blank=True, help_text="The language model, where there is one.")
+    subject = models.CharField(max_length=MAX_SUBJECT, help_text="The object's name at the time.")
+    model = models.CharField(max_length=200, blank=True, help_text="The language model, if any.")
     detail = models.TextField(blank=True)
-    changes = models.JSONField(default=dict, blank=True, help_text="Field: before, after.")
-    key = models.CharField("API key", max_length=120, blank=True, help_text="The key of the request, if it had one.")
+    changes = models.JSONField(default=dict, blank=True, help_text="Fields with their values before and after.")
+    key = models.CharField("API key", max_length=120, blank=True, help_text="The request's key, if any.")
     command = models.CharField(max_length=120, blank=True, help_text="The command or job that did it.")
     request_id = models.CharField(max_length=64, blank=True)
 

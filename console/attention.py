@@ -10,7 +10,7 @@ from typing import Literal
 
 from django.conf import settings
 from django.contrib.auth.models import User
-from django.template.defaultfilters import filesizeformat
+from django.template.defaultfilters import filesizeformat, pluralize
 from django.urls import reverse
 from django.utils import timezone
 
@@ -44,18 +44,21 @@ def _engine(user: User) -> Iterator[Notice]:
     try:
         stats = get_client().stats()
     except EngineError as error:
-        yield Notice("bad", f"The engine does not run: {error}")
+        yield Notice("bad", f"The engine is not running: {error}")
         return
     if not stats.is_up:
         yield Notice("bad", f"The engine is {stats.state}. {stats.error}".strip())
     elif stats.restarts:
-        yield Notice("warn", f"The engine died and was started anew ({stats.restarts} time(s)); the log says why.")
+        yield Notice(
+            "warn",
+            f"The engine crashed and was restarted {stats.restarts} time{pluralize(stats.restarts)}; see the log.",
+        )
 
 
 def _models(user: User) -> Iterator[Notice]:
     for model in LanguageModel.objects.filter(state=LanguageModel.State.FAILED)[:MAX_EACH]:
         url = reverse("admin:inference_languagemodel_change", args=[model.pk])
-        yield Notice("bad", f"The model {model.name} could not be loaded. {model.error}", url)
+        yield Notice("bad", f"The model {model.name} failed to load. {model.error}", url)
 
 
 def _jobs(user: User) -> Iterator[Notice]:
@@ -64,7 +67,7 @@ def _jobs(user: User) -> Iterator[Notice]:
         failed = failed.filter(owner=user)
     for job in failed[:MAX_EACH]:
         yield Notice(
-            "warn", f"The job “{job.title}” failed. {job.error}", reverse("admin:jobs_job_change", args=[job.pk])
+            "warn", f'The job "{job.title}" failed. {job.error}', reverse("admin:jobs_job_change", args=[job.pk])
         )
 
 
@@ -74,13 +77,13 @@ def _reviews(user: User) -> Iterator[Notice]:
     waiting = waiting.filter(profile__in=visible_profiles(user).order_by().values("pk"))
     for review in waiting.select_related("profile")[:MAX_EACH]:
         url = reverse("admin:steering_steeringprofile_review", args=[review.profile_id])
-        yield Notice("warn", f"The draft of {review.profile.name} waits for a review.", url)
+        yield Notice("warn", f"The draft of {review.profile.name} is waiting for a review.", url)
 
 
 def _watch_events(user: User) -> Iterator[Notice]:
     count = WatchEvent.objects.filter(at__gte=timezone.now() - LATELY)[:1_000].count()
     if count:
-        text = f"{count if count < 1_000 else '1,000 or more'} watch event(s) in the last 24 hours."
+        text = f"{count if count < 1_000 else '1,000 or more'} watch event{pluralize(count)} in the last 24 hours."
         yield Notice("quiet", text, reverse("admin:steering_watchevent_changelist"))
 
 
@@ -95,13 +98,16 @@ def _keys(user: User) -> Iterator[Notice]:
 def _log(user: User) -> Iterator[Notice]:
     backlog = log_backlog()
     if backlog.dropped:
-        yield Notice("bad", f"The request log has lost {backlog.dropped} request(s) since the server was started.")
+        yield Notice(
+            "bad",
+            f"The request log has lost {backlog.dropped} request{pluralize(backlog.dropped)} since the server started.",
+        )
 
 
 def _disk(user: User) -> Iterator[Notice]:
     free = shutil.disk_usage(settings.MILLM_HOME).free
     if free < 2 * settings.MILLM_MIN_FREE_BYTES:
-        yield Notice("warn", f"Only {filesizeformat(free)} are free on the disk of MILLM_HOME.")
+        yield Notice("warn", f"Only {filesizeformat(free)} free on the disk of MILLM_HOME.")
 
 
 SOURCES: tuple[tuple[str, Callable[[User], Iterator[Notice]]], ...] = (

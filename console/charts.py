@@ -35,7 +35,7 @@ Column = tuple[str, Callable[[Load, Span], float | None]]
 CHARTS: tuple[tuple[str, str, tuple[Column, ...]], ...] = (
     (
         "Requests",
-        "a minute",
+        "per minute",
         (
             ("requests", lambda load, span: load.requests * 60 / span.point_s),
             ("errors", lambda load, span: load.num_errors * 60 / span.point_s),
@@ -43,7 +43,7 @@ CHARTS: tuple[tuple[str, str, tuple[Column, ...]], ...] = (
     ),
     (
         "Tokens",
-        "a second",
+        "per second",
         (
             ("generated", lambda load, span: load.generation_tokens / span.point_s),
             ("prompts", lambda load, span: load.prompt_tokens / span.point_s),
@@ -70,11 +70,11 @@ CHARTS: tuple[tuple[str, str, tuple[Column, ...]], ...] = (
         "sequences",
         (
             ("mean", lambda load, span: load.mean_batch),
-            ("most running", lambda load, span: load.running),
-            ("most waiting", lambda load, span: load.waiting),
+            ("max running", lambda load, span: load.running),
+            ("max waiting", lambda load, span: load.waiting),
         ),
     ),
-    ("Keys and values in use", "%", (("most", lambda load, span: 100 * load.kv),)),
+    ("KV cache used", "%", (("max", lambda load, span: 100 * load.kv),)),
 )
 
 

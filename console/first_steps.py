@@ -26,10 +26,10 @@ def install(request: HttpRequest) -> HttpResponseRedirect:
     try:
         demo = install_demo(measures=True, owner=owner)
     except DemoError as error:
-        messages.error(request, f"The demo was not installed. {error}")
+        messages.error(request, f"Could not install the demo. {error}")
     else:
         published = f", profiles {', '.join(demo.published)}" if demo.published else ""
-        messages.success(request, f"The demo is installed: model {demo.model}, SAE {demo.sae}{published}.")
+        messages.success(request, f"Installed the demo: model {demo.model}, SAE {demo.sae}{published}.")
     return HttpResponseRedirect(reverse("admin:index"))
 
 
@@ -80,44 +80,48 @@ def first_steps(user: User, site_url: str) -> list[Step]:
 
 def _model() -> Step:
     return Step(
-        "A model",
+        "Add a model",
         "The demo is a small model that tells stories, with an SAE and four profiles.",
         LanguageModel.objects.exists(),
         reverse("admin:inference_languagemodel_preview"),
-        "Bring your own",
+        "Add your own model",
         act=reverse(INSTALL.url_name),
         act_verb="Install the demo",
     )
 
 
 def _key() -> Step:
-    needed = "Programs on this machine need none." if settings.MILLM_AUTH == "loopback" else "Every request needs one."
+    needed = (
+        "Requests from this machine don't need one."
+        if settings.MILLM_AUTH == "loopback"
+        else "Every request needs one."
+    )
     return Step(
-        "A key",
-        f"It says who asks, and what they may do; it is shown once. {needed}",
+        "Create an API key",
+        f"A key identifies a client and limits what it can do. It is shown once. {needed}",
         ApiKey.objects.exists(),
         reverse("admin:openai_api_apikey_add"),
-        "Make a key",
+        "Create API key",
     )
 
 
 def _request(site_url: str) -> Step:
     return Step(
-        "A request",
-        "Ask in a terminal; with a profile the story takes another turn. Or ask with and without it, side by side.",
+        "Send a request",
+        "Run this in a terminal: the profile changes the story. The playground compares both side by side.",
         RequestLog.objects.filter(status=200, endpoint="/v1/chat/completions").order_by("-created_at")[:1].exists(),
         reverse("admin:console_playground"),
-        "Open the playground",
+        "Open playground",
         command=curl(site_url, profile="gloomy"),
     )
 
 
 def _profile() -> Step:
     return Step(
-        "A profile of your own",
-        "Find a feature that fires on what you care about, and steer with it: its page adds it to a draft. "
-        "Publish the draft, and requests can name it.",
+        "Create a profile",
+        'Find a feature, select "Steer with this" on its page and publish the draft. Requests can then '
+        "name the profile.",
         ProfileVersion.objects.exclude(published_by=None).exists(),
         reverse("admin:steering_feature_changelist"),
-        "Find a feature",
+        "Browse features",
     )

@@ -49,14 +49,16 @@ class LanguageModelForm(forms.ModelForm[LanguageModel]):
 
 class PreviewForm(forms.Form):
     source = forms.CharField(
-        max_length=500, widget=forms.TextInput(attrs={"size": 60}), help_text="A directory on the server, or a Hub id."
+        max_length=500,
+        widget=forms.TextInput(attrs={"size": 60}),
+        help_text="A directory on the server, or a Hugging Face Hub id.",
     )
     revision = forms.CharField(max_length=100, required=False)
 
     def clean_source(self) -> str:
         source = str(self.cleaned_data["source"]).replace("\0", "")
         if not is_local(source) and not HUB_ID.fullmatch(source):
-            raise forms.ValidationError("This is neither a directory nor a Hub id such as org/model.")
+            raise forms.ValidationError("Enter a directory or a Hub id such as org/model.")
         return within_roots(source)
 
 
@@ -68,16 +70,16 @@ def _warm(model: LanguageModel, request: HttpRequest) -> None:
 Act = Callable[[LanguageModel, HttpRequest], object]
 UNLOADING = "Unload of {} requested. Running requests finish first; the next request loads it again."
 ACTS: dict[str, tuple[Act, str]] = {
-    "load": (lambda model, _: services.load_model(model=model), "Load of {} requested. Its status is shown below."),
+    "load": (lambda model, _: services.load_model(model=model), "Load of {} requested. Progress is shown below."),
     "unload": (lambda model, _: services.unload_model(model=model), UNLOADING),
     "unload_now": (
         lambda model, _: services.unload_model(model=model, now=True),
-        "Unload of {} requested. Running requests fail; the next request loads it again.",
+        "Unload of {} requested. Running requests are cancelled; the next request loads it again.",
     ),
-    "pin": (lambda model, _: services.pin_model(model=model, is_pinned=True), "{} is pinned and stays in memory."),
-    "unpin": (lambda model, _: services.pin_model(model=model, is_pinned=False), "{} is no longer pinned."),
+    "pin": (lambda model, _: services.pin_model(model=model, is_pinned=True), "Pinned {}. It stays in memory."),
+    "unpin": (lambda model, _: services.pin_model(model=model, is_pinned=False), "Unpinned {}."),
     "default": (lambda model, _: services.set_default_model(model=model), "{} is now the default model."),
-    "warm": (_warm, "A job loads {} and generates a token, so that the first request does not have to wait."),
+    "warm": (_warm, "Started a job that loads {} and generates one token, so that the first request is fast."),
 }
 
 
@@ -128,7 +130,7 @@ LIVE_FIELDS = (
 @admin.register(LanguageModel)
 class LanguageModelAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
     form = LanguageModelForm
-    empty_words = "No models yet. Preview a directory or a Hub id to register one."
+    empty_words = "No models yet. Add one from a directory on the server or from the Hugging Face Hub."
     list_display = ("name", "kind", "source", "availability", "memory", "loaded_at", "pinned", "is_default")
     list_filter = ("state", "kind", "is_default", "autoload", "pinned")
     search_fields = ("name", "aliases", "source")
@@ -136,12 +138,12 @@ class LanguageModelAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it take
     actions = ("load_models", "unload_models", "make_default")
     fieldsets = (
         (None, {"fields": ("name", "aliases", "source", "revision", "is_default")}),
-        ("Live", {"fields": LIVE_FIELDS}),
+        ("Status", {"fields": LIVE_FIELDS}),
         (
             "Load settings",
             {
                 "fields": ("dtype", "device", "quantization", "context_length", "autoload", "pinned", "keep_alive_s"),
-                "description": "Changes of these, the source or the chat template take effect at the next load.",
+                "description": "Changes to these, the source or the chat template take effect at the next load.",
             },
         ),
         (
@@ -161,8 +163,8 @@ class LanguageModelAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it take
             {
                 "fields": ("trust_remote_code", "allow_pickle"),
                 "classes": ("collapse",),
-                "description": "Both let the model run its own code. Only a superuser can change them, and they have "
-                "no effect unless the server runs with MILLM_ALLOW_REMOTE_CODE=true.",
+                "description": "Either option lets the model run its own code. Only superusers can change them, and "
+                "they require MILLM_ALLOW_REMOTE_CODE=true.",
             },
         ),
     )
@@ -197,7 +199,7 @@ class LanguageModelAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it take
     def memory_estimate(self, model: LanguageModel) -> str:
         return services.describe_memory(model=model) if model.pk else "–"
 
-    @admin.display(description="limits in use")
+    @admin.display(description="effective limits")
     def limits(self, model: LanguageModel) -> str:
         """Return the limits derived from the machine, the settings and the model."""
         return _definitions(lambda: services.describe_limits(model=model)) or "Shown while the model is loaded."
@@ -216,7 +218,7 @@ class LanguageModelAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it take
 
     @admin.action(description="Load", permissions=["change"])
     def load_models(self, request: HttpRequest, queryset: QuerySet[LanguageModel]) -> None:
-        self._act(request, queryset, services.load_model, "Load of {} requested. The list shows its status.")
+        self._act(request, queryset, services.load_model, "Load of {} requested.")
 
     @admin.action(description="Unload", permissions=["change"])
     def unload_models(self, request: HttpRequest, queryset: QuerySet[LanguageModel]) -> None:
@@ -226,7 +228,7 @@ class LanguageModelAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it take
     def make_default(self, request: HttpRequest, queryset: QuerySet[LanguageModel]) -> None:
         models = list(queryset[:2])
         if len(models) != 1:
-            self.message_user(request, "Select one model: only one can be the default.", messages.ERROR)
+            self.message_user(request, "Select exactly one model.", messages.ERROR)
             return
         self._act(request, queryset, services.set_default_model, "{} is now the default model.")
 

@@ -16,6 +16,7 @@ norm edit scales ``h'`` back to the norm of ``h``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -60,6 +61,19 @@ class Site:
 
     def __str__(self) -> str:
         return f"layers.{self.layer}.{self.kind}"
+
+    @property
+    def label(self) -> str:
+        """The site as pages and messages name it: "layer 6 (resid_post)"."""
+        return site_label(str(self))
+
+
+_SITE_NAME = re.compile(r"layers\.(\d+)\.(\w+)")
+
+
+def site_label(name: str) -> str:
+    """Return the label of a site's stored name: "layers.6.resid_post" becomes "layer 6 (resid_post)"."""
+    return _SITE_NAME.sub(r"layer \1 (\2)", name)
 
 
 @dataclass(frozen=True, slots=True)

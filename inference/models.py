@@ -39,9 +39,9 @@ class LanguageModel(models.Model):
         NONE = "none"
         INT8 = "int8", "int8 weights"
 
-    name = models.CharField(max_length=200, unique=True, help_text="The name that requests put in “model”.")
+    name = models.CharField(max_length=200, unique=True, help_text="The value of `model` in requests.")
     aliases = ArrayField(
-        models.CharField(max_length=200), default=list, blank=True, help_text="Further names, separated by commas."
+        models.CharField(max_length=200), default=list, blank=True, help_text="Other names, separated by commas."
     )
     source = models.CharField(max_length=500, help_text="A local directory, or a Hugging Face Hub id.")
     revision = models.CharField(max_length=100, blank=True)
@@ -50,36 +50,36 @@ class LanguageModel(models.Model):
     quantization = models.CharField(max_length=20, choices=Quantization, default=Quantization.NONE)
     trust_remote_code = models.BooleanField(default=False)
     allow_pickle = models.BooleanField(default=False, help_text="Accept weights that are not safetensors.")
-    context_length = models.PositiveIntegerField(default=0, help_text="0: the model's own.")
-    chat_template = models.TextField(blank=True, help_text="Overrides the tokenizer's own template.")
+    context_length = models.PositiveIntegerField(default=0, help_text="0: the model's maximum.")
+    chat_template = models.TextField(blank=True, help_text="Overrides the tokenizer's template.")
     tool_format = models.CharField(
         max_length=40,
         blank=True,
         default="",
         db_default="",
         choices=[(name, name) for name in sorted(TOOL_FORMATS)],
-        help_text="How the model writes tool calls; empty: as its chat template tells.",
+        help_text="How the model writes tool calls. Empty: detected from its chat template.",
     )
     default_sampling = models.JSONField(default=dict, blank=True, help_text='For example {"temperature": 0.7}.')
     default_profile = models.CharField(
         max_length=200, blank=True, help_text="Profile for requests that name none (name or name@version)."
     )
     shared_prefix_cache = models.BooleanField(
-        "share cached prompts between users",
+        "share prefix cache between users",
         default=False,
         db_default=False,
-        help_text="All users share the cached beginnings of prompts, as is useful for one public system prompt. Each "
-        "can then tell by `cached_tokens` and the time to the first token whether another one's prompt began like "
-        "theirs. Off: only requests of the same user share them.",
+        help_text="Users share cached prompt prefixes, which helps with a common system prompt. From "
+        "`cached_tokens` and the time to first token, a user can then tell whether someone else sent the "
+        "same prefix. Off: prefixes are shared only between requests of one user.",
     )
-    is_default = models.BooleanField("default", default=False, help_text="Shown first; at most one model.")
+    is_default = models.BooleanField("default", default=False, help_text="Listed first. At most one model.")
     autoload = models.BooleanField(default=False, help_text="Load when the server starts.")
-    pinned = models.BooleanField(default=False, help_text="Never unload to make room, or for being idle.")
+    pinned = models.BooleanField(default=False, help_text="Never unload it when idle or to free memory.")
     keep_alive_s = models.PositiveIntegerField(
         "keep alive (s)",
         null=True,
         blank=True,
-        help_text="Unload after so many seconds idle; 0: never; empty: MILLM_MODEL_KEEP_ALIVE.",
+        help_text="Seconds without requests before it is unloaded. 0: never. Empty: MILLM_MODEL_KEEP_ALIVE.",
     )
 
     kind = models.CharField(
@@ -88,11 +88,9 @@ class LanguageModel(models.Model):
     state = models.CharField(max_length=20, choices=State, default=State.UNLOADED, editable=False)
     error = models.TextField(blank=True, editable=False)
     memory_bytes = models.BigIntegerField(default=0, editable=False)
-    own_context_length = models.PositiveIntegerField(
-        default=0, db_default=0, editable=False, help_text="0: not known yet."
-    )
+    own_context_length = models.PositiveIntegerField(default=0, db_default=0, editable=False, help_text="0: unknown.")
     num_labels = models.PositiveIntegerField(
-        default=0, db_default=0, editable=False, help_text="Of a classifier; 0: not known yet, or none."
+        default=0, db_default=0, editable=False, help_text="Number of classes of a classifier. 0: unknown or none."
     )
     loaded_at = models.DateTimeField(null=True, blank=True, editable=False)
     created_at = models.DateTimeField(db_default=Now(), editable=False)

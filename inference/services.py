@@ -177,7 +177,7 @@ def unload_model(*, model: LanguageModel, now: bool = False) -> None:
 
     Raise EngineDownError outside serving processes.
     """
-    record(AuditEvent.Action.UNLOAD, model, model=model.name, detail="running requests were ended" if now else "")
+    record(AuditEvent.Action.UNLOAD, model, model=model.name, detail="running requests were cancelled" if now else "")
     get_registry().unload(model.name, now=now)
 
 
@@ -195,7 +195,7 @@ def describe_memory(*, model: LanguageModel) -> str:
     """Return a sentence about the memory that the model needs and that is available. Only in serving processes."""
     registry = get_registry()
     if not registry.is_serving:
-        return "Only the server measures memory."
+        return "Only the running server can measure it."
     try:
         path = present_directory(model.model_source)
         return str(registry.memory_plan(model, path)) if path else "Unknown until the model is downloaded."

@@ -44,7 +44,7 @@ MAX_SHOWN_JSON = 20_000
 
 
 def state_label(job: Job) -> SafeString:
-    text = "will stop" if job.cancel_requested and not job.has_ended else job.get_state_display().lower()
+    text = "cancelling" if job.cancel_requested and not job.has_ended else job.get_state_display().lower()
     return _live(job, "state", format_html('<span class="job-state job-{}">{}</span>', job.state, text))
 
 
@@ -137,7 +137,9 @@ admin.site.unregister(ProcrastinateJob)  # deliveries; who looks for jobs finds 
 class JobAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
     """Read-only but for cancel and retry. Without “manage all jobs”, everybody sees their own."""
 
-    empty_words = "No jobs yet. Measuring an SAE, evaluating a version, a replay or a batch begins one."
+    empty_words = (
+        "No jobs yet. Measuring an SAE, evaluating a version, replaying a request or uploading a batch starts one."
+    )
     list_display = ("title", "kind_text", "state_text", "progress", "owner", "created_at", "took")
     list_filter = ("state", KindFilter, "created_at")
     list_per_page = 50
@@ -199,20 +201,20 @@ class JobAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at 
         return super().change_view(request, object_id, form_url, {**(extra_context or {}), **context})
 
     def cancel_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        return self._control(request, object_id, lambda job: services.cancel_job(job=job), "will stop")
+        return self._control(request, object_id, lambda job: services.cancel_job(job=job), "Cancelling")
 
     def retry_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        return self._control(request, object_id, lambda job: services.retry_job(job=job), "is queued again")
+        return self._control(request, object_id, lambda job: services.retry_job(job=job), "Requeued")
 
     @admin.action(description="Cancel selected jobs", permissions=["control"])
     def cancel_selected(self, request: HttpRequest, queryset: QuerySet[Job]) -> None:
         for job in queryset:
-            self._act(request, job, lambda job: services.cancel_job(job=job), "will stop")
+            self._act(request, job, lambda job: services.cancel_job(job=job), "Cancelling")
 
     @admin.action(description="Retry selected jobs", permissions=["control"])
     def retry_selected(self, request: HttpRequest, queryset: QuerySet[Job]) -> None:
         for job in queryset:
-            self._act(request, job, lambda job: services.retry_job(job=job), "is queued again")
+            self._act(request, job, lambda job: services.retry_job(job=job), "Requeued")
 
     def _control(self, request: HttpRequest, object_id: str, act: Callable[[Job], Job], outcome: str) -> HttpResponse:
         job = self.get_object(request, unquote(object_id))
@@ -231,8 +233,8 @@ class JobAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at 
         except JobStateError as error:
             self.message_user(request, str(error), messages.ERROR)
         else:
-            self.log_change(request, job, f"It {outcome}.")
-            self.message_user(request, f"The job “{job}” {outcome}.", messages.SUCCESS)
+            self.log_change(request, job, f"{outcome}.")
+            self.message_user(request, f'{outcome} "{job}".', messages.SUCCESS)
 
     @admin.display(description="kind", ordering="kind")
     def kind_text(self, job: Job) -> str:

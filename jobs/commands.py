@@ -30,7 +30,7 @@ class JobCommand(BaseCommand):
             self.act(job)
         except JobStateError as error:
             raise CommandError(str(error)) from error
-        self.stdout.write(self.style.SUCCESS(f"The job “{job}” {self.done}"))
+        self.stdout.write(self.style.SUCCESS(f'{self.done} "{job}".'))
 
     def act(self, job: Job) -> None:
         raise NotImplementedError

@@ -84,7 +84,9 @@ class RunningJob:
         self.num_lines += 1
         if self.num_lines > MAX_LINES:
             return
-        text = "Further lines are left out." if self.num_lines == MAX_LINES else clean_text(line, MAX_LINE)
+        text = (
+            "The log is full; later lines are dropped." if self.num_lines == MAX_LINES else clean_text(line, MAX_LINE)
+        )
         retry_while_db_down(lambda: JobLine.objects.create(job_id=self.id, text=text), self.stopping)
 
     def check_cancelled(self) -> None:

@@ -42,7 +42,7 @@ def cancel_job(*, job: Job) -> Job:
     """A queued job ends at once, a running one when it next tells its progress."""
     row = Job.objects.select_for_update().get(pk=job.pk)
     if row.has_ended:
-        raise JobStateError(f"The job “{row}” has {row.state} already.")
+        raise JobStateError(f'The job "{row}" has already ended ({row.state}).')
     if row.state == Job.State.QUEUED:
         row.state = Job.State.CANCELLED
         row.finished_at = Now()
@@ -57,7 +57,7 @@ def retry_job(*, job: Job) -> Job:
     """Queue a failed or cancelled job again; it goes on from its checkpoint."""
     row = Job.objects.select_for_update().get(pk=job.pk)
     if row.state not in (Job.State.FAILED, Job.State.CANCELLED):
-        raise JobStateError(f"The job “{row}” is {row.state}; only failed and cancelled jobs can run again.")
+        raise JobStateError(f'The job "{row}" is {row.state}. Only failed and cancelled jobs can be retried.')
     row.state = Job.State.QUEUED
     row.error = row.message = ""
     row.crashes = 0

@@ -52,11 +52,11 @@ def _recover(row: Job) -> None:
     if row.cancel_requested:
         _end(row, Job.State.CANCELLED)
     elif row.crashes >= MAX_CRASHES:
-        _end(row, Job.State.FAILED, f"The process that ran it ended in the middle of it {row.crashes} times.")
+        _end(row, Job.State.FAILED, f"The process running this job crashed {row.crashes} times.")
     else:
         row.state = Job.State.QUEUED
         row.save()
-        text = f"Its process ({row.worker}) ended or hung in the middle of it. It runs again from its checkpoint."
+        text = f"The process running this job ({row.worker}) crashed or hung. The job resumes from its last checkpoint."
         JobLine.objects.create(job=row, text=text)
         deliver(row)
 

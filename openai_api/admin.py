@@ -19,7 +19,7 @@ __all__ = ("ApiKeyAdmin", "KeyDayAdmin", "LogAccessAdmin", "RequestLogAdmin")  #
 class KeyDayAdmin(ReadOnlyAdmin):
     """Daily usage of each key."""
 
-    empty_words = "No key was used yet. Each has a row here for each day on which it was."
+    empty_words = "No usage yet. There is one row for each key and day."
     list_display = ("day", "api_key", "requests", "tokens")
     list_filter = (("api_key", admin.RelatedOnlyFieldListFilter),)
     list_select_related = ("api_key",)

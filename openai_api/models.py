@@ -25,58 +25,58 @@ class LogContent(models.TextChoices):
     """What the request log keeps of texts."""
 
     FULL = "full", "texts"
-    HASH = "hash", "a SHA-256 of each text"
-    NONE = "none", "nothing of texts"
+    HASH = "hash", "SHA-256 of texts"
+    NONE = "none", "no texts"
 
 
 class ApiKey(models.Model):
     """A client's key. Only its HMAC digest is kept; the plain key is shown once."""
 
     name = models.CharField(max_length=100)
-    note = models.TextField(blank=True, help_text="What it is for, where it is kept, whom to ask.")
-    prefix = models.CharField(max_length=16, help_text="The key's first characters, to recognise it.")
+    note = models.TextField(blank=True, help_text="What it is for, where it is stored, who to ask.")
+    prefix = models.CharField(max_length=16, help_text="The key's first characters, to identify it.")
     digest = models.CharField(max_length=64, unique=True, editable=False)
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="api_keys")
     scopes = ArrayField(
         models.CharField(max_length=20, choices=Scope.choices),
         default=list,
         blank=True,
-        help_text="What it may be used for. Nothing chosen: all of /v1, and nothing of /api.",
+        help_text="What the key can access. None selected: all of /v1, nothing of /api.",
     )
     default_profile = models.CharField(
-        max_length=200, blank=True, help_text="For requests that name no profile. It goes before the model's own."
+        max_length=200, blank=True, help_text="Used by requests that name no profile. Overrides the model's default."
     )
     allowed_models = ArrayField(models.CharField(max_length=200), default=list, blank=True, help_text=ANY_HELP)
     allowed_profiles = ArrayField(models.CharField(max_length=200), default=list, blank=True, help_text=ANY_HELP)
     may_steer_inline = models.BooleanField(
-        "may bring edits", default=False, help_text="Requests may bring their own edits in “steering”."
+        "custom edits", default=False, help_text="Requests can send their own edits in `steering`."
     )
     shares_examples = models.BooleanField(
-        "may be shown as examples",
+        "texts as feature examples",
         default=False,
-        help_text="Texts of its requests may become examples of features, for those who may see texts in the log.",
+        help_text="Texts of its requests can become feature examples, visible to users who can view request texts.",
     )
     log_content = models.CharField(
-        "log keeps",
+        "stored content",
         max_length=4,
         blank=True,
         choices=LogContent,
-        help_text="Of prompts, answers and other words of its requests. The server's own setting holds where it keeps "
-        "less.",
+        help_text="What the log stores of prompts and answers. The server's setting applies if it stores less.",
     )
     log_retention_days = models.PositiveIntegerField(
-        "log kept for days",
+        "log retention (days)",
         null=True,
         blank=True,
         validators=[MinValueValidator(1), MaxValueValidator(36_500)],
-        help_text="Then rows of its requests are deleted. Empty, or where the server keeps less: as the server says.",
+        help_text="Log rows are deleted after this time. If empty or longer than the server's setting, the "
+        "server's setting applies.",
     )
     min_intensity = models.FloatField(
-        default=0.0, help_text="Least “steering_intensity”, from 0 to 1.", validators=[MinValueValidator(0.0)]
+        default=0.0, help_text="Lowest `steering_intensity`, from 0 to 1.", validators=[MinValueValidator(0.0)]
     )
     max_intensity = models.FloatField(
         default=MAX_INTENSITY,
-        help_text=f"Most “steering_intensity”, from 1 to {MAX_INTENSITY:g}.",
+        help_text=f"Highest `steering_intensity`, from 1 to {MAX_INTENSITY:g}.",
         validators=[MaxValueValidator(MAX_INTENSITY)],
     )
     max_concurrent_requests = models.PositiveIntegerField(null=True, blank=True, help_text="Empty: no limit.")
@@ -89,7 +89,7 @@ class ApiKey(models.Model):
         null=True, blank=True, help_text="Prompt and completion tokens. Empty: no limit."
     )
     priority = models.SmallIntegerField(
-        default=0, help_text="Higher ones go first where the server schedules by priority (MILLM_SCHEDULER_POLICY)."
+        default=0, help_text="Requests of keys with a higher priority run first if MILLM_SCHEDULER_POLICY is priority."
     )
     expires_at = models.DateTimeField(null=True, blank=True)
     revoked_at = models.DateTimeField(null=True, blank=True)
@@ -110,7 +110,7 @@ class ApiKey(models.Model):
                 condition=models.Q(min_intensity__gte=0, min_intensity__lte=1)
                 & models.Q(max_intensity__gte=1, max_intensity__lte=MAX_INTENSITY),
                 name="key_intensity_includes_one",
-                violation_error_message="The range of intensities must include 1, what requests get that ask for none.",
+                violation_error_message="The range must include 1, the intensity of requests that name none.",
             ),
         )
 
@@ -184,8 +184,8 @@ class KeyDay(models.Model):
 
     class Meta:
         ordering = ("-day", "api_key")
-        verbose_name = "day of a key"
-        verbose_name_plural = "use of keys by day"
+        verbose_name = "daily usage"
+        verbose_name_plural = "daily usage"
         constraints = (models.UniqueConstraint(fields=("api_key", "day"), name="key_day_once"),)
 
     def __str__(self) -> str:
@@ -212,7 +212,7 @@ class RequestLog(models.Model):
         max_length=16,
         blank=True,
         db_default="",
-        help_text="Of the secret that was sent: rows outlive a rotation, and the key. Empty in rows of older versions.",
+        help_text="Prefix of the secret that was sent. Rows remain after the key is rotated or deleted.",
     )
     source = models.CharField(max_length=10, choices=Source, default=Source.CLIENT, db_default=Source.CLIENT)
     endpoint = models.CharField(max_length=60)
@@ -226,10 +226,12 @@ class RequestLog(models.Model):
         default=list,
         blank=True,
         db_default=[],
-        help_text="What came of it, by site: share of tokens changed, and how far.",
+        help_text="Measured effect at each site: share of tokens changed, and by how much.",
     )
     stream = models.BooleanField(default=False)
-    status = models.PositiveSmallIntegerField(help_text="As sent; 499 when the client left before there was one.")
+    status = models.PositiveSmallIntegerField(
+        help_text="HTTP status; 499 if the client disconnected before the response."
+    )
     error_code = models.CharField(max_length=100, blank=True)
     error_message = models.TextField(blank=True)
     finish_reason = models.CharField(max_length=30, blank=True)

@@ -19,11 +19,9 @@ def register_kinds() -> None:
     register(JobKind("steering.add_sae", "Add an SAE", "steering.sae_registry.jobs:run_add_sae"))
     register(JobKind("steering.embed_labels", "Embed labels", "steering.features.semantic_search:run_embed_labels"))
     register(
-        JobKind("steering.extract", "Find vectors in pairs of prompts", "steering.vectors.extraction:run_extraction")
+        JobKind("steering.extract", "Extract vectors from prompt pairs", "steering.vectors.extraction:run_extraction")
     )
-    register(
-        JobKind("steering.sweep", "Sweep of strengths", "steering.evaluation.sweep:run_sweep", show=_show_evaluation)
-    )
+    register(JobKind("steering.sweep", "Strength sweep", "steering.evaluation.sweep:run_sweep", show=_show_evaluation))
     register(
         JobKind(
             "steering.calibrate",
@@ -49,7 +47,7 @@ def _show_measurement(result: Mapping[str, Any]) -> SafeString:
     if "sae" not in result:  # the job ran before results named the SAE
         return format_html("<p>{}</p>", figures)
     return format_html(
-        '<p>{} <a href="{}">The SAE</a>, <a href="{}?sae__id__exact={}">its features</a></p>',
+        '<p>{} <a href="{}">View SAE</a>, <a href="{}?sae__id__exact={}">view features</a></p>',
         figures,
         reverse("admin:steering_sae_change", args=[result["sae"]]),
         reverse("admin:steering_feature_changelist"),

@@ -40,7 +40,9 @@ class ModelShape:
         if not 0 <= site.layer < self.num_layers:
             raise IncompatibleSAEError(f"The model has layers 0 to {self.num_layers - 1}, not {site.layer}.")
         if self.width(site) != d_in:
-            raise IncompatibleSAEError(f"{site} is {self.width(site)} wide in this model, the SAE reads {d_in} (d_in).")
+            raise IncompatibleSAEError(
+                f"The SAE is {d_in} wide (d_in), but the model is {self.width(site)} wide at {site.label}."
+            )
 
     def doubts(self, trained_on: str, *, prepends_bos: bool | None) -> tuple[str, ...]:
         """Return warnings about an SAE of the right size that may be trained for another model or on other texts."""
@@ -48,9 +50,7 @@ class ModelShape:
         if trained_on and not any(_is_same_model(trained_on, name) for name in self.names):
             doubts.append(f"The SAE was trained on {trained_on}; this model is {' or '.join(self.names) or 'unnamed'}.")
         if prepends_bos and self.bos_token_id is None:
-            doubts.append(
-                "The SAE was trained on texts that begin with a token of their own (BOS), which this model has not."
-            )
+            doubts.append("The SAE was trained on texts that begin with a BOS token, which this model does not have.")
         return tuple(doubts)
 
 

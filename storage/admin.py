@@ -31,21 +31,21 @@ def named_file(public_id: str) -> str | SafeString:
         return NOTHING
     file = StoredFile.objects.filter(public_id=public_id).first()
     if file is None:
-        return f"{public_id}, which is not kept any more"
+        return f"{public_id} (deleted)"
     return file_link(file)
 
 
 def job_link(batch: Batch) -> str | SafeString:
     if batch.job_id is None:
         return NOTHING
-    return format_html('<a href="{}">Its job</a>', reverse("admin:jobs_job_change", args=[batch.job_id]))
+    return format_html('<a href="{}">View job</a>', reverse("admin:jobs_job_change", args=[batch.job_id]))
 
 
 def progress_text(batch: Batch) -> str:
     if not batch.total:
         return NOTHING
     failed = f", {batch.failed:,} failed" if batch.failed else ""
-    return f"{batch.completed:,} of {batch.total:,} answered{failed}"
+    return f"{batch.completed:,} of {batch.total:,} completed{failed}"
 
 
 def usage_text(batch: Batch) -> str:
@@ -55,9 +55,9 @@ def usage_text(batch: Batch) -> str:
         return NOTHING
     parts = [f"{usage.get('input_tokens', 0):,} → {usage.get('output_tokens', 0):,}"]
     if cached := usage.get("cached_tokens"):
-        parts.append(f"{cached:,} from the cache")
+        parts.append(f"{cached:,} cached")
     if reasoning := usage.get("reasoning_tokens"):
-        parts.append(f"{reasoning:,} of reasoning")
+        parts.append(f"{reasoning:,} reasoning")
     return ", ".join(parts)
 
 
@@ -121,7 +121,7 @@ class StoredFileAdmin(MadeByClients):
 class BatchAdmin(MadeByClients):
     """Its job is among the jobs, where it can be cancelled."""
 
-    empty_words = "No batches yet. Clients begin them at /v1/batches."
+    empty_words = "No batches yet. Clients create them at /v1/batches."
     list_display = ("public_id", "input_name", "endpoint", "model", "status", "progress", "owner", "created_at")
     list_filter = ("status", "endpoint", ("owner", admin.RelatedOnlyFieldListFilter))
     search_fields = ("public_id", "input_file", "output_file")
@@ -130,7 +130,7 @@ class BatchAdmin(MadeByClients):
         (None, {"fields": ("public_id", "status", "progress", "tokens", "endpoint", "model", "owner", "job")}),
         ("Files", {"fields": ("given", "answers", "refusals", "problems")}),
         ("Time", {"fields": ("course", "completion_window", "expires_at")}),
-        ("Client's own", {"fields": ("metadata",)}),
+        ("Metadata", {"fields": ("metadata",)}),
     )
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Batch]:
@@ -157,23 +157,23 @@ class BatchAdmin(MadeByClients):
     def job(self, batch: Batch) -> str | SafeString:
         return job_link(batch)
 
-    @admin.display(description="requests in")
+    @admin.display(description="input file")
     def given(self, batch: Batch) -> str | SafeString:
         return named_file(batch.input_file)
 
-    @admin.display(description="answers in")
+    @admin.display(description="output file")
     def answers(self, batch: Batch) -> str | SafeString:
         return named_file(batch.output_file)
 
-    @admin.display(description="refusals in")
+    @admin.display(description="error file")
     def refusals(self, batch: Batch) -> str | SafeString:
         return named_file(batch.error_file)
 
-    @admin.display(description="wrong in the input")
+    @admin.display(description="input errors")
     def problems(self, batch: Batch) -> str | SafeString:
         return problems_html(batch)
 
-    @admin.display(description="course")
+    @admin.display(description="history")
     def course(self, batch: Batch) -> SafeString:
         return course_html(batch)
 
@@ -215,7 +215,7 @@ class EmbeddingModelFilter(admin.AllValuesFieldListFilter):
 
 @admin.register(VectorStore)
 class VectorStoreAdmin(MadeByClients):
-    empty_words = "No vector stores yet. Clients make them at /v1/vector_stores."
+    empty_words = "No vector stores yet. Clients create them at /v1/vector_stores."
     list_display = ("named", "public_id", "embedding_model", "num_files", "owner", "last_active_at", "created_at")
     list_filter = (("embedding_model", EmbeddingModelFilter), ("owner", admin.RelatedOnlyFieldListFilter))
     search_fields = ("public_id", "name")

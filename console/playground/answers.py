@@ -87,7 +87,7 @@ def _draft_view(endpoint: str, handler: Handler, names: frozenset[str], **fixed:
 def _asked(request: HttpRequest, names: frozenset[str]) -> dict[str, Any]:
     fields = parse_json(request.POST.get(ASKED, "").encode("utf-8", "surrogatepass"))
     if not isinstance(fields, dict):
-        raise invalid(f"Expected a JSON object in “{ASKED}”.", param=ASKED)
+        raise invalid(f"Expected a JSON object in `{ASKED}`.", param=ASKED)
     if unknown := sorted(fields.keys() - names):
         raise unsupported_parameter(unknown[0], "The preview does not send it.")
     return fields
@@ -102,10 +102,10 @@ def _read(request: HttpRequest, user: SessionUser, object_id: str) -> UnsavedDra
         return pages.unsaved_draft(request, object_id)
     except Http404:
         raise MillmError(
-            "There is no such profile, or you may not see it.", status=404, code="profile_not_found"
+            "The profile does not exist, or you don't have access to it.", status=404, code="profile_not_found"
         ) from None
     except PermissionDenied:
-        message = "You may not change this profile, so you cannot try its draft. Duplicate it."
+        message = "You can't edit this profile, so you can't preview its draft. Duplicate it instead."
         raise forbidden(message, code="permission_denied") from None
     finally:
         if not connection.in_atomic_block:

@@ -117,13 +117,13 @@ def _saved(request: HttpRequest, fields: dict[str, Any]) -> SteeringProfile:
         raise ModelNotFoundError(model_name)
     edits = parse_edits(read_inline(model.pk, model.name, fields.get("steering")).edits)
     owner: Any = request.user
-    return create_profile(name=name, model=model, description="From the playground.", owner=owner, edits=edits)
+    return create_profile(name=name, model=model, description="Created in the playground.", owner=owner, edits=edits)
 
 
 def _text(fields: dict[str, Any], key: str) -> str:
     value = fields.get(key)
     if not isinstance(value, str) or not value or "\0" in value:
-        raise invalid(f"Say the {key}.", param=key)
+        raise invalid(f"`{key}` is required.", param=key)
     return value
 
 

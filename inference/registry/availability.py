@@ -57,7 +57,9 @@ def model_availability(model: LanguageModel) -> ModelAvailability:
         sentence, percent = _progress_text(status.progress)
         return ModelAvailability("loading", sentence, percent=percent, is_moving=True)
     if status.is_waiting:
-        return ModelAvailability("waiting", "Waiting for its turn, or for memory that busy models use.", is_moving=True)
+        return ModelAvailability(
+            "waiting", "Waiting for other loads, or for memory used by running models.", is_moving=True
+        )
     return _of_row(model, status.retry_in_s)
 
 
@@ -65,28 +67,28 @@ def _of_row(model: LanguageModel, retry_in_s: float | None) -> ModelAvailability
     state = LanguageModel.State(model.state)
     if state == LanguageModel.State.LOADED:
         at = f" since {model.loaded_at:%Y-%m-%d %H:%M} UTC" if model.loaded_at else ""
-        return ModelAvailability(state, f"Answers requests{at}.")
+        return ModelAvailability(state, f"Ready{at}.")
     if state == LanguageModel.State.LOADING:
-        return ModelAvailability(state, "Being loaded by another process, or by one that has ended.", is_moving=True)
+        return ModelAvailability(state, "Loading in another process, or interrupted.", is_moving=True)
     if state == LanguageModel.State.FAILED:
-        again = f" Requests retry in {retry_in_s:.0f} s; “Load” retries now." if retry_in_s else ""
-        return ModelAvailability(state, f"Could not be loaded.{again}", error=model.error)
-    return ModelAvailability(state, "Not in memory; the next request loads it.")
+        again = f" Requests retry in {retry_in_s:.0f} s; Load retries now." if retry_in_s else ""
+        return ModelAvailability(state, f"Failed to load.{again}", error=model.error)
+    return ModelAvailability(state, "The next request loads it.")
 
 
 def _progress_text(progress: LoadProgress) -> tuple[str, int | None]:
     if progress.total_bytes and progress.done_bytes < progress.total_bytes:
         percent = 100 * progress.done_bytes // progress.total_bytes
         done, total = (filesizeformat(size) for size in (progress.done_bytes, progress.total_bytes))
-        return f"Downloading: {done} of {total}.", percent
-    return f"Loading: {progress.phase}, for {progress.for_s:.0f} s.", None
+        return f"Downloaded {done} of {total}.", percent
+    return f"{progress.phase[:1].upper()}{progress.phase[1:]} ({progress.for_s:.0f} s).", None
 
 
 def memory_need(model: LanguageModel) -> MemoryNeed:
     """Return the memory that the model needs. Reads file headers only. Works in serving processes, which have torch."""
     registry = get_registry()
     if not registry.is_serving:
-        return MemoryNeed(problem="Only the server measures memory.")
+        return MemoryNeed(problem="Only the running server can measure it.")
     try:
         path = present_directory(model.model_source)
         if path is None:

@@ -154,7 +154,7 @@ class RunningLoad:
 
     clock: Callable[[], float]
     download: WatchedDownload = field(default_factory=WatchedDownload)
-    _phase: str = "looking for its files"
+    _phase: str = "finding files"
     _since: float = 0.0
 
     def __post_init__(self) -> None:

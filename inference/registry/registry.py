@@ -354,7 +354,7 @@ class ModelRegistry:
         running.enter("freeing memory")
         plan = self._free_memory_for(spec)
         kv_bytes = plan.kv_bytes(settings.MILLM_ENGINE["kv_cache_bytes"], self._num_expected())
-        running.enter("reading its weights")
+        running.enter("reading weights")
         loaded = self._loading.load(spec)
         try:
             text = ModelText(
@@ -363,7 +363,7 @@ class ModelRegistry:
                 chat_template=row.chat_template,
                 tool_format=row.tool_format,
             )
-            running.enter("getting ready")
+            running.enter("preparing the engine")
             # Without a timeout: only the engine knows whether it has accepted the model or failed.
             self._require_engine().attach(loaded, kv_bytes).result()
         except BaseException:

@@ -15,6 +15,7 @@ from django.db import models
 from django.db.models import Prefetch, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import render
+from django.template.defaultfilters import pluralize
 from django.urls import path, reverse
 from django.utils import timezone
 from django.views.decorators.cache import never_cache
@@ -67,9 +68,9 @@ class KeyPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at 
             rows = ApiKey.objects.filter(pk=key.pk)
             if revoke_api_keys(keys=rows, reason=form.cleaned_data["reason"], user=staff(request)):
                 self.log_change(request, key, "Revoked.")
-                self.message_user(request, f"{key} is revoked. Requests with it are refused now.", messages.SUCCESS)
+                self.message_user(request, f"Revoked {key}. Requests with it are now refused.", messages.SUCCESS)
             else:
-                self.message_user(request, f"{key} was revoked already.", messages.WARNING)
+                self.message_user(request, f"{key} is already revoked.", messages.WARNING)
             return HttpResponseRedirect(reverse("admin:openai_api_apikey_change", args=[key.pk]))
         return self._ask(request, key, "revoke", f"Revoke {key}", form)
 
@@ -103,7 +104,7 @@ def staff(request: HttpRequest) -> User:
 
 
 LOG = "admin:openai_api_requestlog_changelist"
-MASS_REASON = "revoked with others, in the list"
+MASS_REASON = "revoked in bulk"
 
 
 @admin.register(ApiKey)
@@ -112,7 +113,7 @@ class ApiKeyAdmin(KeyPages, admin.ModelAdmin):  # type: ignore[type-arg]  # it t
 
     form = ApiKeyForm
     formfield_overrides = {models.TextField: {"widget": AdminTextareaWidget(attrs={"rows": 2})}}
-    empty_words = "No key yet. Add one for each program that asks this server; it is shown once."
+    empty_words = "No API keys yet. Create one for each client. A key is shown once."
     list_display = ("name", "prefix", "owner", "default_profile", "state", "used_today", "last_used_at", "created_at")
     list_filter = ("revoked_at", "expires_at", ("owner", admin.RelatedOnlyFieldListFilter))
     list_select_related = ("owner",)
@@ -132,7 +133,7 @@ class ApiKeyAdmin(KeyPages, admin.ModelAdmin):  # type: ignore[type-arg]  # it t
     fieldsets = (
         (None, {"fields": ("name", "owner", "note")}),
         (
-            "What requests may use",
+            "Access",
             {
                 "fields": (
                     "scopes",
@@ -226,9 +227,9 @@ class ApiKeyAdmin(KeyPages, admin.ModelAdmin):  # type: ignore[type-arg]  # it t
         if key.revoked_at is not None:
             return "revoked"
         if not key.is_usable:
-            return "expired" if key.owner.is_active else "its owner is not active"
+            return "expired" if key.owner.is_active else "owner is inactive"
         if key.has_old_secret and key.old_valid_until is not None:
-            return f"usable; its old secret {key.old_prefix}… until {key.old_valid_until:%Y-%m-%d %H:%M} UTC"
+            return f"usable; old secret {key.old_prefix}… valid until {key.old_valid_until:%Y-%m-%d %H:%M} UTC"
         return "usable"
 
     @admin.action(description="Revoke selected API keys", permissions=["change"])
@@ -238,7 +239,7 @@ class ApiKeyAdmin(KeyPages, admin.ModelAdmin):  # type: ignore[type-arg]  # it t
         rows = ApiKey.objects.filter(pk__in=[key.pk for key in keys])
         count = revoke_api_keys(keys=rows, reason=MASS_REASON, user=staff(request))
         self.message_user(
-            request, f"{count} API keys are revoked. Requests with them are refused now.", messages.SUCCESS
+            request, f"Revoked {count} API key{pluralize(count)}. Requests with them are now refused.", messages.SUCCESS
         )
 
     def save_model(self, request: HttpRequest, obj: ApiKey, form: Any, change: bool) -> None:  # noqa: FBT001 - Django's

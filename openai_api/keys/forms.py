@@ -17,7 +17,7 @@ from steering.models import ProfileVersion
 Choice = tuple[str, str]
 Choices = list[tuple[str, str | list[Choice]]]
 GRACES = (
-    (0, "not at all: for a secret that others may know"),
+    (0, "no (the secret may have leaked)"),
     (3600, "for an hour"),
     (86_400, "for a day"),
     (7 * 86_400, "for a week"),
@@ -29,19 +29,20 @@ class ApiKeyForm(forms.ModelForm[ApiKey]):
     """Names that no longer exist stay selectable, marked as missing."""
 
     default_profile = forms.ChoiceField(
-        required=False, help_text="What requests get that name no profile. A name alone is its newest version."
+        required=False,
+        help_text="Used by requests that name no profile. A name without a version means its latest version.",
     )
     allowed_models = forms.MultipleChoiceField(
-        required=False, widget=forms.CheckboxSelectMultiple, help_text="Nothing chosen: all."
+        required=False, widget=forms.CheckboxSelectMultiple, help_text="None selected: all."
     )
     allowed_profiles = forms.MultipleChoiceField(
-        required=False, widget=forms.CheckboxSelectMultiple, help_text="Nothing chosen: all."
+        required=False, widget=forms.CheckboxSelectMultiple, help_text="None selected: all."
     )
     scopes = forms.MultipleChoiceField(
         required=False,
         choices=Scope.choices,
         widget=forms.CheckboxSelectMultiple,
-        help_text="What it may be used for. Nothing chosen: all of /v1, and nothing of /api.",
+        help_text="What the key can access. None selected: all of /v1, nothing of /api.",
     )
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -55,7 +56,7 @@ class ApiKeyForm(forms.ModelForm[ApiKey]):
         if "log_content" in self.fields:
             field = self.fields["log_content"]
             assert isinstance(field, forms.ChoiceField)
-            field.choices = [("", "what the server's own setting says"), *LogContent.choices]
+            field.choices = [("", "server default"), *LogContent.choices]
         if "default_profile" in self.fields:
             field = self.fields["default_profile"]
             assert isinstance(field, forms.ChoiceField)
@@ -67,26 +68,26 @@ class ApiKeyForm(forms.ModelForm[ApiKey]):
         name = str(data.get("default_profile", "")).partition("@")[0]
         allowed = data.get("allowed_profiles")
         if name and allowed and name not in allowed:
-            self.add_error("default_profile", f"The key may not use {name}; allow it, or choose another default.")
+            self.add_error("default_profile", f"The key can't use {name}. Allow it, or choose another default.")
         return data
 
     def clean_expires_at(self) -> Any:
         at = self.cleaned_data["expires_at"]
         if at is not None and "expires_at" in self.changed_data and at <= timezone.now():
-            raise forms.ValidationError("This is in the past; to end a key now, revoke it.")
+            raise forms.ValidationError("Must be in the future. To disable a key now, revoke it.")
         return at
 
     def _offer(self, field: str, choices: list[Choice], chosen: Iterable[str]) -> None:
         """Set the choices of a field; read-only forms lack the field."""
         if field in self.fields:
             known = {value for value, _ in choices}
-            gone = [(value, f"{value} (not there any more)") for value in chosen if value and value not in known]
+            gone = [(value, f"{value} (deleted)") for value in chosen if value and value not in known]
             self.fields[field].choices = [*choices, *gone]  # type: ignore[attr-defined]  # both kinds have choices
 
 
 class RotateForm(forms.Form):
     grace_s = forms.TypedChoiceField(
-        label="The old secret stays valid", choices=GRACES, coerce=int, initial=86_400, widget=forms.RadioSelect
+        label="Old secret stays valid", choices=GRACES, coerce=int, initial=86_400, widget=forms.RadioSelect
     )
 
     @property
@@ -98,7 +99,7 @@ class RevokeForm(forms.Form):
     reason = forms.CharField(
         max_length=300,
         widget=forms.TextInput(attrs={"size": 60}),
-        help_text="Kept with the key and in the trail.",
+        help_text="Stored with the key and in the audit trail.",
     )
 
 
@@ -117,16 +118,16 @@ def profile_choices(current: str = "") -> Choices:
     rows = ProfileVersion.objects.filter(profile__archived_at__isnull=True)
     for name, number, model in rows.values_list("profile__name", "number", "profile__model__name"):
         versions.setdefault(name, {}).setdefault(number, set()).add(model)
-    choices: Choices = [("", "the model's own default, or none")]
+    choices: Choices = [("", "model default, or none")]
     known = {""}
     for name, numbers in sorted(versions.items()):
         models = ", ".join(sorted(set().union(*numbers.values())))
         named = [
-            (name, f"{name}, the newest"),
+            (name, f"{name} (latest)"),
             *((f"{name}@{number}", f"{name}@{number}") for number in sorted(numbers, reverse=True)),
         ]
         choices.append((f"{name} ({models})", named))
         known |= {value for value, _ in named}
     if current not in known:
-        choices.append((current, f"{current} (cannot be used: not published, or archived)"))
+        choices.append((current, f"{current} (unavailable: not published or archived)"))
     return choices

@@ -10,7 +10,7 @@ from openai_api.models import LogAccess
 
 SEE_TEXT = "openai_api.view_prompt_text"
 EXPORT = "openai_api.export_requestlog"
-HIDDEN = "The permission to see texts of requests is needed for this."
+HIDDEN = "You need the permission to view request texts."
 
 
 def may_see_text(user: User | AnonymousUser) -> bool:

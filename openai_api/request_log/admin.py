@@ -63,7 +63,7 @@ def _conditions(conditions: dict[str, Any]) -> Iterator[str]:
         yield f"words: {value}" if name == "text" else f"{name}: {value}"
 
 
-NOT_SHOWN = "Shown to those who may see texts of requests."
+NOT_SHOWN = "Visible to users who can view request texts."
 
 
 @admin.register(RequestLog)
@@ -192,11 +192,11 @@ class RequestLogAdmin(ExportPages, ReplayPages, SearchPages, ReadOnlyAdmin):
 class LogAccessAdmin(ReadOnlyAdmin):
     """Who read, searched, exported or replayed logged texts."""
 
-    empty_words = "Nobody has read, searched, exported or replayed texts of the log yet."
+    empty_words = "No accesses yet. Reading, searching, exporting and replaying logged texts is recorded here."
     list_display = ("at", "who", "act", "request_link", "what", "num_rows", "ended")
     list_filter = ("act", "at")
     search_fields = ("username", "request_id__startswith")
-    search_help_text = "A name, or the beginning of a request's id."
+    search_help_text = "User name, or start of a request id."
     fields = ("at", "who", "act", "request_link", "what", "num_rows", "ended")
     show_full_result_count = False
     paginator = EstimatingPaginator
@@ -206,7 +206,7 @@ class LogAccessAdmin(ReadOnlyAdmin):
 
     @admin.display(description="who", ordering="username")
     def who(self, access: LogAccess) -> str:
-        return access.username or "a command or a job"
+        return access.username or "command or job"
 
     @admin.display(description="request")
     def request_link(self, access: LogAccess) -> str | SafeString:
@@ -219,7 +219,7 @@ class LogAccessAdmin(ReadOnlyAdmin):
     def what(self, access: LogAccess) -> str:
         return access_text(access)
 
-    @admin.display(description="came to its end")
+    @admin.display(description="completed")
     def ended(self, access: LogAccess) -> str:
         """Return a word, since a red cross beside each search would look like an error."""
         return "yes" if access.is_complete else "no"

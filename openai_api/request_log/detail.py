@@ -13,6 +13,7 @@ from django.urls import NoReverseMatch, reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
+from inference.interventions import site_label
 from openai_api.models import RequestLog
 from openai_api.request_log.entry import TOKENS
 from openai_api.request_log.summary import key_text, visible_text
@@ -83,7 +84,7 @@ def key_link(row: RequestLog) -> str | SafeString:
     """Link to the key and its state: a refused secret may be that of a revoked or rotated key."""
     shown = key_text(row)
     if row.api_key is None:
-        return f"{shown}: refused, or of a key that was deleted" if shown else "none"
+        return f"{shown}: invalid or deleted key" if shown else "none"
     return format_html('<a href="{}">{}</a>', reverse("admin:openai_api_apikey_change", args=[row.api_key.pk]), shown)
 
 
@@ -91,11 +92,11 @@ def version_html(row: RequestLog) -> SafeString | str:
     """Describe the profile at that version, and what changed with it."""
     version = profile_version(row) if row.profile else None
     if row.profile.endswith(DRAFT):
-        return "A draft that was tried out in its form. Its edits are among the parameters."
+        return "Preview of a draft. Its edits are in the parameters below."
     if version is None:
-        return "The version is not there any more." if row.profile else "none"
+        return "This version no longer exists." if row.profile else "none"
     return format_html(
-        '{}<h4 class="log-role">Changed with {}</h4>{}', edits_table(version), version, changes_since_previous(version)
+        '{}<h4 class="log-role">Changes in {}</h4>{}', edits_table(version), version, changes_since_previous(version)
     )
 
 
@@ -103,7 +104,7 @@ def watch_html(row: RequestLog) -> SafeString | str:
     """List the stored activations that watch rules matched in this request."""
     events = list(WatchEvent.objects.filter(request_id=row.pk).order_by("rule")[:MAX_EVENTS])
     if not events:
-        return "Watch rules saw nothing."
+        return "No watch rule matched."
     lines = (
         (
             visible_text(event.rule),
@@ -132,11 +133,11 @@ def _version_url(version: ProfileVersion) -> str | None:
 
 
 def effect_text(effect: Mapping[str, Any]) -> str:
-    """Describe steering at one site: “layers.6.resid_post: changed 100% of 68 tokens, by 31% on average”."""
+    """Describe steering at one site: "layer 6 (resid_post): changed 100% of 68 tokens, by 31% of their norm"."""
     change = effect.get("mean_change")
-    size = "by more than can be computed" if change is None else f"by {change:.3%} of their norm on average"
+    size = "by an overflowing amount" if change is None else f"by {100 * change:.3g}% of their norm on average"
     share = effect.get("changed_share", 0)
-    return f"{effect.get('site')}: changed {share:.0%} of {effect.get('tokens')} tokens, {size}"
+    return f"{site_label(str(effect.get('site')))}: changed {share:.0%} of {effect.get('tokens')} tokens, {size}"
 
 
 MAX_FEATURES = 200  # the strongest, offered for selection
@@ -198,10 +199,10 @@ def _parts(row: RequestLog) -> Iterator[Part]:
     notes = _watched(row) if len(answers) == 1 else {}  # with several answers the token's answer is unknown
     for number, answer in enumerate(answers):
         if answer["prompt"]:
-            yield Part(f"Prompt{_place(number, answers)}, as tokens", _tokens(answer["prompt"], notes))
+            yield Part(f"Prompt tokens{_place(number, answers)}", _tokens(answer["prompt"], notes))
         if answer["tokens"]:
             tokens = _tokens(answer["tokens"], notes)
-            yield Part(f"Answer{_place(number, answers)}, as tokens", tokens, _cut(answer))
+            yield Part(f"Answer tokens{_place(number, answers)}", tokens, _cut(answer))
 
 
 def _place(number: int, answers: list[Any]) -> str:
@@ -210,7 +211,11 @@ def _place(number: int, answers: list[Any]) -> str:
 
 def _cut(answer: dict[str, Any]) -> str:
     kept, written = len(answer["tokens"]), answer["num_tokens"]
-    return f"The first {kept} of {written} tokens: more is not kept of one request." if kept < written else ""
+    return (
+        f"Showing the first {kept} of {written} tokens; the log stores no more of one request."
+        if kept < written
+        else ""
+    )
 
 
 def _tokens(kept: list[dict[str, Any]], notes: Notes) -> list[Token]:

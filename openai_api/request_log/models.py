@@ -14,7 +14,7 @@ class SavedSearch(models.Model):
 
     name = models.CharField(max_length=100)
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="saved_searches")
-    conditions = models.JSONField(help_text="Fields of the search's form that are not empty, as they were written.")
+    conditions = models.JSONField(help_text="The non-empty fields of the search form.")
     is_shared = models.BooleanField("shared", default=False)
     created_at = models.DateTimeField(db_default=Now(), editable=False)
 
@@ -41,9 +41,11 @@ class LogAccess(models.Model):
     act = models.CharField(max_length=10, choices=Act)
     username = models.CharField(max_length=150, help_text="Empty: a command on the server.", blank=True)
     request_id = models.CharField(max_length=64, blank=True, db_index=True)
-    detail = models.JSONField(default=dict, blank=True, help_text="Conditions, format, and whether texts were in it.")
+    detail = models.JSONField(
+        default=dict, blank=True, help_text="Conditions, format, and whether texts were included."
+    )
     num_rows = models.PositiveBigIntegerField("rows", null=True, blank=True)
-    is_complete = models.BooleanField("complete", default=True, help_text="Whether it came to its end.")
+    is_complete = models.BooleanField("complete", default=True, help_text="Whether it completed.")
 
     class Meta:
         ordering = ("-at", "-pk")

@@ -99,5 +99,5 @@ def _pattern(entry: LogEntry, *, has_address: bool) -> LogEntry:
 def _summary(count: _Count, network: str) -> LogEntry:
     first: datetime = count.entry.created_at
     source = f"from {network}" if network else "from many addresses"
-    message = f"{count.count} more such requests {source} within {WINDOW_S:.0f} s from {first:%H:%M:%S} UTC on."
+    message = f"{count.count} more such requests {source} within {WINDOW_S:.0f} s from {first:%H:%M:%S} UTC."
     return replace(count.entry, error_message=message, parameters={REFUSALS: count.count})

@@ -49,7 +49,7 @@ def start_replay(*, row: RequestLog, profile: str = AS_LOGGED, owner: User | Non
     """Enqueue a replay. Raises ReplayError if the log lacks data of the request. ``profile`` may name another one."""
     check_replayable(row)
     if profile == AS_LOGGED and row.profile.endswith(DRAFT):
-        raise ReplayError(f"{row.profile} was a draft that nobody kept; name a profile to replay the request with.")
+        raise ReplayError(f"{row.profile} was a preview of a draft. Choose a profile for the replay.")
     title = f"Replay {row.pk}" + (f" with {profile}" if profile else "")
     return enqueue_job(kind=REPLAY, params={"request": row.pk, "profile": profile}, owner=owner, title=title)
 
@@ -57,9 +57,9 @@ def start_replay(*, row: RequestLog, profile: str = AS_LOGGED, owner: User | Non
 def check_replayable(row: RequestLog) -> None:
     """Raise ReplayError if the request cannot be replayed."""
     if row.endpoint not in (CHAT, COMPLETIONS):
-        raise ReplayError(f"Requests to {row.endpoint} cannot be replayed; those to {CHAT} and {COMPLETIONS} can.")
+        raise ReplayError(f"Requests to {row.endpoint} cannot be replayed, only those to {CHAT} and {COMPLETIONS}.")
     if not row.prompt or row.prompt.startswith("sha256:") or "dropped" in row.parameters:
-        raise ReplayError("The log did not keep this request's text (see MILLM_LOG_CONTENT), so it cannot run again.")
+        raise ReplayError("The request's text was not stored (see MILLM_LOG_CONTENT), so it cannot be replayed.")
 
 
 AT_ONCE = 8
@@ -92,7 +92,7 @@ def read_row(row: RequestLog, profile: str = AS_LOGGED) -> Replay:
 def run_replay(job: RunningJob) -> dict[str, Any]:
     row = RequestLog.objects.filter(pk=job.params["request"]).first()
     if row is None:
-        raise ReplayError(f"The request {job.params['request']} is not in the log any more.")
+        raise ReplayError(f"The request {job.params['request']} is no longer in the log.")
     replay = read_row(row, job.params["profile"])
     job.progress(0, 1, f"replaying {row.pk}")
     try:

@@ -29,7 +29,7 @@ class ReplayForm(forms.Form):
     profile = forms.CharField(
         required=False,
         max_length=200,
-        help_text="name, name@version or none. Empty: exactly the version that the request had.",
+        help_text="name, name@version or none. Empty: the version that the request used.",
     )
 
 
@@ -72,7 +72,7 @@ class ReplayPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none 
                 form.add_error(None, str(error))
             else:
                 record_access(act=LogAccess.Act.REPLAY, user=request.user, request_id=row.pk)
-                self.message_user(request, f"“{job}” is queued. Its result will be on this page.", messages.SUCCESS)
+                self.message_user(request, f'Queued "{job}". The result will appear here.', messages.SUCCESS)
                 return HttpResponseRedirect(reverse("admin:jobs_job_change", args=[job.pk]))
         context = {
             **self.admin_site.each_context(request),
@@ -116,12 +116,12 @@ def replayed_html(result: Mapping[str, Any]) -> SafeString:
 def verdict(result: Mapping[str, Any]) -> str:
     """Return what the comparison shows, and why if that is known."""
     if result["same_text"]:
-        return "The same text" + ("." if result["same_steering"] else ", although the steering is another.")
+        return "Same text" + ("." if result["same_steering"] else ", although the steering differs.")
     if not result["same_steering"]:
-        return "Another text, by another steering."
+        return "Different text: the steering differs."
     if not result["seeded"]:
-        return "Another text, by the same steering: the request named no seed, so that each answer is drawn anew."
-    return "Another text, although seed and steering are the same: the model or its settings have changed since."
+        return "Different text, same steering: the request had no seed, so each run samples differently."
+    return "Different text, same steering and seed: the model or its settings have changed since."
 
 
 def _pair(then: str, now: str) -> Pair:

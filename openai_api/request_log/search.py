@@ -22,7 +22,7 @@ CLIENT_LEFT = Q(error_code="client_disconnected")
 OUTCOMES = {
     "ok": ("succeeded", Q(status__lt=400, error_code="")),
     "failed": ("failed in the stream", Q(status__lt=400) & ~Q(error_code="") & ~CLIENT_LEFT),
-    "left": ("client left", CLIENT_LEFT),
+    "left": ("client disconnected", CLIENT_LEFT),
     "refused": ("refused (4xx)", Q(status__gte=400, status__lt=500) & ~CLIENT_LEFT),
     "error": ("server error (5xx)", Q(status__gte=500)),
 }

@@ -34,7 +34,8 @@ class SearchForm(forms.Form):
         label="Words",
         required=False,
         max_length=MAX_SEARCH,
-        help_text="Words of prompt or answer, “phrases”, or, -without. Of very long texts the beginning and the end.",
+        help_text='Words in the prompt or answer, "phrases", or, -exclude. Only the start and end of very long '
+        "texts are searched.",
     )
     last = forms.ChoiceField(
         label="Time", required=False, choices=[ANY, *((name, title) for name, (title, _) in LAST.items())]
@@ -45,11 +46,11 @@ class SearchForm(forms.Form):
     profile = forms.CharField(required=False, max_length=200, help_text="name, name@version or none")
     key = forms.CharField(label="API key", required=False, max_length=100, help_text="name, prefix or none")
     user = forms.CharField(required=False, max_length=200)
-    endpoint = forms.CharField(required=False, max_length=60, help_text="or -models: all others")
+    endpoint = forms.CharField(required=False, max_length=60, help_text="-models: all but models")
     source = forms.ChoiceField(
         required=False,
         choices=[("", "clients and batches"), *((name, title) for name, (title, _) in SOURCES.items())],
-        help_text="Playground, previews and “Try it” are the console.",
+        help_text='The console is the playground, previews and "Try it".',
     )
     outcome = forms.ChoiceField(
         required=False, choices=[ANY, *((name, title) for name, (title, _) in OUTCOMES.items())]
@@ -57,8 +58,8 @@ class SearchForm(forms.Form):
     status = forms.IntegerField(required=False, min_value=100, max_value=599)
     code = forms.CharField(label="Error code", required=False, max_length=100)
     stream = forms.ChoiceField(label="Streamed", required=False, choices=[ANY, ("yes", "yes"), ("no", "no")])
-    slower = forms.FloatField(label="Took at least (ms)", required=False, min_value=0, max_value=1e9)
-    id = forms.CharField(label="Id begins with", required=False, max_length=64, help_text="of request or answer")
+    slower = forms.FloatField(label="Min duration (ms)", required=False, min_value=0, max_value=1e9)
+    id = forms.CharField(label="Id starts with", required=False, max_length=64, help_text="of the request or response")
 
     def __init__(self, data: Mapping[str, Any] | None, *, sees_text: bool) -> None:
         super().__init__(data or {}, auto_id="log-%s")
@@ -89,7 +90,7 @@ class SearchForm(forms.Form):
     def clean_text(self) -> str:
         text: str = self.cleaned_data["text"]
         if text and not has_words(text):
-            raise forms.ValidationError("There is no word in this.")
+            raise forms.ValidationError("Enter at least one word.")
         return text
 
     def clean_endpoint(self) -> str:
@@ -107,7 +108,7 @@ class SearchForm(forms.Form):
         known = Q(prefix=value) if is_prefix(value) else Q(name=value)
         found = tuple(ApiKey.objects.filter(known).values_list("pk", flat=True)[:1_000])
         if not found and not (is_prefix(value) and RequestLog.objects.filter(key_prefix=value).exists()):
-            raise forms.ValidationError(f"There is no key “{value}”.")
+            raise forms.ValidationError(f'There is no key "{value}".')
         return found
 
     def _key_prefix(self) -> str:
@@ -117,12 +118,12 @@ class SearchForm(forms.Form):
     def clean(self) -> dict[str, Any]:
         data = super().clean() or self.cleaned_data
         if "text" in self.data and not self._sees_text and self.data["text"]:
-            raise forms.ValidationError("You may not see texts of requests, so you cannot search them.")
+            raise forms.ValidationError("You don't have permission to search request texts.")
         unknown = [name for name in self.data if name not in (*self.fields, *CURSORS, "text")]
         if unknown:
-            raise forms.ValidationError(f"The log cannot be searched by “{unknown[0][:50]}”.")
+            raise forms.ValidationError(f'Unknown search field "{unknown[0][:50]}".')
         if data.get("last") and data.get("since"):
-            self.add_error("since", "Choose this or a time above, not both.")
+            self.add_error("since", "Choose either this or a time above.")
         return data
 
     def search(self) -> LogSearch:

@@ -44,7 +44,7 @@ class ShownSearch:
 def save_search(*, owner: User, name: str, conditions: dict[str, str], is_shared: bool = False) -> SavedSearch:
     """Save a search, replacing one of the same name. Raises ValidationError."""
     if not conditions:
-        raise ValidationError("It has no conditions.")
+        raise ValidationError("The search has no conditions.")
     name = forms.CharField(max_length=MAX_NAME).clean(name)  # before the database reports it
     User.objects.select_for_update().get(pk=owner.pk)  # two concurrent saves would both pass the limit
     others = SavedSearch.objects.filter(owner=owner).exclude(name=name)
@@ -76,19 +76,19 @@ def _shown(search: SavedSearch, user: User) -> ShownSearch:
 
 
 TEXTS = {
-    "full": "Texts are kept{until}",
-    "hash": "Of texts a SHA-256 is kept{until}",
-    "none": "Nothing of texts is kept",
+    "full": "Texts are stored{until}",
+    "hash": "Only a SHA-256 of each text is stored{until}",
+    "none": "Texts are not stored",
 }
 
 
 def stored_text() -> str:
     """Describe what the server stores; a key may store less of its own requests."""
     days, text_days = settings.MILLM_LOG_RETENTION_DAYS, settings.MILLM_LOG_TEXT_RETENTION_DAYS
-    rows = f"Rows are deleted after {_days(days)}" if days else "Rows are kept for ever"
-    until = f" for {_days(text_days)}" if text_days else " as long as their rows"
+    rows = f"Rows are deleted after {_days(days)}" if days else "Rows are never deleted"
+    until = f" for {_days(text_days)}" if text_days else ""
     texts = TEXTS[settings.MILLM_LOG_CONTENT].format(until=until)
-    return f"{rows}. {texts}. A key may have less kept."
+    return f"{rows}. {texts}. A key can store less."
 
 
 def _days(days: int) -> str:
@@ -169,7 +169,7 @@ class SearchPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none 
         except ValidationError as error:
             self.message_user(request, f"The search was not saved. {' '.join(error.messages)}", messages.ERROR)
         else:
-            self.message_user(request, f"The search “{saved}” is saved.", messages.SUCCESS)
+            self.message_user(request, f'Saved the search "{saved}".', messages.SUCCESS)
         return HttpResponseRedirect(f"{reverse(LIST)}?{urlencode(form.conditions)}")
 
     def delete_search_view(self, request: HttpRequest, pk: int) -> HttpResponse:
@@ -178,7 +178,7 @@ class SearchPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none 
         self.check_may_view(request)
         if not delete_search(owner=_user(request), pk=pk):
             raise PermissionDenied
-        self.message_user(request, "The search is deleted.", messages.SUCCESS)
+        self.message_user(request, "Deleted the search.", messages.SUCCESS)
         return HttpResponseRedirect(reverse(LIST))
 
 

@@ -75,7 +75,7 @@ def timeline_html(row: RequestLog) -> SafeString:
     """Render the phases as a bar and as text."""
     found = phases(row)
     if not found:
-        return format_html("{}", "No times were logged.")
+        return format_html("{}", "No timing data.")
     return format_html("{}{}", _bar(found), _steps(row, found))
 
 

@@ -15,16 +15,16 @@ from openai_api.stored_object_admin import Block, StoredObjectAdmin, json_text, 
 
 @admin.register(StoredResponse)
 class StoredResponseAdmin(StoredObjectAdmin):
-    empty_words = "No responses are kept. Requests to /v1/responses are, unless they say “store”: false."
+    empty_words = 'No stored responses yet. Requests to /v1/responses are stored unless they set "store": false.'
     list_display = ("id", "model", "status", "owner", "is_background", "tokens", "created_at")
     list_filter = ("status", "is_background", ("created_at", admin.DateFieldListFilter))
     list_select_related = ("owner",)
     search_fields = ("id__startswith", "owner__username")
-    search_help_text = "The beginning of an id, or a user's name."
+    search_help_text = "Start of an id, or a user name."
     readonly_fields = ("tokens",)
     fieldsets = (
         (None, {"fields": ("id", "model", "status", "owner", "created_at", "used_at", "tokens")}),
-        ("Belongs to", {"fields": ("previous_response_id", "conversation", "is_background", "is_streamed", "job_id")}),
+        ("Context", {"fields": ("previous_response_id", "conversation", "is_background", "is_streamed", "job_id")}),
     )
     text_fields = ("input_items", "output_items", "request_body")
 
@@ -41,19 +41,19 @@ class StoredResponseAdmin(StoredObjectAdmin):
     def output_items(self, row: StoredResponse) -> SafeString:
         return text_blocks(blocks_of(row.items.filter(is_output=True)))
 
-    @admin.display(description="as clients read it")
+    @admin.display(description="as JSON")
     def request_body(self, row: StoredResponse) -> SafeString:
         return text_blocks([("", json_text(row.body))])
 
 
 @admin.register(Conversation)
 class ConversationAdmin(StoredObjectAdmin):
-    empty_words = "No conversations yet. Clients begin them at /v1/conversations."
+    empty_words = "No conversations yet. Clients create them at /v1/conversations."
     list_display = ("id", "owner", "created_at")
     list_filter = (("created_at", admin.DateFieldListFilter),)
     list_select_related = ("owner",)
     search_fields = ("id__startswith", "owner__username")
-    search_help_text = "The beginning of an id, or a user's name."
+    search_help_text = "Start of an id, or a user name."
     fieldsets = ((None, {"fields": ("id", "owner", "created_at")}),)
     text_fields = ("item_texts", "metadata_text")
 

@@ -13,12 +13,12 @@ from openai_api.stored_object_admin import StoredObjectAdmin, json_text, text_bl
 
 @admin.register(StoredChat)
 class StoredChatAdmin(StoredObjectAdmin):
-    empty_words = "No completions are kept. Requests to /v1/chat/completions that say “store”: true are."
+    empty_words = 'No stored completions yet. Requests to /v1/chat/completions with "store": true are stored.'
     list_display = ("id", "model", "owner", "tokens", "created_at")
     list_filter = (("created_at", admin.DateFieldListFilter),)
     list_select_related = ("owner",)
     search_fields = ("id__startswith", "owner__username")
-    search_help_text = "The beginning of an id, or a user's name."
+    search_help_text = "Start of an id, or a user name."
     readonly_fields = ("tokens",)
     fieldsets = ((None, {"fields": ("id", "model", "owner", "created_at", "tokens")}),)
     text_fields = ("message_texts", "answer", "metadata_text")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from jobs.running_job import RunningJob
@@ -28,6 +28,7 @@ class CurvePoint:
     factor: float
     push: float | None
     kl: float | None
+    pushes: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def calibrate(job: RunningJob) -> dict[str, Any]:
         if factor not in known:
             job.progress(len(curve), max(MAX_STEPS, len(curve) + 1), f"{factor:.4g} × the strength")
             known[factor] = _kl(job, runner, subject, texts, factor)
-            curve.append(CurvePoint(factor, subject.push(factor), known[factor]))
+            curve.append(CurvePoint(factor, subject.push(factor), known[factor], subject.pushes(factor)))
             job.save_checkpoint({**job.checkpoint, "curve": [asdict(point) for point in curve]})
         return known[factor]
 

@@ -85,7 +85,9 @@ class CalibrationForm(EvaluationForm):
         + ".",
     )
     push_cap = forms.FloatField(
-        label="Cap on the relative size", initial=STRONG_PUSH, help_text="As a fraction of the residual norm."
+        label="Cap on each edit",
+        initial=STRONG_PUSH,
+        help_text="Largest relative size of a single edit (× residual norm).",
     )
     field_order = ("target", "push_cap", "prompts")
 

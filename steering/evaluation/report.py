@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from django.template.loader import render_to_string
 from django.utils.html import format_html_join
 from django.utils.safestring import SafeString, mark_safe
 
+from inference.interventions import site_label
 from steering.evaluation.plot import Plot, number_text
 from steering.evaluation.word_diff import word_diff
 from steering.models import Evaluation
@@ -29,8 +30,8 @@ MEASURES = {
     "activation": "activation of the feature",
     "active": "tokens on which it is active",
     "words": "words of the list",
-    "push": "largest relative size of one edit",
 }
+SIZE = "relative size"
 STRONG_KL = 4.0  # nats: the darkest mark in a comparison
 
 
@@ -78,17 +79,29 @@ def _cell(value: Any) -> Any:
 
 
 def _sweep_table(result: Mapping[str, Any]) -> Table:
-    measures = [key for key in MEASURES if any(point[key] is not None for point in result["points"])]
+    points = result["points"]
+    measures = [key for key in MEASURES if any(point[key] is not None for point in points)]
+    titles, sizes = _size_columns(points)
     rows = [
         (
             "no steering" if point["factor"] is None else point["factor"],
             *(point[key] for key in measures),
+            *size,
             point["num_tokens"],
             point["failures"],
         )
-        for point in result["points"]
+        for point, size in zip(points, sizes, strict=True)
     ]
-    return Table((FACTOR, *(MEASURES[key] for key in measures), "tokens", "failures"), tuple(rows))
+    return Table((FACTOR, *(MEASURES[key] for key in measures), *titles, "tokens", "failures"), tuple(rows))
+
+
+def _size_columns(points: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+    """Return the titles and cells for relative sizes: one column, or one for each site if the edits act at several."""
+    sites = list(dict.fromkeys(site for point in points for site in point.get("pushes", {})))
+    if len(sites) < 2:
+        return (SIZE,), [(sum(point["pushes"].values()) if "pushes" in point else point["push"],) for point in points]
+    cells = [tuple(point["pushes"].get(site, 0.0) for site in sites) for point in points]
+    return tuple(f"{SIZE}, {site_label(site)}" for site in sites), cells
 
 
 def _sweep_context(result: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,7 +111,7 @@ def _sweep_context(result: Mapping[str, Any]) -> dict[str, Any]:
             title[0].upper() + title[1:], FACTOR, tuple((p["factor"], p[key]) for p in steered if p[key] is not None)
         ).svg()
         for key, title in MEASURES.items()
-        if key not in ("push", "active")
+        if key != "active"
     ]
     points = [{**point, "factor_text": _number(point["factor"])} for point in result["points"]]
     return {"table": _shown(_sweep_table(result)), "plots": [plot for plot in plots if plot], "points": points}
@@ -108,8 +121,9 @@ def _sweep_context(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _calibration_table(result: Mapping[str, Any]) -> Table:
-    rows = tuple((point["factor"], point["kl"], point["push"]) for point in result["curve"])
-    return Table((FACTOR, MEASURES["kl"], MEASURES["push"]), rows)
+    titles, sizes = _size_columns(result["curve"])
+    rows = tuple((p["factor"], p["kl"], *size) for p, size in zip(result["curve"], sizes, strict=True))
+    return Table((FACTOR, MEASURES["kl"], *titles), rows)
 
 
 def _calibration_context(result: Mapping[str, Any]) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from steering.models import ProfileVersion
 from steering.profiles.resolver import check_scopes, get_resolver
 from steering.profiles.snapshot import PublishedVersion, version_of
 from steering.spec.edit import EditSpec, FeatureTarget
-from steering.spec.factor import largest_push, with_factor
+from steering.spec.factor import combined_pushes, largest_push, with_factor
 from steering.spec.parsing import parse_edits
 from steering.spec.rendering import edits_to_json, fingerprint
 from steering.spec.wording import describe_edit, describe_target
@@ -277,7 +277,13 @@ class EvaluatedVersion:
         return [describe_edit(with_factor(edit, factor)) for edit in self.edits]
 
     def push(self, factor: float) -> float | None:
+        """Return the relative size of the largest edit; None if no edit's size is known."""
         return largest_push([with_factor(edit, factor) for edit in self.edits])
+
+    def pushes(self, factor: float) -> dict[str, float]:
+        """Return the combined relative size of the edits at each site, by the site's name."""
+        combined = combined_pushes(with_factor(edit, factor) for edit in self.edits)
+        return {str(site): push for site, push in combined.items()}
 
     @property
     def feature(self) -> EditSpec | None:

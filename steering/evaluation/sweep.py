@@ -32,12 +32,14 @@ class Point:
 
     ``kl``: nats per token between the steered and the unsteered next-token distributions on the steered answers.
     ``perplexity``: of the answers under the unsteered model. ``repeat``: mean share of repeated 4-grams of an answer.
+    ``push``: relative size of the largest edit. ``pushes``: of all edits together, at each site.
     ``activation``: of the steered feature under the unsteered model. ``failures``: answers that failed.
     """
 
     factor: float | None
     strengths: list[str]
     push: float | None
+    pushes: dict[str, float]
     kl: float | None
     perplexity: float | None
     repeat: float | None
@@ -117,6 +119,7 @@ def point_of(
         factor=factor,
         strengths=[] if factor is None else subject.strengths(factor),
         push=0.0 if factor is None else subject.push(factor),
+        pushes={} if factor is None else subject.pushes(factor),
         kl=finite(mean(value for comparison in comparisons for value in comparison.kl)),
         perplexity=finite(perplexity(value for comparison in comparisons for value in comparison.theirs)),
         repeat=mean(repeat_rate(ids) for ids in tokens),

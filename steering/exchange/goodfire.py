@@ -18,7 +18,7 @@ NAME = "Goodfire"
 _MODES: dict[str, Operation] = {"nudge": "add", "pin": "clamp"}
 _DOUBT = (
     "Goodfire does not say what its values are multiples of; they are read as multiples of the maximal activation."
-    " Look at the push, and try them before you publish."
+    " Check the relative size, and try them before you publish."
 )
 
 

@@ -59,13 +59,13 @@ _DENSITIES = {
     "dead": ("never", Q(density=0)),
     "rare": ("below 0.1 %", Q(density__gt=0, density__lt=0.001)),
     "usual": ("0.1 % to 5 %", Q(density__gte=0.001, density__lt=0.05)),
-    "dense": ("5 % and more", Q(density__gte=0.05)),
+    "dense": ("5 % or more", Q(density__gte=0.05)),
     "unknown": ("not measured", Q(density__isnull=True)),
 }
 
 
 class DensityFilter(admin.SimpleListFilter):
-    title = "how often it fires"
+    title = "activation density"
     parameter_name = "fires"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> Iterable[tuple[str, str]]:
@@ -89,7 +89,7 @@ class LabelledFilter(admin.SimpleListFilter):
     parameter_name = "labelled"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> Iterable[tuple[str, str]]:
-        return (("yes", "has one"), ("no", "has none"))
+        return (("yes", "labelled"), ("no", "unlabelled"))
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Feature]) -> QuerySet[Feature]:
         match self.value():
@@ -137,7 +137,7 @@ class FeatureAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none
 
     change_form_template = f"{_TEMPLATES}/change_form.html"
 
-    empty_words = "No features yet. They come with an SAE."
+    empty_words = "No features yet. Add an SAE first."
     list_display = ("index", "label_text", "sae_name", "max_activation_text", "density_text", "tokens")
     list_display_links = ("index", "label_text")
     list_filter = (LabelledFilter, DensityFilter, ("sae", SAEFilter))
@@ -146,7 +146,7 @@ class FeatureAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none
     ordering = IN_ORDER
     paginator = BoundedPaginator
     search_fields = ("label",)
-    search_help_text = "Words or their beginnings, “a phrase”, or, -not; or the feature's number. The best come first."
+    search_help_text = 'Words or prefixes, "a phrase", or, -exclude; or a feature\'s index. Best matches first.'
     show_full_result_count = False
     fields = ("sae_link", "index", "label", "description", "label_source")
     readonly_fields = ("sae_link", "index", "label_source")
@@ -247,7 +247,7 @@ class FeatureAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none
         except LensUnavailableError as error:
             context["problem"] = str(error)
         except (LensBusyError, TimeoutError):
-            context["problem"] = "Too many features are being looked at; try again in a moment."
+            context["problem"] = "The server is busy. Try again in a moment."
         return TemplateResponse(request, f"{_TEMPLATES}/lens.html", context)
 
     def steer_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
@@ -277,7 +277,7 @@ class FeatureAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none
             )
         except (SteeringError, ValidationError) as error:
             text = error.message if isinstance(error, SteeringError) else " ".join(error.messages)
-            self.message_user(request, f"Nothing was added. {text}", messages.ERROR)
+            self.message_user(request, f"The feature was not added. {text}", messages.ERROR)
             return HttpResponseRedirect(feature_url(feature))
         self.message_user(request, f'Added {feature} to draft "{profile}". Publish to use it.', messages.SUCCESS)
         return HttpResponseRedirect(reverse("admin:steering_steeringprofile_change", args=[profile.pk]))

@@ -20,9 +20,9 @@ class SteerForm(forms.Form):
     """Selects one of the user's drafts, or names a new profile."""
 
     profile = forms.ModelChoiceField(
-        SteeringProfile.objects.none(), required=False, empty_label="a new profile", label="Draft"
+        SteeringProfile.objects.none(), required=False, empty_label="new profile", label="Draft"
     )
-    new_name = forms.SlugField(max_length=100, required=False, label="Its name")
+    new_name = forms.SlugField(max_length=100, required=False, label="Name of the new profile")
     operation = forms.ChoiceField(choices=())
     strength = forms.FloatField(
         initial=DEFAULT_STRENGTH,
@@ -48,19 +48,19 @@ class SteerForm(forms.Form):
         assert isinstance(operation, forms.ChoiceField)
         operation.choices = [(name, labels[name]) for name in names]
         unit = "× max activation" if feature.max_activation else "raw"
-        self.fields["strength"].help_text = f"{unit}; a factor for “scale by”"
+        self.fields["strength"].help_text = f'{unit}; for "scale by", a factor'
 
     def clean(self) -> dict[str, Any]:
         data = super().clean() or self.cleaned_data
         if self.errors or data["profile"] is not None:
             return data
         if not self.may_begin:
-            raise ValidationError({"profile": "You may not begin a new profile; choose a draft of yours."})
+            raise ValidationError({"profile": "You don't have permission to add profiles. Choose an existing draft."})
         if not data["new_name"]:
-            raise ValidationError({"new_name": "A new profile needs a name."})
+            raise ValidationError({"new_name": "Enter a name for the new profile."})
         taken = SteeringProfile.objects.filter(model_id=self._feature.sae.model_id, name=data["new_name"])
         if taken.exists():
-            raise ValidationError({"new_name": f"The model has a profile {data['new_name']} already."})
+            raise ValidationError({"new_name": f"The model already has a profile {data['new_name']}."})
         return data
 
 

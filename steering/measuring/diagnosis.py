@@ -85,7 +85,7 @@ def _other_sites(sae: SparseAutoencoder, site: Site, num_layers: int) -> Iterato
     kinds: tuple[SiteKind, ...] = ("resid_pre", "resid_post", "mlp_raw", "mlp_out") if site.kind != "attn_out" else ()
     places = {Site(layer, site.kind) for layer in range(num_layers)} | {Site(site.layer, kind) for kind in kinds}
     for place in sorted(places - {site}):
-        yield Suspect(f"at {place}: look at the layer and the site that it was registered with", place, _plain(sae))
+        yield Suspect(f"at {place.label}: check the layer and the site that it is registered with", place, _plain(sae))
 
 
 def _other_maths(sae: SparseAutoencoder, site: Site) -> Iterator[Suspect]:

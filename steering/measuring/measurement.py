@@ -119,7 +119,7 @@ def measure_sae(
         progress(number, len(documents))
         h = reader.read(document.token_ids, (site,))[site]
         if not bool(h.isfinite().all()):
-            raise InvalidSAEError(f"The model's residuals at {site} are not all finite numbers.")
+            raise InvalidSAEError(f"The model's residuals at {site.label} are not all finite.")
         measurement.add(number, document, h, sae)
     if not measurement.num_tokens:
         raise InvalidSAEError("The corpus holds no tokens to measure on but the first ones of its texts.")

@@ -27,7 +27,7 @@ class SteeringProfile(models.Model):
     created_at = models.DateTimeField(db_default=Now(), editable=False)
     updated_at = models.DateTimeField(auto_now=True)
     archived_at = models.DateTimeField(
-        null=True, blank=True, editable=False, help_text="Requests cannot use it from then on."
+        null=True, blank=True, editable=False, help_text="Requests can't use it from this time on."
     )
     shared_with = models.ManyToManyField(Group, blank=True, related_name="+")
 
@@ -84,9 +84,9 @@ class FeatureEdit(models.Model):
 
     class Scope(models.TextChoices):
         EVERYTHING = "everything", "everything"
-        THINKING = "thinking", "the thinking"
-        ANSWER = "answer", "the answer itself"
-        OUTSIDE_CALLS = "outside_calls", "outside of tool calls"
+        THINKING = "thinking", "thinking"
+        ANSWER = "answer", "answer"
+        OUTSIDE_CALLS = "outside_calls", "outside tool calls"
 
     profile = models.ForeignKey(SteeringProfile, on_delete=models.CASCADE, related_name="edits")
     feature = models.ForeignKey(Feature, null=True, blank=True, on_delete=models.PROTECT, related_name="edits")
@@ -94,7 +94,7 @@ class FeatureEdit(models.Model):
         PlainVector, null=True, blank=True, on_delete=models.PROTECT, related_name="edits", verbose_name="vector"
     )
     vector = models.JSONField(
-        "own numbers", null=True, blank=True, help_text='{"layer": 3, "site": "resid_post", "values": [...]}'
+        "custom values", null=True, blank=True, help_text='{"layer": 3, "site": "resid_post", "values": [...]}'
     )
     operation = models.CharField(max_length=20, choices=Operation, default=Operation.ADD)
     strength = models.FloatField(default=1.0, help_text="A factor for “scale by”; unused for “ablate”.")
@@ -106,7 +106,7 @@ class FeatureEdit(models.Model):
     after = models.PositiveIntegerField(null=True, blank=True, help_text="Skips the first tokens of the phase.")
     first = models.PositiveIntegerField(null=True, blank=True, help_text="Acts only on the first tokens of the phase.")
     scope = models.CharField(
-        max_length=20, choices=Scope, default=Scope.EVERYTHING, help_text="The segment of the output that it acts on."
+        max_length=20, choices=Scope, default=Scope.EVERYTHING, help_text="Part of the output that the edit acts on."
     )
     only_if_active = models.BooleanField(default=False, help_text="Only on tokens where the feature is active.")
     gate_feature = models.ForeignKey(
@@ -119,16 +119,16 @@ class FeatureEdit(models.Model):
     )
     gate_above = models.FloatField("gate threshold", null=True, blank=True, help_text="Default: 0.")
     gate_unit = models.CharField(max_length=20, choices=GateUnit, default=GateUnit.MAX_ACT)
-    special_tokens = models.BooleanField(default=False, help_text="On special tokens too.")
+    special_tokens = models.BooleanField(default=False, help_text="Also act on special tokens.")
     ranges = models.JSONField(
         null=True,
         blank=True,
-        help_text="In place of “after” and “first”: [[0, 4], [10, null]] are tokens 0 to 3 and 10 on.",
+        help_text='Replaces "after" and "first". [[0, 4], [10, null]] means tokens 0 to 3 and from 10 on.',
     )
     sink_tokens = models.BooleanField(
         "attention sinks",
         default=False,
-        help_text="On a prompt's first token and on those with enormous residuals too.",
+        help_text="Also act on a prompt's first token and on tokens with outlying residual norms.",
     )
 
     class Meta:
@@ -215,7 +215,7 @@ class SteeringPolicy(models.Model):
     """A version that steers every request of its model, after the request's own profile. Clients cannot opt out."""
 
     version = models.OneToOneField(ProfileVersion, on_delete=models.PROTECT, related_name="policy")
-    position = models.PositiveIntegerField(default=0, help_text="Lower ones act first.")
+    position = models.PositiveIntegerField(default=0, help_text="Policies with a lower position act first.")
     is_active = models.BooleanField("active", default=True)
     reason = models.TextField(help_text="Why every request needs it. Shown in the audit trail.")
     created_by = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, editable=False, on_delete=models.SET_NULL)

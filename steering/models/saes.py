@@ -31,7 +31,7 @@ class SAE(models.Model):
     normalization = models.CharField(max_length=50, default="none", help_text="How the SAE rescales its input.")
     layer = models.PositiveIntegerField()
     site = models.CharField(max_length=20, choices=Site, default=Site.RESID_POST)
-    d_in = models.PositiveIntegerField("width", help_text="Numbers in a residual vector (d_in).")
+    d_in = models.PositiveIntegerField("width", help_text="Width of the residual (d_in).")
     d_sae = models.PositiveIntegerField("features", help_text="Number of features (d_sae).")
     checksum = models.CharField(max_length=64, db_index=True, help_text="SHA-256 of weights and configuration.")
     l0 = models.FloatField("L0", null=True, blank=True, help_text="Mean number of active features per token.")
@@ -42,14 +42,14 @@ class SAE(models.Model):
     median_resid_norm = models.FloatField(
         "median residual norm", null=True, blank=True, help_text="Attention sinks are compared to it."
     )
-    dead_share = models.FloatField(null=True, blank=True, help_text="Share of features that never fired.")
+    dead_share = models.FloatField(null=True, blank=True, help_text="Share of features that were never active.")
     measured_at = models.DateTimeField(null=True, blank=True, editable=False)
     measured_tokens = models.PositiveIntegerField(null=True, blank=True, help_text="Ordinary tokens of the corpus.")
     measured_sinks = models.PositiveIntegerField(
-        null=True, blank=True, help_text="Attention sinks of the corpus, which were left out."
+        null=True, blank=True, help_text="Attention sinks excluded from measuring."
     )
-    corpus = models.CharField(max_length=200, blank=True, help_text="What it was measured on: name and version.")
-    causes = models.JSONField(default=list, blank=True, help_text="Sentences on what may be wrong with it.")
+    corpus = models.CharField(max_length=200, blank=True, help_text="Corpus of the measurement: name and version.")
+    causes = models.JSONField(default=list, blank=True, help_text="What may be wrong with the SAE.")
     created_at = models.DateTimeField(db_default=Now(), editable=False)
 
     class Meta:
@@ -60,7 +60,7 @@ class SAE(models.Model):
             models.UniqueConstraint(
                 fields=("model", "checksum", "layer", "site"),
                 name="sae_registered_once",
-                violation_error_message="This SAE is registered already for this model and place.",
+                violation_error_message="This SAE is already registered for this model and site.",
             ),
         )
 
@@ -92,20 +92,24 @@ class Feature(models.Model):
     sae = models.ForeignKey(SAE, on_delete=models.CASCADE, related_name="features")
     index = models.PositiveIntegerField()
     label = models.CharField(max_length=500, blank=True)
-    label_source = models.CharField(max_length=300, blank=True, help_text="Who or what gave the label.")
-    description = models.TextField(max_length=4000, blank=True, help_text="More words, or other explanations.")
+    label_source = models.CharField(max_length=300, blank=True, help_text="Source of the label.")
+    description = models.TextField(
+        max_length=4000, blank=True, help_text="A longer description, or other explanations."
+    )
     max_activation = models.FloatField(null=True, blank=True, help_text="Largest activation on a corpus.")
     max_activation_source = models.CharField(
-        max_length=20, choices=Source, blank=True, help_text="Where the largest activation comes from."
+        max_length=20, choices=Source, blank=True, help_text="Source of the largest activation."
     )
-    density = models.FloatField(null=True, blank=True, help_text="Share of tokens on which it fires.")
+    density = models.FloatField(null=True, blank=True, help_text="Share of tokens on which it is active.")
     decoder_norm = models.FloatField(null=True, blank=True, help_text="L2 norm of its decoder row.")
-    top_tokens = models.JSONField(default=list, blank=True, help_text="Tokens on which it fires most.")
-    examples = models.JSONField(default=list, blank=True, help_text="Texts on which it fires most: tokens, values.")
-    examples_source = models.CharField(max_length=200, blank=True, help_text="The corpus, or the import.")
-    histogram = models.JSONField(null=True, blank=True, help_text="How often it fires how strongly: width, counts.")
+    top_tokens = models.JSONField(default=list, blank=True, help_text="Tokens on which it is most active.")
+    examples = models.JSONField(
+        default=list, blank=True, help_text="Texts on which it is most active: tokens and values."
+    )
+    examples_source = models.CharField(max_length=200, blank=True, help_text="Corpus or import of the examples.")
+    histogram = models.JSONField(null=True, blank=True, help_text="Activation histogram: bin width and counts.")
     traffic_examples = models.JSONField(
-        default=list, blank=True, help_text="The same as examples, of requests whose keys allow it."
+        default=list, blank=True, help_text="Examples from requests whose keys allow it."
     )
 
     objects = FeatureQuerySet.as_manager()

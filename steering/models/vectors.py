@@ -31,7 +31,7 @@ class VectorSet(models.Model):
     name = models.SlugField(max_length=100, unique=True)
     model = models.ForeignKey(LanguageModel, on_delete=models.PROTECT, related_name="vector_sets")
     description = models.TextField(blank=True)
-    origin = models.CharField(max_length=300, editable=False, help_text="The file, or what the vectors were found by.")
+    origin = models.CharField(max_length=300, editable=False, help_text="File or method that the vectors come from.")
     checksum = models.CharField(max_length=64, editable=False, help_text="SHA-256 of the file's content.")
     created_by = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, editable=False, on_delete=models.SET_NULL)
     created_at = models.DateTimeField(db_default=Now(), editable=False)
@@ -55,7 +55,7 @@ class PlainVector(models.Model):
     data = models.BinaryField()
     norm = models.FloatField(help_text="L2 norm.")
     reference_norm = models.FloatField(
-        null=True, blank=True, help_text="Mean norm of the residual at the site, where it was measured."
+        null=True, blank=True, help_text="Mean norm of the residual at the site, if measured."
     )
 
     class Meta:
@@ -63,7 +63,7 @@ class PlainVector(models.Model):
         constraints = (models.UniqueConstraint(fields=("vector_set", "layer", "site"), name="vector_unique_per_site"),)
 
     def __str__(self) -> str:
-        return f"{self.vector_set.name} at {self.place}"
+        return f"{self.vector_set.name} at {self.place.label}"
 
     @property
     def place(self) -> Site:

@@ -53,7 +53,7 @@ class SteeringProfileAdmin(SharingAdmin, ExchangePages, admin.ModelAdmin):  # ty
     owner_field = "owner"
     see_all = SEE_ALL_PROFILES
 
-    empty_words = "No profiles yet. Add one, or open a feature and select “Steer with this”."
+    empty_words = 'No profiles yet. Add one, or open a feature and select "Steer with this".'
     list_display = ("name", "model", "published", "num_edits", "owner", "is_in_use", "problem", "updated_at")
     list_filter = ("model", ("owner", admin.RelatedOnlyFieldListFilter), ("archived_at", admin.EmptyFieldListFilter))
     list_select_related = ("model", "owner")

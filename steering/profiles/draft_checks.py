@@ -114,7 +114,8 @@ def _misfit(edit: EditSpec, shape: ModelShape, path: str) -> Problem | None:
     if site.layer >= shape.num_layers:
         return Problem(path, f"The model has layers 0 to {shape.num_layers - 1}, not {site.layer}.")
     if isinstance(edit.target, VectorTarget) and shape.width(site) != len(edit.target.values):
-        return Problem(path, f"{site} is {shape.width(site)} wide in this model, the vector {len(edit.target.values)}.")
+        found, width = len(edit.target.values), shape.width(site)
+        return Problem(path, f"The vector has {found} values, but the model is {width} wide at {site.label}.")
     return None
 
 
@@ -130,5 +131,5 @@ def _check_push(edit: EditSpec, path: str) -> Problem | None:
     push = edit.push
     if push is None or push <= MAX_PUSH:
         return None
-    message = f"The edit would push the residual by {push:.3g} times its norm; at most {MAX_PUSH:g} is allowed."
+    message = f"The edit would change the residual by {push:.3g} times its norm; the limit is {MAX_PUSH:g}."
     return Problem(f"{path}.strength", message)

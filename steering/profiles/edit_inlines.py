@@ -27,35 +27,37 @@ from steering.spec.wording import describe_edit
 from steering.visibility import visible_vectors
 
 OPERATION_HELP = {
-    "add": "Adds the strength to what the feature, or the direction, contributes: the usual way to get more or less.",
-    "clamp": "Sets the feature to the strength on every token, whatever it was.",
-    "scale": "Multiplies the feature's own activation by the strength: 0 silences it, 1 changes nothing, 2 doubles it.",
-    "ablate": "Sets the feature to 0. The strength does not matter.",
-    "at_least": "Raises the feature to the strength where it is below, and leaves it alone elsewhere.",
-    "at_most": "Lowers the feature to the strength where it is above, and leaves it alone elsewhere.",
-    "orthogonal": "Multiplies the part of the residual along the direction by the strength: 0 removes it.",
-    "projection_cap": "Keeps the residual along the direction between the lower end and the strength.",
-    "norm_preserving": "Gives the residual its former length back, after all other edits at the site.",
+    "add": "Adds the strength to the contribution of the feature or direction. The usual way to get more or "
+    "less of it.",
+    "clamp": "Sets the feature to the strength on every token.",
+    "scale": "Multiplies the feature's activation by the strength: 0 removes it, 1 changes nothing, 2 doubles it.",
+    "ablate": "Sets the feature to 0. The strength is not used.",
+    "at_least": "Raises the feature to the strength where it is lower.",
+    "at_most": "Lowers the feature to the strength where it is higher.",
+    "orthogonal": "Multiplies the residual's component along the direction by the strength: 0 removes it.",
+    "projection_cap": "Limits the residual's component along the direction to between the lower end and the strength.",
+    "norm_preserving": "Restores the residual's original norm after all other edits at the site.",
 }
 PHASE_HELP = {
-    "both": "On the tokens of the prompt and on those that the model writes.",
-    "prompt": "Only on the tokens of the prompt, as the model reads them.",
-    "from_last_prompt_token": "From the prompt's last token on, where the answer's first token is drawn: the whole"
-    " answer is steered, and the prompt before it is not.",
-    "generation": "Only on the tokens that the model writes. The first of them is drawn before that, so it is not"
-    " steered.",
+    "both": "On prompt tokens and generated tokens.",
+    "prompt": "Only on prompt tokens.",
+    "from_last_prompt_token": "From the prompt's last token on, where the first answer token is sampled: "
+    "steers the whole answer, but not the prompt before it.",
+    "generation": "Only on generated tokens. The first one is sampled at the prompt's last token, so it is not "
+    "steered.",
 }
 SCOPE_HELP = {
     "everything": "On all tokens of the phase.",
-    "thinking": "Only where the model reasons before it answers; windows count that part's tokens. Phase: generation.",
-    "answer": "Only on the answer itself, not on the thinking before it nor on tool calls; windows count its tokens."
-    " Phase: generation.",
-    "outside_calls": "Everywhere but inside tool calls, so that their arguments stay what the model means.",
+    "thinking": "Only while the model is thinking, before it answers. Windows count tokens of this segment. "
+    "Phase: generation.",
+    "answer": "Only on the answer, not on thinking or tool calls. Windows count tokens of this segment. Phase: "
+    "generation.",
+    "outside_calls": "Everywhere except in tool calls, so that their arguments are not steered.",
 }
 UNIT_HELP = {
-    "max_act": "In multiples of the feature's largest activation: 1 is as strong as it ever gets by itself.",
-    "raw": "The number itself.",
-    "resid_norm": "As a fraction of the residual's mean length: the step is that large, whatever the feature.",
+    "max_act": "In multiples of the feature's max activation: 1 is as strong as it gets on the corpus.",
+    "raw": "The raw value.",
+    "resid_norm": "As a fraction of the mean residual norm, independent of the feature.",
 }
 
 
@@ -115,7 +117,7 @@ class VectorEditForm(FeatureEditForm):
 
     operations = (*VECTOR_OPERATIONS, "norm_preserving")
     norm_layer = forms.IntegerField(
-        label="layer", required=False, min_value=0, max_value=MAX_LAYER, help_text="Of “keep the norm”."
+        label="layer", required=False, min_value=0, max_value=MAX_LAYER, help_text='Only for "keep the norm".'
     )
     norm_site = forms.ChoiceField(label="site", required=False, choices=SAE.Site.choices, initial=SAE.Site.RESID_POST)
 
@@ -148,18 +150,18 @@ class VectorEditForm(FeatureEditForm):
         registered, own = cleaned["plain_vector"], cleaned["vector"]
         if cleaned["operation"] == KEEP_NORM:
             if registered is not None:
-                raise ValidationError({"plain_vector": "“keep the norm” takes a layer and a site, no vector."})
+                raise ValidationError({"plain_vector": '"keep the norm" needs a layer and a site, not a vector.'})
             cleaned["vector"] = self._site(own, cleaned)
         elif registered is not None and own is not None:
-            raise ValidationError({"vector": "Choose a registered vector, or give numbers, not both."})
+            raise ValidationError({"vector": "Choose a vector or enter custom values, not both."})
         elif registered is None and own is None:
-            raise ValidationError({"plain_vector": "Choose a registered vector, or give numbers of your own."})
+            raise ValidationError({"plain_vector": "Choose a vector or enter custom values."})
         elif own is not None:
             _check_edit({"vector": own, "operation": cleaned["operation"]})
 
     def _site(self, own: object, cleaned: Mapping[str, Any]) -> object:
         if own is None and cleaned.get("norm_layer") is None:
-            raise ValidationError({"norm_layer": "“keep the norm” needs a layer."})
+            raise ValidationError({"norm_layer": '"keep the norm" needs a layer.'})
         site = own or {"layer": cleaned["norm_layer"], "site": cleaned.get("norm_site") or SAE.Site.RESID_POST}
         _check_edit({"site": site, "operation": KEEP_NORM})
         return site

@@ -138,7 +138,7 @@ def _outcome(card: DraftCard, calibrated: Mapping[object, CalibratedStrength]) -
 def _warning(row: FeatureEdit) -> str:
     if row.feature is None or not summary(row.feature.sae).is_warning:
         return ""
-    return f"The SAE {row.feature.sae} looks wrong (see its page), so its pushes may mislead."
+    return f"The SAE {row.feature.sae} looks wrong (see its page), so its relative sizes may be wrong."
 
 
 def _calibrated(profile: SteeringProfile) -> dict[object, CalibratedStrength]:
@@ -148,7 +148,7 @@ def _calibrated(profile: SteeringProfile) -> dict[object, CalibratedStrength]:
     if evaluation is None:
         return {}
     proposal = evaluation.result["proposal"]
-    reached = f"{proposal['kl']:.2g} nats per token" if proposal["kl"] is not None else "its target as nearly as can be"
+    reached = f"{proposal['kl']:.2g} nats per token" if proposal["kl"] is not None else "the closest to its target"
     edits = [with_factor(edit, proposal["factor"]) for edit in parse_edits(evaluation.version.edits)]
     return {
         _key(edit): CalibratedStrength(

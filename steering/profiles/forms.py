@@ -72,7 +72,7 @@ class DuplicateForm(forms.Form):
     def clean_name(self) -> str:
         name = str(self.cleaned_data["name"])
         if SteeringProfile.objects.filter(model_id=self._profile.model_id, name=name).exists():
-            raise ValidationError(f"The model {self._profile.model} has a profile {name} already.")
+            raise ValidationError(f"The model {self._profile.model} already has a profile {name}.")
         return name
 
 

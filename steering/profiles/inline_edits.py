@@ -108,7 +108,10 @@ def _parse(items: list[Any], model_name: str, saes: Mapping[str, SAE]) -> tuple[
         [with_request_defaults(_edit(item, place, targets)) for item, place in zip(items, places, strict=True)]
     )
     problems = [
-        Problem(f"edits[{number}].strength", f"The edit would push the residual by {edit.push:.3g} times its norm.")
+        Problem(
+            f"edits[{number}].strength",
+            f"The edit would change the residual by {edit.push:.3g} times its norm; the limit is {MAX_PUSH:g}.",
+        )
         for number, edit in enumerate(edits)
         if edit.push is not None and edit.push > MAX_PUSH
     ]

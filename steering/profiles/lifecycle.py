@@ -130,7 +130,7 @@ def remove_policy(*, policy: SteeringPolicy, user: User | None = None) -> None:
 def check_can_be_policy(*, version: ProfileVersion) -> None:
     """Raise InvalidProfileError if the version cannot apply after other steering; see :mod:`steering.composition`."""
     if version.profile.archived_at is not None:
-        raise InvalidProfileError(f"{version.profile} is archived; take it back first.")
+        raise InvalidProfileError(f"{version.profile} is archived; unarchive it first.")
     if sae := version.saes.exclude(normalization__in=FREE_NORMALIZATIONS).first():
         raise InvalidProfileError(
             f"{version} cannot be a policy: the SAE {sae} normalises its input ({sae.normalization}), so what it would"
@@ -167,7 +167,7 @@ def default_choices(*, model: LanguageModel) -> list[tuple[str, str]]:
             choices.append((name, f"{name}: the newest version"))
         choices.append((f"{name}@{number}", f"{name}@{number}: always this one"))
     if model.default_profile not in dict(choices):
-        choices.append((model.default_profile, f"{model.default_profile}: not in use any more"))
+        choices.append((model.default_profile, f"{model.default_profile}: no longer available"))
     return choices
 
 

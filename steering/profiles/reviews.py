@@ -48,9 +48,9 @@ def decide_review(*, review: ProfileReview, user: User, is_approved: bool, note:
     review = ProfileReview.objects.select_related("profile__model").get(pk=review.pk)
     check_may_decide(review=review, user=user)
     if current_fingerprint(profile) != review.fingerprint:
-        raise ReviewError(f"The draft of {profile} has changed since the review was asked for; ask for a new one.")
+        raise ReviewError(f"The draft of {profile} has changed since the review was requested; request a new one.")
     if not is_approved and not note.strip():
-        raise ReviewError("A rejection needs a note that says what should change.")
+        raise ReviewError("A rejection needs a note about what should change.")
     review.state = State.APPROVED if is_approved else State.REJECTED
     review.decided_by, review.decided_at, review.decision_note = user, timezone.now(), note
     review.save()
@@ -63,9 +63,9 @@ def check_may_decide(*, review: ProfileReview, user: User) -> None:
     if review.state != State.OPEN:
         raise ReviewError(f"The {review}; it cannot be decided any more.")
     if review.requested_by_id == user.pk:
-        raise ReviewError("Who asks for a review cannot give it; somebody else has to look at the draft.")
+        raise ReviewError("You can't decide a review that you requested; somebody else has to.")
     if not user.has_perm(PERMISSION):
-        raise ReviewError(f"{user} has not the right to review profiles ({PERMISSION}).")
+        raise ReviewError(f"{user} does not have permission to review profiles ({PERMISSION}).")
 
 
 def check_reviewed(*, profile: SteeringProfile, edits: Sequence[EditSpec]) -> ProfileReview:
@@ -79,11 +79,11 @@ def check_reviewed(*, profile: SteeringProfile, edits: Sequence[EditSpec]) -> Pr
 def state_text(review: ProfileReview | None, draft: str | None) -> str:
     """Describe the state of a review; ``draft`` is the draft's fingerprint, None if the draft is invalid."""
     if review is None or review.state in (State.PUBLISHED, State.WITHDRAWN):
-        return "no review was asked for."
+        return "no review was requested."
     if review.fingerprint != draft:
         return f"the draft has changed since the review of {review.requested_by} ({review.get_state_display()})."
     if review.state == State.OPEN:
-        return "the review was asked for, and nobody has decided it."
+        return "the requested review is still open."
     by = f"{review.get_state_display()} by {review.decided_by}"
     return f"{by}: {review.decision_note}" if review.decision_note else f"{by}."
 

@@ -166,7 +166,7 @@ class ProfileVersionAdmin(ReadOnlyAdmin):
         except (EvaluationError, JobError) as error:
             form.add_error(None, str(error))
             return ""
-        self.message_user(request, f"Queued “{job}”. The report will appear on the version's page.", messages.SUCCESS)
+        self.message_user(request, f'Queued "{job}". The report will appear on the version\'s page.', messages.SUCCESS)
         return reverse("admin:jobs_job_change", args=[job.pk])
 
 

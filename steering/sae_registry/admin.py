@@ -46,9 +46,9 @@ _MAX_LISTED = 500
 
 def _registered(added: AddedSAE) -> SafeString:
     if added.measurement is None:
-        return format_html("Registered {}.", added.sae)
+        return format_html("Added {}.", added.sae)
     url = reverse("admin:jobs_job_change", args=[added.measurement.pk])
-    return format_html('Registered {}. <a href="{}">A job</a> measures how well it fits.', added.sae, url)
+    return format_html('Added {}. <a href="{}">A job</a> is measuring how well it fits.', added.sae, url)
 
 
 class LabelsForm(forms.Form):
@@ -90,7 +90,7 @@ class SAEAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at 
 
     change_form_template = "admin/steering/sae/change_form.html"
 
-    empty_words = "No SAE yet. Add one from a directory of the server or from the Hub; its features come with it."
+    empty_words = "No SAEs yet. Add one from a directory on the server or from the Hugging Face Hub."
     list_display = ("name", "model", "place", "architecture", "d_sae", "l0_text", "fvu_text", "state", "memory")
     list_filter = ("model", "architecture", "layer")
     list_select_related = ("model",)
@@ -174,7 +174,7 @@ class SAEAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at 
     def fvu_text(self, sae: SAE) -> str:
         return "–" if sae.fvu is None else f"{sae.fvu:.3f}"
 
-    @admin.display(description="never fired", ordering="dead_share")
+    @admin.display(description="dead features", ordering="dead_share")
     def dead_text(self, sae: SAE) -> str:
         return "–" if sae.dead_share is None else f"{sae.dead_share:.1%} of features"
 
@@ -188,7 +188,7 @@ class SAEAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at 
         loaded = get_resolver().loaded_bytes(sae.checksum)
         if loaded is not None:
             return f"loaded, {filesizeformat(loaded)}"
-        return f"not loaded, {filesizeformat(estimated_bytes(sae.d_in, sae.d_sae))} when they are"
+        return f"not loaded ({filesizeformat(estimated_bytes(sae.d_in, sae.d_sae))} when loaded)"
 
     @admin.display(description="in memory")
     def memory(self, sae: SAE) -> str:
@@ -200,7 +200,7 @@ class SAEAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at 
         verdict = summary(sae)
         return format_html('<span class="{}">{}</span>', "steering-warning" if verdict.is_warning else "", verdict.text)
 
-    @admin.display(description="in words")
+    @admin.display(description="findings")
     def verdict(self, sae: SAE) -> SafeString:
         rows = (("steering-warning" if verdict.is_warning else "", verdict.text) for verdict in judge(sae))
         return format_html_join("", '<div class="{}">{}</div>', rows)
@@ -308,7 +308,7 @@ class SAEAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at 
                 self.message_user(request, " ".join(str(error) for error in errors), messages.ERROR)
             return _url(sae)
         job = request_measurement(sae=sae, owner=request.user, **form.cleaned_data)  # type: ignore[arg-type]  # staff
-        self.log_change(request, sae, "Began to measure it.")
+        self.log_change(request, sae, "Started a measurement.")
         return reverse("admin:jobs_job_change", args=[job.pk])
 
     def _embed(self, request: HttpRequest, sae: SAE) -> str:
@@ -331,12 +331,12 @@ class SAEAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at 
         except (InvalidSAEError, SourceError) as error:
             self.message_user(request, f"{sae} was not loaded. {error}", messages.ERROR)
         else:
-            self.message_user(request, f"The weights of {sae} are loaded.", messages.SUCCESS)
+            self.message_user(request, f"Loaded the weights of {sae}.", messages.SUCCESS)
         return _url(sae)
 
     def _unload(self, request: HttpRequest, sae: SAE) -> str:
         get_resolver().unload_sae(sae.checksum)
-        text = f"The weights of {sae} are unloaded. The next request with one of its features loads them again."
+        text = f"Unloaded the weights of {sae}. The next request with one of its features loads them again."
         self.message_user(request, text, messages.SUCCESS)
         return _url(sae)
 

@@ -25,19 +25,19 @@ class SourceForm(forms.Form):
 
     model = forms.ModelChoiceField(LanguageModel.objects.all())
     source = forms.CharField(
-        max_length=500, widget=_WIDE, help_text="A directory of this machine, or a Hugging Face Hub id."
+        max_length=500, widget=_WIDE, help_text="A directory on the server, or a Hugging Face Hub id."
     )
     revision = forms.CharField(max_length=100, required=False, help_text="Branch, tag or commit on the Hub.")
     subfolder = forms.CharField(
         max_length=300, required=False, label="Sub-folder", help_text="The SAE's folder or file inside the source."
     )
     name = forms.CharField(max_length=200, required=False, help_text="Name on this server.")
-    layer = forms.IntegerField(required=False, min_value=0, help_text="Empty: as the SAE's configuration says.")
-    site = forms.ChoiceField(required=False, choices=[("", "as the SAE's configuration says"), *SAE.Site.choices])
+    layer = forms.IntegerField(required=False, min_value=0, help_text="Empty: from the SAE's configuration.")
+    site = forms.ChoiceField(required=False, choices=[("", "from the SAE's configuration"), *SAE.Site.choices])
     measures = forms.BooleanField(
         required=False,
         initial=True,
-        label="Measure it when it is added",
+        label="Measure after adding",
         help_text="A background job runs the default corpus and reports how well the SAE fits.",
     )
 
@@ -92,8 +92,8 @@ class CheckForm(forms.Form):
     """The corpus of a measurement, and the number of tokens."""
 
     corpus = forms.ChoiceField(choices=())
-    tokens = forms.IntegerField(min_value=1, max_value=MAX_TOKENS, initial=DEFAULT_TOKENS, label="Tokens, at most")
-    replaces_imports = forms.BooleanField(required=False, label="Replace imported numbers and examples")
+    tokens = forms.IntegerField(min_value=1, max_value=MAX_TOKENS, initial=DEFAULT_TOKENS, label="Max tokens")
+    replaces_imports = forms.BooleanField(required=False, label="Replace imported statistics and examples")
 
     def __init__(self, corpora: Sequence[str], data: Any = None) -> None:
         super().__init__(data)

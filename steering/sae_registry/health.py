@@ -35,24 +35,24 @@ def summary(sae: SAE) -> Verdict:
 
 def _judge_fvu(sae: SAE) -> Verdict:
     if sae.fvu is None:
-        return Verdict("How much of the residual it explains was not measured.")
+        return Verdict("The unexplained variance was not measured.")
     lost = f"It leaves {sae.fvu:.0%} of the residual's variance unexplained"
     if sae.fvu >= _BROKEN_FVU:
         if sae.causes:
-            return Verdict(f"{lost}: nearly all. Something does not fit.", is_warning=True)
+            return Verdict(f"{lost}: nearly all. Something does not match.", is_warning=True)
         reason = "wrong layer or site, activation function, or transposed weights"
-        return Verdict(f"{lost}: nearly all. Something does not fit: {reason}.", is_warning=True)
+        return Verdict(f"{lost}: nearly all. Something does not match: {reason}.", is_warning=True)
     if sae.fvu >= _POOR_FVU:
-        return Verdict(f"{lost}, which is much. Check layer and site.", is_warning=True)
+        return Verdict(f"{lost}, which is a lot. Check the layer and site.", is_warning=True)
     return Verdict(f"{lost}, which is {'good' if sae.fvu < _GOOD_FVU else 'fair'}.")
 
 
 def _judge_l0(sae: SAE) -> Verdict:
     if sae.l0 is None:
-        return Verdict("How many features fire per token was not measured.")
-    fires = f"{sae.l0:.3g} of {sae.d_sae} features fire per token"
+        return Verdict("The number of active features per token was not measured.")
+    fires = f"{sae.l0:.3g} of {sae.d_sae} features are active per token"
     if sae.l0 < 1:
-        return Verdict(f"{fires}: hardly ever any. The threshold or the layer may be wrong.", is_warning=True)
+        return Verdict(f"{fires}: almost none. The threshold or the layer may be wrong.", is_warning=True)
     if sae.l0 > sae.d_in or sae.l0 > sae.d_sae / 4:
         return Verdict(
             f"{fires}: too many to be sparse. The threshold or the activation may be wrong.", is_warning=True
@@ -65,22 +65,22 @@ def _judge_dead(sae: SAE) -> list[Verdict]:
     if sae.dead_share is None:
         return []
     tokens = f" on {sae.measured_tokens} tokens" if sae.measured_tokens else ""
-    never = f"{sae.dead_share:.1%} of its features never fired{tokens}"
+    never = f"{sae.dead_share:.1%} of its features were never active{tokens}"
     if sae.dead_share < _MANY_DEAD:
         return [Verdict(f"{never}.")]
-    return [Verdict(f"{never}: a longer corpus, or one like the texts it was trained on, may wake them.")]
+    return [Verdict(f"{never}: a longer corpus, or one more like its training data, may activate them.")]
 
 
 def _judged_on(sae: SAE) -> Verdict:
     if sae.measured_at is None:
-        return Verdict("It was not measured on this server; what is known came with its files.")
+        return Verdict("Not measured on this server; the numbers come from its files.")
     text = f"Measured on {sae.measured_at:%Y-%m-%d %H:%M} UTC on {sae.measured_tokens} tokens of {sae.corpus}"
     if sae.measured_sinks:
-        text += f", {sae.measured_sinks} attention sinks left out"
+        text += f", {sae.measured_sinks} attention sinks excluded"
     return Verdict(f"{text}.")
 
 
 def _judge_norm(sae: SAE) -> list[Verdict]:
     if sae.reference_norm is None:
-        return [Verdict("The residual's mean norm was not measured, so pushes cannot be shown for its features.")]
+        return [Verdict("The mean residual norm was not measured, so the relative size of its edits is unknown.")]
     return []

@@ -101,13 +101,13 @@ def run_add_sae(job: RunningJob) -> dict[str, Any]:
         ),
         lambda done, total: job.progress(done, total, "Downloading"),
     )
-    job.progress(1, 1, "Reading and checking the weights")
+    job.progress(1, 1, "Checking the weights")
     prepared = prepare_sae(params["name"], model, candidate)
     owner = None if job.owner_id is None else User.objects.filter(pk=job.owner_id).first()
     added = add_sae(prepared=prepared, measures=params.get("measures", False), owner=owner)
     job.log(f"Registered {added.sae} with {added.sae.d_sae} features.")
     if added.measurement is not None:
-        job.log(f"The job “{added.measurement}” tells how well it fits.")
+        job.log(f'The job "{added.measurement}" measures how well it fits.')
     return {"sae": added.sae.pk}
 
 

@@ -175,7 +175,7 @@ def describe(candidate: SAECandidate, model: LanguageModel) -> str:
     reads = f" It reads {config.input_hook}; what it writes can be added." if config.input_hook else ""
     return (
         f"{config.format}: {math.architecture} with {math.d_sae} features of width {math.width_out}"
-        f"{trained}. It fits {model} at {candidate.site}.{normalised}{reads}"
+        f"{trained}. It fits {model} at {candidate.site.label}.{normalised}{reads}"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from inference.interventions import Site
 from steering.spec.edit import EditSpec
 
 MAX_FACTOR = 64.0
@@ -36,6 +37,15 @@ def largest_push(edits: Iterable[EditSpec]) -> float | None:
     """Return the largest known push of the edits, or None if no push is known."""
     known = [edit.push for edit in edits if edit.push is not None]
     return max(known, default=None)
+
+
+def combined_pushes(edits: Iterable[EditSpec]) -> dict[Site, float]:
+    """Return the sum of the known pushes at each site: the most by which the edits can move the residual together."""
+    pushes: dict[Site, float] = {}
+    for edit in edits:
+        if edit.push is not None:
+            pushes[edit.target.site] = pushes.get(edit.target.site, 0.0) + edit.push
+    return dict(sorted(pushes.items()))
 
 
 def largest_factor(edits: Sequence[EditSpec], push_cap: float) -> float:

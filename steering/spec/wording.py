@@ -54,8 +54,8 @@ def describe_target(edit: EditSpec) -> str:
     if isinstance(edit.target, FeatureTarget):
         return _feature(edit.target)
     if isinstance(edit.target, VectorTarget):
-        return f"vector {edit.target.name}".rstrip() + f" at {edit.target.site}"
-    return f"residual at {edit.target.site}"
+        return f"vector {edit.target.name}".rstrip() + f" at {edit.target.site.label}"
+    return f"residual at {edit.target.site.label}"
 
 
 def changes(old: Sequence[EditSpec], new: Sequence[EditSpec]) -> list[Change]:

@@ -46,22 +46,27 @@ _MAX_LAYERS = 200
 
 
 class ExtractionForm(forms.Form):
-    name = forms.SlugField(max_length=100, help_text="How the vectors are to be called.")
+    name = forms.SlugField(max_length=100, help_text="A name for the vectors.")
     model = forms.ModelChoiceField(LanguageModel.objects.all())
     pairs = forms.FileField(
-        max_length=200, help_text='A JSON list of {"positive": "…", "negative": "…"}: prompts that differ in one thing.'
+        max_length=200,
+        help_text='A JSON list of {"positive": "…", "negative": "…"}: prompts that differ in one aspect.',
     )
-    layers = forms.CharField(max_length=_MAX_LAYERS, help_text="Numbers, separated by commas: one vector for each.")
+    layers = forms.CharField(
+        max_length=_MAX_LAYERS, help_text="Layer numbers, separated by commas. One vector per layer."
+    )
     site = forms.ChoiceField(choices=SAE.Site.choices, initial=SAE.Site.RESID_POST)
     method = forms.ChoiceField(
         choices=[
-            ("mean_difference", "mean of the differences (CAA)"),
-            ("pca", "direction of the largest differences (PCA)"),
+            ("mean_difference", "mean difference (CAA)"),
+            ("pca", "first principal component of the differences (PCA)"),
         ]
     )
-    position = forms.ChoiceField(choices=[("last", "each prompt's last token"), ("mean", "mean over its tokens")])
+    position = forms.ChoiceField(
+        choices=[("last", "last token of the prompt"), ("mean", "mean over the prompt's tokens")]
+    )
     chat = forms.BooleanField(
-        required=False, initial=True, label="As a chat", help_text="Off: the prompts as they are."
+        required=False, initial=True, label="Apply chat template", help_text="Off: prompts are used as they are."
     )
     description = forms.CharField(required=False, widget=forms.Textarea(attrs={"rows": 2, "cols": 60}))
     params: ExtractionParams
@@ -69,7 +74,7 @@ class ExtractionForm(forms.Form):
     def clean_layers(self) -> tuple[int, ...]:
         texts = [text.strip() for text in self.cleaned_data["layers"].split(",")]
         if not all(text.isascii() and text.isdecimal() and len(text) < 6 for text in texts):
-            raise ValidationError("Expected numbers of layers, separated by commas.")
+            raise ValidationError("Enter layer numbers, separated by commas.")
         return tuple(int(text) for text in texts)
 
     def clean(self) -> dict[str, Any]:
@@ -111,7 +116,7 @@ class AddVectorsForm(forms.ModelForm[VectorSet]):
 
     file = forms.FileField(max_length=200, help_text="safetensors, npz, or GGUF as repeng and llama.cpp write it.")
     layer = forms.IntegerField(
-        required=False, min_value=0, help_text="Only this one; needed where the file names no layer."
+        required=False, min_value=0, help_text="Read only this layer. Required if the file names no layer."
     )
     found: tuple[NewVector, ...]
     checksum = ""
@@ -150,7 +155,7 @@ class VectorSetAdmin(SharingAdmin, admin.ModelAdmin):  # type: ignore[type-arg] 
     owner_field = "created_by"
     see_all = SEE_ALL_VECTORS
 
-    empty_words = "No vectors yet. Add a file of them, or find them in pairs of prompts that differ in one thing."
+    empty_words = "No steering vectors yet. Add a file, or extract vectors from prompt pairs."
     list_display = ("name", "model", "num_vectors", "origin_link", "created_by", "created_at")
     list_filter = ("model",)
     list_select_related = ("model", "created_by")
@@ -224,7 +229,7 @@ class VectorSetAdmin(SharingAdmin, admin.ModelAdmin):  # type: ignore[type-arg] 
         if found is None:
             return vector_set.origin
         url = reverse("admin:jobs_job_change", args=[found["job"]])
-        return format_html('{} (<a href="{}">its job</a>)', found["words"].replace("_", " "), url)
+        return format_html('{} (<a href="{}">view job</a>)', found["words"].replace("_", " "), url)
 
     @admin.display(description="vectors", ordering="vector_count")
     def num_vectors(self, vector_set: VectorSet) -> int:
@@ -243,7 +248,7 @@ class VectorSetAdmin(SharingAdmin, admin.ModelAdmin):  # type: ignore[type-arg] 
             for vector in vector_set.vectors.defer("data")
         )
         heads = format_html_join(
-            "", '<th scope="col">{}</th>', ((head,) for head in ("Place", "Norm", "Push of 1 raw"))
+            "", '<th scope="col">{}</th>', ((head,) for head in ("Place", "Norm", "Relative size of 1 raw"))
         )
         body = format_html_join("", "<tr><td>{}</td><td>{}</td><td>{}</td></tr>", rows)
         return format_html('<table class="steering-edits"><thead><tr>{}</tr></thead>{}</table>', heads, body)
@@ -262,10 +267,10 @@ class VectorSetAdmin(SharingAdmin, admin.ModelAdmin):  # type: ignore[type-arg] 
         form = ExtractionForm(request.POST or None, request.FILES or None)
         if request.method == "POST" and form.is_valid():
             job = request_extraction(params=form.params, user=request.user)  # type: ignore[arg-type]  # staff
-            text = f"The job {job} is queued; its vectors will be called {form.params.name}."
+            text = f'Queued "{job}". It creates the vectors {form.params.name}.'
             self.message_user(request, text, messages.SUCCESS)
             return HttpResponseRedirect(reverse("admin:steering_vectorset_changelist"))
-        context = {"title": "Find vectors in pairs of prompts", "opts": self.opts, "form": form}
+        context = {"title": "Extract vectors from prompt pairs", "opts": self.opts, "form": form}
         context |= self.admin_site.each_context(request)
         return TemplateResponse(request, "admin/steering/vectorset/extract.html", context)
 

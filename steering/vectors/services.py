@@ -58,12 +58,15 @@ def check_vectors(model: LanguageModel, vectors: Sequence[NewVector]) -> None:
     for vector in vectors:
         if not 0 <= vector.site.layer < shape.num_layers:
             raise IncompatibleSAEError(f"{model} has layers 0 to {shape.num_layers - 1}, not {vector.site.layer}.")
-        if shape.width(vector.site) != len(vector.values):
+        found, width = len(vector.values), shape.width(vector.site)
+        if found != width:
             raise IncompatibleSAEError(
-                f"{vector.site} of {model} is {shape.width(vector.site)} wide, the vector {len(vector.values)}."
+                f"The vector has {found} values, but {model} is {width} wide at {vector.site.label}."
             )
         if not all(abs(value) <= MAX_STRENGTH for value in vector.values):  # false for NaN too
-            raise IncompatibleSAEError(f"The vector at {vector.site} holds numbers that are not finite, or too large.")
+            raise IncompatibleSAEError(
+                f"The vector at {vector.site.label} has values that are not finite, or too large."
+            )
 
 
 @transaction.atomic

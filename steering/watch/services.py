@@ -48,7 +48,7 @@ def check_rule(*, rule: WatchRule) -> None:
     """Raise InvalidProfileError if the rule could not be applied."""
     raw, sae = raw_threshold(rule), rule.feature.sae
     if not math.isfinite(raw) or raw < 0:
-        raise InvalidProfileError(f"The threshold comes to {raw:g}; it must be a finite number from 0.")
+        raise InvalidProfileError(f"The threshold must be a finite number of at least 0, got {raw:g}.")
     if sae.architecture.endswith("transcoder"):
         raise InvalidProfileError(f"{sae} is a transcoder: it does not read the site where it writes.")
     if rule.action == WatchRule.Action.CAP and sae.normalization not in FREE_NORMALIZATIONS:

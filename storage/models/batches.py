@@ -33,7 +33,9 @@ class Batch(models.Model):
     owner = models.ForeignKey(
         settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.CASCADE, related_name="batches"
     )
-    api_key_id = models.BigIntegerField(null=True, editable=False, help_text="The key whose rights its requests have.")
+    api_key_id = models.BigIntegerField(
+        null=True, editable=False, help_text="The key whose permissions its requests use."
+    )
     job_id = models.UUIDField(null=True, editable=False)
     endpoint = models.CharField(max_length=100)
     model = models.CharField(max_length=200, blank=True)

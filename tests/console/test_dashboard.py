@@ -50,7 +50,7 @@ def write_load(**fields: object) -> None:
 def test_every_span_shows_what_was_sampled(root: User, span: str):
     write_load(errors={"model_not_found": 3})
     text = page(root, span)
-    assert "4 requests, 3 errors, 120 tokens written" in text
+    assert "4 requests, 3 errors, 120 tokens generated" in text
     assert "model_not_found" in text
     assert "<script>" not in text
 
@@ -61,7 +61,7 @@ def test_charts_are_tables_with_a_row_for_each_point(root: User):
     text = page(root)
     assert text.count("data-chart") == 6
     assert text.count("<tr data-at=") % 60 == 0
-    assert "Nothing in the last hour." in text  # keys and values in use: none were
+    assert "No data for the last hour." in text  # the KV cache was not used
 
 
 def test_what_was_counted_leads_to_the_log_and_sums_up(root: User):
@@ -126,7 +126,12 @@ def test_what_needs_attention_is_said_gravest_first(root: User):
         (each.level for each in found), key=lambda level: ("bad", "warn", "quiet").index(level)
     )
     text = page(root)
-    for said in ("The engine does not run", "The model m could not be loaded", "failed. Boom.", "The key k expires on"):
+    for said in (
+        "The engine is not running",
+        "The model m failed to load",
+        "failed. Boom.",
+        "The key k expires on",
+    ):
         assert said in text
     assert not any("Old" in each.text for each in found)
     assert EVIL not in text
@@ -198,7 +203,7 @@ class TestFirstSteps:
         RequestLog.objects.create(id="r", status=200, created_at=timezone.now(), endpoint="/v1/chat/completions")
         text = page(root)
         assert text.count(">done</span>") == 2
-        for still_there in ("curl http://localhost/v1", "Open the playground", "Bring your own"):
+        for still_there in ("curl http://localhost/v1", "Open playground", "Add your own model"):
             assert still_there in text
         assert "Install the demo" not in text
 

@@ -24,7 +24,7 @@ def test_it_installs_what_the_command_does_and_says_so(root: User):
     client = client_of(root)
     assert "Install the demo" in client.get("/admin/").content.decode()
     text = client.post(URL, follow=True).content.decode()
-    assert "The demo is installed: model demo, SAE demo-sae, profiles joyful@1, gloomy@1, cats@1, sea@1." in text
+    assert "Installed the demo: model demo, SAE demo-sae, profiles joyful@1, gloomy@1, cats@1, sea@1." in text
     assert "Install the demo" not in text
     assert (LanguageModel.objects.get().name, SAE.objects.get().name) == ("demo", "demo-sae")
     assert SteeringProfile.objects.count() == 4
@@ -37,7 +37,7 @@ def test_once_more_changes_nothing(root: User):
     client = client_of(root)
     client.post(URL)
     text = client.post(URL, follow=True).content.decode()
-    assert "The demo is installed: model demo, SAE demo-sae." in text
+    assert "Installed the demo: model demo, SAE demo-sae." in text
     assert SteeringProfile.objects.count() == 4
     assert Job.objects.count() == 1
 
@@ -45,7 +45,7 @@ def test_once_more_changes_nothing(root: User):
 def test_what_stands_in_its_way_is_said_and_nothing_is_half_there(root: User):
     LanguageModel.objects.create(name="mine", aliases=["demo"], source="/m")
     text = client_of(root).post(URL, follow=True).content.decode()
-    assert "The demo was not installed." in text
+    assert "Could not install the demo." in text
     assert not LanguageModel.objects.filter(name="demo").exists()
 
 

@@ -256,7 +256,7 @@ def test_names_in_the_page_s_data_are_escaped():
 def test_without_a_model_the_page_says_what_to_do():
     LanguageModel.objects.create(name="vectors", source="/m", kind="embedding")
     text = client_of(User.objects.create_superuser("root")).get("/admin/playground/").content.decode()
-    assert "nothing to play with" in text
+    assert "No text generation models yet" in text
     assert reverse("admin:inference_languagemodel_add") in text
 
 

@@ -35,7 +35,7 @@ def test_names_and_descriptions_are_found_by_parts(root: User, model: LanguageMo
     text = found(root, "RAIN")
     assert "rainmaker" in text
     assert "gloomy" in text
-    assert "Nothing that you may see" in found(root, "sunshine")
+    assert "No results for" in found(root, "sunshine")
 
 
 def test_only_what_one_may_see(model: LanguageModel):
@@ -43,12 +43,12 @@ def test_only_what_one_may_see(model: LanguageModel):
     text = found(staff("view_steeringprofile"), "rain")
     assert "rainy" in text
     assert "rainmaker" not in text
-    assert "Nothing that you may see" in found(staff(), "rain")
+    assert "No results for" in found(staff(), "rain")
 
 
 def test_somebody_else_s_profiles_are_as_if_they_were_not_there(model: LanguageModel, root: User):
     SteeringProfile.objects.create(name="rainy", model=model, owner=root)
-    assert "Nothing that you may see" in found(staff("view_steeringprofile"), "rain")
+    assert "No results for" in found(staff("view_steeringprofile"), "rain")
 
 
 def test_many_are_cut_with_a_link_to_the_list(root: User, model: LanguageModel):

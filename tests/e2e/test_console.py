@@ -148,7 +148,7 @@ def test_a_lost_connection_is_said_and_tried_again(page: Page, live_site: LiveSi
     expect(state).to_contain_text("Engine")
     num_before = len(lines)  # more than one where the page after the login had a line of its own
     lines[-1].close(code=1012)
-    expect(page.locator("#live-line")).to_contain_text("Disconnected, trying again")
+    expect(page.locator("#live-line")).to_contain_text("Disconnected. Reconnecting")
     expect(page.locator("#live-line")).to_be_hidden()
     expect(state).to_contain_text("Engine")
     assert len(lines) > num_before
@@ -178,6 +178,6 @@ def play(page: Page) -> None:
     """Until each token is coloured, with one that is looked at."""
     page.get_by_role("button", name="Run all").click()
     steered = page.locator(".column").nth(1)
-    expect(steered.locator(".answer-kl")).to_contain_text("nats a token", timeout=120_000)
+    expect(steered.locator(".answer-kl")).to_contain_text("nats per token", timeout=120_000)
     steered.locator(".token").nth(12).hover()
     expect(steered.locator(".answer-details")).to_contain_text("Strongest features")

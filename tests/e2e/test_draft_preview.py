@@ -132,14 +132,14 @@ def test_a_draft_is_tried_beside_no_steering_and_nothing_is_saved(form: Page, li
     assert answer(form, "unsteered") != answer(form, "draft")
     state = side(form, "draft").locator(".column-state")
     expect(state).to_contain_text(re.compile(rf"{NAME}@draft acted (\d+) of \1 times"))
-    expect(side(form, "draft").locator(".answer-kl")).to_contain_text("nats a token")
+    expect(side(form, "draft").locator(".answer-kl")).to_contain_text("nats per token")
     assert "kept 0.5" in live_site.server.manage("shell", "-c", READ)
     side(form, "draft").locator(".token").nth(2).hover()
-    expect(side(form, "draft").locator(".answer-details")).to_contain_text("KL against unsteered")
+    expect(side(form, "draft").locator(".answer-details")).to_contain_text("KL to unsteered")
     row = state.get_by_role("link", name="Its log row").get_attribute("href")
     wait_for(lambda: form.request.get(f"{live_site.url}{row}", max_redirects=0).ok, 60)
     form.goto(f"{live_site.url}{row}")
-    expect(form.locator("#content")).to_contain_text("A draft that was tried out in its form")
+    expect(form.locator("#content")).to_contain_text("Preview of a draft")
     expect(form.locator("#content")).to_contain_text("add 1.5 × max activation")
 
 
@@ -182,7 +182,7 @@ def test_a_prompt_that_is_too_long_and_a_lost_server_are_said(form: Page):
     form.locator("#preview-prompt").fill("Hello")
     form.route("**/preview/chat", lambda route: route.fulfill(content_type="text/event-stream", body=": \n\n"))
     form.get_by_role("button", name="Run", exact=True).click()
-    expect(side(form, "draft").locator(".state-failed")).to_contain_text("The connection ended before")
+    expect(side(form, "draft").locator(".state-failed")).to_contain_text("The connection closed before")
 
 
 def test_a_card_that_is_added_has_its_slider(form: Page):
@@ -202,7 +202,7 @@ def test_axe_has_no_complaint_and_it_fits(page: Page, live_site: LiveSite, pk: s
     page.set_viewport_size({"width": width, "height": 900})
     page.emulate_media(color_scheme=scheme)
     run(page)
-    expect(side(page, "draft").locator(".answer-kl")).to_contain_text("nats a token")
+    expect(side(page, "draft").locator(".answer-kl")).to_contain_text("nats per token")
     side(page, "draft").locator(".token").nth(1).focus()
     if folder := os.environ.get("MILLM_SCREENSHOTS"):
         page.screenshot(path=Path(folder) / f"preview-{width}-{scheme}.png", full_page=True)

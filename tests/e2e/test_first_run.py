@@ -42,35 +42,35 @@ def shell(script: str) -> str:
 
 def test_from_an_empty_install_to_a_profile_of_one_s_own(page: Page, live_site: LiveSite):
     visitor = Visitor(page)
-    titles = ("A model", "A key", "A request", "A profile of your own")
+    titles = ("Add a model", "Create an API key", "Send a request", "Create a profile")
     for title in titles:
         expect(step(page, title)).to_contain_text("to do")
 
-    step(page, "A model").get_by_role("button", name="Install the demo").click()
-    visitor.is_told("The demo is installed: model demo, SAE demo-sae, profiles joyful@1, gloomy@1, cats@1, sea@1.")
-    expect(step(page, "A model")).to_contain_text("done")
+    step(page, "Add a model").get_by_role("button", name="Install the demo").click()
+    visitor.is_told("Installed the demo: model demo, SAE demo-sae, profiles joyful@1, gloomy@1, cats@1, sea@1.")
+    expect(step(page, "Add a model")).to_contain_text("done")
 
-    step(page, "A key").get_by_role("link", name="Make a key").click()
+    step(page, "Create an API key").get_by_role("link", name="Create API key").click()
     visitor.fill("Name:", "laptop")
     visitor.press("Save")
-    exports = page.get_by_label("What clients are told").inner_text()
+    exports = page.get_by_label("Environment variables").inner_text()
     key = page.get_by_label("The key").inner_text().strip()
-    visitor.follow("I have kept it")
+    visitor.follow("I have saved it")
 
     visitor.go("Dashboard")
-    expect(step(page, "A key")).to_contain_text("done")
-    command = step(page, "A request").locator(".command").inner_text()
+    expect(step(page, "Create an API key")).to_contain_text("done")
+    command = step(page, "Send a request").locator(".command").inner_text()
     told = shell(f"export MILLM_API_KEY={key}\n{command}")
     assert json.loads(told)["choices"][0]["message"]["content"]
     assert '"profile":"gloomy@1"' in told
 
-    step(page, "A profile of your own").get_by_role("link", name="Find a feature").click()
+    step(page, "Create a profile").get_by_role("link", name="Browse features").click()
     visitor.steer_with("rain", "wet")
     visitor.publish("A first one.", "wet@1")
     assert shell(f"{exports}\n{sys.executable} -c '{ASK}'").startswith("wet@1 ")
 
     visitor.go("Dashboard")
-    expect(page.get_by_role("heading", name="What needs attention")).to_be_visible()
+    expect(page.get_by_role("heading", name="Needs attention")).to_be_visible()
     expect(page.locator(".steps")).to_have_count(0)
     visitor.find_request("Profile", "wet")
     expect(visitor.content).to_contain_text("laptop")

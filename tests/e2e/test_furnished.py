@@ -114,7 +114,7 @@ def answer_forms(page: Page, site: LiveSite) -> Iterator[str]:
     open_page(page, site, "/admin/steering/sae/add/")
     page.select_option("[name=model]", label="demo")
     page.fill("[name=source]", str(DEMO_DIR))
-    page.click("text=List what it holds")
+    page.click("text=List SAEs")
     expect(page.locator("#found")).to_be_visible()
     yield "sae-list"
     page.locator("#found tr", has_text="saelens").get_by_role("button", name="Preview").click()

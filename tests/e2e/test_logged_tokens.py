@@ -51,14 +51,14 @@ def test_tokens_of_a_logged_request(page: Page, live_site: LiveSite, request_id:
     page.on("console", note)
     open_row(page, live_site, request_id)
     prompt, answer = (page.locator(".log-token-view section").nth(place) for place in (0, 1))
-    expect(answer.locator("h4")).to_have_text("Answer, as tokens")
+    expect(answer.locator("h4")).to_have_text("Answer tokens")
     expect(answer.locator(".token")).to_have_count(12)
     expect(prompt.locator(".answer-text")).to_contain_text("Tell me a story")
 
     answer.locator(".token").nth(2).hover()
     details = answer.locator(".answer-details")
     expect(details).to_contain_text("Log-probability")
-    expect(details).to_contain_text("Likeliest here")
+    expect(details).to_contain_text("Top tokens")
     expect(details).to_contain_text(re.compile(r"Strongest features\s*#\d+", re.DOTALL))
     shown = details.inner_text()
     answer.locator(".token").nth(2).focus()
@@ -70,9 +70,9 @@ def test_tokens_of_a_logged_request(page: Page, live_site: LiveSite, request_id:
     assert choice.input_value().startswith("feature:")
     coloured = ".log-token-view .token:not([style*='/ 0%'])"
     assert page.locator(coloured).count() >= 1
-    expect(page.locator(".log-token-view .legend-words")).to_have_text("Activation of the feature")
+    expect(page.locator(".log-token-view .legend-words")).to_have_text("Feature activation")
     choice.select_option("logprob")
-    expect(page.locator(".log-token-view .legend-words")).to_contain_text("Surprise")
+    expect(page.locator(".log-token-view .legend-words")).to_contain_text("Surprisal")
     choice.select_option("none")
     expect(page.locator(".log-token-view .legend")).to_be_hidden()
 

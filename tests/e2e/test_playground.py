@@ -16,6 +16,7 @@ from tests.conftest import LiveSite
 from tests.e2e.test_console import AXE, RUN_AXE
 
 pytestmark = pytest.mark.browser
+ENDED = re.compile(r"tokens, (finished|stopped at the token limit)")
 
 NASTY = (
     '<script>document.title="owned"</script><svg onload="document.title=1">'
@@ -47,37 +48,37 @@ def answer(page: Page, place: int) -> str:
 
 
 def run_all(page: Page, num_tokens: int = 24) -> None:
-    page.get_by_label("At most … tokens").fill(str(num_tokens))
+    page.get_by_label("Max tokens").fill(str(num_tokens))
     page.get_by_role("button", name="Run all").click()
     wait_for_end(page)
 
 
 def wait_for_end(page: Page) -> None:
     for state in page.locator(".column-state").all():
-        expect(state).to_contain_text("ended by", timeout=90_000)
+        expect(state).to_contain_text(ENDED, timeout=90_000)
 
 
 def test_columns_with_one_seed_stream_side_by_side(playground: Page):
-    playground.get_by_role("button", name="Add a column").click()
+    playground.get_by_role("button", name="Add column").click()
     column(playground, 2).get_by_label("Steering of column 3").select_option("")
     column(playground, 1).get_by_label("Steering of column 2").select_option("profile:cats@1")
     run_all(playground)
     assert answer(playground, 0) == answer(playground, 2) != answer(playground, 1)
     expect(column(playground, 1).locator(".column-state")).to_contain_text(
-        re.compile(r"cats@1 acted (\d+) of \1 times")
+        re.compile(r"cats@1: applied at all \d+ steering points")
     )
-    expect(column(playground, 1).locator(".answer-kl")).to_contain_text("nats a token")
+    expect(column(playground, 1).locator(".answer-kl")).to_contain_text("nats per token")
     expect(column(playground, 0).locator(".answer-kl")).to_be_empty()
 
 
 def test_each_token_shows_what_it_is(playground: Page):
     run_all(playground)
     steered = column(playground, 1)
-    expect(steered.locator(".answer-kl")).to_contain_text("nats a token")
+    expect(steered.locator(".answer-kl")).to_contain_text("nats per token")
     steered.locator(".token").nth(3).hover()
     details = steered.locator(".answer-details")
     expect(details).to_contain_text("Log-probability")
-    expect(details).to_contain_text("KL against unsteered")
+    expect(details).to_contain_text("KL to unsteered")
     expect(details).to_contain_text(re.compile(r"Strongest features.*#\d+", re.DOTALL))
     shown = details.inner_text()
     steered.locator(".token").nth(3).focus()
@@ -97,8 +98,8 @@ def test_a_feature_of_a_token_leads_to_its_page_and_colours_the_answers(playgrou
     expect(link).to_have_text(name)
     with playground.expect_response("**/admin/playground/inspect"):
         details.get_by_role("button", name=f"Colour by {name}", exact=True).click()
-    expect(playground.get_by_label("Feature, by words or number")).to_have_value(name)
-    expect(playground.locator(".legend-words")).to_have_text("Activation of the feature")
+    expect(playground.get_by_label("Feature (label or index)")).to_have_value(name)
+    expect(playground.locator(".legend-words")).to_have_text("Feature activation")
     expect(playground.locator(".legend-most")).not_to_have_text("0.00")
     with playground.expect_popup() as opened:
         link.click()
@@ -108,7 +109,7 @@ def test_a_feature_of_a_token_leads_to_its_page_and_colours_the_answers(playgrou
 def test_a_feature_that_is_silent_is_said_to_be(playground: Page):
     run_all(playground)
     playground.get_by_label("Colour tokens by").select_option("feature")
-    box = playground.get_by_label("Feature, by words or number")
+    box = playground.get_by_label("Feature (label or index)")
     words = playground.locator(".legend-words")
     for number in range(8):  # of features of a city of tool calls, most fire in no story
         box.fill("")
@@ -118,7 +119,7 @@ def test_a_feature_that_is_silent_is_said_to_be(playground: Page):
         playground.wait_for_load_state("networkidle")
         if "none" in words.inner_text():
             break
-    expect(words).to_have_text("The feature fires on none of these tokens.")
+    expect(words).to_have_text("The feature is not active on these tokens.")
 
 
 def test_what_was_copied_goes_when_something_else_is_chosen(playground: Page):
@@ -127,7 +128,7 @@ def test_what_was_copied_goes_when_something_else_is_chosen(playground: Page):
     copied = steered.get_by_label("Copied request of column 2")
     steered.get_by_role("button", name="Copy as curl").click()
     expect(copied).to_be_visible()
-    expect(steered.locator(".column-state")).to_contain_text("ended by")  # it still says how the answer ended
+    expect(steered.locator(".column-state")).to_contain_text(ENDED)  # it still says how the answer ended
     steered.get_by_label("Strength of column 2").fill("0.5")
     expect(copied).to_be_hidden()
     wait_for_end(playground)
@@ -140,7 +141,7 @@ def test_what_was_copied_goes_when_something_else_is_chosen(playground: Page):
 def test_tokens_are_coloured_by_a_feature_that_one_searches(playground: Page):
     run_all(playground)
     playground.get_by_label("Colour tokens by").select_option("feature")
-    box = playground.get_by_label("Feature, by words or number")
+    box = playground.get_by_label("Feature (label or index)")
     box.fill("cat")
     first = playground.locator(".colours .found button").first
     expect(first).to_be_visible()
@@ -161,7 +162,7 @@ def test_the_strength_runs_again(playground: Page):
     with playground.expect_request("**/admin/playground/chat") as asked:
         slider.fill("0")
     assert json.loads(asked.value.post_data or "")["steering_intensity"] == 0
-    expect(steered.locator(".column-state")).to_contain_text("ended by", timeout=60_000)
+    expect(steered.locator(".column-state")).to_contain_text(ENDED, timeout=60_000)
     expect(steered.locator(".answer-text")).to_have_text(answer(playground, 0), use_inner_text=True)
     assert answer(playground, 1) != before
 
@@ -174,7 +175,7 @@ def test_what_is_copied_runs(playground: Page, kind: str):
     run_all(playground, 8)
     wanted = answer(playground, 1)
     steered = column(playground, 1)
-    steered.get_by_role("button", name="Copy as openai-python").click()
+    steered.get_by_role("button", name="Copy as Python").click()
     text = steered.get_by_label("Copied request of column 2").input_value()
     assert text.isascii()
     ran = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False)
@@ -234,7 +235,7 @@ def test_a_refusal_a_cut_and_a_lost_server_are_said(playground: Page):
         "**/admin/playground/chat", lambda route: route.fulfill(content_type="text/event-stream", body=": \n\n")
     )
     playground.get_by_role("button", name="Run all").click()
-    expect(column(playground, 0).locator(".state-failed")).to_contain_text("The connection ended before")
+    expect(column(playground, 0).locator(".state-failed")).to_contain_text("The connection closed before")
     playground.unroute("**/admin/playground/chat")
     playground.route("**/admin/playground/chat", lambda route: route.abort())
     playground.get_by_role("button", name="Run all").click()
@@ -242,13 +243,15 @@ def test_a_refusal_a_cut_and_a_lost_server_are_said(playground: Page):
 
 
 def test_stop_stops(playground: Page):
-    playground.get_by_label("At most … tokens").fill("1000")
+    playground.get_by_label("Max tokens").fill("1000")
     playground.get_by_role("button", name="Run all").click()
     expect(column(playground, 0).locator(".token").nth(2)).to_be_visible(timeout=60_000)
     playground.get_by_role("button", name="Stop all").click()
     expect(playground.locator(".playground-acts [data-act=stop]")).to_be_hidden()
     for place in (0, 1):
-        expect(column(playground, place).locator(".column-state")).to_contain_text(re.compile("Stopped|ended by"))
+        expect(column(playground, place).locator(".column-state")).to_contain_text(
+            re.compile("Stopped|stopped|finished")
+        )
 
 
 def test_a_profile_edited_and_published_is_felt(playground: Page):
@@ -316,22 +319,22 @@ def test_somebody_without_the_permission_is_refused(page: Page, live_site: LiveS
 
 def test_an_answer_says_when_it_is_not_for_the_current_settings(playground: Page):
     steered = column(playground, 1)
-    notice = steered.get_by_text("This answer is not for the current settings.")
+    notice = steered.get_by_text("Settings have changed since this answer.")
     steered.get_by_label("Steering of column 2").select_option("profile:cats@1")
     expect(notice).to_be_hidden()  # nothing was asked yet
     run_all(playground, 8)
     expect(notice).to_be_hidden()
     steered.get_by_label("Steering of column 2").select_option("")
     expect(notice).to_be_visible()
-    expect(column(playground, 0).get_by_text("This answer is not for")).to_be_hidden()
+    expect(column(playground, 0).get_by_text("Settings have changed since")).to_be_hidden()
     steered.get_by_label("Steering of column 2").select_option("profile:cats@1")
     expect(notice).to_be_hidden()  # as it was asked
     playground.get_by_label("Prompt", exact=True).fill("Another prompt.")
     expect(notice).to_be_visible()
-    expect(column(playground, 0).get_by_text("This answer is not for")).to_be_visible()
+    expect(column(playground, 0).get_by_text("Settings have changed since")).to_be_visible()
     steered.get_by_role("button", name="Run", exact=True).click()
     expect(notice).to_be_hidden()
-    expect(steered.locator(".column-state")).to_contain_text("ended by", timeout=90_000)
+    expect(steered.locator(".column-state")).to_contain_text(ENDED, timeout=90_000)
 
 
 def test_own_edits_without_any_are_not_sent(playground: Page):

@@ -156,7 +156,7 @@ def test_an_admin_makes_a_key_and_replays_what_it_asked(visitor: Visitor, live_s
     visitor.press("Save")
     key = page.get_by_label("The key").inner_text().strip()
     assert ask(live_site, "Tell me of ada's laptop.", key) == "sea@1"
-    visitor.follow("I have kept it")
+    visitor.follow("I have saved it")
     expect(visitor.content).not_to_contain_text(key)
 
     visitor.find_request("API key", "ada's laptop")
@@ -166,7 +166,7 @@ def test_an_admin_makes_a_key_and_replays_what_it_asked(visitor: Visitor, live_s
     expect(visitor.content).to_contain_text("The same text.")
     visitor.follow(request)
     visitor.replay("none")
-    expect(visitor.content).to_contain_text("Another text, by another steering.")
+    expect(visitor.content).to_contain_text("Different text: the steering differs.")
     assert page.locator(".replayed del, .replayed ins").count() > 0
 
 

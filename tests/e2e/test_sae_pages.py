@@ -49,7 +49,7 @@ def test_a_source_is_listed_and_previewed(page: Page, live_site: LiveSite):
     page.goto(f"{live_site.url}{SAES}add/")
     page.select_option("[name=model]", label="demo")
     page.fill("[name=source]", str(DEMO_DIR))
-    page.click("text=List what it holds")
+    page.click("text=List SAEs")
     page.locator("#found tr", has_text="saelens").get_by_role("button", name="Preview").click()
     expect(page.locator("#preview")).to_contain_text("topk with 2048 features of width 256")
 

@@ -78,7 +78,7 @@ class Visitor:
         self.page.wait_for_url("**q=**")
         self.content.locator("#result_list tbody th a").first.click()
         self.fill("Its name", name)
-        self.press("Add to the draft")
+        self.press("Add to draft")
         self.is_told(f'to draft "{name}"')
 
     def publish(self, note: str, label: str) -> None:
@@ -110,7 +110,7 @@ class Visitor:
 
     def play(self, num_tokens: int = 24) -> list[str]:
         """The answers of the playground's columns."""
-        self.fill("At most … tokens", str(num_tokens))
+        self.fill("Max tokens", str(num_tokens))
         self.press("Run all")
         columns = self.page.locator(".column")
         for state in columns.locator(".column-state").all():

@@ -115,7 +115,7 @@ def test_set_as_default(admin_client, models, registry):
     act(admin_client, "make_default", models[:1])
     assert LanguageModel.objects.get(is_default=True) == models[0]
 
-    assert "Select one model" in said(act(admin_client, "make_default", models))
+    assert "Select exactly one model" in said(act(admin_client, "make_default", models))
     assert LanguageModel.objects.get(is_default=True) == models[0]
 
 
@@ -287,7 +287,7 @@ def test_a_loaded_model_s_page_shows_its_cache_and_what_else_was_chosen_for_it(a
 def test_outside_the_server_the_page_says_why_it_does_not_know(admin_client, models):
     page = detail_of(admin_client, models[0])
 
-    assert "Only the server measures memory." in page
+    assert "Only the running server can measure it." in page
     assert "No engine runs in this process" in page
 
 

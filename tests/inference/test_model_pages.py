@@ -134,9 +134,9 @@ class TestStanding:
         ("standing", "words", "percent", "is_moving"),
         [
             (LoadStatus(LoadProgress("looking", 1, 3 * 2**30, 12 * 2**30)), "3.0\xa0GB of 12.0\xa0GB", 25, True),
-            (LoadStatus(LoadProgress("reading its weights", 7.6)), "reading its weights, for 8 s", None, True),
-            (LoadStatus(LoadProgress("freeing memory", 0, 5, 5)), "freeing memory", None, True),
-            (LoadStatus(is_waiting=True), "Waiting for its turn", None, True),
+            (LoadStatus(LoadProgress("reading weights", 7.6)), "Reading weights (8 s).", None, True),
+            (LoadStatus(LoadProgress("freeing memory", 0, 5, 5)), "Freeing memory (0 s).", None, True),
+            (LoadStatus(is_waiting=True), "Waiting for other loads", None, True),
         ],
     )
     def test_a_load_says_how_far_it_is(self, model, standing, words, percent, is_moving):
@@ -151,12 +151,12 @@ class TestStanding:
         set_registry(Standing(LoadStatus(retry_in_s=9.6)))
         found = model_availability(model)
         set_registry(None)
-        assert "Requests retry in 10 s" in found.sentence
+        assert "retry in 10 s" in found.sentence
         assert found.error == EVIL
 
     @pytest.mark.parametrize(
         ("state", "words"),
-        [("loaded", "Answers requests"), ("unloaded", "the next request loads it"), ("loading", "another process")],
+        [("loaded", "Ready"), ("unloaded", "The next request loads it"), ("loading", "another process")],
     )
     def test_elsewhere_the_row_is_what_is_known(self, model, state, words):
         model.state, model.loaded_at = state, timezone.now()
@@ -169,7 +169,7 @@ class TestLive:
         answer = admin_client.get(f"{LIST}live/?pk={model.pk},999,junk")
         found = answer.json()["models"]
         assert list(found) == [str(model.pk)]
-        assert "Could not be loaded" in found[str(model.pk)]
+        assert "Failed to load" in found[str(model.pk)]
         assert EVIL not in found[str(model.pk)]
         assert "no-store" in answer["Cache-Control"]
 
@@ -211,7 +211,7 @@ class TestPage:
         need = memory_need(model)
         set_registry(None)
         assert (need.fits, need.share) == (False, 100)
-        assert "Idle models are unloaded for it" in text
+        assert "Idle models are unloaded to make room" in text
 
     def test_sampling_is_explained_and_defaults_are_shown(self, admin_client, model):
         LanguageModel.objects.update(default_sampling={"temperature": 0.25, "min_p": 0})
@@ -265,7 +265,7 @@ class TestPreview:
             "2048 tokens",
             "open",
             "no tokenizer.json",
-            "none: it",
+            "none: add one",
         ):
             assert shown in html.unescape(text)
         assert EVIL not in text

@@ -89,14 +89,14 @@ def test_cancel_and_retry_are_posts_that_work(admin: Client, kind: str) -> None:
     job = enqueue_job(kind=kind, params={})
     assert admin.get(page(job, "cancel")).status_code == 405
     answer = admin.post(page(job, "cancel"), follow=True)
-    assert "will stop" in answer.content.decode()
+    assert "Cancelling &quot;" in answer.content.decode()
     job.refresh_from_db()
     assert job.state == "cancelled"
     admin.post(page(job, "retry"))
     job.refresh_from_db()
     assert job.state == "queued"
     refused = admin.post(page(job, "retry"), follow=True)
-    assert "only failed and cancelled jobs can run again" in refused.content.decode()
+    assert "Only failed and cancelled jobs can be retried" in refused.content.decode()
 
 
 def test_actions_take_what_they_can_and_say_what_they_cannot(admin: Client, kind: str) -> None:
@@ -104,7 +104,7 @@ def test_actions_take_what_they_can_and_say_what_they_cannot(admin: Client, kind
     Job.objects.filter(pk=jobs[0].pk).update(state="succeeded")
     keys = [job.pk for job in jobs]
     answer = admin.post(LIST, {"action": "cancel_selected", "_selected_action": keys}, follow=True)
-    assert "has succeeded already" in answer.content.decode()
+    assert "has already ended (succeeded)" in answer.content.decode()
     assert Job.objects.filter(state="cancelled").count() == 2
     admin.post(LIST, {"action": "retry_selected", "_selected_action": keys})
     assert Job.objects.filter(state="queued").count() == 2
@@ -178,8 +178,8 @@ def test_commands_list_cancel_and_retry(kind: str, capsys: pytest.CaptureFixture
     call_command("jobs", "--state", "failed")
     assert capsys.readouterr().out == ""
     call_command("cancel_job", str(job.pk))
-    assert "will stop" in capsys.readouterr().out
-    with pytest.raises(CommandError, match="cancelled already"):
+    assert "Cancelling " in capsys.readouterr().out
+    with pytest.raises(CommandError, match="has already ended"):
         call_command("cancel_job", str(job.pk))
     call_command("retry_job", str(job.pk))
     job.refresh_from_db()

@@ -197,7 +197,7 @@ def test_the_log_has_an_end(add_kind: AddKind) -> None:
             job.log(line)
 
     job = ended(enqueue_job(kind=add_kind(run), params={}))
-    assert [line.text for line in job.lines.all()] == ["one", "Further lines are left out."]
+    assert [line.text for line in job.lines.all()] == ["one", "The log is full; later lines are dropped."]
 
 
 def test_long_and_strange_lines_are_kept_readable(add_kind: AddKind) -> None:

@@ -160,7 +160,7 @@ class TestModels:
         assert admin_api.post(path, {"profile": ""}).json()["default_profile"] == ""
 
     def test_memory_in_words(self, admin_api: Api, model: LanguageModel):
-        assert "Only the server" in admin_api.get(f"models/{model.pk}/memory").json()["text"]
+        assert "Only the running server" in admin_api.get(f"models/{model.pk}/memory").json()["text"]
 
     def test_stats(self, admin_api: Api, model: LanguageModel):
         stopped = admin_api.get("stats").json()

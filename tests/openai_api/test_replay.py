@@ -140,7 +140,7 @@ def row(**values: Any) -> RequestLog:
         ({"prompt": ""}, "MILLM_LOG_CONTENT"),
         ({"prompt": "sha256:" + "0" * 64}, "MILLM_LOG_CONTENT"),
         ({"parameters": {"dropped": "texts and parameters"}}, "MILLM_LOG_CONTENT"),
-        ({"profile": "gloomy@draft"}, "a draft that nobody kept"),
+        ({"profile": "gloomy@draft"}, "a preview of a draft"),
     ],
 )
 def test_what_the_log_did_not_keep_is_refused(values: dict[str, Any], said: str) -> None:
@@ -195,7 +195,7 @@ def test_a_refusal_is_said_on_the_page() -> None:
     client.force_login(User.objects.create_superuser("root"))
     page = reverse("admin:openai_api_requestlog_replay", args=[found.pk])
     answer = client.post(page, {"profile": ""})
-    assert "did not keep this request" in answer.content.decode()
+    assert "was not stored" in answer.content.decode()
     shown = client.get(reverse("admin:openai_api_requestlog_change", args=[found.pk])).content.decode()
     assert page not in shown, "what cannot run again is not offered"
 
@@ -213,4 +213,4 @@ def test_a_row_that_was_deleted_fails_the_job() -> None:
     found = row()
     job = start_replay(row=found)
     found.delete()
-    assert "not in the log any more" in run(job).error
+    assert "no longer in the log" in run(job).error

@@ -139,7 +139,7 @@ class TestDraft:
         assert [describe_edit(edit) for edit in draft_edits(profile)] == [
             f"tiny-sae #0 {mine.label}: cap the projection at -1 to 2 raw, outside of calls, after 2 tokens, first 9"
             f" tokens, only where active, only where tiny-sae #1 {other.label} is above 0.5 raw, special tokens too",
-            "residual at layers.1.mlp_out: keep the norm, generation only, in the answer",
+            "residual at layer 1 (mlp_out): keep the norm, generation only, in the answer",
         ]
         html = page(admin, CHANGE, profile.pk)
         assert "-1 to 2" in html
@@ -317,7 +317,7 @@ class TestDuplicating:
 
     def test_taken_name(self, admin, profile):
         response = admin.post(reverse(DUPLICATE, args=[profile.pk]), {"name": "gloomy"})
-        assert "The model tiny has a profile gloomy already." in response.content.decode()
+        assert "The model tiny already has a profile gloomy." in response.content.decode()
 
     def test_action_finds_free_names(self, admin, profile):
         for _ in range(2):
@@ -411,11 +411,11 @@ class TestSAE:
         ("figures", "words"),
         [
             ({"fvu": 0.1, "l0": 8}, "10% of the residual&#x27;s variance unexplained, which is good"),
-            ({"fvu": 1.2}, "Something does not fit: wrong layer or site"),
-            ({"l0": 0.01}, "hardly ever any"),
+            ({"fvu": 1.2}, "Something does not match: wrong layer or site"),
+            ({"l0": 0.01}, "almost none"),
             ({"l0": 39}, "too many to be sparse"),
             ({"fvu": None}, "was not measured"),
-            ({"mean_resid_norm": None}, "pushes cannot be shown"),
+            ({"mean_resid_norm": None}, "the relative size of its edits is unknown"),
         ],
     )
     def test_health_in_words(self, figures, words, admin, sae):

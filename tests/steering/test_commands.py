@@ -23,7 +23,7 @@ class TestAddSAE:
         assert SAE.objects.get().name == "new"
         out = capsys.readouterr().out
         assert (
-            "saelens: jumprelu with 40 features of width 12, trained on tiny. It fits tiny at layers.1.resid_post."
+            "saelens: jumprelu with 40 features of width 12, trained on tiny. It fits tiny at layer 1 (resid_post)."
             in out
         )
         assert "Registered new with 40 features, 0 labelled." in out

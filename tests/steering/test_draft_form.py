@@ -91,7 +91,7 @@ BAD: list[tuple[Form, str, str]] = [
     ({"strength": "nan"}, "edits-0-strength", "Enter a number"),
     ({"strength": "1e999"}, "edits-0-strength", "Enter a number"),
     ({"strength": str(2 * MAX_STRENGTH)}, "edits-0-strength", "less than or equal"),
-    ({"strength": "1000"}, "edits-0-strength", "at most 10 is allowed"),
+    ({"strength": "1000"}, "edits-0-strength", "the limit is 10"),
     ({"operation": "explode"}, "edits-0-operation", "explode is not one of"),
     ({"phase": "never"}, "edits-0-phase", "never is not one of"),
     ({"feature": "999999999"}, "edits-0-feature", "valid choice"),

@@ -76,7 +76,7 @@ def test_is_whole_at_every_width(form: Page):
 def test_choices_are_explained_and_unused_fields_hidden(form: Page):
     card = form.locator("#edits-0")
     expect(card.locator(".field-operation .steering-explained")).to_contain_text("Adds the strength")
-    expect(card.locator(".field-phase .steering-explained")).to_contain_text("and on those that the model writes")
+    expect(card.locator(".field-phase .steering-explained")).to_contain_text("and generated tokens")
     expect(card.locator("[name=edits-0-lower]")).not_to_be_visible()
     card.locator("select[name=edits-0-operation]").select_option("projection_cap")
     expect(card.locator("[name=edits-0-lower]")).to_be_visible()
@@ -92,7 +92,7 @@ def test_outcome_and_order_are_shown(form: Page):
     expect(cards.nth(1).locator("[name=edits-1-after]")).to_be_visible()  # set conditions are open
     expect(cards.nth(0).locator("[name=edits-0-after]")).not_to_be_visible()
     vectors = form.locator("#edits-2-group .inline-related:not(.empty-form)")
-    expect(vectors.nth(0)).to_contain_text("calm at layers.2.resid_post")
+    expect(vectors.nth(0)).to_contain_text("calm at layer 2 (resid_post)")
     expect(vectors.nth(1).locator("[name=edits-2-1-norm_layer]")).to_have_value("1")
     expect(vectors.nth(1).locator("[name=edits-2-1-strength]")).not_to_be_visible()
 

@@ -14,7 +14,7 @@ from steering.evaluation.calibration import MAX_STEPS, TOLERANCE, search
 from steering.evaluation.params import CalibrationParams, SweepParams, Texts, read_numbers
 from steering.evaluation.text_measures import distinct, mean, perplexity, repeat_rate, word_rate
 from steering.spec.edit import EditSpec, SiteTarget, VectorTarget
-from steering.spec.factor import MAX_FACTOR, has_strength, largest_factor, with_factor
+from steering.spec.factor import MAX_FACTOR, combined_pushes, has_strength, largest_factor, with_factor
 from steering.spec.units import Scales
 
 
@@ -96,6 +96,18 @@ def test_the_cap_on_the_push_is_kept_and_used_up(strength: float, cap: float) ->
     factor = largest_factor([edit("add", strength)], cap)
     assert factor == pytest.approx(min(MAX_FACTOR, 10 * cap / strength), rel=1e-6)
     assert with_factor(edit("add", strength), factor).push <= cap * (1 + 1e-9)  # type: ignore[operator]
+
+
+def test_pushes_add_up_at_a_site() -> None:
+    other = EditSpec(
+        VectorTarget(Site(2), (1.0, 0.0), Scales(direction_norm=1.0, reference_norm=4.0)), "add", 2.0, "raw"
+    )
+    unknown = EditSpec(VectorTarget(Site(2), (1.0, 0.0), Scales()), "add", 9.0, "raw")
+    assert combined_pushes([other, edit("add", 2.0), unknown, edit("add", -1.0)]) == {
+        Site(1): pytest.approx(0.3),
+        Site(2): 0.5,
+    }
+    assert combined_pushes([unknown]) == {}
 
 
 # The search

@@ -104,6 +104,7 @@ def test_sweep_measures_each_strength_and_keeps_a_report(demo: None) -> None:
     assert 0 < full["distinct_1"] <= full["distinct_2"] <= 1
     assert full["perplexity"] > 1
     assert full["push"] > half["push"] > 0
+    assert sum(full["pushes"].values()) > full["push"], "of three edits together"
     assert [sample["prompt"] for sample in full["samples"]] == list(SHORT.prompts)
     assert all(point["failures"] == 0 and point["num_tokens"] > 0 for point in points)
     assert evaluation.result["feature"]
@@ -140,7 +141,7 @@ def test_calibration_finds_the_strength(demo: None, target: float) -> None:
     assert proposal["is_met"]
     assert abs(proposal["kl"] - target) <= TOLERANCE * target * 1.001
     assert [point["factor"] for point in curve] == sorted(point["factor"] for point in curve)
-    assert {"factor": proposal["factor"], "kl": proposal["kl"], "push": proposal["push"]} in curve
+    assert (proposal["factor"], proposal["kl"], proposal["push"]) in [(p["factor"], p["kl"], p["push"]) for p in curve]
 
     profile = use_calibration(evaluation=evaluation)
     before = [edit.strength for edit in parse_edits(row.edits)]

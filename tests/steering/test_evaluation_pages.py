@@ -112,6 +112,17 @@ def test_what_models_and_people_wrote_is_escaped(evaluation: Evaluation) -> None
         assert "<script" not in text
 
 
+def test_each_site_has_a_column_for_the_relative_size(version: ProfileVersion) -> None:
+    pushes = {"layers.1.resid_post": 0.25, "layers.2.mlp_out": 0.5}
+    points = [point(None, pushes={}), point(1.0, push=0.5, pushes=pushes)]
+    row = Evaluation.objects.create(kind="sweep", version=version, result=sweep_result(points=points))
+    header, unsteered, steered = list(csv.reader(io.StringIO(report_csv(row))))
+    sizes = [header.index(f"relative size, {site}") for site in ("layer 1 (resid_post)", "layer 2 (mlp_out)")]
+    assert [steered[place] for place in sizes] == ["0.25", "0.5"]
+    assert [float(unsteered[place]) for place in sizes] == [0.0, 0.0]
+    assert "added up" in report_html(row)
+
+
 def test_the_file_needs_nothing_beside_it(evaluation: Evaluation) -> None:
     text = report_page(evaluation)
     assert text.startswith("<!doctype html>")

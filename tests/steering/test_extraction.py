@@ -246,7 +246,7 @@ class TestJob:
         assert not Job.objects.exists()
 
     def test_kind_is_registered(self):
-        assert find_kind(KIND).title == "Find vectors in pairs of prompts"
+        assert find_kind(KIND).title == "Extract vectors from prompt pairs"
 
 
 @pytest.fixture(scope="module")
@@ -322,7 +322,7 @@ class TestDoors:
         url = reverse(EXTRACT)
         assert url in admin.get(reverse("admin:steering_vectorset_changelist")).content.decode()
         assert admin.get(url).status_code == 200
-        assert "is queued" in said(admin.post(url, self.form(file, model)))
+        assert "Queued" in said(admin.post(url, self.form(file, model)))
         job = Job.objects.get()
         assert (job.params["sites"], job.owner.username) == ([[0, "resid_post"], [2, "resid_post"]], "admin")
 

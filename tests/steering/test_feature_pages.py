@@ -63,9 +63,9 @@ class TestPage:
 
     def test_nothing_is_known(self, admin, sae):
         html = page(admin, CHANGE, sae.features.get(index=30).pk)
-        assert "No histogram: the SAE was not measured yet" in html
-        assert f'<a href="/admin/steering/sae/{sae.pk}/change/#check">Measure it</a>' in html
-        assert "None are known." in html
+        assert "No histogram yet: the SAE has not been measured" in html
+        assert f'<a href="/admin/steering/sae/{sae.pk}/change/#check">Measure</a>' in html
+        assert "No examples yet." in html
 
     def test_no_styles_or_scripts_inline(self, admin, measured):
         html = page(admin, CHANGE, measured.pk)
@@ -132,14 +132,14 @@ class TestSteer:
 
     def test_contradiction_changes_nothing(self, admin, profile, feature):
         response = self.steer(admin, feature, profile=profile.pk, operation="ablate")
-        assert "Nothing was added." in said(response)
+        assert "The feature was not added." in said(response)
         assert profile.edits.count() == 1
 
     @pytest.mark.parametrize(
         ("data", "message"),
         [
-            ({}, "A new profile needs a name."),
-            ({"new_name": "gloomy"}, "The model has a profile gloomy already."),
+            ({}, "Enter a name for the new profile."),
+            ({"new_name": "gloomy"}, "The model already has a profile gloomy."),
             ({"new_name": "a b"}, "Enter a valid"),
             ({"new_name": "x", "strength": "nan"}, "Enter a number"),
             ({"new_name": "x", "strength": "1e9"}, "less than or equal"),

@@ -222,7 +222,7 @@ class TestDefault:
         assert '<option value="gloomy">gloomy: the newest version</option>' in html
         assert '<option value="gloomy@1">gloomy@1: always this one</option>' in html
         LanguageModel.objects.update(default_profile="gone")
-        assert '<option value="gone" selected>gone: not in use any more</option>' in admin.get(url).content.decode()
+        assert '<option value="gone" selected>gone: no longer available</option>' in admin.get(url).content.decode()
 
     def test_command(self, versions, model, capsys):
         call_command("set_default_profile", "tiny", "gloomy@1")

@@ -66,7 +66,7 @@ def test_figures_are_kept(model, sae):
     assert checked.mean_resid_norm == pytest.approx(float(norms.mean()), rel=1e-4)
     assert checked.median_resid_norm == pytest.approx(float(norms.median()), rel=1e-4)
     assert checked.typical_norm == checked.median_resid_norm
-    assert f"{len(read)} attention sinks left out" in judge(checked)[-1].text
+    assert f"{len(read)} attention sinks excluded" in judge(checked)[-1].text
     assert checked.measured_at is not None
     strongest = int(a.max(0)[1:].argmax()) + 1
     feature = sae.features.get(index=strongest)
@@ -99,7 +99,7 @@ def test_import_of_another_scale_is_told(model, sae):
         row.max_activation, row.max_activation_source = row.max_activation * 50, Feature.Source.IMPORT
         row.save()
     checked = check_sae(sae=sae, reader=offline, params=MeasureParams(CORPUS))
-    assert any("typically 50 times those measured here" in cause for cause in checked.causes)
+    assert any("typically 50 times the measured ones" in cause for cause in checked.causes)
 
 
 def test_dead_features_have_no_maximum(model, sae):
@@ -133,8 +133,8 @@ class TestDemo:
             sae=demo.sae, reader=load_standalone(demo.model), params=MeasureParams(read_corpus(), 3_000)
         )
         assert summary(checked).text == "looks wrong"
-        assert "at layers.2.resid_post: look at the layer" in checked.causes[0]
-        assert any("layers.2.resid_post" in verdict.text for verdict in judge(checked))
+        assert "at layer 2 (resid_post): check the layer" in checked.causes[0]
+        assert any("layer 2 (resid_post)" in verdict.text for verdict in judge(checked))
 
 
 class TestCommand:

@@ -59,7 +59,7 @@ class TestAdd:
         assert run_add_sae(job) == {"sae": SAE.objects.get().pk}
         assert SAE.objects.get().features.count() == 40
         assert job.lines == ["Registered new with 40 features."]
-        assert job.told[-1] == (1, 1, "Reading and checking the weights")
+        assert job.told[-1] == (1, 1, "Checking the weights")
 
     def test_again_after_a_crash(self, model, tmp_path):
         job = self.job(model, write_sae(tmp_path / "new"))
@@ -73,7 +73,7 @@ class TestAdd:
         measurement = Job.objects.get()
         assert (measurement.kind, measurement.owner) == ("steering.health", researcher)
         assert measurement.params["sae"] == SAE.objects.get().pk
-        assert job.lines[1] == "The job “Measure new” tells how well it fits."
+        assert job.lines[1] == 'The job "Measure new" measures how well it fits.'
 
     def test_is_measured_once_after_a_crash(self, model, tmp_path):
         job = self.job(model, write_sae(tmp_path / "new"), measures=True)

@@ -273,7 +273,7 @@ class TestCauses:
         weights = replace(good.weights, threshold=torch.full((2 * D_IN,), 0.01))
         table[[0, 2, 3]] *= 0.001
         sae = JumpReLUSAE("", replace(good.math, apply_b_dec_to_input=False), replace(weights, b_dec=torch.zeros(D_IN)))
-        assert "at layers.1.resid_post: look at the layer" in self.causes(sae, Site(2), table)
+        assert "at layer 1 (resid_post): check the layer" in self.causes(sae, Site(2), table)
 
     def test_b_dec(self, good):
         flipped = JumpReLUSAE("", replace(good.math, apply_b_dec_to_input=False), good.weights)
@@ -307,5 +307,5 @@ class TestCauses:
                 ([TokenisedDocument(ids, (True,) * 41)], TableReader(loud)),
             )
         )
-        assert "at layers.1.resid_post: look at the layer" in " ".join(expected)
+        assert "at layer 1 (resid_post): check the layer" in " ".join(expected)
         assert got == expected

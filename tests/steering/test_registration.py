@@ -58,7 +58,7 @@ def test_layer_that_the_model_has_not(layer, model, tmp_path):
 
 def test_width_that_does_not_fit(model, tmp_path):
     location = SAELocation(str(write_sae(tmp_path / "sae", sae_config(d_in=16), random_weights(d_in=16))))
-    with pytest.raises(IncompatibleSAEError, match="is 12 wide in this model, the SAE reads 16"):
+    with pytest.raises(IncompatibleSAEError, match=r"16 wide .* but the model is 12 wide"):
         services.register_sae(name="x", model=model, location=location)
 
 
@@ -101,7 +101,7 @@ def test_subfolder(model, tmp_path):
 
 
 def test_same_sae_twice_at_one_place(sae, model, tmp_path):
-    with pytest.raises(ValidationError, match="registered already"):
+    with pytest.raises(ValidationError, match="already registered"):
         services.register_sae(name="again", model=model, location=SAELocation(sae.source))
     assert services.register_sae(name="elsewhere", model=model, location=SAELocation(sae.source), layer=2)
 

@@ -57,7 +57,7 @@ def test_every_format_is_compared_with_the_model(name, tall_model, tmp_path):
     location = location_of(case.write(tmp_path / "sae").path)
     place = {} if case.site else {"layer": 5, "site": "resid_post"}
     write_model_config(tmp_path / "model", num_hidden_layers=30, hidden_size=16, head_dim=4)
-    with pytest.raises(IncompatibleSAEError, match="is 16 wide in this model, the SAE reads 12"):
+    with pytest.raises(IncompatibleSAEError, match=r"12 wide .* but the model is 16 wide"):
         inspect_sae(location, tall_model, **place)
     write_model_config(tmp_path / "model", num_hidden_layers=1)
     with pytest.raises(IncompatibleSAEError, match="The model has layers 0 to 0, not"):
@@ -97,7 +97,7 @@ class TestDoubts:
 
     def test_beginning_of_text(self, model, tmp_path):
         (doubt,) = self.doubts(model, tmp_path, prepend_bos=True)
-        assert "begin with a token of their own (BOS), which this model has not" in doubt
+        assert "begin with a BOS token, which this model does not have" in doubt
         assert self.doubts(model, tmp_path, prepend_bos=False) == ()
         write_model_config(tmp_path / "model", bos_token_id=0)
         assert self.doubts(model, tmp_path, prepend_bos=True) == ()
@@ -169,7 +169,7 @@ class TestCommand:
         call_command("add_sae", "x", str(path.parent), model="tiny", subfolder=path.name, preview=True)
         out = capsys.readouterr().out
         assert "circuit-tracer: transcoder with 40 features of width 12, trained on org/tiny." in out
-        assert "It fits tiny at layers.1.mlp_out. It reads blocks.1.mlp.hook_in; what it writes can be added." in out
+        assert "It fits tiny at layer 1 (mlp_out). It reads blocks.1.mlp.hook_in; what it writes can be added." in out
 
     def test_doubts_are_told(self, model, tmp_path, capsys):
         folder = write_sae(

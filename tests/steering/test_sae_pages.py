@@ -55,7 +55,7 @@ class TestAdd:
     def test_preview_of_one_of_them(self, admin, model, source):
         html = self.post(admin, model, source=source, _preview="layer_1")
         assert "saelens: jumprelu with 40 features of width 12, trained on tiny. It fits tiny" in html
-        assert "It fits the model by width, layer and name." in html
+        assert "Width, layer and model name match." in html
         assert "4.1\xa0KB of memory" in html
         assert 'value="layer_1"' in html
         assert not SAE.objects.exists()
@@ -96,7 +96,7 @@ class TestAdd:
 
     def test_is_not_measured_unless_wanted(self, admin, model, source):
         response = admin.post(reverse(ADD), {"model": model.pk, "source": f"{source}/layer_1", "name": "new"})
-        assert said(response) == "Registered new."
+        assert said(response) == "Added new."
         assert not Job.objects.exists()
 
     def test_transcoders_cannot_be_measured(self, model, tmp_path):
@@ -109,7 +109,7 @@ class TestAdd:
         assert not Job.objects.exists()
 
     def test_nothing_found(self, admin, model, tmp_path):
-        assert "No files of a known name" in self.post(admin, model, source=str(tmp_path), _list="1")
+        assert "No SAEs found" in self.post(admin, model, source=str(tmp_path), _list="1")
 
     def test_needs_permission(self, model, source):
         client = staff("view_sae", "change_sae")
@@ -141,7 +141,7 @@ class TestCheck:
 
 class TestWeights:
     def test_load_and_unload(self, admin, sae, cold_saes):
-        assert "not loaded, 4.1" in page(admin, CHANGE, sae.pk)
+        assert "not loaded (4.1" in page(admin, CHANGE, sae.pk)
         admin.post(reverse("admin:steering_sae_load", args=[sae.pk]))
         assert get_resolver().loaded_bytes(sae.checksum) == 4 * (2 * 12 * 40 + 2 * 40 + 12)
         assert "loaded, 4.1" in page(admin, CHANGE, sae.pk)

@@ -75,7 +75,7 @@ class TestPublishing:
 
     def test_push_beyond_reason(self, profile):
         profile.edits.update(strength=500.0)
-        assert "would push the residual by" in refused(profile)
+        assert "would change the residual by" in refused(profile)
 
     def test_unit_without_its_number(self, profile):
         add_edit(profile, 7)  # has no maximal activation

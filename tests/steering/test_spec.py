@@ -570,10 +570,10 @@ class TestFingerprint:
             "tiny-sae #3 rain: add 2 raw, generation only, in the answer, first 9 tokens",
         ),
         (edit("ablate", scope="outside_calls"), "tiny-sae #3 rain: ablate, outside of calls"),
-        (keep_norm(), "residual at layers.1.resid_post: keep the norm"),
+        (keep_norm(), "residual at layer 1 (resid_post): keep the norm"),
         (
             vector_edit([1.0, 0.0], 0.0, operation="orthogonal"),
-            "vector at layers.1.resid_post: scale the direction by 0",
+            "vector at layer 1 (resid_post): scale the direction by 0",
         ),
     ],
     ids=str,

@@ -88,7 +88,7 @@ class TestFiles:
             (b"x" * 100, "calm.safetensors", "calm|vectors.safetensors"),
             (b"x", "calm.pt", "Expected a file that ends with one of"),
             (b"x", "calm", "Expected a file that ends with one of"),
-            (gguf({0: np.ones(D_IN + 1, np.float32)}), "calm.gguf", "is 12 wide, the vector 13"),
+            (gguf({0: np.ones(D_IN + 1, np.float32)}), "calm.gguf", "13 values, but tiny is 12 wide"),
             (gguf({3: np.ones(D_IN, np.float32)}), "calm.gguf", "has layers 0 to 2, not 3"),
             (gguf({0: np.full(D_IN, np.nan, np.float32)}), "calm.gguf", "not finite"),
             (gguf({0: np.zeros(D_IN, np.float32)}), "calm.gguf", "has no direction"),
@@ -151,7 +151,7 @@ class TestUse:
         assert admin.post(reverse(PROFILE, args=[profile.pk]), data).status_code == 302
         assert [describe_edit(edit) for edit in draft_edits(profile)] == [
             "tiny-sae #0 sad rainy weather: add 0.5 × max activation",
-            "vector calm at layers.2.resid_post: scale the direction by 0, prompt only",
+            "vector calm at layer 2 (resid_post): scale the direction by 0, prompt only",
         ]
         page(admin, PROFILE, profile.pk)
 
@@ -178,9 +178,9 @@ class TestUse:
     @pytest.mark.parametrize(
         ("fields", "message"),
         [
-            ({}, "Choose a registered vector"),
+            ({}, "Choose a vector"),
             ({"plain_vector": "calm", "vector": '{"layer": 1, "values": [1]}'}, "not both"),
-            ({"plain_vector": "calm", "operation": "norm_preserving"}, "takes a layer and a site"),
+            ({"plain_vector": "calm", "operation": "norm_preserving"}, "needs a layer and a site"),
             ({"operation": "norm_preserving"}, "needs a layer"),
             ({"vector": '{"layer": 1, "values": ["NaN"]}'}, "Expected a number"),
             ({"vector": '{"layer": -1, "values": [1]}'}, "Expected an integer from 0"),
@@ -205,7 +205,7 @@ class TestUse:
     def test_choosing_finds_those_of_the_model(self, admin, calm, other_model):
         params = {"app_label": "steering", "model_name": "featureedit", "field_name": "plain_vector", "term": "cal"}
         found = admin.get("/admin/autocomplete/", params | {"language_model": calm.model_id}).json()["results"]
-        assert [row["text"] for row in found] == ["calm at layers.0.resid_post", "calm at layers.2.resid_post"]
+        assert [row["text"] for row in found] == ["calm at layer 0 (resid_post)", "calm at layer 2 (resid_post)"]
         assert not admin.get("/admin/autocomplete/", params | {"language_model": other_model.pk}).json()["results"]
 
     def test_vector_of_another_model(self, other_model, profile, tmp_path):
@@ -273,7 +273,7 @@ class TestPublishing:
     @pytest.mark.parametrize(
         ("edit", "message"),
         [
-            (vector_edit([1.0] * 11), "is 12 wide in this model, the vector 11"),
+            (vector_edit([1.0] * 11), "The vector has 11 values, but the model is 12 wide"),
             (vector_edit([1.0] * D_IN, site=Site(3)), "has layers 0 to 2, not 3"),
             (keep_norm(Site(7, "mlp_out")), "has layers 0 to 2, not 7"),
         ],
@@ -291,5 +291,5 @@ class TestPublishing:
 
 
 def test_other_widths_are_refused(model):
-    with pytest.raises(IncompatibleSAEError, match="is 12 wide, the vector 3"):
+    with pytest.raises(IncompatibleSAEError, match="3 values, but tiny is 12 wide"):
         save_vectors(name="x", model=model, vectors=[NewVector(Site(0), (1.0, 2.0, 3.0))], origin="x")

@@ -54,7 +54,7 @@ def test_a_rule_from_adding_to_removing(admin_client, feature):
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"threshold": "-1"}, "finite number from 0"),
+        ({"threshold": "-1"}, "finite number of at least 0"),
         ({"threshold": "nan"}, "Enter a number"),
         ({"reason": ""}, "required"),
         ({"name": "two words"}, "valid"),

@@ -58,9 +58,9 @@ def test_a_batch_names_its_files_and_says_how_far_it_is(admin_client: Client, fi
     page = admin_client.get(f"/admin/storage/batch/{batch.pk}/change/").content.decode()
     assert f'<a href="/admin/storage/storedfile/{file.pk}/change/">&lt;b&gt;cat&lt;/b&gt;.txt</a>' in page
     for words in (
-        "file-gone, which is not kept any more",
-        "1,198 of 1,200 answered, 2 failed",
-        "14 → 12, 3 from the cache",
+        "file-gone (deleted)",
+        "1,198 of 1,200 completed, 2 failed",
+        "14 → 12, 3 cached",
         "Line 7: No &lt;url&gt;.",
         "2026-03-04 17:08:09 completed",
     ):

@@ -47,10 +47,10 @@ function heard(event) {
 function lost(event) {
   socket = null;
   if (event.code === LOGGED_OUT) {
-    announce("You are logged out. Load the page again to log in.");
+    announce("You are logged out. Reload the page to log in.");
     return;
   }
-  announce("Disconnected, trying again …");
+  announce("Disconnected. Reconnecting…");
   timer = window.setTimeout(connect, waitMs * (0.75 + Math.random() / 2));
   waitMs = Math.min(2 * waitMs, LONGEST_WAIT_MS);
 }

@@ -35,7 +35,7 @@ const take = async (answer, place) => {
 
 const refusal = async (answer) => {
   const body = await answer.json().catch(() => null);
-  return new Error(body?.error?.message ?? `The server answered ${answer.status}.`);
+  return new Error(body?.error?.message ?? `Unexpected response from the server (${answer.status}).`);
 };
 
 const ask = async (signal) => {
@@ -47,11 +47,11 @@ const ask = async (signal) => {
   const answer = await fetch(form.action, { method: "POST", body: data, credentials: "same-origin", signal });
   if (!answer.ok) throw await refusal(answer);
   const reason = await take(answer, place);
-  say(`It ended (${reason || "without a reason"}). `);
+  say(reason === "length" ? "Stopped at the token limit. " : "Finished. ");
   if (!form.dataset.log) return; // who may not see the log is not led there
   const link = document.createElement("a");
   link.href = `${form.dataset.log}${encodeURIComponent(answer.headers.get("x-request-id"))}/change/`;
-  link.textContent = "Its row in the request log";
+  link.textContent = "View in request log";
   document.getElementById("try-state").append(link);
 };
 
@@ -62,11 +62,11 @@ if (form) {
     const abort = new AbortController();
     stop.onclick = () => abort.abort();
     stop.hidden = false;
-    say("Asking; a model that is not loaded is loaded first.");
+    say("Waiting for the model. If it is not loaded, it is loaded first.");
     try {
       await ask(abort.signal);
     } catch (error) {
-      say(abort.signal.aborted ? "Stopped." : error.message || "The server does not answer.", !abort.signal.aborted);
+      say(abort.signal.aborted ? "Stopped." : error.message || "The server is not responding.", !abort.signal.aborted);
     }
     stop.hidden = true;
   });

@@ -9,7 +9,7 @@ from jobs.models import Job
 
 class Command(JobCommand):
     help = "Cancel a job: at once where it is queued, at its next sign of progress where it runs."
-    done = "will stop."
+    done = "Cancelling"
 
     def act(self, job: Job) -> None:
         services.cancel_job(job=job)

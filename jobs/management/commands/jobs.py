@@ -14,8 +14,8 @@ class Command(BaseCommand):
     help = "List jobs, the newest first."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--state", choices=Job.State.values, help="only jobs in that state")
-        parser.add_argument("--limit", type=int, default=50, help="at most so many; 50 unless told")
+        parser.add_argument("--state", choices=Job.State.values, help="only jobs in this state")
+        parser.add_argument("--limit", type=int, default=50, help="maximum number of jobs (default: 50)")
 
     def handle(self, *, state: str | None, limit: int, **options: Any) -> None:
         rows = Job.objects.select_related("owner")

@@ -9,7 +9,7 @@ from jobs.models import Job
 
 class Command(JobCommand):
     help = "Queue a failed or cancelled job again; it goes on from its checkpoint."
-    done = "is queued again."
+    done = "Requeued"
 
     def act(self, job: Job) -> None:
         services.retry_job(job=job)

@@ -46,7 +46,9 @@ class Command(BaseCommand):
         parser.add_argument(
             "--target", default="medium", help="calibrate: nats per token, or one of " + ", ".join(TARGETS)
         )
-        parser.add_argument("--push-cap", type=float, default=STRONG_PUSH, help="calibrate: cap on the push")
+        parser.add_argument(
+            "--push-cap", type=float, default=STRONG_PUSH, help="calibrate: cap on the relative size of each edit"
+        )
         parser.add_argument("--use", action="store_true", help="calibrate: make the proposed strength the draft's")
         parser.add_argument("--prompt", action="append", dest="prompts", help="may be given several times")
         parser.add_argument("--max-tokens", type=int, default=DEFAULTS.max_tokens)

@@ -69,7 +69,7 @@ class StrengthCard {
     const level = push === null ? null : levelOf(push, this._levels);
     const words = level ? this._root.dataset[level] : "";
     const raw = `raw ${shown(strength * this._scale.raw_per_one)}`;
-    const size = push === null ? "push unknown" : `push ${push.toFixed(2)}`;
+    const size = push === null ? "relative size unknown" : `relative size ${push.toFixed(2)}`;
     output.value = `${shown(strength)} ${this._unit()}, ${raw}, ${size}`;
     badge.hidden = level === null;
     badge.className = `badge ${BADGES[level] ?? ""}`;

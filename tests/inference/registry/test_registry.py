@@ -562,7 +562,7 @@ async def test_a_load_says_how_far_it_is_while_it_runs(parts):
     )
     await registry.ready("org/tiny")
 
-    assert seen == [LoadStatus(LoadProgress("looking for its files", 0.0, 5, 20))]
+    assert seen == [LoadStatus(LoadProgress("finding files", 0.0, 5, 20))]
     assert registry.load_status("org/tiny") == LoadStatus()
     registry.stop()
 

@@ -96,7 +96,7 @@ def test_who_may_see_no_texts_sees_numbers_only(watcher: Client):
     assert "SECRET" not in page
     assert "77" in page
     assert "&quot;temperature&quot;: 0.25" in page
-    assert "Shown to those who may see texts" in page
+    assert "Visible to users who can view request texts" in page
     assert "SECRET" not in watcher.get(LOG).content.decode()
     assert not LogAccess.objects.exists()
 
@@ -157,10 +157,10 @@ def test_a_request_and_the_list_say_when_to_the_second(auditor: Client):
 @pytest.mark.parametrize(
     ("content", "days", "text_days", "said"),
     [
-        ("full", 0, 0, "Rows are kept for ever. Texts are kept as long as their rows."),
-        ("full", 90, 1, "Rows are deleted after 90 days. Texts are kept for 1 day."),
-        ("hash", 1, 7, "Rows are deleted after 1 day. Of texts a SHA-256 is kept for 7 days."),
-        ("none", 30, 7, "Rows are deleted after 30 days. Nothing of texts is kept."),
+        ("full", 0, 0, "Rows are never deleted. Texts are stored."),
+        ("full", 90, 1, "Rows are deleted after 90 days. Texts are stored for 1 day."),
+        ("hash", 1, 7, "Rows are deleted after 1 day. Only a SHA-256 of each text is stored for 7 days."),
+        ("none", 30, 7, "Rows are deleted after 30 days. Texts are not stored."),
     ],
 )
 def test_the_list_says_what_is_kept(watcher: Client, settings: Any, content: str, days: int, text_days: int, said: str):
@@ -225,8 +225,8 @@ def test_the_receipt_and_what_was_logged_are_shown(auditor: Client):
     )
     page = detail(auditor)
     assert '<h4 class="log-role">user</h4><pre tabindex="0">line one\nline &lt;b&gt;two</pre>' in page
-    effects = "layers.1.resid_post: changed 75% of 4 tokens, by 31.000% of their norm on average"
-    other = "&lt;b&gt;: changed 100% of 1 tokens, by more than can be computed"
+    effects = "layer 1 (resid_post): changed 75% of 4 tokens, by 31% of their norm on average"
+    other = "&lt;b&gt;: changed 100% of 1 tokens, by an overflowing amount"
     assert f"5 of 5 layer applications; {effects}; {other}; fingerprint abc, policies mild@2" in page
     assert "&quot;temperature&quot;: 0.5" in page
 
@@ -261,15 +261,15 @@ def test_a_row_shows_its_version_and_what_changed_with_it(admin_client: Client):
     row(2, profile="gloomy@4")
     page = detail(admin_client)
     assert f"/{found.pk}/change/" in page
-    assert "Changed with gloomy@3" in page
-    assert "The version is not there any more" in detail(admin_client, "req_2")
+    assert "Changes in gloomy@3" in page
+    assert "This version no longer exists" in detail(admin_client, "req_2")
 
 
 def test_a_version_is_shown_to_those_who_may_see_versions():
     version(3)
     row(1, profile="gloomy@3")
-    assert "Changed with" not in detail(client_of(staff("one", *SEES_TEXT)))
-    assert "Changed with" in detail(client_of(staff("two", *SEES_TEXT, "view_profileversion")))
+    assert "Changes in" not in detail(client_of(staff("one", *SEES_TEXT)))
+    assert "Changes in" in detail(client_of(staff("two", *SEES_TEXT, "view_profileversion")))
 
 
 def test_stored_activations_are_shown(watcher: Client):

@@ -166,7 +166,7 @@ def test_who_may_export_what(db: None):
 @pytest.mark.parametrize("data", [{}, {"format": "xlsx"}, {"format": "csv", "query": "junk=1"}])
 def test_what_cannot_be_exported_is_said(admin_client: Client, data: dict[str, str]):
     page = admin_client.post(URL, data, follow=True)
-    assert "Nothing was exported" in page.content.decode()
+    assert "The export failed" in page.content.decode()
     assert not LogAccess.objects.exists()
 
 

@@ -26,11 +26,11 @@ def result(**fields: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({}, "The same text."),
-        ({"same_steering": False}, "The same text, although the steering is another."),
-        ({"same_text": False, "same_steering": False}, "Another text, by another steering."),
-        ({"same_text": False, "seeded": False}, "named no seed"),
-        ({"same_text": False}, "although seed and steering are the same"),
+        ({}, "Same text."),
+        ({"same_steering": False}, "Same text, although the steering differs."),
+        ({"same_text": False, "same_steering": False}, "Different text: the steering differs."),
+        ({"same_text": False, "seeded": False}, "had no seed"),
+        ({"same_text": False}, "same steering and seed"),
     ],
 )
 def test_the_comparison_is_said_in_a_sentence(fields: dict[str, Any], said: str):
@@ -42,8 +42,8 @@ def test_both_texts_and_their_difference_are_shown():
     assert "<del>rained.</del>" in html
     assert "<ins>snowed.</ins>" in html
     assert "<ins>Late.</ins>" in html
-    assert "steered by gloomy@1" in html
-    assert "not in the log any more" in html
+    assert "with profile gloomy@1" in html
+    assert "no longer in the log" in html
 
 
 def test_texts_of_strangers_stay_texts():
@@ -58,6 +58,6 @@ def test_the_job_s_page_tells_it_and_leads_to_the_request():
     client = Client(headers={"host": "localhost"})
     client.force_login(User.objects.create_superuser("root"))
     page = client.get(f"/admin/jobs/job/{job.pk}/change/").content.decode()
-    assert "<strong>The same text.</strong>" in page
+    assert "<strong>Same text.</strong>" in page
     assert '<a href="/admin/openai_api/requestlog/req_1/change/">req_1</a>' in page
     assert "As JSON" in page

@@ -73,7 +73,7 @@ def test_labels_are_for_those_who_may_see_features(auditor: Client, feature: Fea
     )
     assert "rain" not in detail(auditor)
     page = detail(client_of(staff("aldo", *SEES_TEXT, "view_feature")))
-    assert f"#{feature.index} rain (up to 1)" in page
+    assert f"#{feature.index} rain (max 1)" in page
 
 
 def test_without_the_permission_for_texts_there_is_nothing_of_it(watcher: Client):
@@ -133,8 +133,8 @@ def test_several_answers_have_numbers_and_no_rule_s_token(auditor: Client):
         threshold=1, value=2, num_tokens=1, place=0, in_prompt=False, request_id="req_1",
     )  # fmt: skip
     page = detail(auditor)
-    assert "Answer #0, as tokens" in page
-    assert "Answer #1, as tokens" in page
+    assert "Answer tokens #0" in page
+    assert "Answer tokens #1" in page
     assert all(each["notes"] == [["Place", "0"]] for part in parts(page) for each in part)
 
 
@@ -145,14 +145,14 @@ def test_rounds_of_one_response_follow_each_other(auditor: Client):
 
 def test_a_cut_answer_says_so(auditor: Client):
     logged(record(token(0, "a"), num_tokens=5000))
-    assert "The first 1 of 5000 tokens" in detail(auditor)
+    assert "Showing the first 1 of 5000 tokens" in detail(auditor)
 
 
 @pytest.mark.parametrize("parameters", [{}, {TOKENS: "left out"}, {TOKENS: []}, {"dropped": "texts and parameters"}])
 def test_where_nothing_was_kept_the_page_says_what_would_be(auditor: Client, parameters: dict[str, Any]):
     row(1, prompt="hi", completion="ab", parameters=parameters)
     page = detail(auditor)
-    assert "Nothing was kept of single tokens" in page
+    assert "No token data" in page
     assert parts(page) == []
 
 
@@ -161,7 +161,7 @@ def test_only_so_many_features_can_be_chosen(auditor: Client):
     logged(record(*tokens))
     page = detail(auditor)
     assert len(re.findall('<option value="feature:', page)) == 200
-    assert "600 more are shown at their tokens" in page
+    assert "600 more appear at their tokens" in page
 
 
 def test_a_page_asks_the_database_no_more_for_many_tokens(auditor: Client, django_assert_max_num_queries: Any):

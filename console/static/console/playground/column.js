@@ -56,10 +56,10 @@ export class Column {
   fill() {
     const before = this._choice.value;
     const profiles = this._page.modelFacts().profiles.flatMap(({ name, versions }) => [
-      new Option(`${name} (newest)`, `profile:${name}`),
+      new Option(`${name} (latest)`, `profile:${name}`),
       ...versions.map((version) => new Option(`${name}@${version}`, `profile:${name}@${version}`)),
     ]);
-    const draft = this._page.modelFacts().saes.length ? [new Option("Edits of my own …", "draft")] : [];
+    const draft = this._page.modelFacts().saes.length ? [new Option("Custom edits…", "draft")] : [];
     this._choice.replaceChildren(new Option("No steering", ""), ...profiles, ...draft);
     this._choice.value = before;
     if (this._choice.selectedIndex < 0) this._choice.value = "";
@@ -104,7 +104,7 @@ export class Column {
       if (tokens !== this._answer.tokens) return; // run again meanwhile
       this.root.querySelector(".answer-kl").textContent = tokens.compare(found);
     } catch (error) {
-      this.root.querySelector(".answer-kl").textContent = `Its tokens could not be compared: ${error.message}`;
+      this.root.querySelector(".answer-kl").textContent = `Could not compare the tokens: ${error.message}`;
     }
     await this._page.labels.learn(this._ran.sae, tokens.list.flatMap((token) => token.features ?? []));
     this._page.paint();
@@ -131,7 +131,7 @@ export class Column {
       await navigator.clipboard.writeText(area.value);
       line.textContent = "Copied:";
     } catch {
-      line.textContent = "The browser does not let pages copy here: the text is below, selected.";
+      line.textContent = "The browser blocked copying. The text is selected below.";
     }
   }
 

@@ -65,7 +65,7 @@ export class Draft {
       const link = document.createElement("a");
       link.href = saved.url;
       link.textContent = saved.name;
-      state.replaceChildren("Kept as the draft of ", link, ". Publish it there to use it in requests.");
+      state.replaceChildren("Saved as draft ", link, ". Publish to use it.");
     } catch (error) {
       state.textContent = error.message;
     }

@@ -101,10 +101,10 @@ class DraftPreview {
       const found = await (await post(this._root.dataset.inspect, this._posted(asked))).json();
       if (tokens !== this._draft.answer.tokens) return; // run again meanwhile
       const words = tokens.compare(found);
-      line.textContent = words && `${words} The stronger its colour, the further a token was moved.`;
+      line.textContent = words && `${words} A stronger colour means a larger change.`;
       this._draft.answer.paint(MEASURES.kl, largest(tokens.list, MEASURES.kl));
     } catch (error) {
-      if (tokens === this._draft.answer.tokens) line.textContent = `Its tokens could not be compared: ${error.message}`;
+      if (tokens === this._draft.answer.tokens) line.textContent = `Could not compare the tokens: ${error.message}`;
     }
   }
 
@@ -137,7 +137,7 @@ class DraftPreview {
     const list = this._root.querySelector(".preview-problems");
     list.replaceChildren(...problems.map((problem) => this._problem(problem)));
     list.hidden = !problems.length;
-    if (problems.length) this._draft.run.say("The draft cannot be used as it is.", "failed");
+    if (problems.length) this._draft.run.say("The draft has errors.", "failed");
   }
 
   _problem({ field, place, message }) {

@@ -4,7 +4,7 @@ export async function* events(body) {
   let rest = "";
   for (;;) {
     const { done, value } = await reader.read();
-    if (done) throw new Error("The connection ended before the answer did. Run it again.");
+    if (done) throw new Error("The connection closed before the answer was complete. Run it again.");
     const parts = (rest + value).split("\n\n");
     rest = parts.pop();
     for (const part of parts) {
@@ -22,8 +22,8 @@ export async function* events(body) {
 export function refusal(body, status = 0) {
   const error = body?.error;
   if (!error?.message) {
-    const remedy = status >= 500 ? "Its log says why." : "Reload the page; you may be logged out.";
-    return new Error(`The server answered ${status || "what this page does not know"}. ${remedy}`);
+    const remedy = status >= 500 ? "See the server log." : "Reload the page; you may be logged out.";
+    return new Error(`Unexpected response from the server${status ? ` (${status})` : ""}. ${remedy}`);
   }
   const failure = new Error(error.message);
   failure.code = error.code;
@@ -46,7 +46,7 @@ export async function post(url, fields, signal) {
     });
   } catch (error) {
     if (signal?.aborted) throw error;
-    throw new Error("The server cannot be reached. Nothing is lost here: try again when it is back.");
+    throw new Error("Can't reach the server. Your input is kept; try again later.");
   }
   if (!answer.ok) throw refusal(await answer.json().catch(() => null), answer.status);
   return answer;

@@ -31,12 +31,12 @@ export class FeatureBox {
       if (!answer.ok || answer.redirected) throw new Error("refused");
       this._show((await answer.json()).features);
     } catch (error) {
-      if (error.name !== "AbortError") this._say("Features cannot be searched now.");
+      if (error.name !== "AbortError") this._say("Search failed. Try again.");
     }
   }
 
   _show(features) {
-    if (!features.length) return this._say("No feature has these words.");
+    if (!features.length) return this._say("No matching features.");
     this._list.replaceChildren(...features.map((feature) => this._item(feature)));
     this._list.hidden = false;
   }

@@ -87,7 +87,7 @@ class Playground {
     const most = Math.max(0, ...this._columns.map((column) => column.largest(measure)));
     this._columns.forEach((column) => column.paint(measure, most));
     const isSilent = measure === MEASURES.feature && most === 0 && this._columns.some((column) => column.hasValues);
-    const words = isSilent ? "The feature fires on none of these tokens." : measure.words;
+    const words = isSilent ? "The feature is not active on these tokens." : measure.words;
     showLegend(this._root.querySelector(".legend"), measure, most, words);
   }
 

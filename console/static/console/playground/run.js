@@ -2,10 +2,22 @@
 import { events, post } from "./events.js";
 import { Tokens } from "./tokens.js";
 
-// "layers.6.resid_post: changed 100% of 68 tokens, by 31% of their norm on average."
+const FINISHED = { stop: "finished", length: "stopped at the token limit", tool_calls: "called a tool" };
+
+// "68 tokens, finished."
+const endText = (count, reason) => `${count} tokens, ${FINISHED[reason] ?? (reason ? `ended with ${reason}` : "ended")}.`;
+
+// "Layer 6 (resid_post): changed 100% of 68 tokens, by 31% of their norm on average."
 function effectText({ site, tokens, changed_share: share, mean_change: change }) {
-  const size = change === null ? "by more than can be computed" : `by ${percent(change)} of their norm on average`;
-  return `${site}: changed ${percent(share)} of ${tokens} tokens, ${size}.`;
+  const size = change === null ? "by an overflowing amount" : `by ${percent(change)} of their norm on average`;
+  const place = site.replace(/^layers\.(\d+)\.(\w+)$/, "Layer $1 ($2)");
+  return `${place}: changed ${percent(share)} of ${tokens} tokens, ${size}.`;
+}
+
+// "gloomy@1: applied at all 68 steering points." A point is one token at one site.
+function appliedText({ profile, steering: { expected, applied } }) {
+  const share = applied === expected ? `all ${expected}` : `${applied} of ${expected}`;
+  return `${profile ?? "Policies"}: applied at ${share} steering points.`;
 }
 
 const percent = (value) => `${Number((100 * value).toPrecision(3))}%`;
@@ -28,7 +40,7 @@ export class Run {
     const abort = (this._abort = new AbortController());
     const tokens = new Tokens();
     this._answer.begin(tokens);
-    this.say("Asking; a model that is not loaded is loaded first.", "loading");
+    this.say("Waiting for the model. If it is not loaded, it is loaded first.", "loading");
     this._changed();
     try {
       await this._stream(url, body, tokens, abort.signal);
@@ -71,10 +83,10 @@ export class Run {
   }
 
   _end(tokens, reason, receipt, id) {
-    const words = [`${tokens.list.length} tokens, ended by ${reason || "nothing"}.`];
+    const words = [endText(tokens.list.length, reason)];
     if (receipt) {
-      const { expected, applied, sites, without_effect: inert = [] } = receipt.steering;
-      words.push(`${receipt.profile ?? "Policies"} acted ${applied} of ${expected} times.`);
+      const { sites, without_effect: inert = [] } = receipt.steering;
+      words.push(appliedText(receipt));
       for (const one of sites) words.push(effectText(one));
       for (const one of inert) words.push(`Edit ${one.edit + 1} has no effect: ${one.reason}`);
     }
@@ -82,7 +94,7 @@ export class Run {
     if (!this._logUrl || !id) return;
     const link = document.createElement("a");
     link.href = `${this._logUrl}${encodeURIComponent(id)}/change/`;
-    link.textContent = "Its log row";
+    link.textContent = "View in request log";
     this._line.append(" ", link);
   }
 }

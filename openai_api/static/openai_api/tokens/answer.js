@@ -22,7 +22,7 @@ export class Answer {
     this._text.replaceChildren();
     this._text.setAttribute("role", "group"); // a list without choices would be none
     this._isHeld = false;
-    this._details.textContent = "Point at a token, or go to it with the arrow keys; a click holds it.";
+    this._details.textContent = "Point at a token or use the arrow keys. Click to keep it selected.";
   }
 
   append(fresh) {
@@ -71,19 +71,19 @@ export class Answer {
 
   _lines(token) {
     const facts = [["Token", JSON.stringify(token.text)], ["Log-probability", number(token.logprob)]];
-    if (token.kl !== null) facts.push(["KL against unsteered", `${number(token.kl)} nats`]);
-    if (token.value !== null) facts.push(["The chosen feature", number(token.value)]);
+    if (token.kl !== null) facts.push(["KL to unsteered", `${number(token.kl)} nats`]);
+    if (token.value !== null) facts.push(["Selected feature", number(token.value)]);
     facts.push(...(token.notes ?? []));
     const list = document.createElement("dl");
     for (const [name, value] of facts) list.append(cell("dt", name), cell("dd", value));
     const top = token.top.map(([text, logprob]) => `${JSON.stringify(text)} ${(100 * Math.exp(logprob)).toFixed(1)} %`);
-    if (top.length) list.append(cell("dt", "Likeliest here"), cell("dd", top.join(", ")));
+    if (top.length) list.append(cell("dt", "Top tokens"), cell("dd", top.join(", ")));
     list.append(cell("dt", "Strongest features"), this._features(token.features));
     return [list];
   }
 
   _features(features) {
-    if (!features?.length) return cell("dd", features ? "none" : "not read here");
+    if (!features?.length) return cell("dd", features ? "none" : "not captured");
     const list = document.createElement("ul");
     for (const { index, value } of features) {
       const item = document.createElement("li");

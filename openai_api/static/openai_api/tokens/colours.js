@@ -4,9 +4,9 @@ const MOST_PERCENT = 45; // of the colour: with more, light text on it is hard t
 
 export const MEASURES = {
   none: { value: () => null, words: "" },
-  kl: { value: (token) => token.kl, words: "KL against the unsteered model, nats" },
-  logprob: { value: (token) => (token.logprob === null ? null : -token.logprob), words: "Surprise: minus log-probability, nats" },
-  feature: { value: (token) => token.value, words: "Activation of the feature" },
+  kl: { value: (token) => token.kl, words: "KL to the unsteered model (nats)" },
+  logprob: { value: (token) => (token.logprob === null ? null : -token.logprob), words: "Surprisal: negative log-probability (nats)" },
+  feature: { value: (token) => token.value, words: "Feature activation" },
 };
 
 export function largest(tokens, measure) {
