@@ -7,7 +7,7 @@ from concurrent.futures import wait
 from typing import TYPE_CHECKING, Any
 
 from inference.client import BACKGROUND_PRIORITY, EngineError, GenerationRequest, SamplingParams, get_client
-from inference.registry.registry import ModelNotFoundError, ModelNotReadyError, ReadyModel, get_registry
+from inference.registry.registry import ModelCard, ModelNotFoundError, ModelNotReadyError, get_registry
 from inference.runs import Run
 from jobs.errors import JobError
 from jobs.kinds import JobKind, register
@@ -63,7 +63,7 @@ def warm(job: RunningJob) -> dict[str, Any]:
     return {"model": ready.record.name, "kind": ready.kind}
 
 
-async def _load_and_generate(name: str) -> ReadyModel:
+async def _load_and_generate(name: str) -> ModelCard:
     """Load and generate in one event loop, because the futures of the load belong to it."""
     ready = await get_registry().ready(name)
     if ready.kind == "generation":
@@ -71,7 +71,7 @@ async def _load_and_generate(name: str) -> ReadyModel:
     return ready
 
 
-async def _generate(ready: ReadyModel) -> None:
+async def _generate(ready: ModelCard) -> None:
     ids = tuple(ready.text.encode(WARM_TEXT)) or (0,)
     params = SamplingParams(max_tokens=1, temperature=0.0)
     request = GenerationRequest("warm/0", ready.record.name, ids, params, priority=BACKGROUND_PRIORITY)

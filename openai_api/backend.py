@@ -12,7 +12,7 @@ from django.contrib.auth import get_user_model
 from audit.origin import Origin, acting
 from inference.client import EngineClient, get_client
 from inference.models import LanguageModel
-from inference.registry.registry import ModelRecord, ReadyModel, get_registry
+from inference.registry.registry import ModelCard, ModelRecord, get_registry
 from inference.services import unload_model
 from openai_api.database import in_database
 from openai_api.http.call import Call
@@ -55,7 +55,7 @@ class Registry(Protocol):
 
     def max_model_len(self, name: str) -> int | None: ...
 
-    async def ready(self, name: str) -> ReadyModel: ...
+    async def ready(self, name: str) -> ModelCard: ...
 
 
 class Unloading(Protocol):

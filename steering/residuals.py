@@ -17,7 +17,7 @@ from inference.client import EngineClient, get_client
 from inference.interventions import Site
 from inference.models import LanguageModel
 from inference.prompt_readings import capture_prompts
-from inference.registry.ready_model import ReadyModel
+from inference.registry.model_card import ModelCard
 from inference.registry.registry import get_registry
 from inference.runs import JOB_PRIORITY
 from steering.model_shape import read_model_shape
@@ -81,7 +81,7 @@ class PromptResiduals:
     sites: tuple[NDArray[np.float32], ...]
 
 
-Ready = Callable[[str], Awaitable[ReadyModel]]
+Ready = Callable[[str], Awaitable[ModelCard]]
 
 
 class PromptReader(Protocol):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from storage.extraction.errors import ExtractionError
 
 if TYPE_CHECKING:
-    from inference.registry.ready_model import ReadyModel
+    from inference.registry.model_card import ModelCard
 
 MAX_TOKENS, OVERLAP = 800, 400  # OpenAI's
 SECTION = 200_000  # characters that are tokenised at once: bounds the memory for their offsets
@@ -38,7 +38,7 @@ class Chunking:
     overlap: int = OVERLAP
     max_chars: int = SECTION
 
-    def fitting(self, model: ReadyModel) -> Chunking:
+    def fitting(self, model: ModelCard) -> Chunking:
         """Pieces that the model takes as a whole; the overlap shrinks in proportion."""
         special = len(model.text.encode("a")) - len(model.text.encode_plain("a"))
         most = max(1, min(self.max_tokens, model.max_model_len - special))

@@ -9,7 +9,7 @@ from typing import Protocol
 from core.errors import MillmError
 from core.ids import new_id
 from inference.client import EmbeddingEvent, EmbeddingRequest, EngineClient, get_client
-from inference.registry.ready_model import ReadyModel
+from inference.registry.model_card import ModelCard
 from inference.registry.records import ModelRecord
 from inference.registry.registry import ModelNotFoundError, get_registry
 from inference.runs import Run, SequenceFailedError
@@ -27,7 +27,7 @@ class Models(Protocol):
 
     def find(self, name: str) -> ModelRecord: ...
 
-    async def ready(self, name: str) -> ReadyModel: ...
+    async def ready(self, name: str) -> ModelCard: ...
 
 
 class EmbeddingFailedError(MillmError):
@@ -68,14 +68,14 @@ class Embedder:
             raise StorageError(message, code=MISMATCH, param="embedding_model")
         return record
 
-    async def ready(self, record: ModelRecord) -> ReadyModel:
+    async def ready(self, record: ModelRecord) -> ModelCard:
         """Loads the model if need be; raises ModelNotReadyError, EngineError."""
         model = await self._models().ready(record.name)
         if model.kind != "embedding":
             raise StorageError(f"The model “{record.name}” is made for {model.kind}.", code="wrong_model_kind")
         return model
 
-    async def embed(self, model: ReadyModel, texts: Sequence[str], *, priority: int = 0) -> list[list[float]]:
+    async def embed(self, model: ModelCard, texts: Sequence[str], *, priority: int = 0) -> list[list[float]]:
         """The texts' vectors in their order; raises EmbeddingFailedError, EngineError."""
         name = new_id("embed_")
         requests = [

@@ -17,7 +17,7 @@ from django.db import transaction
 
 from core.errors import MillmError
 from inference.client import BACKGROUND_PRIORITY
-from inference.registry.ready_model import ReadyModel
+from inference.registry.model_card import ModelCard
 from jobs.errors import JobCancelled
 from jobs.running_job import RunningJob
 from storage.blobs import BlobStore
@@ -104,15 +104,15 @@ class FileReading:
             return 0
         return done
 
-    async def _model(self) -> ReadyModel:
+    async def _model(self) -> ModelCard:
         embedder = get_embedder()
         return await embedder.ready(embedder.resolve(self.row.store))
 
-    async def _vectors(self, model: ReadyModel, texts: Sequence[str]) -> list[list[float]]:
+    async def _vectors(self, model: ModelCard, texts: Sequence[str]) -> list[list[float]]:
         """Behind everything that somebody waits for."""
         return await get_embedder().embed(model, texts, priority=BACKGROUND_PRIORITY)
 
-    def _pieces(self, model: ReadyModel) -> list[str]:
+    def _pieces(self, model: ModelCard) -> list[str]:
         file, chunking = self.row.file, Chunking(self.row.max_chunk_tokens, self.row.overlap_tokens)
         return extract_pieces(
             BlobStore.from_settings().path(file.blob),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from django.conf import settings
 
 from inference.files.downloads import WatchedDownload
-from inference.registry.ready_model import ModelNotReadyError
+from inference.registry.model_card import ModelNotReadyError
 from inference.registry.records import ModelRecord
 
 RETRY_LOADING_AFTER_S = 5.0

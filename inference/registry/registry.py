@@ -37,7 +37,7 @@ from inference.registry.loads import (
     RunningLoads,
 )
 from inference.registry.memory_plan import LoadedEntry, LoadedModels, MemoryBudget, MemoryPlan, ModelsBusyError
-from inference.registry.ready_model import ModelLoadFailedError, ModelNotReadyError, ReadyModel
+from inference.registry.model_card import ModelCard, ModelLoadFailedError, ModelNotReadyError
 from inference.registry.records import (
     ModelNotFoundError,
     ModelRecord,
@@ -58,7 +58,7 @@ __all__ = [
     "ModelNotReadyError",
     "ModelRecord",
     "ModelRegistry",
-    "ReadyModel",
+    "ModelCard",
     "get_registry",
     "set_registry",
 ]
@@ -140,7 +140,7 @@ class ModelRegistry:
         entry = self._loaded_models.get(record.name)
         return record.max_model_len if entry is None else entry.loaded.max_model_len
 
-    async def ready(self, name: str) -> ReadyModel:
+    async def ready(self, name: str) -> ModelCard:
         """Return the model, loading it first if necessary. Requests for the same model share one load.
 
         Raise ModelNotFoundError, EngineDownError, ModelLoadFailedError, or ModelNotReadyError (after
@@ -214,11 +214,11 @@ class ModelRegistry:
         """Return the memory plan of the model in a directory. Reads file headers only. Raise LoadError."""
         return self._memory_plan(spec_for(row, path))
 
-    def _ready_now(self, record: ModelRecord) -> ReadyModel | None:
+    def _ready_now(self, record: ModelRecord) -> ModelCard | None:
         entry = self._loaded_models.use(record.name)
         if entry is None:
             return None
-        return ReadyModel(
+        return ModelCard(
             record,
             entry.loaded.max_model_len,
             entry.loaded.vocab_size,
@@ -229,7 +229,7 @@ class ModelRegistry:
             entry.loaded.labels,
         )
 
-    def _not_ready(self, record: ModelRecord) -> ReadyModel:
+    def _not_ready(self, record: ModelRecord) -> ModelCard:
         """Raise the error for a load that ended without a model."""
         failure = self._failures.get(record.name)
         if failure is None:

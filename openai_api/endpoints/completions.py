@@ -7,7 +7,7 @@ import dataclasses
 from django.http.response import HttpResponseBase
 
 from inference.client import SamplingParams
-from inference.registry.registry import ReadyModel
+from inference.registry.registry import ModelCard
 from inference.text.model_text import ModelText, PromptTooLongError
 from openai_api.generation.activations import ActivationLog, plan_captures
 from openai_api.generation.answer import raw_segment_rules
@@ -58,7 +58,7 @@ async def create_completion(call: Call) -> HttpResponseBase:
     return await respond(generation, chunks, fold, reading)
 
 
-async def encode_prompts(model: ReadyModel, prompts: list[Prompt], *, param: str = "prompt") -> list[list[int]]:
+async def encode_prompts(model: ModelCard, prompts: list[Prompt], *, param: str = "prompt") -> list[list[int]]:
     """Return the token ids of each prompt. Raises MillmError 400 `invalid_prompt`."""
     size = sum(len(prompt) for prompt in prompts)
     try:
@@ -75,7 +75,7 @@ async def encode_prompts(model: ReadyModel, prompts: list[Prompt], *, param: str
     return encoded
 
 
-def params_for(request: CompletionRequest, model: ReadyModel, prompt_tokens: int) -> SamplingParams:
+def params_for(request: CompletionRequest, model: ModelCard, prompt_tokens: int) -> SamplingParams:
     """Return the sampling parameters. ``best_of`` ranks by logprobs, so the engine always computes them for it."""
     budget = completion_budget(request.max_tokens, prompt_tokens, model, param="max_tokens")
     needs_ranking = request.num_candidates > request.num_choices

@@ -9,7 +9,7 @@ from django.http.response import HttpResponseBase
 from numpy.typing import NDArray
 
 from inference.client import EmbeddingRequest
-from inference.registry.registry import ReadyModel
+from inference.registry.registry import ModelCard
 from openai_api.endpoints.completions import encode_prompts
 from openai_api.generation.target import resolve_unsteered
 from openai_api.generation.vectors import check_lengths, vectors_of
@@ -38,7 +38,7 @@ async def create_embeddings(call: Call) -> HttpResponseBase:
     return json_response(body)
 
 
-async def embed(call: Call, model: ReadyModel, texts: list[list[int]]) -> list[bytes]:
+async def embed(call: Call, model: ModelCard, texts: list[list[int]]) -> list[bytes]:
     """Return the vectors of the texts, in order. Raises MillmError."""
     requests = [
         EmbeddingRequest(f"{call.id}/{i}", model.record.name, tuple(ids), i, priority=call.priority)
@@ -47,7 +47,7 @@ async def embed(call: Call, model: ReadyModel, texts: list[list[int]]) -> list[b
     return await vectors_of(call, requests)
 
 
-def check_dimensions(dimensions: int | None, model: ReadyModel) -> None:
+def check_dimensions(dimensions: int | None, model: ModelCard) -> None:
     if dimensions is not None and dimensions > model.dimensions:
         message = f"The model's vectors have {model.dimensions} dimensions, fewer than the {dimensions} asked for."
         raise invalid(message, param="dimensions")

@@ -22,7 +22,7 @@ from inference.client import (
     Usage,
 )
 from inference.interventions import Intervention
-from inference.registry.registry import ReadyModel
+from inference.registry.registry import ModelCard
 from openai_api.backend import get_backend
 from openai_api.endpoints.completions import encode_prompts
 from openai_api.generation.activations import find_loaded_sae
@@ -100,7 +100,7 @@ async def contrast_features(call: Call) -> HttpResponseBase:
     return json_response(body)
 
 
-def check_lengths(texts: Texts, model: ReadyModel, request: FeatureContrastRequest) -> None:
+def check_lengths(texts: Texts, model: ModelCard, request: FeatureContrastRequest) -> None:
     for name, side in (("positive", texts.positive), ("negative", texts.negative)):
         for ids in side:
             completion_budget(0, len(ids), model, param=name)
@@ -114,7 +114,7 @@ def check_lengths(texts: Texts, model: ReadyModel, request: FeatureContrastReque
         raise invalid(message, param="candidates" if effects else "positive", code="reading_too_large")
 
 
-async def intervention_of(model: ReadyModel, selection: SteeringSelection) -> Intervention | None:
+async def intervention_of(model: ModelCard, selection: SteeringSelection) -> Intervention | None:
     """Compile the selection and the server's policies."""
     profile = await get_backend().steer(model.record.name, selection, special_token_ids=model.text.special_token_ids)
     return profile.intervention if profile else None
@@ -135,7 +135,7 @@ def separate(runs: Sequence[Run], texts: Texts, sae: LoadedSAE, count: int) -> t
 
 async def measure_effects(
     call: Call,
-    model: ReadyModel,
+    model: ModelCard,
     sae: LoadedSAE,
     texts: Texts,
     base: Sequence[Run],
@@ -157,7 +157,7 @@ async def measure_effects(
 
 async def run(
     call: Call,
-    model: ReadyModel,
+    model: ModelCard,
     jobs: Sequence[tuple[list[int], Intervention | None]],
     captures: tuple[CaptureSpec, ...] = (),
 ) -> list[Run]:

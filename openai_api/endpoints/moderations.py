@@ -7,7 +7,7 @@ from django.http.response import HttpResponseBase
 
 from core.errors import MillmError
 from inference.client import EmbeddingRequest
-from inference.registry.registry import ModelRecord, ReadyModel
+from inference.registry.registry import ModelCard, ModelRecord
 from openai_api.backend import get_backend
 from openai_api.endpoints.completions import encode_prompts
 from openai_api.generation.target import is_model_allowed, resolve_unsteered
@@ -65,7 +65,7 @@ def is_classifier(record: ModelRecord) -> bool:
     return record.kind == "classification" and record.num_labels != 1
 
 
-def moderation_body(model: ReadyModel, values: bytes) -> ModerationBody:
+def moderation_body(model: ModelCard, values: bytes) -> ModerationBody:
     scores = dict(zip(model.labels, map(float, np.frombuffer(values, "<f4")), strict=True))
     categories = {label: score >= FLAGGED_FROM for label, score in scores.items()}
     return {

@@ -9,7 +9,7 @@ import numpy as np
 from django.http.response import HttpResponseBase
 
 from inference.client import EmbeddingRequest
-from inference.registry.registry import ReadyModel
+from inference.registry.registry import ModelCard
 from inference.text.model_text import PromptTooLongError
 from openai_api.generation.prompt import off_loop
 from openai_api.generation.target import resolve_unsteered
@@ -54,7 +54,7 @@ async def score(call: Call) -> HttpResponseBase:
     return json_response(body)
 
 
-async def resolve_cross_encoder(call: Call, name: str) -> ReadyModel:
+async def resolve_cross_encoder(call: Call, name: str) -> ModelCard:
     model = await resolve_unsteered(call, name, "classification")
     if len(model.labels) != 1:
         raise invalid(
@@ -66,7 +66,7 @@ async def resolve_cross_encoder(call: Call, name: str) -> ReadyModel:
     return model
 
 
-async def score_pairs(call: Call, model: ReadyModel, pairs: Sequence[tuple[str, str]], *, param: str) -> list[float]:
+async def score_pairs(call: Call, model: ModelCard, pairs: Sequence[tuple[str, str]], *, param: str) -> list[float]:
     """Return the scores in the order of the pairs. Raises MillmError."""
     try:
         encoded = await off_loop(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.http.response import HttpResponseBase
 
-from inference.registry.registry import ReadyModel
+from inference.registry.registry import ModelCard
 from inference.text.model_text import PromptTooLongError
 from openai_api.generation.prompt import off_loop, prompt_ids
 from openai_api.generation.sampling import check_token_ids
@@ -68,7 +68,7 @@ async def tokenizer_info(call: Call) -> HttpResponseBase:
     return json_response(body)
 
 
-async def _text_ids(model: ReadyModel, request: TokenizeRequest) -> list[int]:
+async def _text_ids(model: ModelCard, request: TokenizeRequest) -> list[int]:
     prompt = request.prompt or ""
     try:
         return await off_loop(

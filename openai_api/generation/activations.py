@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from inference.captures import EVERYWHERE, ActivationCapture, CaptureSpec, FeatureValues, Probe, Span, TopFeatures
 from inference.client import CaptureEvent, Event, FinishedEvent, TokensEvent
 from inference.interventions import Phase
-from inference.registry.registry import ReadyModel
+from inference.registry.registry import ModelCard
 from inference.text.model_text import ModelText
 from openai_api.backend import get_backend
 from openai_api.generation.run import Plan
@@ -50,7 +50,7 @@ async def plan_captures(target: Target, plan: Plan, fields: ReadingFields, *, pa
     return ReadingPlan(dataclasses.replace(plan, captures=captures, sae=sae.name), sae)
 
 
-async def find_loaded_sae(model: ReadyModel, name: str | None, *, param: str) -> LoadedSAE:
+async def find_loaded_sae(model: ModelCard, name: str | None, *, param: str) -> LoadedSAE:
     try:
         return await get_backend().features().readable(model.record.name, name)
     except SteeringError as error:

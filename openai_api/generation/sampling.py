@@ -10,7 +10,7 @@ from django.conf import settings
 
 from core.errors import MillmError
 from inference.client import SamplingParams
-from inference.registry.registry import ReadyModel
+from inference.registry.registry import ModelCard
 from inference.text.grammar import Grammar, GrammarError
 from inference.text.model_text import ModelText
 from openai_api.http.errors import context_length_exceeded, invalid
@@ -29,7 +29,7 @@ DEFAULTABLE = (
 )
 
 
-def sampling_params(request: SamplingSchema, model: ReadyModel, max_tokens: int) -> SamplingParams:
+def sampling_params(request: SamplingSchema, model: ModelCard, max_tokens: int) -> SamplingParams:
     """Return the request's values, else the model's defaults, else the engine's. Raises MillmError 400."""
     check_token_ids(request.stop_token_ids or (), model.vocab_size, param="stop_token_ids")
     check_token_ids(request.allowed_token_ids or (), model.vocab_size, param="allowed_token_ids")
@@ -51,7 +51,7 @@ def sampling_params(request: SamplingSchema, model: ReadyModel, max_tokens: int)
 
 
 def completion_budget(
-    asked: int | None, prompt_tokens: int, model: ReadyModel, *, param: str, clamps: bool = False
+    asked: int | None, prompt_tokens: int, model: ModelCard, *, param: str, clamps: bool = False
 ) -> int:
     """Return how many tokens may be generated. Raises MillmError 400 when the prompt leaves no space.
 
@@ -78,7 +78,7 @@ def check_token_ids(ids: Iterable[int], vocab_size: int, *, param: str, code: st
         )
 
 
-def _numbers(request: DrawingSchema, model: ReadyModel) -> dict[str, Any]:
+def _numbers(request: DrawingSchema, model: ModelCard) -> dict[str, Any]:
     defaults = model.record.default_sampling
     asked = {name: getattr(request, name) for name in DEFAULTABLE}
     values = {name: defaults.get(name) if value is None else value for name, value in asked.items()}
@@ -113,7 +113,7 @@ def _bad_words(words: Iterable[str], text: ModelText) -> tuple[tuple[int, ...], 
 
 
 async def constrained(
-    spec: GrammarSpec | None, model: ReadyModel, params: Iterable[SamplingParams]
+    spec: GrammarSpec | None, model: ModelCard, params: Iterable[SamplingParams]
 ) -> list[SamplingParams]:
     """Return ``params`` with the request's grammar. Raises MillmError 400, or 503 when too many are being compiled."""
     if spec is None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from core.errors import quote
 from inference.files.architectures import ModelKind
-from inference.registry.registry import ModelNotFoundError, ModelRecord, ReadyModel
+from inference.registry.registry import ModelCard, ModelNotFoundError, ModelRecord
 from openai_api.backend import Registry, get_backend
 from openai_api.http.call import Call
 from openai_api.http.errors import (
@@ -31,7 +31,7 @@ USES: dict[ModelKind, str] = {
 class Target:
     """``profile`` includes the server's policies; None where nothing steers."""
 
-    model: ReadyModel
+    model: ModelCard
     profile: ResolvedProfile | None
     watch: Watch = NO_WATCH
 
@@ -61,7 +61,7 @@ async def resolve_target(call: Call, request: SteeredSchema) -> Target:
     return Target(model, profile, watch)
 
 
-async def resolve_unsteered(call: Call, name: str, kind: ModelKind) -> ReadyModel:
+async def resolve_unsteered(call: Call, name: str, kind: ModelKind) -> ModelCard:
     """Resolve the model of an endpoint without steering. Raises MillmError 400 for a profile."""
     record, suffix = find_model(get_backend().registry(), name)
     call.use_model(record.name)
@@ -71,7 +71,7 @@ async def resolve_unsteered(call: Call, name: str, kind: ModelKind) -> ReadyMode
     return await ready_model(record, kind)
 
 
-async def resolve_any(call: Call, name: str | None) -> ReadyModel:
+async def resolve_any(call: Call, name: str | None) -> ModelCard:
     """Resolve a model of any kind, for its tokenizer. Without a name: the default or the only one."""
     registry = get_backend().registry()
     record = default_model(registry) if name is None else find_model(registry, name)[0]
@@ -90,12 +90,12 @@ def default_model(registry: Registry) -> ModelRecord:
     return chosen[0]
 
 
-async def loaded_model(record: ModelRecord) -> ReadyModel:
+async def loaded_model(record: ModelRecord) -> ModelCard:
     """Return the model, loading it if necessary. Raises MillmError 404 and 503."""
     return await get_backend().registry().ready(record.name)
 
 
-async def ready_model(record: ModelRecord, kind: ModelKind) -> ReadyModel:
+async def ready_model(record: ModelRecord, kind: ModelKind) -> ModelCard:
     """Like :func:`loaded_model`; also raises MillmError 400 when the model has another purpose."""
     model = await loaded_model(record)
     if model.kind != kind:

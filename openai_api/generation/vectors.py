@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from django.conf import settings
 
 from inference.client import EmbeddingEvent, EmbeddingRequest, Event, FinishedEvent
-from inference.registry.registry import ReadyModel
+from inference.registry.registry import ModelCard
 from openai_api.generation.run import collect_events
 from openai_api.http.call import Call
 from openai_api.http.errors import invalid
@@ -24,7 +24,7 @@ async def vectors_of(call: Call, requests: Sequence[EmbeddingRequest]) -> list[b
     return [event.values for events in collected for event in events if isinstance(event, EmbeddingEvent)]
 
 
-def check_lengths(texts: Sequence[Sequence[int]], model: ReadyModel, *, param: str = "input") -> None:
+def check_lengths(texts: Sequence[Sequence[int]], model: ModelCard, *, param: str = "input") -> None:
     for place, ids in enumerate(texts):
         if len(ids) > model.max_model_len:
             message = f"Input {place} has {len(ids)} tokens, but this model takes {model.max_model_len}. Shorten it."

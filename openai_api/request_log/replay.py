@@ -12,7 +12,7 @@ from django.contrib.auth.models import User
 
 from core.errors import MillmError
 from inference.client import Event, FinishedEvent, GenerationRequest, TokensEvent
-from inference.registry.registry import ReadyModel
+from inference.registry.registry import ModelCard
 from inference.runs import JOB_PRIORITY, Run, SequenceFailedError
 from jobs.models import Job
 from jobs.services import enqueue_job
@@ -135,7 +135,7 @@ async def _plan(replay: Replay, target: Target) -> Plan:
     return Plan(prompts, params, request.num_candidates, segment_rules=raw_segment_rules(target, prompts))
 
 
-async def _answers(plan: Plan, model: ReadyModel, profile: ResolvedProfile | None) -> list[tuple[str, str]]:
+async def _answers(plan: Plan, model: ModelCard, profile: ResolvedProfile | None) -> list[tuple[str, str]]:
     requests = [
         GenerationRequest(
             f"replay/{number}",

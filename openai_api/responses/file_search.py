@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from core.database import in_database, in_thread
-from inference.registry.registry import ReadyModel
+from inference.registry.registry import ModelCard
 from openai_api.backend import get_backend
 from openai_api.endpoints.vector_store_search import DEFAULT_RESULTS, best_hits
 from openai_api.endpoints.vector_stores import embedder
@@ -93,7 +93,7 @@ def queries_of(arguments: str) -> list[str]:
     return [text[:MAX_QUERY] for text in texts if isinstance(text, str) and text.strip()][:MAX_QUERIES]
 
 
-def _fitting(model: ReadyModel, query: str) -> str:
+def _fitting(model: ModelCard, query: str) -> str:
     """Truncate a query that is too long: it is the model's, so the client could not shorten it."""
     ids = model.text.encode(query)
     return query if len(ids) <= model.max_model_len else model.text.decode(ids[: model.max_model_len - ROOM])

@@ -22,7 +22,7 @@ from inference.client import (
     get_client,
 )
 from inference.interventions import Intervention
-from inference.registry.registry import ReadyModel, get_registry
+from inference.registry.registry import ModelCard, get_registry
 from inference.runs import JOB_PRIORITY, Run, SequenceFailedError
 from inference.segments import ANSWER_ONLY, SegmentRules
 from inference.text.dialects.dialect import answer_segment_rules
@@ -166,13 +166,13 @@ class EvaluationRunner:
             results.append(_compared(await _events(requests)))
         return results
 
-    async def _ready(self) -> ReadyModel:
+    async def _ready(self) -> ModelCard:
         ready = await get_registry().ready(self.model)
         if ready.kind != "generation":
             raise EvaluationError(f"The model {self.model} cannot generate text; it is a model for {ready.kind}.")
         return ready
 
-    async def _intervention(self, ready: ReadyModel, version: PublishedVersion | None) -> Intervention | None:
+    async def _intervention(self, ready: ModelCard, version: PublishedVersion | None) -> Intervention | None:
         if version is None:
             return None
         intervention = await get_resolver().compiled(version, special_token_ids=ready.text.special_token_ids)
@@ -182,20 +182,20 @@ class EvaluationRunner:
             raise EvaluationError(error.message) from error
         return intervention
 
-    async def _prompt(self, ready: ReadyModel, prompt: str) -> tuple[int, ...]:
+    async def _prompt(self, ready: ModelCard, prompt: str) -> tuple[int, ...]:
         """Return the prompt's tokens: as a user message if the model has a chat template, else as plain text."""
         if prompt not in self.ids:
             self.ids[prompt] = tuple(await asyncio.to_thread(_encode, ready, prompt))
         return self.ids[prompt]
 
 
-def _encode(ready: ReadyModel, prompt: str) -> list[int]:
+def _encode(ready: ModelCard, prompt: str) -> list[int]:
     if ready.text.has_chat_template:
         return ready.text.render_chat([{"role": "user", "content": prompt}])
     return ready.text.encode(prompt)
 
 
-def _segment_rules(ready: ReadyModel, ids: tuple[int, ...], intervention: Intervention | None) -> SegmentRules:
+def _segment_rules(ready: ModelCard, ids: tuple[int, ...], intervention: Intervention | None) -> SegmentRules:
     """Return the rules that split the answer into segments. Evaluations offer no tools."""
     if intervention is None or not intervention.depends_on_segments:
         return ANSWER_ONLY

@@ -15,7 +15,7 @@ from pgvector.django import CosineDistance
 
 from inference.client import BACKGROUND_PRIORITY, EmbeddingEvent, EmbeddingRequest, get_client
 from inference.models import LanguageModel
-from inference.registry.registry import ReadyModel, get_registry
+from inference.registry.registry import ModelCard, get_registry
 from inference.runs import Run
 from steering.errors import SteeringError
 from steering.features.search import FeatureQuerySet
@@ -36,7 +36,7 @@ class NotAnEmbedderError(SteeringError):
 class TextEmbedder:
     """Embeds texts as vectors of length 1. Texts are truncated to the context length of the model."""
 
-    model: ReadyModel
+    model: ModelCard
 
     async def embed(self, texts: Sequence[str], *, priority: int = 0) -> list[NDArray[np.float32]]:
         """Return one vector per text. Raise EngineError."""

@@ -12,7 +12,7 @@ from django.test import AsyncClient
 from django.urls import reverse
 
 from inference.interventions import Intervention
-from inference.registry.ready_model import ModelNotReadyError
+from inference.registry.model_card import ModelNotReadyError
 from openai_api.models import RequestLog
 from openai_api.request_log.detail import version_html
 from steering.models import SAE, FeatureEdit, SteeringProfile

@@ -27,7 +27,7 @@ from inference.client import (
 )
 from inference.interventions import Edit, Intervention
 from inference.registry.records import ModelNotFoundError, ModelRecord
-from inference.registry.registry import ReadyModel
+from inference.registry.registry import ModelCard
 from inference.segments import Segment
 from inference.text.dialects.dialect import Dialect
 from inference.text.grammar_compiler import GrammarCompiler
@@ -183,12 +183,12 @@ class FakeRegistry:
     def max_model_len(self, name: str) -> int | None:
         return self.context if self.find(name).state == "loaded" else None
 
-    async def ready(self, name: str) -> ReadyModel:
+    async def ready(self, name: str) -> ModelCard:
         if self.failure is not None:
             raise self.failure
         record = self.find(name)
         kind: Any = record.kind
-        return ReadyModel(record, self.context, VOCAB_SIZE, self.text, kind, 4, self.grammars, self.labels)  # type: ignore[arg-type]
+        return ModelCard(record, self.context, VOCAB_SIZE, self.text, kind, 4, self.grammars, self.labels)  # type: ignore[arg-type]
 
     def unload(self, name: str) -> None:
         self.unloaded.append(name)

@@ -24,7 +24,7 @@ from inference.engine.loop import EngineLoop
 from inference.engine.models.loader import ModelSpec, load_model
 from inference.interventions import Site
 from inference.models import LanguageModel
-from inference.registry.ready_model import ReadyModel
+from inference.registry.model_card import ModelCard
 from inference.text.model_text import ModelText
 from jobs.errors import JobCancelled
 from jobs.kinds import find_kind
@@ -266,9 +266,9 @@ class TestReading:
             client.engine.attach(loaded).result(30)
             text = ModelText(loaded.tokenizer, max_model_len=256)
 
-            async def ready(name: str) -> ReadyModel:
+            async def ready(name: str) -> ModelCard:
                 record: Any = type("Record", (), {"name": name})
-                return ReadyModel(record, 256, 400, text)
+                return ModelCard(record, 256, 400, text)
 
             prompts, sites = ["The cat sat.", "A sad owl flew home."], (Site(1), Site(3, "mlp_out"))
             found = EnginePromptReader(ready, client).read("tiny", prompts, sites, chat=chat)

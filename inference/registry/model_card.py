@@ -30,7 +30,7 @@ class ModelLoadFailedError(ModelNotReadyError):
 
 
 @dataclass(frozen=True, slots=True)
-class ReadyModel:
+class ModelCard:
     """A loaded model, with what a request needs to encode its prompt and check its parameters."""
 
     record: ModelRecord
