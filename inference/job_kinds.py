@@ -7,7 +7,9 @@ from concurrent.futures import wait
 from typing import TYPE_CHECKING, Any
 
 from inference.client import BACKGROUND_PRIORITY, EngineError, GenerationRequest, SamplingParams, get_client
-from inference.registry.registry import ModelCard, ModelNotFoundError, ModelNotReadyError, get_registry
+from inference.registry.model_card import ModelCard, ModelNotReadyError
+from inference.registry.records import ModelNotFoundError
+from inference.registry.registry import get_registry
 from inference.runs import Run
 from jobs.errors import JobError
 from jobs.kinds import JobKind, register

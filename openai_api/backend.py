@@ -12,7 +12,9 @@ from django.contrib.auth import get_user_model
 from audit.origin import Origin, acting
 from inference.client import EngineClient, get_client
 from inference.models import LanguageModel
-from inference.registry.registry import ModelCard, ModelRecord, get_registry
+from inference.registry.model_card import ModelCard
+from inference.registry.records import ModelRecord
+from inference.registry.registry import get_registry
 from inference.services import unload_model
 from openai_api.database import in_database
 from openai_api.http.call import Call

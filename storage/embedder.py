@@ -10,8 +10,8 @@ from core.errors import MillmError
 from core.ids import new_id
 from inference.client import EmbeddingEvent, EmbeddingRequest, EngineClient, get_client
 from inference.registry.model_card import ModelCard
-from inference.registry.records import ModelRecord
-from inference.registry.registry import ModelNotFoundError, get_registry
+from inference.registry.records import ModelNotFoundError, ModelRecord
+from inference.registry.registry import get_registry
 from inference.runs import Run, SequenceFailedError
 from storage.errors import ObjectNotFoundError, StorageError
 from storage.models import VectorStore

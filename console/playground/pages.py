@@ -18,7 +18,7 @@ from console.pages import Endpoint, Page, register_endpoint, register_page
 from console.playground.answers import PERMISSION
 from core.errors import MillmError
 from inference.models import LanguageModel
-from inference.registry.registry import ModelNotFoundError
+from inference.registry.records import ModelNotFoundError
 from openai_api.http.endpoint import json_response
 from openai_api.http.errors import invalid
 from openai_api.http.json_body import read_json_object

@@ -31,7 +31,10 @@ class ModelLoadFailedError(ModelNotReadyError):
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """A loaded model, with what a request needs to encode its prompt and check its parameters."""
+    """A loaded model on the web side: tokenizer, chat template and dialect (``text``), limits and labels, no weights.
+
+    Prompts are encoded and parameters are checked with it, so that the engine gets token ids and may be elsewhere.
+    """
 
     record: ModelRecord
     max_model_len: int

@@ -39,7 +39,6 @@ from inference.registry.loads import (
 from inference.registry.memory_plan import LoadedEntry, LoadedModels, MemoryBudget, MemoryPlan, ModelsBusyError
 from inference.registry.model_card import ModelCard, ModelLoadFailedError, ModelNotReadyError
 from inference.registry.records import (
-    ModelNotFoundError,
     ModelRecord,
     ModelTable,
     failure_message,
@@ -51,17 +50,6 @@ from inference.text.model_text import ModelText
 
 if TYPE_CHECKING:
     from inference.engine.models.loader import LoadedModel, ModelSpec
-
-__all__ = [
-    "ModelLoadFailedError",
-    "ModelNotFoundError",
-    "ModelNotReadyError",
-    "ModelRecord",
-    "ModelRegistry",
-    "ModelCard",
-    "get_registry",
-    "set_registry",
-]
 
 logger = logging.getLogger(__name__)
 HANDOVER_S = 1.0  # the model is in use, not idle, until a request that has just received it submits

@@ -7,7 +7,7 @@ import dataclasses
 from django.http.response import HttpResponseBase
 
 from inference.client import SamplingParams
-from inference.registry.registry import ModelCard
+from inference.registry.model_card import ModelCard
 from inference.text.model_text import ModelText, PromptTooLongError
 from openai_api.generation.activations import ActivationLog, plan_captures
 from openai_api.generation.answer import raw_segment_rules

@@ -9,7 +9,7 @@ from django.http.response import HttpResponseBase
 from numpy.typing import NDArray
 
 from inference.client import EmbeddingRequest
-from inference.registry.registry import ModelCard
+from inference.registry.model_card import ModelCard
 from openai_api.endpoints.completions import encode_prompts
 from openai_api.generation.target import resolve_unsteered
 from openai_api.generation.vectors import check_lengths, vectors_of

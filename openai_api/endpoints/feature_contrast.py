@@ -22,7 +22,7 @@ from inference.client import (
     Usage,
 )
 from inference.interventions import Intervention
-from inference.registry.registry import ModelCard
+from inference.registry.model_card import ModelCard
 from openai_api.backend import get_backend
 from openai_api.endpoints.completions import encode_prompts
 from openai_api.generation.activations import find_loaded_sae

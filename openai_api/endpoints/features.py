@@ -9,7 +9,7 @@ from django.conf import settings
 from django.http.response import HttpResponseBase
 
 from core.errors import MillmError
-from inference.registry.registry import ModelNotFoundError, ModelRecord
+from inference.registry.records import ModelNotFoundError, ModelRecord
 from openai_api.backend import get_backend
 from openai_api.endpoints.embeddings import embed
 from openai_api.generation.target import check_model_allowed, is_model_allowed, ready_model

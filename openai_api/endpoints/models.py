@@ -10,7 +10,7 @@ from django.http.response import HttpResponseBase
 from pydantic import Field
 
 from core.errors import quote
-from inference.registry.registry import ModelRecord
+from inference.registry.records import ModelRecord
 from openai_api.backend import get_backend
 from openai_api.generation.target import (
     check_model_allowed,

@@ -7,7 +7,8 @@ from django.http.response import HttpResponseBase
 
 from core.errors import MillmError
 from inference.client import EmbeddingRequest
-from inference.registry.registry import ModelCard, ModelRecord
+from inference.registry.model_card import ModelCard
+from inference.registry.records import ModelRecord
 from openai_api.backend import get_backend
 from openai_api.endpoints.completions import encode_prompts
 from openai_api.generation.target import is_model_allowed, resolve_unsteered

@@ -9,7 +9,7 @@ import numpy as np
 from django.http.response import HttpResponseBase
 
 from inference.client import EmbeddingRequest
-from inference.registry.registry import ModelCard
+from inference.registry.model_card import ModelCard
 from inference.text.model_text import PromptTooLongError
 from openai_api.generation.prompt import off_loop
 from openai_api.generation.target import resolve_unsteered

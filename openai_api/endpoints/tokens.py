@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.http.response import HttpResponseBase
 
-from inference.registry.registry import ModelCard
+from inference.registry.model_card import ModelCard
 from inference.text.model_text import PromptTooLongError
 from openai_api.generation.prompt import off_loop, prompt_ids
 from openai_api.generation.sampling import check_token_ids

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from inference.captures import EVERYWHERE, ActivationCapture, CaptureSpec, FeatureValues, Probe, Span, TopFeatures
 from inference.client import CaptureEvent, Event, FinishedEvent, TokensEvent
 from inference.interventions import Phase
-from inference.registry.registry import ModelCard
+from inference.registry.model_card import ModelCard
 from inference.text.model_text import ModelText
 from openai_api.backend import get_backend
 from openai_api.generation.run import Plan

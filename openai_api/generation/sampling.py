@@ -10,7 +10,7 @@ from django.conf import settings
 
 from core.errors import MillmError
 from inference.client import SamplingParams
-from inference.registry.registry import ModelCard
+from inference.registry.model_card import ModelCard
 from inference.text.grammar import Grammar, GrammarError
 from inference.text.model_text import ModelText
 from openai_api.http.errors import context_length_exceeded, invalid

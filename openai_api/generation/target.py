@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from core.errors import quote
 from inference.files.architectures import ModelKind
-from inference.registry.registry import ModelCard, ModelNotFoundError, ModelRecord
+from inference.registry.model_card import ModelCard
+from inference.registry.records import ModelNotFoundError, ModelRecord
 from openai_api.backend import Registry, get_backend
 from openai_api.http.call import Call
 from openai_api.http.errors import (

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from django.conf import settings
 
 from inference.client import EmbeddingEvent, EmbeddingRequest, Event, FinishedEvent
-from inference.registry.registry import ModelCard
+from inference.registry.model_card import ModelCard
 from openai_api.generation.run import collect_events
 from openai_api.http.call import Call
 from openai_api.http.errors import invalid

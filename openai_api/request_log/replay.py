@@ -12,7 +12,7 @@ from django.contrib.auth.models import User
 
 from core.errors import MillmError
 from inference.client import Event, FinishedEvent, GenerationRequest, TokensEvent
-from inference.registry.registry import ModelCard
+from inference.registry.model_card import ModelCard
 from inference.runs import JOB_PRIORITY, Run, SequenceFailedError
 from jobs.models import Job
 from jobs.services import enqueue_job

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from core.database import in_database, in_thread
-from inference.registry.registry import ModelCard
+from inference.registry.model_card import ModelCard
 from openai_api.backend import get_backend
 from openai_api.endpoints.vector_store_search import DEFAULT_RESULTS, best_hits
 from openai_api.endpoints.vector_stores import embedder

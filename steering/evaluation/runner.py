@@ -22,7 +22,8 @@ from inference.client import (
     get_client,
 )
 from inference.interventions import Intervention
-from inference.registry.registry import ModelCard, get_registry
+from inference.registry.model_card import ModelCard
+from inference.registry.registry import get_registry
 from inference.runs import JOB_PRIORITY, Run, SequenceFailedError
 from inference.segments import ANSWER_ONLY, SegmentRules
 from inference.text.dialects.dialect import answer_segment_rules

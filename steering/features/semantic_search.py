@@ -15,7 +15,8 @@ from pgvector.django import CosineDistance
 
 from inference.client import BACKGROUND_PRIORITY, EmbeddingEvent, EmbeddingRequest, get_client
 from inference.models import LanguageModel
-from inference.registry.registry import ModelCard, get_registry
+from inference.registry.model_card import ModelCard
+from inference.registry.registry import get_registry
 from inference.runs import Run
 from steering.errors import SteeringError
 from steering.features.search import FeatureQuerySet

@@ -218,7 +218,7 @@ def test_a_broken_directory_fails_readably_and_the_engine_lives(serving, model_d
     services.register_model(name="broken", source=str(broken))
     services.register_model(name="tiny", source=str(model_dir))
     serving.start()
-    from inference.registry.registry import ModelNotReadyError
+    from inference.registry.model_card import ModelNotReadyError
 
     async def run():
         with pytest.raises(ModelNotReadyError) as caught:

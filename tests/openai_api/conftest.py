@@ -16,7 +16,7 @@ from django.db import close_old_connections
 from django.http.response import HttpResponseBase
 from django.test import AsyncClient
 
-from inference.registry.registry import ModelRecord
+from inference.registry.records import ModelRecord
 from jobs.execution import RunningJobs
 from openai_api.backend import Backend, get_backend, set_backend
 from openai_api.http.call import Call

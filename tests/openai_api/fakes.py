@@ -26,8 +26,8 @@ from inference.client import (
     Usage,
 )
 from inference.interventions import Edit, Intervention
+from inference.registry.model_card import ModelCard
 from inference.registry.records import ModelNotFoundError, ModelRecord
-from inference.registry.registry import ModelCard
 from inference.segments import Segment
 from inference.text.dialects.dialect import Dialect
 from inference.text.grammar_compiler import GrammarCompiler

@@ -10,7 +10,7 @@ import pytest
 from openai.types import CreateEmbeddingResponse
 
 from inference.client import EngineDownError, FailedEvent, QueueFullError, Timings, Usage
-from inference.registry.registry import ModelLoadFailedError
+from inference.registry.model_card import ModelLoadFailedError
 from tests.openai_api.conftest import Api
 
 

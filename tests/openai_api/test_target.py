@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from inference.client import EngineDownError, ModelNotAttachedError, QueueFullError
-from inference.registry.registry import ModelNotReadyError
+from inference.registry.model_card import ModelNotReadyError
 from tests.openai_api.conftest import Api
 
 

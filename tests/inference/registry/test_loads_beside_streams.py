@@ -14,7 +14,8 @@ from inference.engine.config import EngineConfig
 from inference.engine.loop import EngineLoop
 from inference.registry.loading import ModelLoading
 from inference.registry.memory_plan import MemoryBudget
-from inference.registry.registry import ModelLoadFailedError, ModelRegistry
+from inference.registry.model_card import ModelLoadFailedError
+from inference.registry.registry import ModelRegistry
 from tests.builders import build_model
 from tests.inference.rows import in_db
 

@@ -15,15 +15,9 @@ from inference.client import EngineDownError
 from inference.files.sources import SourceError
 from inference.models import LanguageModel
 from inference.registry.loads import LoadProgress, LoadStatus
-from inference.registry.records import ModelTable, model_record
-from inference.registry.registry import (
-    MEMORY_POLL_S,
-    ModelNotFoundError,
-    ModelNotReadyError,
-    ModelRegistry,
-    get_registry,
-    set_registry,
-)
+from inference.registry.model_card import ModelNotReadyError
+from inference.registry.records import ModelNotFoundError, ModelTable, model_record
+from inference.registry.registry import MEMORY_POLL_S, ModelRegistry, get_registry, set_registry
 from tests.inference.fakes import down
 from tests.inference.rows import amake, in_db, make, row, until
 

@@ -10,7 +10,8 @@ from inference.client import EngineDownError, NotEnoughMemoryError
 from inference.engine.errors import LoadError
 from inference.models import LanguageModel
 from inference.registry.memory_plan import MemoryBudget
-from inference.registry.registry import ModelLoadFailedError, ModelNotReadyError, ModelRegistry
+from inference.registry.model_card import ModelLoadFailedError, ModelNotReadyError
+from inference.registry.registry import ModelRegistry
 from tests.inference.fakes import FakeDevice
 from tests.inference.rows import amake, in_db, row, until
 
