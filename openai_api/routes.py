@@ -1,16 +1,17 @@
-"""All routes of the API: one table with each path, its methods and their handlers.
+"""All routes of the API: one table with each path, its handler, its schemas and its description.
 
-A path is spelled once: the URL pattern and the endpoint's name in the request log are derived from it.
+URL patterns, key scopes, the endpoints' names in the request log and the OpenAPI document are derived from it.
 """
 
 from __future__ import annotations
 
-import re
+from functools import partial
 
 from django.http.response import HttpResponseBase
-from django.urls import URLPattern, re_path
+from django.urls import re_path
 
 from openai_api.decisions.endpoint import create_decision
+from openai_api.decisions.schemas import DecisionBody, DecisionRequest
 from openai_api.endpoints.anthropic_batches import (
     cancel_message_batch,
     create_message_batch,
@@ -63,8 +64,19 @@ from openai_api.endpoints.vector_stores import (
     update_vector_store,
 )
 from openai_api.http.call import Call
-from openai_api.http.endpoint import ErrorBody, Handler, endpoint
-from openai_api.http.errors import anthropic_error, openai_error, unknown_url
+from openai_api.http.endpoint import endpoint
+from openai_api.http.errors import anthropic_error, unknown_url
+from openai_api.http.route import Route, url_patterns
+from openai_api.keys.scopes import Scope
+from openai_api.openapi.parameters import (
+    FILE_FORM,
+    ITEM_PAGE,
+    LOGIT_LENS,
+    MODEL,
+    PART_FORM,
+    RESUMED_STREAM,
+    STORED_CHATS,
+)
 from openai_api.responses.conversations import (
     add_items,
     create_conversation,
@@ -84,11 +96,294 @@ from openai_api.responses.endpoints import (
     get_response,
     list_input_items,
 )
+from openai_api.responses.schemas.bodies import (
+    CompactionBody,
+    ConversationBody,
+    ConversationDeletedBody,
+    InputTokensBody,
+    ItemListBody,
+    ResponseBody,
+    ResponseDeletedBody,
+)
+from openai_api.responses.schemas.request import (
+    CompactionRequest,
+    ConversationItemsRequest,
+    ConversationRequest,
+    ConversationUpdate,
+    ResponseRequest,
+    TokenCountRequest,
+)
+from openai_api.schemas.anthropic import (
+    AnthropicMessageBody,
+    CountTokensRequest,
+    MessageEventBody,
+    MessagesRequest,
+    TokenCountBody,
+)
+from openai_api.schemas.anthropic_batches import (
+    MessageBatchBody,
+    MessageBatchDeletedBody,
+    MessageBatchListBody,
+    MessageBatchQuery,
+    MessageBatchRequest,
+)
+from openai_api.schemas.base import ListQuery
+from openai_api.schemas.batches import BatchBody, BatchListBody, BatchRequest
+from openai_api.schemas.bodies import (
+    ChatChunkBody,
+    ChatCompletionBody,
+    CompletionBody,
+    EmbeddingsBody,
+    ModelBody,
+    ModelDeletedBody,
+    ModelListBody,
+)
+from openai_api.schemas.chat import (
+    ChatDeletedBody,
+    ChatListBody,
+    ChatRequest,
+    MetadataRequest,
+    StoredChatBody,
+    StoredMessageListBody,
+)
+from openai_api.schemas.completions import CompletionRequest
+from openai_api.schemas.embeddings import EmbeddingsRequest
+from openai_api.schemas.features import (
+    FeatureActivationsBody,
+    FeatureActivationsRequest,
+    FeatureContrastBody,
+    FeatureContrastRequest,
+    FeatureDetailBody,
+    FeatureListBody,
+    FeatureSearchRequest,
+)
+from openai_api.schemas.files import (
+    FileBody,
+    FileDeletedBody,
+    FileListBody,
+    FileQuery,
+    UploadBody,
+    UploadCompletion,
+    UploadPartBody,
+    UploadRequest,
+)
+from openai_api.schemas.moderations import ModerationsBody, ModerationsRequest
+from openai_api.schemas.rerank import RerankBody, RerankRequest, ScoreBody, ScoreRequest
+from openai_api.schemas.tokens import (
+    DetokenizeBody,
+    DetokenizeRequest,
+    TokenizeBody,
+    TokenizeRequest,
+    TokenizerInfoBody,
+)
+from openai_api.schemas.vector_store_bodies import (
+    FileBatchBody,
+    SearchBody,
+    StoreFileBody,
+    StoreFileContentBody,
+    StoreFileDeletedBody,
+    StoreFileListBody,
+    VectorStoreBody,
+    VectorStoreDeletedBody,
+    VectorStoreListBody,
+)
+from openai_api.schemas.vector_stores import (
+    AttachRequest,
+    AttributeChange,
+    FileBatchRequest,
+    SearchRequest,
+    StoreChange,
+    StoreFileQuery,
+    StoreRequest,
+)
 from openai_api.stored_chats.endpoints import delete_stored_chat, get_chat, list_chats, list_messages, update_chat
 
 app_name = "openai_api"
-_PREFIX = "/v1/"
-_PARAMETER = re.compile(r"\{(\w+)(:path)?\}")
+CHUNKS = "The completion; with `stream` its chunks as server-sent events."
+
+_generation = partial(Route, tag="Generation")
+_responses = partial(Route, tag="Responses")
+_embeddings = partial(Route, tag="Embeddings")
+_features = partial(Route, tag="Features", scope=Scope.FEATURES)
+_models = partial(Route, tag="Models", scope=None)  # every key may list the models it may use
+_files = partial(Route, tag="Files", scope=Scope.FILES)
+_batches = partial(Route, tag="Batches", scope=Scope.FILES)
+_stores = partial(Route, tag="Vector stores", scope=Scope.FILES)
+_anthropic = partial(Route, tag="Anthropic", error_body=anthropic_error)
+_message_batches = partial(_anthropic, scope=Scope.FILES)
+_tokens = partial(Route, tag="Tokens", is_at_root=True)
+_classification = partial(Route, tag="Classification")
+
+# fmt: off
+ROUTES = (
+    _generation("GET", "/v1/chat/completions", list_chats, "listChatCompletions", "List stored completions",
+        response=ChatListBody, query=STORED_CHATS),
+    _generation("POST", "/v1/chat/completions", create_chat_completion, "createChatCompletion", "Complete a chat",
+        request=ChatRequest, response=ChatCompletionBody, events=ChatChunkBody, returns=CHUNKS, is_steered=True,
+        errors=(409, 504)),
+    _generation("GET", "/v1/chat/completions/{completion_id}", get_chat, "getChatCompletion",
+        "Look at a stored completion", response=StoredChatBody),
+    _generation("POST", "/v1/chat/completions/{completion_id}", update_chat, "updateChatCompletion",
+        "Change a stored completion's metadata", request=MetadataRequest, response=StoredChatBody),
+    _generation("DELETE", "/v1/chat/completions/{completion_id}", delete_stored_chat, "deleteChatCompletion",
+        "Forget a completion", response=ChatDeletedBody),
+    _generation("GET", "/v1/chat/completions/{completion_id}/messages", list_messages, "getChatCompletionMessages",
+        "List the messages of one", response=StoredMessageListBody),
+    _generation("POST", "/v1/completions", create_completion, "createCompletion", "Continue a text",
+        request=CompletionRequest, response=CompletionBody, events=CompletionBody, returns=CHUNKS, is_steered=True,
+        errors=(409, 504)),
+
+    _responses("POST", "/v1/responses", create_response, "createResponse", "Respond to an input",
+        request=ResponseRequest, response=ResponseBody, events=dict, is_steered=True, errors=(409, 504)),
+    _responses("POST", "/v1/responses/compact", compact_response, "compactResponse", "Summarise a conversation",
+        request=CompactionRequest, response=CompactionBody, errors=(409, 504)),
+    _responses("POST", "/v1/responses/input_tokens", count_input_tokens, "countInputTokens", "Count an input's tokens",
+        request=TokenCountRequest, response=InputTokensBody, errors=(409, 504)),
+    _responses("GET", "/v1/responses/{response_id}", get_response, "getResponse", "Look up a response",
+        response=ResponseBody, query=RESUMED_STREAM),
+    _responses("DELETE", "/v1/responses/{response_id}", delete_response, "deleteResponse", "Delete a response",
+        response=ResponseDeletedBody),
+    _responses("POST", "/v1/responses/{response_id}/cancel", cancel_response, "cancelResponse",
+        "Cancel a background response", response=ResponseBody),
+    _responses("GET", "/v1/responses/{response_id}/input_items", list_input_items, "listInputItems",
+        "What a response was made from", response=ItemListBody, query=ITEM_PAGE),
+    _responses("POST", "/v1/conversations", create_conversation, "createConversation", "Begin a conversation",
+        request=ConversationRequest, response=ConversationBody),
+    _responses("GET", "/v1/conversations/{conversation_id}", get_conversation, "getConversation",
+        "Look up a conversation", response=ConversationBody),
+    _responses("POST", "/v1/conversations/{conversation_id}", update_conversation, "updateConversation",
+        "Change its metadata", request=ConversationUpdate, response=ConversationBody),
+    _responses("DELETE", "/v1/conversations/{conversation_id}", delete_conversation, "deleteConversation",
+        "Delete a conversation", response=ConversationDeletedBody),
+    _responses("GET", "/v1/conversations/{conversation_id}/items", list_items, "listConversationItems",
+        "List its items", response=ItemListBody, query=ITEM_PAGE),
+    _responses("POST", "/v1/conversations/{conversation_id}/items", add_items, "createConversationItems", "Add items",
+        request=ConversationItemsRequest, response=ItemListBody),
+    _responses("GET", "/v1/conversations/{conversation_id}/items/{item_id}", get_item, "getConversationItem",
+        "Look up an item", response=dict, log_name="/v1/conversations/{id}/items/{item}"),
+    _responses("DELETE", "/v1/conversations/{conversation_id}/items/{item_id}", delete_item, "deleteConversationItem",
+        "Delete an item", response=ConversationBody, log_name="/v1/conversations/{id}/items/{item}"),
+
+    _embeddings("POST", "/v1/embeddings", create_embeddings, "createEmbedding", "Turn texts into vectors",
+        request=EmbeddingsRequest, response=EmbeddingsBody, returns="The vectors.", errors=(504,)),
+
+    _features("POST", "/v1/features/search", search_features, "searchFeatures", "Find features by their labels",
+        request=FeatureSearchRequest, response=FeatureListBody, returns="The best first."),
+    _features("POST", "/v1/features/activations", read_activations, "readFeatureActivations",
+        "Read which features are active at the tokens of texts", request=FeatureActivationsRequest,
+        response=FeatureActivationsBody, returns="By text and token.", is_steered=True, errors=(409, 504)),
+    _features("POST", "/v1/features/contrast", contrast_features, "contrastFeatures",
+        "Find the features that separate two sets of texts", request=FeatureContrastRequest,
+        response=FeatureContrastBody, returns="Those first that the model needs most for their texts.",
+        errors=(409, 504)),
+    _features("GET", "/v1/features/{sae:path}/{index}", get_feature, "retrieveFeature", "Look at a feature",
+        response=FeatureDetailBody, query=LOGIT_LENS, errors=(504,)),
+
+    _models("GET", "/v1/models", list_models, "listModels", "List the models",
+        response=ModelListBody),
+    _models("GET", "/v1/models/{model:path}", get_model, "retrieveModel", "Look up a model",
+        response=ModelBody, log_name="/v1/models/{id}"),
+    _models("DELETE", "/v1/models/{model:path}", delete_model, "deleteModel",
+        "Unload a model; the next request loads it again", response=ModelDeletedBody, log_name="/v1/models/{id}"),
+
+    _files("GET", "/v1/files", list_files, "listFiles", "List the files",
+        response=FileListBody, query=FileQuery),
+    _files("POST", "/v1/files", create_file, "createFile", "Send a file",
+        form=FILE_FORM, response=FileBody),
+    _files("GET", "/v1/files/{file_id}", get_file, "retrieveFile", "Look up a file",
+        response=FileBody),
+    _files("DELETE", "/v1/files/{file_id}", delete_file, "deleteFile", "Delete a file",
+        response=FileDeletedBody),
+    _files("GET", "/v1/files/{file_id}/content", get_file_content, "downloadFile", "Fetch a file, or a range of it",
+        response=bytes, errors=(416,)),
+    _files("POST", "/v1/uploads", create_upload, "createUpload", "Begin a file in parts",
+        request=UploadRequest, response=UploadBody),
+    _files("POST", "/v1/uploads/{upload_id}/parts", create_part, "addUploadPart", "Send a part",
+        form=PART_FORM, response=UploadPartBody),
+    _files("POST", "/v1/uploads/{upload_id}/complete", complete_file_upload, "completeUpload",
+        "Join the parts into a file", request=UploadCompletion, response=UploadBody),
+    _files("POST", "/v1/uploads/{upload_id}/cancel", cancel_file_upload, "cancelUpload", "Give an upload up",
+        response=UploadBody, errors=(400,)),
+
+    _batches("GET", "/v1/batches", list_batches, "listBatches", "List the batches",
+        response=BatchListBody, query=ListQuery),
+    _batches("POST", "/v1/batches", create_openai_batch, "createBatch", "Answer many requests later",
+        request=BatchRequest, response=BatchBody),
+    _batches("GET", "/v1/batches/{batch_id}", get_batch, "retrieveBatch", "Look up a batch",
+        response=BatchBody),
+    _batches("POST", "/v1/batches/{batch_id}/cancel", cancel_openai_batch, "cancelBatch", "Cancel a batch",
+        response=BatchBody, errors=(409,)),
+
+    _message_batches("GET", "/v1/messages/batches", list_message_batches, "listMessageBatches", "List message batches",
+        response=MessageBatchListBody, query=MessageBatchQuery),
+    _message_batches("POST", "/v1/messages/batches", create_message_batch, "createMessageBatch",
+        "Answer many messages later", request=MessageBatchRequest, response=MessageBatchBody),
+    _message_batches("GET", "/v1/messages/batches/{batch_id}", get_message_batch, "retrieveMessageBatch",
+        "Look up a message batch", response=MessageBatchBody),
+    _message_batches("DELETE", "/v1/messages/batches/{batch_id}", delete_message_batch, "deleteMessageBatch",
+        "Delete a message batch", response=MessageBatchDeletedBody, errors=(400,)),
+    _message_batches("POST", "/v1/messages/batches/{batch_id}/cancel", cancel_message_batch, "cancelMessageBatch",
+        "Cancel a message batch", response=MessageBatchBody),
+    _message_batches("GET", "/v1/messages/batches/{batch_id}/results", message_batch_results, "messageBatchResults",
+        "Its results, JSON lines", response=bytes, errors=(400,)),
+
+    _stores("GET", "/v1/vector_stores", list_vector_stores, "listVectorStores", "List the stores",
+        response=VectorStoreListBody, query=ListQuery),
+    _stores("POST", "/v1/vector_stores", create_vector_store, "createVectorStore", "Make a store",
+        request=StoreRequest, response=VectorStoreBody),
+    _stores("GET", "/v1/vector_stores/{store_id}", get_vector_store, "retrieveVectorStore", "Look up a store",
+        response=VectorStoreBody),
+    _stores("POST", "/v1/vector_stores/{store_id}", update_vector_store, "updateVectorStore", "Change a store",
+        request=StoreChange, response=VectorStoreBody),
+    _stores("DELETE", "/v1/vector_stores/{store_id}", delete_vector_store, "deleteVectorStore", "Delete a store",
+        response=VectorStoreDeletedBody),
+    _stores("POST", "/v1/vector_stores/{store_id}/search", search_vector_store, "searchVectorStore",
+        "Find texts by meaning", request=SearchRequest, response=SearchBody, errors=(504,)),
+    _stores("GET", "/v1/vector_stores/{store_id}/files", list_store_files, "listStoreFiles", "List a store's files",
+        response=StoreFileListBody, query=StoreFileQuery),
+    _stores("POST", "/v1/vector_stores/{store_id}/files", attach_file, "attachFile", "Read a file into a store",
+        request=AttachRequest, response=StoreFileBody),
+    _stores("GET", "/v1/vector_stores/{store_id}/files/{file_id}", get_store_file, "retrieveStoreFile",
+        "Look up a file in a store", response=StoreFileBody),
+    _stores("POST", "/v1/vector_stores/{store_id}/files/{file_id}", update_store_file, "updateStoreFile",
+        "Set attributes", request=AttributeChange, response=StoreFileBody),
+    _stores("DELETE", "/v1/vector_stores/{store_id}/files/{file_id}", delete_store_file, "detachFile",
+        "Take a file out of a store", response=StoreFileDeletedBody),
+    _stores("GET", "/v1/vector_stores/{store_id}/files/{file_id}/content", get_store_file_content,
+        "retrieveStoreFileContent", "The chunks of a file", response=StoreFileContentBody),
+    _stores("POST", "/v1/vector_stores/{store_id}/file_batches", create_file_batch, "createFileBatch",
+        "Read many files", request=FileBatchRequest, response=FileBatchBody),
+    _stores("GET", "/v1/vector_stores/{store_id}/file_batches/{batch_id}", get_file_batch, "retrieveFileBatch",
+        "Look up a file batch", response=FileBatchBody),
+    _stores("POST", "/v1/vector_stores/{store_id}/file_batches/{batch_id}/cancel", cancel_store_file_batch,
+        "cancelFileBatch", "Cancel a file batch", response=FileBatchBody),
+    _stores("GET", "/v1/vector_stores/{store_id}/file_batches/{batch_id}/files", list_file_batch_files,
+        "listFileBatchFiles", "List a file batch's files", response=StoreFileListBody, query=StoreFileQuery),
+
+    _tokens("POST", "/v1/tokenize", tokenize, "tokenize", "Text or chat to token ids",
+        request=TokenizeRequest, response=TokenizeBody),
+    _tokens("POST", "/v1/detokenize", detokenize, "detokenize", "Token ids to text",
+        request=DetokenizeRequest, response=DetokenizeBody),
+    _tokens("GET", "/v1/tokenizer_info", tokenizer_info, "tokenizerInfo", "Look at a model's tokenizer",
+        response=TokenizerInfoBody, query=MODEL),
+
+    _classification("POST", "/v1/rerank", rerank, "rerank", "Order documents by how well they answer a query",
+        request=RerankRequest, response=RerankBody, errors=(504,), alias="v2", is_at_root=True),
+    _classification("POST", "/v1/score", score, "score", "Score pairs of texts",
+        request=ScoreRequest, response=ScoreBody, errors=(504,), is_at_root=True),
+    _classification("POST", "/v1/moderations", create_moderations, "createModeration", "Classify texts",
+        request=ModerationsRequest, response=ModerationsBody, errors=(504,)),
+    _classification("POST", "/v1/decisions", create_decision, "createDecision",
+        "Answer questions about an input with probabilities", request=DecisionRequest, response=DecisionBody,
+        errors=(409, 504)),
+
+    _anthropic("POST", "/v1/messages", create_message, "createMessage", "Complete a chat in Anthropic's form",
+        request=MessagesRequest, response=AnthropicMessageBody, events=MessageEventBody, errors=(409, 504)),
+    _anthropic("POST", "/v1/messages/count_tokens", count_tokens, "countTokens",
+        "Count the tokens of a chat in Anthropic's form", request=CountTokensRequest, response=TokenCountBody,
+        errors=(409,)),
+)
+# fmt: on
 
 
 async def refuse_url(call: Call) -> HttpResponseBase:
@@ -96,99 +391,5 @@ async def refuse_url(call: Call) -> HttpResponseBase:
     raise unknown_url(call.request.method or "", call.request.path)
 
 
-def route(
-    path: str, *, log_name: str = "", alias: str = "", error_body: ErrorBody = openai_error, **handlers: Handler
-) -> URLPattern:
-    """Return the URL pattern of ``path``, below /v1; a trailing slash is accepted.
-
-    ``{id}`` matches up to the next slash, ``{id:path}`` may contain slashes. The log's endpoint name is the path with
-    ``{id}`` for every parameter that ends in ``_id``, unless ``log_name`` gives another. ``alias`` is an optional
-    prefix under which other servers have the route.
-    """
-    pattern = _PARAMETER.sub(
-        lambda match: f"(?P<{match[1]}>{'.+?' if match[2] else '[^/]+'})", path.removeprefix(_PREFIX)
-    )
-    name = log_name or _PARAMETER.sub(lambda match: "{id}" if match[1].endswith("_id") else f"{{{match[1]}}}", path)
-    prefix = f"(?:{alias}/)?" if alias else ""
-    return re_path(rf"^{prefix}{pattern}/?\Z", endpoint(name, error_body=error_body, **handlers), name=_url_name(path))
-
-
-def _url_name(path: str) -> str:
-    return re.sub(r"[^a-z]+", "-", path.removeprefix(_PREFIX)).strip("-")
-
-
-def anthropic(path: str, **handlers: Handler) -> URLPattern:
-    """Return a route whose errors have Anthropic's form."""
-    return route(path, log_name="", alias="", error_body=anthropic_error, **handlers)
-
-
-# Also served without /v1, where clients know them from other servers.
-root_urlpatterns = [
-    route("/v1/rerank", alias="v2", POST=rerank),
-    route("/v1/score", POST=score),
-    route("/v1/tokenize", POST=tokenize),
-    route("/v1/detokenize", POST=detokenize),
-    route("/v1/tokenizer_info", GET=tokenizer_info),
-]
-
-_STORE = "/v1/vector_stores/{store_id}"
-_CONVERSATION = "/v1/conversations/{conversation_id}"
-
-urlpatterns = [
-    route("/v1/chat/completions", GET=list_chats, POST=create_chat_completion),
-    route("/v1/chat/completions/{chat_id}", GET=get_chat, POST=update_chat, DELETE=delete_stored_chat),
-    route("/v1/chat/completions/{chat_id}/messages", GET=list_messages),
-    route("/v1/completions", POST=create_completion),
-    route("/v1/embeddings", POST=create_embeddings),
-    route("/v1/moderations", POST=create_moderations),
-    route("/v1/decisions", POST=create_decision),
-    route("/v1/models", GET=list_models),
-    route("/v1/models/{name:path}", log_name="/v1/models/{id}", GET=get_model, DELETE=delete_model),
-    route("/v1/responses", POST=create_response),
-    route("/v1/responses/compact", POST=compact_response),
-    route("/v1/responses/input_tokens", POST=count_input_tokens),
-    route("/v1/responses/{response_id}", GET=get_response, DELETE=delete_response),
-    route("/v1/responses/{response_id}/cancel", POST=cancel_response),
-    route("/v1/responses/{response_id}/input_items", GET=list_input_items),
-    route("/v1/conversations", POST=create_conversation),
-    route(_CONVERSATION, GET=get_conversation, POST=update_conversation, DELETE=delete_conversation),
-    route(f"{_CONVERSATION}/items", GET=list_items, POST=add_items),
-    route(
-        f"{_CONVERSATION}/items/{{item_id}}",
-        log_name="/v1/conversations/{id}/items/{item}",
-        GET=get_item,
-        DELETE=delete_item,
-    ),
-    route("/v1/features/search", POST=search_features),
-    route("/v1/features/activations", POST=read_activations),
-    route("/v1/features/contrast", POST=contrast_features),
-    route("/v1/features/{sae:path}/{index}", GET=get_feature),
-    route("/v1/files", GET=list_files, POST=create_file),
-    route("/v1/files/{file_id}", GET=get_file, DELETE=delete_file),
-    route("/v1/files/{file_id}/content", GET=get_file_content),
-    route("/v1/uploads", POST=create_upload),
-    route("/v1/uploads/{upload_id}/parts", POST=create_part),
-    route("/v1/uploads/{upload_id}/complete", POST=complete_file_upload),
-    route("/v1/uploads/{upload_id}/cancel", POST=cancel_file_upload),
-    route("/v1/batches", GET=list_batches, POST=create_openai_batch),
-    route("/v1/batches/{batch_id}", GET=get_batch),
-    route("/v1/batches/{batch_id}/cancel", POST=cancel_openai_batch),
-    route("/v1/vector_stores", GET=list_vector_stores, POST=create_vector_store),
-    route(_STORE, GET=get_vector_store, POST=update_vector_store, DELETE=delete_vector_store),
-    route(f"{_STORE}/search", POST=search_vector_store),
-    route(f"{_STORE}/files", GET=list_store_files, POST=attach_file),
-    route(f"{_STORE}/files/{{file_id}}", GET=get_store_file, POST=update_store_file, DELETE=delete_store_file),
-    route(f"{_STORE}/files/{{file_id}}/content", GET=get_store_file_content),
-    route(f"{_STORE}/file_batches", POST=create_file_batch),
-    route(f"{_STORE}/file_batches/{{batch_id}}", GET=get_file_batch),
-    route(f"{_STORE}/file_batches/{{batch_id}}/cancel", POST=cancel_store_file_batch),
-    route(f"{_STORE}/file_batches/{{batch_id}}/files", GET=list_file_batch_files),
-    anthropic("/v1/messages", POST=create_message),
-    anthropic("/v1/messages/count_tokens", POST=count_tokens),
-    anthropic("/v1/messages/batches", GET=list_message_batches, POST=create_message_batch),
-    anthropic("/v1/messages/batches/{batch_id}", GET=get_message_batch, DELETE=delete_message_batch),
-    anthropic("/v1/messages/batches/{batch_id}/cancel", POST=cancel_message_batch),
-    anthropic("/v1/messages/batches/{batch_id}/results", GET=message_batch_results),
-    *root_urlpatterns,
-    re_path(r"", endpoint("/v1/*", ANY=refuse_url), name="unknown"),
-]
+root_urlpatterns = url_patterns(route for route in ROUTES if route.is_at_root)
+urlpatterns = [*url_patterns(ROUTES), re_path(r"", endpoint("/v1/*", scope=None, ANY=refuse_url), name="unknown")]

@@ -86,10 +86,10 @@ async def list_models(call: Call) -> HttpResponseBase:
     return json_response(body)
 
 
-async def get_model(call: Call, name: str) -> HttpResponseBase:
+async def get_model(call: Call, model: str) -> HttpResponseBase:
     """Return the model, or ``model:profile`` if the model has that profile: requests may name the model so."""
-    call.model = name[:200]
-    record, profile = find_model(get_backend().registry(), name)
+    call.model = model[:200]
+    record, profile = find_model(get_backend().registry(), model)
     check_model_allowed(call.key, record)
     body = model_body(record)
     if speaks_anthropic(call.request) and profile is None:
@@ -103,12 +103,12 @@ async def get_model(call: Call, name: str) -> HttpResponseBase:
     return json_response(body)
 
 
-async def delete_model(call: Call, name: str) -> HttpResponseBase:
+async def delete_model(call: Call, model: str) -> HttpResponseBase:
     """Unload the model after its running requests; it stays registered, and the next request loads it again.
 
     ``deleted`` is true if it is unloaded or about to be, so a repeated call has the same answer.
     """
-    record = _find(call, name)
+    record = _find(call, model)
     if call.key is not None and not call.key.may_manage_models:
         raise forbidden(
             "This key may not unload models. Its owner needs the permission to change language models.",

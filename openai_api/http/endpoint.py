@@ -24,23 +24,23 @@ from openai_api.http.errors import (
 )
 from openai_api.keys.authentication import authenticate, prefix_of, presented_key
 from openai_api.keys.record import KeyRecord
-from openai_api.keys.scopes import check_scope
+from openai_api.keys.scopes import Scope, check_scope
 
 Handler = Callable[..., Coroutine[Any, Any, HttpResponseBase]]
 View = Handler
 ErrorBody = Callable[[MillmError], object]
 
 
-def endpoint(name: str, *, error_body: ErrorBody = openai_error, **handlers: Handler) -> View:
+def endpoint(name: str, *, scope: Scope | None, error_body: ErrorBody = openai_error, **handlers: Handler) -> View:
     """Return a view that dispatches each HTTP method to its handler, with the :class:`Call` and the URL's values.
 
-    ``name`` is the endpoint in the log, ``error_body`` the form of errors. GET also serves HEAD; ANY serves all methods
-    without a handler of their own.
+    ``name`` is the endpoint in the log, ``scope`` what a key needs, ``error_body`` the form of errors. GET also serves
+    HEAD; ANY serves all methods without a handler of their own.
     """
 
     async def view(request: HttpRequest, **values: Any) -> HttpResponseBase:
         call = Call(request, name)
-        return await _finished(call, _answer(call, handlers, values, error_body))
+        return await _finished(call, _answer(call, scope, handlers, values, error_body))
 
     return csrf_exempt(view)
 
@@ -77,25 +77,25 @@ def json_response(body: object, status: int = 200) -> HttpResponse:
 
 
 async def _answer(
-    call: Call, handlers: Mapping[str, Handler], values: dict[str, Any], error_body: ErrorBody
+    call: Call, scope: Scope | None, handlers: Mapping[str, Handler], values: dict[str, Any], error_body: ErrorBody
 ) -> HttpResponseBase:
     async def work() -> HttpResponseBase:
         call.enter()
         call.key_prefix = prefix_of(presented_key(call.request) or "")  # a refused request may hold a revoked key
         call.admit(await authenticate(call.request, get_backend().keys))
-        check_scope(call.key, call.endpoint)
+        check_scope(call.key, scope, call.endpoint)
         return await _handler_for(call.request.method or "", handlers)(call, **values)
 
     return await _guarded(call, work, error_body)
 
 
 async def answer_as(call: Call, key: KeyRecord | None, handler: Handler) -> HttpResponseBase:
-    """Run a handler for a request that this server makes itself, with the rights of ``key``; logged like any other."""
+    """Run a handler that generates, for a request that this server makes itself, with the rights of ``key``."""
 
     async def work() -> HttpResponseBase:
         call.enter()
         call.admit(key)
-        check_scope(key, call.endpoint)
+        check_scope(key, Scope.GENERATE, call.endpoint)
         return await handler(call)
 
     try:

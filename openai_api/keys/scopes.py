@@ -1,4 +1,4 @@
-"""Scopes: which groups of endpoints a key may use."""
+"""Scopes: which groups of endpoints a key may use. The routes name the scope of each endpoint."""
 
 from __future__ import annotations
 
@@ -19,32 +19,12 @@ class Scope(models.TextChoices):
     MANAGE = "manage", "manage the server (/api)"
 
 
-BY_PREFIX = {
-    "/v1/features": Scope.FEATURES,
-    "/v1/files": Scope.FILES,
-    "/v1/uploads": Scope.FILES,
-    "/v1/batches": Scope.FILES,
-    "/v1/vector_stores": Scope.FILES,
-    "/v1/messages/batches": Scope.FILES,
-    "/v1/models": None,  # every key may list the models it may use
-}
-
-
-def scope_of(endpoint: str) -> Scope | None:
-    """Return the scope that an endpoint, by its log name, requires; None if any key may use it."""
-    for prefix, scope in BY_PREFIX.items():
-        if endpoint == prefix or endpoint.startswith(f"{prefix}/"):
-            return scope
-    return None if endpoint == "/v1/*" else Scope.GENERATE
-
-
-def check_scope(key: KeyRecord | None, endpoint: str) -> None:
-    """Raise MillmError 403 unless the key may use the endpoint."""
-    needed = scope_of(endpoint)
-    if key is None or not key.scopes or needed is None or needed in key.scopes:
+def check_scope(key: KeyRecord | None, scope: Scope | None, endpoint: str) -> None:
+    """Raise MillmError 403 unless the key has ``scope``, which ``endpoint`` (its name in the log) requires."""
+    if key is None or not key.scopes or scope is None or scope in key.scopes:
         return
     raise forbidden(
-        f"This key has no scope for {endpoint}: it needs “{needed}” and has {_listed(key.scopes)}. Use another key, or "
+        f"This key has no scope for {endpoint}: it needs “{scope}” and has {_listed(key.scopes)}. Use another key, or "
         "ask its owner for the scope.",
         code="scope_required",
     )

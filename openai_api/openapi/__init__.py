@@ -1,4 +1,4 @@
-"""The OpenAPI document of /v1, built from the schemas that validate the requests.
+"""The OpenAPI document of /v1, built from the routes and the schemas that validate requests.
 
 Start at ``document.py``.
 """

@@ -1,99 +1,99 @@
-"""Building blocks of the OpenAPI document: errors, references, and an operation with JSON request and response."""
+"""Describe routes as operations of the OpenAPI document."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
+
+from openai_api.http.errors import anthropic_error
+from openai_api.http.route import Route, by_path
+from openai_api.keys.scopes import Scope
+from openai_api.openapi.parameters import PROFILE_HEADER
+from openai_api.schemas.anthropic import AnthropicErrorBody
+from openai_api.schemas.bodies import ErrorBody
 
 Schema = dict[str, Any]
 REF = "#/components/schemas/{model}"
-
 ERRORS = {
-    "400": "The request is not valid; `param` names the field.",
-    "401": "The API key is missing or wrong.",
-    "403": "The key lacks the right.",
-    "404": "There is no such model, profile, SAE, feature, file or other object, or URL, or the profile is archived.",
-    "409": "The profile's SAE is missing or does not fit the model; or the object's state does not allow it.",
-    "413": "The body is too large.",
-    "415": "The body is not JSON (for files: not a form), or compressed.",
-    "416": "The file has no such range.",
-    "429": "A limit of the key is reached; see Retry-After.",
-    "500": "The server failed; the message has the request id.",
-    "503": "The model or the server is not ready; see Retry-After.",
-    "504": "The request took longer than the server allows.",
-    "507": "The server's disk has no room for it.",
+    400: "The request is not valid; `param` names the field.",
+    401: "The API key is missing or wrong.",
+    403: "The key lacks the right.",
+    404: "There is no such model, profile, SAE, feature, file or other object, or URL, or the profile is archived.",
+    409: "The profile's SAE is missing or does not fit the model; or the object's state does not allow it.",
+    413: "The body is too large.",
+    415: "The body is not JSON (for files: not a form), or compressed.",
+    416: "The file has no such range.",
+    429: "A limit of the key is reached; see Retry-After.",
+    500: "The server failed; the message has the request id.",
+    503: "The model or the server is not ready; see Retry-After.",
+    504: "The request took longer than the server allows.",
+    507: "The server's disk has no room for it.",
 }
-OF_FILES = {"416", "507"}
-GET_ERRORS = ("401", "403", "404", "429", "500", "503")
+ALWAYS = {401, 403, 404, 429, 500, 503}
+OF_BODIES = {400, 413, 415}
+PATH_PARAMETERS: dict[str, Schema] = {"index": {"type": "integer", "minimum": 0}}  # others are strings
 
 
-def profile_header() -> Schema:
-    return {
-        "name": "x-millm-profile",
-        "in": "header",
-        "description": "The steering profile, for clients that cannot add fields; empty: none.",
-        "schema": {"type": "string"},
-    }
+def paths(routes: Iterable[Route]) -> Schema:
+    """Return the document's paths."""
+    return {group[0].plain_path: _path(group) for group in by_path(routes).values()}
 
 
-def error(status: str) -> Schema:
-    return {"description": ERRORS[status], "content": {"application/json": {"schema": ref("ErrorBody")}}}
+def _path(routes: list[Route]) -> Schema:
+    described: Schema = {route.method.lower(): operation(route) for route in routes}
+    if routes[0].parameters:
+        described["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": PATH_PARAMETERS.get(name, {"type": "string"})}
+            for name in routes[0].parameters
+        ]
+    return described
 
 
-def ref(name: str) -> Schema:
-    return {"$ref": REF.format(model=name)}
+def operation(route: Route) -> Schema:
+    described: Schema = {"operationId": route.name, "summary": route.summary, "tags": [route.tag]}
+    if parameters := _parameters(route):
+        described["parameters"] = parameters
+    if route.request is not None:
+        described["requestBody"] = {"required": True, "content": {"application/json": {"schema": ref(route.request)}}}
+    if route.form is not None:
+        described["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": route.form}}}
+    body = AnthropicErrorBody if route.error_body is anthropic_error else ErrorBody
+    content = {"application/json": {"schema": ref(body)}}
+    errors = {str(status): {"description": ERRORS[status], "content": content} for status in _errors(route)}
+    described["responses"] = {**_answers(route), **errors}
+    return described
 
 
-COMMON_ERRORS = ("401", "403", "404", "413", "415", "429", "500", "503")
+def _parameters(route: Route) -> list[Schema]:
+    found = [PROFILE_HEADER] if route.is_steered else []
+    if isinstance(route.query, type):
+        properties = route.query.model_json_schema()["properties"]
+        return [*found, *({"name": name, "in": "query", "schema": schema} for name, schema in properties.items())]
+    return [*found, *map(dict, route.query)]
 
 
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """``request`` and ``answer`` are names of schemas; without a request the method is GET.
+def _errors(route: Route) -> list[int]:
+    """Return the statuses of errors: those of every request, of its kind, and of the route itself."""
+    found = ALWAYS | set(route.errors)
+    if route.request is not None or route.form is not None:
+        found |= OF_BODIES | ({507} if route.scope == Scope.FILES else set())
+    if route.query or route.tag == "Responses":
+        found |= {400}
+    return sorted(found)
 
-    ``events``: the schema of the streamed answer's events. ``query`` names text parameters of the URL.
-    """
 
-    path: str
-    name: str
-    summary: str
-    tag: str
-    answer: str
-    request: str = ""
-    events: str = ""
-    query: tuple[str, ...] = ()
-    more_errors: tuple[str, ...] = ("400",)
-    error: str = "ErrorBody"
-
-    @property
-    def method(self) -> Literal["get", "post"]:
-        return "post" if self.request else "get"
-
-    def described(self, errors: dict[str, str]) -> dict[str, Any]:
-        """Return the operation; ``errors`` maps statuses to descriptions."""
-        content = {"application/json": {"schema": ref(self.answer)}}
-        if self.events:
-            content["text/event-stream"] = {"schema": ref(self.events)}
-        found: dict[str, Any] = {"operationId": self.name, "summary": self.summary, "tags": [self.tag]}
-        if self.query:
-            found["parameters"] = [{"name": name, "in": "query", "schema": {"type": "string"}} for name in self.query]
-        if self.request:
-            found["requestBody"] = {
-                "required": True,
-                "content": {"application/json": {"schema": ref(self.request)}},
-            }
-        refusal = {"application/json": {"schema": ref(self.error)}}
-        found["responses"] = {
-            "200": {"description": "The answer.", "content": content},
-            **{
-                status: {"description": errors[status], "content": refusal}
-                for status in sorted({*COMMON_ERRORS, *self.more_errors})
-            },
+def _answers(route: Route) -> Schema:
+    if route.response is bytes:
+        content = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+        return {
+            "200": {"description": "The file.", "content": content},
+            "206": {"description": "The range asked for.", "content": content},
         }
-        return found
+    content = {"application/json": {"schema": ref(route.response)}}
+    if route.events is not None:
+        content["text/event-stream"] = {"schema": ref(route.events)}
+    return {"200": {"description": route.returns, "content": content}}
 
 
-def paths_of(operations: Iterable[Operation], errors: dict[str, str]) -> dict[str, Any]:
-    """Return the paths of operations with one method each."""
-    return {each.path: {each.method: each.described(errors)} for each in operations}
+def ref(schema: type[Any]) -> Schema:
+    return {"type": "object"} if schema is dict else {"$ref": REF.format(model=schema.__name__)}

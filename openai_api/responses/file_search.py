@@ -16,7 +16,7 @@ from openai_api.endpoints.vector_stores import embedder
 from openai_api.generation.target import check_model_allowed, find_model, ready_model
 from openai_api.http.call import Call
 from openai_api.http.errors import timed_out
-from openai_api.keys.scopes import check_scope
+from openai_api.keys.scopes import Scope, check_scope
 from openai_api.responses.chat_form import CITATION_END, CITATION_START, MAX_QUERIES
 from openai_api.responses.schemas.bodies import Item
 from openai_api.responses.schemas.request import PromptSchema
@@ -71,7 +71,7 @@ class FileSearch:
 
     async def _store(self, call: Call, number: int) -> tuple[VectorStore, str]:
         """Return a store and its embedding model. The key needs the same permissions as for a direct search."""
-        check_scope(call.key, "/v1/vector_stores")
+        check_scope(call.key, Scope.FILES, "/v1/vector_stores")
         try:
             store = await in_database(usable_store, self.tool.vector_store_ids[number], owner_id=call.owner_id)
             record = embedder().resolve(store)

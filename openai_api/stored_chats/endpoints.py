@@ -44,29 +44,29 @@ async def list_chats(call: Call) -> HttpResponseBase:
     return json_response(body)
 
 
-async def get_chat(call: Call, chat_id: str) -> HttpResponseBase:
+async def get_chat(call: Call, completion_id: str) -> HttpResponseBase:
     owner_id = owner_of(call)
-    return json_response(chat_body(await in_database(lambda: find_chat(owner_id=owner_id, chat_id=chat_id))))
+    return json_response(chat_body(await in_database(lambda: find_chat(owner_id=owner_id, chat_id=completion_id))))
 
 
-async def update_chat(call: Call, chat_id: str) -> HttpResponseBase:
+async def update_chat(call: Call, completion_id: str) -> HttpResponseBase:
     metadata, owner_id = call.read(MetadataRequest).metadata or {}, owner_of(call)
-    chat = await in_database(lambda: change_metadata(owner_id=owner_id, chat_id=chat_id, metadata=metadata))
+    chat = await in_database(lambda: change_metadata(owner_id=owner_id, chat_id=completion_id, metadata=metadata))
     return json_response(chat_body(chat))
 
 
-async def delete_stored_chat(call: Call, chat_id: str) -> HttpResponseBase:
+async def delete_stored_chat(call: Call, completion_id: str) -> HttpResponseBase:
     owner_id = owner_of(call)
-    await in_database(lambda: delete_chat(owner_id=owner_id, chat_id=chat_id))
-    body: ChatDeletedBody = {"id": chat_id, "object": "chat.completion.deleted", "deleted": True}
+    await in_database(lambda: delete_chat(owner_id=owner_id, chat_id=completion_id))
+    body: ChatDeletedBody = {"id": completion_id, "object": "chat.completion.deleted", "deleted": True}
     return json_response(body)
 
 
-async def list_messages(call: Call, chat_id: str) -> HttpResponseBase:
+async def list_messages(call: Call, completion_id: str) -> HttpResponseBase:
     """List the messages that the completion answers."""
     query, owner_id = read_query(call.request.GET), owner_of(call)
-    chat = await in_database(lambda: find_chat(owner_id=owner_id, chat_id=chat_id))
-    messages = [message_body(chat_id, place, message) for place, message in enumerate(chat.messages)]
+    chat = await in_database(lambda: find_chat(owner_id=owner_id, chat_id=completion_id))
+    messages = [message_body(completion_id, place, message) for place, message in enumerate(chat.messages)]
     if not query.is_ascending:
         messages.reverse()
     start = _place_after(messages, query.after)

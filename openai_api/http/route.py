@@ -1,0 +1,88 @@
+"""A route of the API: one method of one path, with everything that the rest of the server derives from it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from django.urls import URLPattern, re_path
+
+from openai_api.http.endpoint import ErrorBody, Handler, endpoint
+from openai_api.http.errors import openai_error
+from openai_api.keys.scopes import Scope
+from openai_api.schemas.base import ListQuery, RequestSchema
+
+_PREFIX = "/v1/"
+_PARAMETER = re.compile(r"\{(\w+)(:path)?\}")
+Schema = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """``{id}`` in the path matches up to the next slash, ``{id:path}`` may contain slashes.
+
+    The URL pattern, the endpoint's name in the request log, the key scope and the operation of the OpenAPI document are
+    derived from it. ``name`` and ``summary`` are those of the operation.
+    """
+
+    method: Literal["GET", "POST", "DELETE"]
+    path: str
+    handler: Handler
+    name: str
+    summary: str
+    tag: str
+    response: type[Any]  # ``bytes`` for a file, ``dict`` for any object
+    request: type[RequestSchema] | None = None
+    form: Schema | None = None  # the schema of a multipart body
+    query: type[ListQuery] | Sequence[Schema] = ()  # parameters of the query string
+    events: type[Any] | None = None  # of the response as a stream
+    returns: str = "The answer."
+    errors: tuple[int, ...] = ()  # statuses beyond those that every such request may get
+    is_steered: bool = False  # accepts the header with a profile
+    scope: Scope | None = Scope.GENERATE  # which a key needs; None: any key
+    error_body: ErrorBody = openai_error
+    log_name: str = ""  # in the request log, if not the path with ``{id}`` for every parameter that ends in ``_id``
+    alias: str = ""  # an optional prefix under which other servers have the route
+    is_at_root: bool = False  # also served without /v1, where clients know it from other servers
+
+    @property
+    def endpoint(self) -> str:
+        """Return the name in the request log."""
+        return self.log_name or _PARAMETER.sub(
+            lambda match: "{id}" if match[1].endswith("_id") else f"{{{match[1]}}}", self.path
+        )
+
+    @property
+    def parameters(self) -> list[str]:
+        """Return the names of the path's parameters."""
+        return [match[1] for match in _PARAMETER.finditer(self.path)]
+
+    @property
+    def plain_path(self) -> str:
+        """Return the path as OpenAPI writes it."""
+        return _PARAMETER.sub(r"{\1}", self.path)
+
+
+def by_path(routes: Iterable[Route]) -> dict[str, list[Route]]:
+    """Group routes by path, in their order."""
+    found: dict[str, list[Route]] = {}
+    for route in routes:
+        found.setdefault(route.path, []).append(route)
+    return found
+
+
+def url_patterns(routes: Iterable[Route]) -> list[URLPattern]:
+    """Return one URL pattern, relative to /v1, for each path; a trailing slash is accepted."""
+    return [_url_pattern(group) for group in by_path(routes).values()]
+
+
+def _url_pattern(routes: Sequence[Route]) -> URLPattern:
+    first = routes[0]
+    path = first.path.removeprefix(_PREFIX)
+    pattern = _PARAMETER.sub(lambda match: f"(?P<{match[1]}>{'.+?' if match[2] else '[^/]+'})", path)
+    prefix = f"(?:{first.alias}/)?" if first.alias else ""
+    handlers = {route.method: route.handler for route in routes}
+    view = endpoint(first.endpoint, scope=first.scope, error_body=first.error_body, **handlers)
+    return re_path(rf"^{prefix}{pattern}/?\Z", view, name=re.sub(r"[^a-z]+", "-", path).strip("-"))

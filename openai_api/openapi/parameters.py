@@ -1,0 +1,60 @@
+"""Parameters and forms of routes that no schema class describes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Schema = dict[str, Any]
+
+
+def _query(name: str, schema: Schema, **more: Any) -> Schema:
+    return {"name": name, "in": "query", **more, "schema": schema}
+
+
+_STRINGS = {"type": "object", "additionalProperties": {"type": "string"}}
+PROFILE_HEADER: Schema = {
+    "name": "x-millm-profile",
+    "in": "header",
+    "description": "The steering profile, for clients that cannot add fields; empty: none.",
+    "schema": {"type": "string"},
+}
+MODEL = (_query("model", {"type": "string"}),)
+STORED_CHATS = (
+    _query("limit", {"type": "integer", "minimum": 1, "maximum": 100, "default": 20}),
+    _query("after", {"type": "string"}),
+    _query("order", {"type": "string", "enum": ["asc", "desc"], "default": "asc"}),
+    _query("model", {"type": "string"}),
+    _query("metadata", _STRINGS, style="deepObject"),
+)
+ITEM_PAGE = (
+    _query("limit", {"type": "integer", "minimum": 1, "maximum": 100, "default": 20}),
+    _query("order", {"type": "string", "enum": ["asc", "desc"], "default": "desc"}),
+    _query("after", {"type": "string"}),
+    _query("before", {"type": "string"}),
+)
+RESUMED_STREAM = (
+    _query("stream", {"type": "boolean", "default": False}),
+    _query("starting_after", {"type": "integer", "minimum": 0}),
+)
+LOGIT_LENS = (
+    _query(
+        "logit_lens",
+        {"type": "boolean", "default": True},
+        description="Whether to compute the tokens that it promotes and suppresses.",
+    ),
+)
+FILE_FORM: Schema = {
+    "type": "object",
+    "required": ["file", "purpose"],
+    "properties": {
+        "file": {"type": "string", "format": "binary"},
+        "purpose": {"enum": ["assistants", "batch", "fine-tune", "user_data", "vision"]},
+        "expires_after[anchor]": {"const": "created_at"},
+        "expires_after[seconds]": {"type": "integer", "minimum": 3_600, "maximum": 2_592_000},
+    },
+}
+PART_FORM: Schema = {
+    "type": "object",
+    "required": ["data"],
+    "properties": {"data": {"type": "string", "format": "binary", "description": "At most 64 MiB."}},
+}
