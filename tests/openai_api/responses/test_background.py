@@ -19,7 +19,7 @@ from jobs.models import Job
 from openai_api.responses.background import start_response, tell_events
 from openai_api.responses.models import StoredResponse
 from tests.openai_api.conftest import Api, events_of
-from tests.openai_api.fakes import failing, finished, tokens_of
+from tests.openai_api.fakes import FakeEngine, failing, finished, tokens_of
 from tests.openai_api.responses.conftest import end_jobs
 from tests.openai_api.responses.test_create import create, strict_event
 from tests.openai_api.responses.test_state import new_owner
@@ -226,7 +226,7 @@ async def test_it_joins_its_conversation_and_can_be_continued(client: AsyncOpenA
 async def test_a_response_that_was_cut_off_begins_anew(stored: Api):
     """Nobody has seen any of its output, so a second run is as good as the first."""
     made = await order(stored)
-    await asyncio.to_thread(interrupted_run)
+    await asyncio.to_thread(interrupted_run, stored.engine)
     assert (await stored.client.get(f"/v1/responses/{made['id']}")).json()["status"] == "in_progress"
     await work(stored)
     done = (await stored.client.get(f"/v1/responses/{made['id']}")).json()
@@ -277,11 +277,8 @@ async def test_a_limit_of_the_key_is_waited_for(stored: Api):
     assert done.json()["status"] == "completed"
 
 
-def interrupted_run() -> None:
+def interrupted_run(engine: FakeEngine) -> None:
     """The process stops in the middle of the output."""
-    from openai_api.backend import get_backend
-
-    engine: Any = get_backend().client()
     script, running = engine.script, RunningJobs()
 
     def stopping(request: GenerationRequest) -> Iterable[Event]:
