@@ -1,8 +1,8 @@
-"""Cursor pages of rows, newest first or last."""
+"""Cursor pages, newest first or last: of rows, and of the items of a response or conversation."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -11,6 +11,7 @@ from django.db.models import Model, QuerySet
 from core.errors import quote
 from core.pagination import ByKey, rows_between
 from openai_api.http.errors import invalid
+from openai_api.responses.schemas.bodies import Item, ItemListBody
 from openai_api.schemas.base import ListQuery
 
 M = TypeVar("M", bound=Model)
@@ -52,3 +53,26 @@ def _position(rows: QuerySet[M], cursor: str | None, param: str, id_field: str) 
     if position is None:
         raise invalid(f"“{quote(cursor)}” is no object of this list.", param=param)
     return position
+
+
+def page_of_items(items: Sequence[Item], query: ListQuery) -> ItemListBody:
+    """Return one page of ``items``, all of them, oldest first. Raises MillmError 400 for an unknown cursor."""
+    ordered = list(items) if query.order == "asc" else list(reversed(items))
+    start = _place(ordered, query.after, "after") + 1 if query.after is not None else 0
+    end = _place(ordered, query.before, "before") if query.before is not None else len(ordered)
+    data = ordered[start:end]
+    shown = data[: query.size] if query.before is None or query.after is not None else data[-query.size :]
+    return {
+        "object": "list",
+        "data": shown,
+        "first_id": shown[0]["id"] if shown else "",
+        "last_id": shown[-1]["id"] if shown else "",
+        "has_more": len(shown) < len(data),
+    }
+
+
+def _place(items: Sequence[Item], item_id: str, param: str) -> int:
+    for place, item in enumerate(items):
+        if item["id"] == item_id:
+            return place
+    raise invalid(f"{param}: there is no item “{quote(item_id)}” in this list.", param=param)

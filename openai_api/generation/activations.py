@@ -15,7 +15,7 @@ from openai_api.backend import get_backend
 from openai_api.generation.run import Plan
 from openai_api.generation.target import Target
 from openai_api.http.errors import invalid
-from openai_api.schemas.activations import DEFAULT_TOP_K, ReadingFields
+from openai_api.schemas.activations import DEFAULT_TOP_K, CaptureFields
 from openai_api.schemas.bodies import FeatureActivationBody, TokenActivationsBody
 from steering.errors import SteeringError
 from steering.sae_registry.loaded_sae import LoadedSAE
@@ -26,14 +26,14 @@ _PHASES: dict[str, Phase] = {"prompt": "prompt", "completion": "generation", "bo
 
 
 @dataclass(frozen=True, slots=True)
-class ReadingPlan:
+class CapturePlan:
     """A plan whose sequences capture activations, and the SAE that is used."""
 
     plan: Plan
     sae: LoadedSAE
 
 
-async def plan_captures(target: Target, plan: Plan, fields: ReadingFields, *, param: str) -> ReadingPlan:
+async def plan_captures(target: Target, plan: Plan, fields: CaptureFields, *, param: str) -> CapturePlan:
     """Add the captures to the plan. Raises MillmError; ``param`` is the path of ``fields`` in the body, empty for the
     body.
 
@@ -47,7 +47,7 @@ async def plan_captures(target: Target, plan: Plan, fields: ReadingFields, *, pa
     others = {"prompt": (), "both": (dataclasses.replace(read, phase="generation"),), "generation": (read,)}[read.phase]
     captures = [others if number % plan.per_prompt else (read,) for number in range(len(plan.prompt_of_sequence))]
     check_size(plan, captures, param=param or ("features" if fields.features else "top_k"))
-    return ReadingPlan(dataclasses.replace(plan, captures=captures, sae=sae.name), sae)
+    return CapturePlan(dataclasses.replace(plan, captures=captures, sae=sae.name), sae)
 
 
 async def find_loaded_sae(model: ModelCard, name: str | None, *, param: str) -> LoadedSAE:
@@ -57,7 +57,7 @@ async def find_loaded_sae(model: ModelCard, name: str | None, *, param: str) -> 
         raise error.with_param(param) from None
 
 
-def read_of(fields: ReadingFields, sae: LoadedSAE, special_token_ids: frozenset[int], *, param: str) -> CaptureSpec:
+def read_of(fields: CaptureFields, sae: LoadedSAE, special_token_ids: frozenset[int], *, param: str) -> CaptureSpec:
     worst = max(fields.features or (0,))
     if worst >= sae.encoder.d_sae:
         last = sae.encoder.d_sae - 1

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from inference.client import Event, FinishedEvent, PromptLogprobsEvent, TokensEvent
 from inference.text.dialects.events import AnswerEvent, ContentDelta, ReasoningDelta, ToolCallArguments, ToolCallStart
 from openai_api.generation.answer import AnswerPlan
+from openai_api.generation.chunk_maker import ChunkMaker
 from openai_api.generation.run import Generation
 from openai_api.generation.stats import usage_body
 from openai_api.generation.token_text import ReasoningTokens, chat_logprobs, prompt_logprobs
@@ -50,10 +50,10 @@ def _deltas_of(event: AnswerEvent) -> Iterator[DeltaBody]:
             pass
 
 
-SYSTEM_FINGERPRINT = "fp_millm_3"  # changes when the same seed may produce different tokens
+class ChatChunks(ChunkMaker[ChatChunkBody]):
+    object_name = "chat.completion.chunk"
+    id_prefix = "chatcmpl-"
 
-
-class ChatChunks:
     def __init__(
         self,
         generation: Generation,
@@ -63,15 +63,12 @@ class ChatChunks:
         has_logprobs: bool,
         include_usage: bool,
     ) -> None:
-        self._generation = generation
+        super().__init__(generation, include_usage=include_usage)
         self._answers = answers
         self._readers = [answers.reader() for _ in range(num_choices)]
-        self._reasoning = [ReasoningTokens(generation.target.model.text) for _ in range(num_choices)]
+        self._reasoning = [ReasoningTokens(self._text) for _ in range(num_choices)]
         self._num_choices = num_choices
         self._has_logprobs = has_logprobs
-        self._include_usage = include_usage
-        self._id = generation.call.answer_id("chatcmpl-")
-        self._created = int(time.time())
 
     def start(self) -> Iterator[ChatChunkBody]:
         for index in range(self._num_choices):
@@ -84,12 +81,6 @@ class ChatChunks:
             yield self._prompt_chunk(event)
         if isinstance(event, FinishedEvent):
             yield from self._finish(event)
-
-    def finish(self) -> Iterator[ChatChunkBody]:
-        if self._include_usage:
-            chunk = self._chunk([])
-            chunk["usage"] = self.usage()
-            yield self._with_proof(chunk)
 
     def usage(self) -> UsageBody:
         """Return the usage so far."""
@@ -113,37 +104,16 @@ class ChatChunks:
         for delta in deltas_of(reader.finish()):
             yield self._chunk([_choice(event.index, delta)])
         reason = self._answers.finish_reason(event.reason, reader.num_calls)
-        chunk = self._chunk([_choice(event.index, {}, None, reason)])
-        is_last = self._generation.stats.is_complete and not self._include_usage
-        yield self._with_proof(chunk) if is_last else chunk
+        yield self._finished(self._chunk([_choice(event.index, {}, None, reason)]))
 
     def _logprobs(self, event: TokensEvent) -> ChatLogprobsBody | None:
         if not (self._has_logprobs and event.logprobs):
             return None
-        return chat_logprobs(self._generation.target.model.text, event.logprobs)
+        return chat_logprobs(self._text, event.logprobs)
 
     def _prompt_chunk(self, event: PromptLogprobsEvent) -> ChatChunkBody:
         chunk = self._chunk([])
-        chunk["prompt_logprobs"] = prompt_logprobs(self._generation.target.model.text, event.logprobs)
-        return chunk
-
-    def _with_proof(self, chunk: ChatChunkBody) -> ChatChunkBody:
-        millm = self._generation.millm
-        if millm is not None:
-            chunk["millm"] = millm
-        return chunk
-
-    def _chunk(self, choices: list[ChunkChoiceBody]) -> ChatChunkBody:
-        chunk: ChatChunkBody = {
-            "id": self._id,
-            "object": "chat.completion.chunk",
-            "created": self._created,
-            "model": self._generation.target.model.record.name,
-            "choices": choices,
-            "system_fingerprint": SYSTEM_FINGERPRINT,
-        }
-        if self._include_usage:
-            chunk["usage"] = None
+        chunk["prompt_logprobs"] = prompt_logprobs(self._text, event.logprobs)
         return chunk
 
 

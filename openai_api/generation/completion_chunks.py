@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from inference.client import Event, FinishedEvent, PromptLogprobsEvent, TokenLogprob, TokensEvent
 from inference.text.model_text import ModelText
-from openai_api.generation.chat_chunks import SYSTEM_FINGERPRINT
+from openai_api.generation.chunk_maker import ChunkMaker
 from openai_api.generation.run import Generation
-from openai_api.generation.stats import usage_body
 from openai_api.generation.token_text import TextOffsets, finite, prompt_logprobs
 from openai_api.schemas.bodies import (
     CompletionBody,
@@ -21,8 +19,11 @@ from openai_api.schemas.bodies import (
 )
 
 
-class CompletionChunks:
+class CompletionChunks(ChunkMaker[CompletionBody]):
     """``echoes`` holds each sequence's prompt text if it is to be repeated; ``num_top`` is None without logprobs."""
+
+    object_name = "text_completion"
+    id_prefix = "cmpl-"
 
     def __init__(
         self,
@@ -36,16 +37,12 @@ class CompletionChunks:
         skip_special_tokens: bool,
         include_usage: bool,
     ) -> None:
-        self._generation = generation
-        self._text = generation.target.model.text
+        super().__init__(generation, include_usage=include_usage)
         self._echoes = echoes
         self._num_top = num_top
         self._echo_has_logprobs = echo_has_logprobs
         self._has_prompt_logprobs = has_prompt_logprobs
-        self._include_usage = include_usage
         self._offsets = [TextOffsets(self._text, skip_special_tokens=skip_special_tokens) for _ in range(num_sequences)]
-        self._id = generation.call.answer_id("cmpl-")
-        self._created = int(time.time())
 
     def start(self) -> Iterator[CompletionBody]:
         """Return the echoed prompts; those with logprobs come with the engine's events."""
@@ -63,12 +60,6 @@ class CompletionChunks:
         elif isinstance(event, FinishedEvent):
             yield self._finish(event)
 
-    def finish(self) -> Iterator[CompletionBody]:
-        if self._include_usage:
-            chunk = self._chunk([])
-            chunk["usage"] = usage_body(self._generation.stats.usage)
-            yield self._with_proof(chunk)
-
     def _prompt_chunks(self, event: PromptLogprobsEvent) -> Iterator[CompletionBody]:
         if self._echoes is not None and self._echo_has_logprobs:
             text, ids = self._echoes[event.index]
@@ -80,9 +71,7 @@ class CompletionChunks:
 
     def _finish(self, event: FinishedEvent) -> CompletionBody:
         reason: CompletionFinish = "length" if event.reason == "length" else "stop"
-        chunk = self._chunk([_choice(event.index, "", self._ending(event), reason)])
-        is_last = self._generation.stats.is_complete and not self._include_usage
-        return self._with_proof(chunk) if is_last else chunk
+        return self._finished(self._chunk([_choice(event.index, "", self._ending(event), reason)]))
 
     def _ending(self, event: FinishedEvent) -> CompletionLogprobsBody | None:
         """Return the last chunk. Clients that score a prompt expect an entry for each new
@@ -103,25 +92,6 @@ class CompletionChunks:
             "top_logprobs": [_top(self._text, token, self._num_top) for token in logprobs] if self._num_top else None,
             "text_offset": [self._offsets[index].next(token_id) for token_id in ids],
         }
-
-    def _with_proof(self, chunk: CompletionBody) -> CompletionBody:
-        millm = self._generation.millm
-        if millm is not None:
-            chunk["millm"] = millm
-        return chunk
-
-    def _chunk(self, choices: list[CompletionChoiceBody]) -> CompletionBody:
-        chunk: CompletionBody = {
-            "id": self._id,
-            "object": "text_completion",
-            "created": self._created,
-            "model": self._generation.target.model.record.name,
-            "choices": choices,
-            "system_fingerprint": SYSTEM_FINGERPRINT,
-        }
-        if self._include_usage:
-            chunk["usage"] = None
-        return chunk
 
 
 def _choice(

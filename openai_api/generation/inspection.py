@@ -31,7 +31,7 @@ from openai_api.generation.token_text import finite
 from openai_api.http.call import Call
 from openai_api.http.endpoint import json_response
 from openai_api.http.errors import invalid
-from openai_api.schemas.activations import ReadingFields
+from openai_api.schemas.activations import CaptureFields
 from openai_api.schemas.bodies import MillmBody
 from openai_api.schemas.features import InspectionBody, InspectionRequest
 from steering.profiles.resolver import SteeringSelection
@@ -90,7 +90,7 @@ async def _captures(request: InspectionRequest, target: Target) -> tuple[Capture
     if request.feature is None:
         return ()
     sae = await find_loaded_sae(target.model, request.sae, param="sae")
-    fields = ReadingFields(features=[request.feature], phase="completion", special_tokens=True)
+    fields = CaptureFields(features=[request.feature], phase="completion", special_tokens=True)
     read = read_of(fields, sae, frozenset(), param="feature")
     assert isinstance(read.probe, FeatureValues)
     return (read,)

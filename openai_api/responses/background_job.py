@@ -90,7 +90,7 @@ LIFECYCLE = ("response.created", "response.queued", "response.in_progress")  # e
 INTERRUPTED = "The server stopped while it streamed this response, so the rest is missing. Create it again."
 
 
-class NotWantedError(Exception):
+class ResponseEndedError(Exception):
     """The response was cancelled or deleted."""
 
 
@@ -101,7 +101,7 @@ def generate_response(job: RunningJob) -> None:
     run = BackgroundRun(job, row, last_number(row.pk))
     try:
         asyncio.run(run.run())
-    except NotWantedError:
+    except ResponseEndedError:
         job.check_cancelled()  # its job is cancelled too, unless it was deleted
     except JobCancelled:
         _cancel(row)
@@ -134,7 +134,7 @@ class BackgroundRun:
             await self._run(call)
         except MillmError as error:
             await self._fail(call, error)
-        except (NotWantedError, JobCancelled, JobInterrupted, JobLost) as end:
+        except (ResponseEndedError, JobCancelled, JobInterrupted, JobLost) as end:
             call.error_code = f"response_{'interrupted' if isinstance(end, JobInterrupted) else 'cancelled'}"
             raise
         except Exception:
@@ -210,6 +210,6 @@ class BackgroundRun:
         return tell_events(response_id=self._row.pk, events=events)
 
     async def _insist(self, write: Callable[[], bool]) -> None:
-        """Retry the write until the database is back. Raises NotWantedError if the response has ended."""
+        """Retry the write until the database is back. Raises ResponseEndedError if the response has ended."""
         if not await in_database_however_long(lambda: retry_while_db_down(write, self._job.stopping)):
-            raise NotWantedError
+            raise ResponseEndedError

@@ -10,12 +10,12 @@ from django.http.response import HttpResponseBase
 from core.ids import new_id
 from core.text import clean_json
 from openai_api.database import in_database
+from openai_api.endpoints.pagination import page_of_items
 from openai_api.http.call import Call
 from openai_api.http.endpoint import json_response
 from openai_api.responses import store
 from openai_api.responses.errors import conversation_not_found, item_not_found
 from openai_api.responses.models import Conversation
-from openai_api.responses.page import list_body, read_page
 from openai_api.responses.planning import own_items, owner_of
 from openai_api.responses.schemas.bodies import ConversationBody, ConversationDeletedBody
 from openai_api.responses.schemas.request import (
@@ -23,6 +23,7 @@ from openai_api.responses.schemas.request import (
     ConversationRequest,
     ConversationUpdate,
 )
+from openai_api.schemas.base import ListQuery
 
 T = TypeVar("T")
 
@@ -71,14 +72,13 @@ async def add_items(call: Call, conversation_id: str) -> HttpResponseBase:
         conversation_id,
         lambda: store.append_items(conversation=store.find_conversation(conversation_id, owner_id), items=items),
     )
-    page = read_page({"order": "asc", "limit": str(len(items))})
-    return json_response(list_body(items, page))
+    return json_response(page_of_items(items, ListQuery(order="asc", limit=len(items))))
 
 
 async def list_items(call: Call, conversation_id: str) -> HttpResponseBase:
-    page, owner_id = read_page(call.request.GET), owner_of(call)
+    query, owner_id = ListQuery.parse(call.request.GET), owner_of(call)
     items = await _of(conversation_id, lambda: store.conversation_items(conversation_id, owner_id))
-    return json_response(list_body(items, page))
+    return json_response(page_of_items(items, query))
 
 
 async def get_item(call: Call, conversation_id: str, item_id: str) -> HttpResponseBase:

@@ -9,12 +9,13 @@ from typing import Any
 
 from django.http.response import HttpResponseBase
 
-from core.errors import MillmError
+from core.errors import MillmError, quote
 from core.ids import new_id
 from inference.client import Usage
 from openai_api.backend import get_backend
 from openai_api.database import in_database
 from openai_api.endpoints.chat import plan_chat
+from openai_api.endpoints.pagination import page_of_items
 from openai_api.generation.chat_chunks import ChatChunks, ChatFold
 from openai_api.generation.prompt import is_effort_without_effect
 from openai_api.generation.reply import collect, streamed
@@ -39,7 +40,6 @@ from openai_api.responses.event_writer import EventWriter, named_event
 from openai_api.responses.file_search import FileSearch, Searching
 from openai_api.responses.items import compaction_item, item_text, user_message
 from openai_api.responses.models import StoredResponse
-from openai_api.responses.page import list_body, read_flag, read_number, read_page
 from openai_api.responses.planning import Context, PlannedChat, owner_of, plan_response, read_context
 from openai_api.responses.response_body import new_body, usage_body
 from openai_api.responses.schemas.bodies import (
@@ -53,6 +53,7 @@ from openai_api.responses.schemas.bodies import (
 from openai_api.responses.schemas.request import CompactionRequest, ResponseRequest, TokenCountRequest
 from openai_api.responses.store import NotFoundError, Turn, input_of, read_response, response_body
 from openai_api.responses.tool_loop import ResponseRun, ToolLoop
+from openai_api.schemas.base import ListQuery
 from openai_api.schemas.chat import ChatRequest
 from openai_api.schemas.generation import SteeredSchema
 
@@ -167,7 +168,7 @@ async def delete_response(call: Call, response_id: str) -> HttpResponseBase:
 
 
 async def list_input_items(call: Call, response_id: str) -> HttpResponseBase:
-    page, owner_id = read_page(call.request.GET), owner_of(call)
+    query, owner_id = ListQuery.parse(call.request.GET), owner_of(call)
     try:
         items = await in_database(lambda: input_of(response_id, owner_id))
     except NotFoundError as error:
@@ -175,7 +176,7 @@ async def list_input_items(call: Call, response_id: str) -> HttpResponseBase:
         if missing != response_id:
             raise previous_not_found(missing, response_id) from None
         raise response_not_found(response_id) from None
-    return json_response(list_body(items, page))
+    return json_response(page_of_items(items, query))
 
 
 async def cancel_response(call: Call, response_id: str) -> HttpResponseBase:
@@ -193,6 +194,19 @@ async def cancel_response(call: Call, response_id: str) -> HttpResponseBase:
         )
         raise invalid(message, param="response_id") from None
     return json_response(body)
+
+
+def read_number(text: str, name: str, *, least: int, most: int) -> int:
+    number = int(text) if text.isascii() and text.isdecimal() and len(text) <= 10 else least - 1
+    if not least <= number <= most:
+        raise invalid(f"{name} must be a number from {least} to {most}, not “{quote(text)}”.", param=name)
+    return number
+
+
+def read_flag(text: str, name: str) -> bool:
+    if text.lower() not in {"true", "false"}:
+        raise invalid(f"{name} must be true or false, not “{quote(text)}”.", param=name)
+    return text.lower() == "true"
 
 
 def _read(response_id: str, owner_id: int | None) -> tuple[StoredResponse, ResponseBody]:

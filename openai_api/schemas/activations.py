@@ -34,7 +34,7 @@ def _ends(value: Any) -> Any:
 Range = Annotated[Ends, BeforeValidator(_ends, json_schema_input_type=list[int | None])]
 
 
-class ReadingFields(Part):
+class CaptureFields(Part):
     sae: str | None = Field(None, min_length=1, max_length=200, description="Needed where the model has several SAEs.")
     features: list[Annotated[int, Field(ge=0, lt=_PLACE)]] | None = Field(
         None, min_length=1, max_length=MAX_FEATURES, description="These features alone, with their exact values."
@@ -52,15 +52,15 @@ class ReadingFields(Part):
     special_tokens: bool | None = Field(None, description="Special tokens too; they are left out by default.")
 
 
-class ActivationsWish(ReadingFields):
+class ActivationsOptions(CaptureFields):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-def _wish(value: Any) -> Any:
+def _options(value: Any) -> Any:
     """Map ``true`` to the defaults and ``false`` to none."""
     return ({} if value else None) if isinstance(value, bool) else value
 
 
-WishOrFlag = Annotated[
-    ActivationsWish | None, BeforeValidator(_wish, json_schema_input_type=ActivationsWish | bool | None)
+ActivationsOptionsOrFlag = Annotated[
+    ActivationsOptions | None, BeforeValidator(_options, json_schema_input_type=ActivationsOptions | bool | None)
 ]

@@ -9,7 +9,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from openai_api.http.errors import invalid
-from openai_api.schemas.activations import ReadingFields
+from openai_api.schemas.activations import CaptureFields
 from openai_api.schemas.base import Harmless, RequestSchema
 from openai_api.schemas.bodies import FeatureActivationBody, MillmBody, UsageBody
 from openai_api.schemas.chat import ChatRequest
@@ -98,7 +98,7 @@ MAX_INPUTS = 128
 MAX_COMPLETION = 4096
 
 
-class FeatureActivationsRequest(SteeredSchema, ReadingFields):
+class FeatureActivationsRequest(SteeredSchema, CaptureFields):
     input: Prompts | None = Field(None, description="Texts or token ids; or leave it out and send messages.")
     messages: list[Message] | None = Field(None, min_length=1, max_length=MAX_MESSAGES)
     max_tokens: int | None = Field(

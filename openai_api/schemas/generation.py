@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field
 
 from openai_api.http.errors import invalid
 from openai_api.keys.record import MAX_INTENSITY
-from openai_api.schemas.activations import WishOrFlag
+from openai_api.schemas.activations import ActivationsOptionsOrFlag
 from openai_api.schemas.base import IGNORED, Harmless, Part, RequestSchema
 from openai_api.schemas.structured import StructuredSchema
 
@@ -118,7 +118,7 @@ class SamplingSchema(DrawingSchema, StructuredSchema):
     stream_options: StreamOptions | None = None
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_PROMPT_LOGPROBS)
-    return_activations: WishOrFlag = Field(
+    return_activations: ActivationsOptionsOrFlag = Field(
         None, description="Features of an SAE at the tokens, under `millm.activations`; true: the strongest ten."
     )
 
