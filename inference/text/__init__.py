@@ -1,4 +1,4 @@
-"""Text in and out of a model: chat template, prompt encoding, grammars, and the dialect of its answers. No Django here.
+"""Text in and out of a model: chat templates, prompt encoding, grammars and dialects. No Django here.
 
-Start with ``model_text.py``, the text side of one loaded model.
+Start with ``model_text.py``, the text functions of a loaded model.
 """

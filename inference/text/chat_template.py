@@ -1,4 +1,4 @@
-"""A model's chat template: messages in, prompt text out, within bounds of time, memory and output."""
+"""Render a model's chat template, messages to prompt text, within limits of time, memory and output."""
 
 from __future__ import annotations
 
@@ -16,26 +16,25 @@ from inference.text.template_sandbox import ChatTemplateEnvironment
 MAX_SOURCE_CHARS = 500_000
 MAX_ERROR_CHARS = 500
 RESERVED_NAMES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
-REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")  # transformers offers templates the first two
+REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")  # transformers provides the first two
 PROBE = "probe-text"
 
 Message = Mapping[str, Any]
 
 
 class ChatTemplateError(Exception):
-    """The chat template cannot be compiled, or refused the messages; the message is its own where it has one."""
+    """The chat template cannot be compiled, or refused the messages (with its own message, if it has one)."""
 
 
 class ChatTemplateLimitError(ChatTemplateError):
-    """The template was stopped because it takes too much time, memory or output."""
+    """The template was stopped because it used too much time, memory or output."""
 
 
 class ChatTemplate:
     """A compiled template. ``special_tokens`` are the names it may use, such as ``bos_token``.
 
-    ``takes_parts`` says whether it iterates over content given as a list of parts; if not, text parts are joined by
-    line breaks. ``takes_text`` is False for templates that know only lists. ``make_budget`` gives what one rendering
-    may cost.
+    ``takes_parts``: it accepts content as a list of parts; otherwise text parts are joined by line breaks.
+    ``takes_text`` is False if it accepts lists only. ``make_budget`` creates the budget of one rendering.
     """
 
     def __init__(
@@ -46,7 +45,7 @@ class ChatTemplate:
     ) -> None:
         if len(source) > MAX_SOURCE_CHARS:
             raise ChatTemplateError(
-                f"The chat template has {len(source)} characters; at most {MAX_SOURCE_CHARS} are read."
+                f"The chat template has {len(source)} characters; at most {MAX_SOURCE_CHARS} are allowed."
             )
         self.source = source
         self._make_budget = make_budget
@@ -58,13 +57,13 @@ class ChatTemplate:
 
     @cached_property
     def variables(self) -> frozenset[str]:
-        """Names that the template reads and does not set itself."""
+        """Return the variables that the template reads and does not set itself."""
         return frozenset(
             jinja2.meta.find_undeclared_variables(jinja2.Environment.parse(self._environment, self.source))
         )
 
     def literal_text(self) -> str:
-        """The texts that stand in the template itself, separated by NUL."""
+        """Return the literal texts of the template, separated by NUL."""
         tree = jinja2.Environment.parse(self._environment, self.source)
         texts = {node.data for node in tree.find_all(jinja2.nodes.TemplateData)}
         texts |= {node.value for node in tree.find_all(jinja2.nodes.Const) if isinstance(node.value, str)}
@@ -79,7 +78,9 @@ class ChatTemplate:
         kwargs: Mapping[str, Any] | None = None,
         max_chars: int = 4_000_000,
     ) -> str:
-        """The prompt; ChatTemplateError when the template raises or exceeds its limits. ``kwargs``: its variables."""
+        """Return the prompt. ``kwargs`` are variables. Raise ChatTemplateError if the template fails or exceeds a
+        limit.
+        """
         for name in kwargs or {}:
             if name in RESERVED_NAMES or name.startswith("_"):
                 raise ChatTemplateError(f"{name} cannot be set as a variable of the chat template.")
@@ -106,7 +107,7 @@ class ChatTemplate:
 
     def _compile(self) -> jinja2.Template:
         try:
-            with spending(self._make_budget()):  # compiling computes constant expressions
+            with spending(self._make_budget()):  # compiling evaluates constant expressions
                 return self._environment.from_string(self.source)
         except TemplateLimitError as error:
             raise ChatTemplateLimitError(f"The chat template was stopped: {error}.") from error
@@ -114,7 +115,7 @@ class ChatTemplate:
             raise ChatTemplateError(f"The chat template cannot be compiled: {_own_message(error)}") from error
 
     def _prepare(self, message: Message) -> dict[str, Any]:
-        """A message as templates expect it: no nulls, reasoning under both its names, content in a known form."""
+        """Return the message as templates expect it: no nulls, reasoning under both names, supported content."""
         prepared = {key: value for key, value in message.items() if value is not None}
         reasoning = next((prepared[name] for name in REASONING_NAMES if name in prepared), None)
         if reasoning is not None:
@@ -129,9 +130,9 @@ class ChatTemplate:
         return content if self.takes_parts else _joined_text(content)
 
     def _shows_probe(self, content: str | list[dict[str, str]]) -> bool:
-        """Whether the template writes this form of content as text (not as a Python list).
+        """Return whether the template renders this form of content as text (not as a Python list).
 
-        It may refuse the probe, but a template that is stopped at so short a chat is of no use: the error goes on.
+        A template may refuse the probe, but exceeding the limits on such a short chat is an error.
         """
         variables = {
             **self._special_tokens,
@@ -161,7 +162,7 @@ def _collect(pieces: Any, max_chars: int) -> str:
 
 
 def _joined_text(parts: Any) -> Any:
-    """The text of text parts, one per line; anything else is left for the template to judge."""
+    """Return text parts joined by line breaks; other values unchanged, for the template to check."""
     if not isinstance(parts, (list, tuple)):
         return parts
     texts = [part if isinstance(part, str) else part.get("text") for part in parts]

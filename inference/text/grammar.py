@@ -1,9 +1,8 @@
-"""What a request may ask its output to match, and the limits that are checked before anything is compiled.
+"""Grammars that constrain an output, and the limits that are checked before compilation.
 
-A :class:`Grammar` crosses the border of the engine inside its SamplingParams. Of JSON schemas only known keywords are
-accepted, bounded, with references into themselves only: a keyword that would be passed over makes output that the
-client's own validator refuses, so it is an error by name. What the keywords mean, and their remaining conflicts, is
-llguidance's business. Errors name the place as a JSON pointer.
+A :class:`Grammar` is sent to the engine in SamplingParams. JSON schemas are limited in size, may use known keywords
+only, and may refer only to themselves. An unknown keyword is an error by name, because ignoring it would produce output
+that the client's validator rejects. llguidance interprets the keywords. Errors name the place as a JSON pointer.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from typing import Any, Literal
 
 from core.errors import MillmError
 
-MAX_DEPTH = 32  # subschemas inside each other
+MAX_DEPTH = 32  # of nested subschemas
 MAX_ENUM_VALUES = 1_000  # in the whole schema
-MAX_NAMED = 10  # keywords that one message lists
-MAX_POINTER = 200  # characters of a place that a message repeats
-MAX_INTEGER = 2**53 - 1  # llguidance computes with 64-bit floats: larger integers would match their neighbours
+MAX_NAMED = 10  # keywords in one message
+MAX_POINTER = 200  # characters of a place in a message
+MAX_INTEGER = 2**53 - 1  # llguidance uses 64-bit floats, which cannot distinguish larger integers
 
 _ONE = frozenset({"items", "additionalProperties"})
 _LISTS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
@@ -37,16 +36,16 @@ _ANNOTATIONS = frozenset(
         "writeOnly", "discriminator", "contentEncoding", "contentMediaType", "contentSchema",
     }
 )  # fmt: skip
-_INT64_MAX = 2**63 - 1  # generators write it as the maximum of any 64-bit integer, and llguidance keeps to it
+_INT64_MAX = 2**63 - 1  # schema generators use it as the maximum of 64-bit integers, and llguidance supports it
 KEYWORDS = _ONE | _LISTS | _MAPS | _VALUES
 
 
 class SchemaRuleError(ValueError):
-    """The schema is outside the rules; the message says where and why."""
+    """The schema violates a rule. The message says where and why."""
 
 
 def check_schema(schema: Any, *, max_pattern_length: int) -> None:
-    """Raise SchemaRuleError. Iterative: a schema may be as deep as it likes."""
+    """Raise SchemaRuleError if a schema violates a rule. Iterative, so that depth cannot exhaust the stack."""
     num_values = 0
     stack: list[tuple[Any, int, str]] = [(schema, 0, "#")]
     while stack:
@@ -68,7 +67,7 @@ def check_schema(schema: Any, *, max_pattern_length: int) -> None:
 
 
 def _at(pointer: str) -> str:
-    """The place for a message. Of the whole schema there is nothing to say."""
+    """Return the place for a message; empty for the whole schema."""
     if pointer == "#":
         return ""
     return f" at `{pointer if len(pointer) <= MAX_POINTER else pointer[:MAX_POINTER] + '...'}`"
@@ -82,7 +81,7 @@ def _check_keywords(part: dict[str, Any], pointer: str) -> None:
 
 
 def _is_private(name: str) -> bool:
-    """Extensions mean nothing to us; llguidance's own one would change how it reads the schema."""
+    """Return whether a keyword is an ignored extension. That of llguidance would change how it reads the schema."""
     return name.startswith("x-") and name != "x-guidance"
 
 
@@ -102,7 +101,7 @@ def _check_patterns(part: dict[str, Any], max_length: int, pointer: str) -> None
 
 
 def _check_integers(part: dict[str, Any], pointer: str) -> None:
-    """Everywhere but in subschemas, annotations included: llguidance reads those too."""
+    """Check integers outside subschemas, also in annotations, which llguidance reads too."""
     stack = [(name, value) for name, value in part.items() if name not in _ONE | _LISTS | _MAPS]
     while stack:
         place, value = stack.pop()
@@ -117,7 +116,7 @@ def _check_integers(part: dict[str, Any], pointer: str) -> None:
 
 
 def _subschemas(part: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """With their places."""
+    """Yield the subschemas with their places."""
     for name, value in part.items():
         if name in _ONE and not isinstance(value, list):
             yield name, value
@@ -132,19 +131,19 @@ def _list(value: Any) -> list[Any]:
 
 
 def _escaped(name: str) -> str:
-    """A key as a JSON pointer writes it."""
+    """Return a key escaped for a JSON pointer."""
     return name[:MAX_POINTER].replace("~", "~0").replace("/", "~1")
 
 
 GrammarKind = Literal["json_object", "json_schema", "regex", "lark", "choice", "composed"]
 
 MAX_SOURCE_BYTES = 64 * 1024
-MAX_REGEX_LENGTH = 2_048  # characters; patterns inside schemas too
+MAX_REGEX_LENGTH = 2_048  # characters; also of patterns in schemas
 MAX_CHOICES = 1_000
 
 
 class GrammarError(ValueError):
-    """The grammar is refused: wrong, too large, or not supported. The message is a sentence for the client."""
+    """The grammar is invalid, too large or not supported. The message is a sentence for the client."""
 
 
 class GrammarBusyError(MillmError):
@@ -157,9 +156,9 @@ class GrammarBusyError(MillmError):
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """``source`` by ``kind``: a JSON schema as JSON, nothing for ``json_object``, a regular expression that the whole
-    output matches, a grammar in Lark's or in GBNF's notation, a JSON list of strings to choose from, or, for
-    ``composed``, JSON with a grammar in Lark's notation of our own that names others as ``@part``.
+    """A grammar as text. ``source`` depends on ``kind``: a JSON schema, empty for ``json_object``, a regular expression
+    for the whole output, a grammar in Lark or GBNF syntax, a JSON list of choices, or, for ``composed``, JSON with a
+    Lark grammar that refers to others as ``@part``.
     """
 
     kind: GrammarKind
@@ -180,18 +179,18 @@ class Grammar:
 
     @property
     def lark(self) -> str:
-        """That of a composed grammar."""
+        """Return the Lark grammar of a composed grammar."""
         lark: str = json.loads(self.source)["lark"]
         return lark
 
     @property
     def parts(self) -> dict[str, Grammar]:
-        """Those of a composed grammar, by name."""
+        """Return the parts of a composed grammar, by name."""
         named = json.loads(self.source)["parts"]
         return {name: Grammar(kind, source) for name, (kind, source) in named.items()}
 
     def check(self) -> None:
-        """The limits that need no compiler; GrammarError."""
+        """Raise GrammarError if the grammar exceeds a limit that needs no compiler."""
         size = len(self.source.encode("utf-8", "surrogatepass"))
         if size > MAX_SOURCE_BYTES:
             raise GrammarError(f"It has {size} bytes, {MAX_SOURCE_BYTES} are allowed.")

@@ -1,9 +1,9 @@
-"""Grammars compiled for one model's vocabulary, kept in a small cache. See docs/decisions/0005-grammars-llguidance.md.
+"""Compile grammars for one model's vocabulary, with a small cache. See docs/decisions/0005-grammars-llguidance.md.
 
-Compiling happens in threads of its own: never on the event loop, and on the engine's side only where the cache has
-lost a grammar between submission and start. The vocabulary is made from our own reading of the tokens instead of
-llguidance's reading of tokenizer.json: that parses the whole file once more, and both hold the GIL for as long as they
-take (0.5 s against 1.2 s for 150k tokens).
+Compilation runs in its own threads, never on the event loop, and on the engine thread only if the cache evicted a
+grammar between submission and start. The vocabulary is built from our token bytes, not by llguidance from
+tokenizer.json, which would parse the file again. Both hold the GIL while they run (0.5 s against 1.2 s for 150k
+tokens).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class _Vocabulary:
-    """What ``llguidance.TokenizerWrapper`` wants to find."""
+    """The attributes that ``llguidance.TokenizerWrapper`` expects."""
 
     bos_token_id = None
 
@@ -36,7 +36,7 @@ class _Vocabulary:
         added = self._backend.get_added_tokens_decoder()
         self.special_token_ids = sorted({i for i, token in added.items() if token.special} | {eos_token_id})
         bytes_of = token_bytes_reader(self._backend)
-        self.tokens = [b""] * size  # ids that no token has, as of padded embeddings, stay empty: never allowed
+        self.tokens = [b""] * size  # ids without a token (padded embeddings) stay empty and are never allowed
         for text, token_id in self._backend.get_vocab().items():
             self.tokens[token_id] = str(text).encode() if token_id in added else bytes_of(text)
 
@@ -45,7 +45,7 @@ class _Vocabulary:
 
 
 def read_vocabulary(tokenizer: Any, vocab_size: int, eos_token_ids: Collection[int]) -> LLTokenizer:
-    """``vocab_size`` is the number of logits. GrammarError where nothing could end an output."""
+    """Build the vocabulary. ``vocab_size``: number of logits. Raise GrammarError if no token can end an output."""
     from llguidance import LLTokenizer, TokenizerWrapper
 
     eos = _end_tokens(tokenizer, eos_token_ids)
@@ -54,7 +54,7 @@ def read_vocabulary(tokenizer: Any, vocab_size: int, eos_token_ids: Collection[i
 
 
 def _end_tokens(tokenizer: Any, eos_token_ids: Collection[int]) -> list[int]:
-    """The model's, else some special token: a grammar that may end or go on needs one to say which."""
+    """Return the model's end tokens, or a special token: a grammar needs one to signal the end."""
     known = sorted(i for i in eos_token_ids if i < len(tokenizer)) or list(tokenizer.all_special_ids[:1])
     if not known:
         raise GrammarError("This model has no token that could end its output.")
@@ -62,15 +62,15 @@ def _end_tokens(tokenizer: Any, eos_token_ids: Collection[int]) -> list[int]:
 
 
 logger = logging.getLogger(__name__)
-MAX_COMPILE_S = 2.0  # the wait for a free thread included
+MAX_COMPILE_S = 2.0  # including the wait for a free thread
 COMPILE_THREADS = 2
-MAX_CACHED = 64  # grammars for each model
+MAX_CACHED = 64  # grammars per model
 JSON_OPTIONS = {
-    "whitespace_pattern": "[ ]?",  # one space at most: weak models would otherwise fill their budget with blanks
+    "whitespace_pattern": "[ ]?",  # at most one space, or weak models would fill their budget with whitespace
     "lenient": False,
     "coerce_one_of": False,
 }
-# llguidance's own limits, of which a mask's time follows: at most some 20 ms for the worst grammars found.
+# llguidance's limits, which bound the time of a mask: about 20 ms for the worst grammars found.
 LIMITS: dict[str, Any] = {
     "step_max_items": 10_000,
     "step_lexer_fuel": 100_000,
@@ -80,12 +80,14 @@ LIMITS: dict[str, Any] = {
 
 
 class GrammarCompiler:
-    """Thread-safe. Made when the model is loaded, since reading the vocabulary holds the GIL: 15 ms for 2k tokens,
-    0.5 s for 150k. A vocabulary that cannot be read makes a model without grammars, not a model that does not load.
+    """Compiles grammars for one model. Thread-safe.
+
+    Created when the model is loaded, because reading the vocabulary holds the GIL (15 ms for 2k tokens, 0.5 s for
+    150k). If the vocabulary cannot be read, the model is loaded without support for grammars.
     """
 
     def __init__(self, tokenizer: Any, vocab_size: int, eos_token_ids: Collection[int]) -> None:
-        self.vocab_size = max(vocab_size, len(tokenizer))  # padded embeddings make more logits than tokens
+        self.vocab_size = max(vocab_size, len(tokenizer))  # padded embeddings give more logits than tokens
         self._vocabulary: LLTokenizer | GrammarError
         try:
             self._vocabulary = read_vocabulary(tokenizer, vocab_size, eos_token_ids)
@@ -96,7 +98,7 @@ class GrammarCompiler:
         self._templates: OrderedDict[Grammar, LLMatcher] = OrderedDict()
 
     async def prepare(self, grammar: Grammar, *, max_compile_s: float = MAX_COMPILE_S) -> None:
-        """Compile ``grammar`` into the cache. GrammarError when it cannot be used, GrammarBusyError under load."""
+        """Compile ``grammar`` into the cache. Raise GrammarError, or GrammarBusyError under load."""
         if self._cached(grammar) is not None:
             return
         work = _compile_pool().submit(self.template, grammar)
@@ -105,12 +107,12 @@ class GrammarCompiler:
         if work.cancel():
             raise GrammarBusyError("The server is busy compiling other grammars; try again.")
         if not waiter.done():
-            waiter.cancel()  # nobody reads how it ends; llguidance's own limits end it
+            waiter.cancel()  # its result is not needed; llguidance's limits end it
             raise GrammarError(f"It takes longer than {max_compile_s:g} s to compile.")
         waiter.result()
 
     def template(self, grammar: Grammar) -> LLMatcher:
-        """A matcher at the start, to be copied and never used itself. Compiles where need be; GrammarError."""
+        """Return a matcher in its initial state, to be copied. Compiles if necessary. Raise GrammarError."""
         found = self._cached(grammar)
         if found is not None:
             return found
@@ -136,7 +138,7 @@ class GrammarCompiler:
         grammar.check()
         try:
             source = _llguidance_source(grammar)
-        except (ValueError, TypeError, OverflowError, RecursionError) as error:  # how llguidance's builders refuse
+        except (ValueError, TypeError, OverflowError, RecursionError) as error:  # raised by llguidance's builders
             raise GrammarError(_sentence(str(error))) from None
         template = LLMatcher(self._vocabulary, source, log_level=0, limits=LLParserLimits(**LIMITS))
         if template.is_error():
@@ -173,7 +175,7 @@ def _llguidance_source(grammar: Grammar) -> str:
 
 
 def _named_part(named: tuple[str, Grammar]) -> dict[str, Any]:
-    """A part as one of llguidance's list of grammars, where others refer to it by name."""
+    """Return a part for llguidance's list of grammars, where others refer to it by name."""
     name, part = named
     source = _llguidance_source(part)
     content = json.loads(source)["grammars"][0] if source.startswith("{") else {"lark_grammar": source}
@@ -181,7 +183,7 @@ def _named_part(named: tuple[str, Grammar]) -> dict[str, Any]:
 
 
 def _as_object(schema: Any) -> dict[str, Any]:
-    """A schema may be true or false; options need an object to stand in."""
+    """Return the schema as an object, because a boolean schema cannot hold options."""
     return schema if isinstance(schema, dict) else {"allOf": [schema]}
 
 
@@ -190,6 +192,6 @@ def _lark_string(text: str) -> str:
 
 
 def _sentence(error: str) -> str:
-    """llguidance's message on one line, bounded."""
+    """Return llguidance's message on one line, truncated."""
     line = " ".join(error.replace("<non-verbose/>", "").split())[:500]
     return line if line.endswith(".") else f"{line}."

@@ -1,4 +1,4 @@
-"""Text in and out of one model: chat template, tokenizer, single tokens."""
+"""The text functions of one model: chat template, tokenizer, single tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from inference.text.token_bytes import TokenBytes
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFacts:
-    """``tokens`` are the special tokens' texts by their names, such as ``eos_token``; ``ids`` likewise their ids.
+    """Facts about a tokenizer. ``tokens`` and ``ids``: special tokens by name, such as ``eos_token``.
 
     ``templates``: sources of the chat templates in use, by name.
     """
@@ -30,7 +30,7 @@ class TokenizerFacts:
 
 
 def describe_tokenizer(tokenizer: Any, templates: Mapping[str, ChatTemplate]) -> TokenizerFacts:
-    """``tokenizer`` is one of transformers; its vocabulary counts with the added tokens."""
+    """Describe a transformers tokenizer. Its vocabulary size includes added tokens."""
     tokens = {name: str(token) for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}
     return TokenizerFacts(
         kind=type(tokenizer).__name__,
@@ -43,11 +43,11 @@ def describe_tokenizer(tokenizer: Any, templates: Mapping[str, ChatTemplate]) ->
 
 __all__ = ["ChatTemplateError", "ModelText", "PromptTooLongError"]
 
-MAX_CHARS_PER_TOKEN = 32  # of a whole prompt: far above any language or code, and tokenising stays fast
+MAX_CHARS_PER_TOKEN = 32  # of a whole prompt; far more than in any language or code, yet fast to tokenise
 
 
 class PromptTooLongError(MillmError, ValueError):
-    """The prompt cannot fit the model's context; found out by its characters, before tokenising."""
+    """The prompt cannot fit the model's context. Detected by its number of characters, before tokenising."""
 
     code = "context_length_exceeded"
 
@@ -62,11 +62,10 @@ class PromptTooLongError(MillmError, ValueError):
 
 
 class ModelText:
-    """The text side of a loaded model. Synchronous and thread-safe; run long texts in a thread.
+    """The text functions of a loaded model. Synchronous and thread-safe; process long texts in a thread.
 
-    ``tokenizer`` is a fast tokenizer of transformers. Its Rust part is used from here on by this object alone for
-    encoding; decoding elsewhere is harmless. ``chat_template`` replaces the tokenizer's own one, ``tool_format`` the
-    notation of calls that it teaches.
+    ``tokenizer`` is a fast tokenizer of transformers. Nothing else may encode with it from now on; decoding is safe.
+    ``chat_template`` overrides the tokenizer's template, ``tool_format`` the notation of tool calls in it.
     """
 
     def __init__(self, tokenizer: Any, *, max_model_len: int, chat_template: str = "", tool_format: str = "") -> None:
@@ -97,11 +96,10 @@ class ModelText:
         continue_final: bool = False,
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Token ids of the rendered chat, special tokens only where the template itself writes them.
+        """Return the token ids of the rendered chat. Only special tokens written by the template become control tokens.
 
-        With ``continue_final`` the prompt ends where the content of the last message ends.
-
-        Raises ChatTemplateError (no template, its own refusal, or its limits) and PromptTooLongError.
+        With ``continue_final`` the prompt ends with the content of the last message. Raise ChatTemplateError (no
+        template, refused by it, or a limit exceeded) or PromptTooLongError.
         """
         self._check_size(_num_chars(messages) + _num_chars(tools) + _num_chars(kwargs))
         wrapped = self._encoder.wrap_messages(messages)
@@ -116,48 +114,49 @@ class ModelText:
         return self._encoder.encode_chat(_cut_after(text, wrapped[-1]["content"]) if continue_final else text)
 
     def encode(self, text: str, *, adds_special: bool = True) -> list[int]:
-        """Raw text: BOS as the tokenizer's config says, unless ``adds_special`` is False; special tokens' texts stay
-        plain. Raises PromptTooLongError.
+        """Encode raw text, with BOS if the tokenizer's config adds it, unless ``adds_special`` is False.
+
+        Special tokens in the text are encoded as plain text. Raise PromptTooLongError.
         """
         self._check_size(len(text))
         return self._encoder.encode(text, adds_special=adds_special)
 
     def encode_pair(self, first: str, second: str) -> Pair:
-        """Two texts for a model that compares them. Raises PromptTooLongError."""
+        """Encode two texts for a model that compares them. Raise PromptTooLongError."""
         self._check_size(len(first) + len(second))
         return self._encoder.encode_pair(first, second)
 
     def encode_plain(self, text: str) -> list[int]:
-        """A short piece of text, without BOS."""
+        """Encode a short text without BOS."""
         return self._encoder.encode_plain(text)
 
     def tokenizer_json(self) -> bytes:
-        """The tokenizer for another process, which loads it with the library tokenizers."""
+        """Return the tokenizer as JSON, for loading it with the tokenizers library in another process."""
         return str(self._backend.to_str()).encode()
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         return str(self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
     def special_tokens_in(self, marks: Iterable[str]) -> dict[str, int]:
-        """Those of ``marks`` that are special tokens, with their ids."""
+        """Return the ids of those ``marks`` that are special tokens."""
         specials = {self._added[i]: i for i in self.special_token_ids}
         return {mark: specials[mark] for mark in marks if mark in specials}
 
     def token_of(self, mark: str) -> int | None:
-        """The one token that ``mark`` is, if it is one."""
+        """Return the id of ``mark`` if it is a single token; otherwise None."""
         ids = list(self._backend.encode(mark, add_special_tokens=False).ids)
         return ids[0] if len(ids) == 1 else None
 
     def knows_variable(self, name: str) -> bool:
-        """Whether the chat template reads a variable of that name."""
+        """Return whether the chat template reads a variable of that name."""
         return any(name in template.variables for template in self._templates.values())
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The token's UTF-8 bytes, which may be part of a character; empty for ids that the tokenizer lacks."""
+        """Return the token's UTF-8 bytes, possibly part of a character; empty for unknown ids."""
         return self._token_bytes(token_id)
 
     def token_text(self, token_id: int) -> str:
-        """The token as text; parts of a character are written as OpenAI does: ``bytes:\\xe2\\x80``."""
+        """Return the token as text; part of a character in OpenAI's form: ``bytes:\\xe2\\x80``."""
         value = self.token_bytes(token_id)
         try:
             return value.decode()
@@ -177,19 +176,19 @@ class ModelText:
 
 
 def _compile_templates(tokenizer: Any, override: str) -> dict[str, ChatTemplate]:
-    """The model's templates by name: usually ``default`` alone, some have ``tool_use``."""
+    """Compile the model's templates by name: ``default``, and ``tool_use`` in some models."""
     sources = override or tokenizer.chat_template or {}
     if isinstance(sources, str):
         sources = {"default": sources}
     names = {name: str(token) for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}
-    wanted = {name: source for name, source in sources.items() if name in {"default", "tool_use"}}
-    if wanted and "default" not in wanted:
-        wanted["default"] = wanted["tool_use"]
-    return {name: ChatTemplate(source, names) for name, source in wanted.items()}
+    selected = {name: source for name, source in sources.items() if name in {"default", "tool_use"}}
+    if selected and "default" not in selected:
+        selected["default"] = selected["tool_use"]
+    return {name: ChatTemplate(source, names) for name, source in selected.items()}
 
 
 def _cut_after(text: str, content: str) -> str:
-    """The rendered chat up to the end of its last message's content, which some templates strip."""
+    """Return the rendered chat up to the end of the last message's content, which some templates strip."""
     for written in (content, content.strip()):
         place = text.rfind(written) if written else -1
         if place >= 0:
@@ -198,7 +197,7 @@ def _cut_after(text: str, content: str) -> str:
 
 
 def _num_chars(value: Any) -> int:
-    """Characters of all strings in a JSON-like value."""
+    """Return the number of characters of all strings in a JSON-like value."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, Mapping):
@@ -208,11 +207,11 @@ def _num_chars(value: Any) -> int:
     return 0
 
 
-PROMPT_END = 24  # tokens; marks and the blanks around them
+PROMPT_END = 24  # tokens; marks and the whitespace around them
 
 
 def thinking_state(text: ModelText, prompt_ids: Sequence[int], *, continues: bool = False) -> ThinkingState:
-    """Whether the answer begins inside of reasoning, may begin with it, or must not be searched for it."""
+    """Return whether the answer begins inside reasoning, may begin with it, or has none."""
     marks = text.dialect.thinking
     if marks is None:
         return "none"

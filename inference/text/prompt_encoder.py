@@ -1,9 +1,9 @@
-"""Text to token ids, where text of users never becomes a control token.
+"""Encode text to token ids so that users' text never becomes a control token.
 
-Control tokens are the tokenizer's special tokens, and those other added tokens that the chat template itself writes
-(some models' role markers are not flagged as special). Before rendering, look-alikes in messages are wrapped in two
-private-use characters; after it, only what is not wrapped is a control token. A mark alone (templates split content)
-says nothing about its neighbours, but keeps them apart.
+Control tokens are the tokenizer's special tokens and other added tokens that the chat template writes (the role markers
+of some models are not flagged as special). Before rendering, texts of control tokens in messages are wrapped in two
+private-use characters; after rendering, only unwrapped ones are control tokens. A single mark, left by a template that
+splits content, has no meaning but separates the texts around it.
 """
 
 from __future__ import annotations
@@ -25,18 +25,17 @@ class _Piece:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two texts as one sequence of token ids. ``type_ids`` says for each which text it belongs to."""
+    """Two texts as one sequence of token ids. ``type_ids``: the text that each token belongs to."""
 
     ids: list[int]
     type_ids: list[int]
 
 
 class PromptEncoder:
-    """Encodes rendered chats and raw text with a ``tokenizers.Tokenizer``, from any number of threads.
+    """Encodes rendered chats and raw text with a ``tokenizers.Tokenizer``. Thread-safe.
 
-    It calls the Rust tokenizer directly, because transformers' ``__call__`` changes its state (truncation, padding,
-    ``encode_special_tokens``) on each call; here all state is set once. ``template_text`` is the chat template's own
-    text.
+    Uses the Rust tokenizer directly, because transformers' ``__call__`` changes its state (truncation, padding,
+    ``encode_special_tokens``) on each call. ``template_text``: the literal text of the chat template.
     """
 
     def __init__(self, backend: Any, template_text: str = "") -> None:
@@ -45,7 +44,7 @@ class PromptEncoder:
         backend.encode_special_tokens = False
         self._backend = backend
         self._plain = copy.deepcopy(backend)
-        self._plain.encode_special_tokens = True  # special tokens are split like any text
+        self._plain.encode_special_tokens = True  # split special tokens like any text
         added = backend.get_added_tokens_decoder()
         self._flags = {token.content: token for token in added.values()}
         self._special = {token.content: token_id for token_id, token in added.items() if token.special}
@@ -65,7 +64,7 @@ class PromptEncoder:
         return frozenset(self._special.values())
 
     def encode(self, text: str, *, adds_special: bool = True) -> list[int]:
-        """Raw text, with BOS or EOS as the tokenizer's config says; special tokens in it are plain text."""
+        """Encode raw text, with BOS or EOS as the tokenizer's config says. Special tokens in it are plain text."""
         encoding = self._plain.encode(text, add_special_tokens=adds_special)
         ids, is_added = encoding.ids, encoding.special_tokens_mask
         if not any(i in self.special_token_ids and not added for i, added in zip(ids, is_added, strict=True)):
@@ -75,7 +74,7 @@ class PromptEncoder:
         return [*ids[:start], *self._encode_spelled(text, self._special_pattern), *ids[end:]]
 
     def encode_pair(self, first: str, second: str) -> Pair:
-        """Two texts as a model that compares them reads them; special tokens in them are plain text."""
+        """Encode two texts for a model that compares them. Special tokens in them are plain text."""
         encoding = self._plain.encode(first, second, add_special_tokens=True)
         pair = Pair(list(encoding.ids), list(encoding.type_ids))
         places = encoding.sequence_ids
@@ -83,7 +82,7 @@ class PromptEncoder:
             i in self.special_token_ids and place is not None for i, place in zip(pair.ids, places, strict=True)
         ):
             return pair
-        for place, text in ((1, second), (0, first)):  # the vocabulary itself made one of its characters
+        for place, text in ((1, second), (0, first)):  # the vocabulary itself has such a token
             if place in places:
                 start, end = places.index(place), len(places) - places[::-1].index(place)
                 spelled = self._encode_spelled(text, self._special_pattern)
@@ -92,19 +91,21 @@ class PromptEncoder:
         return pair
 
     def encode_plain(self, text: str) -> list[int]:
-        """Text without any special tokens, neither its own nor those that a prompt begins or ends with."""
+        """Encode text without special tokens, and without BOS and EOS."""
         return list(self._plain.encode(text, add_special_tokens=False).ids)
 
     def wrap_messages(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Messages with look-alikes wrapped. Assistants may repeat what they wrote (``<think>``), but no specials."""
+        """Wrap control tokens in messages. Assistant messages may contain added tokens like ``<think>``, but no special
+        ones.
+        """
         return [self._wrap_message(message) for message in messages]
 
     def wrap(self, value: Any) -> Any:
-        """Tools, or variables of the template, with look-alikes wrapped, also in keys."""
+        """Wrap control tokens in tools or template variables, also in keys."""
         return _wrap(value, self._control_pattern)
 
     def encode_chat(self, text: str) -> list[int]:
-        """A rendered chat; without wrapped look-alikes exactly what the tokenizer gives for it."""
+        """Encode a rendered chat. Without wrapped texts the result is exactly the tokenizer's."""
         if START not in text and END not in text:
             return list(self._backend.encode(text, add_special_tokens=False).ids)
         ids: list[int] = []
@@ -117,14 +118,14 @@ class PromptEncoder:
         return {key: _wrap(value, pattern) for key, value in message.items()}
 
     def _pieces(self, text: str) -> list[_Piece]:
-        """Control tokens, and the stretches of text between them with the marks taken out."""
+        """Split into control tokens and the text between them, without the marks."""
         pieces: list[_Piece] = []
         run: list[str] = []
         end = 0
         for match in self._pieces_pattern.finditer(text):
             run.append(text[end : match.start()])
             end = match.end()
-            if match[2] is None:  # wrapped, or a mark that a template's split() left alone
+            if match[2] is None:  # wrapped, or a mark separated by a template's split()
                 run.append(match[1] or "")
             else:
                 pieces += [_Piece("".join(run), is_control=False), _Piece(match[2], is_control=True)]
@@ -133,7 +134,7 @@ class PromptEncoder:
         return [piece for piece in self._strip_spaces(pieces) if piece.text]
 
     def _strip_spaces(self, pieces: list[_Piece]) -> Iterable[_Piece]:
-        """Some added tokens swallow the spaces before or after them. Texts have even places."""
+        """Strip spaces that added tokens absorb before or after them. Texts have even indices."""
         for place, piece in enumerate(pieces):
             text = piece.text
             if not piece.is_control and place > 0 and self._flags[pieces[place - 1].text].rstrip:
@@ -149,13 +150,13 @@ class PromptEncoder:
         return self._encode_spelled(text, self._control_pattern)
 
     def _encode_inside(self, text: str) -> list[int]:
-        """Text that does not begin the prompt: without the word mark that some tokenizers put before the first word."""
+        """Encode text inside a prompt, without the prefix that some tokenizers put before the first word."""
         line_break = self.encode_plain("\n")
         ids = self.encode_plain("\n" + text)
         return ids[len(line_break) :] if ids[: len(line_break)] == line_break else self.encode_plain(text)
 
     def _encode_spelled(self, text: str, pattern: re.Pattern[str]) -> list[int]:
-        """Text that the vocabulary itself turns into control tokens: their characters are encoded one by one."""
+        """Encode text that the vocabulary would turn into control tokens, character by character."""
         ids: list[int] = []
         for place, piece in enumerate(re.split(f"({pattern.pattern})", text)):
             for part in piece if place % 2 else [piece]:
@@ -167,7 +168,7 @@ class PromptEncoder:
         return frozenset(self._control.values())
 
     def _prefixes_text_after_control(self) -> bool:
-        """Whether text after a control token is encoded like text at the start (with SentencePiece's word mark)."""
+        """Return whether text after a control token is encoded like text at the start (with SentencePiece's prefix)."""
         for text, token_id in self._special.items():
             ids = list(self._backend.encode(text + "ab", add_special_tokens=False).ids)
             if ids[:1] == [token_id]:
@@ -176,7 +177,7 @@ class PromptEncoder:
 
 
 def _any_of(tokens: Iterable[str]) -> re.Pattern[str]:
-    """Longer tokens first, so that a token wins over those that it contains; without tokens nothing matches."""
+    """Return a pattern for the tokens, longest first. Without tokens it matches nothing."""
     return re.compile("|".join(re.escape(token) for token in sorted(tokens, key=len, reverse=True)) or "(?!)")
 
 

@@ -1,6 +1,6 @@
-"""What one rendering of a foreign template may cost. Without Django and torch.
+"""The budget of rendering an untrusted template. No Django or torch here.
 
-The unit is a character written. Elements of new lists and dicts count as more, because they take more memory.
+The unit is one output character. Elements of new lists and dicts cost more, because they take more memory.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 ELEMENT_COST = 16
-TURN_COST = 4  # of a loop
+TURN_COST = 4  # of a loop iteration
 MAX_WORK = 32_000_000
-MAX_CPU_S = 1.0  # of the rendering thread, so that a busy machine does not fail honest templates
+MAX_CPU_S = 1.0  # CPU time of the rendering thread, so that a busy machine does not fail valid templates
 UNITS_PER_CLOCK_READING = 4_096
 
 
 class TemplateLimitError(Exception):
-    """The template asked for more time, memory or output than rendering may take."""
+    """The template exceeded its budget of time, memory or output."""
 
 
 class RenderBudget:
-    """Counts units down to zero, and reads the thread's CPU clock now and then."""
+    """Counts units down to zero, and checks the thread's CPU clock occasionally."""
 
     def __init__(self, max_work: int = MAX_WORK, max_cpu_s: float = MAX_CPU_S) -> None:
         self.left = max_work
@@ -31,7 +31,7 @@ class RenderBudget:
         self._next_reading = max_work - UNITS_PER_CLOCK_READING
 
     def spend(self, units: int) -> None:
-        """Take ``units``; TemplateLimitError when they or the time are used up."""
+        """Spend ``units``. Raise TemplateLimitError if they or the time are used up."""
         self.left -= units
         if self.left < 0:
             raise TemplateLimitError("it builds more text than a chat template may")
@@ -41,21 +41,21 @@ class RenderBudget:
                 raise TemplateLimitError(f"it runs longer than {self._max_cpu_s:g} s")
 
     def spend_on_text(self, value: object) -> None:
-        """Take what writing ``value`` out costs: shared parts each time, all characters."""
+        """Spend the cost of writing ``value``: all characters, and shared objects each time."""
         self.spend(len(value) if isinstance(value, str) else written_cost(value, self.left))
 
     def spend_on_elements(self, value: object) -> None:
-        """Take what building ``value`` costs: its elements, nested ones too; the strings in it exist already."""
+        """Spend the cost of building ``value``: its elements, nested ones included, without existing strings."""
         self.spend(len(value) if isinstance(value, str) else element_cost(value, self.left))
 
 
 def written_cost(value: object, limit: int) -> int:
-    """Elements and characters in ``value``; stops counting beyond ``limit``."""
+    """Return the number of elements and characters in ``value``; stops counting beyond ``limit``."""
     return _cost(value, limit, per_character=1)
 
 
 def element_cost(value: object, limit: int) -> int:
-    """Elements in ``value``, nested ones included; stops counting beyond ``limit``."""
+    """Return the number of elements in ``value``, nested ones included; stops counting beyond ``limit``."""
     return _cost(value, limit, per_character=0)
 
 
@@ -82,7 +82,7 @@ _current: ContextVar[RenderBudget] = ContextVar("render_budget")
 
 @contextmanager
 def spending(budget: RenderBudget) -> Iterator[RenderBudget]:
-    """Make ``budget`` the one that the sandbox charges in this thread."""
+    """Charge the sandbox's work in this thread to ``budget``."""
     token = _current.set(budget)
     try:
         yield budget

@@ -1,7 +1,7 @@
 """The filters and operators of chat templates, charged to the current render budget.
 
-Filters are an allow-list of Jinja's and transformers' ``tojson``. Left out are those that can be made to build huge
-values or run long, and that no usual template uses (center, format, batch, slice, urlize, ...).
+Filters are an allow-list of Jinja's, and transformers' ``tojson``. Filters are excluded if they can build huge values
+or run long and no common template uses them (center, format, batch, slice, urlize, ...).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_NUMBER_BITS = 4_096
 MAX_INDENT = 16
 LONG_NUMBER = re.compile(r"\d{4,}")
 NESTED_FORMAT = re.compile(r"\{[^{}]*:[^{}]*\{")
-# fmt: off - as lists they take a page
+# fmt: off - one entry per line would take a page
 PLAIN_FILTERS = (
     "abs",
     "attr",
@@ -105,7 +105,7 @@ def chat_template_filters() -> dict[str, Callable[..., Any]]:
 
 
 def check_operands(operator: str, left: Any, right: Any) -> None:
-    """Charge for, or refuse, an operation before it builds something huge."""
+    """Charge for an operation, or refuse it, before it builds something huge."""
     if operator == "*":
         _check_repetition(left, right)
         _check_repetition(right, left)
@@ -117,7 +117,7 @@ def check_operands(operator: str, left: Any, right: Any) -> None:
 
 
 def check_method(method: Any, args: tuple[Any, ...]) -> None:
-    """Methods of strings are allow-listed; methods that multiply or compare values are charged before they run."""
+    """Refuse string methods that are not on the allow-list, and charge expensive ones before they run."""
     owner = getattr(method, "__self__", None)
     name = getattr(method, "__name__", "")
     if isinstance(owner, (list, tuple)) and name in {"index", "count"}:
@@ -177,8 +177,8 @@ def _check_join(separator: Any, values: Any) -> None:
 
 
 def _charged(function: Callable[..., Any], *, reads_all: bool = False) -> Callable[..., Any]:
-    """A filter of Jinja's that charges for its result, and beforehand for its input when it reads all of that."""
-    mark = getattr(function, "jinja_pass_arg", None)  # it wants Jinja's context or environment as first argument
+    """Wrap a Jinja filter: charge for its result, and before the call for its input if the filter reads all of it."""
+    mark = getattr(function, "jinja_pass_arg", None)  # it takes Jinja's context or environment as first argument
     place = 0 if mark is None else 1
 
     def charged(*args: Any, **kwargs: Any) -> Any:
@@ -196,7 +196,7 @@ def _charged(function: Callable[..., Any], *, reads_all: bool = False) -> Callab
 
 
 def _of_text(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter of Jinja's whose input becomes text."""
+    """Wrap a Jinja filter that converts its input to text."""
 
     def charged(value: Any, *args: Any, **kwargs: Any) -> Any:
         current_budget().spend_on_text(value)
@@ -253,7 +253,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,  # noqa: FBT001, FBT002
 ) -> str:
-    """JSON as transformers writes it: without Jinja's HTML escapes."""
+    """Return JSON as transformers writes it, without Jinja's HTML escapes."""
     if (indent if isinstance(indent, int) else len(indent or "")) > MAX_INDENT:
         raise TemplateLimitError("it indents JSON by more than 16 characters")
     if len("".join(separators or ())) > MAX_INDENT:

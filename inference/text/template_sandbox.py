@@ -1,9 +1,9 @@
-"""The Jinja environment for chat templates, which come with downloaded models and are not trusted.
+"""The Jinja environment for chat templates, which are part of downloaded models and not trusted.
 
-It has the filters, globals and tags that transformers gives chat templates, and writes the same text. On top of
-Jinja's sandbox (no way to Python's internals, no changes of arguments) every step that can take time or memory is
-charged to the current :class:`~inference.text.render_budget.RenderBudget`: output, loop turns, calls, operators,
-filters, comparisons of lists, and literals. A template without loader can neither include nor import anything.
+It provides the filters, globals and tags of transformers and renders the same text. In addition to Jinja's sandbox (no
+access to Python's internals, no changes of arguments), every operation that can take time or memory is charged to the
+current :class:`~inference.text.render_budget.RenderBudget`: output, loop iterations, calls, operators, filters,
+comparisons of lists, and literals. Without a loader, templates cannot include or import anything.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MAX_TIME_FORMAT = 200
 
 
 class GenerationTag(jinja2.ext.Extension):
-    """``{% generation %}…{% endgeneration %}`` marks assistant text for training; here it changes nothing."""
+    """``{% generation %}…{% endgeneration %}`` marks assistant text for training; it has no effect here."""
 
     tags = {"generation"}
 
@@ -68,7 +68,7 @@ class ChatTemplateEnvironment(ImmutableSandboxedEnvironment):
             "joiner": self.globals["joiner"],
             "cycler": self.globals["cycler"],
         }
-        # What _Guards makes templates call:
+        # Called by the code that _Guards inserts:
         self.guard_loop = GuardedLoop
         self.guard_text = _charge_text
         self.guard_literal = _charge_elements
@@ -99,7 +99,7 @@ class ChatTemplateEnvironment(ImmutableSandboxedEnvironment):
 
 
 class GuardedLoop:
-    """Charges each turn of a loop; has a length where the iterable does, as ``loop.length`` needs it."""
+    """Charges each iteration of a loop. Has a length if the iterable does, for ``loop.length``."""
 
     def __init__(self, iterable: Any) -> None:
         self._iterable = iterable
@@ -112,7 +112,7 @@ class GuardedLoop:
 
 
 class TemplateDict:
-    """``dict`` for templates: constructs, without giving access to the type."""
+    """``dict`` for templates, without access to the type."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         value = dict(*args, **kwargs)
@@ -124,7 +124,7 @@ class TemplateDict:
 
 
 class TemplateNamespace(Namespace):
-    """``namespace`` for templates: refuses names that lead into Python's internals."""
+    """``namespace`` for templates. Refuses attribute names that give access to Python's internals."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         self, args = args[0], args[1:]
@@ -170,7 +170,9 @@ class _Guards(NodeTransformer):
         return self._charged_literal(node)
 
     def visit_Tuple(self, node: nodes.Tuple) -> nodes.Expr:
-        return self._charged_literal(node) if node.ctx == "load" else node  # the others are targets of assignments
+        return (
+            self._charged_literal(node) if node.ctx == "load" else node
+        )  # otherwise it is the target of an assignment
 
     def _charged_literal(self, node: nodes.Expr) -> nodes.Expr:
         self.generic_visit(node)
@@ -198,7 +200,7 @@ def _charge_comparison(value: Any) -> Any:
 
 
 def _write(value: Any) -> str:
-    """What an expression writes: as Jinja's default, charged before a structure is written out."""
+    """Return the text of an expression as Jinja does, charging for a structure before it is written."""
     current_budget().spend_on_text(value)
     return as_text(value)
 

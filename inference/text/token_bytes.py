@@ -1,4 +1,4 @@
-"""The bytes that single tokens stand for, by the tokenizer's decoder."""
+"""The bytes of single tokens, according to the tokenizer's decoder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WORD_START = "▁"
 
 
 def token_bytes_reader(backend: Any) -> Callable[[str], bytes]:
-    """A function from a vocabulary entry (not an added token) to its bytes, for a ``tokenizers.Tokenizer``."""
+    """Return a function that maps a vocabulary entry (not an added token) to its bytes."""
     decoder = json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else {}
     kinds = {part.get("type") for part in [decoder, *decoder.get("decoders", [])]}
     if "ByteLevel" in kinds:
@@ -23,7 +23,7 @@ def token_bytes_reader(backend: Any) -> Callable[[str], bytes]:
 
 
 class TokenBytes:
-    """The bytes of a ``tokenizers.Tokenizer``'s tokens by id; each is looked up once."""
+    """The bytes of the tokens of a ``tokenizers.Tokenizer``, by id. Cached."""
 
     def __init__(self, backend: Any) -> None:
         self._backend = backend
@@ -31,7 +31,7 @@ class TokenBytes:
         self._known = {i: str(token.content).encode() for i, token in backend.get_added_tokens_decoder().items()}
 
     def __call__(self, token_id: int) -> bytes:
-        """UTF-8, which may be part of a character; empty for ids that the tokenizer lacks."""
+        """Return the UTF-8 bytes, possibly part of a character; empty for unknown ids."""
         if token_id not in self._known:
             token = self._backend.id_to_token(token_id)
             self._known[token_id] = b"" if token is None else self._bytes_of(token)
@@ -39,7 +39,7 @@ class TokenBytes:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's alphabet: printable Latin-1 characters stand for themselves, the other bytes for 256, 257, ..."""
+    """Return GPT-2's byte alphabet: printable Latin-1 characters are themselves, other bytes become 256, 257, ..."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}

@@ -87,7 +87,7 @@ def test_names_and_aliases_are_unique_together(model_dir):
         ({"default_sampling": {"temperature": float("nan")}}, "must be a number"),
         ({"default_sampling": {"max_tokens": 1.5}}, "must be an integer"),
         ({"default_sampling": {"top_p": 0}}, "top_p must lie"),
-        ({"default_sampling": {"beams": 3}}, "no sampling parameter"),
+        ({"default_sampling": {"beams": 3}}, "not a sampling parameter"),
     ],
 )
 def test_bad_values_are_refused_with_a_reason(model_dir, values, told):

@@ -1,5 +1,5 @@
-"""How models write: reasoning, tool calls and content, told apart while the text arrives. Plain Python over text.
+"""Dialects: how models write reasoning, tool calls and content, and parsers that separate them while text arrives.
 
-Start with ``answer_reader.py``, which turns the pieces of one answer into the events of ``events.py``; ``dialect.py``
-picks a model's marks and notation of tool calls from its chat template, and each notation has a module of its own.
+Start with ``answer_reader.py``, which turns the text of an answer into the events of ``events.py``. ``dialect.py``
+selects a model's marks and tool call notation by its chat template. Each notation has its own module.
 """

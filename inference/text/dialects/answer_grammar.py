@@ -1,4 +1,4 @@
-"""The grammar of a whole answer: reasoning first, then the calls that a request demands, or its structured output."""
+"""Build the grammar of a whole answer: reasoning, then required tool calls or structured output."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from inference.text.grammar import Grammar
 
 @dataclass(frozen=True, slots=True)
 class Literals:
-    """Texts as terminals. ``special_tokens``: marks that the tokenizer has as special tokens, which are no text."""
+    """Writes texts as terminals. ``special_tokens``: marks that are special tokens of the tokenizer."""
 
     special_tokens: Mapping[str, int]
 
@@ -33,7 +33,7 @@ class Literals:
         return " ".join(parts)
 
     def text_before(self, rule: str, mark: str) -> Iterator[str]:
-        """A rule for any text up to ``mark``, and for the mark."""
+        """Yield a rule for any text up to and including ``mark``."""
         if any(mark.startswith(special) for special in self.special_tokens):
             yield f"{rule}: TEXT {self.terminal(mark)}"
         else:
@@ -42,21 +42,21 @@ class Literals:
 
 @dataclass(frozen=True, slots=True)
 class OfferedTool:
-    """``parameters`` is the JSON schema that the arguments follow."""
+    """A tool of the request. ``parameters`` is the JSON schema of its arguments."""
 
     name: str
     parameters: Mapping[str, Any]
 
 
-MAX_FREE = 16  # arguments of a tool that names none
+MAX_FREE = 16  # arguments of a tool without declared parameters
 
 
 def tagged_arguments(
     literals: Literals, number: int, tool: OfferedTool, tags: Tags, parts: dict[str, Grammar]
 ) -> Iterator[str]:
-    """The rule ``arguments{number}``: each parameter in its order, those that are not required only perhaps.
+    """Yield the rule ``arguments{number}``: the parameters in order, optional if not required.
 
-    Of strings the grammar knows ``enum`` and ``const``, and of others nothing but the end.
+    For strings it enforces only ``enum`` and ``const``.
     """
     schema = tool.parameters
     properties: Mapping[str, Any] = schema.get("properties") or {}
@@ -89,7 +89,7 @@ def _tagged_value(
 
 
 def _choices(value: Mapping[str, Any]) -> list[str]:
-    """As terminals."""
+    """Return the allowed strings of a schema."""
     given = [value["const"]] if "const" in value else value.get("enum") or []
     return [json.dumps(text, ensure_ascii=False) for text in given if isinstance(text, str)]
 
@@ -107,7 +107,7 @@ def _free(literals: Literals, number: int, tags: Tags, *, is_closed: bool) -> It
 
 
 def _opening(tags: Tags) -> str:
-    """The padding, unless the blanks before it are one already."""
+    """Return the padding, unless the whitespace before it includes it already."""
     return "" if tags.padding and not tags.value and tags.gap.endswith(tags.padding) else tags.padding
 
 
@@ -115,7 +115,7 @@ def _terminal(literals: Literals, text: str) -> str:
     return f" {literals.terminal(text)}" if text else ""
 
 
-MAX_CALLS = 32  # in one answer; without a bound weak models never stop calling
+MAX_CALLS = 32  # in one answer; without a limit weak models never stop calling
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 ThinkingState = Literal["none", "possible", "begun"]
@@ -123,7 +123,7 @@ ThinkingState = Literal["none", "possible", "begun"]
 
 @dataclass(frozen=True, slots=True)
 class CallSpec:
-    """Calls in the notation of ``shape``: of one of ``tools``, at least one if ``must_call``, at most ``max_calls``."""
+    """Calls of ``tools`` in the notation ``shape``: at least one if ``must_call``, at most ``max_calls``."""
 
     shape: CallShape
     tools: Sequence[OfferedTool]
@@ -140,9 +140,9 @@ def answer_grammar(
     body: Grammar | None = None,
     content_opening: str = "",
 ) -> Grammar:
-    """Reasoning, and then calls or ``body``; with neither, and calls only allowed, any text is an answer too.
+    """Return the grammar of reasoning followed by calls or ``body``. If calls are optional, any text is allowed too.
 
-    ``content_opening`` stands before content.
+    ``content_opening`` precedes content.
     """
     lines = ["TEXT: /(.|\\n)*/", *_thought(literals, marks, thinking)]
     parts: dict[str, Grammar] = {}
@@ -172,7 +172,7 @@ def _thought(literals: Literals, marks: ThinkingMarks | None, thinking: Thinking
 
 
 def _calls(literals: Literals, spec: CallSpec, parts: dict[str, Grammar]) -> Iterator[str]:
-    """The rules ``calls``, and ``more``: all after a first call."""
+    """Yield the rules ``calls`` and ``more`` (the calls after the first one)."""
     shape, separator = spec.shape, literals.terminal(spec.shape.separator)
     has_more = spec.max_calls > 1 and not shape.ends_answer
     further = f"({separator} call){{0,{spec.max_calls - 1}}}" if has_more else ""
@@ -202,12 +202,12 @@ def _arguments(
 
 
 def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Without arguments that the tool does not name: weak models would go on inventing them."""
+    """Return the schema without additional properties, because weak models would keep inventing arguments."""
     return {"additionalProperties": False, **schema} if schema.get("properties") else dict(schema)
 
 
 def _keywords(number: int, tool: OfferedTool, parts: dict[str, Grammar]) -> Iterator[str]:
-    """``key=value`` for each parameter in its order, those that are not required only perhaps."""
+    """Yield rules for ``key=value`` of each parameter in order, optional if not required."""
     schema = tool.parameters
     properties: Mapping[str, Any] = schema.get("properties") or {}
     required = [key for key in properties if key in (schema.get("required") or ())]
@@ -237,9 +237,9 @@ def _gemma_values(literals: Literals, quote: str) -> Iterator[str]:
 
 
 def _free_text(literals: Literals, spec: CallSpec) -> Iterator[str]:
-    """Content, and calls after content; a notation without a mark is told from content by its first character."""
+    """Yield rules for content and calls after it. Calls without a mark are recognised by their first character."""
     shape = spec.shape
-    if shape.content_opening:  # content has a mark of its own, and a call is the whole answer
+    if shape.content_opening:  # content has its own mark, and a call is the whole answer
         yield f"free_text: {literals.terminal(shape.content_opening)} TEXT"
         yield "called_text: calls"
         return

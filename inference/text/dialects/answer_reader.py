@@ -1,4 +1,4 @@
-"""One answer's text, told apart while it arrives: reasoning, then content and tool calls."""
+"""Separate the text of an answer into reasoning, content and tool calls while it arrives."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def new_call_id() -> str:
 
 
 def new_short_id() -> str:
-    """What Mistral's templates take: nine letters and digits."""
+    """Return an id that Mistral's templates accept: nine letters and digits."""
     return secrets.token_hex(5)[:9]
 
 
@@ -35,11 +35,10 @@ NEW_IDS: Mapping[IdForm, NewId] = {"call": new_call_id, "short": new_short_id}
 
 
 class AnswerReader:
-    """Feed it the text as it comes, then :meth:`finish` once.
+    """Reads one answer. Call :meth:`feed` with each piece of text, then :meth:`finish` once.
 
-    However the text is cut into pieces, the calls are the same, and so are reasoning and content put together.
-    ``thinking`` None and ``tools`` None pass everything through as content. ``is_thinking``: the prompt has begun the
-    reasoning. ``max_calls`` drops what is called after so many calls.
+    The result does not depend on how the text is split. With ``thinking`` None and ``tools`` None all text is content.
+    ``is_thinking``: the prompt has opened the reasoning. Calls beyond ``max_calls`` are dropped.
     """
 
     def __init__(
@@ -54,35 +53,35 @@ class AnswerReader:
         new_id: NewId | None = None,
     ) -> None:
         self.is_reasoning = is_thinking
-        self.reasoning_end = 0  # characters of the text up to the end of the reasoning, its mark included
+        self.reasoning_end = 0  # characters up to the end of the reasoning, including its mark
         self.num_calls = 0
         self._thinking = thinking
         self._tools = tools
         self._calls = ToolCallWriter(new_id or NEW_IDS[tools.ids if tools else "call"], tool_names, argument_forms)
         self._max_calls = max_calls
         self._buffer = TextBuffer()
-        self._reading = self._read()
+        self._parser = self._read()
 
     def feed(self, text: str) -> list[AnswerEvent]:
-        """What is certain with ``text``."""
+        """Add ``text`` and return the events that are certain now."""
         self._buffer.add(text)
-        return self._go_on()
+        return self._advance()
 
     def finish(self) -> list[AnswerEvent]:
-        """The rest: nothing follows. A call that is open ends here."""
+        """Return the remaining events. An open call ends here."""
         self._buffer.end()
-        return self._go_on()
+        return self._advance()
 
-    def _go_on(self) -> list[AnswerEvent]:
+    def _advance(self) -> list[AnswerEvent]:
         found: list[AnswerEvent] = []
-        for event in self._reading:
+        for event in self._parser:
             if event is None:
                 break
-            if self._is_wanted(event):
+            if self._is_included(event):
                 found.append(event)
         return found
 
-    def _is_wanted(self, event: AnswerEvent) -> bool:
+    def _is_included(self, event: AnswerEvent) -> bool:
         if not isinstance(event, _CALL_EVENTS):
             return True
         is_wanted = self._max_calls is None or event.index < self._max_calls

@@ -1,15 +1,15 @@
-"""What kind of value a tool's argument is, for notations that write strings without quotes."""
+"""The kind of value of a tool's arguments, for notations that write strings without quotes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Literal
 
-# text: a string, as it stands. structure: an object or a list, as JSON. scalar: JSON if it is any, else a string.
+# text: a string, unquoted. structure: an object or a list as JSON. scalar: JSON if valid, otherwise a string.
 ArgumentForm = Literal["text", "structure", "scalar"]
-ArgumentForms = Mapping[str, ArgumentForm]  # of a tool's arguments, by name
+ArgumentForms = Mapping[str, ArgumentForm]  # by argument name
 
-MAX_DEPTH = 8  # of references and alternatives that are followed
+MAX_DEPTH = 8  # of references and alternatives
 _KINDS: Mapping[type, str] = {
     str: "string",
     bool: "boolean",
@@ -22,7 +22,7 @@ _KINDS: Mapping[type, str] = {
 
 
 def argument_forms(schema: Mapping[str, Any]) -> dict[str, ArgumentForm]:
-    """Of the properties of a tool's parameters."""
+    """Return the forms of a tool's parameters."""
     properties = schema.get("properties")
     if not isinstance(properties, Mapping):
         return {}
@@ -30,7 +30,7 @@ def argument_forms(schema: Mapping[str, Any]) -> dict[str, ArgumentForm]:
 
 
 def form_of(schema: object, root: Mapping[str, Any]) -> ArgumentForm:
-    """``root`` is where references point into."""
+    """Return the form of a value. References are resolved in ``root``."""
     kinds = _kinds(schema, root, MAX_DEPTH) - {"null"}
     if kinds == {"string"}:
         return "text"
@@ -38,7 +38,7 @@ def form_of(schema: object, root: Mapping[str, Any]) -> ArgumentForm:
 
 
 def _kinds(schema: object, root: Mapping[str, Any], depth: int) -> set[str]:
-    """JSON's types that the value may have; empty where the schema does not tell."""
+    """Return the JSON types that the value may have; empty if the schema does not specify them."""
     if not isinstance(schema, Mapping) or not depth:
         return set()
     if "const" in schema:

@@ -31,11 +31,11 @@ def _call(buffer: TextBuffer, calls: ToolCallWriter, content: ContentWriter) -> 
         yield from buffer.accepts(FENCE)
     kept = buffer.kept()
     if mark in {None, CALL_END} or not name.strip():
-        yield from content.say(CALL_BEGIN + kept)
+        yield from content.write(CALL_BEGIN + kept)
         return
     yield calls.start(name.strip())
     if not (yield from arguments(buffer, calls)):
         yield from broken_call(buffer, calls, (CALL_END,))
         return
     yield calls.end()
-    yield from gathered(buffer.until((CALL_END,)))  # the fence's end
+    yield from gathered(buffer.until((CALL_END,)))  # the end of the fence

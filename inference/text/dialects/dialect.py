@@ -1,8 +1,7 @@
-"""How one model writes: its marks of reasoning, its notation of calls, and the rules for the segments of its answer.
+"""The dialect of a model: its reasoning marks, its tool call notation, and the rules for the segments of its answers.
 
-What a client gets is told apart by an :class:`~inference.text.dialects.answer_reader.AnswerReader`, which reads calls.
-The rules are for the engine: they know where calls stand, and no more, so that a call which turns out to be broken was
-one for them.
+For clients, an :class:`~inference.text.dialects.answer_reader.AnswerReader` parses the calls. The segment rules are for
+the engine: they only know the positions of calls, so a call with invalid content is still a call segment.
 """
 
 from __future__ import annotations
@@ -21,26 +20,26 @@ from inference.text.dialects.tool_formats import TOOL_FORMATS, format_in
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """``thinking`` None: the model does not reason apart from its answer. ``tools`` None: it was not taught to call."""
+    """``thinking`` None: the model has no separate reasoning. ``tools`` None: it does not know tool calls."""
 
     thinking: ThinkingMarks | None = None
     tools: ToolFormat | None = None
 
 
 def dialect_of(template: str, *, tool_format: str = "") -> Dialect:
-    """Of a chat template; ``tool_format`` is an administrator's choice in place of what the template tells."""
+    """Return the dialect of a chat template. ``tool_format`` overrides the notation found in the template."""
     return Dialect(marks_in(template), TOOL_FORMATS[tool_format] if tool_format else format_in(template))
 
 
 CallMode = Literal["none", "marked", "offered"]
-"""Whether there may be any. Where nobody knows whether tools were on offer, those count that a mark begins."""
+"""Which calls an answer may contain. "marked", if it is unknown whether tools were offered: only those with a mark."""
 
 ANSWER, THINKING, CALL, OPENING = range(4)
 
 
 @lru_cache(maxsize=256)
 def answer_segment_rules(dialect: Dialect, thinking: ThinkingState, calls: CallMode) -> SegmentRules:
-    """The rules for an answer that begins inside of reasoning, may begin with it, or has none."""
+    """Return the rules for an answer that begins inside reasoning, may begin with it, or has none."""
     tools = dialect.tools if calls != "none" else None
     begins = tuple(_begins(tools, calls)) if tools else ()
     ends = tuple(Transition(mark, ANSWER, opens=False) for mark in tools.span.ends) if tools else ()

@@ -1,6 +1,6 @@
-"""The events of an answer in the order in which the model writes it, and the two writers that make them.
+"""The events of an answer, in the order of its text, and the two classes that create them.
 
-:class:`ToolCallWriter` numbers tool calls, :class:`ContentWriter` passes on the content between them.
+:class:`ToolCallWriter` numbers the tool calls; :class:`ContentWriter` handles the content between them.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from inference.text.dialects.text_buffer import Parser, TextBuffer
 
 @dataclass(frozen=True, slots=True)
 class ReasoningDelta:
-    """More of what the model thinks before it answers; never part of the content."""
+    """A piece of reasoning. Not part of the content."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ContentDelta:
-    """More of the answer itself."""
+    """A piece of content."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallStart:
-    """A call begins; ``index`` counts the answer's calls from 0, ``id`` and ``name`` come here and nowhere else."""
+    """A call begins. ``index`` counts the answer's calls from 0."""
 
     index: int
     id: str
@@ -37,7 +37,7 @@ class ToolCallStart:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallArguments:
-    """More of a call's arguments: together JSON, or, where the model wrote none, what it wrote."""
+    """A piece of a call's arguments. Together they are JSON, or what the model wrote instead."""
 
     index: int
     text: str
@@ -45,7 +45,7 @@ class ToolCallArguments:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallEnd:
-    """A call is complete, or the text has ended within it."""
+    """A call is complete, or the text has ended inside it."""
 
     index: int
 
@@ -57,10 +57,10 @@ NewId = Callable[[], str]
 
 
 class ToolCallWriter:
-    """Makes the events of one answer's calls. At most one call is open at a time.
+    """Creates the events of an answer's calls. At most one call is open at a time.
 
-    ``names`` are those of the tools on offer, for notations that only a name tells from content; ``forms`` tells of
-    their arguments, for those that write strings without quotes.
+    ``names``: the offered tools, for notations in which only a name distinguishes calls from content. ``forms``: the
+    forms of their arguments, for notations that write strings without quotes.
     """
 
     def __init__(
@@ -90,8 +90,8 @@ class ToolCallWriter:
 
 
 class ContentWriter:
-    """Blanks are held until it is known what follows them: more content, which they belong to, or a call or the end
-    after one, where they mean nothing.
+    """Creates the events of content. Holds whitespace until its meaning is known: it belongs to content that follows,
+    and is dropped before and after calls.
     """
 
     def __init__(self) -> None:
@@ -99,25 +99,25 @@ class ContentWriter:
         self._is_after_call = False
 
     def until(self, buffer: TextBuffer, marks: Sequence[str]) -> Parser[ContentDelta, str | None]:
-        """Content up to the earliest of ``marks``, which is taken and returned; None at the end of the text."""
-        reading = buffer.until(marks)
+        """Yield content up to the earliest of ``marks``. Consumes and returns the mark; None at the end of the text."""
+        parser = buffer.until(marks)
         while True:
             try:
-                text = next(reading)
+                text = next(parser)
             except StopIteration as end:
                 mark: str | None = end.value
                 break
             if text is None:
                 yield None
             else:
-                yield from self.say(text)
+                yield from self.write(text)
         if mark is None and self._held and not self._is_after_call:
             yield ContentDelta(self._held)
         self._held = ""
         self._is_after_call = mark is not None
         return mark
 
-    def say(self, text: str) -> Parser[ContentDelta, None]:
+    def write(self, text: str) -> Parser[ContentDelta, None]:
         self._held += text.lstrip() if self._is_after_call else text
         certain = len(self._held.rstrip())
         if certain:

@@ -51,7 +51,7 @@ def _call(
     if mark != "{" or not name.strip():
         yield from gathered(buffer.until((marks.end,)))
         kept = buffer.kept()
-        yield from content.say(marks.start + kept)
+        yield from content.write(marks.start + kept)
         return
     buffer.kept()
     yield calls.start(name.strip())
@@ -63,7 +63,7 @@ def _call(
 
 
 def _value(buffer: TextBuffer, quote: str, depth: int) -> Parser[str, bool]:
-    """Yield JSON for the value that comes next; False where it breaks off."""
+    """Yield the next value as JSON. Returns False if it is incomplete or invalid."""
     yield from buffer.skip_space()
     if (yield from buffer.accepts(quote)):
         yield '"'
@@ -80,7 +80,7 @@ def _value(buffer: TextBuffer, quote: str, depth: int) -> Parser[str, bool]:
 
 
 def _members(buffer: TextBuffer, quote: str, depth: int, closer: str) -> Parser[str, bool]:
-    """Those of an object or a list, and the end of it."""
+    """Yield the members of an object or a list, up to and including its closing bracket."""
     yield "{" if closer == "}" else "["
     before = ""
     while True:
@@ -121,7 +121,7 @@ def _inside_string(text: str) -> str:
 
 
 def _scalar(text: str) -> str:
-    """JSON's own words and numbers as they are, anything else as a string."""
+    """Return JSON literals and numbers unchanged, anything else as a string."""
     is_json = text in {"true", "false", "null"} or NUMBER.fullmatch(text) is not None
     return text if is_json else json.dumps(text, ensure_ascii=False)
 
@@ -156,4 +156,4 @@ def _block(buffer: TextBuffer, calls: ToolCallWriter, content: ContentWriter) ->
         yield from broken_call(buffer, calls, (END,))
         return
     rest, mark = yield from gathered(buffer.until((END,)))
-    yield from content.say(("" if has_calls else FENCE) + kept + rest + (mark or ""))
+    yield from content.write(("" if has_calls else FENCE) + kept + rest + (mark or ""))

@@ -1,8 +1,8 @@
-"""Harmony, which gpt-oss writes: every message has a header that names its channel, and, of a call, its recipient.
+"""Harmony, the format of gpt-oss: each message has a header with its channel and, for a call, its recipient.
 
 ``<|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...``. The prompt ends with
 ``<|start|>assistant``. A call is ``<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}<|call|>``,
-and it ends the answer. Commentary without a recipient is said to the user.
+and it ends the answer. Commentary without a recipient is content.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 
 
 def parse_harmony(buffer: TextBuffer, calls: ToolCallWriter) -> Parser[AnswerEvent, None]:
-    """What stands outside of messages is content, too. The prompt's header may go on with a recipient."""
+    """Parse an answer. Text outside messages is content too. The prompt's header may continue with a recipient."""
     content = ContentWriter()
     if (yield from buffer.starts_with(f" {RECIPIENT}")) or (yield from buffer.starts_with(RECIPIENT)):
         mark = yield from _message(buffer, calls, content)
@@ -39,7 +39,7 @@ def parse_harmony(buffer: TextBuffer, calls: ToolCallWriter) -> Parser[AnswerEve
 
 
 def _message(buffer: TextBuffer, calls: ToolCallWriter, content: ContentWriter) -> Parser[AnswerEvent, str | None]:
-    """The mark that ends it."""
+    """Parse a message and return the mark that ends it."""
     header, mark = yield from gathered(buffer.until((MESSAGE, *ENDS)))
     if mark != MESSAGE:
         return mark

@@ -1,4 +1,4 @@
-"""Hermes' calls, which Qwen and many others write too: ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``."""
+"""Calls of Hermes, Qwen and many other models: ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def parse_hermes(buffer: TextBuffer, calls: ToolCallWriter) -> Parser[AnswerEven
 
 
 def _block(buffer: TextBuffer, calls: ToolCallWriter, content: ContentWriter) -> Parser[AnswerEvent, None]:
-    """What stands between the marks: an object, or several, or what the model made of it."""
+    """Parse the text between the marks: one or more objects, or invalid text."""
     while True:
         buffer.keep()
         yield from buffer.skip_space()
@@ -29,10 +29,10 @@ def _block(buffer: TextBuffer, calls: ToolCallWriter, content: ContentWriter) ->
 
 
 def _broken_block(buffer: TextBuffer, calls: ToolCallWriter, content: ContentWriter) -> Parser[AnswerEvent, None]:
-    """The rest of an object that is none: the open call's arguments as they stand, or content where no call is open."""
+    """Pass on the rest of an invalid object: as arguments of the open call, or as content if none is open."""
     kept = buffer.kept()
     if calls.is_open:
         yield from broken_call(buffer, calls, (END,))
     else:
         rest, mark = yield from gathered(buffer.until((END,)))
-        yield from content.say(START + kept + rest + (mark or ""))
+        yield from content.write(START + kept + rest + (mark or ""))

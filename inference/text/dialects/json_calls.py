@@ -1,4 +1,4 @@
-"""JSON out of arriving text: single values passed on as they come, and calls written as one JSON object."""
+"""Parse JSON from arriving text: single values, passed on as they arrive, and calls written as one JSON object."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _AFTER_SCALAR = frozenset(",]}\n\r\t ")
 
 
 class _Scan:
-    """Where a value ends, by brackets and quotes alone: whether it is good JSON is for its reader to say."""
+    """Finds the end of a value by brackets and quotes alone, without validating the JSON."""
 
     def __init__(self) -> None:
         self._closers: list[str] = []
@@ -24,7 +24,7 @@ class _Scan:
         self.is_broken = False
 
     def end_in(self, text: str) -> int | None:
-        """The place in ``text`` where the value has ended, or cannot go on (``is_broken``); None where it goes on."""
+        """Return the place in ``text`` where the value ends or becomes invalid (``is_broken``), or None."""
         for place, character in enumerate(text):
             if self._in_string:
                 if self._string_goes_on(character):
@@ -43,7 +43,7 @@ class _Scan:
 
     @property
     def may_end(self) -> bool:
-        """Whether the end of all text is the value's end."""
+        """Return whether the value is complete if the text ends here."""
         return self._is_scalar
 
     def _string_goes_on(self, character: str) -> bool:
@@ -54,7 +54,7 @@ class _Scan:
         elif character == '"':
             self._in_string = False
             return False
-        elif character < " ":  # no string holds control characters, so somebody forgot its end
+        elif character < " ":  # control characters are invalid in strings: its end was forgotten
             self.is_broken = True
             return False
         return True
@@ -73,9 +73,9 @@ class _Scan:
 
 
 def json_value(buffer: TextBuffer) -> Parser[str, bool]:
-    """Yield the text of the value that comes next; False where it breaks off or is none.
+    """Yield the text of the next value. Returns False if it is incomplete or not a value.
 
-    What does not belong to it stays in the buffer.
+    Text after the value stays in the buffer.
     """
     yield from buffer.skip_space()
     scan = _Scan()
@@ -90,7 +90,7 @@ def json_value(buffer: TextBuffer) -> Parser[str, bool]:
 
 
 def json_text(buffer: TextBuffer) -> Waiting[str | None]:
-    """The string that comes next, decoded; None where there is none. What was taken of it is lost then."""
+    """Return the next string, decoded; None if there is none. The text consumed by then is lost."""
     yield from buffer.skip_space()
     if not buffer.text.startswith('"'):
         return None
@@ -99,7 +99,7 @@ def json_text(buffer: TextBuffer) -> Waiting[str | None]:
 
 
 def decoded_text(raw: str) -> str | None:
-    """The string that ``raw`` is in JSON, None if it is something else."""
+    """Decode ``raw`` as a JSON string; None if it is something else."""
     try:
         value = json.loads(raw)
     except ValueError:
@@ -117,7 +117,7 @@ KNOWN = frozenset((*NAMES, *ARGUMENTS, "type", "id", "description"))
 
 @dataclass(slots=True)
 class _Object:
-    """What is known of the object so far. ``early``: arguments that came before the name."""
+    """The object so far. ``early``: arguments that precede the name."""
 
     is_marked: bool
     name: str | None = None
@@ -126,10 +126,10 @@ class _Object:
 
 
 def call_object(buffer: TextBuffer, calls: ToolCallWriter, *, is_marked: bool = True) -> Parser[AnswerEvent, bool]:
-    """Read the object that comes next. False where it is broken: then a call may be open, and the buffer is inside it.
+    """Parse the next object as a call. Returns False if it is invalid; a call may be open then.
 
-    Keys may come in any order; those that mean nothing here are passed over. Where no mark says that this is a call,
-    only one of a tool on offer is, with keys that belong to calls.
+    Keys may be in any order, and unknown keys are ignored. Without a mark, an object is a call only if it names an
+    offered tool and has only keys of calls.
     """
     found = _Object(is_marked)
     if not (yield from buffer.accepts("{")):
@@ -180,7 +180,7 @@ def _name(buffer: TextBuffer, calls: ToolCallWriter, found: _Object) -> Parser[A
 
 
 def arguments(buffer: TextBuffer, calls: ToolCallWriter) -> Parser[AnswerEvent, bool]:
-    """The arguments of the open call, as they come. Some models write them as JSON inside a JSON string."""
+    """Yield the arguments of the open call as they arrive. Some models write them as JSON in a JSON string."""
     yield from buffer.skip_space()
     if buffer.text[:1] in {"{", "["}:
         return (yield from mapped(json_value(buffer), calls.arguments))
@@ -193,7 +193,7 @@ def arguments(buffer: TextBuffer, calls: ToolCallWriter) -> Parser[AnswerEvent, 
 
 
 def broken_call(buffer: TextBuffer, calls: ToolCallWriter, marks: Sequence[str]) -> Parser[AnswerEvent, str | None]:
-    """The open call's arguments are no JSON: all up to the earliest of ``marks``, which is taken, belongs to them."""
+    """Yield the text up to the earliest of ``marks`` as arguments of the open call, which are not valid JSON."""
     mark = yield from mapped(stripped(buffer.until(marks)), calls.arguments)
     yield calls.end()
     return mark

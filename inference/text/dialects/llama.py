@@ -1,8 +1,8 @@
 """Llama's notations of calls.
 
-Llama 3 writes ``{"name": ..., "parameters": {...}}`` alone, or several with semicolons between them. No mark tells them
-from an answer that is JSON, so an object is a call only if it names a tool on offer. Llama 3.2 and Llama 4 write a
-Python list, ``[name(key=value), ...]``, and nothing but it.
+Llama 3 writes ``{"name": ..., "parameters": {...}}``, or several of these separated by semicolons. Without a mark, an
+object is a call only if it names an offered tool. Llama 3.2 and Llama 4 write only a Python list,
+``[name(key=value), ...]``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def parse_llama_json(buffer: TextBuffer, calls: ToolCallWriter) -> Parser[Answer
     if calls.is_open:
         yield from broken_call(buffer, calls, ())
         return
-    yield from content.say(kept)
+    yield from content.write(kept)
     yield from content.until(buffer, ())
 
 
@@ -52,7 +52,7 @@ def parse_pythonic(buffer: TextBuffer, calls: ToolCallWriter) -> Parser[AnswerEv
     if calls.is_open:
         yield from broken_call(buffer, calls, (PYTHON_END,))
     else:
-        yield from content.say(kept)
+        yield from content.write(kept)
     while (yield from content.until(buffer, (PYTHON_END,))) is not None:
         pass
 

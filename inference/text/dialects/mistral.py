@@ -24,7 +24,7 @@ def parse_mistral(buffer: TextBuffer, calls: ToolCallWriter) -> Parser[AnswerEve
             mark = yield from broken_call(buffer, calls, (MARK,))
             continue
         if not is_whole:
-            yield from content.say(MARK + kept)
+            yield from content.write(MARK + kept)
         mark = yield from content.until(buffer, (MARK,))
 
 
@@ -36,7 +36,7 @@ def _objects(buffer: TextBuffer, calls: ToolCallWriter) -> Parser[AnswerEvent, b
             return True
         if not (yield from call_object(buffer, calls)):
             return False
-        buffer.keep()  # what was read is a call, and no content if the rest is broken
+        buffer.keep()  # the text so far is a call, not content, even if the rest is invalid
         yield from buffer.skip_space()
         if not (yield from buffer.accepts(",")):
             yield from buffer.accepts("]")

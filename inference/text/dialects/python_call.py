@@ -1,4 +1,4 @@
-"""Calls in Python's notation, ``name(key=value, ...)``, turned into JSON argument by argument."""
+"""Parse calls in Python syntax, ``name(key=value, ...)``, and convert their arguments to JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _OPENERS, _CLOSERS = frozenset("([{"), frozenset(")]}")
 
 
 def python_call(buffer: TextBuffer, calls: ToolCallWriter) -> Parser[AnswerEvent, bool]:
-    """Read the call that comes next, if it is one of a tool on offer; the buffer is inside it where it breaks off."""
+    """Parse the next call if it names an offered tool. If it is invalid, the buffer stays inside it."""
     name, mark = yield from buffer.before(("(", "\n"))
     if mark != "(" or name.strip() not in calls.names:
         buffer.give_back(name)
@@ -44,7 +44,7 @@ def python_call(buffer: TextBuffer, calls: ToolCallWriter) -> Parser[AnswerEvent
 
 
 def _value(buffer: TextBuffer) -> Waiting[str | None]:
-    """The text up to the comma or bracket that ends the value; None where the text ends first."""
+    """Return the text up to the comma or bracket that ends the value; None if the text ends first."""
     depth, quote, is_escaped, place = 0, "", False, 0
     while True:
         while place == len(buffer.text):
@@ -68,7 +68,7 @@ def _value(buffer: TextBuffer) -> Waiting[str | None]:
 
 
 def _as_json(text: str) -> str:
-    """A literal of Python's, or JSON's words for it; what is neither stays as it is written."""
+    """Convert a Python literal to JSON. JSON literals and other text stay unchanged."""
     if len(text) > MAX_LITERAL:
         return text
     try:

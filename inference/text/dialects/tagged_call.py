@@ -1,7 +1,7 @@
-"""Calls whose arguments stand between tags, each by itself, strings without quotes: Qwen3-Coder's and GLM's.
+"""Parse calls with one tag per argument and unquoted strings, as Qwen3-Coder and GLM write them.
 
-Which arguments are strings only the tool's schema tells. Those are passed on while they are written; of others it is
-known at their end whether they are JSON.
+The tool's schema says which arguments are strings. These are passed on as they arrive; others are checked for JSON when
+they are complete.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from inference.text.dialects.events import AnswerEvent, ContentWriter, ToolCallW
 from inference.text.dialects.json_calls import broken_call
 from inference.text.dialects.text_buffer import Parser, TextBuffer, gathered, mapped
 
-_PYTHON = {"True": "true", "False": "false", "None": "null"}  # what models write that know more Python than JSON
+_PYTHON = {"True": "true", "False": "false", "None": "null"}  # Python literals that models write instead of JSON
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tags:
     """``start function NAME name_end (key KEY key_end value VALUE value_end)* function_end end``, with blanks between.
 
-    ``padding`` stands at both ends of a value and is no part of it; ``gap`` is written where blanks mean nothing.
+    ``padding`` surrounds a value and is not part of it. ``gap`` is the whitespace written between tags.
     """
 
     start: str
@@ -81,7 +81,7 @@ def _call(buffer: TextBuffer, calls: ToolCallWriter, content: ContentWriter, tag
     kept = buffer.kept()
     if not name:
         rest, mark = yield from gathered(buffer.until((tags.end,)))
-        yield from content.say(tags.start + kept + rest + (mark or ""))
+        yield from content.write(tags.start + kept + rest + (mark or ""))
         return
     yield calls.start(name)
     if not (yield from _arguments(buffer, calls, name, tags)):
@@ -92,7 +92,7 @@ def _call(buffer: TextBuffer, calls: ToolCallWriter, content: ContentWriter, tag
 
 
 def _name(buffer: TextBuffer, tags: Tags) -> Parser[AnswerEvent, str]:
-    """Empty where there is none."""
+    """Return the name of the call; empty if there is none."""
     yield from buffer.skip_space()
     if tags.function and not (yield from buffer.accepts(tags.function)):
         return ""
@@ -105,7 +105,7 @@ def _name(buffer: TextBuffer, tags: Tags) -> Parser[AnswerEvent, str]:
 
 
 def _arguments(buffer: TextBuffer, calls: ToolCallWriter, name: str, tags: Tags) -> Parser[AnswerEvent, bool]:
-    """All of them as one JSON object; False where something else stands between them, or the text ends."""
+    """Yield the arguments as one JSON object. Returns False if there is other text between them, or the text ends."""
     forms = calls.forms.get(name, {})
     before = "{"
     while True:
@@ -128,7 +128,7 @@ def _arguments(buffer: TextBuffer, calls: ToolCallWriter, name: str, tags: Tags)
 
 
 def _value(buffer: TextBuffer, tags: Tags, form: ArgumentForm) -> Parser[str, bool]:
-    """As JSON; False where the text ends inside of it."""
+    """Yield the value as JSON. Returns False if the text ends inside it."""
     if tags.padding:
         yield from buffer.accepts(tags.padding)
     inside = _unpadded(buffer.until((tags.value_end,)), tags.padding)
@@ -145,7 +145,7 @@ def _value(buffer: TextBuffer, tags: Tags, form: ArgumentForm) -> Parser[str, bo
 
 
 def scalar(text: str) -> str:
-    """JSON as it stands, anything else as a string."""
+    """Return JSON unchanged, anything else as a JSON string."""
     if text in _PYTHON:
         return _PYTHON[text]
     try:
@@ -156,15 +156,15 @@ def scalar(text: str) -> str:
 
 
 def _refuse(word: str) -> None:
-    raise ValueError(word)  # NaN and infinities are no JSON
+    raise ValueError(word)  # NaN and infinities are not JSON
 
 
-def _unpadded(reading: Parser[str, str | None], padding: str) -> Parser[str, str | None]:
-    """Without ``padding`` at the end, which is held until it is known what follows it."""
+def _unpadded(parser: Parser[str, str | None], padding: str) -> Parser[str, str | None]:
+    """Remove ``padding`` at the end. Padding is held until it is known whether text follows."""
     held = ""
     while True:
         try:
-            item = next(reading)
+            item = next(parser)
         except StopIteration as end:
             mark: str | None = end.value
             if held and mark is None:

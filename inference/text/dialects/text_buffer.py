@@ -1,7 +1,7 @@
-"""Text that arrives in pieces, read by generators that pause where they need more of it.
+"""A buffer for text that arrives in pieces, and parsers, generators that pause while they need more text.
 
-A reading yields what it makes of the text, and None where it waits. Whoever drives it adds text, or says that none
-comes any more, and goes on. So a reader of a notation is written as if the whole text were there.
+A parser yields its results, and None when it needs more text. The caller adds text to the buffer, or ends it, and
+resumes the parser. So a parser is written as if the whole text were available.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import TypeVar
 
 
 def first_mark(text: str, marks: Sequence[str]) -> tuple[int, int] | None:
-    """Where the earliest of ``marks`` begins and ends."""
+    """Return the start and end of the earliest of ``marks``; None if there is none."""
     places = [(place, place + len(mark)) for mark in marks if (place := text.find(mark)) >= 0]
     return min(places, default=None)
 
 
 def open_end(text: str, marks: Sequence[str]) -> int:
-    """Length of the longest end of ``text`` that could become one of ``marks``."""
+    """Return the length of the longest suffix of ``text`` that is a prefix of one of ``marks``."""
     return max((_overlap(text, mark) for mark in marks), default=0)
 
 
@@ -32,11 +32,11 @@ T = TypeVar("T")
 R = TypeVar("R")
 Item = TypeVar("Item")
 Parser = Generator[Item | None, None, R]  # None: more text is needed
-Waiting = Generator[None, None, R]  # a reading that makes nothing, it only waits
+Waiting = Generator[None, None, R]  # a parser without results: it only waits
 
 
 class TextBuffer:
-    """``text`` is what has come and was not taken. ``position`` counts the characters taken."""
+    """``text`` has arrived and is not consumed yet. ``position`` counts consumed characters."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -65,28 +65,28 @@ class TextBuffer:
             self._kept = ["".join(self._kept).removesuffix(text)]
 
     def keep(self) -> None:
-        """Remember what is taken from here on, until :meth:`kept` asks for it."""
+        """Start to record consumed text, until :meth:`kept` is called."""
         self._kept = []
 
     def kept(self) -> str:
-        """What was taken since :meth:`keep`; from here on nothing is remembered."""
+        """Return the text consumed since :meth:`keep`, and stop recording."""
         text, self._kept = "".join(self._kept or ()), None
         return text
 
     def more(self) -> Waiting[bool]:
-        """Wait for some text that is not taken; False at the end."""
+        """Wait for more text. Returns False at the end."""
         while not self.text and not self.is_ended:
             yield None
         return bool(self.text)
 
     def starts_with(self, mark: str) -> Waiting[bool]:
-        """Whether ``mark`` comes next, once that is certain."""
+        """Return whether ``mark`` comes next, as soon as that is certain."""
         while mark.startswith(self.text) and len(self.text) < len(mark) and not self.is_ended:
             yield None
         return self.text.startswith(mark)
 
     def accepts(self, mark: str) -> Waiting[bool]:
-        """Take ``mark`` if it comes next."""
+        """Consume ``mark`` if it comes next. Returns whether it did."""
         found = yield from self.starts_with(mark)
         if found:
             self.take(len(mark))
@@ -100,7 +100,7 @@ class TextBuffer:
                 return
 
     def before(self, marks: Sequence[str]) -> Waiting[tuple[str, str | None]]:
-        """The text before the earliest of ``marks``, which stays and is returned too."""
+        """Consume the text before the earliest of ``marks``. Returns the text and the mark, which is not consumed."""
         text, mark = yield from gathered(self.until(marks))
         self.give_back(mark or "")
         return text, mark
@@ -108,7 +108,7 @@ class TextBuffer:
     def until(self, marks: Sequence[str]) -> Parser[str, str | None]:
         """Yield the text before the earliest of ``marks`` as soon as it is certain.
 
-        Takes the mark and returns it; None when the text ends without one. No mark may begin with another one.
+        Consumes and returns the mark; None if the text ends without one. No mark may be a prefix of another one.
         """
         while True:
             found = first_mark(self.text, marks)
@@ -125,23 +125,23 @@ class TextBuffer:
             yield None
 
 
-def mapped(reading: Parser[T, R], make: Callable[[T], Item]) -> Parser[Item, R]:
-    """The same reading with ``make`` of each item."""
+def mapped(parser: Parser[T, R], make: Callable[[T], Item]) -> Parser[Item, R]:
+    """Apply ``make`` to each result of a parser."""
     while True:
         try:
-            item = next(reading)
+            item = next(parser)
         except StopIteration as end:
             result: R = end.value
             return result
         yield None if item is None else make(item)
 
 
-def gathered(reading: Parser[str, R]) -> Waiting[tuple[str, R]]:
-    """All text of a reading at once, with its result."""
+def gathered(parser: Parser[str, R]) -> Waiting[tuple[str, R]]:
+    """Return the whole text of a parser, and its return value."""
     parts: list[str] = []
     while True:
         try:
-            item = next(reading)
+            item = next(parser)
         except StopIteration as end:
             return "".join(parts), end.value
         if item is None:
@@ -150,12 +150,12 @@ def gathered(reading: Parser[str, R]) -> Waiting[tuple[str, R]]:
             parts.append(item)
 
 
-def stripped(reading: Parser[str, R]) -> Parser[str, R]:
-    """The same text without the blanks at its end, which are held until it is known what follows them."""
+def stripped(parser: Parser[str, R]) -> Parser[str, R]:
+    """Remove whitespace at the end of a parser's text. Whitespace is held until more text follows."""
     held = ""
     while True:
         try:
-            item = next(reading)
+            item = next(parser)
         except StopIteration as end:
             result: R = end.value
             return result

@@ -1,4 +1,4 @@
-"""Reasoning before the answer: the marks that models put around it."""
+"""The marks that models put around their reasoning."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from inference.text.dialects.text_buffer import Parser, TextBuffer, Waiting, map
 
 @dataclass(frozen=True, slots=True)
 class ThinkingMarks:
-    """``sign``: the text that tells a template which knows them; most only take earlier reasoning out, and so name the
-    end alone.
+    """``sign``: text that identifies a template with these marks. By default the end mark, because most templates only
+    remove earlier reasoning and contain that mark alone.
     """
 
     start: str
@@ -41,12 +41,12 @@ def marks_in(template: str) -> ThinkingMarks | None:
 
 
 def is_left_open(marks: ThinkingMarks, prompt_end: str) -> bool:
-    """Whether the prompt itself has begun the reasoning, so that the answer begins inside it."""
+    """Return whether the prompt has opened the reasoning, so that the answer begins inside it."""
     return prompt_end.rstrip().endswith(marks.start)
 
 
 def begins_with(buffer: TextBuffer, start: str) -> Waiting[bool]:
-    """Take ``start`` if nothing but blanks stands before it; else everything stays."""
+    """Consume ``start`` if only whitespace precedes it. Returns whether it did."""
     while True:
         text = buffer.text.lstrip()
         if buffer.is_ended or not start.startswith(text[: len(start)]) or len(text) >= len(start):
@@ -59,11 +59,11 @@ def begins_with(buffer: TextBuffer, start: str) -> Waiting[bool]:
 
 
 def parse_reasoning(buffer: TextBuffer, end: str) -> Parser[ReasoningDelta, str | None]:
-    """What stands before ``end``, without the blanks around it; returns None where it does not come."""
+    """Yield the text before ``end`` without surrounding whitespace. Returns None if the text ends first."""
     yield from buffer.skip_space()
     return (yield from mapped(stripped(buffer.until((end,))), ReasoningDelta))
 
 
 def is_closed(marks: ThinkingMarks, prompt_end: str) -> bool:
-    """Whether the prompt has ended the reasoning already, as templates do where it is turned off."""
+    """Return whether the prompt has closed the reasoning, as templates do if it is disabled."""
     return prompt_end.rstrip().endswith(marks.end)

@@ -1,4 +1,4 @@
-"""A notation of tool calls, as a model's chat template teaches it, and its shape for grammars of demanded calls."""
+"""A notation of tool calls, and its shape for grammars of required calls."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ ArgumentsForm = Literal["json", "python", "gemma", "tagged"]
 class CallShape:
     """``opening before NAME between ARGUMENTS after separator before NAME ... closing``.
 
-    The first text begins with ``mark``, which tells calls from content; without a mark content cannot begin with the
-    first character of a call. ``quote`` stands around strings where the arguments are Gemma's, ``tags`` around each
-    argument where they are tagged. ``content_opening`` stands before content where the notation frames that too, and a
-    call that ``ends_answer`` is the only one.
+    The first text begins with ``mark``, which distinguishes calls from content; without a mark, content cannot begin
+    with the first character of a call. ``quote`` surrounds strings in Gemma's notation, ``tags`` each argument in
+    tagged notations. ``content_opening`` precedes content. A call that ``ends_answer`` is the only one.
     """
 
     before: str
@@ -41,14 +40,14 @@ class CallShape:
         return self.opening + self.before
 
 
-IdForm = Literal["call", "short"]  # short: nine letters and digits, which Mistral's templates insist on
+IdForm = Literal["call", "short"]  # short: nine letters and digits, as Mistral's templates require
 
 
 @dataclass(frozen=True, slots=True)
 class CallSpan:
-    """Between which texts calls stand, told without reading them. Without ``ends`` all the rest is calls.
+    """The texts that start and end calls, without parsing them. Without ``ends`` the rest of the answer is calls.
 
-    ``openers`` begin calls only at the very beginning of an answer.
+    ``openers`` start calls only at the beginning of an answer.
     """
 
     starts: tuple[str, ...] = ()
@@ -58,9 +57,9 @@ class CallSpan:
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """``marks`` are the texts that calls are recognised by; a tokenizer may have them as special tokens.
+    """A notation. ``marks``: the texts that identify calls; they may be special tokens of the tokenizer.
 
-    A template teaches the format if it holds all texts of one of ``signs``.
+    A template uses the format if it contains all texts of one of ``signs``.
     """
 
     name: str

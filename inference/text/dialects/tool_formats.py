@@ -1,4 +1,4 @@
-"""The notations that the server reads and writes, and which of them a chat template teaches."""
+"""The supported tool call notations, and how to find that of a chat template."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from inference.text.dialects import llama as llama_json
 from inference.text.dialects import llama as pythonic
 from inference.text.dialects.tool_format import CallShape, CallSpan, ToolFormat
 
-OTHER_MARKUP = "<function="  # other calls than Hermes' between the same marks
+OTHER_MARKUP = "<function="  # other calls between the same marks as Hermes'
 
 HERMES = ToolFormat(
     "hermes",
@@ -196,7 +196,7 @@ HARMONY = ToolFormat(
     ),
 )
 
-# Those with more signs come before those whose signs they share.
+# Formats with more signs precede those with a subset of the same signs.
 _ALL = (
     HARMONY,
     QWEN_CODER,
@@ -217,6 +217,6 @@ TOOL_FORMATS = {each.name: each for each in _ALL}
 
 
 def format_in(template: str) -> ToolFormat | None:
-    """None where the template says nothing of tools, or nothing that is known here."""
+    """Return the format of a template; None if it has no tools or uses an unknown notation."""
     found = next((each for each in _ALL if each.is_taught_by(template)), None)
     return None if found is HERMES and OTHER_MARKUP in template else found
