@@ -1,7 +1,7 @@
-"""What crosses the border of the engine: requests in, events out.
+"""The messages between the engine and its clients: requests in, events out.
 
-Frozen dataclasses without tensors of the engine's own, so that a remote engine could exchange the same ones.
-Times are seconds; ``*_at`` are captures of ``time.monotonic()`` in the engine's process.
+Frozen dataclasses without the engine's tensors, so that a remote engine could use the same ones. Times are seconds;
+``*_at`` are values of ``time.monotonic()`` in the engine's process.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from inference.interventions import InertEdit, Intervention, Removal, Site
 from inference.segments import ANSWER_ONLY, SegmentRules
 from inference.text.grammar import Grammar
 
-GREEDY_BELOW = 1e-5  # a temperature this small leaves the best token alone, and smaller ones overflow float32
-BACKGROUND_PRIORITY = -(2**20)  # lower than any key's
+GREEDY_BELOW = 1e-5  # at this temperature only the best token is left; smaller ones overflow float32
+BACKGROUND_PRIORITY = -(2**20)  # below that of any key
 FinishReason = Literal["stop", "length", "cancelled"]
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingRequest:
-    """One text to embed or to classify. ``index`` is its place in the request; several share a stream.
+    """One text to embed or classify. ``index`` is its place in the request.
 
-    ``token_type_ids`` tells the two texts of a pair apart where the model asks for it; empty: all of one text.
-    ``priority``: texts with BACKGROUND_PRIORITY and less are behind all others.
+    ``token_type_ids`` distinguishes the two texts of a pair, for models that use them; empty for a single text.
+    ``priority``: texts with at most BACKGROUND_PRIORITY run after all others.
     """
 
     request_id: str
@@ -42,8 +42,8 @@ class EmbeddingRequest:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingEvent:
-    """The vector: ``[dimensions]`` float32 numbers, little endian; of a classifier its scores by label. A FinishedEvent
-    with the usage follows.
+    """The vector of a text, or the scores of a classifier by label: float32, little endian. A FinishedEvent with the
+    usage follows.
     """
 
     index: int
@@ -52,9 +52,9 @@ class EmbeddingEvent:
 
 @dataclass(frozen=True, slots=True)
 class ThinkingBudget:
-    """At most ``max_tokens`` tokens between ``start_id`` and ``end_id``, which then is the only one allowed.
+    """A limit on reasoning: after ``max_tokens`` tokens since ``start_id`` only ``end_id`` is allowed.
 
-    ``has_begun``: the prompt ends with the start.
+    ``has_begun``: the prompt ends with the start token.
     """
 
     max_tokens: int
@@ -65,16 +65,16 @@ class ThinkingBudget:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token is chosen. Values are validated at the HTTP edge and trusted here.
+    """Sampling parameters of a request. Values are validated at the HTTP edge and trusted here.
 
     ``temperature`` below :data:`GREEDY_BELOW` is greedy, and so is ``top_k`` 1. ``top_k`` 0, ``top_p`` 1, ``min_p`` 0
     and ``typical_p`` 1 are off. ``presence_penalty`` and ``frequency_penalty`` are OpenAI's additive penalties over
     generated tokens; ``repetition_penalty`` is multiplicative over prompt and generated tokens (1 is off).
     ``bad_words`` are token sequences that must not appear; ``allowed_token_ids`` None allows all. Before ``min_tokens``
-    generated tokens neither the model's end nor a stop token can be chosen, and stop strings are not looked for.
-    ``logprobs`` None asks for none, k >= 0 for the chosen token's and the k most likely ones'. ``prompt_logprobs``
-    likewise, for the prompt's tokens. ``seed`` and the request's index determine its random numbers.
-    The output matches ``grammar`` if it ends with reason ``stop``, unless a stop string or stop token cut it.
+    generated tokens, end and stop tokens are excluded and stop strings are ignored. ``logprobs``: None for none,
+    otherwise k >= 0 for the sampled token's and those of the k most likely tokens; ``prompt_logprobs`` likewise for the
+    prompt. ``seed`` and the request's index determine the random numbers. The output matches ``grammar`` if it ends
+    with reason ``stop``, unless a stop string or stop token cut it.
     """
 
     max_tokens: int = 512
@@ -96,7 +96,7 @@ class SamplingParams:
     include_stop: bool = False  # in the text
     ignore_eos: bool = False
     skip_special_tokens: bool = True  # in the text
-    shown_token_ids: tuple[int, ...] = ()  # special tokens that the text has all the same
+    shown_token_ids: tuple[int, ...] = ()  # special tokens to include in the text anyway
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     grammar: Grammar | None = None
@@ -104,16 +104,16 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether no chance is left. Of tokens that tie, the first in the vocabulary is taken."""
+        """Whether sampling is greedy. Of tied tokens, the first in the vocabulary is chosen."""
         return self.temperature < GREEDY_BELOW or self.top_k == 1
 
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """A continuation that is there already: its tokens are scored as if they had been generated, and none is.
+    """A given continuation to score: its tokens are scored as if generated, and none are generated.
 
-    Two requests of one submission with the same ``pair`` (and the same prompt and tokens) are compared: how far the
-    distributions of the one are from those of the one that ``is_reference``, at each token.
+    Two requests of one submission with the same ``pair``, prompt and tokens are compared: the divergence of the
+    subject's distribution from that of the request that ``is_reference``, at each token.
     """
 
     token_ids: tuple[int, ...]
@@ -125,9 +125,9 @@ class Scoring:
 class GenerationRequest:
     """One sequence to generate. ``index`` is the choice's index within its :class:`EventStream`.
 
-    ``priority``: under the ``priority`` scheduler policy higher ones run first. BACKGROUND_PRIORITY and less is behind
-    all others under every policy. CaptureEvents answer ``captures``. ``segment_rules`` separate the segments of
-    the text, for edits that act on some of them only. Cached prefixes are shared only among requests with the same
+    ``priority``: higher ones run first under the ``priority`` scheduler policy; those of at most BACKGROUND_PRIORITY
+    run last under every policy. CaptureEvents answer ``captures``. ``segment_rules`` separate the segments of the text,
+    for edits that act on some of them only. Cached prefixes are shared only among requests with the same
     ``cache_salt``.
     """
 
@@ -145,12 +145,12 @@ class GenerationRequest:
 
     @property
     def continuation(self) -> tuple[int, ...]:
-        """Tokens behind the prompt that are given."""
+        """The given tokens after the prompt."""
         return () if self.scoring is None else self.scoring.token_ids
 
     @property
     def max_events(self) -> int:
-        """One for each token to generate, and with captures one for each step that runs it or the prompt."""
+        """The maximum number of events: one per generated token, and with captures one per token run."""
         num_tokens = self.sampling.max_tokens + len(self.continuation)
         return 2 * num_tokens + len(self.prompt_token_ids) if self.captures else num_tokens
 
@@ -160,9 +160,9 @@ Request = GenerationRequest | EmbeddingRequest
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """Log-probability (nats) of a token, and of the most likely ones at its place, best first.
+    """Log-probability (nats) of a token, and of the most likely tokens at its place, best first.
 
-    ``rank`` counts from 1, the most likely token's; 0 where nobody counted.
+    ``rank`` is 1 for the most likely token; 0 if it was not determined.
     """
 
     token_id: int
@@ -187,8 +187,8 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class SiteEffect:
-    """What steering did at one site: of ``num_tokens`` on which the profile acts there it changed ``num_changed``, and
-    ``change`` is the sum over all of them of ``|h' - h| / |h|``.
+    """The effect of steering at one site: the profile acted on ``num_tokens`` tokens and changed ``num_changed`` of
+    them. ``change`` is the sum of ``|h' - h| / |h|``.
     """
 
     site: Site
@@ -199,9 +199,9 @@ class SiteEffect:
 
 @dataclass(frozen=True, slots=True)
 class SteeringReceipt:
-    """Proof that steering ran: layer applications expected from the profile, and those that the hooks made.
+    """Proof that steering ran: the number of layer applications expected from the profile, and that of the hooks.
 
-    ``effects`` says what came of them; ``removals`` and ``inert`` are those of the intervention.
+    ``effects``: the resulting changes. ``removals`` and ``inert`` are those of the intervention.
     """
 
     fingerprint: str
@@ -214,7 +214,7 @@ class SteeringReceipt:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Seconds from submission: until the first forward pass, until the first token, until the end."""
+    """Seconds from submission until the first forward pass, the first token, and the end."""
 
     queue_s: float = 0.0
     first_token_s: float | None = None
@@ -223,7 +223,7 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobsEvent:
-    """Log-probabilities of the prompt's tokens; the first token has none. Precedes any TokensEvent."""
+    """Log-probabilities of the prompt's tokens; None for the first token. Precedes any TokensEvent."""
 
     index: int
     logprobs: tuple[TokenLogprob | None, ...]
@@ -239,9 +239,9 @@ class ScoresEvent:
 
 @dataclass(frozen=True, slots=True)
 class DivergenceEvent:
-    """KL(subject || reference) in nats at each token of a pair's continuation: over the whole vocabulary, exact.
+    """KL(subject || reference) in nats at each token of a pair's continuation, exact over the whole vocabulary.
 
-    ``index`` is that of the sequence of the pair that came to its end last.
+    ``index`` is that of the sequence of the pair that finished last.
     """
 
     index: int
@@ -251,7 +251,7 @@ class DivergenceEvent:
 
 @dataclass(frozen=True, slots=True)
 class CaptureEvent:
-    """What one step read, before the TokensEvent of the token that it sampled; and before the end, what was pooled."""
+    """The captures of one step, before the TokensEvent of its sampled token; pooled ones before the terminal event."""
 
     index: int
     captures: tuple[ActivationCapture, ...]
@@ -259,7 +259,7 @@ class CaptureEvent:
 
 @dataclass(frozen=True, slots=True)
 class TokensEvent:
-    """New tokens and the text that they complete (may be empty while a character or a stop string is open)."""
+    """New tokens and the text that they complete (empty while a character or a possible stop string is incomplete)."""
 
     index: int
     token_ids: tuple[int, ...]
@@ -267,7 +267,7 @@ class TokensEvent:
     logprobs: tuple[TokenLogprob, ...] = ()
 
     def followed_by(self, other: TokensEvent) -> TokensEvent:
-        """Both as one."""
+        """Return this event and a later one as one event."""
         return TokensEvent(
             self.index, self.token_ids + other.token_ids, self.text + other.text, self.logprobs + other.logprobs
         )
@@ -275,9 +275,9 @@ class TokensEvent:
 
 @dataclass(frozen=True, slots=True)
 class FinishedEvent:
-    """Terminal: the sequence ended; ``stop`` is the stop string that ended it, if one did.
+    """Terminal: the sequence finished. ``stop`` is the stop string that ended it, if any.
 
-    ``ending`` is the token that did, where log-probabilities were asked for and no TokensEvent has it.
+    ``ending`` is the end token, if log-probabilities were requested and no TokensEvent contains it.
     """
 
     index: int
@@ -301,7 +301,7 @@ class FailedEvent:
 
     @classmethod
     def before_start(cls, request: Request, code: str, message: str) -> FailedEvent:
-        """Of a request that never ran."""
+        """Return the event for a request that never ran."""
         return cls(request.index, code, message, Usage(prompt_tokens=len(request.prompt_token_ids)), Timings())
 
 
@@ -316,4 +316,4 @@ Event = (
     | FailedEvent
 )
 TERMINAL_EVENTS = (FinishedEvent, FailedEvent)
-Delivery = tuple[object, Event]  # an event and the sink that gets it
+Delivery = tuple[object, Event]  # an event and its sink

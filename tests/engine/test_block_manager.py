@@ -64,7 +64,7 @@ def test_double_release_and_naming_of_free_blocks_are_errors():
 
 @pytest.mark.parametrize("sizes", [(0, 16), (4, 0)])
 def test_empty_pools_are_refused(sizes):
-    with pytest.raises(ValueError, match="no pool"):
+    with pytest.raises(ValueError, match="do not make a pool"):
         BlockManager(*sizes)
 
 

@@ -169,7 +169,7 @@ def test_large_blocks_are_shared_as_a_whole():
 
 
 def test_a_block_holds_whole_keys():
-    with pytest.raises(ValueError, match="no multiple"):
+    with pytest.raises(ValueError, match="not a multiple"):
         PagedCache(ROWS, LENGTH, (0,), (24,), prefixes=True, block_size=PREFIX_BLOCK + 1)
 
 

@@ -281,7 +281,7 @@ def _broken(path):
     [
         (_max_pooling, "max_tokens is not supported"),
         (_dense, "the module Dense"),
-        (_outside, "outside of itself"),
+        (_outside, "folder outside of it"),
         (_no_pooling, "cannot be read"),
         (_broken, "cannot be read"),
     ],

@@ -1,8 +1,7 @@
-"""Which blocks of a paged pool are in use, by how many, and what the others still hold. Knows nothing of tensors.
+"""Reference counts and content keys of the blocks of a paged pool. Independent of tensors.
 
-A block is free (nobody uses it and its content is nameless), used (reference count above 0), or cached: nobody uses
-it, but its content has a key and can be taken up again until the block is needed. Cached blocks are evicted least
-recently used first.
+A block is free (unused, without a key), used (reference count above 0), or cached: unused, but its content has a key
+and can be reused until the block is needed. Cached blocks are evicted least recently used first.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Iterable
 
 
 class OutOfBlocksError(RuntimeError):
-    """More blocks were asked for than are free or cached."""
+    """More blocks were requested than are free or cached."""
 
 
 class BlockManager:
@@ -20,7 +19,7 @@ class BlockManager:
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         if num_blocks < 1 or block_size < 1:
-            raise ValueError(f"{num_blocks} blocks of {block_size} tokens are no pool.")
+            raise ValueError(f"{num_blocks} blocks of {block_size} tokens do not make a pool.")
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._free = list(range(num_blocks - 1, -1, -1))
@@ -33,7 +32,7 @@ class BlockManager:
 
     @property
     def num_free(self) -> int:
-        """Blocks that :meth:`allocate` can give."""
+        """The number of blocks that :meth:`allocate` can return."""
         untouched = self.num_blocks - self._touched
         return len(self._free) + len(self._cached) - (0 if self._may_grow else untouched)
 
@@ -43,36 +42,36 @@ class BlockManager:
 
     @property
     def num_touched(self) -> int:
-        """Blocks that were ever in use: those of low numbers go first."""
+        """The number of blocks that were ever used. Blocks with low numbers are allocated first."""
         return self._touched
 
     def hold_growth(self, *, held: bool) -> None:
-        """While ``held``, give only blocks that were in use before: their memory is taken already."""
+        """While ``held``, allocate only blocks that were used before, whose memory is already allocated."""
         self._may_grow = not held
 
     def allocate(self, count: int) -> list[int]:
-        """Take blocks of no particular content; OutOfBlocksError, and nothing taken, when there are too few."""
+        """Allocate blocks. Raise OutOfBlocksError, and allocate none, if there are too few."""
         if count > self.num_free:
             raise OutOfBlocksError(f"{count} blocks are needed, {self.num_free} are free.")
         return [self._take() for _ in range(count)]
 
     def find(self, key: bytes) -> int | None:
-        """The block whose content has this key."""
+        """Return the block whose content has this key, or None."""
         return self._block_of.get(key)
 
     def num_idle(self, blocks: Iterable[int]) -> int:
-        """How many of the blocks nobody uses: those that :meth:`share` takes from the free ones."""
+        """Return how many of the blocks are unused: :meth:`share` makes them unavailable."""
         return sum(block in self._cached for block in blocks)
 
     def share(self, blocks: Iterable[int]) -> None:
-        """One more user for each of the blocks."""
+        """Add a reference to each of the blocks."""
         for block in blocks:
             if self._users[block] == 0:
                 del self._cached[block]
             self._users[block] += 1
 
     def name(self, block: int, key: bytes) -> None:
-        """Make a used block findable. Of equal contents the first keeps the name."""
+        """Assign a key to a used block. If another block has the key already, that one keeps it."""
         if self._users[block] < 1:
             raise ValueError(f"Block {block} is not in use.")
         if key not in self._block_of and block not in self._key_of:
@@ -80,7 +79,7 @@ class BlockManager:
             self._key_of[block] = key
 
     def release(self, blocks: Iterable[int]) -> None:
-        """One user less for each; of those without users the first released are evicted first."""
+        """Drop a reference to each. Unused blocks are evicted in the order of their release."""
         for block in blocks:
             if self._users[block] < 1:
                 raise ValueError(f"Block {block} is free already.")

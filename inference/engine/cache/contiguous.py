@@ -1,7 +1,7 @@
-"""The ``contiguous`` policy: each sequence has one long slot, which costs memory as far as it was written.
+"""The ``contiguous`` policy: each sequence has one long slot, which uses memory only as far as it was written.
 
-An ended sequence's slot keeps its content until the slot or the memory is needed. A new sequence that begins alike
-goes on in such a slot, or gets a copy of the beginning from a slot that is still in use.
+The slot of a finished sequence keeps its content until the slot or the memory is needed. A new sequence with the same
+prefix continues in such a slot, or gets a copy of the prefix from a slot that is in use.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from inference.engine.cache.policy import BlockCopy, BlockDiscard, CacheCounts, 
 from inference.engine.cache.prefix_keys import PREFIX_BLOCK
 from inference.engine.scheduling.sequence import Sequence
 
-DISCARD_TOKENS = 1024  # passed tokens of a window are given back this many at a time
+DISCARD_TOKENS = 1024  # tokens that have left a window are released this many at a time
 
 
 @dataclass(slots=True)
 class _Slot:
-    """``written`` tokens cost memory, less the first ``dropped[g]`` of them in layer group ``g``."""
+    """A slot. ``written`` tokens use memory, except the first ``dropped[g]`` of them in layer group ``g``."""
 
     dropped: list[int]
     written: int = 0
-    keys: list[bytes] = field(default_factory=list)  # of the full prefix blocks that it holds
+    keys: list[bytes] = field(default_factory=list)  # of its full prefix blocks
 
 
 class ContiguousCache:
@@ -43,7 +43,7 @@ class ContiguousCache:
         self._windows = windows
         self._bytes = bytes_per_token
         self._max_bytes = max_bytes
-        self._limit = max_bytes  # less while growth is held
+        self._limit = max_bytes  # lower while growth is held
         self._max_seq_len = min(max_seq_len, max_bytes // max(1, sum(bytes_per_token)))
         self.block_size = max_seq_len
         self.tables = tuple(np.arange(num_rows, dtype=np.int32)[:, None] for _ in windows)
@@ -54,7 +54,7 @@ class ContiguousCache:
         self._running: set[int] = set()
         self._slots_of: dict[bytes, set[int]] = {}
         self._cache_ops: list[CacheOp] = []
-        self._costs = [0] * num_rows  # bytes of each slot, kept up to date: every token asks what is free
+        self._costs = [0] * num_rows  # bytes of each slot, kept up to date because every token needs the sum
         self._spent = 0  # their sum
 
     @property
@@ -82,7 +82,7 @@ class ContiguousCache:
     def begin(self, sequence: Sequence, headroom: int) -> bool:
         if not self._free:
             return False
-        # The longest sequence samples at most one token more, and never runs it.
+        # The longest sequence may sample one more token, which is never run.
         needed = (min(sequence.num_tokens + 1, self._max_seq_len) + headroom) * sum(self._bytes)
         if sum(self._costs[slot] for slot in self._running) + needed > self._limit:
             return False
@@ -143,7 +143,7 @@ class ContiguousCache:
     # Prefixes
 
     def _longest_known(self, sequence: Sequence) -> tuple[int | None, int]:
-        """A slot that begins as the sequence does, free if possible, and for how many prefix blocks."""
+        """Return the slot with the longest common prefix, a free one if possible, and the number of prefix blocks."""
         if not self._shares_prefixes:
             return None, 0
         keys = sequence.prefix_keys.upto(sequence.token_ids, sequence.num_reusable // PREFIX_BLOCK)
@@ -155,8 +155,8 @@ class ContiguousCache:
         return None, 0
 
     def _target(self, source: int | None, known: int) -> int:
-        """The slot to go on in: an empty one, or the source itself where that costs others nothing, or where memory is
-        too short for both.
+        """Return the slot to continue in: an empty one, or the source itself if no other sequence needs its content or
+        memory is too short for a copy.
         """
         emptiest = self._emptiest()
         if source not in self._free:
@@ -182,15 +182,15 @@ class ContiguousCache:
             self._slots_of.setdefault(key, set()).add(sequence.slot)
 
     def _cut(self, number: int, known: int) -> None:
-        """Forget what a slot holds after its first ``known`` prefix blocks; the memory stays its own."""
+        """Forget the content of a slot after its first ``known`` prefix blocks. It keeps the memory."""
         slot = self._slots[number]
         self._unname(number, slot.keys[known:])
         del slot.keys[known:]
         if not known and any(slot.dropped):
-            self._discard(number)  # what was dropped in front would never be counted again
+            self._discard(number)  # the dropped tokens would never be counted again
 
     def _copy(self, source: int, target: int, known: int) -> int:
-        """Copy a beginning; returns the prefix blocks copied, 0 where memory is short."""
+        """Copy a prefix. Return the number of copied prefix blocks, 0 if memory is short."""
         num_tokens = known * PREFIX_BLOCK
         self._cut(target, 0)
         if not self._reclaim(max(0, num_tokens - self._slots[target].written) * sum(self._bytes), spare=source):
@@ -215,7 +215,7 @@ class ContiguousCache:
     # Memory
 
     def _book(self, number: int) -> None:
-        """After a change of what the slot has written or dropped."""
+        """Update the cost of a slot after a change of ``written`` or ``dropped``."""
         cost = self._cost(number)
         self._spent += cost - self._costs[number]
         self._costs[number] = cost
@@ -228,7 +228,7 @@ class ContiguousCache:
         return sum(b * (slot.written - d) for b, d in zip(self._bytes, slot.dropped, strict=True))
 
     def _reclaim(self, num_bytes: int, *, spare: int = -1) -> bool:
-        """Make ``num_bytes`` available, if need be by emptying free slots, least recently used first, but ``spare``."""
+        """Free ``num_bytes``, if necessary by emptying free slots other than ``spare``, least recently used first."""
         for number in list(self._free):
             if self._limit - self._spent >= num_bytes:
                 break
@@ -245,5 +245,5 @@ class ContiguousCache:
         self._unname(number, slot.keys)
 
     def _emptiest(self) -> int:
-        """A free slot without content if there is one, else the least recently used."""
+        """Return a free slot without content, or the least recently used one."""
         return next((number for number in self._free if not self._slots[number].keys), self._free[0])

@@ -1,4 +1,4 @@
-"""How much memory a device has, and how much of it can still be taken."""
+"""Measure the memory of a device, and watch for a shortage."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ OWN_CGROUP = Path("/proc/self/cgroup")
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """Bytes. ``total`` is what this process may use at most, ``free`` what nobody uses now."""
+    """Memory in bytes. ``total``: the maximum for this process. ``free``: unused now."""
 
     total: int
     free: int
 
 
 class MemoryWatch:
-    """Notice when the processor's memory runs out while sequences run.
+    """Detects that system memory runs out while sequences run.
 
-    Keys and values take memory from the system when they are first written. Others may have taken it meanwhile, or a
-    control group's limit may have been lowered, and the kernel would kill the process without a word to its clients.
+    The KV cache takes memory from the system when it is first written. Other processes may have taken it meanwhile, or
+    the limit of a control group may have been lowered, and the kernel would kill this process.
     """
 
     def __init__(
@@ -46,8 +46,10 @@ class MemoryWatch:
         self._growth = Growth.FREE
 
     def growth(self) -> Growth:
-        """Return who may take more memory: not all while less than the reserve is free, and until twice as much is free
-        again; nobody while less than a quarter of it is.
+        """Return which sequences may take more memory.
+
+        Restricted from when less than the reserve is free until twice as much is free; none while less than a quarter
+        of it is free.
         """
         now = self._clock()
         if now - self._checked_at >= CHECK_S:
@@ -67,20 +69,20 @@ class MemoryWatch:
         if self._growth is not before:
             tell = logger.info if self._growth is Growth.FREE else logger.warning
             free, total = memory.free >> 20, memory.total >> 20
-            tell("%d of %d MiB of memory are free. More for keys and values: %s.", free, total, self._growth.value)
+            tell("%d of %d MiB of memory are free. KV cache growth allowed for: %s.", free, total, self._growth.value)
 
 
 def device_memory(device: torch.device) -> DeviceMemory:
-    """Of a CUDA device, or of this machine within the limits of the process' control group."""
+    """Return the memory of a CUDA device, or of this machine within the limits of its control groups."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return DeviceMemory(total, free + cached)  # torch takes from what it has reserved first
+        return DeviceMemory(total, free + cached)  # torch uses its reserved memory first
     return machine_memory()
 
 
 def machine_memory(cgroups: Path = CGROUPS, own_cgroup: Path = OWN_CGROUP) -> DeviceMemory:
-    """The tightest of the machine, the process' control group (a service's) and those around it (a container's)."""
+    """Return the smallest limit of the machine, the process' control group, and the groups around it (a container)."""
     found = [_whole_machine()]
     found += [limited for group in _groups(cgroups, own_cgroup) if (limited := _group_memory(group)) is not None]
     return DeviceMemory(min(each.total for each in found), min(each.free for each in found))
@@ -88,7 +90,7 @@ def machine_memory(cgroups: Path = CGROUPS, own_cgroup: Path = OWN_CGROUP) -> De
 
 def _whole_machine() -> DeviceMemory:
     try:
-        import psutil  # a bare GPU machine that only runs benchmarks may lack it
+        import psutil  # may be missing on a machine that only runs benchmarks
     except ImportError:
         page = os.sysconf("SC_PAGE_SIZE")
         return DeviceMemory(page * os.sysconf("SC_PHYS_PAGES"), page * os.sysconf("SC_AVPHYS_PAGES"))
@@ -113,7 +115,7 @@ def _groups(cgroups: Path, own_cgroup: Path) -> list[Path]:
 
 
 def _group_memory(group: Path) -> DeviceMemory | None:
-    """None without a limit. Page cache that can be dropped is free."""
+    """Return a group's memory; None without a limit. Page cache counts as free."""
     for limit_name, used_name, cache_name in (
         ("memory.max", "memory.current", "inactive_file"),
         ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -125,7 +127,7 @@ def _group_memory(group: Path) -> DeviceMemory | None:
 
 
 def _number(file: Path) -> int | None:
-    """None where the file is missing or says ``max``."""
+    """Return the number in a file; None if it is missing or contains ``max``."""
     try:
         return int(file.read_text())
     except (OSError, ValueError):

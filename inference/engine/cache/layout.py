@@ -1,4 +1,4 @@
-"""The shape of a model's keys and values, layer by layer, as one token of a real forward pass shows it."""
+"""The shape of a model's keys and values per layer, determined by a forward pass of one token."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 @dataclass(frozen=True, slots=True)
 class LayerLayout:
-    """One attention layer. ``window`` is how many of the last tokens it looks at, 0 for all."""
+    """One attention layer. ``window``: the number of last tokens that it attends to; 0 for all."""
 
     num_kv_heads: int
     key_dim: int
@@ -26,7 +26,7 @@ class LayerLayout:
 
 @dataclass(frozen=True, slots=True)
 class LayerGroup:
-    """Layers that keep the same tokens: all of them (``window`` 0), or the last ``window``."""
+    """Layers that keep the same tokens: all tokens (``window`` 0), or the last ``window``."""
 
     window: int
     layers: tuple[int, ...]
@@ -34,7 +34,7 @@ class LayerGroup:
 
 
 def group_layers(layouts: Sequence[LayerLayout]) -> tuple[LayerGroup, ...]:
-    """Layers by window, those that keep everything first."""
+    """Group layers by window; full attention first."""
     groups = []
     for window in sorted({layout.window for layout in layouts}):
         layers = tuple(i for i, layout in enumerate(layouts) if layout.window == window)
@@ -43,6 +43,6 @@ def group_layers(layouts: Sequence[LayerLayout]) -> tuple[LayerGroup, ...]:
 
 
 def num_heads(module: nn.Module) -> int:
-    """Of queries; 0 where the configuration does not say one number."""
+    """Return the number of query heads; 0 if the configuration has no single number."""
     found = getattr(module.config.get_text_config(), "num_attention_heads", 0)  # type: ignore[union-attr, operator]
     return found if isinstance(found, int) else 0

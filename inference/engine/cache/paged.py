@@ -1,7 +1,7 @@
-"""The ``paged`` policy: sequences take small blocks as they grow and share those of equal prefixes.
+"""The ``paged`` policy: sequences allocate small blocks as they grow and share the blocks of equal prefixes.
 
-Layers that look at a window keep only the blocks that it touches. A prefix counts as known up to the last full block
-from which each layer group still has all that it would look at.
+Sliding-window layers keep only the blocks inside the window. A prefix is known up to the last full block for which each
+layer group still holds all tokens that it attends to.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from inference.engine.scheduling.sequence import Sequence
 
 @dataclass(slots=True)
 class _Holding:
-    """A sequence's blocks in one layer group: ``blocks[i]`` holds block ``first + i`` of the sequence."""
+    """The blocks of a sequence in one layer group: ``blocks[i]`` is block ``first + i`` of the sequence."""
 
     first: int = 0
     blocks: list[int] = field(default_factory=list)
-    num_named: int = 0  # leading blocks of the sequence that were offered for sharing
+    num_named: int = 0  # leading blocks with a key, which can be shared
 
     @property
     def end(self) -> int:
@@ -33,8 +33,8 @@ class _Holding:
 class PagedCache:
     """Blocks of ``block_size`` tokens; ``num_blocks[g]`` of them for the layers with ``windows[g]``.
 
-    ``max_chunk`` is how many tokens of a sequence one step may run. A pool with a window needs
-    :func:`window_blocks` for it, or a sequence could not even run alone.
+    ``max_chunk``: the maximum number of tokens of a sequence in one step. A pool with a window needs at least
+    :func:`window_blocks`, or a sequence could not run even alone.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class PagedCache:
         max_chunk: int = 1,
     ) -> None:
         if block_size % PREFIX_BLOCK:
-            raise ValueError(f"Blocks of {block_size} tokens are no multiple of {PREFIX_BLOCK}.")
+            raise ValueError(f"Blocks of {block_size} tokens are not a multiple of {PREFIX_BLOCK}.")
         self.block_size = block_size
         self._windows = windows
         self._max_chunk = max_chunk
@@ -90,7 +90,7 @@ class PagedCache:
         if not self._rows:
             return False
         known = self._known_blocks(sequence)
-        # The longest sequence samples at most one token more, and never runs it.
+        # The longest sequence may sample one more token, which is never run.
         needed = self._blocks_of(min(sequence.num_tokens + 1, self._max_seq_len) + headroom)
         for manager, window in zip(self._managers, self._windows, strict=True):
             shared = self._shared(manager, sequence, self._kept(window, known), known)
@@ -120,7 +120,7 @@ class PagedCache:
 
     def end(self, sequence: Sequence) -> None:
         for holding, manager in zip(self._held.pop(sequence.slot), self._managers, strict=True):
-            manager.release(reversed(holding.blocks))  # ends go first: beginnings are what others share
+            manager.release(reversed(holding.blocks))  # evict ends first: prefixes are what others share
         self._rows.append(sequence.slot)
         sequence.slot = -1
 
@@ -137,7 +137,7 @@ class PagedCache:
     # Prefixes
 
     def _known_blocks(self, sequence: Sequence) -> int:
-        """Leading blocks that need not be computed; at least one token is left to run."""
+        """Return the number of leading blocks that need not be computed. At least one token is left to run."""
         if not self._shares_prefixes:
             return 0
         limit = sequence.num_reusable // self.block_size
@@ -161,12 +161,12 @@ class PagedCache:
         return self._first_needed(window, known * self.block_size)
 
     def _keys(self, sequence: Sequence, num_blocks: int) -> list[bytes | None]:
-        """Of the first blocks: a block's key is that of the last PREFIX_BLOCK in it, chained to all before."""
+        """Return the keys of the first blocks. A key is that of the last PREFIX_BLOCK in the block."""
         each = self.block_size // PREFIX_BLOCK
         return sequence.prefix_keys.upto(sequence.token_ids, num_blocks * each)[each - 1 :: each]
 
     def _shared(self, manager: BlockManager, sequence: Sequence, first: int, known: int) -> list[int]:
-        """The blocks that hold the sequence's blocks ``first .. known`` already."""
+        """Return the cached blocks with the content of the sequence's blocks ``first .. known``."""
         keys = self._keys(sequence, known)[first:]
         blocks = [None if key is None else manager.find(key) for key in keys]
         return [block for block in blocks if block is not None]
@@ -203,11 +203,11 @@ class PagedCache:
         return -(-num_tokens // self.block_size)
 
     def _first_needed(self, window: int, num_computed: int) -> int:
-        """The first block that the token after ``num_computed`` ones looks at."""
+        """Return the first block that the token after ``num_computed`` ones attends to."""
         return max(0, num_computed - window + 1) // self.block_size if window else 0
 
     def _most_at_once(self, window: int) -> int:
-        """Blocks that a sequence of any length holds in a group, at the end of a step."""
+        """Return the maximum number of blocks that a sequence holds in a group at the end of a step."""
         return window_blocks(window, self._max_chunk, self.block_size) if window else self.tables[0].shape[1] + 1
 
     @staticmethod
@@ -220,15 +220,15 @@ class PagedCache:
 
 
 def window_blocks(window: int, max_chunk: int, block_size: int) -> int:
-    """Blocks that one sequence may hold of layers with a window: what its chunk looks at, and the chunk.
+    """Return the maximum number of blocks of one sequence in layers with a window: the window and a chunk.
 
-    Neither its beginning nor its end need lie at the edge of a block.
+    Neither end needs to be at a block boundary.
     """
     return -(-(window + max_chunk) // block_size) + 1
 
 
 def _leading(manager: BlockManager, keys: list[bytes | None]) -> int:
-    """How many of the first keys are found, without a gap."""
+    """Return how many of the leading keys are found, without a gap."""
     for index, key in enumerate(keys):
         if key is None or manager.find(key) is None:
             return index

@@ -1,4 +1,4 @@
-"""Which cache a model gets: its policy and its tensors, sized for the machine."""
+"""Choose and size the cache of a model: its policy and its tensors."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from inference.engine.kernels.varlen_attention import PAGE_TOKENS, can_read_page
 from inference.engine.models.loader import LoadedModel
 from inference.engine.models.self_check import probe_layouts
 
-FREE_SHARE = 0.5  # of the free memory, when no size is set
+FREE_SHARE = 0.5  # of the free memory, if no size is configured
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCache:
-    """``policy`` keeps the books, ``pool`` the tensors. In ``num_bytes`` of memory fit ``num_tokens`` tokens."""
+    """The cache of a model: ``num_tokens`` tokens in ``num_bytes`` of memory."""
 
     policy: CachePolicy
     pool: KVPool
@@ -38,7 +38,7 @@ class ModelCache:
 
 @dataclass(frozen=True, slots=True)
 class _Measures:
-    """What a cache is cut from: the layers in their groups, and ``num_bytes`` of memory on the device."""
+    """The inputs for sizing a cache: layer groups, and ``num_bytes`` of memory on the device."""
 
     layouts: list[LayerLayout]
     groups: tuple[LayerGroup, ...]
@@ -52,7 +52,7 @@ class _Measures:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens whose keys and values fit, if no layer forgets any."""
+        """The number of tokens that fit if all layers keep all tokens."""
         return self.num_bytes // sum(group.bytes_per_token for group in self.groups)
 
     def pool(self, num_blocks: Sequence[int], block_size: int) -> KVPool:
@@ -60,7 +60,7 @@ class _Measures:
 
 
 def make_cache(loaded: LoadedModel, config: EngineConfig, max_seq_len: int) -> ModelCache:
-    """A cache for the model; LoadError with both numbers when memory is too small for a single sequence."""
+    """Return a cache for the model. Raise LoadError if the memory is too small for a single sequence."""
     device = torch.device(loaded.device)
     layouts = probe_layouts(loaded.module)
     groups = group_layers(layouts)
@@ -93,8 +93,8 @@ def _reads_pages(loaded: LoadedModel, layouts: list[LayerLayout]) -> bool:
 
 
 def _backend(measures: _Measures, config: EngineConfig, *, reads_pages: bool) -> str:
-    """On a GPU whose kernel reads no pages, long blocks where there is memory for all of them: it reads these. On the
-    CPU torch's own attention reads one block a sequence much faster than many, ours reads both alike.
+    """Return the policy for ``auto``. Contiguous on a GPU whose kernel does not support pages, if memory suffices, and
+    on the CPU without our kernels, because torch's attention is much faster with one block per sequence.
     """
     if config.kv_cache_backend != "auto":
         return config.kv_cache_backend
@@ -107,7 +107,7 @@ def _backend(measures: _Measures, config: EngineConfig, *, reads_pages: bool) ->
 def _contiguous(measures: _Measures, config: EngineConfig) -> ModelCache:
     rows, length = config.max_batch_size, measures.max_seq_len
     bytes_per_token = tuple(group.bytes_per_token for group in measures.groups)
-    if measures.device.type != "cpu":  # a GPU has no memory that is taken on first use
+    if measures.device.type != "cpu":  # GPU memory is not allocated on first use
         rows = max(1, min(rows, measures.num_bytes // (length * sum(bytes_per_token))))
     policy = ContiguousCache(
         rows, length, measures.windows, bytes_per_token, measures.num_bytes, prefixes=config.prefix_cache
@@ -117,7 +117,7 @@ def _contiguous(measures: _Measures, config: EngineConfig) -> ModelCache:
 
 
 def _paged(measures: _Measures, config: EngineConfig, page: int) -> ModelCache:
-    """Each group first gets what one sequence needs; the rest is shared in proportion to what a full batch keeps."""
+    """Give each group what one sequence needs, and share the rest in proportion to the needs of a full batch."""
     rows, length = config.max_batch_size, measures.max_seq_len
     kept = [_kept_tokens(window, length, config) for window in measures.windows]
     least = _least_blocks(measures, config, page)
@@ -142,13 +142,14 @@ def _paged(measures: _Measures, config: EngineConfig, page: int) -> ModelCache:
 
 
 def _kept_tokens(window: int, length: int, config: EngineConfig) -> int:
-    """Of the longest sequence, in layers with that window."""
+    """Return the number of tokens of the longest sequence that layers with this window keep."""
     return min(length, window + config.max_prefill_tokens) if window else length
 
 
 def _least_blocks(measures: _Measures, config: EngineConfig, page: int) -> list[int]:
-    """Of each group, for one sequence. Layers without a window limit its length, those with one must hold them whole:
-    the cache promises that a sequence runs when it is alone.
+    """Return the blocks per group that one sequence needs, because a sequence must be able to run alone.
+
+    Layers without a window limit its length; layers with one must hold the window and a chunk.
     """
     longest = -(-measures.max_seq_len // page)
     return [

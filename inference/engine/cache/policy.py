@@ -1,4 +1,4 @@
-"""What scheduling needs of a cache: space for sequences, independent of tensors.
+"""The interface of a cache for the scheduler: space for sequences, independent of tensors.
 
 A running sequence has a *row*; the row of ``tables[g]`` lists its blocks in layer group ``g``. Two policies: ``paged``
 (:mod:`inference.engine.cache.paged`) and ``contiguous`` (:mod:`inference.engine.cache.contiguous`).
@@ -18,7 +18,7 @@ from inference.engine.scheduling.sequence import Sequence
 
 
 class Growth(Enum):
-    """Which sequences may take KV cache memory that was never written before."""
+    """Which sequences may use KV cache memory that was never written before."""
 
     FREE = "all"
     ALONE = "a sequence that runs alone"
@@ -27,7 +27,7 @@ class Growth(Enum):
 
 @dataclass(frozen=True, slots=True)
 class BlockCopy:
-    """Of layer group ``group``: the first ``num_tokens`` tokens of block ``source`` go to block ``target``."""
+    """Copy the first ``num_tokens`` tokens of block ``source`` to block ``target``, in one layer group."""
 
     group: int
     source: int
@@ -68,7 +68,7 @@ class CachePolicy(Protocol):
 
     @property
     def max_seq_len(self) -> int:
-        """What one sequence can have when it is alone."""
+        """The maximum length of a sequence that runs alone."""
 
     @property
     def used_ratio(self) -> float:
@@ -76,26 +76,26 @@ class CachePolicy(Protocol):
 
     @property
     def unwritten_ratio(self) -> float:
-        """Share of its memory that was never written, or given back: on the CPU the device has it still."""
+        """Share of its memory that was never written, or was released. On the CPU that memory is not allocated."""
 
     def hold_growth(self, *, held: bool) -> None:
-        """While ``held``, take no memory that was not written before: the device has none to spare.
+        """While ``held``, use only memory that was written before, because the device is short of memory.
 
-        Sequences then share what there is, and one that does not fit even alone can neither begin nor go on.
+        A sequence that does not fit even alone can then neither start nor continue.
         """
 
     def begin(self, sequence: Sequence, headroom: int) -> bool:
-        """Give a sequence a row and what the cache knows of its prefix (``num_computed`` says how much).
+        """Give a sequence a row and the cached part of its prefix, and set ``num_computed``.
 
-        False, and nothing taken, unless its whole prompt and ``headroom`` tokens of others fit. A sequence of at most
-        ``max_seq_len`` tokens can always begin while no other runs.
+        Returns False, and changes nothing, unless its whole prompt and ``headroom`` tokens of others fit. A sequence of
+        at most ``max_seq_len`` tokens can always start while no other runs.
         """
 
     def extend(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Make room for the next ``num_tokens`` tokens; False, and nothing taken, when memory is short."""
+        """Allocate space for the next ``num_tokens`` tokens. Returns False, and changes nothing, if memory is short."""
 
     def note_computed(self, sequence: Sequence) -> None:
-        """Its tokens up to ``num_computed`` are in the cache now."""
+        """Note that the tokens up to ``num_computed`` are in the cache now."""
 
     def end(self, sequence: Sequence) -> None:
         """Release the row. Its content stays in the prefix cache until the memory is needed."""

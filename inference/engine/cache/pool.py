@@ -1,8 +1,8 @@
-"""The tensors that hold keys and values: for each layer a pool of blocks.
+"""The tensors of the KV cache: a pool of blocks per layer.
 
-Logical shape ``[num_blocks, block_size, kv_heads, head_dim]``. On the CPU a head's tokens lie next to each other within
-a block, which is how attention reads them, and memory is taken when it is first written; on a GPU the layout is that
-of torch's paged attention.
+Logical shape ``[num_blocks, block_size, kv_heads, head_dim]``. On the CPU the tokens of a head are
+adjacent within a block, as attention reads them, and memory is allocated when it is first written. On a GPU the layout
+is that of torch's paged attention.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class KVPool:
                 pool[target, :num_tokens] = pool[source, :num_tokens]
 
     def discard(self, group: int, block: int, start: int, end: int) -> int:
-        """Give back the memory of tokens ``start .. end`` of a block, whole pages only; returns the bytes."""
+        """Release the memory of tokens ``start .. end`` of a block, whole pages only. Returns the bytes."""
         return sum(
             self._discard(layer, kind, block, start, end) for layer in self._groups[group].layers for kind in (0, 1)
         )
@@ -55,7 +55,7 @@ class KVPool:
         if device.type != "cpu":
             return torch.zeros(blocks, self.block_size, layout.num_kv_heads, dim, dtype=layout.dtype, device=device)
         shape = (blocks, layout.num_kv_heads, self.block_size, dim)
-        # Small blocks are handed out from the first one on; a large one is a sequence's own, and mostly never filled.
+        # Small blocks are allocated in order; a large one belongs to one sequence and is rarely full.
         is_dense = prod(shape[1:]) * layout.dtype.itemsize < HUGE_PAGE
         virtual = VirtualTensor(shape, layout.dtype, is_dense=is_dense)
         self._virtual[layer, kind] = virtual

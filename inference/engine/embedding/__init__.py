@@ -1,4 +1,4 @@
-"""Embedding models and classifiers, which read a whole text in one forward pass.
+"""Embedding models and classifiers, which process a whole text in one forward pass.
 
 Start with :mod:`~inference.engine.embedding.engine`.
 """

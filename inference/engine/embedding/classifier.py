@@ -1,6 +1,6 @@
-"""From a directory to a model that gives texts, or pairs of texts, a score for each of its labels.
+"""Load a classifier, which scores texts or pairs of texts for each of its labels.
 
-Cross-encoders, which say how well a document answers a query, are those with one label.
+Cross-encoders (rerankers), which score how well a document answers a query, have one label.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ACTIVATIONS: dict[str, Activation] = {"Sigmoid": "sigmoid", "Softmax": "softmax"
 
 @dataclass(frozen=True, slots=True)
 class LoadedClassifier(LoadedEncoder):
-    """``takes_types``: whether the model was taught to tell the texts of a pair apart by token types."""
+    """A loaded classifier. ``takes_types``: it distinguishes the texts of a pair by token types."""
 
     activation: Activation
     takes_types: bool
@@ -40,7 +40,7 @@ class LoadedClassifier(LoadedEncoder):
 
 
 def load_classifier(spec: ModelSpec) -> LoadedClassifier:
-    """Load weights and tokenizer and classify one token as a trial; LoadError says in a sentence what is wrong."""
+    """Load weights and tokenizer, and classify one token as a test. Raise LoadError."""
     device = resolve_device(spec.device)
     check_dtype(spec.dtype)
     check_weights(spec)
@@ -48,7 +48,7 @@ def load_classifier(spec: ModelSpec) -> LoadedClassifier:
         module, tokenizer = from_pretrained(spec, device, AutoModelForSequenceClassification)
         check_tokenizer(spec, tokenizer)
         module.config.use_cache = False
-        if module.config.get_text_config().pad_token_id is None:  # decoders look for a text's end by it
+        if module.config.get_text_config().pad_token_id is None:  # decoders find the end of a text by it
             module.config.get_text_config().pad_token_id = tokenizer.pad_token_id or 0
         loaded = _describe(spec, module, tokenizer, device)
         freeze_long_rope(module, loaded.max_model_len)
@@ -57,13 +57,13 @@ def load_classifier(spec: ModelSpec) -> LoadedClassifier:
 
 
 def read_activation(config: Any) -> Activation:
-    """As sentence-transformers has it in the config; else by the kind of problem, and a single label is a sigmoid."""
+    """Return the activation from the sentence-transformers config, or by problem type; sigmoid for a single label."""
     named = (getattr(config, "sentence_transformers", None) or {}).get("activation_fn")
     named = named or getattr(config, "sbert_ce_default_activation_function", None)
     if named is not None:
         name = str(named).rpartition(".")[2]
         if name not in ACTIVATIONS:
-            raise LoadError(f"Its scores go through {named}, which is not supported.")
+            raise LoadError(f"Its activation {named} is not supported.")
         return ACTIVATIONS[name]
     if config.problem_type == "regression":
         return "none"

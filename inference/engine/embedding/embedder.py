@@ -36,9 +36,10 @@ class Pooling:
     is_normalized: bool = True
 
     def __call__(self, states: Tensor, mask: Tensor) -> Tensor:
-        """``[texts, tokens, hidden]`` to ``[texts, hidden]``, float32. ``mask``: ``[texts, tokens]``, texts begin at 0.
+        """Pool ``[texts, tokens, hidden]`` to ``[texts, hidden]``, float32. ``mask``: ``[texts, tokens]``, texts begin
+        at 0.
 
-        mean: the average of a text's tokens; cls: its first one; lasttoken: its last one. Normalised: length 1.
+        mean: the average of a text's tokens; cls: the first token; lasttoken: the last token. Normalised: length 1.
         """
         states = states.float()
         if self.mode == "mean":
@@ -51,9 +52,9 @@ class Pooling:
 
 
 def read_pooling(path: Path, *, is_decoder: bool) -> Pooling:
-    """Of ``modules.json`` and the pooling module's config; LoadError for what is not supported.
+    """Return the pooling of ``modules.json`` and its pooling module. Raise LoadError if it is not supported.
 
-    Without a pipeline: the mean for encoders, the last token for decoders, normalised.
+    Without a pipeline: mean for encoders, last token for decoders, normalised.
     """
     file = path / "modules.json"
     if not file.is_file():
@@ -76,12 +77,12 @@ def read_pooling(path: Path, *, is_decoder: bool) -> Pooling:
 def _inside(path: Path, folder: str) -> Path:
     file = (path / folder / "config.json").resolve()
     if not file.is_relative_to(path.resolve()):
-        raise LoadError(f"{path} keeps its pooling outside of itself ({folder}).")
+        raise LoadError(f"{path} refers to a pooling folder outside of it ({folder}).")
     return file
 
 
 def _mode(config: dict[str, Any]) -> PoolingMode:
-    """Older files have a switch for each mode, newer ones a name."""
+    """Return the pooling mode. Older files have a flag per mode, newer ones a name."""
     named = config.get("pooling_mode")
     if isinstance(named, str):
         chosen = [named]
@@ -96,7 +97,7 @@ def _mode(config: dict[str, Any]) -> PoolingMode:
 
 @dataclass(frozen=True, slots=True)
 class LoadedEmbedder(LoadedEncoder):
-    """``hidden_size`` is the vectors' dimension."""
+    """A loaded embedding model. ``hidden_size`` is the dimension of the vectors."""
 
     pooling: Pooling
 
@@ -106,14 +107,14 @@ class LoadedEmbedder(LoadedEncoder):
 
 
 def load_embedder(spec: ModelSpec) -> LoadedEmbedder:
-    """Load weights and tokenizer and embed one token as a trial; LoadError says in a sentence what is wrong."""
+    """Load weights and tokenizer, and embed one token as a test. Raise LoadError."""
     device = resolve_device(spec.device)
     check_dtype(spec.dtype)
     check_weights(spec)
     with borrowed_workers(), enough_memory(spec.name), readable_files(spec.name, spec.path):
         module, tokenizer = from_pretrained(spec, device, AutoModel)
         check_tokenizer(spec, tokenizer)
-        module.config.use_cache = False  # decoders would keep keys and values for tokens that never follow
+        module.config.use_cache = False  # no tokens follow that would need keys and values
         loaded = _describe(spec, module, tokenizer, device)
         freeze_long_rope(module, loaded.max_model_len)
         _try(loaded)
@@ -132,7 +133,7 @@ def _describe(
 
 
 def is_decoder(config: Any) -> bool:
-    """By its architecture's name; a bidirectional encoder has none of a causal language model."""
+    """Return whether the model is a decoder: it has the architecture of a causal language model."""
     return any(name.endswith("ForCausalLM") for name in config.architectures or ())
 
 

@@ -1,4 +1,4 @@
-"""Models that read a whole text at once and answer with numbers: what embedding models and classifiers share."""
+"""The common parts of embedding models and classifiers."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from inference.engine.errors import LoadError
 from inference.engine.kernels.linears import bytes_of
 from inference.engine.models.loader import LoadedModel, ModelSpec
 
-SENSIBLE_LENGTH = 10**6  # tokenizers without a limit say 10**30
-# Their position embeddings begin behind the padding token's.
+SENSIBLE_LENGTH = 10**6  # tokenizers without a limit have 10**30
+# Their position embeddings begin after the padding token's.
 OFFSET_POSITIONS = frozenset({"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "longformer"})
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedEncoder(LoadedModel):
-    """``pad_token_id`` fills batches up; no text attends to it."""
+    """A loaded encoder. ``pad_token_id`` pads batches; no token attends to it."""
 
     pad_token_id: int
 
     @abstractmethod
     def vectors(self, ids: Tensor, mask: Tensor, types: Tensor) -> Tensor:
-        """``[texts, numbers]`` float32 of padded texts, ``[texts, tokens]``. ``types`` tells a pair's texts apart."""
+        """Return ``[texts, numbers]`` float32 for padded texts ``[texts, tokens]``. ``types``: token types."""
 
 
 def check_weights(spec: ModelSpec) -> None:
     if spec.weights == "int8":
-        raise LoadError(f"{spec.name} is a model for {spec.kind}; int8 weights are for models that generate.")
+        raise LoadError(f"{spec.name} is a model for {spec.kind}; int8 weights are for generation models.")
 
 
 def check_tokenizer(spec: ModelSpec, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -45,7 +45,7 @@ def check_tokenizer(spec: ModelSpec, tokenizer: PreTrainedTokenizerBase) -> None
 def facts_of(
     spec: ModelSpec, module: nn.Module, tokenizer: PreTrainedTokenizerBase, device: torch.device
 ) -> dict[str, Any]:
-    """The fields of LoadedModel that are found in the same way for all of them."""
+    """Return the common fields of LoadedModel."""
     config = module.config.get_text_config()  # type: ignore[union-attr, operator]
     return {
         "name": spec.name,
@@ -65,7 +65,7 @@ def facts_of(
 
 
 def max_length(spec: ModelSpec, config: Any, tokenizer: PreTrainedTokenizerBase) -> int:
-    """The least of what the pipeline, the tokenizer, the positions and the specification allow."""
+    """Return the minimum of the lengths that pipeline, tokenizer, position embeddings and specification allow."""
     positions = getattr(config, "max_position_embeddings", 0) or 0
     if positions and config.model_type in OFFSET_POSITIONS:
         positions -= config.pad_token_id + 1

@@ -1,4 +1,4 @@
-"""One embedding model or classifier and the texts that wait for it: what the engine thread steps."""
+"""One embedding model or classifier with its queue of texts, as the engine thread steps it."""
 
 from __future__ import annotations
 
@@ -43,11 +43,10 @@ class _Text:
 
 
 class EmbeddingEngine:
-    """Used by the engine thread only. First come, first served, some texts a step; those in the background when no
-    other waits.
+    """Used by the engine thread only. Runs texts in order of arrival; background texts run when no others wait.
 
-    A step's padded batch has ``max_prefill_tokens`` tokens at most, so that other models wait no longer than for a
-    chunk of a prompt. A longer text goes alone: an encoder cannot be fed in chunks.
+    The padded batch of a step has at most ``max_prefill_tokens`` tokens, so that other models wait no longer than for
+    the chunk of a prompt. A longer text runs alone, because an encoder cannot process it in chunks.
     """
 
     request_type = EmbeddingRequest
@@ -74,7 +73,7 @@ class EmbeddingEngine:
 
     @property
     def num_running(self) -> int:
-        """Nothing runs from one step to the next."""
+        """Always 0: no text runs for more than one step."""
         return 0
 
     @property
@@ -89,7 +88,7 @@ class EmbeddingEngine:
         return 0.0
 
     def stats(self) -> ModelStats:
-        """May be called from any thread."""
+        """Return statistics. Callable from any thread."""
         counters = self._steps.counters
         return ModelStats(
             self._loaded.name,
@@ -102,7 +101,7 @@ class EmbeddingEngine:
         )
 
     def add(self, request: EmbeddingRequest, sink: object, submitted_at: float) -> list[tuple[object, Event]]:
-        """Queue a text; one that cannot run fails at once, in the returned events."""
+        """Queue a text. Returns a FailedEvent if it cannot run."""
         problem = self._problem(request.prompt_token_ids)
         if problem is not None:
             return [(sink, FailedEvent.before_start(request, *problem))]
@@ -122,20 +121,20 @@ class EmbeddingEngine:
         return _failed(waiting, code, text)
 
     def limit_growth(self, growth: Growth) -> None:
-        """Nothing grows with what runs: each batch has its own memory."""
+        """No-op: there is no cache that grows."""
 
     def step(self) -> list[tuple[object, Event]]:
-        """One batch. One that raises fails the texts that make it raise, and the others are embedded without them."""
+        """Run one batch. If it raises, only the texts that cause it fail, and the others run without them."""
         result = self._steps.run(self._take())
         failed = [event for f in result.failures for event in _failed([f.item], f.code, f.message)]
         embedded = [pair for texts, vectors in result.attempts for pair in zip(texts, vectors, strict=True)]
         return [*failed, *(event for text, vector in embedded for event in _events(text, vector))]
 
     def check_integrity(self) -> None:
-        """Nothing is kept between steps but the queue."""
+        """No-op: only the queue is kept between steps."""
 
     def close(self) -> None:
-        """There are no hooks to take away."""
+        """No-op: there are no hooks to remove."""
 
     def _problem(self, ids: Sequence[int]) -> tuple[str, str] | None:
         if not ids:
@@ -147,7 +146,7 @@ class EmbeddingEngine:
         return None
 
     def _take(self) -> list[_Text]:
-        """The texts that waited longest, as many as fit one step once they are padded to the same length."""
+        """Return the texts that have waited longest, as many as fit into one padded batch."""
         queue = self._waiting or self._behind
         taken = [queue.popleft()]
         longest = taken[0].num_tokens
@@ -160,7 +159,7 @@ class EmbeddingEngine:
 
     @torch.inference_mode()
     def _embed(self, texts: list[_Text]) -> Tensor:
-        """``[texts, numbers]`` float32, on the CPU."""
+        """Return ``[texts, numbers]`` float32 on the CPU."""
         longest = max(text.num_tokens for text in texts)
         ids = torch.full((len(texts), longest), self._loaded.pad_token_id)
         mask = torch.zeros(len(texts), longest, dtype=torch.long)
@@ -171,8 +170,8 @@ class EmbeddingEngine:
             types[row, : len(text.request.token_type_ids)] = torch.tensor(text.request.token_type_ids)
         device = self._loaded.device
         vectors = self._loaded.vectors(ids.to(device), mask.to(device), types.to(device)).cpu()
-        if len(vectors) != len(texts):  # a model's own code; here the texts fail, later it would end the thread
-            raise ValueError(f"The model made {len(vectors)} vectors of {len(texts)} texts.")
+        if len(vectors) != len(texts):  # possible with a model's own code; an error later would end the thread
+            raise ValueError(f"The model returned {len(vectors)} vectors for {len(texts)} texts.")
         return vectors
 
 
