@@ -1,4 +1,4 @@
-"""How a model runs on an accelerator: chosen when it is attached, by what works there."""
+"""Choose how a model runs on an accelerator, when it is attached, by testing what works on the device."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
-    """``capture`` is None where decode steps are run one kernel at a time."""
+    """How a model runs on an accelerator. ``capture`` is None if decode steps run without CUDA graphs."""
 
     attention: VarlenAttention
     capture: Capture | None = None
@@ -30,7 +30,7 @@ Accelerate = Callable[[LoadedModel, ModelCache, EngineConfig], Accelerator | Non
 
 
 def accelerate(loaded: LoadedModel, cache: ModelCache, config: EngineConfig) -> Accelerator | None:
-    """None on the CPU, which has kernels of ours."""
+    """Return the choice for a model; None on the CPU, which has its own kernels."""
     device = torch.device(loaded.device)
     if device.type == "cpu":
         return None

@@ -1,8 +1,8 @@
 """Attention of packed sequences over the cache, registered with transformers under the name ``millm``.
 
 Every architecture of transformers that uses its ``AttentionInterface`` calls :func:`packed_attention` with the
-queries, keys and values of all tokens of a step; :class:`PackedBatch`, handed through the forward's keyword
-arguments, says which token belongs to which sequence. Single tokens come first in a step, then chunks of prompts.
+queries, keys and values of all tokens of a step. :class:`PackedBatch`, passed as a keyword argument of the forward,
+maps tokens to sequences. Single tokens come first in a step, then chunks of prompts.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class TokenSpan:
 
 @dataclass(frozen=True, slots=True)
 class GroupPlaces:
-    """Where the step's tokens are in the blocks of one layer group."""
+    """The places of a step's tokens in the blocks of one layer group."""
 
     slot_mapping: Tensor  # [tokens] int64: block * block_size + offset
     block_table: Tensor  # [segments, blocks] int32
@@ -45,23 +45,23 @@ class GroupPlaces:
 
 @dataclass(frozen=True, slots=True)
 class PackedBatch:
-    """The segments of a step in the order of their tokens; the first ``num_single`` have one token each.
+    """The segments of a step in the order of their tokens. The first ``num_single`` have one token each.
 
-    Several single ones may follow each other in one sequence: a step's keys are all written before any is read.
+    Several single tokens may belong to one sequence, because all keys of a step are written before any is read.
     """
 
     segments: tuple[TokenSpan, ...]
     num_single: int
-    lengths: Tensor  # [num_single] int32: tokens that a single one may see, itself included
+    lengths: Tensor  # [num_single] int32: tokens that a single token attends to, including itself
     starts: Tensor  # int32, of the other segments: the position of each one's first token
     counts: Tensor  # int32, of the other segments: how many tokens each has
     places: tuple[GroupPlaces, ...]  # by layer group
     pool: KVPool
-    varlen: VarlenStep | None = None  # on an accelerator: attends in the place of what is here
+    varlen: VarlenStep | None = None  # on an accelerator: replaces the attention of this class
 
 
 class LayoutProbe:
-    """In a batch's place: notes each layer's shapes instead of attending."""
+    """A replacement for a batch that records each layer's shapes instead of attending."""
 
     def __init__(self) -> None:
         self.layouts: dict[int, LayerLayout] = {}
@@ -75,12 +75,12 @@ _under_way = _UnderWay()
 
 
 def keep_batch(_: torch.nn.Module, __: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """A forward pre-hook of a module whose layers drop keyword arguments that they do not know."""
+    """Set the batch for a module whose layers drop unknown keyword arguments. A forward pre-hook."""
     _under_way.batch = kwargs.get("packed_batch")
 
 
 def drop_batch(*_: Any) -> None:
-    """A forward hook, so that nothing keeps the cache's memory."""
+    """Drop the reference to the batch and so to the cache's memory. A forward hook."""
     _under_way.batch = None
 
 
@@ -98,10 +98,10 @@ def packed_attention(
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention signature; returns ``[1, tokens, heads, head_dim]`` and no weights.
+    """Attention with transformers' signature. Returns ``[1, tokens, heads, head_dim]`` and no weights.
 
-    ``s_aux`` are attention sinks, a score for each head. ``packed_batch`` is that of the forward pass under way where
-    the layers in between do not hand it on.
+    ``s_aux``: attention sinks, one score per head. ``packed_batch`` None: use that of the current forward pass, for
+    layers that do not pass it on.
     """
     assert attention_mask is None, "packed sequences carry no mask"
     packed_batch = packed_batch or _under_way.batch

@@ -1,8 +1,8 @@
-"""Decode steps as CUDA graphs: one launch in the place of a thousand.
+"""Decode steps as CUDA graphs: one launch instead of a thousand.
 
-A graph is captured for a number of rows and a number of keys, both rounded up, when steps of that shape have come
-before; a step that fits copies its inputs to where the graph reads them, and replays it. What a captured step says is
-compared with what the same step said before capture. Where anything fails, steps go on being run one kernel at a time.
+A graph is captured for a number of rows and of keys, both rounded up, after a few steps of that shape. A step that fits
+copies its inputs to the graph's input tensors and replays it. The result of a captured step is compared with that of
+the same step without capture. After any failure, steps run without graphs.
 """
 
 from __future__ import annotations
@@ -19,17 +19,19 @@ from inference.engine.kernels.step_inputs import StaticStep, StepArrays, StepTen
 
 logger = logging.getLogger(__name__)
 
-SEEN_BEFORE = 2  # steps of a shape that run uncaptured first: a shape that comes once is not worth a graph
+SEEN_BEFORE = 2  # steps of a shape before capture: a graph is not worthwhile for a shape that occurs once
 MIN_KEYS = 256
-TOLERANCE = 2e-2  # of the greatest logit
+TOLERANCE = 2e-2  # of the largest logit
 
 Forward = Callable[[StepTensors, int, int], Tensor]  # inputs, rows, keys -> logits [rows, vocab]
-Capture = Callable[[Callable[[], None]], Callable[[], object]]  # runs an act once, and returns what repeats it
+Capture = Callable[
+    [Callable[[], None]], Callable[[], object]
+]  # runs a function once, and returns a function that replays it
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What one graph serves. ``steering`` is None where no token of the step is steered."""
+    """The key of a graph. ``steering`` is None if no token of the step is steered."""
 
     rows: int
     keys: int
@@ -44,8 +46,8 @@ class _Captured:
 
 
 class DecodeGraphs:
-    """Of one model, for up to ``max_rows`` sequences. ``max_keys`` is what a row of its block tables, ``block_size``
-    tokens each, has room for.
+    """The graphs of one model, for up to ``max_rows`` sequences. ``max_keys``: the capacity of a row of its block
+    tables, in tokens.
     """
 
     def __init__(
@@ -59,8 +61,8 @@ class DecodeGraphs:
         self._max_keys = max_keys
         self._seen: Counter[Shape] = Counter()
         self._captured: dict[Shape, _Captured] = {}
-        self._steering: Hashable | None = None  # the tables that graphs of steered steps read
-        self._refused: Hashable | None = None  # those that no step can be captured with
+        self._steering: Hashable | None = None  # the steering tables that the graphs read
+        self._refused: Hashable | None = None  # steering tables with which no step can be captured
         self._logits = torch.empty(0)
         self._problem = ""
 
@@ -73,12 +75,12 @@ class DecodeGraphs:
 
     @property
     def widest(self) -> int:
-        """Rows of the largest step that is captured."""
+        """The number of rows of the largest captured step."""
         return max((shape.rows for shape in self._captured), default=0)
 
     def run(self, step: StepArrays, steering: Hashable | None = None) -> Tensor | None:
-        """``[rows, vocab]`` logits of a step of single tokens, valid until the next one; None where it must be run
-        without a graph. ``steering`` names the tables that the hooks read: other tables are another graph.
+        """Return ``[rows, vocab]`` logits of a step of single tokens, valid until the next step; None if it must run
+        without a graph. ``steering`` identifies the tables that the hooks read: other tables need another graph.
         """
         if self._problem or not len(step.lengths) == len(step.logit_places) == len(step.tokens) <= self._max_rows:
             return None
@@ -97,7 +99,7 @@ class DecodeGraphs:
         return Shape(padded_rows(len(step.tokens)), keys, -(-keys // self._block_size), steering)
 
     def close(self) -> None:
-        """Let go of the graphs and their memory."""
+        """Release the graphs and their memory."""
         self._captured.clear()
         self._logits = torch.empty(0)
 
@@ -108,7 +110,7 @@ class DecodeGraphs:
             return None
         try:
             self._captured[shape] = captured = self._captured_step(shape, step)
-        except RuntimeError as error:  # also what CUDA says of an operation that cannot be captured
+        except RuntimeError as error:  # includes CUDA errors of operations that cannot be captured
             self._disable(shape.steering, str(error).strip().partition("\n")[0])
             return None
         return captured
@@ -118,7 +120,7 @@ class DecodeGraphs:
         inputs = StaticStep(full, self._device)
         inputs.fill(full)
         expected = self._forward(inputs.tensors, shape.rows, shape.keys)
-        if not len(self._logits):  # one place for all graphs, so that none keeps logits of its own
+        if not len(self._logits):  # shared by all graphs, so that none keeps its own logits
             self._logits = expected.new_empty(self._max_rows, expected.shape[1])
         out = self._logits[: shape.rows]
 
@@ -134,7 +136,7 @@ class DecodeGraphs:
         return _Captured(inputs, replay)
 
     def _forget_other_tables(self, steering: Hashable | None) -> None:
-        """What was seen and captured of tables that are no more, when new ones come."""
+        """Drop graphs of steering tables that no longer exist."""
         if steering in {None, self._steering}:
             return
         self._steering = steering
@@ -143,7 +145,7 @@ class DecodeGraphs:
             self._captured.pop(shape, None)
 
     def _disable(self, steering: Hashable | None, problem: str) -> None:
-        """All graphs, or those with steering tables that may be to blame: an SAE may do what cannot be captured."""
+        """Turn off all graphs, or those of steered steps if an SAE may have caused the failure."""
         if steering is None:
             self._problem = problem
             self.close()
@@ -156,7 +158,7 @@ class DecodeGraphs:
 
 
 def padded_rows(count: int) -> int:
-    """1, 2, 4, and multiples of 8."""
+    """Round up to 1, 2, 4 or a multiple of 8."""
     return _power_of_two(count) if count <= 4 else -(-count // 8) * 8
 
 
@@ -165,8 +167,8 @@ def _power_of_two(count: int) -> int:
 
 
 class CudaCapture:
-    """Captures on a stream of its own, into memory that all its graphs share: they never run at the same time, and
-    what one leaves behind is read before the next begins.
+    """Captures on its own stream, into memory that all graphs share: they never run at the same time, and the result of
+    one is read before the next starts.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -179,11 +181,11 @@ class CudaCapture:
         self._stream.wait_stream(current)
         try:
             with torch.cuda.stream(self._stream):
-                act()  # what is made on first use on a stream is made outside of the graph
-            # Only this thread's calls matter: another one may be loading a model.
+                act()  # what a stream creates on first use must be created outside of the graph
+            # Only calls of this thread matter: another one may be loading a model.
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                 act()
         finally:
-            torch.cuda.set_stream(current)  # a capture that fails leaves its own behind
+            torch.cuda.set_stream(current)  # a failed capture leaves its own stream set
         current.wait_stream(self._stream)
         return graph.replay

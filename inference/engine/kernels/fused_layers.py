@@ -1,9 +1,9 @@
-"""Fuse the decoder layers of a model, without a class of our own per architecture.
+"""Fuse the decoder layers of a model, without a class per architecture.
 
-Norms, attentions and MLPs are fused first (:mod:`~inference.engine.kernels.fused_modules`). A layer whose parts are
-all fused then runs steps of single new tokens as two kernels: with few rows, calling the parts one by one costs more
-than the small ones take. Steps with prompts, and layers with a hook on one of their parts, run the original forward. On
-a GPU only norms are fused, by torch's own kernel.
+Norms, attentions and MLPs are fused first (:mod:`~inference.engine.kernels.fused_modules`). A layer with only
+fused parts then runs steps of single tokens as two kernels, because with few rows the calls cost more than the small
+operations. Steps with prompts, and layers with a hook inside, run the original forward. On a GPU only norms are fused,
+by torch's kernel.
 """
 
 from __future__ import annotations
@@ -36,12 +36,14 @@ from inference.engine.kernels.fused_modules import (
 from inference.engine.kernels.linear_kinds import FastLinear, Operands
 from inference.engine.kernels.linears import GroupMember
 
-PROBE_TOKENS = 40  # of each sequence in the probe's cache
+PROBE_TOKENS = 40  # per sequence in the probe's cache
 
 
 @dataclass(frozen=True, slots=True)
 class _Norms:
-    """All of one ``eps`` and ``offset``; those of the outputs are there where a result is normed before it is added."""
+    """The norms of a layer, with the same ``eps`` and ``offset``. Output norms exist if a result is normed before it is
+    added.
+    """
 
     attention: Tensor
     attention_out: Tensor | None
@@ -67,8 +69,8 @@ class _Products:
 
 @dataclass(frozen=True, slots=True)
 class FusedLayer:
-    """``look`` is the attention's scale, window and softcap. ``hooks`` are those of all modules inside the layer, which
-    the kernels pass by.
+    """A fused layer. ``look``: scale, window and softcap of the attention. ``hooks``: those of all modules inside the
+    layer, which the fused kernels would skip.
     """
 
     original: Forward
@@ -138,14 +140,14 @@ class FusedLayer:
 
 
 def layer_forward(layer: nn.Module, dtype: torch.dtype) -> Forward | None:
-    """Of a layer whose attention and MLP are fused, with a norm before each and maybe one behind each."""
+    """Return the fused layer, if attention and MLP are fused, with a norm before and possibly after each."""
     attention, mlp = (getattr(getattr(layer, name, None), "forward", None) for name in ("self_attn", "mlp"))
     if not isinstance(attention, FusedAttention) or not isinstance(mlp, FusedMlp):
         return None
     norms, products = _norms(layer, attention), _products(attention.module, mlp.module)
     if norms is None or products is None or norms.attention.dtype is not dtype:
         return None
-    if attention.constants.get("s_aux") is not None:  # the kernel knows no attention sinks
+    if attention.constants.get("s_aux") is not None:  # the kernel does not support attention sinks
         return None
     inside = [m for m in layer.modules() if m is not layer]
     fused = FusedLayer(
@@ -163,7 +165,7 @@ def layer_forward(layer: nn.Module, dtype: torch.dtype) -> Forward | None:
 
 
 def _norms(layer: nn.Module, attention: FusedAttention) -> _Norms | None:
-    """Named as in Llama (two), or as in Gemma 2 and 3 (four); None where they are not, or not of one kind."""
+    """Return the norms, named as in Llama (two) or Gemma 2 and 3 (four); None otherwise, or if they differ in kind."""
     found = [getattr(layer, name, None) for name in ("input_layernorm", "post_attention_layernorm")]
     around = [getattr(layer, name, None) for name in ("pre_feedforward_layernorm", "post_feedforward_layernorm")]
     before, attention_out, mlp, mlp_out = (
@@ -207,7 +209,7 @@ def _look(attention: FusedAttention) -> tuple[float, int, float]:
 
 @dataclass(frozen=True, slots=True)
 class _ProbePool:
-    """One layer's keys and values, in a pool's place."""
+    """The keys and values of one layer, in place of a pool."""
 
     keys: dict[int, Tensor]
     values: dict[int, Tensor]
@@ -215,7 +217,7 @@ class _ProbePool:
 
 
 def _agrees(fused: FusedLayer, attention: Any, dtype: torch.dtype) -> bool:
-    """Whether the layer's own way gives the same for a few tokens, and leaves the same in the cache."""
+    """Return whether the original layer gives the same output for a few tokens, and writes the same to the cache."""
     x = random_input(1, PROBE_ROWS, fused.norms.attention.shape[0], dtype=dtype)
     angles = random_input(1, PROBE_ROWS, attention.head_dim // 2, dtype=torch.float32).repeat(1, 1, 2)
     kv_heads = attention.k_proj.out_features // attention.head_dim
@@ -233,11 +235,11 @@ def _agrees(fused: FusedLayer, attention: Any, dtype: torch.dtype) -> bool:
             seen.append((y, batch.pool.keys[fused.layer], batch.pool.values[fused.layer]))
         return all(isinstance(a, Tensor) and is_close(a, b) for a, b in zip(*seen, strict=True))
     except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError):
-        return False  # another signature or other sizes: not the layer that this knows
+        return False  # another signature or other sizes: not a known layer
 
 
 def _probe_batch(layer: int, kv_shape: tuple[int, int], dtype: torch.dtype) -> PackedBatch:
-    """Each row goes on with a sequence of its own, of another length."""
+    """Return a batch in which each row continues another sequence, of different length."""
     pools = [random_input(PROBE_ROWS, PROBE_TOKENS, *kv_shape, dtype=dtype) for _ in range(2)]
     starts = [PROBE_TOKENS - 1 - 7 * row for row in range(PROBE_ROWS)]
     rows = torch.arange(PROBE_ROWS)
@@ -254,7 +256,7 @@ def _probe_batch(layer: int, kv_shape: tuple[int, int], dtype: torch.dtype) -> P
 
 @dataclass(frozen=True, slots=True)
 class FusionReport:
-    """How many modules of each kind run fused."""
+    """The number of fused modules of each kind."""
 
     norms: int
     attentions: int
@@ -266,13 +268,13 @@ class FusionReport:
 
 
 def fuse(module: nn.Module) -> FusionReport:
-    """Fuse what can be, from the parts to the whole; on the CPU nothing without the C++ kernels."""
+    """Fuse modules, then layers. On the CPU nothing is fused without the C++ kernels."""
     children, (dtype, device) = list(module.modules()), next((p.dtype, p.device) for p in module.parameters())
     if dtype not in TOLERANCES or (device.type == "cpu" and not native.active().is_native):
         return FusionReport(0, 0, 0, 0)
     if device.type != "cpu":
         return FusionReport(sum(_replace(child, norm_forward(child)) for child in children), 0, 0, 0)
-    # The attentions first: they look at the plain norms inside.
+    # Attentions first: they inspect the unfused norms inside.
     attentions = sum(_replace(child, attention_forward(child, dtype)) for child in children)
     norms = sum(_replace(child, norm_forward(child)) for child in children)
     mlps = sum(_replace(child, mlp_forward(child, dtype)) for child in children)

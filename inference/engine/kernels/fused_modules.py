@@ -1,7 +1,7 @@
 """Norms, MLPs and attention modules whose small operations run as one kernel each.
 
-A transformers module is recognised by its parts. The fused form replaces it only if both give the same result for the
-same random input.
+A transformers module is recognised by its submodules. The fused form replaces it only if both give the same result for
+the same random input.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def is_close(got: Tensor, expected: Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class FusedNorm:
-    """Weight and constants of an RMS norm; ``offset`` 1 where the weight is a difference from one (Gemma)."""
+    """Weight and constants of an RMS norm. ``offset`` is 1 if the weight is relative to one (Gemma)."""
 
     weight: Tensor
     eps: float
@@ -78,7 +78,7 @@ def recognise_norm(child: nn.Module | None) -> FusedNorm | None:
     if "RMSNorm" not in type(child).__name__ or weight.dtype not in TOLERANCES:
         return None
     x = random_input(PROBE_ROWS, weight.shape[0], dtype=weight.dtype).to(weight.device)
-    # 1 + w is more than torch's kernel on a GPU can hold in 16 bits.
+    # torch's kernel on a GPU cannot represent 1 + w exactly in 16 bits.
     offsets = (0.0, 1.0) if weight.device.type == "cpu" else (0.0,)
     norms = (FusedNorm(weight, eps, offset) for offset in offsets)
     return next((norm for norm in norms if agree(partial(child, x), partial(norm, x))), None)
@@ -89,7 +89,7 @@ ACTIVATIONS = ("silu", "gelu_tanh")
 
 @dataclass(frozen=True, slots=True)
 class FusedMlp:
-    """``down(activation(gate(x)) * up(x))``; ``activation`` is a name that the kernel knows."""
+    """``down(activation(gate(x)) * up(x))``. ``activation``: a name that the kernel supports."""
 
     module: Any
     activation: str
@@ -115,9 +115,9 @@ PROBE = "millm_probe"
 
 @dataclass(frozen=True, slots=True)
 class FusedAttention:
-    """An attention module whose heads are normed (or not), rotated and handed on.
+    """An attention module with optional norms of heads, and rotary positions.
 
-    ``constants`` are the keyword arguments with which the module itself calls transformers' attention functions.
+    ``constants``: the keyword arguments with which the original module calls transformers' attention functions.
     """
 
     module: nn.Module
@@ -156,7 +156,7 @@ class FusedAttention:
 
 
 def rotates_whole_heads(position_embeddings: Any, head_dim: Any) -> bool:
-    """Whether there are positions, and for all of a head: some models rotate a part of it (GLM, Nemotron) or none."""
+    """Return whether whole heads are rotated. Some models rotate a part (GLM, Nemotron) or nothing."""
     return position_embeddings is not None and position_embeddings[0].shape[-1] == head_dim
 
 
@@ -199,7 +199,7 @@ def _probed_attention(
             fused = FusedAttention(child, original, query_norm, key_norm, calls[0])
             return fused if is_close(fused(**inputs)[0], expected) else None
     except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError):
-        return None  # another signature or other sizes: not the attention that this knows
+        return None  # another signature or other sizes: not a known attention
     finally:
         child.config._attn_implementation = before
 
@@ -213,7 +213,7 @@ def _probe(
     attention_mask: Tensor | None,
     **constants: Any,
 ) -> tuple[Tensor, None]:
-    """No attention, but every query, key and value can be seen in what it returns."""
+    """Not attention, but a result that depends on every query, key and value."""
     calls.append(constants)
     group = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)

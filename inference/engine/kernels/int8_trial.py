@@ -1,4 +1,4 @@
-"""Whether a GPU computes with int8 weights, and up to how many rows by torch's own kernel: seen on the device."""
+"""Test on the device whether a GPU supports int8 weights, and up to how many rows with torch's kernel."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch import Tensor
 
 from inference.engine.kernels.linear_kinds import GpuInt8Linear
 
-SIZE = 2048  # of the trial's square weight
+SIZE = 2048  # of the square test weight
 TRIED_ROWS = (1, 2, 4, 8, 16)
 REPETITIONS = 20
 TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 2e-2, torch.float16: 5e-3}  # of the largest value
 
-Clock = Callable[[Callable[[], Tensor]], float]  # how long an act takes
+Clock = Callable[[Callable[[], Tensor]], float]  # measures the time of a call
 
 
 def int8_problem(device: torch.device, dtype: torch.dtype, size: int = SIZE) -> str:
-    """Why int8 weights cannot be used there; "" where products agree with the dequantised weight in float64."""
+    """Return why int8 weights cannot be used; empty if products agree with the dequantised weight in float64."""
     if dtype not in TOLERANCES:
         return f"there are no int8 products in {str(dtype).removeprefix('torch.')}"
     try:
@@ -33,7 +33,7 @@ def int8_problem(device: torch.device, dtype: torch.dtype, size: int = SIZE) -> 
 
 @lru_cache
 def few_packed_rows(device: torch.device, dtype: torch.dtype) -> int:
-    """Up to how many rows torch's kernel is right and faster than turning the weight into floats; 0: it never is."""
+    """Return up to how many rows torch's kernel is correct and faster than dequantising the weight; 0 for none."""
     return measured_rows(device, dtype, _seconds) if device.type == "cuda" else 0
 
 
@@ -45,14 +45,14 @@ def measured_rows(device: torch.device, dtype: torch.dtype, clock: Clock, size: 
         try:
             if not _agrees(packed, x) or clock(lambda x=x: packed(x)) > clock(lambda x=x: whole(x)):  # type: ignore[misc]
                 break
-        except RuntimeError:  # it is not there, or not for this type
+        except RuntimeError:  # missing, or not for this dtype
             break
         most = count
     return most
 
 
 def _seconds(act: Callable[[], Tensor]) -> float:
-    """The shortest of a few calls."""
+    """Return the shortest time of a few calls."""
     best = float("inf")
     for _ in range(REPETITIONS):
         torch.cuda.synchronize()

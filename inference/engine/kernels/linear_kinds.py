@@ -14,19 +14,19 @@ from inference.engine.kernels.pages import in_huge_pages
 
 Weights = Literal["native", "int8"]
 
-FEW_ROWS = 32  # up to here our bfloat16 products beat F.linear, which lays the weight out at each call
-FEW_WIDENED_ROWS = 384  # and where weights are widened, float32 products of a weight that is widened as a whole
-FEW_INT8_ROWS = 64  # up to here int8 products beat making the weight bfloat16 first
-INT16_ROWS = 1 << 30  # as 16-bit integers they beat float32 products of any number of rows
-INT8PACK_MULTIPLE = 64  # torch 2.13's kernel reads behind rows of other lengths in bfloat16, down to a crash
+FEW_ROWS = 32  # up to here our bfloat16 products are faster than F.linear, which repacks the weight at each call
+FEW_WIDENED_ROWS = 384  # likewise if weights are widened, compared with a weight widened as a whole
+FEW_INT8_ROWS = 64  # up to here int8 products are faster than converting the weight to bfloat16
+INT16_ROWS = 1 << 30  # with 16-bit integers they are faster than float32 products for any number of rows
+INT8PACK_MULTIPLE = 64  # torch 2.13's bfloat16 kernel reads past the end of rows of other lengths and may crash
 FEW_UNWIDENED_ROWS = 4  # up to here, without our kernels, widening a weight costs more than it gains
-WIDENED_AT_ONCE = 2048  # weight rows, so that they stay in the cache, and memory small
-DEQUANTISED_AT_ONCE = 16384  # weight rows that many activations see as floats at a time
+WIDENED_AT_ONCE = 2048  # weight rows, so that they fit the processor's cache
+DEQUANTISED_AT_ONCE = 16384  # weight rows converted to floats at a time for many activations
 
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """What the C++ products of up to ``most_rows`` rows take: the weight (int8: with scales and sums) and the bias."""
+    """Arguments of the C++ products of at most ``most_rows`` rows: weight (int8: with scales and sums) and bias."""
 
     weight: list[Tensor]
     bias: Tensor | None
@@ -34,7 +34,7 @@ class Operands:
 
 
 class FastLinear(nn.Module):
-    """Has ``nn.Linear``'s sizes and bias, and keeps the weight in a form of its own."""
+    """A linear with the sizes and bias of ``nn.Linear``, and the weight in another form."""
 
     bias: Tensor | None
 
@@ -44,7 +44,7 @@ class FastLinear(nn.Module):
         self.register_buffer("bias", None if bias is None else bias.detach(), persistent=False)
 
     def operands(self) -> Operands | None:
-        """None where no product of ours takes this kind of weight."""
+        """Return the arguments of our products; None if they do not support this kind of weight."""
         return None
 
     def extra_repr(self) -> str:
@@ -52,7 +52,7 @@ class FastLinear(nn.Module):
 
 
 class PackedLinear(FastLinear):
-    """The weight laid out for oneDNN once; ``nn.Linear`` does that at each call, which at few rows is most of it."""
+    """Packs the weight for oneDNN once. ``nn.Linear`` does it at each call, which dominates with few rows."""
 
     packed: Tensor
 
@@ -66,11 +66,11 @@ class PackedLinear(FastLinear):
         return out
 
 
-PACKED_FOR_ROWS = 16  # a hint to oneDNN; the layout serves any number
+PACKED_FOR_ROWS = 16  # a hint to oneDNN; the layout works for any number
 
 
 def can_pack(dtype: torch.dtype) -> bool:
-    """Whether oneDNN is in this torch, and computes in the dtype on this processor."""
+    """Return whether this torch has oneDNN and it supports the dtype on this processor."""
     if not (torch._C._has_mkldnn and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
         return False
     return dtype in {torch.float32, torch.bfloat16} and is_computed(dtype)
@@ -109,7 +109,7 @@ class RowsLinear(FastLinear):
 
 
 def is_computed(dtype: torch.dtype) -> bool:
-    """Whether this processor multiplies numbers of the dtype at their own speed, through oneDNN."""
+    """Return whether oneDNN multiplies in this dtype natively on this processor."""
     if dtype is torch.float32:
         return True
     if not torch._C._has_mkldnn:
@@ -121,14 +121,14 @@ def is_computed(dtype: torch.dtype) -> bool:
 
 
 def can_read_rows(dtype: torch.dtype) -> bool:
-    """Whether weights of the dtype are best left as they lie: our kernels read them, or oneDNN is slow with them."""
+    """Return whether weights of the dtype should stay unpacked: our kernels read them, or oneDNN is slow with them."""
     return dtype in {torch.bfloat16, torch.float16} and (native.active().has_products or not is_computed(dtype))
 
 
 def widened_product(rows: Tensor, weight: Tensor, bias: Tensor | None, scales: Tensor | None = None) -> Tensor:
     """``rows W^T + b`` in float32, rounded once to the rows' dtype; ``scales`` ``[out]`` multiply the weight's rows.
 
-    No more than WIDENED_AT_ONCE rows of the weight ``[out, in]`` are there as float32 at a time.
+    At most WIDENED_AT_ONCE rows of the weight ``[out, in]`` exist as float32 at a time.
     """
     wide, out = rows.float(), rows.new_empty(len(rows), len(weight))
     for start in range(0, len(weight), WIDENED_AT_ONCE):
@@ -141,7 +141,7 @@ def widened_product(rows: Tensor, weight: Tensor, bias: Tensor | None, scales: T
 
 
 class PlainLinear(FastLinear):
-    """The weight as it is, without being a parameter: for products of several linears on a GPU."""
+    """The unchanged weight, but not a parameter. For products of several linears on a GPU."""
 
     weight: Tensor
 
@@ -154,7 +154,7 @@ class PlainLinear(FastLinear):
 
 
 class Int8Linear(FastLinear):
-    """int8 weights with a scale a row; activations keep their dtype (16-bit integers inside the C++ kernel)."""
+    """int8 weights with a scale per row. Activations keep their dtype (16-bit integers in the C++ kernel)."""
 
     weight: Tensor
     scales: Tensor
@@ -178,7 +178,7 @@ class Int8Linear(FastLinear):
         return Operands([self.weight, self.scales, self.sums], self.bias, self._few_rows) if has_kernel else None
 
     def dequantised(self) -> Tensor:
-        """The weight that this computes with, ``[out, in]`` float32."""
+        """Return the dequantised weight, ``[out, in]`` float32."""
         return self.weight.float() * self.scales.unsqueeze(1)
 
     def _product(self, rows: Tensor) -> Tensor:
@@ -195,7 +195,7 @@ class Int8Linear(FastLinear):
         return out if self.bias is None else out + self.bias
 
     def _whole_product(self, rows: Tensor) -> Tensor:
-        """int8 values are exact in all float dtypes: only the result is rounded, as ever."""
+        """Compute with dequantised weights. int8 values are exact in all float dtypes; only the result is rounded."""
         if not is_computed(rows.dtype):
             return widened_product(rows, self.weight, self.bias, self.scales)
         parts = [
@@ -211,7 +211,7 @@ class Int8Linear(FastLinear):
 
 
 class GpuInt8Linear(Int8Linear):
-    """The same on a GPU: up to ``few_rows`` by torch's kernel, which some versions let return float32."""
+    """int8 weights on a GPU: up to ``few_rows`` with torch's kernel, which returns float32 in some versions."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, few_rows: int) -> None:
         super().__init__(weight, bias)
@@ -228,7 +228,7 @@ class GpuInt8Linear(Int8Linear):
 
 
 def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """``[out, in]`` to int8 and float32 scales ``[out]``: the largest value of a row becomes 127."""
+    """Quantise ``[out, in]`` to int8 with float32 scales ``[out]``. The largest value of a row becomes 127."""
     rounded, scales = torch.empty_like(weight, dtype=torch.int8), weight.new_empty(len(weight), dtype=torch.float32)
     for start in range(0, len(weight), WIDENED_AT_ONCE):
         part = slice(start, start + WIDENED_AT_ONCE)

@@ -1,8 +1,8 @@
-"""Puts faster linears in the place of a loaded module's ``nn.Linear``.
+"""Replace the ``nn.Linear`` modules of a loaded model with faster ones.
 
-Projections of one input (query, key and value; gate and up) become one product. 16-bit weights stay as they lie where
-a kernel of ours reads them or oneDNN is slow with them; else, and in float32, oneDNN lays them out, a head's a second
-time where it is shared with the embeddings. On a GPU products are only joined, or made of int8 weights.
+Projections of the same input (query, key and value; gate and up) become one product. 16-bit weights stay unpacked if
+our kernel reads them or oneDNN is slow with them. Otherwise, and in float32, oneDNN packs them; a head shared with the
+embeddings is copied for it. On a GPU products are only combined, or use int8 weights.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 @dataclass(frozen=True, slots=True)
 class LinearsReport:
-    """What was replaced, and the bytes of all the module's weights before and after.
+    """What was replaced, and the size of the module's weights before and after.
 
-    ``head`` is the class of the output embeddings now. ``num_groups`` products serve several linears each.
+    ``head``: the new class of the output embeddings. ``num_groups``: products that combine several linears.
     """
 
     num_linears: int
@@ -49,16 +49,15 @@ class LinearsReport:
 
 
 def prepare_linears(module: nn.Module, *, weights: Weights, quantise_head: bool) -> LinearsReport:
-    """Replace the linears of a module; each one's own weight is freed as it goes.
+    """Replace the linears of a module, and free each original weight immediately.
 
-    Subclasses of ``nn.Linear`` stay, and so do dtypes that gain nothing (float16 without our kernels
-    on a processor that computes in it). With ``int8``,
-    ``quantise_head`` takes in the output embeddings, which otherwise keep their dtype; input embeddings always do.
+    Subclasses of ``nn.Linear`` stay, and so do dtypes without a gain (float16 without our kernels on a processor that
+    supports it). With ``int8``, the output embeddings are quantised if ``quantise_head``; input embeddings never are.
     """
     before = bytes_of(module)
     head = _output_embeddings(module)
     num_linears = num_groups = 0
-    # Only modules with children: the list would keep the replaced linears, and their weights, until its end.
+    # Only modules with children: otherwise the list would keep the replaced linears and their weights alive.
     for parent in [parent for parent in module.modules() if parent._modules]:
         for names in GROUPS:
             if _can_join(parent, names, weights):
@@ -74,7 +73,7 @@ def prepare_linears(module: nn.Module, *, weights: Weights, quantise_head: bool)
 
 
 def bytes_of(module: nn.Module) -> int:
-    """Of all parameters and buffers; a shared one counts once."""
+    """Return the size of all parameters and buffers, shared ones counted once."""
     return sum(
         t.numel() * t.element_size() for t in {id(t): t for t in (*module.parameters(), *module.buffers())}.values()
     )
@@ -99,7 +98,7 @@ def _fast_linear(weight: Tensor, bias: Tensor | None, weights: Weights) -> FastL
 
 
 def _can_join(parent: nn.Module, names: tuple[str, ...], weights: Weights) -> bool:
-    """All there, of one input size and dtype, and with or without a bias together."""
+    """Return whether all exist, with the same input size and dtype, and all or none with a bias."""
     members = [getattr(parent, name, None) for name in names]
     if not all(_is_replaceable(m, weights) or _is_on_gpu(m) for m in members):
         return False
@@ -121,11 +120,11 @@ def _join(parent: nn.Module, names: tuple[str, ...], weights: Weights) -> None:
 
 
 def _replace_head(module: nn.Module, head: nn.Module, weights: Weights) -> int:
-    """Returns how many linears that were: 1 or 0."""
+    """Replace the output embeddings. Return the number of replaced linears: 1 or 0."""
     if not isinstance(head, nn.Linear) or not _is_replaceable(head, weights):
         return 0
     if weights == "native" and _is_tied(module, head) and can_read_rows(head.weight.dtype):
-        head.weight.data = in_huge_pages(head.weight.data)  # the embeddings' too: it is one parameter
+        head.weight.data = in_huge_pages(head.weight.data)  # also for tied embeddings: it is one parameter
         fast: FastLinear = RowsLinear(head.weight, head.bias)
     else:
         fast = _fast_linear(head.weight, head.bias, weights)
@@ -144,7 +143,7 @@ def _output_embeddings(module: nn.Module) -> nn.Module | None:
 
 
 class LinearGroup:
-    """The product, and the slices of it that its members have still to fetch. Used by one thread, as a model is."""
+    """A combined product, and the slices that its members have not fetched yet. Not thread-safe, like the model."""
 
     def __init__(self, product: nn.Module, sizes: Sequence[int]) -> None:
         self.product = product
@@ -155,7 +154,7 @@ class LinearGroup:
         self._waiting: set[int] = set()
 
     def take(self, index: int, x: Tensor) -> Tensor:
-        """Member ``index``'s columns for ``x``; recomputed for another input, and when a member asks twice."""
+        """Return the columns of member ``index`` for ``x``. Recomputed for another input, or if a member asks twice."""
         if self._output is None or x is not self._input or index not in self._waiting:
             self._input, self._output = x, self.product(x)
             self._waiting = set(range(len(self._sizes)))
@@ -167,7 +166,7 @@ class LinearGroup:
 
 
 class GroupMember(nn.Module):
-    """In the place of one ``nn.Linear`` of the group. The first member owns the product, as a submodule."""
+    """Replaces one ``nn.Linear`` of a group. The first member owns the product as a submodule."""
 
     def __init__(self, group: LinearGroup, index: int, replaced: nn.Linear) -> None:
         super().__init__()
@@ -181,7 +180,7 @@ class GroupMember(nn.Module):
 
     @property
     def joined(self) -> nn.Module:
-        """The product of all members."""
+        """Return the product of all members."""
         return self._group.product
 
     def extra_repr(self) -> str:

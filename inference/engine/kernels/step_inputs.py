@@ -1,4 +1,4 @@
-"""What a forward pass reads: made on the host as arrays, and brought to the device in one copy."""
+"""The inputs of a forward pass: built on the host as arrays, and copied to the device at once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class StepArrays:
 
     tokens: NDArray[np.int64]  # [tokens]
     positions: NDArray[np.int64]  # [tokens]
-    logit_places: NDArray[np.int64]  # places whose logits are read
+    logit_places: NDArray[np.int64]  # places whose logits are computed
     steering_rows: NDArray[np.int64]  # [tokens]
     slots: tuple[NDArray[np.int64], ...]  # by layer group: [tokens]
     tables: tuple[NDArray[np.int32], ...]  # by layer group: [segments, blocks]
@@ -37,7 +37,7 @@ class StepArrays:
     starts: tuple[NDArray[np.int32], ...]  # by layer group: [segments + 1]; empty for a paged cache
 
     def flat(self) -> list[NDArray[Any]]:
-        """All arrays, in an order that depends on nothing but their number."""
+        """Return all arrays, in a fixed order."""
         return [array for value in _values(self) for array in (value if isinstance(value, tuple) else (value,))]
 
 
@@ -55,11 +55,11 @@ def build_step(
     tables: Sequence[NDArray[np.int32]],
     block_size: int,
 ) -> StepArrays:
-    """``rows`` are the segments' rows in the cache policy's ``tables``; several segments may have the same one."""
+    """Build the arrays of a step. ``rows``: the segments' rows in the cache policy's ``tables``, possibly repeated."""
     ends = [s.end for s in segments]
     lengths = np.array(ends, dtype=np.int32)
     num_single = count_singles(segments)
-    if num_single == len(segments):  # most steps, and those that must be light
+    if num_single == len(segments):  # the most common steps, which must be fast
         positions, owners = lengths - np.int64(1), rows
         chunk_starts, chunk_counts, chunk_ends = NO_CHUNK, NO_CHUNK, NO_CHUNK_ENDS
     else:
@@ -88,14 +88,14 @@ def build_step(
 
 
 def count_singles(segments: Sequence[TokenSpan]) -> int:
-    """How many segments have one token, before the first that has more."""
+    """Return the number of leading segments with one token."""
     return next((i for i, s in enumerate(segments) if s.num_tokens > 1), len(segments))
 
 
 def padded(step: StepArrays, num_rows: int, width: int) -> StepArrays:
-    """A step of single tokens with its last one repeated up to ``num_rows``, and tables ``width`` wide.
+    """Pad a step of single tokens to ``num_rows`` by repeating the last token, and its tables to ``width``.
 
-    A repeated token computes what the real one does and writes the same keys and values to the same place.
+    A repeated token computes the same and writes the same keys and values to the same place.
     """
 
     def longer(array: NDArray[Any]) -> NDArray[Any]:
@@ -158,7 +158,7 @@ class StepTensors:
         )
 
     def varlen(self, attention: VarlenAttention, segments: Sequence[TokenSpan], max_keys: int = 0) -> VarlenStep:
-        """Single tokens in one part, chunks in another. ``max_keys`` 0 is the longest segment of each."""
+        """Return one call for single tokens and one for chunks. ``max_keys`` 0: the longest segment of each."""
         first = len(self.single_ends) - 1
         parts = []
         for chosen, ends in ((slice(0, first), self.single_ends), (slice(first, len(segments)), self.chunk_ends)):
@@ -167,7 +167,7 @@ class StepTensors:
                 continue
             counts = tuple(s.num_tokens for s in mine)
             begin = chosen.start
-            tokens = slice(begin, begin + sum(counts))  # a single one is one token
+            tokens = slice(begin, begin + sum(counts))  # a single segment has one token
             longest = max_keys or max(s.end for s in mine)
             parts.append(AttentionCall(tokens, chosen, ends, self.lengths[chosen], counts, longest))
         starts: tuple[Tensor | None, ...] = self.starts or (None,) * len(self.tables)
@@ -175,19 +175,19 @@ class StepTensors:
 
 
 class StaticStep:
-    """Tensors of one shape of step that stay where they are, as captured kernels read them."""
+    """Tensors for steps of one shape at fixed addresses, for CUDA graphs."""
 
     def __init__(self, like: StepArrays, device: torch.device) -> None:
         self._buffer = torch.zeros(_total(like.flat()), dtype=torch.uint8, device=device)
         self.tensors = StepTensors.of(_views(self._buffer, like.flat()), like)
 
     def fill(self, step: StepArrays) -> None:
-        """The values of another step of the same shape."""
+        """Copy the values of another step of the same shape."""
         self._buffer.copy_(_packed(step.flat(), self._buffer.device), non_blocking=True)
 
 
 def step_tensors(step: StepArrays, device: torch.device) -> StepTensors:
-    """On the CPU the arrays themselves, elsewhere views of one tensor that was copied without waiting."""
+    """Return the arrays as tensors: without a copy on the CPU, elsewhere views of one asynchronously copied tensor."""
     if device.type == "cpu":
         return StepTensors.of([torch.from_numpy(array) for array in step.flat()], step)
     copy = _packed(step.flat(), device).to(device, non_blocking=True)
@@ -195,8 +195,8 @@ def step_tensors(step: StepArrays, device: torch.device) -> StepTensors:
 
 
 def _packed(arrays: Sequence[NDArray[Any]], device: torch.device) -> Tensor:
-    """One tensor of bytes on the host; locked in memory for a CUDA device, where torch lets nobody else have that
-    memory before the copy is over.
+    """Return a byte tensor on the host, pinned for a CUDA device. torch does not reuse pinned memory before the copy is
+    complete.
     """
     packed = torch.empty(_total(arrays), dtype=torch.uint8, pin_memory=device.type == "cuda")
     octets, first = packed.numpy(), 0

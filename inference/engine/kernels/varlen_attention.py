@@ -1,10 +1,9 @@
 """Attention of a whole step on an accelerator: torch's flash kernel for packed sequences, or plain torch.
 
-The flash kernel reads a paged cache through a block table (torch 2.12 and newer; older ones get copies), and a
-contiguous one at the places where sequences begin. It is called below ``torch.nn.attention.varlen``, whose wrapper
-launches a kernel more per layer and keeps a decode step from taking the queries of one key head together. Whether it
-works is seen on the device: it must agree with the plain path, which takes its place wherever it does not, and which
-waits for nothing either.
+The flash kernel reads a paged cache through a block table (torch 2.12 and newer; older versions need copies), and a
+contiguous one at the start of each sequence. It is called below ``torch.nn.attention.varlen``, whose wrapper launches
+another kernel per layer and prevents a decode step from processing the queries of a key head together. It is tested on
+the device against the plain path, which replaces it if they differ. Neither path synchronises with the host.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ from inference.engine.kernels.native.fallback import attend_explicitly
 
 logger = logging.getLogger(__name__)
 
-PAGE_TOKENS = 256  # flash attention 2, which is what torch is built with, reads pages of multiples of this
-TOLERANCES = {torch.bfloat16: 2e-2, torch.float16: 4e-3}  # of the largest value; the kernel knows no other dtypes
+PAGE_TOKENS = 256  # flash attention 2, which torch includes, requires pages of multiples of this
+TOLERANCES = {torch.bfloat16: 2e-2, torch.float16: 4e-3}  # of the largest value; the kernel supports no other dtypes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionParams:
-    """How a layer attends: ``window`` 0 sees everything, ``softcap`` 0 caps nothing.
+    """Attention parameters of a layer. ``window`` 0: all tokens. ``softcap`` 0: none.
 
-    ``sinks`` float32 ``[heads]`` are scores that take their share of the weights and have no value.
+    ``sinks`` float32 ``[heads]``: scores that take part in the softmax without a value.
     """
 
     scale: float
@@ -41,15 +40,15 @@ class AttentionParams:
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """Consecutive segments of a step that one call serves; ``tokens`` and ``segments`` are their places in it.
+    """Consecutive segments of a step that one call processes; ``tokens`` and ``segments`` are their ranges.
 
-    ``num_queries`` are the segments' tokens. ``max_keys`` is no less than what the longest of them sees.
+    ``num_queries``: tokens per segment. ``max_keys``: an upper bound of the keys of the longest segment.
     """
 
     tokens: slice
     segments: slice
-    ends: Tensor  # [segments + 1] int32: where each segment's queries begin and end, from 0
-    lengths: Tensor  # [segments] int32: tokens that its last query sees
+    ends: Tensor  # [segments + 1] int32: start and end of each segment's queries, from 0
+    lengths: Tensor  # [segments] int32: keys of its last query
     num_queries: tuple[int, ...]
     max_keys: int
 
@@ -60,12 +59,12 @@ class AttentionCall:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """The cache of one layer, and where the segments of a part are in it."""
+    """The cache of one layer, and the places of segments in it."""
 
     keys: Tensor  # [blocks, block_size, kv_heads, head_dim]
     values: Tensor
     table: Tensor  # [segments, width] int32
-    starts: Tensor | None = None  # [segments + 1] int32: where each one begins, if it lies in one block; the last is 0
+    starts: Tensor | None = None  # [segments + 1] int32: start of each segment that lies in one block; the last is 0
 
 
 Flash = Callable[[Tensor, Places, AttentionCall, AttentionParams], Tensor]
@@ -73,7 +72,7 @@ Flash = Callable[[Tensor, Places, AttentionCall, AttentionParams], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class VarlenAttention:
-    """``flash`` is None where plain torch attends, and ``reason`` says why; ``str()`` is for the start-up line."""
+    """The chosen attention. ``flash`` None: plain torch, for the ``reason``. ``str()`` is for the log."""
 
     flash: Flash | None
     reason: str
@@ -82,7 +81,7 @@ class VarlenAttention:
         return f"{'flash' if self.flash else 'torch'}: {self.reason}"
 
     def attend(self, query: Tensor, places: Places, parts: Sequence[AttentionCall], look: AttentionParams) -> Tensor:
-        """``[tokens, heads, head_dim]`` of the step, whose keys and values are written -> ``[tokens, heads, d]``."""
+        """Attend, after keys and values are written: ``[tokens, heads, head_dim]`` -> ``[tokens, heads, d]``."""
         outputs = [self._attend(query[part.tokens], _of_part(places, part), part, look) for part in parts]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
@@ -94,7 +93,7 @@ class VarlenAttention:
 
 @dataclass(frozen=True, slots=True)
 class VarlenStep:
-    """How a step's tokens attend. ``tables`` and ``starts``, by layer group, are those of :class:`Places`."""
+    """Attention of a step. ``tables`` and ``starts`` of :class:`Places`, by layer group."""
 
     attention: VarlenAttention
     parts: tuple[AttentionCall, ...]
@@ -102,7 +101,7 @@ class VarlenStep:
     starts: tuple[Tensor | None, ...]
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, group: int, look: AttentionParams) -> Tensor:
-        """``[tokens, heads, head_dim]`` over a layer's cache -> ``[tokens, heads, d]``."""
+        """Attend ``[tokens, heads, head_dim]`` over a layer's cache -> ``[tokens, heads, d]``."""
         places = Places(keys, values, self.tables[group], self.starts[group])
         return self.attention.attend(query, places, self.parts, look)
 
@@ -117,8 +116,8 @@ def _of_part(places: Places, part: AttentionCall) -> Places:
 
 
 def flash_attention(query: Tensor, places: Places, part: AttentionCall, look: AttentionParams) -> Tensor:
-    """Causal, aligned at the last query. With ``seqused_k`` the kernel takes from ``cum_seq_k`` only where each
-    sequence begins, and nothing where a block table says so.
+    """Causal attention, aligned at the last query. With ``seqused_k`` the kernel uses ``cum_seq_k`` only for the start
+    of each sequence, and ignores it with a block table.
     """
     keys, values, starts = places.keys, places.values, places.starts
     options: dict[str, Tensor | int] = {}
@@ -137,7 +136,7 @@ def flash_attention(query: Tensor, places: Places, part: AttentionCall, look: At
         part.max_queries,
         part.max_keys,
         dropout_p=0.0,
-        is_causal=not look.window,  # a window says so itself
+        is_causal=not look.window,  # a window implies it
         return_debug_mask=False,
         scale=look.scale,
         seqused_k=part.lengths,
@@ -147,7 +146,7 @@ def flash_attention(query: Tensor, places: Places, part: AttentionCall, look: At
 
 
 def flash_attention_of_copies(query: Tensor, places: Places, part: AttentionCall, look: AttentionParams) -> Tensor:
-    """Of a paged cache whose pages the kernel cannot read: each segment's keys and values are laid together first."""
+    """Attend over a paged cache whose pages the kernel does not support, on copies of keys and values."""
     keys, values = (_tokens(pool, places.table, part.max_keys).flatten(0, 1) for pool in (places.keys, places.values))
     starts = torch.arange(len(places.table) + 1, dtype=torch.int32, device=query.device) * part.max_keys
     return flash_attention(query, Places(keys.unsqueeze(0), values.unsqueeze(0), places.table, starts), part, look)
@@ -157,7 +156,9 @@ def flash_attention_of_copies(query: Tensor, places: Places, part: AttentionCall
 
 
 def torch_attention(query: Tensor, places: Places, part: AttentionCall, look: AttentionParams) -> Tensor:
-    """The same in any dtype, with softcapping and sinks, on copies of keys and values; nothing is read on the host."""
+    """Attend in any dtype, with softcapping and sinks, on copies of keys and values. Does not synchronise with the
+    host.
+    """
     if part.max_queries == 1:
         return _gathered(query.unsqueeze(1), places, part.lengths, part.max_keys, look).squeeze(1)
     outputs, first = [], 0
@@ -170,14 +171,14 @@ def torch_attention(query: Tensor, places: Places, part: AttentionCall, look: At
 
 
 def _gathered(query: Tensor, places: Places, lengths: Tensor, max_keys: int, look: AttentionParams) -> Tensor:
-    """``[n, q, heads, d]``, the last query of each at position ``lengths - 1`` -> ``[n, q, heads, d]``."""
+    """Attend ``[n, q, heads, d]``, with the last query of each at position ``lengths - 1``."""
     n, num_queries, heads, _ = query.shape
     key_positions = torch.arange(max_keys, device=query.device)
     query_positions = lengths.unsqueeze(1) - num_queries + torch.arange(num_queries, device=query.device)
     mask = key_positions <= query_positions.unsqueeze(2)  # [n, q, keys]
     if look.window:
         mask &= key_positions > query_positions.unsqueeze(2) - look.window
-    # What nobody may see can be anybody's, and not a number: nought times that would be none either.
+    # Masked places may contain NaN of other sequences, and 0 * NaN is NaN.
     is_seen = mask.any(1)[:, :, None, None]
     keys, values = (torch.where(is_seen, _tokens(p, places.table, max_keys), 0) for p in (places.keys, places.values))
     kv_heads = keys.shape[2]
@@ -196,7 +197,7 @@ def _gathered(query: Tensor, places: Places, lengths: Tensor, max_keys: int, loo
 
 
 def _tokens(pool: Tensor, table: Tensor, max_keys: int) -> Tensor:
-    """The first ``max_keys`` tokens of each row of the table: ``[n, max_keys, kv_heads, d]``."""
+    """Return the first ``max_keys`` tokens of each row of the table: ``[n, max_keys, kv_heads, d]``."""
     size = pool.shape[1]
     blocks = table[:, : -(-max_keys // size)].long()
     return pool[:, : min(size, max_keys)][blocks].flatten(1, 2)[:, :max_keys]
@@ -216,9 +217,9 @@ def choose_attention(
     page: int,
     ways: Mapping[str, Flash] | None = None,
 ) -> VarlenAttention:
-    """The first of the ways that agrees with plain torch on every kind of layer that the model has.
+    """Return the first implementation that agrees with plain torch on every kind of layer of the model.
 
-    ``page`` is the tokens of a page, 0 in a cache that keeps each sequence in one block.
+    ``page``: tokens per page; 0 for a cache with one block per sequence.
     """
     problem = "no kernel"
     for name, flash in (ways or (WAYS_TO_PAGES if page else WAYS_TO_ROWS)).items():
@@ -230,7 +231,7 @@ def choose_attention(
 
 
 def can_read_pages(layouts: Sequence[LayerLayout], num_heads: int, device: torch.device) -> bool:
-    """Of PAGE_TOKENS, without copies."""
+    """Return whether the kernel reads pages of PAGE_TOKENS without copies."""
     return not _first_problem(layouts, num_heads, device, flash_attention, PAGE_TOKENS)
 
 
@@ -241,7 +242,7 @@ def _first_problem(
 
 
 def _problem(layout: LayerLayout, num_heads: int, device: torch.device, flash: Flash, page: int) -> str:
-    """Why the kernel cannot serve such a layer; "" where it can."""
+    """Return why the kernel does not support such a layer; empty if it does."""
     if layout.dtype not in TOLERANCES:
         return f"it does not compute in {str(layout.dtype).removeprefix('torch.')}"
     if layout.key_dim != layout.value_dim:
@@ -262,7 +263,7 @@ def _problem(layout: LayerLayout, num_heads: int, device: torch.device, flash: F
 def _trial(
     layout: LayerLayout, num_heads: int, num_queries: tuple[int, ...], device: torch.device, page: int
 ) -> tuple[Tensor, Places, AttentionCall]:
-    """Random sequences of up to 670 tokens that lie about in a small cache."""
+    """Return random sequences of up to 670 tokens, scattered in a small cache."""
     generator = torch.Generator().manual_seed(0)
     lengths = [q + seen for q, seen in zip(num_queries, (0, 300, 600), strict=True)]
     size = page or PAGE_TOKENS * -(-max(lengths) // PAGE_TOKENS)

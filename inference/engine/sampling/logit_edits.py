@@ -1,6 +1,6 @@
-"""What requests do to logits before a token is chosen: bans, biases and penalties.
+"""Edit logits before sampling: bans, biases and penalties.
 
-Nothing here makes a tensor as long as the vocabulary: a row is edited at the places that its parameters name.
+No tensor of the vocabulary's size is created: a row is edited only at the tokens that its parameters name.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from inference.engine.scheduling.sequence import Sequence
 
 
 class BadWords:
-    """A request's forbidden sequences: the last token of one is banned where the tokens before it stand already."""
+    """The forbidden token sequences of a request. The last token of one is banned after the tokens before it."""
 
     __slots__ = ("_by_last", "longest", "single")
 
@@ -38,14 +38,14 @@ class BadWords:
         return bool(self._by_last)
 
     def banned_after(self, token_ids: list[int]) -> list[int]:
-        """Last tokens of words of several tokens that ``token_ids`` (prompt and generated) end with the rest of."""
+        """Return the last tokens of those words whose other tokens ``token_ids`` (prompt and generated) end with."""
         words = self._by_last.get(token_ids[-1], ())
         return [last for before, last in words if token_ids[-len(before) :] == before]
 
 
 @dataclass(frozen=True, slots=True)
 class Additions:
-    """Numbers that are added to logits: all three tensors ``[places]``."""
+    """Values to add to logits. All three tensors are ``[places]``."""
 
     rows: Tensor
     token_ids: Tensor
@@ -54,7 +54,7 @@ class Additions:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a token is chosen: after all of the sequence's tokens and the first ``num_drafts`` of its drafts."""
+    """Where a token is sampled: after all tokens of the sequence and the first ``num_drafts`` of its drafts."""
 
     sequence: Sequence
     num_drafts: int
@@ -66,7 +66,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Penalties:
-    """``rows`` have some; the parameters are ``[rows, 3]``: repetition, frequency, presence."""
+    """The penalties of ``rows``. Parameters ``[rows, 3]``: repetition, frequency, presence."""
 
     places: tuple[Place, ...]
     rows: tuple[int, ...]
@@ -75,14 +75,14 @@ class Penalties:
 
 @dataclass(frozen=True, slots=True)
 class Edits:
-    """Of a batch; rows are places among those that are worked on."""
+    """The edits of a batch. Rows are indices among the edited rows."""
 
     masked: Rows | None = None
-    allowed: tuple[tuple[int, Tensor], ...] = ()  # row, the only ids that it may have
+    allowed: tuple[tuple[int, Tensor], ...] = ()  # row, its only allowed ids
     additions: Additions | None = None
     penalties: Penalties | None = None
     waiting: tuple[tuple[int, Place], ...] = ()  # rows with min_tokens
-    bad_words: tuple[tuple[int, Place, BadWords], ...] = ()  # rows with words of several tokens
+    bad_words: tuple[tuple[int, Place, BadWords], ...] = ()  # rows with bad words of several tokens
 
     @property
     def are_none(self) -> bool:
@@ -99,7 +99,7 @@ def has_penalties(p: SamplingParams) -> bool:
 
 
 def build_edits(sequences: list[Sequence], masked: list[int], device: torch.device) -> Edits:
-    """``masked`` are the rows that a grammar constrains. A sequence's further rows are those after its drafts."""
+    """Build the edits. ``masked``: rows with a grammar. Further rows of a sequence are those after its drafts."""
     params = [sequence.request.sampling for sequence in sequences]
     places = _places(sequences)
     bad_words = [(row, BadWords(p.bad_words)) for row, p in enumerate(params) if p.bad_words]
@@ -118,7 +118,7 @@ def build_edits(sequences: list[Sequence], masked: list[int], device: torch.devi
 
 
 def edit(logits: Tensor, edits: Edits, masks: TokenMasks | None) -> None:
-    """In place on ``[rows, vocab]`` in float32."""
+    """Edit ``[rows, vocab]`` float32 in place."""
     if edits.masked is not None and masks is not None:
         banned = masks.banned(logits.shape[1], logits.device)
         logits[edits.masked] = logits[edits.masked].masked_fill_(banned, -torch.inf)
@@ -167,12 +167,12 @@ def _penalties(places: list[Place], device: torch.device) -> Penalties | None:
 
 
 def _ban(logits: Tensor, edits: Edits) -> None:
-    """What depends on the tokens so far: the end before ``min_tokens``, and the ends of bad words."""
+    """Ban tokens depending on those so far: end tokens before ``min_tokens``, and the last tokens of bad words."""
     banned = [
         (row, token)
         for row, place in edits.waiting
         if place.sequence.num_generated + place.num_drafts < place.sequence.request.sampling.min_tokens
-        and place.sequence.request.sampling.grammar is None  # a grammar that is complete allows nothing but the end
+        and place.sequence.request.sampling.grammar is None  # a complete grammar allows only the end
         for token in place.sequence.stop_ids
     ]
     banned += [
@@ -186,7 +186,7 @@ def _ban(logits: Tensor, edits: Edits) -> None:
 
 
 def _penalise(logits: Tensor, penalties: Penalties) -> None:
-    """Repetition is multiplicative (Keskar et al. 2019, arXiv 1909.05858), the others OpenAI's additive ones."""
+    """Apply penalties: multiplicative repetition (Keskar et al. 2019, arXiv 1909.05858), and OpenAI's additive ones."""
     histories = [_history(place.sequence).followed_by(place.drafts) for place in penalties.places]
     lengths = [len(ids) for ids, _ in histories]
     index = np.stack(
@@ -206,7 +206,7 @@ def _penalise(logits: Tensor, penalties: Penalties) -> None:
 
 
 def _history(sequence: Sequence) -> TokenHistory:
-    """Made when the first token is chosen; ``note_token`` keeps it up to date."""
+    """Return the token history, created at the first token. ``note_token`` keeps it up to date."""
     if sequence.history is None:
         is_over_prompt = sequence.request.sampling.repetition_penalty != 1.0
         prompt = sequence.token_ids[: sequence.num_prompt] if is_over_prompt else []

@@ -1,4 +1,4 @@
-"""The model's own log-probabilities of chosen tokens and of the most likely ones, read for many places at once."""
+"""The model's log-probabilities of sampled tokens and of the most likely ones, for many places at once."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from torch import Tensor
 from inference.engine.messages import TokenLogprob
 from inference.engine.sampling.transfers import to_device
 
-PLACES_AT_ONCE = 64  # of a prompt: bounds the float32 copy
+PLACES_AT_ONCE = 64  # of a prompt: limits the float32 copy
 
 
 def measure_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> Tensor:
-    """Int32 ``[places, 2 + 2 * num_top]`` on the logits' device: rank, logprob, ids and logprobs of the best.
+    """Return int32 ``[places, 2 + 2 * num_top]`` on the logits' device: rank, logprob, ids and logprobs of the best.
 
-    Float32 numbers are written as their bits, so that everything a step has to say fits one copy to the host.
+    Float32 values are stored as bits, so that a step needs only one copy to the host.
     """
     values = logits.float()
     total = values.logsumexp(-1, keepdim=True)
     chosen = values.gather(1, token_ids.unsqueeze(1))
-    is_better = torch.gt(values, chosen, out=torch.empty_like(values))  # as float32: ten times faster on a CPU
+    is_better = torch.gt(values, chosen, out=torch.empty_like(values))  # as float32, which is ten times faster on a CPU
     rank = is_better.sum(-1, keepdim=True) + 1
     top = values.topk(num_top)
     bits = torch.cat([chosen - total, top.values - total], 1).view(torch.int32)
@@ -31,7 +31,7 @@ def measure_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> Tensor:
 
 
 def read_logprobs(measured: NDArray[np.int32], token_ids: Sequence[int], num_tops: Sequence[int]) -> list[TokenLogprob]:
-    """What :func:`measure_logprobs` measured, for each place as many of the best as it asked for."""
+    """Decode the result of :func:`measure_logprobs`, with the requested number of top tokens per place."""
     most = (measured.shape[1] - 2) // 2
     ranks, ids = measured[:, 0].tolist(), measured[:, 2 : 2 + most].tolist()
     logprobs = np.ascontiguousarray(measured[:, 1]).view(np.float32).tolist()
@@ -45,13 +45,13 @@ def read_logprobs(measured: NDArray[np.int32], token_ids: Sequence[int], num_top
 
 
 def prompt_logprobs(logits: Tensor, token_ids: Sequence[int], num_top: int) -> list[TokenLogprob]:
-    """Of ``token_ids``, each at its place of ``logits`` ``[places, vocab]``; further places are not looked at."""
+    """Return the log-probabilities of ``token_ids``, each at its place of ``logits`` ``[places, vocab]``."""
     if not token_ids:
         return []
     num_top = min(num_top, logits.shape[1])
-    wanted = to_device(token_ids, logits.device)
+    tokens = to_device(token_ids, logits.device)
     parts = [
-        measure_logprobs(logits[first:end], wanted[first:end], num_top)
+        measure_logprobs(logits[first:end], tokens[first:end], num_top)
         for first in range(0, len(token_ids), PLACES_AT_ONCE)
         for end in [min(first + PLACES_AT_ONCE, len(token_ids))]
     ]
@@ -59,15 +59,16 @@ def prompt_logprobs(logits: Tensor, token_ids: Sequence[int], num_top: int) -> l
 
 
 def scores(logits: Tensor, token_ids: Sequence[int], *, keep: bool) -> tuple[list[float], Tensor | None]:
-    """Log-probabilities of ``token_ids``, each at its place of ``logits`` ``[places, vocab]``, and with ``keep`` the
-    whole distributions too, float32.
+    """Return the log-probabilities of ``token_ids``, each at its place of ``logits`` ``[places, vocab]``.
+
+    With ``keep``, return the whole distributions (float32) too.
     """
-    wanted = to_device(token_ids, logits.device).unsqueeze(1)
+    tokens = to_device(token_ids, logits.device).unsqueeze(1)
     if keep:
         distributions = logits.float().log_softmax(-1)
-        return distributions.gather(1, wanted).squeeze(1).tolist(), distributions
+        return distributions.gather(1, tokens).squeeze(1).tolist(), distributions
     parts = [
-        logits[first : first + PLACES_AT_ONCE].float().log_softmax(-1).gather(1, wanted[first : first + PLACES_AT_ONCE])
+        logits[first : first + PLACES_AT_ONCE].float().log_softmax(-1).gather(1, tokens[first : first + PLACES_AT_ONCE])
         for first in range(0, len(token_ids), PLACES_AT_ONCE)
     ]
     return torch.cat(parts).squeeze(1).tolist(), None

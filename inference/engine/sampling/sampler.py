@@ -1,8 +1,8 @@
-"""Next tokens for a batch, each row with its own parameters and generator.
+"""Sample the next tokens of a batch, each row with its own parameters and generator.
 
 Order: grammar and other bans, logit bias, penalties, temperature, top-k, top-p, min-p, typical-p (transformers' order
-of warpers). Log-probabilities that are reported are the model's own, before any of these. Rows that need nothing
-special cost the search for their greatest logit, and a step costs one copy from the device.
+of warpers). Reported log-probabilities are the model's, before any of these. Rows without special parameters only
+need an argmax, and a step needs one copy from the device.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ NO_NUMBERS = torch.empty(0, dtype=torch.float64)
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """Per row: the token, its log-probabilities where asked for, and whether the token means anything.
+    """The result per row: the token, its log-probabilities if requested, and whether the token is valid.
 
-    It means nothing where the logits are not ``finite``, or where no token ``is_possible`` since all are forbidden.
+    It is invalid if the logits are not ``finite``, or no token ``is_possible`` because all are forbidden.
     """
 
     token_ids: list[int]
@@ -42,9 +42,9 @@ class Sampled:
 
 
 class Sampler:
-    """Chooses tokens, and keeps the batch's parameters on the device for as long as the batch stays the same.
+    """Samples tokens, and keeps the batch's parameters on the device while the batch stays the same.
 
-    ``reach`` is that of a first :class:`Search`; None looks as far as needed on the CPU, where nobody waits for that.
+    ``reach``: that of a first :class:`Search`; None searches as far as necessary on the CPU, where that is free.
     """
 
     def __init__(self, reach: int | None = None) -> None:
@@ -52,10 +52,10 @@ class Sampler:
         self._reach = reach
 
     def sample(self, logits: Tensor, sequences: list[Sequence], masks: TokenMasks | None = None) -> Sampled:
-        """``logits`` is ``[rows, vocab]`` in any type and is left as it is. A sequence may stand in several rows
-        in a row: there the further ones come after its drafts.
+        """Sample from ``logits`` ``[rows, vocab]`` of any dtype, which are not modified. Consecutive rows may belong to
+        one sequence: the further ones are those after its drafts.
 
-        Rows whose greatest logit is NaN or infinite are not finite; single places of minus infinity are fine.
+        Rows whose largest logit is NaN or infinite are not finite; minus infinity at single tokens is allowed.
         """
         if not sequences:
             return Sampled([], [], [], [])
@@ -63,11 +63,11 @@ class Sampler:
         uniforms = _uniforms(table.random, logits.device) if table.random else NO_NUMBERS
         first = (0 if logits.device.type == "cpu" else SECOND_WIDTH) if self._reach is None else self._reach
         sampled = _sample(logits, table, masks, uniforms, Search(first))
-        # Rare, and only now known: a distribution so flat that the first look did not suffice.
+        # Rare, and only known now: a distribution so flat that the first search was not sufficient.
         return sampled or _sample(logits, table, masks, uniforms, Search())  # type: ignore[return-value]
 
     def forget(self) -> None:
-        """Let go of the last batch's sequences."""
+        """Release the sequences of the last batch."""
         self._table = None
 
     def _table_for(self, logits: Tensor, sequences: list[Sequence], masked: tuple[int, ...]) -> SamplingTable:
@@ -77,27 +77,27 @@ class Sampler:
 
 
 def sample(logits: Tensor, sequences: list[Sequence], masks: TokenMasks | None = None) -> Sampled:
-    """:meth:`Sampler.sample` for a batch of a single step."""
+    """Call :meth:`Sampler.sample` for a batch of a single step."""
     return Sampler().sample(logits, sequences, masks)
 
 
 def note_token(sequence: Sequence, token_id: int) -> None:
-    """Keep the counts that penalties need."""
+    """Update the token counts for penalties."""
     if sequence.history is not None:
         sequence.history.note(token_id)
 
 
 def draw_ahead(sequence: Sequence, count: int) -> None:
-    """Have at least ``count`` of the sequence's own numbers at hand."""
+    """Draw random numbers of the sequence until at least ``count`` are available."""
     while len(sequence.uniforms) < count:
         numbers = torch.rand(NUMBERS_AT_ONCE, dtype=torch.float64, generator=sequence.generator).tolist()
-        sequence.uniforms[:0] = numbers  # the last is the next
+        sequence.uniforms[:0] = numbers  # the last one is used next
 
 
 def _sample(
     logits: Tensor, table: SamplingTable, masks: TokenMasks | None, uniforms: Tensor, search: Search
 ) -> Sampled | None:
-    """None where the search turned out too short."""
+    """Sample the batch. Returns None if the search was not sufficient."""
     best, tokens = peaks(logits)
     is_possible = torch.ones_like(tokens, dtype=torch.bool)
     if table.worked is not None:
@@ -116,7 +116,7 @@ def _choose(
     uniforms: Tensor,
     search: Search,
 ) -> tuple[Tensor, Tensor]:
-    """Tokens of the worked rows and whether they have one; ``best`` and ``tokens`` are those of the bare logits."""
+    """Sample the edited rows. ``best`` and ``tokens``: largest value and argmax of the unedited logits."""
     if not table.edits.are_none:
         logits = logits.to(torch.float32, copy=True)
         edit(logits, table.edits, masks)
@@ -134,12 +134,12 @@ def _draw(logits: Tensor, best: Tensor, tokens: Tensor, random: RandomRows, unif
 
 
 def _uniforms(random: RandomRows, device: torch.device) -> Tensor:
-    """``[rows]``, in their order: further rows of a sequence take its further numbers."""
+    """Return a random number per row. Further rows of a sequence use its further numbers."""
     return to_device([_uniform(sequence) for sequence in random.sequences], device, torch.float64)
 
 
 def _uniform(sequence: Sequence) -> float:
-    """The next of the sequence's own numbers in [0, 1), so that its tokens do not depend on the rows beside it."""
+    """Return the next random number of the sequence in [0, 1), which does not depend on other rows."""
     draw_ahead(sequence, 1)
     return sequence.uniforms.pop()
 
@@ -152,7 +152,7 @@ def _to_host(
     wanted: LogprobRows | None,
     too_short: list[Tensor],
 ) -> Sampled | None:
-    """All that the step has to say in one copy; None where one of the flags ``too_short`` is set."""
+    """Copy the results of the step to the host at once. Returns None if one of the flags ``too_short`` is set."""
     rows = len(tokens)
     told = [tokens.int(), finite.int(), is_possible.int()]
     if wanted is not None:
@@ -179,10 +179,10 @@ def _to_host(
 
 
 def peaks(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Greatest values ``[rows]`` and the first places that have them, in the logits' own type. NaN is the greatest.
+    """Return the largest value per row and its first index, in the logits' dtype. NaN counts as the largest.
 
-    In two steps, blocks and then the best block: torch's ``max`` that also gives places is 2 to 6 times slower than
-    ``amax``, its ``argmax`` 12 times for bfloat16 on a CPU.
+    Searches blocks and then the best block, because torch's ``max`` with indices is 2 to 6 times slower than ``amax``,
+    and its ``argmax`` 12 times for bfloat16 on a CPU.
     """
     rows, vocab = logits.shape
     whole = vocab - vocab % PEAK_BLOCK
@@ -199,10 +199,11 @@ def peaks(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def draw(weights: Tensor, uniform: Tensor) -> Tensor:
-    """One token a row: ``weights`` ``[rows, vocab]`` need not add up to 1, ``uniform`` ``[rows]`` is float64 in [0, 1).
+    """Draw a token per row. ``weights`` ``[rows, vocab]`` need not sum to 1; ``uniform`` ``[rows]`` is float64 in [0,
+    1).
 
-    In two steps, blocks and then places in a block, so that only one pass goes over the vocabulary. A row without a
-    weight above zero gives a token that means nothing.
+    Draws a block and then a token in it, so that only one pass over the vocabulary is needed. The token of a row
+    without positive weights is meaningless.
     """
     rows, vocab = weights.shape
     blocks = functional.pad(weights, (0, -vocab % DRAW_BLOCK)) if vocab % DRAW_BLOCK else weights
@@ -212,13 +213,13 @@ def draw(weights: Tensor, uniform: Tensor) -> Tensor:
     chosen = blocks[torch.arange(rows, device=weights.device), block.squeeze(1)].double()
     place, _ = _find(chosen, rest)
     drawn = (block * DRAW_BLOCK + place).clamp_(max=vocab - 1)
-    # Rounding can put the target on the very end of the distribution, past its last possible token.
+    # Rounding can move the target to the end of the distribution, past its last possible token.
     is_possible = weights.gather(1, drawn).squeeze(1) > 0
     return torch.where(is_possible, drawn.squeeze(1), weights.argmax(-1)) if rows else drawn.squeeze(1)
 
 
 def _find(weights: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
-    """Where ``share`` ``[rows, 1]`` of the total is reached, and which share of that place's own weight is used up."""
+    """Return the place where ``share`` ``[rows, 1]`` of the total is reached, and the share used of its weight."""
     ends = weights.cumsum(-1)
     target = share * ends[:, -1:]
     place = torch.searchsorted(ends, target, right=True).clamp_(max=weights.shape[1] - 1)

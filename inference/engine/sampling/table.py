@@ -1,4 +1,4 @@
-"""The sampling parameters of a batch as tensors, built once while the same sequences run together."""
+"""The sampling parameters of a batch as tensors, built once per composition of the batch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EVERY_ROW = slice(None)
 
 @dataclass(frozen=True, slots=True)
 class RandomRows:
-    """The rows that are drawn at random: ``rows`` are places among the edited ones, ``temperature`` ``[rows, 1]``."""
+    """The rows that are sampled randomly. ``rows``: indices among the edited rows. ``temperature``: ``[rows, 1]``."""
 
     sequences: tuple[Sequence, ...]
     rows: Rows
@@ -29,7 +29,7 @@ class RandomRows:
 
 @dataclass(frozen=True, slots=True)
 class LogprobRows:
-    """The rows whose log-probabilities are asked for, and how many of the best tokens' each wants."""
+    """The rows with requested log-probabilities, and the number of top tokens of each."""
 
     places: tuple[int, ...]
     rows: Rows
@@ -38,7 +38,7 @@ class LogprobRows:
 
 @dataclass(frozen=True, slots=True)
 class SamplingTable:
-    """``worked`` are the rows that need more than the greatest logit; None where there are none."""
+    """The parameters of a batch. ``worked``: rows that need more than an argmax; None if there are none."""
 
     sequences: list[Sequence]
     masked: tuple[int, ...]
@@ -54,7 +54,7 @@ class SamplingTable:
 def build_table(
     sequences: list[Sequence], masked: tuple[int, ...], vocab_size: int, device: torch.device
 ) -> SamplingTable:
-    """``masked`` are the rows that a grammar constrains."""
+    """Build the table. ``masked``: rows with a grammar."""
     constrained = set(masked)
     worked = [
         row
@@ -112,13 +112,13 @@ def _limits(params: list[SamplingParams], vocab_size: int, device: torch.device)
 
 def _logprob_rows(sequences: list[Sequence], vocab_size: int, device: torch.device) -> LogprobRows | None:
     asked = [(row, s.request.sampling.logprobs) for row, s in enumerate(sequences)]
-    wanted = [(row, min(num, vocab_size)) for row, num in asked if num is not None]
-    if not wanted:
+    requested = [(row, min(num, vocab_size)) for row, num in asked if num is not None]
+    if not requested:
         return None
-    places, num_tops = zip(*wanted, strict=True)
+    places, num_tops = zip(*requested, strict=True)
     return LogprobRows(places, _rows(list(places), len(sequences), device), num_tops)
 
 
 def _rows(rows: list[int], num_rows: int, device: torch.device) -> Rows:
-    """Indexing with all rows is a view, with some a copy."""
+    """Select rows. All rows are a view, some rows a copy."""
     return EVERY_ROW if len(rows) == num_rows else to_device(rows, device)

@@ -1,4 +1,4 @@
-"""Which tokens a sequence has, and how often it generated them: what the penalties need."""
+"""The tokens of a sequence and how often it generated them, for penalties."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FIRST_CAPACITY = 64
 class TokenHistory:
     """The distinct tokens of a sequence with their counts, kept as two arrays that grow with the vocabulary in use.
 
-    Tokens of the prompt count zero; they are given only where a penalty is over them, too.
+    Tokens of the prompt have count 0. They are included only if a penalty applies to them.
     """
 
     __slots__ = ("_counts", "_ids", "_places")
@@ -37,7 +37,7 @@ class TokenHistory:
         self._counts[place] += 1
 
     def followed_by(self, tokens: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """:attr:`ids` and :attr:`counts` as they were if these tokens had been generated, too."""
+        """Return :attr:`ids` and :attr:`counts` as if these tokens had been generated too."""
         if not tokens:
             return self.ids, self.counts
         fresh = [token for token in dict.fromkeys(tokens) if token not in self._places]
@@ -53,5 +53,5 @@ class TokenHistory:
 
     @property
     def counts(self) -> NDArray[np.float32]:
-        """How often each of :attr:`ids` was generated."""
+        """Return how often each of :attr:`ids` was generated."""
         return self._counts[: len(self._places)]

@@ -1,7 +1,7 @@
-"""Which tokens may come next, as bit masks: grammars, and budgets for thinking.
+"""Bit masks of the allowed next tokens, for grammars and thinking budgets.
 
-A matcher belongs to one sequence. Within a step a mask thread fills its row while the model runs; once the rows are
-collected, the engine thread continues with it. The two never overlap, so there are no locks.
+A matcher belongs to one sequence. In a step, a mask thread fills its row while the model runs; after the rows are
+collected, the engine thread uses it. The two never overlap, so there are no locks.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MAX_MASK_THREADS = 8
 
 @dataclass(frozen=True, slots=True)
 class TokenMasks:
-    """``rows`` are the rows of the step's logits that are masked, ``bits`` int32 ``[len(rows), ceil(vocab / 32)]``.
+    """The masks of a step. ``rows``: the masked rows of its logits; ``bits``: int32 ``[len(rows), ceil(vocab / 32)]``.
 
     Bit i of word w allows token 32 * w + i, which is llguidance's layout.
     """
@@ -41,9 +41,9 @@ class TokenMasks:
     bits: Tensor
 
     def banned(self, vocab_size: int, device: torch.device) -> Tensor:
-        """Bool ``[len(rows), vocab_size]`` on ``device``: the tokens that are not allowed."""
+        """Return bool ``[len(rows), vocab_size]`` on ``device``, True for forbidden tokens."""
         if device.type == "cpu":
-            # Four times faster than shifts, but only numpy has it.
+            # Four times faster than shifts, but only available in numpy.
             octets = self.bits.cpu().contiguous().numpy().view(np.uint8)
             allowed = torch.from_numpy(np.unpackbits(octets, axis=1, bitorder="little", count=vocab_size))
         else:
@@ -53,13 +53,13 @@ class TokenMasks:
 
 
 def unpack_by_shifts(bits: Tensor) -> Tensor:
-    """Int32 ``[rows, words]`` to ``[rows, 32 * words]`` of 0 and 1, on the tensor's own device."""
+    """Unpack int32 ``[rows, words]`` to ``[rows, 32 * words]`` of 0 and 1, on the tensor's device."""
     places = torch.arange(WORD_BITS, dtype=torch.int32, device=bits.device)
     return ((bits.unsqueeze(-1) >> places) & 1).flatten(1)
 
 
 class Matcher(Protocol):
-    """What decides on the tokens that may come next; see :class:`GrammarMatcher`."""
+    """Decides which tokens may come next; see :class:`GrammarMatcher`."""
 
     @property
     def error(self) -> str: ...
@@ -73,7 +73,7 @@ class Matcher(Protocol):
 
 
 class GrammarMatcher:
-    """Follows a sequence through its grammar. ``error`` is a sentence once it cannot go on."""
+    """Follows a sequence through its grammar. ``error`` is a sentence once it cannot continue."""
 
     def __init__(self, template: LLMatcher) -> None:
         self._template = template
@@ -82,7 +82,7 @@ class GrammarMatcher:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the output is complete and no token can follow. An output that may end or go on is not finished."""
+        """Return whether the output is complete. An output that may continue is not finished."""
         return self._matcher is not None and not self.error and self._matcher.is_stopped()
 
     def fill(self, bits: NDArray[np.int32]) -> None:
@@ -94,14 +94,14 @@ class GrammarMatcher:
             self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
             if self._matcher.is_error():
                 self._note_error()
-        except BaseException:  # a Rust panic is no Exception; only this sequence may end by it
+        except BaseException:  # a Rust panic is not an Exception; it must end this sequence only
             logger.exception("A token mask could not be computed.")
             self.error = self.error or TOO_COMPLEX
         if self.error:
             bits.fill(ALL)
 
     def accept(self, token_id: int) -> None:
-        """Go on by a sampled token; never raises. One that the grammar does not allow sets ``error``."""
+        """Advance by a sampled token; never raises. A token that the grammar forbids sets ``error``."""
         if self.error or self._matcher is None:
             return
         try:
@@ -118,7 +118,7 @@ class GrammarMatcher:
 
 
 class PendingMasks:
-    """Masks that threads work on."""
+    """Masks that threads are computing."""
 
     def __init__(self, rows: tuple[int, ...], bits: NDArray[np.int32], work: list[Future[None]]) -> None:
         self._rows = rows
@@ -126,17 +126,17 @@ class PendingMasks:
         self._work = work
 
     def wait(self) -> None:
-        """Until no thread touches the matchers any more; also after a forward pass that failed."""
+        """Wait until no thread uses the matchers; also after a failed forward pass."""
         wait(self._work)
 
     def result(self) -> TokenMasks | None:
-        """None when no row has a grammar."""
+        """Return the masks; None if no row has a grammar."""
         self.wait()
         return TokenMasks(self._rows, torch.from_numpy(self._bits)) if self._rows else None
 
 
 class MaskComputer:
-    """The mask threads of one model. llguidance releases the GIL while it computes, so the forward pass goes on."""
+    """The mask threads of one model. llguidance releases the GIL while it computes, so the forward pass continues."""
 
     def __init__(self, vocab_size: int, num_threads: int | None = None) -> None:
         self._num_words = -(-vocab_size // 32)
@@ -144,7 +144,7 @@ class MaskComputer:
         self._pool = ThreadPoolExecutor(self._num_threads, thread_name_prefix="masks")  # starts threads when needed
 
     def start(self, matchers: Sequence[Matcher | None]) -> PendingMasks:
-        """Begin the masks of a step's sampling rows; rows without a grammar have no matcher."""
+        """Start to compute the masks of a step's sampling rows. Rows without a grammar have no matcher."""
         rows = tuple(row for row, matcher in enumerate(matchers) if matcher is not None)
         bits = np.empty((len(rows), self._num_words), dtype=np.int32)
         jobs = [(matcher, bits[i]) for i, matcher in enumerate(m for m in matchers if m is not None)]
@@ -161,7 +161,7 @@ def _fill_all(jobs: list[tuple[Matcher, NDArray[np.int32]]]) -> None:
 
 
 class ThinkingMatcher:
-    """Allows everything, or what ``grammar`` allows, except that reasoning over its budget can only end."""
+    """Allows all tokens, or those of ``grammar``, until the budget for reasoning is used up; then only its end."""
 
     def __init__(self, budget: ThinkingBudget, grammar: GrammarMatcher | None) -> None:
         self._budget = budget
@@ -179,7 +179,7 @@ class ThinkingMatcher:
         return self._grammar is not None and self._grammar.is_finished
 
     def fill(self, bits: NDArray[np.int32]) -> None:
-        """As :meth:`GrammarMatcher.fill`."""
+        """Write the mask; see :meth:`GrammarMatcher.fill`."""
         if self._grammar is None:
             bits.fill(ALL)
         else:
@@ -190,7 +190,7 @@ class ThinkingMatcher:
             bits[word] = np.array(1 << bit, dtype=np.uint32).astype(np.int32)
 
     def accept(self, token_id: int) -> None:
-        """As :meth:`GrammarMatcher.accept`."""
+        """Advance by a token; see :meth:`GrammarMatcher.accept`."""
         if self._grammar is not None:
             self._grammar.accept(token_id)
         if token_id == self._budget.end_id:

@@ -1,4 +1,4 @@
-"""From the host to a device without waiting for what the device is doing."""
+"""Copy from the host to a device without waiting for the device."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch import Tensor
 
 
 def to_device(data: Any, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
-    """Numbers, nested lists of them or an array, as a tensor there.
+    """Return numbers, nested lists or an array as a tensor on the device.
 
-    ``torch.tensor(data, device=...)`` would wait until the device has done all that it was told before.
+    ``torch.tensor(data, device=...)`` would wait until the device has finished all queued work.
     """
     host = torch.from_numpy(data) if isinstance(data, np.ndarray) else torch.tensor(data, dtype=dtype)
     if device.type != "cuda" or not host.numel():

@@ -1,8 +1,8 @@
-"""Top-k, top-p, min-p and typical-p: which tokens may be drawn, in transformers' order of warpers.
+"""Top-k, top-p, min-p and typical-p, in transformers' order of warpers.
 
-No row is sorted whole where the best few hundred tokens decide. Tokens that tie with the last one kept are kept, so
-that a row's distribution does not depend on the order of the vocabulary nor on the rows beside it. The exception is a
-top-p that one token suffices for: then only the token that greedy decoding takes is left, whatever ties with it.
+Rows are not sorted completely if the best few hundred tokens suffice. Tokens that tie with the last one kept are kept,
+so that a row's distribution does not depend on the order of the vocabulary or on other rows. The exception is a top-p
+that one token satisfies: then only the token of greedy decoding is kept, even with ties.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-FIRST_WIDTH = 256  # tokens looked at first where only a mass is asked for
-SECOND_WIDTH = 4096  # then; where these do not suffice either, all
+FIRST_WIDTH = 256  # tokens searched first for a probability mass
+SECOND_WIDTH = 4096  # searched next; if these do not suffice either, all
 
-Rows = slice | Tensor  # all rows, or their places
+Rows = slice | Tensor  # all rows, or their indices
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """One parameter: the rows that have it, and their values ``[rows, 1]``."""
+    """One parameter: the rows that set it, and their values ``[rows, 1]``."""
 
     rows: Rows
     values: Tensor
@@ -28,7 +28,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """``width`` is the greatest top-k; ``unbounded`` ``[rows of top_p]`` marks those without a top-k."""
+    """The limits of a batch. ``width``: the largest top-k. ``unbounded`` ``[rows of top_p]``: rows without a top-k."""
 
     top_k: Limit | None = None
     top_p: Limit | None = None
@@ -40,10 +40,10 @@ class Limits:
 
 @dataclass(slots=True)
 class Search:
-    """How many of the best tokens are looked at where only a mass is asked for.
+    """How many of the best tokens are searched for a probability mass.
 
-    ``reach`` 0: as many as are needed, and the host waits to see that. Else so many at once, and ``too_short`` gets
-    flags that say whether they did not suffice.
+    ``reach`` 0: as many as necessary, which synchronises with the host. Otherwise a fixed number, and flags are
+    appended to ``too_short`` that tell whether it was insufficient.
     """
 
     reach: int = 0
@@ -53,10 +53,10 @@ class Search:
 def truncated_weights(
     scaled: Tensor, best: Tensor, tokens: Tensor, limits: Limits, search: Search | None = None
 ) -> Tensor:
-    """``[rows, vocab]`` probabilities up to a factor a row; the best token has weight 1, forbidden ones 0.
+    """Return ``[rows, vocab]`` weights, proportional to probabilities; 1 for the best token, 0 for excluded ones.
 
-    ``scaled`` are logits ``[rows, vocab]`` over temperature in float32, ``best`` ``[rows]`` their greatest and
-    ``tokens`` ``[rows]`` the first ones that have it.
+    ``scaled``: logits ``[rows, vocab]`` divided by temperature, float32. ``best`` ``[rows]``: their maxima, and
+    ``tokens`` ``[rows]`` the first index of each.
     """
     search = search or Search()
     weights = (scaled - best.unsqueeze(1)).exp_()
@@ -72,7 +72,7 @@ def truncated_weights(
 
 
 def _cut_top_k(weights: Tensor, scaled: Tensor, limit: Limit, width: int) -> None:
-    """``Limit.values`` are int64, at most ``width``."""
+    """Apply top-k. ``Limit.values`` are int64, at most ``width``."""
     some = scaled[limit.rows]
     floor = some.topk(width).values.gather(1, limit.values - 1)
     _keep(weights, limit, some, floor)
@@ -91,9 +91,9 @@ def _cut_top_p(weights: Tensor, scaled: Tensor, tokens: Tensor, limit: Limit, li
 
 
 def _cut_typical(weights: Tensor, limit: Limit, search: Search) -> None:
-    """Meister et al. 2022, arXiv 2202.00666: the tokens whose surprise is nearest to the entropy."""
+    """Apply typical-p (Meister et al. 2022, arXiv 2202.00666): keep tokens whose surprise is closest to the entropy."""
     some = weights[limit.rows]
-    surprise = -(some / some.sum(-1, keepdim=True)).log()  # infinite where forbidden
+    surprise = -(some / some.sum(-1, keepdim=True)).log()  # infinite for excluded tokens
     entropy = torch.where(some > 0, surprise * (-surprise).exp(), 0.0).sum(-1, keepdim=True)
     nearness = -(surprise - entropy).abs()
     everywhere = torch.ones(len(some), dtype=torch.bool, device=some.device)
@@ -103,9 +103,9 @@ def _cut_typical(weights: Tensor, limit: Limit, search: Search) -> None:
 
 
 def _keep(weights: Tensor, limit: Limit, key: Tensor, floor: Tensor) -> None:
-    """Of the limited rows, only weights whose ``key`` ``[rows, vocab]`` is at least ``floor`` ``[rows, 1]``.
+    """Keep only weights of the limited rows whose ``key`` ``[rows, vocab]`` is at least ``floor`` ``[rows, 1]``.
 
-    The comparison is written as float32, which a CPU does ten times faster than as bool.
+    The comparison result is float32, which is ten times faster than bool on a CPU.
     """
     is_kept = torch.ge(key, floor, out=torch.empty_like(key))
     if isinstance(limit.rows, slice):
@@ -117,10 +117,10 @@ def _keep(weights: Tensor, limit: Limit, key: Tensor, floor: Tensor) -> None:
 def _floor_of_mass(
     key: Tensor, weights: Tensor, needed: Tensor, width: int, unbounded: Tensor | None, search: Search
 ) -> Tensor:
-    """``[rows, 1]``: the key of the last token needed so that the greatest keys' weights add up to ``needed``.
+    """Return ``[rows, 1]``: the key of the last token needed so that the weights of the largest keys sum to ``needed``.
 
-    Rows for which the best ``width`` tokens do not suffice are looked at again with more. Only those marked in
-    ``unbounded`` can be such: a top-k that is no wider leaves the others no further tokens but ties.
+    Rows for which the best ``width`` tokens do not suffice are searched again with more. Only those in ``unbounded``
+    can need it: for the others, a top-k of at most that width leaves no further tokens except ties.
     """
     vocab = key.shape[1]
     width = min(width if unbounded is None else max(width, search.reach), vocab)

@@ -1,9 +1,8 @@
-"""Checks drafts: a sequence's token is chosen at each place as if it stood there alone, and a draft goes on while it
-is what was chosen.
+"""Verify drafts: sample a token at each drafted place, and accept drafts while they equal the sampled tokens.
 
-A draft is no distribution but one token, so choosing by the model's own distribution and comparing is exact: the chance
-of every output is what it is without drafts. Each token that is produced uses one number of its sequence's generator,
-so a seeded request even gives the same tokens.
+A draft is a single token, not a distribution, so sampling from the model's distribution and comparing is exact: all
+outputs have the same probability as without drafts. Each produced token uses one number of its sequence's generator, so
+a seeded request gives the same tokens.
 """
 
 from __future__ import annotations
@@ -21,10 +20,9 @@ from inference.engine.scheduling.sequence import Sequence
 def sample_and_verify(
     sampler: Sampler, chunks: Many[Chunk], logits: Tensor, masks: TokenMasks | None
 ) -> tuple[list[Sequence], Sampled]:
-    """Tokens of the chunks that sample, and whose each one is: of each sequence one, and one more for each token of
-    its draft that proved right.
+    """Sample tokens for the chunks that sample, one per sequence and one more per accepted draft token.
 
-    ``logits`` is ``[places, vocab]``, :attr:`Chunk.num_sampled` of each chunk.
+    ``logits``: ``[places, vocab]``, with :attr:`Chunk.num_sampled` places per chunk.
     """
     chunks = [chunk for chunk in chunks if chunk.samples]
     sequences = [chunk.sequence for chunk in chunks for _ in range(chunk.num_sampled)]
@@ -47,13 +45,13 @@ def sample_and_verify(
 
 
 def _numbers(chunk: Chunk) -> list[float]:
-    """The sequence's unused random numbers, at least as many as it has places; the last is the next."""
+    """Return the sequence's unused random numbers, at least one per place. The last one is used next."""
     draw_ahead(chunk.sequence, chunk.num_sampled)
     return list(chunk.sequence.uniforms)
 
 
 def _num_right(drafts: tuple[int, ...], sampled: Sampled, first: int) -> int:
-    """How many of the drafts were chosen, each at the place before it, up to the first that was not."""
+    """Return the number of leading drafts that equal the tokens sampled at the places before them."""
     for i, draft in enumerate(drafts):
         row = first + i
         if sampled.token_ids[row] != draft or not sampled.finite[row] or not sampled.is_possible[row]:

@@ -1,7 +1,7 @@
-"""Kernels of our own for the CPU: C++ built on the machine, or plain torch where that is not possible.
+"""Kernels for the CPU: C++ compiled on this machine, or plain torch if that is not possible.
 
-``activate`` is called when a model is loaded, off the engine thread; until then, and on other devices, the torch
-versions run. Both are tested against each other and against the formulas.
+``activate`` is called when a model is loaded, off the engine thread. Before that, and on other devices, the torch
+versions run. Tests compare both with each other and with the formulas.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 VECTOR_LANES = 8
-SWITCH = "MILLM_KERNELS"  # "torch" turns the C++ ones off
+SWITCH = "MILLM_KERNELS"  # "torch" disables the C++ kernels
 
 
 @dataclass(frozen=True, slots=True)
 class ActiveKernels:
-    """Which kernels run, and why: ``str()`` is for the start-up line.
+    """Which kernels run, and why. ``str()`` is for the log line at startup.
 
-    ``lanes`` float32 values are computed at once. ``has_bf16`` and ``has_int8`` say whether the processor multiplies
-    pairs of bfloat16 and bytes by itself (extensions of AVX-512); else weights are widened on the way: bytes to 16 bits
-    where ``has_int16``, all others to float32.
+    ``lanes``: float32 values per vector. ``has_bf16`` and ``has_int8``: the processor has dot products of bfloat16 and
+    of bytes (extensions of AVX-512); otherwise weights are widened, bytes to 16 bits with ``has_int16``, all others to
+    float32.
     """
 
     is_native: bool
@@ -55,7 +55,7 @@ class ActiveKernels:
 
     @property
     def has_products(self) -> bool:
-        """Of a few rows with 16-bit and int8 weights. Without vectors they would gain nothing."""
+        """Whether our products are used for a few rows of 16-bit and int8 weights. They need vectors."""
         return self.is_native and self.lanes >= VECTOR_LANES
 
     def __str__(self) -> str:
@@ -75,8 +75,8 @@ def active() -> ActiveKernels:
 def activate(folder: Path | None = None) -> ActiveKernels:
     """Build or find the C++ kernels in ``folder`` and use them from now on.
 
-    Without a folder they are kept in the virtual environment, or else in the user's cache. Takes about 15 seconds the
-    first time on a machine. Never raises: without a compiler the torch versions stay.
+    The default folder is in the virtual environment, or else in the user's cache. Takes about 15 seconds the first time
+    on a machine. Never raises: without a compiler the torch versions are used.
     """
     global _active
     with _lock:
@@ -87,7 +87,7 @@ def activate(folder: Path | None = None) -> ActiveKernels:
 
 
 def deactivate() -> None:
-    """Go back to the torch versions."""
+    """Use the torch versions again."""
     global _active
     with _lock:
         _active = ActiveKernels(is_native=False, reason="switched off")
@@ -108,9 +108,9 @@ def decode_attention(
 
     ``query`` ``[n, heads, head_dim]``; ``keys``, ``values`` ``[blocks, block_size, kv_heads, head_dim]`` with stride 1
     in the last dimension; ``block_table`` int32 ``[n, max_blocks]`` and ``lengths`` int32 ``[n]`` on the CPU. A
-    ``window`` of 0 sees everything, else the last ``window`` tokens; ``softcap`` 0 caps nothing. ``sinks`` float32
-    ``[heads]`` are scores that take their share of the weights and have no value. Sums are float32.
-    Returns ``[n, heads, head_dim]`` in the query's dtype. Reads fastest where a head's tokens of a block lie together:
+    ``window`` of 0 means all tokens, otherwise the last ``window`` ones; ``softcap`` 0 means none. ``sinks`` float32
+    ``[heads]`` are scores that take part in the softmax without a value. Sums are float32.
+    Returns ``[n, heads, head_dim]`` in the query's dtype. Fastest if the tokens of a head in a block are adjacent:
     ``torch.empty(blocks, kv_heads, block_size, head_dim).transpose(1, 2)``.
     """
     if _active.is_native and query.device.type == "cpu" and keys.shape == values.shape:
@@ -136,9 +136,9 @@ def prompt_attention(
     """Causal attention of chunks of prompts, each over all tokens of its sequence so far.
 
     ``query`` ``[tokens, heads, head_dim]`` holds the chunks one after the other; chunk ``i`` has ``counts[i]`` tokens,
-    the first at position ``starts[i]`` of its sequence (both int32 ``[n]`` on the CPU). The rest, and what is returned,
-    is as in :func:`decode_attention`. Where products go by pairs of bfloat16, weights are rounded to it before
-    they meet the values, as in flash attention.
+    the first at position ``starts[i]`` of its sequence (both int32 ``[n]`` on the CPU). The other arguments and the
+    result are as in :func:`decode_attention`. With bfloat16 dot products, attention weights are rounded to bfloat16
+    before they are multiplied by the values, as in flash attention.
     """
     if _active.is_native and _attends_prompts(query, keys, values):
         out: Tensor = torch.ops.millm_native.prompt_attention(
@@ -157,10 +157,11 @@ def write_kv(keys: Tensor, values: Tensor, key: Tensor, value: Tensor, slot_mapp
 
 
 def steer(hidden: Tensor, rows: Tensor, tables: SteeringTensors, given: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """``hidden`` ``[tokens, d]`` after the edits of each token's row (``rows`` int64 ``[tokens]``), as a new tensor.
+    """Apply the edits of each token's row (``rows`` int64 ``[tokens]``) to ``hidden`` ``[tokens, d]``. Returns a new
+    tensor.
 
-    The second result is how far each token moved: ``|h' - h| / |h|``, float32 ``[tokens]``, 0 where nothing changed.
-    Tokens whose row does not act keep their bits. Changes are computed in float32 and cast once. ``given``
+    The second result is the relative change of each token, ``|h' - h| / |h|``, float32 ``[tokens]``, 0 if unchanged.
+    Tokens whose row does not act stay bitwise the same. Changes are computed in float32 and cast once. ``given``
     ``[tokens, entries]`` holds the activations of entries that are marked as given.
     """
     if _active.is_native and hidden.device.type == "cpu" and hidden.dtype in _FLOATS and hidden.stride(-1) == 1:

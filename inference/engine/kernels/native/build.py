@@ -1,6 +1,6 @@
-"""Compiles the kernels once per source, torch, compiler and processor; later starts find the library in the cache.
+"""Compile the kernels once per source, torch, compiler and processor, and cache the library.
 
-The compiler is called directly: neither ninja nor Python's headers are needed, since the operators register
+The compiler is called directly. Neither ninja nor Python's headers are needed, because the operators register
 themselves with torch's dispatcher when the library is loaded.
 """
 
@@ -23,11 +23,11 @@ COMPILERS = ("c++", "g++", "clang++")
 
 
 class BuildError(Exception):
-    """There is no library; the message is a short reason."""
+    """The library could not be built. The message is a short reason."""
 
 
 def build(folder: Path) -> Path:
-    """The library's path under ``folder``, compiled first (about 15 s) unless it is there; BuildError says why not."""
+    """Return the library's path under ``folder``, compiling it (about 15 s) if it is missing. Raise BuildError."""
     compiler = _compiler()
     flags = _flags()
     library = folder / f"millm_native-{_key(compiler, flags)}.so"
@@ -38,21 +38,21 @@ def build(folder: Path) -> Path:
         with tempfile.TemporaryDirectory(dir=folder) as temporary:
             made = Path(temporary) / library.name
             _compile([compiler, *flags, str(SOURCES / "kernels.cpp"), "-o", str(made), *_link_flags()])
-            made.replace(library)  # at once: another process never sees half a library
+            made.replace(library)  # atomically: another process never sees an incomplete library
     except OSError as error:
         raise BuildError(f"no writable cache folder: {error}") from error
     return library
 
 
 def default_folder() -> Path:
-    """In the virtual environment, whose torch the library belongs to; outside of one, the user's cache folder."""
+    """Return a folder in the virtual environment, to whose torch the library belongs, or in the user's cache."""
     if sys.prefix != sys.base_prefix and os.access(sys.prefix, os.W_OK):
         return Path(sys.prefix) / "millm-kernels"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "millm" / "kernels"
 
 
 def _compiler() -> str:
-    """``CXX`` where it is set, as for other builds."""
+    """Return the compiler: ``CXX`` if it is set, as for other builds."""
     for name in (os.environ.get("CXX") or "", *COMPILERS):
         found = shutil.which(name) if name else None
         if found:
@@ -61,7 +61,7 @@ def _compiler() -> str:
 
 
 def _flags() -> list[str]:
-    capability = torch.backends.cpu.get_cpu_capability()  # at::vec has code for these two; the rest is plain C++
+    capability = torch.backends.cpu.get_cpu_capability()  # at::vec supports these two; otherwise plain C++
     chosen = capability if capability in {"AVX2", "AVX512"} else "DEFAULT"
     native = "-march=native" if platform.machine() in {"x86_64", "AMD64"} else "-mcpu=native"
     include = Path(torch.__file__).parent / "include"
@@ -77,7 +77,7 @@ def _link_flags() -> list[str]:
 
 
 def _key(compiler: str, flags: list[str]) -> str:
-    """A digest of all that the library depends on."""
+    """Return a digest of everything that the library depends on."""
     parts = [path.read_bytes() for path in sorted(SOURCES.iterdir())]
     parts += [text.encode() for text in (torch.__version__, _version(compiler), _processor(), *flags)]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
@@ -91,7 +91,7 @@ def _version(compiler: str) -> str:
 
 
 def _processor() -> str:
-    """What ``-march=native`` looks at, so that a cache shared by machines holds a library for each."""
+    """Return what ``-march=native`` depends on, so that machines that share a cache have separate libraries."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""The kernels in plain torch: for machines without a compiler, other devices than the CPU, and tests."""
+"""The kernels in plain torch, for machines without a compiler, for other devices than the CPU, and for tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from inference.engine.kernels.native.steering_tensors import (
     SteeringTensors,
 )
 
-LAYER_NORM_EPS = 1e-5  # as SAELens adds it to the deviation
+LAYER_NORM_EPS = 1e-5  # added to the deviation, as in SAELens
 
 
 def decode_attention(
@@ -89,7 +89,7 @@ def write_kv(keys: Tensor, values: Tensor, key: Tensor, value: Tensor, slot_mapp
     """See :func:`inference.engine.kernels.native.write_kv`."""
     slots = slot_mapping.to(keys.device)
     if keys.is_contiguous() and values.is_contiguous():
-        keys.flatten(0, 1)[slots] = key  # two operations less
+        keys.flatten(0, 1)[slots] = key  # saves two operations
         values.flatten(0, 1)[slots] = value
         return
     block, offset = slots // keys.shape[1], slots % keys.shape[1]
@@ -98,7 +98,9 @@ def write_kv(keys: Tensor, values: Tensor, key: Tensor, value: Tensor, slot_mapp
 
 
 def steer(hidden: Tensor, rows: Tensor, tables: SteeringTensors, given: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """See :func:`inference.engine.kernels.native.steer`. Shapes are known beforehand: nothing waits for the device."""
+    """See :func:`inference.engine.kernels.native.steer`. Shapes are known in advance, so it does not synchronise with
+    the device.
+    """
     h = hidden.float()
     norm = h.norm(dim=-1, keepdim=True)
     steered = tables.vectors[rows].masked_fill_(norm > tables.norm_limits[rows].unsqueeze(1), 0.0)
@@ -120,7 +122,7 @@ def _relative_change(delta: Tensor, norm: Tensor) -> Tensor:
 
 
 def _entries_delta(h: Tensor, norm: Tensor, rows: Tensor, tables: SteeringTensors, given: Tensor | None) -> Tensor:
-    """``[tokens, d]``: what the entries of each token's row add."""
+    """Return ``[tokens, d]``: the sum of the changes by the entries of each token's row."""
     numbers, codes = tables.numbers.unbind(1), tables.codes.unbind(1)
     views = [_view(h, kind) for kind in tables.normalizations]
     a = _activations(views, tables, given)
@@ -140,7 +142,7 @@ def _entries_delta(h: Tensor, norm: Tensor, rows: Tensor, tables: SteeringTensor
 
 
 def _activations(views: list[tuple[Tensor, Tensor]], tables: SteeringTensors, given: Tensor | None) -> Tensor:
-    """``[tokens, entries]``, of whatever row."""
+    """Return the activations of all entries, ``[tokens, entries]``."""
     bias, threshold = tables.numbers[:, Number.BIAS], tables.numbers[:, Number.THRESHOLD]
     pre = functional.linear(views[0][0], tables.read, bias)
     for kind, (x, _) in zip(tables.normalizations[1:], views[1:], strict=True):
@@ -151,7 +153,7 @@ def _activations(views: list[tuple[Tensor, Tensor]], tables: SteeringTensors, gi
 
 
 def _view(h: Tensor, kind: str) -> tuple[Tensor, Tensor]:
-    """How an SAE sees the residual, and what a step there is worth in it: ``[tokens, d]``, ``[tokens, 1]``."""
+    """Return the residual as normalised by an SAE, ``[tokens, d]``, and its scale, ``[tokens, 1]``."""
     if kind == "none":
         return h, h.new_ones(1, 1)
     if kind == "constant_norm_rescale":
@@ -163,7 +165,7 @@ def _view(h: Tensor, kind: str) -> tuple[Tensor, Tensor]:
 
 
 def _gather(pool: Tensor, blocks: Tensor, first: int, length: int) -> Tensor:
-    """Tokens ``first`` to ``length`` as ``[kv_heads, tokens, head_dim]``; a view where one block holds them all."""
+    """Return tokens ``first`` to ``length`` as ``[kv_heads, tokens, head_dim]``; a view if they are in one block."""
     size = pool.shape[1]
     wanted = blocks[first // size : -(-length // size)]
     skipped = first - first // size * size
@@ -172,7 +174,7 @@ def _gather(pool: Tensor, blocks: Tensor, first: int, length: int) -> Tensor:
 
 
 def _causal(start: int, count: int, offset: int, window: int, device: torch.device) -> Tensor:
-    """``[count, start + count - offset]``, True where a query from position ``start`` on may look."""
+    """``[count, start + count - offset]``, True where a query may attend. Queries start at position ``start``."""
     queries = torch.arange(start, start + count, device=device).unsqueeze(1)
     seen = torch.arange(offset, start + count, device=device).unsqueeze(0)
     mask = seen <= queries
@@ -197,10 +199,10 @@ def attend_explicitly(
     sinks: Tensor | None,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """What torch's own attention does not compute, in float32: Gemma 2's ``cap * tanh(scores / cap)``, and sinks.
+    """Attention that torch does not support, in float32: Gemma 2's ``cap * tanh(scores / cap)``, and sinks.
 
-    A sink is a score, the same for all queries of a head, that takes its share of the weights and has no value;
-    ``sinks`` broadcast to a column of the scores.
+    A sink is a score, the same for all queries of a head, that takes part in the softmax without a value. ``sinks``
+    broadcast to a column of the scores.
     """
     scores = query.float() @ keys.float().transpose(-1, -2) * scale
     if softcap:

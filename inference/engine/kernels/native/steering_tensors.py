@@ -1,4 +1,4 @@
-"""What steering does at one site, as tensors that the kernels read."""
+"""The edits at one site, as tensors for the kernels."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ NORMALIZATIONS: tuple[Normalization, ...] = ("none", "constant_norm_rescale", "l
 
 
 class Number(IntEnum):
-    """Columns of ``numbers``, as in src/steering.h. A gate is open where the gate's activation is above FLOOR.
+    """Columns of ``numbers``, as in src/steering.h. A gate is open if its activation exceeds FLOOR.
 
-    An entry does nothing to a residual whose norm is above NORM_LIMIT.
+    An entry has no effect on a residual whose norm exceeds NORM_LIMIT.
     """
 
     BIAS = 0
@@ -42,14 +42,14 @@ class Code(IntEnum):
 class SteeringTensors:
     """Rows of one site, and the entries (edited features and directions) that they own; all on one device.
 
-    ``normalizations`` names those that occur among the entries, and never none.
+    ``normalizations``: those of the entries, except "none".
     """
 
     flags: Tensor  # [rows] uint8
     vectors: Tensor  # [rows, d] float32
-    norm_limits: Tensor  # [rows] float32: above which residual's norm the vector is not added
+    norm_limits: Tensor  # [rows] float32: the vector is not added to a residual with a larger norm
     counts: Tensor  # [rows] int32: entries of the row
-    slots: Tensor  # [rows, width] int32: which they are
+    slots: Tensor  # [rows, width] int32: the entries of the row
     read: Tensor  # [entries, d] float32
     write: Tensor  # [entries, d] float32
     numbers: Tensor  # [entries, len(Number)] float32
@@ -57,7 +57,7 @@ class SteeringTensors:
     normalizations: tuple[Normalization, ...] = ("none",)
 
     def all(self) -> tuple[Tensor, ...]:
-        """In the order in which the kernel takes them."""
+        """Return the tensors in the order of the kernel's arguments."""
         return (
             self.flags, self.vectors, self.norm_limits, self.counts, self.slots, self.read, self.write, self.numbers,
             self.codes,
