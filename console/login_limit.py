@@ -15,6 +15,7 @@ from django.conf import settings
 from django.contrib.admin.forms import AdminAuthenticationForm
 from django.core.exceptions import ValidationError
 
+from core.runtime import Service, runtime
 from openai_api.http.attempts import MAX_NAMES, Attempts
 from openai_api.http.client_address import client_address, client_network
 
@@ -80,18 +81,9 @@ def _normal(name: str) -> str:
     return unicodedata.normalize("NFKC", name).casefold()
 
 
-_limit: LoginLimit | None = None
+LOGIN_LIMIT = Service(lambda: LoginLimit(settings.MILLM_LOGIN_ATTEMPTS))
 
 
 def get_login_limit() -> LoginLimit:
-    """This process' counts."""
-    global _limit
-    if _limit is None:
-        _limit = LoginLimit(settings.MILLM_LOGIN_ATTEMPTS)
-    return _limit
-
-
-def set_login_limit(limit: LoginLimit | None) -> None:
-    """For tests; None: the settings' own, from the next use on."""
-    global _limit
-    _limit = limit
+    """Return the counts of this process."""
+    return runtime.get(LOGIN_LIMIT)

@@ -63,12 +63,13 @@ class ServingState:
         watchdog.stop()
 
     def _start(self, on_failure: Callable[[str], None]) -> None:
+        from core.runtime import runtime
         from core.snapshots import start_listening
-        from inference.client import LocalEngineClient, set_client
+        from inference.client import ENGINE_CLIENT, LocalEngineClient
         from inference.engine.config import EngineConfig
         from inference.engine.loop import EngineLoop
         from inference.engine.watchdog import Watchdog
-        from inference.registry.registry import ModelRegistry, set_registry
+        from inference.registry.registry import MODEL_REGISTRY, ModelRegistry
 
         config = EngineConfig(**settings.MILLM_ENGINE)
         client = LocalEngineClient(lambda publish: EngineLoop(config, publish))
@@ -76,8 +77,8 @@ class ServingState:
         watchdog = Watchdog(client.engine, stall_s=settings.MILLM_ENGINE_STALL_SECONDS, on_failure=on_failure)
         watchdog.start()
         registry = ModelRegistry(client.engine, is_busy=client.is_busy, kv_unwritten=client.kv_unwritten)
-        set_client(client)
-        set_registry(registry)
+        runtime.install(ENGINE_CLIENT, client)
+        runtime.install(MODEL_REGISTRY, registry)
         start_listening()
         self._client, self._registry, self._watchdog = client, registry, watchdog
         _await_boot(registry.start())

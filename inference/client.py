@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Generic, Protocol, Self, TypeVar
 from uuid import uuid4
 
+from core.runtime import Service, runtime
 from inference.engine.config import EngineConfig
 from inference.engine.errors import (
     EngineDownError,
@@ -163,6 +164,7 @@ def post(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *args
 
 __all__ = [
     "BACKGROUND_PRIORITY",
+    "ENGINE_CLIENT",
     "CaptureEvent",
     "DivergenceEvent",
     "EmbeddingEvent",
@@ -193,7 +195,6 @@ __all__ = [
     "TokensEvent",
     "Usage",
     "get_client",
-    "set_client",
 ]
 
 Publish = Callable[[list[tuple[object, Event]]], None]
@@ -340,17 +341,13 @@ def _deliver(by_stream: dict[LocalEventStream, list[Event]]) -> None:
         stream.deliver(events)
 
 
-_client: EngineClient | None = None
+def _no_engine() -> EngineClient:
+    raise EngineDownError("No engine runs in this process; start the server to generate text.")
+
+
+ENGINE_CLIENT = Service(_no_engine)
 
 
 def get_client() -> EngineClient:
-    """The process' engine; EngineDownError outside serving processes."""
-    if _client is None:
-        raise EngineDownError("No engine runs in this process; start the server to generate text.")
-    return _client
-
-
-def set_client(client: EngineClient | None) -> None:
-    """Install the process' engine, or a test's fake; None removes it."""
-    global _client
-    _client = client
+    """Return the client of this process's engine. Raise EngineDownError outside serving processes."""
+    return runtime.get(ENGINE_CLIENT)

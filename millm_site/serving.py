@@ -1,4 +1,7 @@
-"""What starts and stops with a serving process, whichever ASGI server runs it."""
+"""What starts and stops with a serving process, whichever ASGI server runs it.
+
+The engine's client, the model registry and the log writer are then found in :mod:`core.runtime`.
+"""
 
 from __future__ import annotations
 

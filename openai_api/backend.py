@@ -10,6 +10,7 @@ from typing import Protocol
 from django.contrib.auth import get_user_model
 
 from audit.origin import Origin, acting
+from core.runtime import Service, runtime
 from inference.client import EngineClient, get_client
 from inference.models import LanguageModel
 from inference.registry.model_card import ModelCard
@@ -120,14 +121,9 @@ class Backend:
     first_event_s: float = 1.0
 
 
-_backend = Backend()
+BACKEND = Service(lambda: Backend())
 
 
 def get_backend() -> Backend:
-    return _backend
-
-
-def set_backend(backend: Backend) -> None:
-    """Replace the backend, in tests."""
-    global _backend
-    _backend = backend
+    """Return the collaborators of this process's handlers."""
+    return runtime.get(BACKEND)

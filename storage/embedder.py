@@ -8,6 +8,7 @@ from typing import Protocol
 
 from core.errors import MillmError
 from core.ids import new_id
+from core.runtime import Service, runtime
 from inference.client import EmbeddingEvent, EmbeddingRequest, EngineClient, get_client
 from inference.registry.model_card import ModelCard
 from inference.registry.records import ModelNotFoundError, ModelRecord
@@ -117,14 +118,9 @@ class Embedder:
         return chosen[0]
 
 
-_embedder = Embedder()
+EMBEDDER = Service(lambda: Embedder())
 
 
 def get_embedder() -> Embedder:
-    return _embedder
-
-
-def set_embedder(embedder: Embedder) -> None:
-    """For tests with an engine of their own."""
-    global _embedder
-    _embedder = embedder
+    """Return the embedder of this process."""
+    return runtime.get(EMBEDDER)

@@ -13,13 +13,13 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from django.conf import settings
 from django.utils import timezone
 
+from core.runtime import Service, runtime
 from core.snapshots import Snapshot
 from inference.client import EngineDownError, NotEnoughMemoryError
 from inference.files.sources import Download, ModelSource, locate_model, own_context_length
@@ -465,20 +465,9 @@ def _done() -> Future[None]:
     return future
 
 
-_registry: ModelRegistry | None = None
+MODEL_REGISTRY = Service(lambda: ModelRegistry())  # without an engine it can only look models up
 
 
 def get_registry() -> ModelRegistry:
-    """Return the registry of this process. Without an engine it can only look models up."""
-    return _registry if _registry is not None else _lookup_registry()
-
-
-@cache
-def _lookup_registry() -> ModelRegistry:
-    return ModelRegistry()
-
-
-def set_registry(registry: ModelRegistry | None) -> None:
-    """Install the registry of this process; None removes it."""
-    global _registry
-    _registry = registry
+    """Return the registry of this process."""
+    return runtime.get(MODEL_REGISTRY)

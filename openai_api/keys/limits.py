@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from core.errors import MillmError
+from core.runtime import Service, runtime
 from openai_api.http.errors import rate_limited
 from openai_api.keys.quotas import Draw, Quotas
 from openai_api.keys.record import KeyRecord
@@ -174,14 +175,9 @@ def _duration(seconds: float) -> str:
     return f"{int(minutes)}m{rest:.0f}s" if minutes else f"{rest:.3g}s"
 
 
-_limits = Limits()
+RATE_LIMITS = Service(lambda: Limits())
 
 
 def get_limits() -> Limits:
-    return _limits
-
-
-def set_limits(limits: Limits) -> None:
-    """Replace the limits, for tests with their own clock."""
-    global _limits
-    _limits = limits
+    """Return the rate limits of this process."""
+    return runtime.get(RATE_LIMITS)

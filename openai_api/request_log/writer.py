@@ -19,6 +19,7 @@ from typing import Protocol
 from django.conf import settings
 from django.db import InterfaceError, OperationalError
 
+from core.runtime import Service, runtime
 from openai_api.request_log.entry import LogEntry
 from openai_api.request_log.journal import Journal, dead_journals
 from openai_api.request_log.refusals import Refusals
@@ -273,40 +274,30 @@ class LogBacklog:
     dropped: int = 0
 
 
-_sink: EntrySink | None = None
-_starting = threading.Lock()
+def _start_writer() -> EntrySink:
+    from openai_api.request_log.store import LogStore
+
+    writer = LogWriter(LogStore(), journal=Journal(settings.MILLM_HOME / "journal"))
+    writer.start()
+    return writer
+
+
+LOG_WRITER = Service(_start_writer)
 
 
 def get_log_writer() -> EntrySink:
     """Return this process's log writer, started on first use."""
-    global _sink
-    with _starting:
-        if _sink is None:
-            from openai_api.request_log.store import LogStore
-
-            writer = LogWriter(LogStore(), journal=Journal(settings.MILLM_HOME / "journal"))
-            writer.start()
-            _sink = writer
-        return _sink
+    return runtime.get(LOG_WRITER)
 
 
 def log_backlog() -> LogBacklog:
     """Return the backlog of this process's log writer; empty when nothing has been logged yet."""
-    writer = _sink
+    writer = runtime.find(LOG_WRITER)
     return LogBacklog(writer.waiting, writer.dropped) if isinstance(writer, LogWriter) else LogBacklog()
-
-
-def set_log_writer(sink: EntrySink | None) -> None:
-    """Install a test's writer; None makes the next use start a new one."""
-    global _sink
-    with _starting:
-        _sink = sink
 
 
 def stop(timeout_s: float = 5.0) -> None:
     """Write what is queued and end the thread; a later entry starts a new one."""
-    global _sink
-    with _starting:
-        writer, _sink = _sink, None
+    writer = runtime.remove(LOG_WRITER)
     if isinstance(writer, LogWriter):
         writer.stop(timeout_s)

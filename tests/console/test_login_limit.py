@@ -9,7 +9,8 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from console.login_limit import PER_USER, WINDOW_S, LoginLimit, set_login_limit
+from console.login_limit import LOGIN_LIMIT, PER_USER, WINDOW_S, LoginLimit
+from core.runtime import runtime
 from openai_api.http.attempts import Attempts
 from openai_api.http.client_address import client_network
 
@@ -34,9 +35,9 @@ def clock() -> Clock:
 @pytest.fixture(autouse=True)
 def limit(clock: Clock) -> Iterator[LoginLimit]:
     found = LoginLimit(LIMIT, clock)
-    set_login_limit(found)
+    runtime.install(LOGIN_LIMIT, found)
     yield found
-    set_login_limit(None)
+    runtime.remove(LOGIN_LIMIT)
 
 
 @pytest.fixture

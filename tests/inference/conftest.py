@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import pytest
 
+from core.runtime import runtime
 from core.snapshots import forget_snapshots
-from inference.client import set_client
-from inference.registry.registry import set_registry
+from inference.client import ENGINE_CLIENT
+from inference.registry.registry import MODEL_REGISTRY
 from tests.builders import build_model
 from tests.inference.fakes import Clock, FakeLoader, FakeLoop, Located
 
@@ -15,8 +16,8 @@ def _fresh_snapshots():
     forget_snapshots()
     yield
     forget_snapshots()
-    set_client(None)
-    set_registry(None)
+    runtime.remove(ENGINE_CLIENT)
+    runtime.remove(MODEL_REGISTRY)
 
 
 @pytest.fixture(scope="session")

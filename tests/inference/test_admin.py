@@ -11,14 +11,15 @@ import pytest
 from django.contrib.auth.models import Group, Permission, User
 from django.urls import reverse
 
+from core.runtime import runtime
 from inference import services
-from inference.client import EngineDownError, LocalEngineClient, set_client
+from inference.client import ENGINE_CLIENT, EngineDownError, LocalEngineClient
 from inference.engine.config import EngineConfig
 from inference.engine.stats import EngineStats, ModelLimits, ModelStats
 from inference.models import LanguageModel
 from inference.permissions import GROUPS, ensure_groups
 from inference.registry.memory_plan import MemoryBudget
-from inference.registry.registry import ModelRegistry, set_registry
+from inference.registry.registry import MODEL_REGISTRY, ModelRegistry
 from tests.inference.fakes import FakeDevice, FakeLoop
 
 pytestmark = pytest.mark.django_db
@@ -47,9 +48,9 @@ class FakeRegistry(ModelRegistry):
 @pytest.fixture
 def registry():
     fake = FakeRegistry()
-    set_registry(fake)
+    runtime.install(MODEL_REGISTRY, fake)
     yield fake
-    set_registry(None)
+    runtime.remove(MODEL_REGISTRY)
 
 
 @pytest.fixture
@@ -244,7 +245,7 @@ def detail_of(admin_client, model) -> str:
 
 
 def test_a_model_s_page_shows_what_it_needs_and_what_is_free(admin_client, models):
-    set_registry(ModelRegistry(FakeLoop(), budget=MemoryBudget(8 * 2**30, FakeDevice(4 * 2**30))))
+    runtime.install(MODEL_REGISTRY, ModelRegistry(FakeLoop(), budget=MemoryBudget(8 * 2**30, FakeDevice(4 * 2**30))))
     page = detail_of(admin_client, models[0])
 
     assert re.search(
@@ -256,7 +257,7 @@ def test_a_model_s_page_shows_what_it_needs_and_what_is_free(admin_client, model
 
 def test_a_model_s_page_shows_the_engine_s_settings(admin_client, models):
     loop = FakeLoop(config=EngineConfig(max_batch_size=7))
-    set_client(LocalEngineClient(lambda publish: loop))
+    runtime.install(ENGINE_CLIENT, LocalEngineClient(lambda publish: loop))
     page = detail_of(admin_client, models[0])
 
     assert "<code>max_batch_size = 7</code>" in page
@@ -265,7 +266,7 @@ def test_a_model_s_page_shows_the_engine_s_settings(admin_client, models):
 
 def test_a_model_s_page_shows_the_kernels_that_run_it(admin_client, models):
     loop = FakeLoop(by_model=(ModelStats("b", kernels="of b"), ModelStats("org/a", kernels="CPU: native")))
-    set_client(LocalEngineClient(lambda publish: loop))
+    runtime.install(ENGINE_CLIENT, LocalEngineClient(lambda publish: loop))
 
     assert "CPU: native" in detail_of(admin_client, models[0])
 
@@ -276,7 +277,7 @@ def test_a_loaded_model_s_page_shows_its_cache_and_what_else_was_chosen_for_it(a
             limits = ModelLimits("cpu", "float32", 2, 256, 16, "contiguous", 3 * 2**20, 3072)
             return EngineStats("idle", by_model=(ModelStats(models[0].name, limits),))
 
-    set_client(LocalEngineClient(lambda publish: Attached()))
+    runtime.install(ENGINE_CLIENT, LocalEngineClient(lambda publish: Attached()))
     page = html.unescape(detail_of(admin_client, models[0])).replace("\xa0", " ")
 
     for shown in ("kv_bytes = 3145728 (3.0 MB)", "kv_tokens = 3072", "max_seq_len = 256", "device = cpu"):
@@ -293,7 +294,7 @@ def test_outside_the_server_the_page_says_why_it_does_not_know(admin_client, mod
 
 def test_a_model_that_is_not_there_yet_or_is_broken_says_so(admin_client, model_dir, tmp_path):
     shutil.copytree(model_dir, tmp_path / "copy")
-    set_registry(ModelRegistry(FakeLoop(), budget=MemoryBudget(0, FakeDevice())))
+    runtime.install(MODEL_REGISTRY, ModelRegistry(FakeLoop(), budget=MemoryBudget(0, FakeDevice())))
     remote = services.register_model(name="remote", source="org/never-downloaded")
     broken = services.register_model(name="broken", source=str(tmp_path / "copy"))
     (tmp_path / "copy" / "model.safetensors").write_bytes(b"\xff" * 100)

@@ -9,7 +9,9 @@ import weakref
 
 import pytest
 
+from core.runtime import runtime
 from inference.client import (
+    ENGINE_CLIENT,
     MAX_EVENTS,
     SPARE_EVENTS,
     EngineDownError,
@@ -22,7 +24,6 @@ from inference.client import (
     Timings,
     Usage,
     get_client,
-    set_client,
 )
 from tests.inference.fakes import FakeLoop, finished, in_thread, kinds, tokens
 
@@ -309,10 +310,10 @@ def test_start_stop_and_stats_go_to_the_loop(loop_and_client):
 
 def test_without_a_serving_process_there_is_no_client(loop_and_client):
     _, client = loop_and_client
-    set_client(client)
+    runtime.install(ENGINE_CLIENT, client)
     try:
         assert get_client() is client
     finally:
-        set_client(None)
+        runtime.remove(ENGINE_CLIENT)
     with pytest.raises(EngineDownError, match="start the server"):
         get_client()

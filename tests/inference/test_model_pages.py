@@ -19,16 +19,17 @@ from django.urls import reverse
 from django.utils import timezone
 
 from audit.models import AuditEvent
+from core.runtime import runtime
 from inference import services
 from inference.admin import ACTS
-from inference.client import EngineDownError, FinishedEvent, LocalEngineClient, Usage, set_client
+from inference.client import ENGINE_CLIENT, EngineDownError, FinishedEvent, LocalEngineClient, Usage
 from inference.engine.messages import Timings
 from inference.model_page import SAMPLING_HELP
 from inference.models import LanguageModel
 from inference.registry.availability import memory_need, model_availability
 from inference.registry.loads import LoadProgress, LoadStatus
 from inference.registry.memory_plan import MemoryBudget
-from inference.registry.registry import ModelRegistry, set_registry
+from inference.registry.registry import MODEL_REGISTRY, ModelRegistry
 from inference.validation import RANGES
 from jobs.models import Job
 from steering.models import SteeringProfile
@@ -48,10 +49,10 @@ def model(model_dir) -> LanguageModel:
 @pytest.fixture
 def registry():
     fake = FakeRegistry()
-    set_registry(fake)
+    runtime.install(MODEL_REGISTRY, fake)
     yield fake
-    set_registry(None)
-    set_client(None)
+    runtime.remove(MODEL_REGISTRY)
+    runtime.remove(ENGINE_CLIENT)
 
 
 class Standing(FakeRegistry):
@@ -140,17 +141,17 @@ class TestStanding:
         ],
     )
     def test_a_load_says_how_far_it_is(self, model, standing, words, percent, is_moving):
-        set_registry(Standing(standing))
+        runtime.install(MODEL_REGISTRY, Standing(standing))
         found = model_availability(model)
-        set_registry(None)
+        runtime.remove(MODEL_REGISTRY)
         assert words in found.sentence
         assert (found.percent, found.is_moving) == (percent, is_moving)
 
     def test_a_failure_says_why_and_when_it_is_tried_again(self, model):
         model.state, model.error = "failed", EVIL
-        set_registry(Standing(LoadStatus(retry_in_s=9.6)))
+        runtime.install(MODEL_REGISTRY, Standing(LoadStatus(retry_in_s=9.6)))
         found = model_availability(model)
-        set_registry(None)
+        runtime.remove(MODEL_REGISTRY)
         assert "retry in 10 s" in found.sentence
         assert found.error == EVIL
 
@@ -196,20 +197,22 @@ class TestLive:
 
 class TestPage:
     def test_memory_is_two_numbers_and_a_bar(self, admin_client, model):
-        set_registry(ModelRegistry(FakeLoop(), budget=MemoryBudget(8 * 2**30, FakeDevice(4 * 2**30))))
+        runtime.install(
+            MODEL_REGISTRY, ModelRegistry(FakeLoop(), budget=MemoryBudget(8 * 2**30, FakeDevice(4 * 2**30)))
+        )
         need = memory_need(model)
         text = html.unescape(admin_client.get(page(model)).content.decode())
-        set_registry(None)
+        runtime.remove(MODEL_REGISTRY)
         assert need.fits
         assert 0 <= need.share <= 100
         assert need.text in text
         assert '<meter id="model-memory"' in text
 
     def test_a_model_that_does_not_fit_says_so(self, admin_client, model):
-        set_registry(ModelRegistry(FakeLoop(), budget=MemoryBudget(1, FakeDevice(1))))
+        runtime.install(MODEL_REGISTRY, ModelRegistry(FakeLoop(), budget=MemoryBudget(1, FakeDevice(1))))
         text = admin_client.get(page(model)).content.decode()
         need = memory_need(model)
-        set_registry(None)
+        runtime.remove(MODEL_REGISTRY)
         assert (need.fits, need.share) == (False, 100)
         assert "Idle models are unloaded to make room" in text
 
@@ -310,7 +313,7 @@ def test_a_job_that_runs_warms_the_model(parts, model, transactional_db):
             told.append((done, total))
 
     registry = ModelRegistry(parts.engine, locate=parts.located, loading=parts.loader.parts(), clock=parts.clock)
-    set_registry(registry)
+    runtime.install(MODEL_REGISTRY, registry)
 
     class Finishing(FakeLoop):
         def submit(self, requests: Any, sink: Any) -> None:
@@ -324,12 +327,12 @@ def test_a_job_that_runs_warms_the_model(parts, model, transactional_db):
         loop.publish = publish
         return loop
 
-    set_client(LocalEngineClient(make))
+    runtime.install(ENGINE_CLIENT, LocalEngineClient(make))
     try:
         assert warm(Told()) == {"model": "org/a", "kind": "generation"}
     finally:
-        set_client(None)
+        runtime.remove(ENGINE_CLIENT)
         registry.stop()
-        set_registry(None)
+        runtime.remove(MODEL_REGISTRY)
     assert told == [(0, 2), (2, 2)]
     assert loop.submitted[0][0][0].sampling.max_tokens == 1

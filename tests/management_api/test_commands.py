@@ -13,9 +13,10 @@ import pytest
 from django.contrib.auth.models import Group, Permission, User
 from django.core.management import CommandError, call_command
 
+from core.runtime import runtime
 from inference.job_kinds import LOAD
 from inference.models import LanguageModel
-from inference.registry.registry import ModelRegistry, set_registry
+from inference.registry.registry import MODEL_REGISTRY, ModelRegistry
 from jobs.kinds import find_kind
 from jobs.models import Job
 from openai_api.keys.authentication import find_key, load_keys
@@ -139,9 +140,9 @@ class Registry(ModelRegistry):
 @pytest.fixture
 def registry() -> Any:
     found = Registry()
-    set_registry(found)
+    runtime.install(MODEL_REGISTRY, found)
     yield found
-    set_registry(None)
+    runtime.remove(MODEL_REGISTRY)
 
 
 @pytest.mark.parametrize(("kind", "word"), [(LOAD, "Loading"), ("inference.unload_model", "Unloading")])

@@ -13,9 +13,10 @@ from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 
 from audit.models import AuditEvent
-from inference.client import LocalEngineClient, set_client
+from core.runtime import runtime
+from inference.client import ENGINE_CLIENT, LocalEngineClient
 from inference.models import LanguageModel
-from inference.registry.registry import ModelRegistry, set_registry
+from inference.registry.registry import MODEL_REGISTRY, ModelRegistry
 from jobs.models import Job, JobLine
 from openai_api.keys.authentication import find_key, load_keys
 from openai_api.models import ApiKey, LogAccess, RequestLog
@@ -143,14 +144,14 @@ class TestModels:
                 asked.append(f"unload {name} now" if now else f"unload {name}")
 
         loop: Any = FakeLoop()
-        set_registry(Registry(loop))
+        runtime.install(MODEL_REGISTRY, Registry(loop))
         try:
             assert admin_api.post(f"models/{model.pk}/load").status_code == 202
             assert admin_api.post(f"models/{model.pk}/unload").status_code == 202
             assert admin_api.post(f"models/{model.pk}/unload", {"now": True}).status_code == 202
             assert refusal(admin_api.post(f"models/{model.pk}/unload", {"now": "soon"}))[0] == 400
         finally:
-            set_registry(None)
+            runtime.remove(MODEL_REGISTRY)
         assert asked == ["load tiny", "unload tiny", "unload tiny now"]
 
     def test_its_default_profile(self, admin_api: Api, version: ProfileVersion, model: LanguageModel):
@@ -167,11 +168,11 @@ class TestModels:
         assert stopped["engine"]["state"] == "stopped"
         assert stopped["models"] == {"unloaded": 1}
         loop: Any = FakeLoop()
-        set_client(LocalEngineClient(lambda publish: loop))
+        runtime.install(ENGINE_CLIENT, LocalEngineClient(lambda publish: loop))
         try:
             assert admin_api.get("stats").json()["engine"]["state"] == "idle"
         finally:
-            set_client(None)
+            runtime.remove(ENGINE_CLIENT)
 
 
 class TestSAEs:

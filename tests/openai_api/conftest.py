@@ -16,14 +16,15 @@ from django.db import close_old_connections
 from django.http.response import HttpResponseBase
 from django.test import AsyncClient
 
+from core.runtime import runtime
 from inference.registry.records import ModelRecord
 from jobs.execution import RunningJobs
-from openai_api.backend import Backend, get_backend, set_backend
+from openai_api.backend import BACKEND, Backend, get_backend
 from openai_api.http.call import Call
-from openai_api.keys.limits import Limits, set_limits
+from openai_api.keys.limits import RATE_LIMITS, Limits
 from openai_api.keys.record import KeyRecord, digest_of
 from openai_api.request_log.entry import LogEntry
-from openai_api.request_log.writer import set_log_writer
+from openai_api.request_log.writer import LOG_WRITER
 from steering.watch.watcher import NO_WATCH, Watch
 from tests.inference.pickling import PicklingClient
 from tests.openai_api.fakes import FakeEngine, FakeRegistry, FakeSteering, record, version_of
@@ -152,7 +153,8 @@ def api(settings: Any) -> Iterator[Api]:
         registry.unload(record.name)
 
     before = get_backend()
-    set_backend(
+    runtime.install(
+        BACKEND,
         Backend(
             lambda: client,
             lambda: registry,
@@ -163,16 +165,16 @@ def api(settings: Any) -> Iterator[Api]:
             unload=unload,
             ping_s=0.05,
             first_event_s=0.01,
-        )
+        ),
     )
-    set_limits(Limits(clock))
-    set_log_writer(log)
+    runtime.install(RATE_LIMITS, Limits(clock))
+    runtime.install(LOG_WRITER, log)
     api = Api(engine, registry, log, clock, keys, steering)
     yield api
     api.client.close_streams()
-    set_backend(before)
-    set_limits(Limits())
-    set_log_writer(None)
+    runtime.install(BACKEND, before)
+    runtime.install(RATE_LIMITS, Limits())
+    runtime.remove(LOG_WRITER)
 
 
 async def events_of(response: Any) -> list[str]:

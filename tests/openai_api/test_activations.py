@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from core.runtime import runtime
 from inference.captures import ActivationCapture, FeatureValues, Span, TopFeatures
 from inference.client import CaptureEvent, Event, GenerationRequest, TokensEvent
 from inference.interventions import Site
-from openai_api.backend import get_backend, set_backend
+from openai_api.backend import BACKEND, get_backend
 from steering.errors import SAEChoiceError, SAENotReadableError, SteeringError, UnknownSAEError
 from steering.sae_registry.loaded_sae import LoadedSAE
 from steering.watch.watcher import ActiveRule, Watch
@@ -49,7 +50,7 @@ class FakeFeatures(NoFeatures):
 @pytest.fixture
 def features(api: Api) -> FakeFeatures:
     fake = FakeFeatures()
-    set_backend(replace(get_backend(), features=lambda: fake))
+    runtime.install(BACKEND, replace(get_backend(), features=lambda: fake))
     api.engine.script = reading
     return fake
 
@@ -242,7 +243,7 @@ async def test_watch_rules_are_read_behind_the_request_s_own_reads_and_found(api
     async def watch(model: str, *, special_token_ids: frozenset[int]) -> Watch:
         return watched
 
-    set_backend(replace(get_backend(), watch=watch))
+    runtime.install(BACKEND, replace(get_backend(), watch=watch))
 
     def script(request: GenerationRequest) -> Iterable[Event]:
         number = len(request.captures) - 1

@@ -17,11 +17,12 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 from django.utils import timezone
 from openai.types import Batch
 
+from core.runtime import runtime
 from inference.client import BACKGROUND_PRIORITY, EngineStats, Event, QueueFullError
 from jobs.execution import RunningJobs, run_job
 from jobs.models import Job
 from jobs.services import cancel_job
-from openai_api.keys.limits import Limits, set_limits
+from openai_api.keys.limits import RATE_LIMITS, Limits
 from openai_api.keys.quotas import Quotas, end_of_day
 from openai_api.keys.record import KeyRecord
 from openai_api.responses.models import StoredResponse
@@ -417,7 +418,7 @@ async def test_a_run_that_was_replaced_adds_nothing(api: Api):
 async def test_a_used_up_quota_postpones_the_batch_to_the_next_day(api: Api):
     """Lines are asked once, what was answered is kept, and no worker waits."""
     now = datetime(2026, 11, 22, 20, tzinfo=UTC)
-    set_limits(Limits(api.clock, Quotas(lambda: now)))
+    runtime.install(RATE_LIMITS, Limits(api.clock, Quotas(lambda: now)))
     headers = api.keys.add("sk-a", requests_per_day=8)
     file_id = await send(api, *[line(f"r{n}") for n in range(10)], headers=headers)  # of the day's 8 requests 1
     batch = await create(api, file_id, headers=headers)  # and 1
@@ -442,7 +443,7 @@ async def test_a_used_up_quota_postpones_the_batch_to_the_next_day(api: Api):
 
 
 async def test_a_line_that_needs_more_than_a_day_s_quota_fails_and_the_others_go_on(api: Api):
-    set_limits(Limits(api.clock, Quotas(lambda: datetime(2026, 11, 22, 20, tzinfo=UTC))))
+    runtime.install(RATE_LIMITS, Limits(api.clock, Quotas(lambda: datetime(2026, 11, 22, 20, tzinfo=UTC))))
     headers = api.keys.add("sk-a", tokens_per_day=1_000)
     lines = [line("fits"), line("never fits", max_tokens=2_000), line("fits too")]
     api.registry.context = 4_000

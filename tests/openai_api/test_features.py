@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from core.runtime import runtime
 from inference.files.sources import ModelSource
-from openai_api.backend import get_backend, set_backend
+from openai_api.backend import BACKEND, get_backend
 from steering.errors import UnknownSAEError
 from steering.features.catalog import (
     FeatureCatalog,
@@ -69,7 +70,7 @@ class FakeFeatures(NoFeatures):
 @pytest.fixture
 def features(api: Api) -> FakeFeatures:
     fake = FakeFeatures()
-    set_backend(replace(get_backend(), features=lambda: fake))
+    runtime.install(BACKEND, replace(get_backend(), features=lambda: fake))
     return fake
 
 

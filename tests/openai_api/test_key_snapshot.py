@@ -13,8 +13,9 @@ from django.db import connection, connections, transaction
 from django.test.utils import CaptureQueriesContext
 
 from core.errors import MillmError
+from core.runtime import runtime
 from core.snapshots import MAX_CHANGED, Snapshot, SnapshotListener, announced_ids, announcement, process_token
-from openai_api.backend import Backend, set_backend
+from openai_api.backend import BACKEND, Backend
 from openai_api.http.file_uploads import upload_refusal
 from openai_api.keys import authentication as keys_module
 from openai_api.keys.authentication import current_keys, find_key, load_changed_keys, load_keys, snapshot
@@ -264,7 +265,7 @@ def test_old_keys_and_unknown_ones_are_refused_alike(deaf: Clock, settings: Any)
 @pytest.mark.django_db(transaction=True)
 async def test_v1_and_the_management_api_refuse_them(api: Api, deaf: Clock, settings: Any, async_client: Any):
     settings.MILLM_AUTH = "required"
-    set_backend(Backend(lambda: api.engine, lambda: api.registry))
+    runtime.install(BACKEND, Backend(lambda: api.engine, lambda: api.registry))
     owner = await sync_to_async(User.objects.create_user)("owner", is_staff=True)
     created = await sync_to_async(create_api_key)(name="k", owner=owner, scopes=["manage"])
     deaf.now = 1_000.0

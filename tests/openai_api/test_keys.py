@@ -16,7 +16,8 @@ from django.test import RequestFactory
 from django.utils import timezone
 
 from audit.models import AuditEvent
-from openai_api.backend import Backend, set_backend
+from core.runtime import runtime
+from openai_api.backend import BACKEND, Backend
 from openai_api.http.client_address import client_address, is_loopback
 from openai_api.keys.authentication import find_key, load_keys, snapshot
 from openai_api.keys.record import KEY_START, digest_of, new_key
@@ -274,7 +275,7 @@ async def test_a_key_of_the_database_opens_the_door(api: Api, settings: Any):
 
     settings.MILLM_AUTH = "required"
     snapshot.forget()
-    set_backend(Backend(lambda: api.engine, lambda: api.registry))
+    runtime.install(BACKEND, Backend(lambda: api.engine, lambda: api.registry))
     owner = await get_user_model().objects.acreate_user("owner")
     created = await sync_to_async(create_api_key)(name="a", owner=owner, requests_per_minute=5)
     headers = {"Authorization": f"Bearer {created.plain}"}

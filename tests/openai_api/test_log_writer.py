@@ -13,13 +13,14 @@ from django.contrib.auth import get_user_model
 from django.db import DataError, OperationalError
 from django.utils import timezone
 
+from core.runtime import runtime
 from openai_api import apps
 from openai_api.keys.services import create_api_key
 from openai_api.models import ApiKey, RequestLog
 from openai_api.request_log import writer as log_writer
 from openai_api.request_log.entry import LogEntry
 from openai_api.request_log.store import LogStore, row_of, stored_text
-from openai_api.request_log.writer import LogWriter, get_log_writer, set_log_writer
+from openai_api.request_log.writer import LOG_WRITER, LogWriter, get_log_writer
 
 
 def entry(number: int = 0, **fields: Any) -> LogEntry:
@@ -278,7 +279,7 @@ def test_the_last_use_of_a_key_is_noted_once_a_minute():
 
 @pytest.mark.django_db(transaction=True)
 def test_the_thread_writes_to_the_database_and_stops():
-    set_log_writer(None)
+    runtime.remove(LOG_WRITER)
     get_log_writer().write(entry(7, prompt="a\0b"))
     get_log_writer().write(entry(8, api_key_id=10**9))
     apps.stop_log_writer()
@@ -288,5 +289,5 @@ def test_the_thread_writes_to_the_database_and_stops():
 
 
 def test_stopping_what_never_started_is_nothing():
-    set_log_writer(None)
+    runtime.remove(LOG_WRITER)
     log_writer.stop()

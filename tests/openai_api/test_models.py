@@ -11,8 +11,9 @@ from openai.types import Model, ModelDeleted
 from pydantic import TypeAdapter
 
 from audit.models import AuditEvent
-from inference.registry.registry import set_registry
-from openai_api.backend import Backend, set_backend
+from core.runtime import runtime
+from inference.registry.registry import MODEL_REGISTRY
+from openai_api.backend import BACKEND, Backend
 from openai_api.keys.authentication import snapshot
 from openai_api.keys.record import KeyRecord
 from openai_api.keys.services import create_api_key
@@ -121,12 +122,12 @@ async def test_the_trail_says_who_unloaded_it_by_which_key(api: Api, settings: A
     owner = await User.objects.acreate_superuser("root")
     created = await sync_to_async(create_api_key)(name="laptop", owner=owner)
     registry = UnloadingRegistry()
-    set_registry(registry)
-    set_backend(Backend(lambda: api.engine, lambda: api.registry))
+    runtime.install(MODEL_REGISTRY, registry)
+    runtime.install(BACKEND, Backend(lambda: api.engine, lambda: api.registry))
     snapshot.forget()
     headers = {"Authorization": f"Bearer {created.plain}", "X-Client-Request-Id": "mine-1"}
     response = await api.client.delete("/v1/models/tiny", headers=headers)
-    set_registry(None)
+    runtime.remove(MODEL_REGISTRY)
     snapshot.forget()
     assert response.status_code == 200
     assert registry.calls == [("unload", "tiny")]

@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.errors import MillmError
+from core.runtime import runtime
 from openai_api.keys.authentication import load_keys
-from openai_api.keys.limits import Limits, set_limits
+from openai_api.keys.limits import RATE_LIMITS, Limits
 from openai_api.keys.quotas import Quotas
 from openai_api.keys.record import DayUse, KeyRecord
 from openai_api.keys.services import create_api_key
@@ -41,7 +42,7 @@ class Wall:
 @pytest.fixture
 def wall(api: Api) -> Wall:
     wall = Wall()
-    set_limits(Limits(api.clock, Quotas(wall)))
+    runtime.install(RATE_LIMITS, Limits(api.clock, Quotas(wall)))
     return wall
 
 

@@ -9,13 +9,14 @@ import pytest
 from django.contrib.auth.models import User
 from django.utils import timezone
 
+from core.runtime import runtime
 from openai_api.keys.services import create_api_key
 from openai_api.models import RequestLog
 from openai_api.request_log.entry import LogEntry
 from openai_api.request_log.refusals import MAX_KINDS, ROWS_OF_ALL, ROWS_PER_ADDRESS, WINDOW_S, Refusals
 from openai_api.request_log.retention import Retention, prune_log
 from openai_api.request_log.store import LogStore
-from openai_api.request_log.writer import LogWriter, set_log_writer
+from openai_api.request_log.writer import LOG_WRITER, LogWriter
 from tests.openai_api.test_log_writer import FakeStore, entry
 
 
@@ -102,7 +103,7 @@ def test_the_writer_writes_what_was_counted():
 async def test_a_flood_of_wrong_keys_and_addresses_writes_few_rows(async_client: Any, settings: Any):
     settings.MILLM_AUTH = "required"
     writer = LogWriter(LogStore())
-    set_log_writer(writer)
+    runtime.install(LOG_WRITER, writer)
     try:
         writer.start()
         for number in range(40):
@@ -112,7 +113,7 @@ async def test_a_flood_of_wrong_keys_and_addresses_writes_few_rows(async_client:
         assert writer.flush(20)
     finally:
         writer.stop()
-        set_log_writer(None)
+        runtime.remove(LOG_WRITER)
     rows = [row async for row in RequestLog.objects.all()]
     assert len(rows) == ROWS_PER_ADDRESS + 2  # one for each endpoint
     assert sum(row.parameters.get("refusals", 1) for row in rows) == 40

@@ -15,6 +15,7 @@ from django.test import AsyncClient, Client
 from django.urls import reverse
 from django.utils import timezone
 
+from core.runtime import runtime
 from jobs.models import Job
 from openai_api.models import RequestLog
 from openai_api.request_log import writer as log_writer
@@ -37,10 +38,10 @@ def demo(transactional_db: None, settings: Any) -> Iterator[None]:
 def writer() -> Iterator[LogWriter]:
     made = LogWriter(LogStore())
     made.start()
-    log_writer.set_log_writer(made)
+    runtime.install(log_writer.LOG_WRITER, made)
     yield made
     made.stop(10)
-    log_writer.set_log_writer(None)
+    runtime.remove(log_writer.LOG_WRITER)
 
 
 async def ask(path: str, **body: Any) -> dict[str, Any]:

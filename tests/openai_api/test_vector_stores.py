@@ -21,11 +21,12 @@ from openai.types.vector_stores import (
     VectorStoreFileDeleted,
 )
 
+from core.runtime import runtime
 from inference.client import Event
 from jobs.execution import RunningJobs, run_job
 from jobs.models import Job
 from jobs.services import cancel_job
-from storage.embedder import Embedder, get_embedder, set_embedder
+from storage.embedder import EMBEDDER, Embedder, get_embedder
 from storage.models import Chunk, StoredFile
 from storage.models import VectorStore as StoreRow
 from storage.models import VectorStoreFile as StoreFileRow
@@ -47,9 +48,9 @@ def home(settings: Any, tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def embedder(api: Api) -> Iterator[None]:
     before = get_embedder()
-    set_embedder(Embedder(lambda: api.engine, lambda: api.registry))
+    runtime.install(EMBEDDER, Embedder(lambda: api.engine, lambda: api.registry))
     yield
-    set_embedder(before)
+    runtime.install(EMBEDDER, before)
 
 
 async def send(api: Api, content: bytes = b"cat", name: str = "a.txt", headers: Any = None) -> str:

@@ -8,7 +8,8 @@ import time
 import pytest
 from django.test import AsyncClient, Client
 
-from inference.client import EngineStats, set_client
+from core.runtime import runtime
+from inference.client import ENGINE_CLIENT, EngineStats
 from millm_site.http.health import examine
 from millm_site.serving import Serving
 
@@ -58,11 +59,11 @@ async def test_a_lost_engine_is_not_ready_and_the_cause_is_told(async_client: As
         def stats(self) -> EngineStats:
             return EngineStats("failed", error="The engine thread has not moved for 60 s.")
 
-    set_client(Lost())  # type: ignore[arg-type]  # only asked for its state
+    runtime.install(ENGINE_CLIENT, Lost())  # type: ignore[misc]  # only asked for its state
     try:
         answer = await async_client.get(path)
     finally:
-        set_client(None)
+        runtime.remove(ENGINE_CLIENT)
     assert answer.status_code == 503
     assert "not moved for 60 s" in answer.json()["engine"]
 

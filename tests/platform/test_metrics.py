@@ -12,11 +12,12 @@ from prometheus_client import Metric, generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from inference.client import EngineDownError, EngineStats, set_client
+from core.runtime import runtime
+from inference.client import ENGINE_CLIENT, EngineDownError, EngineStats
 from inference.engine.stats import BucketCounts, ModelStats
 from inference.metrics import REGISTRY
 from openai_api.request_log.entry import LogEntry
-from openai_api.request_log.writer import LogWriter, set_log_writer
+from openai_api.request_log.writer import LOG_WRITER, LogWriter
 from tests.openai_api.conftest import Api, api, events_of
 from tests.openai_api.fakes import failing
 
@@ -71,9 +72,9 @@ def engine(settings: Any) -> Iterator[Engine]:
     settings.MILLM_METRICS_TOKEN = ""
     settings.MILLM_AUTH = "loopback"
     engine = Engine()
-    set_client(engine)  # type: ignore[arg-type]  # it is only asked
+    runtime.install(ENGINE_CLIENT, engine)  # type: ignore[misc]  # it is only asked
     yield engine
-    set_client(None)
+    runtime.remove(ENGINE_CLIENT)
 
 
 def families() -> dict[str, Metric]:
@@ -210,7 +211,7 @@ def test_the_log_s_backlog_and_losses(settings: Any):
             raise AssertionError("the writer is not started")
 
     writer = LogWriter(Full(), max_entries=2)
-    set_log_writer(writer)
+    runtime.install(LOG_WRITER, writer)
     try:
         from django.utils import timezone
 
@@ -219,7 +220,7 @@ def test_the_log_s_backlog_and_losses(settings: Any):
         assert value("millm_request_log_waiting_entries") == 2
         assert value("millm_request_log_dropped_entries_total") == 3
     finally:
-        set_log_writer(None)
+        runtime.remove(LOG_WRITER)
 
 
 # How it is said: promtool's rules, and the documentation

@@ -10,12 +10,13 @@ import torch
 from django.core.management import call_command
 from transformers import AutoTokenizer
 
+from core.runtime import runtime
 from inference import services as inference_services
-from inference.client import EngineDownError, LocalEngineClient, set_client
+from inference.client import ENGINE_CLIENT, EngineDownError, LocalEngineClient
 from inference.engine.config import EngineConfig
 from inference.engine.loop import EngineLoop
 from inference.interventions import Site
-from inference.registry.registry import ModelRegistry, set_registry
+from inference.registry.registry import MODEL_REGISTRY, ModelRegistry
 from inference.registry.standalone_model import load_standalone
 from jobs.errors import JobCancelled
 from steering import services
@@ -41,13 +42,13 @@ def engine():
     client = LocalEngineClient(lambda publish: EngineLoop(EngineConfig(max_prefill_tokens=64), publish))
     client.start()
     registry = ModelRegistry(client.engine, is_busy=client.is_busy, kv_unwritten=client.kv_unwritten)
-    set_client(client)
-    set_registry(registry)
+    runtime.install(ENGINE_CLIENT, client)
+    runtime.install(MODEL_REGISTRY, registry)
     yield registry
     client.stop(0)
     registry.stop()
-    set_client(None)
-    set_registry(None)
+    runtime.remove(ENGINE_CLIENT)
+    runtime.remove(MODEL_REGISTRY)
 
 
 @pytest.fixture

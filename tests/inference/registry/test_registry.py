@@ -10,6 +10,7 @@ from concurrent.futures import Future
 import pytest
 from django.db import OperationalError
 
+from core.runtime import runtime
 from core.snapshots import Snapshot
 from inference.client import EngineDownError
 from inference.files.sources import SourceError
@@ -17,7 +18,7 @@ from inference.models import LanguageModel
 from inference.registry.loads import LoadProgress, LoadStatus
 from inference.registry.model_card import ModelNotReadyError
 from inference.registry.records import ModelNotFoundError, ModelTable, model_record
-from inference.registry.registry import MEMORY_POLL_S, ModelRegistry, get_registry, set_registry
+from inference.registry.registry import MEMORY_POLL_S, MODEL_REGISTRY, ModelRegistry, get_registry
 from tests.inference.fakes import down
 from tests.inference.rows import amake, in_db, make, row, until
 
@@ -497,7 +498,7 @@ async def test_stopping_writes_the_states_and_releases_those_who_wait(parts):
 
 async def test_outside_a_serving_process_models_are_found_but_not_loaded():
     await amake()
-    set_registry(None)
+    runtime.remove(MODEL_REGISTRY)
     registry = get_registry()
 
     assert registry is get_registry()

@@ -13,10 +13,11 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 from openai import AsyncOpenAI
 from openai.types.responses import Response
 
+from core.runtime import runtime
 from inference.client import Event, GenerationRequest
 from inference.text.dialects.dialect import dialect_of
 from jobs.models import Job
-from storage.embedder import Embedder, get_embedder, set_embedder
+from storage.embedder import EMBEDDER, Embedder, get_embedder
 from tests.openai_api.conftest import Api
 from tests.openai_api.fakes import answering
 from tests.openai_api.responses.test_background import order, ordered_stream, replayed, run_all, work
@@ -36,9 +37,9 @@ def home(settings: Any, tmp_path: Path, api: Api) -> Iterator[None]:
     api.registry.text.dialect = dialect_of("<tool_call>")
     api.registry.context = 5000
     before = get_embedder()
-    set_embedder(Embedder(lambda: api.engine, lambda: api.registry))
+    runtime.install(EMBEDDER, Embedder(lambda: api.engine, lambda: api.registry))
     yield
-    set_embedder(before)
+    runtime.install(EMBEDDER, before)
 
 
 def in_turn(*texts: str) -> Callable[[GenerationRequest], Iterable[Event]]:
