@@ -131,7 +131,7 @@ LIVE_FIELDS = (
 class LanguageModelAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
     form = LanguageModelForm
     empty_words = "No models yet. Add one from a directory on the server or from the Hugging Face Hub."
-    list_display = ("name", "kind", "source", "availability", "memory", "loaded_at", "pinned", "is_default")
+    list_display = ("name", "kind", "source", "availability", "pinned", "is_default")
     list_filter = ("state", "kind", "is_default", "autoload", "pinned")
     search_fields = ("name", "aliases", "source")
     readonly_fields = LIVE_FIELDS
@@ -351,10 +351,16 @@ def _definitions(read: Callable[[], Mapping[str, object]]) -> str:
         found = read()
     except EngineError as error:
         return str(error)
-    return format_html_join(", ", "<code>{} = {}</code>", ((name, _readable(name, v)) for name, v in found.items()))
+    rows = ((name.replace("_", " "), _readable(name, value)) for name, value in found.items())
+    listed = format_html_join("", "<dt>{}</dt><dd>{}</dd>", rows)
+    return format_html('<dl class="model-facts">{}</dl>', listed) if listed else ""
 
 
 def _readable(name: str, value: object) -> object:
-    if name.endswith("_bytes") and isinstance(value, int) and value:
-        return f"{value} ({filesizeformat(value)})"
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if name.endswith("_bytes") and isinstance(value, int):
+        return filesizeformat(value) if value else "auto"
     return value

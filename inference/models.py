@@ -39,7 +39,7 @@ class LanguageModel(models.Model):
         NONE = "none"
         INT8 = "int8", "int8 weights"
 
-    name = models.CharField(max_length=200, unique=True, help_text="The value of `model` in requests.")
+    name = models.CharField(max_length=200, unique=True, help_text='The value of "model" in requests.')
     aliases = ArrayField(
         models.CharField(max_length=200), default=list, blank=True, help_text="Other names, separated by commas."
     )
@@ -69,7 +69,7 @@ class LanguageModel(models.Model):
         default=False,
         db_default=False,
         help_text="Users share cached prompt prefixes, which helps with a common system prompt. From "
-        "`cached_tokens` and the time to first token, a user can then tell whether someone else sent the "
+        '"cached_tokens" and the time to first token, a user can then tell whether someone else sent the '
         "same prefix. Off: prefixes are shared only between requests of one user.",
     )
     is_default = models.BooleanField("default", default=False, help_text="Listed first. At most one model.")

@@ -49,7 +49,7 @@ class ApiKey(models.Model):
     allowed_models = ArrayField(models.CharField(max_length=200), default=list, blank=True, help_text=ANY_HELP)
     allowed_profiles = ArrayField(models.CharField(max_length=200), default=list, blank=True, help_text=ANY_HELP)
     may_steer_inline = models.BooleanField(
-        "custom edits", default=False, help_text="Requests can send their own edits in `steering`."
+        "custom edits", default=False, help_text='Requests can send their own edits in "steering".'
     )
     shares_examples = models.BooleanField(
         "texts as feature examples",
@@ -72,11 +72,11 @@ class ApiKey(models.Model):
         "server's setting applies.",
     )
     min_intensity = models.FloatField(
-        default=0.0, help_text="Lowest `steering_intensity`, from 0 to 1.", validators=[MinValueValidator(0.0)]
+        default=0.0, help_text='Lowest "steering_intensity", from 0 to 1.', validators=[MinValueValidator(0.0)]
     )
     max_intensity = models.FloatField(
         default=MAX_INTENSITY,
-        help_text=f"Highest `steering_intensity`, from 1 to {MAX_INTENSITY:g}.",
+        help_text=f'Highest "steering_intensity", from 1 to {MAX_INTENSITY:g}.',
         validators=[MaxValueValidator(MAX_INTENSITY)],
     )
     max_concurrent_requests = models.PositiveIntegerField(null=True, blank=True, help_text="Empty: no limit.")

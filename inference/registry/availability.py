@@ -72,7 +72,7 @@ def _of_row(model: LanguageModel, retry_in_s: float | None) -> ModelAvailability
         return ModelAvailability(state, "Loading in another process, or interrupted.", is_moving=True)
     if state == LanguageModel.State.FAILED:
         again = f" Requests retry in {retry_in_s:.0f} s; Load retries now." if retry_in_s else ""
-        return ModelAvailability(state, f"Failed to load.{again}", error=model.error)
+        return ModelAvailability(state, f"The last load failed.{again}", error=model.error)
     return ModelAvailability(state, "The next request loads it.")
 
 

@@ -135,8 +135,8 @@ class MemoryPlan:
 
     def __str__(self) -> str:
         return (
-            f"needs about {gibibytes(self.needed)}: {self._parts()}; {gibibytes(self.free)} are free on {self.device}, "
-            f"where all models together may take {gibibytes(self.budget)}"
+            f"needs about {gibibytes(self.needed)}: {self._parts()}; {gibibytes(self.free)} free on {self.device}; "
+            f"limit for all models: {gibibytes(self.budget)}"
         )
 
     def _refusal(self, available: int) -> str:
@@ -151,13 +151,13 @@ class MemoryPlan:
     def _parts(self) -> str:
         estimate = self.estimate
         return (
-            f"{gibibytes(estimate.weights)} for weights, {gibibytes(estimate.kv)} at least for keys and values, "
+            f"{gibibytes(estimate.weights)} for weights, at least {gibibytes(estimate.kv)} for the KV cache, "
             f"{gibibytes(estimate.activations)} for a step"
         )
 
 
 def gibibytes(num_bytes: int) -> str:
-    return f"{num_bytes / GIB:.2f} GiB" if num_bytes >= GIB // 100 else f"{num_bytes / 2**20:.2f} MiB"
+    return f"{num_bytes / GIB:.2f} GiB" if num_bytes >= GIB // 2 else f"{num_bytes / 2**20:.2f} MiB"
 
 
 def _size(entries: Sequence[LoadedEntry]) -> int:

@@ -86,7 +86,7 @@ def minute_use(key: ApiKey) -> list[str]:
     """Return what is left of the limits per minute in this process."""
     headers = get_limits().headers(key.record())
     return [
-        f"{headers[f'x-ratelimit-remaining-{kind}']} of {headers[f'x-ratelimit-limit-{kind}']} {kind} a minute are left"
+        f"{headers[f'x-ratelimit-remaining-{kind}']} of {headers[f'x-ratelimit-limit-{kind}']} {kind} per minute left"
         for kind in ("requests", "tokens")
         if f"x-ratelimit-limit-{kind}" in headers
     ]

@@ -170,7 +170,7 @@ class RequestLogAdmin(ExportPages, ReplayPages, SearchPages, ReadOnlyAdmin):
         if not row.fingerprint:
             return "none"
         policies = f", policies {row.policies}" if row.policies else ""
-        counts = f"{row.steering_applied} of {row.steering_expected} layer applications"
+        counts = f"applied at {row.steering_applied} of {row.steering_expected} steering points"
         effects = "".join(f"; {effect_text(effect)}" for effect in row.steering_effects)
         return f"{counts}{effects}; fingerprint {row.fingerprint}{policies}"
 

@@ -62,25 +62,25 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
 
 REQUESTS = Counter(
     "millm_requests",
-    "Requests to /v1 by the HTTP status sent; 499: the client left before there was one.",
+    "Requests to /v1 by HTTP status. 499: the client disconnected before the response.",
     ("endpoint", "model", "status"),
     registry=REGISTRY,
 )
 ERRORS = Counter(
     "millm_request_errors",
-    "Requests to /v1 that ended with an error, in the stream too, by its code.",
+    "Requests to /v1 that failed, including errors within a stream, by error code.",
     ("endpoint", "code"),
     registry=REGISTRY,
 )
 DURATION = Histogram(
     "millm_request_duration_seconds",
-    "Time of a request to /v1 from its header to the end of its response.",
+    "Duration of requests to /v1, from the request's header to the end of the response.",
     ("endpoint",),
     buckets=_SECONDS,
     registry=REGISTRY,
 )
 
-IN_PROGRESS = Gauge("millm_requests_in_progress", "Requests to /v1 under way.", registry=REGISTRY)
+IN_PROGRESS = Gauge("millm_requests_in_progress", "Requests to /v1 in progress.", registry=REGISTRY)
 IN_PROGRESS.set_function(lambda: in_flight.count)
 
 
@@ -103,9 +103,9 @@ class LogCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         backlog = log_backlog()
         yield GaugeMetricFamily(
-            "millm_request_log_waiting_entries", "Log entries not yet written.", value=backlog.waiting
+            "millm_request_log_waiting_entries", "Log entries waiting to be written.", value=backlog.waiting
         )
-        yield CounterMetricFamily("millm_request_log_dropped_entries", "Log entries lost.", value=backlog.dropped)
+        yield CounterMetricFamily("millm_request_log_dropped_entries", "Lost log entries.", value=backlog.dropped)
 
 
 REGISTRY.register(LogCollector())

@@ -20,7 +20,7 @@ VERSION_IS_IMMUTABLE = "A published version is never changed; publish a new one.
 class SteeringProfile(models.Model):
     """A named way to steer a model. Its draft is edited freely; requests use published versions only."""
 
-    name = models.SlugField(max_length=100, help_text="The value of `profile` in requests.")
+    name = models.SlugField(max_length=100, help_text='The value of "profile" in requests.')
     model = models.ForeignKey(LanguageModel, on_delete=models.PROTECT, related_name="profiles")
     description = models.TextField(blank=True)
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.SET_NULL)

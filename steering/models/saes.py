@@ -92,7 +92,7 @@ class Feature(models.Model):
     sae = models.ForeignKey(SAE, on_delete=models.CASCADE, related_name="features")
     index = models.PositiveIntegerField()
     label = models.CharField(max_length=500, blank=True)
-    label_source = models.CharField(max_length=300, blank=True, help_text="Source of the label.")
+    label_source = models.CharField(max_length=300, blank=True, help_text="For example Neuronpedia, or a user.")
     description = models.TextField(
         max_length=4000, blank=True, help_text="A longer description, or other explanations."
     )

@@ -63,7 +63,7 @@ class CompareForm(forms.Form):
 
 
 class DuplicateForm(forms.Form):
-    name = forms.SlugField(max_length=100, help_text="The value of `profile` in requests.")
+    name = forms.SlugField(max_length=100, help_text='The value of "profile" in requests.')
 
     def __init__(self, profile: SteeringProfile, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -134,7 +134,7 @@ def test_an_auditor_finds_a_request_and_leaves_a_trace(visitor: Visitor, live_si
     ask(live_site, "Tell me a story of zebras and lanterns.", profile=secret)
     enter(visitor, "otto", "Auditors")
     visitor.find_request("Words", "zebras lanterns")
-    for text in (f"{secret}@1", "Tell me a story of zebras and lanterns.", "layer applications"):
+    for text in (f"{secret}@1", "Tell me a story of zebras and lanterns.", "steering points"):
         expect(visitor.content).to_contain_text(text)
     expect(visitor.content.get_by_role("link", name="Replay…")).to_have_count(0)
     visitor.content.get_by_role("link", name=f"{secret}@1").first.click()

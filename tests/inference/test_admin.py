@@ -249,8 +249,8 @@ def test_a_model_s_page_shows_what_it_needs_and_what_is_free(admin_client, model
     page = detail_of(admin_client, models[0])
 
     assert re.search(
-        r"needs about \d\.\d\d MiB: \d\.\d\d MiB for weights, \d\.\d\d MiB at least for keys and values, "
-        r"\d\.\d\d MiB for a step; 4\.00 GiB are free on cpu, where all models together may take 8\.00 GiB",
+        r"needs about \d\.\d\d MiB: \d\.\d\d MiB for weights, at least \d\.\d\d MiB for the KV cache, "
+        r"\d\.\d\d MiB for a step; 4\.00 GiB free on cpu; limit for all models: 8\.00 GiB",
         page,
     )
 
@@ -260,8 +260,8 @@ def test_a_model_s_page_shows_the_engine_s_settings(admin_client, models):
     runtime.install(ENGINE_CLIENT, LocalEngineClient(lambda publish: loop))
     page = detail_of(admin_client, models[0])
 
-    assert "<code>max_batch_size = 7</code>" in page
-    assert "<code>kv_cache_backend = " in page
+    assert "<dt>max batch size</dt><dd>7</dd>" in page
+    assert "<dt>kv cache backend</dt>" in page
 
 
 def test_a_model_s_page_shows_the_kernels_that_run_it(admin_client, models):
@@ -280,8 +280,8 @@ def test_a_loaded_model_s_page_shows_its_cache_and_what_else_was_chosen_for_it(a
     runtime.install(ENGINE_CLIENT, LocalEngineClient(lambda publish: Attached()))
     page = html.unescape(detail_of(admin_client, models[0])).replace("\xa0", " ")
 
-    for shown in ("kv_bytes = 3145728 (3.0 MB)", "kv_tokens = 3072", "max_seq_len = 256", "device = cpu"):
-        assert f"<code>{shown}</code>" in page
+    for name, shown in (("kv bytes", "3.0 MB"), ("kv tokens", "3072"), ("max seq len", "256"), ("device", "cpu")):
+        assert f"<dt>{name}</dt><dd>{shown}</dd>" in page
     assert "Shown while the model is loaded." in detail_of(admin_client, models[1])
 
 

@@ -170,7 +170,7 @@ class TestLive:
         answer = admin_client.get(f"{LIST}live/?pk={model.pk},999,junk")
         found = answer.json()["models"]
         assert list(found) == [str(model.pk)]
-        assert "Failed to load" in found[str(model.pk)]
+        assert "The last load failed" in found[str(model.pk)]
         assert EVIL not in found[str(model.pk)]
         assert "no-store" in answer["Cache-Control"]
 

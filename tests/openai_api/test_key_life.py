@@ -382,7 +382,7 @@ class TestUse:
         assert "Today 9 of 10 (90 %)" in text
         assert 'class="key-near"' in text
         assert "no daily limit" in text
-        assert "4 of 4 requests a minute are left" in text
+        assert "4 of 4 requests per minute left" in text
         assert "1000" not in text
         assert text.count('class="key-bar"') == 60
         assert "style=" not in text[text.index('id="usage"') : text.index("</section>")]

@@ -61,9 +61,9 @@ def test_busy_models_that_could_make_room_are_named():
 
 def test_the_parts_of_what_a_model_needs_are_told():
     needed = MemoryPlan("new", "cpu", MemoryEstimate(2 * GIB, GIB, GIB // 2), 4 * GIB, 5 * GIB, [])
-    parts = "2.00 GiB for weights, 1.00 GiB at least for keys and values, 0.50 GiB for a step"
+    parts = "2.00 GiB for weights, at least 1.00 GiB for the KV cache, 0.50 GiB for a step"
 
-    assert str(needed).startswith(f"needs about 3.50 GiB: {parts}; 4.00 GiB are free on cpu")
+    assert str(needed).startswith(f"needs about 3.50 GiB: {parts}; 4.00 GiB free on cpu")
     with pytest.raises(InsufficientMemoryError, match=parts):
         replace(needed, free=GIB).choose(lambda name: False)
 

@@ -227,7 +227,7 @@ def test_the_receipt_and_what_was_logged_are_shown(auditor: Client):
     assert '<h4 class="log-role">user</h4><pre tabindex="0">line one\nline &lt;b&gt;two</pre>' in page
     effects = "layer 1 (resid_post): changed 75% of 4 tokens, by 31% of their norm on average"
     other = "&lt;b&gt;: changed 100% of 1 tokens, by an overflowing amount"
-    assert f"5 of 5 layer applications; {effects}; {other}; fingerprint abc, policies mild@2" in page
+    assert f"applied at 5 of 5 steering points; {effects}; {other}; fingerprint abc, policies mild@2" in page
     assert "&quot;temperature&quot;: 0.5" in page
 
 
