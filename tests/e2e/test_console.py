@@ -166,7 +166,7 @@ def test_screenshots(page: Page, live_site: LiveSite, paths: list[str], scheme: 
     play(page)
     page.evaluate("scrollTo(0, 0)")
     page.screenshot(path=folder / f"playground-at-work-{scheme}.png")
-    page.locator(".column").nth(1).get_by_role("link", name="Its log row").click()
+    page.locator(".column").nth(1).get_by_role("link", name="View in request log").click()
     page.screenshot(path=folder / f"request-at-work-{scheme}.png", full_page=True)
     for path in paths:
         open_page(page, live_site, path)

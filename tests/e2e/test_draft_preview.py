@@ -32,7 +32,7 @@ from steering.models import FeatureEdit
 print("kept", *FeatureEdit.objects.filter(profile__name="{NAME}").values_list("strength", flat=True))
 """
 NOT_OURS = re.compile("status of")  # refused requests
-ENDED = re.compile("ended by")
+ENDED = re.compile("tokens, (finished|stopped at the token limit)")
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +96,9 @@ def test_slider_and_number_are_one(form: Page):
     moved = float(strength(form).input_value())
     assert moved > 1
     expect(card.locator(".field-words .readonly")).to_contain_text(f"add {moved:g} × max activation")
-    expect(slider(form)).to_have_attribute("aria-valuetext", re.compile(rf"{moved:g} × max activation, raw .*, push "))
+    expect(slider(form)).to_have_attribute(
+        "aria-valuetext", re.compile(rf"{moved:g} × max activation, raw .*, relative size ")
+    )
     before = slider(form).get_attribute("max")
     strength(form).fill("30")  # beyond its end: the slider goes further
     expect(slider(form)).not_to_have_attribute("max", before or "")
@@ -112,7 +114,7 @@ def test_ranges_say_what_to_expect(form: Page):
         expect(form.locator("#edits-0 .field-words .readonly")).to_contain_text(f"add {value} ×")
         seen[float(push.inner_text().split()[0])] = badge.inner_text()
         shown = form.locator("#edits-0 .strength-slider output").inner_text()
-        assert shown.endswith(f"push {push.inner_text().split()[0]}")  # the script's is the server's
+        assert shown.endswith(f"relative size {push.inner_text().split()[0]}")  # the script's is the server's
     for size, words in seen.items():
         assert words == ("mild" if size < 0.2 else "strong" if size <= 0.6 else "likely to break")
     assert set(seen.values()) >= {"mild", "likely to break"}
@@ -131,12 +133,12 @@ def test_a_draft_is_tried_beside_no_steering_and_nothing_is_saved(form: Page, li
     run(form)
     assert answer(form, "unsteered") != answer(form, "draft")
     state = side(form, "draft").locator(".column-state")
-    expect(state).to_contain_text(re.compile(rf"{NAME}@draft acted (\d+) of \1 times"))
+    expect(state).to_contain_text(re.compile(rf"{NAME}@draft: applied at all \d+ steering points"))
     expect(side(form, "draft").locator(".answer-kl")).to_contain_text("nats per token")
     assert "kept 0.5" in live_site.server.manage("shell", "-c", READ)
     side(form, "draft").locator(".token").nth(2).hover()
     expect(side(form, "draft").locator(".answer-details")).to_contain_text("KL to unsteered")
-    row = state.get_by_role("link", name="Its log row").get_attribute("href")
+    row = state.get_by_role("link", name="View in request log").get_attribute("href")
     wait_for(lambda: form.request.get(f"{live_site.url}{row}", max_redirects=0).ok, 60)
     form.goto(f"{live_site.url}{row}")
     expect(form.locator("#content")).to_contain_text("Preview of a draft")
@@ -166,7 +168,7 @@ def test_a_bad_draft_is_told_by_field_and_the_server_goes_on(form: Page):
     form.get_by_role("button", name="Run", exact=True).click()
     problem = form.locator(".preview-problems button")
     expect(problem).to_have_text("feature edit 1, strength")
-    expect(form.locator(".preview-problems")).to_contain_text("at most 10 is allowed")
+    expect(form.locator(".preview-problems")).to_contain_text("the limit is 10")
     problem.click()
     expect(strength(form)).to_be_focused()
     strength(form).fill("1")

@@ -92,7 +92,7 @@ def test_a_key_is_made_used_rotated_and_revoked(page: Page, live_site: LiveSite)
         return len(OpenAI(base_url=live_site.api_url, api_key=key, max_retries=0).models.list().data)
 
     assert models(first) > 0
-    page.click("text=I have kept it")
+    page.click("text=I have saved it")
     expect(page.locator("#usage svg").first).to_be_visible()
     page.click("#key-acts a:has-text('Rotate')")
     page.click("input[type=submit]")
@@ -100,7 +100,7 @@ def test_a_key_is_made_used_rotated_and_revoked(page: Page, live_site: LiveSite)
     assert second != first
     assert models(first) == models(second)
 
-    page.click("text=I have kept it")
+    page.click("text=I have saved it")
     page.click("#key-acts a:has-text('Revoke')")
     page.fill("[name=reason]", "the test is over")
     page.click("input[type=submit]")

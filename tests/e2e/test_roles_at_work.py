@@ -123,8 +123,8 @@ def test_a_researcher_steers_and_sees_nothing_of_others(visitor: Visitor, live_s
     assert secret not in steering.inner_text()
     plain, steered = visitor.play()
     assert plain != steered
-    expect(page.locator(".column-state").nth(1)).to_contain_text("rita-rain@1 acted")
-    expect(page.get_by_role("link", name="Its log row")).to_have_count(0)
+    expect(page.locator(".column-state").nth(1)).to_contain_text("rita-rain@1: applied")
+    expect(page.get_by_role("link", name="View in request log")).to_have_count(0)
 
     visitor.go("API keys")
     expect(visitor.content.get_by_role("link", name="Add API key")).to_have_count(0)
