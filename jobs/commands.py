@@ -20,7 +20,7 @@ class JobCommand(BaseCommand):
     done: ClassVar[str]
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("id", type=uuid.UUID, help="as “manage.py jobs” shows it")
+        parser.add_argument("id", type=uuid.UUID, help="job id, as listed by `manage.py jobs`")
 
     def handle(self, **options: Any) -> None:
         job = Job.objects.filter(pk=options["id"]).first()

@@ -24,7 +24,7 @@ class ModelCommand(BaseCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("name", help="the model")
         parser.add_argument("--no-wait", action="store_true", help="only enqueue the job")
-        parser.add_argument("--json", action="store_true", help="print the job as JSON, and nothing else")
+        parser.add_argument("--json", action="store_true", help="print only the job, as JSON")
 
     def handle(self, *, name: str, no_wait: bool, **options: Any) -> None:
         if not LanguageModel.objects.filter(name=name).exists():

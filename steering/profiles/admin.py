@@ -18,9 +18,9 @@ from django.utils.safestring import SafeString
 from django.views.decorators.http import require_POST
 
 from steering import services
-from steering.errors import InvalidProfileError, NothingToPublishError, ReviewError, SteeringError
+from steering.errors import InvalidProfileError, SteeringError
 from steering.exchange.pages import ExchangePages
-from steering.models import SAE, FeatureEdit, ProfileReview, ProfileVersion, SteeringProfile
+from steering.models import ProfileReview, ProfileVersion, SteeringProfile
 from steering.profiles import lifecycle, reviews
 from steering.profiles.availability import profile_problem
 from steering.profiles.display import (
@@ -33,13 +33,13 @@ from steering.profiles.display import (
 )
 from steering.profiles.draft_checks import publishable_edits
 from steering.profiles.draft_form import Formsets, UnsavedDraft, read_cards, read_draft
+from steering.profiles.draft_status import draft_state, free_name, may_decide, publish_context, readable_sae
 from steering.profiles.drafts import draft_words, record_draft
 from steering.profiles.edit_inlines import FeatureEditInline, VectorEditInline
 from steering.profiles.edit_preview import edit_previews
 from steering.profiles.forms import CompareForm, DuplicateForm, PublishForm, ReviewForm, RollBackForm
 from steering.profiles.version_admin import restore_version
 from steering.sharing import SharingAdmin
-from steering.spec.rendering import fingerprint
 from steering.spec.units import FELT_PUSH, STRONG_PUSH
 from steering.visibility import SEE_ALL_PROFILES, visible_profiles
 
@@ -180,13 +180,13 @@ class SteeringProfileAdmin(SharingAdmin, ExchangePages, admin.ModelAdmin):  # ty
             "can_publish": self.has_publish_permission(request),
             "felt_push": FELT_PUSH,
             "strong_push": STRONG_PUSH,
-            "preview_sae": _readable_sae(profile),
+            "preview_sae": readable_sae(profile),
             **(extra_context or {}),
             "can_archive": self.has_archive_permission(request),
             "needs_review": reviews.is_needed(),
         }
         if profile is not None:
-            context |= {"versions": version_rows(profile), "draft_state": _draft_state(profile)}
+            context |= {"versions": version_rows(profile), "draft_state": draft_state(profile)}
         return super().change_view(request, object_id, form_url, context)
 
     def response_add(
@@ -229,7 +229,7 @@ class SteeringProfileAdmin(SharingAdmin, ExchangePages, admin.ModelAdmin):  # ty
         form = PublishForm(request.POST or None)
         if request.method == "POST" and form.is_valid() and self._publish(request, profile, form.cleaned_data["note"]):
             return HttpResponseRedirect(_url("change", profile))
-        return self._page(request, profile, "publish", f"Publish {profile}", form=form, **_publish_context(profile))
+        return self._page(request, profile, "publish", f"Publish {profile}", form=form, **publish_context(profile))
 
     @admin.action(description="Publish…", permissions=["publish"])
     def publish_selected(self, request: HttpRequest, queryset: QuerySet[SteeringProfile]) -> HttpResponse | None:
@@ -382,7 +382,7 @@ class SteeringProfileAdmin(SharingAdmin, ExchangePages, admin.ModelAdmin):  # ty
         self, request: HttpRequest, profile: SteeringProfile, review: ProfileReview | None
     ) -> dict[str, Any]:
         may_ask = self.has_change_permission(request, profile)
-        context: dict[str, Any] = {"may_decide": _may_decide(request, profile, review), "may_ask": may_ask}
+        context: dict[str, Any] = {"may_decide": may_decide(_user(request), profile, review), "may_ask": may_ask}
         context["state"] = reviews.state_text(review, reviews.current_fingerprint(profile))
         try:
             edits = publishable_edits(profile)
@@ -441,76 +441,6 @@ class SteeringProfileAdmin(SharingAdmin, ExchangePages, admin.ModelAdmin):  # ty
     ) -> HttpResponse:
         context |= {**self.admin_site.each_context(request), "title": title, "opts": self.opts, "original": profile}
         return TemplateResponse(request, f"{_TEMPLATES}/{name}.html", context)
-
-
-def free_name(profile: SteeringProfile) -> str:
-    """Return a name for a copy that no profile of the model has."""
-    taken = set(SteeringProfile.objects.filter(model_id=profile.model_id).values_list("name", flat=True))
-    stem = profile.name[:90]
-    number = next(number for number in range(1, len(taken) + 2) if _copy_name(stem, number) not in taken)
-    return _copy_name(stem, number)
-
-
-def _copy_name(stem: str, number: int) -> str:
-    return f"{stem}-copy" if number == 1 else f"{stem}-copy-{number}"
-
-
-def _draft_state(profile: SteeringProfile) -> str:
-    """Describe which version is live and whether the draft differs from it."""
-    if profile.archived_at is not None:
-        return "Archived. Requests can't use it."
-    latest = profile.latest_version
-    if latest is None:
-        return "Not published yet. Requests can't use it."
-    live = f"Live: v{latest.number}."
-    try:
-        edits = publishable_edits(profile)
-    except NothingToPublishError:
-        return f"{live} No unpublished changes."
-    except InvalidProfileError as error:
-        return f"{live} The draft can't be published: {error.message}"
-    if fingerprint(edits) == latest.fingerprint:  # labels or measured numbers are newer than the version
-        return f"{live} The draft has the same effect."
-    return f"{live} The draft has unpublished changes."
-
-
-def _publish_context(profile: SteeringProfile) -> dict[str, Any]:
-    """Return what would be published, or why it cannot be."""
-    try:
-        edits = publishable_edits(profile)
-    except InvalidProfileError as error:
-        return {"problems": error.problems or (error.message,)}
-    context = {
-        "edits": edits_html(edits),
-        "latest": profile.latest_version,
-        "changes": changes_from_latest(profile, edits),
-    }
-    if reviews.is_needed():
-        try:
-            reviews.check_reviewed(profile=profile, edits=edits)
-        except ReviewError as error:
-            return context | {"problems": (error.message,)}
-    return context
-
-
-def _may_decide(request: HttpRequest, profile: SteeringProfile, review: ProfileReview | None) -> bool:
-    if review is None or reviews.current_fingerprint(profile) != review.fingerprint:
-        return False
-    try:
-        reviews.check_may_decide(review=review, user=_user(request))
-    except ReviewError:
-        return False
-    return True
-
-
-def _readable_sae(profile: SteeringProfile | None) -> str:
-    """Return the name of the SAE that a preview captures features with: one that the draft uses, if possible."""
-    if profile is None:
-        return ""
-    saes = SAE.objects.filter(model=profile.model_id).exclude(architecture__endswith="transcoder").order_by("pk")
-    edited = FeatureEdit.objects.filter(profile=profile, feature__isnull=False).values("feature__sae")
-    sae = saes.filter(pk__in=edited).first() or saes.first()
-    return sae.name if sae else ""
 
 
 def _version(profile: SteeringProfile, number: int) -> ProfileVersion:

@@ -35,34 +35,35 @@ OPTIONS = (
 
 class Command(BaseCommand):
     help = (
-        "Register a model: a local directory, or a Hugging Face Hub id, which is downloaded (HF_TOKEN for gated ones)."
+        "Register a model from a local directory or the Hugging Face Hub. Hub models are downloaded "
+        "(gated ones need HF_TOKEN)."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("name", help="the name that requests put in “model”")
+        parser.add_argument("name", help="the value of `model` in requests")
         parser.add_argument("source", help="a directory, or a Hub id such as org/model")
         parser.add_argument("--revision", default="", help="branch, tag or commit on the Hub")
         parser.add_argument("--dtype", default="auto", choices=LanguageModel.Dtype.values)
         parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
         parser.add_argument("--quantization", default="none", choices=LanguageModel.Quantization.values)
-        parser.add_argument("--context-length", type=int, default=0, help="0: the model's own")
+        parser.add_argument("--context-length", type=int, default=0, help="0: the model's maximum")
         parser.add_argument(
             "--tool-format",
             default="",
             choices=sorted(TOOL_FORMATS),
-            help="how it writes tool calls; otherwise as its chat template tells",
+            help="how it writes tool calls (default: detected from its chat template)",
         )
-        parser.add_argument("--alias", action="append", default=[], dest="aliases", help="a further name; repeatable")
+        parser.add_argument("--alias", action="append", default=[], dest="aliases", help="another name; repeatable")
         parser.add_argument("--default", action="store_true", dest="is_default", help="make it the default model")
         parser.add_argument("--autoload", action="store_true", help="load it when the server starts")
-        parser.add_argument("--pinned", action="store_true", help="never unload it to make room")
+        parser.add_argument("--pinned", action="store_true", help="never unload it to free memory")
         parser.add_argument(
             "--keep-alive", type=int, dest="keep_alive_s", help="seconds idle before it is unloaded; 0: never"
         )
         parser.add_argument(
             "--shared-prefix-cache",
             action="store_true",
-            help="let all users share cached beginnings of prompts; they can find out what others' prompts began with",
+            help="share cached prompt prefixes between users; users can then infer prefixes of others' prompts",
         )
         parser.add_argument(
             "--trust-remote-code",

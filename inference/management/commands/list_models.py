@@ -17,8 +17,8 @@ class Command(BaseCommand):
     help = "List the registered models."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--state", choices=LanguageModel.State.values, help="only models in that state")
-        parser.add_argument("--json", action="store_true", help="one JSON list, for programs")
+        parser.add_argument("--state", choices=LanguageModel.State.values, help="only models in this state")
+        parser.add_argument("--json", action="store_true", help="print a JSON list")
 
     def handle(self, *, state: str | None, **options: Any) -> None:
         models = LanguageModel.objects.all() if state is None else LanguageModel.objects.filter(state=state)

@@ -12,7 +12,7 @@ from inference.declarations import DeclarationError, sync_models
 
 
 class Command(BaseCommand):
-    help = "Bring the registered models to what a TOML file declares (see docs). Models that it does not name stay."
+    help = "Register or update the models declared in a TOML file. Other models stay unchanged."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("file", type=Path)

@@ -10,7 +10,7 @@ from inference.permissions import GROUPS, ensure_groups
 
 
 class Command(BaseCommand):
-    help = "Make the groups Researchers, Auditors and Admins, and give them the permissions that they lack."
+    help = "Create the groups Researchers, Auditors and Admins, and add missing permissions."
 
     def handle(self, **options: Any) -> None:
         ensure_groups()

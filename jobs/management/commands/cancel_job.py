@@ -8,7 +8,7 @@ from jobs.models import Job
 
 
 class Command(JobCommand):
-    help = "Cancel a job: at once where it is queued, at its next sign of progress where it runs."
+    help = "Cancel a job. A running job stops the next time it reports progress."
     done = "Cancelling"
 
     def act(self, job: Job) -> None:

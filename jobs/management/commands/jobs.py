@@ -11,7 +11,7 @@ from jobs.models import Job
 
 
 class Command(BaseCommand):
-    help = "List jobs, the newest first."
+    help = "List jobs, newest first."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--state", choices=Job.State.values, help="only jobs in this state")

@@ -8,7 +8,7 @@ from jobs.models import Job
 
 
 class Command(JobCommand):
-    help = "Queue a failed or cancelled job again; it goes on from its checkpoint."
+    help = "Queue a failed or cancelled job again. It continues from its last checkpoint."
     done = "Requeued"
 
     def act(self, job: Job) -> None:

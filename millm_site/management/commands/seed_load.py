@@ -15,13 +15,14 @@ MAX_ROWS = 100_000_000
 
 class Command(BaseCommand):
     help = (
-        "Fill the database with made-up requests and features, to see how pages bear them. Not for a database in use."
+        "Fill the database with synthetic requests and features, to measure pages under load. Not for a "
+        "database in use."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--rows", type=int, default=1_000_000, help="of the request log")
-        parser.add_argument("--features", type=int, default=65_000, help="of one new SAE; 0: none")
-        parser.add_argument("--force", action="store_true", help="also where the database holds real rows")
+        parser.add_argument("--rows", type=int, default=1_000_000, help="rows of the request log")
+        parser.add_argument("--features", type=int, default=65_000, help="features of a new SAE; 0: none")
+        parser.add_argument("--force", action="store_true", help="run even if the database has real rows")
 
     def handle(self, *, rows: int, features: int, force: bool, **options: Any) -> None:
         if not (0 <= rows <= MAX_ROWS and 0 <= features <= MAX_ROWS):

@@ -19,20 +19,21 @@ from millm_site.serving import serving
 
 class Command(BaseCommand):
     help = (
-        "Serve the site on MILLM_HOST and MILLM_PORT until Ctrl-C or SIGTERM: running requests may finish, "
-        "a second signal cuts them. Ends with an error when the engine is lost, so that a supervisor starts it again."
+        "Serve the site on MILLM_HOST and MILLM_PORT until Ctrl-C or SIGTERM. Running requests finish; a "
+        "second signal cancels them. Exits with an error if the engine fails, so that a supervisor can "
+        "restart it."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(
             "--setup",
             action="store_true",
-            help="First migrate, install the demo and make an admin user if there is none.",
+            help="First migrate, install the demo and create an admin user if there is none.",
         )
         parser.add_argument(
             "--measure-demo",
             action="store_true",
-            help="With --setup, where the demo is new: queue a job that measures its SAE.",
+            help="With --setup: if the demo is new, queue a job that measures its SAE.",
         )
 
     def handle(self, *args: Any, setup: bool, measure_demo: bool, **options: Any) -> None:

@@ -27,32 +27,34 @@ FIELDS = (*LIMITS, "priority", *RIGHTS)
 
 
 class Command(BaseCommand):
-    help = "Create an API key. The key is printed once and cannot be shown again."
+    help = "Create an API key. It is printed once and can't be shown again."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("name", help="What the key is for.")
+        parser.add_argument("name", help="Name of the key.")
         parser.add_argument("--user", required=True, help="Name of the user who owns the key.")
-        parser.add_argument("--note", default="", help="What it is for, where it is kept.")
+        parser.add_argument("--note", default="", help="What it is for, where it is stored.")
         parser.add_argument(
             "--scope",
             action="append",
             default=[],
             dest="scopes",
             choices=Scope.values,
-            help="Can be given several times; none: all of /v1.",
+            help="Repeatable. Default: all of /v1.",
         )
-        parser.add_argument("--default-profile", default="", help="For requests that name no profile.")
+        parser.add_argument("--default-profile", default="", help="Used by requests that name no profile.")
         parser.add_argument("--allow-model", action="append", default=[], dest="allowed_models", metavar="MODEL")
         parser.add_argument("--allow-profile", action="append", default=[], dest="allowed_profiles", metavar="PROFILE")
         parser.add_argument(
-            "--allow-inline", action="store_true", dest="may_steer_inline", help="Requests bring edits."
+            "--allow-inline", action="store_true", dest="may_steer_inline", help="Requests can send their own edits."
         )
         for intensity, default in INTENSITIES.items():
             parser.add_argument("--" + intensity.replace("_", "-"), type=float, default=default)
         parser.add_argument("--expires-in-days", type=int)
         for limit in LIMITS:
             parser.add_argument("--" + limit.replace("_", "-"), type=int)
-        parser.add_argument("--priority", type=int, default=0, help="Higher ones go first, where the server does so.")
+        parser.add_argument(
+            "--priority", type=int, default=0, help="Higher priority runs first, if MILLM_SCHEDULER_POLICY is priority."
+        )
 
     def handle(self, *, name: str, user: str, **options: Any) -> None:
         users = get_user_model()

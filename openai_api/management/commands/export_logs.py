@@ -14,11 +14,11 @@ from openai_api.request_log.search_form import SearchForm
 
 
 class Command(BaseCommand):
-    help = "Write the request log, newest first. Conditions are those of the search in the admin."
+    help = "Export the request log, newest first. The options are those of the log's search page."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--format", choices=FORMATS, default="jsonl")
-        parser.add_argument("--output", type=Path, help="a file that is not there yet; else standard output")
+        parser.add_argument("--output", type=Path, help="a new file (default: standard output)")
         parser.add_argument("--with-text", action="store_true", help="prompts, completions, parameters, error messages")
         for name in SearchForm(None, sees_text=True).fields:
             parser.add_argument(f"--{name}", default="", metavar="VALUE")

@@ -10,7 +10,7 @@ from openai_api.retention import prune_kept
 
 
 class Command(BaseCommand):
-    help = "Delete responses and stored chat completions that are kept for longer than the settings say."
+    help = "Delete stored responses and chat completions that are older than the settings allow."
 
     def handle(self, *args: Any, **options: Any) -> None:
         self.stdout.write(", ".join(f"{count} {name}" for name, count in prune_kept().items()) + " deleted.")

@@ -15,14 +15,14 @@ from openai_api.request_log.retention import Retention, prune_log
 
 class Command(BaseCommand):
     help = (
-        "Delete old rows of the request log, and texts of rows that stay, as MILLM_LOG_RETENTION_DAYS, "
-        "MILLM_LOG_TEXT_RETENTION_DAYS, MILLM_REFUSAL_RETENTION_DAYS and the keys say. Servers do this by themselves, "
-        "every hour."
+        "Delete old rows and texts of the request log, according to MILLM_LOG_RETENTION_DAYS, "
+        "MILLM_LOG_TEXT_RETENTION_DAYS, MILLM_REFUSAL_RETENTION_DAYS and the keys. Servers do this every "
+        "hour."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--days", type=int, help="in place of MILLM_LOG_RETENTION_DAYS; 0: never")
-        parser.add_argument("--text-days", type=int, help="in place of MILLM_LOG_TEXT_RETENTION_DAYS; 0: never")
+        parser.add_argument("--days", type=int, help="instead of MILLM_LOG_RETENTION_DAYS; 0: never")
+        parser.add_argument("--text-days", type=int, help="instead of MILLM_LOG_TEXT_RETENTION_DAYS; 0: never")
 
     def handle(self, **options: Any) -> None:
         own = Retention.from_settings()

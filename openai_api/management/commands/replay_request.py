@@ -14,12 +14,14 @@ from openai_api.request_log.replay import AS_LOGGED, ReplayError, start_replay
 
 
 class Command(BaseCommand):
-    help = "Run a logged request again, with its own version and seed or with another profile, in the running server."
+    help = "Run a logged request again in the running server, with its own version and seed or with another profile."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("id", help="of the request")
-        parser.add_argument("--profile", default=AS_LOGGED, help="name, name@version or none in place of its own")
-        parser.add_argument("--no-wait", action="store_true", help="only enqueue it")
+        parser.add_argument("id", help="id of the request")
+        parser.add_argument(
+            "--profile", default=AS_LOGGED, help="name, name@version or none (default: the version it used)"
+        )
+        parser.add_argument("--no-wait", action="store_true", help="only enqueue the job")
 
     def handle(self, **options: Any) -> None:
         row = RequestLog.objects.filter(pk=options["id"]).first()

@@ -11,11 +11,11 @@ from openai_api.models import ApiKey
 
 
 class Command(BaseCommand):
-    help = "Refuse an API key from now on. This cannot be undone."
+    help = "Revoke an API key. This can't be undone."
 
     def add_arguments(self, parser: CommandParser) -> None:
         add_key_argument(parser)
-        parser.add_argument("--reason", required=True, help="It is kept with the key and in the audit trail.")
+        parser.add_argument("--reason", required=True, help="Stored with the key and in the audit trail.")
 
     def handle(self, *, key: str, reason: str, **_: Any) -> None:
         row = chosen_key(key)

@@ -12,12 +12,12 @@ from openai_api.keys.services import add_key_argument, chosen_key, rotate_api_ke
 
 
 class Command(BaseCommand):
-    help = "Give an API key a new secret. It is printed once and cannot be shown again."
+    help = "Give an API key a new secret. It is printed once and can't be shown again."
 
     def add_arguments(self, parser: CommandParser) -> None:
         add_key_argument(parser)
         parser.add_argument(
-            "--grace-hours", type=float, default=24.0, help="How long the old secret stays valid; 0: not at all."
+            "--grace-hours", type=float, default=24.0, help="Seconds for which the old secret stays valid."
         )
 
     def handle(self, *, key: str, grace_hours: float, **_: Any) -> None:

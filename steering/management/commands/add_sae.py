@@ -34,25 +34,23 @@ _REFUSALS = (SourceError, InvalidSAEError, InvalidSpecError, OSError)
 
 class Command(BaseCommand):
     help = (
-        "Register an SAE of a model: a local directory, or a Hugging Face Hub id, which is downloaded"
-        " (HF_TOKEN for gated ones). Its configuration is checked against the model's first."
+        "Register an SAE from a local directory or the Hugging Face Hub. Hub SAEs are downloaded (gated "
+        "ones need HF_TOKEN). Its configuration is first checked against the model's."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("name", help="how it is called here")
+        parser.add_argument("name", help="its name on this server")
         parser.add_argument("source", help="a directory, or a Hub id such as org/saes")
-        parser.add_argument("--model", required=True, help="the registered model that it reads")
-        parser.add_argument("--subfolder", default="", help="the SAE's folder, or its file, inside the source")
+        parser.add_argument("--model", required=True, help="the registered model it belongs to")
+        parser.add_argument("--subfolder", default="", help="folder or file of the SAE inside the source")
         parser.add_argument("--revision", default="", help="branch, tag or commit on the Hub")
-        parser.add_argument("--layer", type=int, help="in place of what the SAE's configuration says")
-        parser.add_argument("--site", choices=SITE_KINDS, help="in place of what the SAE's configuration says")
-        parser.add_argument("--labels", type=Path, help="JSON, JSONL or CSV, as import_labels takes it")
+        parser.add_argument("--layer", type=int, help="overrides the SAE's configuration")
+        parser.add_argument("--site", choices=SITE_KINDS, help="overrides the SAE's configuration")
+        parser.add_argument("--labels", type=Path, help="JSON, JSONL or CSV, as for import_labels")
         parser.add_argument("--health", type=Path, help="JSON object with l0, fvu and mean_resid_norm")
-        parser.add_argument("--measure", action="store_true", help="queue a job of the server that measures it")
-        parser.add_argument("--preview", action="store_true", help="say what it is and whether it fits, and stop")
-        parser.add_argument(
-            "--list", action="store_true", help="list the source's SAEs by their files' names, and stop"
-        )
+        parser.add_argument("--measure", action="store_true", help="queue a job that measures it")
+        parser.add_argument("--preview", action="store_true", help="only show what it is and whether it fits")
+        parser.add_argument("--list", action="store_true", help="only list the SAEs of the source")
 
     def handle(self, **options: Any) -> None:
         model = LanguageModel.objects.filter(name=options["model"]).first()

@@ -21,10 +21,10 @@ class Command(BaseCommand):
     help = "Register steering vectors of a model, one per layer, for use in profiles."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("name", help="how they are called here")
+        parser.add_argument("name", help="their name on this server")
         parser.add_argument("file", type=Path, help=".safetensors, .npz, or .gguf as repeng and llama.cpp write it")
-        parser.add_argument("--model", required=True, help="the registered model that they steer")
-        parser.add_argument("--layer", type=int, help="only this one; needed where the file names no layer")
+        parser.add_argument("--model", required=True, help="the registered model they belong to")
+        parser.add_argument("--layer", type=int, help="read only this layer; required if the file names no layer")
         parser.add_argument("--description", default="")
 
     def handle(self, **options: Any) -> None:

@@ -13,12 +13,12 @@ from steering.profiles import lifecycle
 
 
 class Command(BaseCommand):
-    help = "Take a steering profile out of use: requests that name it are refused. Its versions stay."
+    help = "Archive a steering profile. Requests that name it are refused; its versions stay."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("name", help="the profile")
-        parser.add_argument("--model", required=True, help="the model that it steers")
-        parser.add_argument("--undo", action="store_true", help="take it back from the archive")
+        parser.add_argument("--model", required=True, help="its model")
+        parser.add_argument("--undo", action="store_true", help="unarchive it")
 
     def handle(self, **options: Any) -> None:
         profile = find_profile(options["name"], options["model"])

@@ -19,17 +19,17 @@ from steering.saes.errors import InvalidSAEError
 
 class Command(BaseCommand):
     help = (
-        "Measure an SAE on a corpus: how well it fits, and each feature's largest activation, density and strongest"
-        " texts. Loads the model into this process; a running server does the same as a job."
+        "Measure an SAE on a corpus: its fit, and each feature's max activation, density and top "
+        "examples. Loads the model into this process; a running server can do the same in a job."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("name", help="the registered SAE")
-        parser.add_argument("--corpus", default="", help=".jsonl, .ndjson or .txt; the shipped one where not given")
-        parser.add_argument("--tokens", type=int, default=DEFAULT_TOKENS, help=f"at most; {DEFAULT_TOKENS} by default")
+        parser.add_argument("--corpus", default="", help=".jsonl, .ndjson or .txt (default: the included corpus)")
         parser.add_argument(
-            "--replace", action="store_true", help="let measured numbers and examples take the place of imported ones"
+            "--tokens", type=int, default=DEFAULT_TOKENS, help=f"maximum number of tokens (default: {DEFAULT_TOKENS})"
         )
+        parser.add_argument("--replace", action="store_true", help="replace imported statistics and examples")
 
     def handle(self, **options: Any) -> None:
         sae = SAE.objects.filter(name=options["name"]).select_related("model").first()

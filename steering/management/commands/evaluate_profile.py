@@ -32,16 +32,18 @@ WRITERS = {".html": report_page, ".json": report_json, ".csv": report_csv}
 
 class Command(BaseCommand):
     help = (
-        "Measure a profile's version: sweep its strength, calibrate it, or compare it with another one. The work is "
-        "done by a job of the running server."
+        "Evaluate a published version: sweep its strength, calibrate it, or compare it with another "
+        "version. The running server does this in a job."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("act", choices=("sweep", "calibrate", "compare"))
         parser.add_argument("version", help="name@number")
-        parser.add_argument("--model", required=True, help="the model that it steers")
-        parser.add_argument("--other", help="compare: name@number; left out, no profile")
-        parser.add_argument("--strengths", default=",".join(f"{f:g}" for f in FACTORS), help="sweep: multiples")
+        parser.add_argument("--model", required=True, help="its model")
+        parser.add_argument("--other", help="compare: name@number (default: no profile)")
+        parser.add_argument(
+            "--strengths", default=",".join(f"{f:g}" for f in FACTORS), help="sweep: multiples of the strength"
+        )
         parser.add_argument("--words", default="", help="sweep: words to count, separated by commas")
         parser.add_argument(
             "--target", default="medium", help="calibrate: nats per token, or one of " + ", ".join(TARGETS)
@@ -49,13 +51,13 @@ class Command(BaseCommand):
         parser.add_argument(
             "--push-cap", type=float, default=STRONG_PUSH, help="calibrate: cap on the relative size of each edit"
         )
-        parser.add_argument("--use", action="store_true", help="calibrate: make the proposed strength the draft's")
-        parser.add_argument("--prompt", action="append", dest="prompts", help="may be given several times")
+        parser.add_argument("--use", action="store_true", help="calibrate: apply the proposed strength to the draft")
+        parser.add_argument("--prompt", action="append", dest="prompts", help="repeatable")
         parser.add_argument("--max-tokens", type=int, default=DEFAULTS.max_tokens)
         parser.add_argument("--temperature", type=float, default=DEFAULTS.temperature)
         parser.add_argument("--seed", type=int, default=DEFAULTS.seed)
-        parser.add_argument("--output", type=Path, help="write the report there: .html, .json or .csv")
-        parser.add_argument("--no-wait", action="store_true", help="only enqueue it")
+        parser.add_argument("--output", type=Path, help="write the report to a .html, .json or .csv file")
+        parser.add_argument("--no-wait", action="store_true", help="only enqueue the job")
 
     def handle(self, **options: Any) -> None:
         output = options["output"]

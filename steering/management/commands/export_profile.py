@@ -15,13 +15,13 @@ from steering.management.profiles import find_profile, find_version
 
 
 class Command(BaseCommand):
-    help = "Write a published version of a profile, by default the newest, or its draft, as JSON."
+    help = "Write a published version of a profile (default: the latest) or its draft as JSON."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("name", help="the profile, or name@version")
-        parser.add_argument("--model", required=True, help="the model that it steers")
-        parser.add_argument("--draft", action="store_true", help="the draft in place of a version")
-        parser.add_argument("--output", type=Path, help="a new file; by default standard output")
+        parser.add_argument("--model", required=True, help="its model")
+        parser.add_argument("--draft", action="store_true", help="the draft instead of a version")
+        parser.add_argument("--output", type=Path, help="a new file (default: standard output)")
 
     def handle(self, **options: Any) -> None:
         try:

@@ -15,12 +15,12 @@ from steering.models import ProfileVersion
 
 
 class Command(BaseCommand):
-    help = "Write the newest version of each of a model's profiles as JSON, which import_profile reads back."
+    help = "Write the latest version of each profile of a model as JSON, for import_profile."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("folder", type=Path, help="a new or an empty one")
-        parser.add_argument("--model", required=True, help="the model that they steer")
-        parser.add_argument("--archived", action="store_true", help="archived profiles too")
+        parser.add_argument("folder", type=Path, help="a new or empty folder")
+        parser.add_argument("--model", required=True, help="their model")
+        parser.add_argument("--archived", action="store_true", help="include archived profiles")
 
     def handle(self, *, folder: Path, model: str, archived: bool, **options: Any) -> None:
         if not LanguageModel.objects.filter(name=model).exists():

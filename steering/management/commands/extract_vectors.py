@@ -20,17 +20,20 @@ from steering.vectors.extraction import POSITIONS, ExtractionParams, read_pairs,
 
 
 class Command(BaseCommand):
-    help = "Find steering vectors in pairs of prompts that differ in one thing. The serving process does the work."
+    help = (
+        "Extract steering vectors from pairs of prompts that differ in one aspect. The running server "
+        "does this in a job."
+    )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("name", help="how the vectors are to be called")
+        parser.add_argument("name", help="name of the vectors")
         parser.add_argument("pairs", type=Path, help='a JSON list of {"positive": TEXT, "negative": TEXT}')
         parser.add_argument("--model", required=True, help="the registered model")
-        parser.add_argument("--layer", type=int, action="append", required=True, help="may be given more than once")
+        parser.add_argument("--layer", type=int, action="append", required=True, help="repeatable")
         parser.add_argument("--site", choices=SITE_KINDS, default="resid_post")
         parser.add_argument("--method", choices=METHODS, default="mean_difference")
-        parser.add_argument("--position", choices=POSITIONS, default="last", help="which tokens are read")
-        parser.add_argument("--raw", action="store_true", help="prompts as they are, not as a user's message")
+        parser.add_argument("--position", choices=POSITIONS, default="last", help="which tokens to use")
+        parser.add_argument("--raw", action="store_true", help="use prompts as they are, without the chat template")
         parser.add_argument("--description", default="")
 
     def handle(self, **options: Any) -> None:

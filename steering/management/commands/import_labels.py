@@ -16,12 +16,12 @@ from steering.spec.errors import InvalidSpecError
 
 class Command(BaseCommand):
     help = (
-        "Import labels of an SAE's features: JSON, JSONL or CSV, also gzipped, with miLLM's own fields or as"
-        " Neuronpedia exports them. Everything in the file is imported, or nothing."
+        "Import labels of an SAE's features from JSON, JSONL or CSV (optionally gzipped), with miLLM's "
+        "fields or as exported by Neuronpedia. If anything in the file is invalid, nothing is imported."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("sae", help="how the SAE is called here")
+        parser.add_argument("sae", help="name of the SAE")
         parser.add_argument("file", type=Path, help="for example explanations/batch-0.jsonl.gz")
 
     def handle(self, **options: Any) -> None:

@@ -21,17 +21,20 @@ from steering.spec.wording import describe_edit
 
 class Command(BaseCommand):
     help = (
-        "Import steering profiles as drafts: miLLM's own JSON, miLLM 1, miStudio's clusters, Neuronpedia's steering,"
-        " Goodfire's variants, or the steering CSV of lm-evaluation-harness. Everything in the file, or nothing."
+        "Import steering profiles as drafts from miLLM's JSON, miLLM 1, miStudio's clusters, "
+        "Neuronpedia's steering, Goodfire's variants, or the steering CSV of lm-evaluation-harness. If "
+        "anything in the file is invalid, nothing is imported."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("file", type=Path)
-        parser.add_argument("--model", required=True, help="the registered model that they steer")
-        parser.add_argument("--sae", default="", help="the SAE that the file means, where it does not say so itself")
-        parser.add_argument("--name", default="", help="in place of the name in the file")
-        parser.add_argument("--replace", action="store_true", help="replace the drafts of profiles of these names")
-        parser.add_argument("--dry-run", action="store_true", help="say what would be made, and stop")
+        parser.add_argument("--model", required=True, help="the registered model they steer")
+        parser.add_argument("--sae", default="", help="the SAE that the file refers to, if the file does not name it")
+        parser.add_argument("--name", default="", help="overrides the name in the file")
+        parser.add_argument(
+            "--replace", action="store_true", help="replace drafts of existing profiles with these names"
+        )
+        parser.add_argument("--dry-run", action="store_true", help="only show what would be imported")
 
     def handle(self, **options: Any) -> None:
         import_options = _import_options(options)

@@ -11,10 +11,10 @@ from steering.demo.install import DemoError, install_demo
 
 
 class Command(BaseCommand):
-    help = "Install the demo that comes with miLLM. Does nothing where it is installed; your own edits stay."
+    help = "Install the included demo. Does nothing if it is already installed; your edits stay."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--measure", action="store_true", help="queue a job of the server that measures its SAE")
+        parser.add_argument("--measure", action="store_true", help="queue a job that measures its SAE")
 
     def handle(self, **options: Any) -> None:
         try:

@@ -16,8 +16,8 @@ class Command(BaseCommand):
     help = "List steering profiles."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--model", default="", help="only those of one model")
-        parser.add_argument("--json", action="store_true", help="one JSON list, for programs")
+        parser.add_argument("--model", default="", help="only profiles of this model")
+        parser.add_argument("--json", action="store_true", help="print a JSON list")
 
     def handle(self, *, model: str, **options: Any) -> None:
         profiles = SteeringProfile.objects.filter(model__name=model) if model else SteeringProfile.objects.all()

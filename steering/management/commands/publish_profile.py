@@ -13,12 +13,12 @@ from steering.management.profiles import find_profile
 
 
 class Command(BaseCommand):
-    help = "Publish the draft of a steering profile; requests that name the profile use it from then on."
+    help = "Publish the draft of a steering profile. New requests that name the profile use it."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("name", help="the profile")
-        parser.add_argument("--model", required=True, help="the model that it steers")
-        parser.add_argument("--note", default="", help="what changed, and why")
+        parser.add_argument("--model", required=True, help="its model")
+        parser.add_argument("--note", default="", help="what changed and why")
 
     def handle(self, **options: Any) -> None:
         profile = find_profile(options["name"], options["model"])

@@ -14,13 +14,13 @@ from steering.profiles import lifecycle
 
 class Command(BaseCommand):
     help = (
-        "Publish an old version of a steering profile again, with a new number. The draft becomes it too, unless it has"
-        " changes that were never published."
+        "Publish an old version of a steering profile again, with a new number. The draft is replaced "
+        "too, unless it has unpublished changes."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("version", help="name@version")
-        parser.add_argument("--model", required=True, help="the model that it steers")
+        parser.add_argument("--model", required=True, help="its model")
         parser.add_argument("--note", default="", help="why")
 
     def handle(self, **options: Any) -> None:

@@ -13,7 +13,7 @@ from steering.profiles import lifecycle
 
 
 class Command(BaseCommand):
-    help = "Choose the profile of requests to a model that name none; without a name, none."
+    help = "Set the default profile of a model, for requests that name none. Without a name, remove it."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("model", help="the registered model")

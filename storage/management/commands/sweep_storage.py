@@ -8,7 +8,7 @@ from storage.sweep import sweep_storage
 
 
 class Command(BaseCommand):
-    help = "Remove what has expired, and bytes that belong to nothing. The server does it too, while it writes."
+    help = "Delete expired files and unreferenced data. The server also does this when it writes files."
 
     def handle(self, *args: Any, **options: Any) -> None:
         swept = sweep_storage()
