@@ -68,7 +68,7 @@ def test_examples_of_each_treatment():
 def test_a_page_that_differs_is_noticed_and_written(tmp_path: Path):
     page = tmp_path / "page.md"
     page.write_text(f"before\n{BEGIN}old\n{END}after\n")
-    with pytest.raises(CommandError, match="not in step"):
+    with pytest.raises(CommandError, match="does not match"):
         call_command("compatibility_doc", page=page, check=True)
     call_command("compatibility_doc", page=page)
     call_command("compatibility_doc", page=page, check=True)

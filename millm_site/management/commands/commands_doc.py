@@ -18,10 +18,15 @@ APPS = frozenset(
 )
 HEAD = """# Commands
 
-`.venv/bin/python manage.py COMMAND`. They call the services that the console's pages and [/api](management-api.md)
-call, and may do everything. What needs the engine is done by a job of the running server. This page is made by
-`manage.py commands_doc` from the commands themselves; `make check` fails when they differ. `manage.py help` lists
-Django's own too.
+Run commands as `.venv/bin/python manage.py COMMAND`, for example:
+
+```sh
+.venv/bin/python manage.py list_models
+```
+
+They call the same services as the console and [/api](management-api.md), without permission checks. Commands that
+need the engine start a job in the running server. `manage.py commands_doc` writes this page, and `make check` fails
+if it is out of date. `manage.py help` also lists Django's commands.
 
 """
 _DJANGO = (*BaseCommand.base_stealth_options, "version", "verbosity", "settings", "pythonpath", "traceback")
@@ -88,10 +93,10 @@ class Command(BaseCommand):
     requires_system_checks = []
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--check", action="store_true", help="Write nothing; fail when the page is not in step.")
+        parser.add_argument("--check", action="store_true", help="Write nothing; fail if the page does not match.")
 
     def handle(self, *args: Any, check: bool, **options: Any) -> None:
         if not check:
             PATH.write_text(commands_page())
         elif not is_in_step():
-            raise CommandError(f"{PATH.name} is not in step with the commands. Run: python manage.py commands_doc")
+            raise CommandError(f"{PATH.name} does not match the commands. Run: python manage.py commands_doc")

@@ -15,24 +15,32 @@ from millm_site.env import PROJECT_DIR
 PATH = PROJECT_DIR / "docs" / "models.md"
 HEAD = """# Models
 
-A model that generates text is a directory in the Hugging Face layout (or a Hub id) whose architecture transformers
-knows, with `tokenizer.json` and weights as safetensors. Its `model_type` is in `config.json`. This page is made by
-`manage.py models_doc` from `inference/files/architectures.py`; `make check` fails when they differ, and
-`tests/engine/test_architectures.py` builds a tiny random model of each row: those of the first table give
-transformers' own tokens alone and in chunks beside another text, on both caches; those of the second are refused.
+miLLM serves models in the Hugging Face layout, from a directory or the Hub:
+
+```sh
+.venv/bin/python manage.py add_model qwen Qwen/Qwen3-0.6B --dtype bfloat16
+```
+
+A model needs `tokenizer.json`, weights as safetensors, and an architecture that transformers knows (`model_type` in
+`config.json`). `manage.py models_doc` writes this page from `inference/files/architectures.py`, and `make check`
+fails if they differ. `tests/engine/test_architectures.py` builds a tiny random model for each row. Models of the
+first table give the same tokens as transformers, alone and in chunks beside another sequence, with both caches.
+Models of the second table are refused.
 
 ## The self-check
 
-Every model is compared with transformers when it is loaded, whatever its architecture: 32 random tokens go through the
-module as transformers made it (eager attention, the model's dtype), and then through miLLM's attention, kernels and
-fused layers, in one piece over a contiguous cache and in chunks beside a second text over a paged one. With int8
-weights the comparison is with what those stand for. The logits may differ by what rounding explains, which is measured
-for each model too. A model that differs by more is refused with a sentence that names its class and what differed.
-In float32 every token counts; in 16 bits the median does, since a mixture's choice of experts can turn on a rounding.
-All of it takes about ten forward passes of a few tokens. On two busy cores of a server that was 0.5 s of processor time
-for the demo, and 8 s of the 18 s that loading a model of Qwen3-0.6B's shape takes in bfloat16.
-Before that, each layer's call of the attention function is looked at: what it may see at any length up to the context
-that is served (windows, chunks, prefixes), whether it attends at all, and with which arguments.
+Every model, whatever its architecture, is compared with transformers when it is loaded. 32 random tokens run through
+the module as transformers built it (eager attention, the model's dtype). Then they run through miLLM's attention,
+kernels and fused layers: in one piece with a contiguous cache, and in chunks beside a second sequence with a paged
+cache. With int8 weights, the reference uses the dequantized weights. The logits may differ by as much as rounding
+explains, which is measured for each model. A model that differs by more is refused with a message that names its
+class and the difference. In float32 every token counts; in 16 bits the median counts, because rounding can change
+which experts a mixture chooses.
+
+The check takes about ten forward passes of a few tokens. On two busy cores that was 0.5 s of processor time for the
+demo, and 8 s of the 18 s that loading a model of Qwen3-0.6B's shape takes in bfloat16. Before it, each layer's call
+of the attention function is inspected: its mask at every length up to the served context (windows, chunks, prefixes),
+whether it attends at all, and its arguments.
 
 """
 EXACT_HEAD = """## Architectures that are computed exactly
@@ -43,19 +51,19 @@ EXACT_HEAD = """## Architectures that are computed exactly
 LONG_ROPE = """
 ### LongRoPE: Phi-3.5 and Phi-4-mini
 
-These models have two sets of rotary frequencies, for texts up to their original context (4,096 tokens) and beyond.
-transformers chooses by the longest text in a forward pass, so an answer would depend on its neighbours. miLLM chooses
-once, at load, by the longest text that it serves, as vLLM does: with the model's own context length (131,072) all texts
-are read with the frequencies for long ones. For transformers' results on short texts give the model a context length of
-4,096 (`add_model --context-length 4096`, or `MILLM_MAX_SEQ_LEN`). The log says at load which set was chosen.
+These models have two sets of rotary frequencies, one for texts up to their original context (4,096 tokens) and one
+for longer texts. transformers chooses by the longest text in a forward pass, so an answer would depend on its
+neighbours. Like vLLM, miLLM chooses once, at load, by the context length that it serves: with the model's maximum
+(131,072), all texts use the frequencies for long texts. To get transformers' results on short texts, set a context
+length of 4,096 (`add_model --context-length 4096`, or `MILLM_MAX_SEQ_LEN`). The server logs which set was chosen.
 
 """
 REFUSED_HEAD = """## Architectures that are refused
 
-When a model is added from a directory, and before anything is loaded. Any other architecture is loaded, and refused if
-it fails the self-check.
+These are refused when the model is added from a directory, and before anything is loaded. Any other architecture is
+loaded, and refused if it fails the self-check.
 
-| `model_type` | models | it |
+| `model_type` | models | reason: it |
 |---|---|---|
 """
 
@@ -77,12 +85,12 @@ class Command(BaseCommand):
     requires_system_checks = []
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--check", action="store_true", help="Write nothing; fail when the page is not in step.")
+        parser.add_argument("--check", action="store_true", help="Write nothing; fail if the page does not match.")
 
     def handle(self, *args: Any, check: bool, **options: Any) -> None:
         if not check:
             PATH.write_text(models_page())
         elif not is_in_step():
             raise CommandError(
-                f"{PATH.name} is not in step with inference/files/architectures.py. Run: python manage.py models_doc"
+                f"{PATH.name} does not match inference/files/architectures.py. Run: python manage.py models_doc"
             )

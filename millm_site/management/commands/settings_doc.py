@@ -63,11 +63,11 @@ class Command(BaseCommand):
     requires_system_checks = []
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--check", action="store_true", help="Write nothing; fail when the page is not in step.")
+        parser.add_argument("--check", action="store_true", help="Write nothing; fail if the page does not match.")
 
     def handle(self, *args: Any, check: bool, **options: Any) -> None:
         if not check:
             PATH.parent.mkdir(exist_ok=True)
             PATH.write_text(settings_page())
         elif not is_in_step():
-            raise CommandError(f"{PATH.name} is not in step with millm_site/env.py. Run: python manage.py settings_doc")
+            raise CommandError(f"{PATH.name} does not match millm_site/env.py. Run: python manage.py settings_doc")

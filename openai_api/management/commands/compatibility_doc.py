@@ -17,7 +17,7 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--page", type=Path, default=PATH, help="Another page than docs/openai-compatibility.md.")
-        parser.add_argument("--check", action="store_true", help="Write nothing; fail when the table is not in step.")
+        parser.add_argument("--check", action="store_true", help="Write nothing; fail if the table does not match.")
 
     def handle(self, *args: Any, page: Path, check: bool, **options: Any) -> None:
         text = page.read_text()
@@ -28,4 +28,4 @@ class Command(BaseCommand):
         if not check:
             page.write_text(expected)
         elif text != expected:
-            raise CommandError(f"{page.name} is not in step with the schemas. Run: python manage.py compatibility_doc")
+            raise CommandError(f"{page.name} does not match the schemas. Run: python manage.py compatibility_doc")

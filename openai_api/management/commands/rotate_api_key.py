@@ -17,7 +17,7 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         add_key_argument(parser)
         parser.add_argument(
-            "--grace-hours", type=float, default=24.0, help="Seconds for which the old secret stays valid."
+            "--grace-hours", type=float, default=24.0, help="Hours for which the old secret stays valid; 0: not at all."
         )
 
     def handle(self, *, key: str, grace_hours: float, **_: Any) -> None:
