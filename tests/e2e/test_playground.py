@@ -117,7 +117,7 @@ def test_a_feature_that_is_silent_is_said_to_be(playground: Page):
         with playground.expect_response("**/admin/playground/inspect"):
             playground.locator(".colours .found button").nth(number).click()
         playground.wait_for_load_state("networkidle")
-        if "none" in words.inner_text():
+        if "not active" in words.inner_text():
             break
     expect(words).to_have_text("The feature is not active on these tokens.")
 
@@ -151,7 +151,7 @@ def test_tokens_are_coloured_by_a_feature_that_one_searches(playground: Page):
     values = found.value.json()["values"]
     assert len(values) == len(found.value.json()["logprobs"])
     assert all(value is not None for value in values[:-1])
-    expect(playground.locator(".legend-words")).to_contain_text("Activation")
+    expect(playground.locator(".legend-words")).to_contain_text("activation")
 
 
 def test_the_strength_runs_again(playground: Page):
@@ -239,7 +239,7 @@ def test_a_refusal_a_cut_and_a_lost_server_are_said(playground: Page):
     playground.unroute("**/admin/playground/chat")
     playground.route("**/admin/playground/chat", lambda route: route.abort())
     playground.get_by_role("button", name="Run all").click()
-    expect(column(playground, 0).locator(".state-failed")).to_contain_text("cannot be reached")
+    expect(column(playground, 0).locator(".state-failed")).to_contain_text("reach the server")
 
 
 def test_stop_stops(playground: Page):
@@ -272,7 +272,7 @@ def test_a_profile_edited_and_published_is_felt(playground: Page):
     expect(column(playground, 1).get_by_label("Steering of column 2")).to_have_value(f"profile:{name}")
     run_all(playground)
     assert answer(playground, 0) != answer(playground, 1)
-    expect(column(playground, 1).locator(".column-state")).to_contain_text(f"{name}@1 acted")
+    expect(column(playground, 1).locator(".column-state")).to_contain_text(f"{name}@1: applied")
 
 
 def test_it_fits_a_telephone_with_answers_in_it(playground: Page):

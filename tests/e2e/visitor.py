@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from playwright.sync_api import Locator, Page, expect
 
 PASSWORD = "correct horse 7 battery"
@@ -77,7 +79,7 @@ class Visitor:
         self.page.locator("#searchbar").press_sequentially(words)
         self.page.wait_for_url("**q=**")
         self.content.locator("#result_list tbody th a").first.click()
-        self.fill("Its name", name)
+        self.fill("Name of the new profile", name)
         self.press("Add to draft")
         self.is_told(f'to draft "{name}"')
 
@@ -114,5 +116,5 @@ class Visitor:
         self.press("Run all")
         columns = self.page.locator(".column")
         for state in columns.locator(".column-state").all():
-            expect(state).to_contain_text("ended by", timeout=RUN_MS)
+            expect(state).to_contain_text(re.compile("tokens, (finished|stopped)"), timeout=RUN_MS)
         return [text.inner_text() for text in columns.locator(".answer-text").all()]
