@@ -38,6 +38,6 @@ class Command(BaseCommand):
     def _report(self, job: Job) -> None:
         if job.state != Job.State.SUCCEEDED:
             raise CommandError(f"The job {job.state}. {job.error}".strip())
-        self.stdout.write("The same text as before." if job.result["same_text"] else "Another text than before:")
+        self.stdout.write("Same text as before." if job.result["same_text"] else "Different text:")
         for text in job.result["texts"]:
             self.stdout.write(text)
