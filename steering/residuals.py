@@ -16,7 +16,7 @@ from inference.captures import CaptureSpec
 from inference.client import EngineClient, get_client
 from inference.interventions import Site
 from inference.models import LanguageModel
-from inference.prompt_readings import capture_prompts
+from inference.prompt_captures import capture_prompts
 from inference.registry.model_card import ModelCard
 from inference.registry.registry import get_registry
 from inference.runs import JOB_PRIORITY

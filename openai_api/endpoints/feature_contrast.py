@@ -43,7 +43,7 @@ PARAMS = SamplingParams(max_tokens=0, prompt_logprobs=0)
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class TextScores:
     """One text computed once; ``values`` are its mean activations if they were requested."""
 
     logprobs: tuple[float, ...]
@@ -120,7 +120,7 @@ async def intervention_of(model: ModelCard, selection: SteeringSelection) -> Int
     return profile.intervention if profile else None
 
 
-def separate(runs: Sequence[Run], texts: Texts, sae: LoadedSAE, count: int) -> tuple[SeparatingFeature, ...]:
+def separate(runs: Sequence[TextScores], texts: Texts, sae: LoadedSAE, count: int) -> tuple[SeparatingFeature, ...]:
     values = []
     for place, one in enumerate(runs):
         if one.values is None:
@@ -138,7 +138,7 @@ async def measure_effects(
     model: ModelCard,
     sae: LoadedSAE,
     texts: Texts,
-    base: Sequence[Run],
+    base: Sequence[TextScores],
     found: Sequence[SeparatingFeature],
 ) -> Mapping[int, float]:
     """Return by feature the loss of log-probability on its side when it is silenced, in nats per token."""
@@ -160,8 +160,8 @@ async def run(
     model: ModelCard,
     jobs: Sequence[tuple[list[int], Intervention | None]],
     captures: tuple[CaptureSpec, ...] = (),
-) -> list[Run]:
-    """Run each text once, in one batch whatever steers it. Raises MillmError; the engine stops however this ends."""
+) -> list[TextScores]:
+    """TextScores each text once, in one batch whatever steers it. Raises MillmError; the engine stops however this ends."""
     call.reserve_tokens(sum(len(ids) for ids, _ in jobs))
     priority = call.key.priority if call.key else 0
     requests = [
@@ -187,7 +187,7 @@ async def run(
     return [run_of(events) for events in collected]
 
 
-def run_of(events: Sequence[Event]) -> Run:
+def run_of(events: Sequence[Event]) -> TextScores:
     logprobs: tuple[float, ...] = ()
     values: NDArray[np.float32] | None = None
     for event in events:
@@ -195,7 +195,7 @@ def run_of(events: Sequence[Event]) -> Run:
             logprobs = tuple(token.logprob for token in event.logprobs if token is not None)
         elif isinstance(event, CaptureEvent):
             values = event.captures[0].values[0]
-    return Run(logprobs, values)
+    return TextScores(logprobs, values)
 
 
 def feature_body(feature: SeparatingFeature, label: str | None, effect: float | None) -> ContrastedFeatureBody:

@@ -13,7 +13,7 @@ from inference.engine.config import EngineConfig
 from inference.engine.loop import EngineLoop
 from inference.engine.models.loader import ModelSpec, load_model
 from inference.interventions import Site
-from inference.prompt_readings import capture_prompts
+from inference.prompt_captures import capture_prompts
 from inference.runs import SequenceFailedError
 from tests.engine.readers import plain_residuals, top_k_reader
 from tests.inference.pickling import PicklingClient
