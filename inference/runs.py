@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Self
 
 from inference.client import (
+    EmbeddingEvent,
     EmbeddingRequest,
     EngineClient,
     EngineError,
@@ -169,6 +170,11 @@ class Run:
                 if not _is_steered(self._requests[event.index], event):
                     message = "The profile did not act as compiled; the output was withheld."
                     raise SequenceFailedError("steering_not_applied", message)
+
+
+def vectors_of(collected: Iterable[Iterable[Event]]) -> list[bytes]:
+    """Return the vectors among the events of :meth:`Run.collect`, one for each text."""
+    return [event.values for events in collected for event in events if isinstance(event, EmbeddingEvent)]
 
 
 def _is_steered(request: Request, event: FinishedEvent) -> bool:

@@ -9,11 +9,11 @@ from typing import Protocol
 from core.errors import MillmError
 from core.ids import new_id
 from core.runtime import Service, runtime
-from inference.client import EmbeddingEvent, EmbeddingRequest, EngineClient, get_client
+from inference.client import EmbeddingRequest, EngineClient, get_client
 from inference.registry.model_card import ModelCard
 from inference.registry.records import ModelNotFoundError, ModelRecord
 from inference.registry.registry import get_registry
-from inference.runs import Run, SequenceFailedError
+from inference.runs import Run, SequenceFailedError, vectors_of
 from storage.errors import ObjectNotFoundError, StorageError
 from storage.models import VectorStore
 
@@ -87,12 +87,7 @@ class Embedder:
             collected = await Run(self._client(), requests, group_size=AT_ONCE, waits=True).collect()
         except SequenceFailedError as error:
             raise EmbeddingFailedError(str(error)) from error
-        return [
-            list(struct.unpack(f"<{len(event.values) // 4}f", event.values))
-            for events in collected
-            for event in events
-            if isinstance(event, EmbeddingEvent)
-        ]
+        return [list(struct.unpack(f"<{len(values) // 4}f", values)) for values in vectors_of(collected)]
 
     def _named(self, name: str, refusal: type[StorageError], code: str) -> ModelRecord:
         try:

@@ -161,7 +161,7 @@ async def run(
     jobs: Sequence[tuple[list[int], Intervention | None]],
     captures: tuple[CaptureSpec, ...] = (),
 ) -> list[TextScores]:
-    """TextScores each text once, in one batch whatever steers it. Raises MillmError; the engine stops however this ends."""
+    """Run each text once, in one batch whatever steers it. Raises MillmError; the engine stops however this ends."""
     call.reserve_tokens(sum(len(ids) for ids, _ in jobs))
     priority = call.key.priority if call.key else 0
     requests = [
@@ -184,10 +184,10 @@ async def run(
             call.add_usage(Usage(event.usage.prompt_tokens, event.usage.cached_tokens))
 
     collected = await collect_events(call, requests, group_size=settings.MILLM_MAX_BATCH_SIZE, observe=note)
-    return [run_of(events) for events in collected]
+    return [scores_of(events) for events in collected]
 
 
-def run_of(events: Sequence[Event]) -> TextScores:
+def scores_of(events: Sequence[Event]) -> TextScores:
     logprobs: tuple[float, ...] = ()
     values: NDArray[np.float32] | None = None
     for event in events:

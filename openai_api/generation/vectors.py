@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from django.conf import settings
 
-from inference.client import EmbeddingEvent, EmbeddingRequest, Event, FinishedEvent
+from inference import runs
+from inference.client import EmbeddingRequest, Event, FinishedEvent
 from inference.registry.model_card import ModelCard
 from openai_api.generation.run import collect_events
 from openai_api.http.call import Call
@@ -20,8 +21,8 @@ async def vectors_of(call: Call, requests: Sequence[EmbeddingRequest]) -> list[b
         if isinstance(event, FinishedEvent):
             call.add_usage(event.usage)
 
-    collected = await collect_events(call, requests, group_size=settings.MILLM_MAX_BATCH_SIZE, observe=note)
-    return [event.values for events in collected for event in events if isinstance(event, EmbeddingEvent)]
+    size = settings.MILLM_MAX_BATCH_SIZE
+    return runs.vectors_of(await collect_events(call, requests, group_size=size, observe=note))
 
 
 def check_lengths(texts: Sequence[Sequence[int]], model: ModelCard, *, param: str = "input") -> None:

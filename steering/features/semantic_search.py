@@ -13,11 +13,11 @@ from django.db import transaction
 from numpy.typing import NDArray
 from pgvector.django import CosineDistance
 
-from inference.client import BACKGROUND_PRIORITY, EmbeddingEvent, EmbeddingRequest, get_client
+from inference.client import BACKGROUND_PRIORITY, EmbeddingRequest, get_client
 from inference.models import LanguageModel
 from inference.registry.model_card import ModelCard
 from inference.registry.registry import get_registry
-from inference.runs import Run
+from inference.runs import Run, vectors_of
 from steering.errors import SteeringError
 from steering.features.search import FeatureQuerySet
 from steering.models import SAE, Feature, LabelEmbedding
@@ -48,12 +48,7 @@ class TextEmbedder:
             EmbeddingRequest(f"embed-{batch}/{i}", name, ids, i, priority=priority) for i, ids in enumerate(encoded)
         ]
         collected = await Run(get_client(), requests, waits=True).collect()
-        return [
-            _normalised(np.frombuffer(event.values, "<f4"))
-            for events in collected
-            for event in events
-            if isinstance(event, EmbeddingEvent)
-        ]
+        return [_normalised(np.frombuffer(values, "<f4")) for values in vectors_of(collected)]
 
     def _encode(self, text: str) -> tuple[int, ...]:
         """Return the truncated token ids."""
