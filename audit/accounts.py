@@ -18,7 +18,7 @@ from audit.models import AuditEvent
 from audit.origin import current_origin
 from audit.record import record, record_deleted, record_saved, stored_fields
 
-NO_CHANGE = frozenset({"last_login"})  # signing in is no change of a user
+NO_CHANGE = frozenset({"last_login"})  # a login is not a change of the user
 _BEFORE = "_audit_before"
 
 
@@ -64,7 +64,7 @@ def _members_changed(
     model: Any,
     **_: Any,
 ) -> None:
-    """``pre_clear`` has no set: all that there is goes."""
+    """Record membership changes. ``pre_clear`` has no set of keys, because all members are removed."""
     if current_origin().is_own or action not in {"post_add", "post_remove", "pre_clear"}:
         return
     field = next(name for name, relation in _relations(get_user_model()) if relation is sender)

@@ -1,4 +1,4 @@
-"""The trail in the admin: read-only, whoever looks."""
+"""The audit trail in the admin; read-only."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from core.read_only_admin import ReadOnlyAdmin
 
 
 def through(event: AuditEvent) -> str:
-    """The request, key or command by which it was done."""
+    """Return the request, key or command that made the change."""
     parts = (f"key {event.key}" if event.key else "", event.command, event.request_id)
     return ", ".join(part for part in parts if part)
 
 
 def change_rows(event: AuditEvent) -> list[tuple[str, str, str]]:
-    """Field, before, after."""
+    """Return rows of field, value before and value after."""
     return list(_rows(event.changes))
 
 
@@ -51,7 +51,7 @@ def _shown(value: Any) -> str:
 
 
 def object_url(event: AuditEvent) -> str | None:
-    """The object's page in the admin, which may be gone meanwhile."""
+    """Return the URL of the object's admin page; it may have been deleted since."""
     if not event.kind or not event.object_id or event.action == AuditEvent.Action.DELETE:
         return None
     try:
@@ -81,7 +81,7 @@ class TrailForm(forms.Form):
         self.fields["kind"].widget.choices = [("", "any"), *kind_choices()]
 
     def found(self) -> QuerySet[AuditEvent]:
-        """The events that fit; those of a form that is not valid fit nothing."""
+        """Return matching events; none if the form is invalid."""
         if not self.is_valid():
             return AuditEvent.objects.none()
         return AuditEvent.objects.filter(_condition(self.cleaned_data))
@@ -101,7 +101,7 @@ def _condition(asked: dict[str, Any]) -> Q:
 
 
 def kind_choices() -> list[tuple[str, str]]:
-    """The models of this project, and Django's accounts."""
+    """Return the models of this project, and Django's users and groups."""
     own = [config for config in apps.get_app_configs() if not config.name.startswith(("django.contrib.", "procras"))]
     rows = [model for config in own for model in config.get_models()]
     rows += list(apps.get_app_config("auth").get_models())
@@ -109,7 +109,7 @@ def kind_choices() -> list[tuple[str, str]]:
 
 
 def kind_name(kind: str) -> str:
-    """In words; the label itself where no such model exists any more."""
+    """Return the model's verbose name; the label if the model no longer exists."""
     return dict(kind_choices()).get(kind, kind)
 
 
@@ -118,7 +118,7 @@ PAGE_SIZE = 50
 
 @admin.register(AuditEvent)
 class AuditEventAdmin(ReadOnlyAdmin):
-    """Its list is a page of our own: the admin's counts all rows, and goes to far pages row by row."""
+    """Admin of events with a custom list, because Django's counts all rows and is slow on far pages."""
 
     class Media:
         css = {"all": ("audit/trail.css",)}

@@ -1,4 +1,4 @@
-"""Tells the trail whose request runs."""
+"""Middleware that records who makes a request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HEADER = "X-Request-Id"
 
 
 class AuditOriginMiddleware:
-    """After the authentication: the signed-in user is who acts. Requests with keys name theirs in a narrower frame."""
+    """Sets the logged-in user as the actor. Requests with keys set theirs later."""
 
     async_capable = True
     sync_capable = True

@@ -13,7 +13,7 @@ MAX_SUBJECT = 300
 
 
 class AuditEventQuerySet(models.QuerySet["AuditEvent"]):
-    """Events are only ever added and read."""
+    """Events can only be added and read."""
 
     def update(self, **values: Any) -> NoReturn:
         raise ValidationError(EVENT_IS_IMMUTABLE)
@@ -23,7 +23,7 @@ class AuditEventQuerySet(models.QuerySet["AuditEvent"]):
 
 
 class AuditEvent(models.Model):
-    """Who changed what, and when. Names, not foreign keys: events outlive what they name."""
+    """Who changed what, and when. Uses names instead of foreign keys, because events outlive the objects."""
 
     class Action(models.TextChoices):
         ADD = "add", "added"

@@ -1,4 +1,4 @@
-"""Who acts now, and through what: known at the edge, where a request or a command begins, and read by the trail."""
+"""The actor and origin of changes, set where a request or command starts and read by the audit trail."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ def nobody() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """``username`` is asked for only when something is recorded: who is signed in may take a query.
+    """An origin. ``username`` is only called when something is recorded, because it may need a query.
 
-    ``is_own`` marks what the program does by itself, such as the groups that it ships: that is nobody's change.
+    ``is_own`` marks changes by the program itself, such as the groups it creates.
     """
 
     username: Callable[[], str] = nobody
@@ -35,7 +35,7 @@ def current_origin() -> Origin:
 
 @contextmanager
 def acting(origin: Origin) -> Iterator[None]:
-    """What is recorded inside comes from ``origin``."""
+    """Record events within the context as coming from ``origin``."""
     token = _current.set(origin)
     try:
         yield
@@ -45,11 +45,11 @@ def acting(origin: Origin) -> Iterator[None]:
 
 @contextmanager
 def as_the_program() -> Iterator[None]:
-    """For what ships with the program and is written by it: nothing inside is recorded of accounts."""
+    """Mark changes as the program's own: changes of accounts within the context are not recorded."""
     with acting(replace(current_origin(), is_own=True)):
         yield
 
 
 def command_origin(arguments: Sequence[str]) -> Origin:
-    """Of ``manage.py``. Its options are left out: some hold texts or secrets."""
+    """Return the origin of a ``manage.py`` command, without its options, which may contain texts or secrets."""
     return Origin(command=f"manage.py {arguments[1]}"[:120] if len(arguments) > 1 else "manage.py")

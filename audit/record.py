@@ -21,7 +21,7 @@ Changes = dict[str, list[Any]]
 
 
 def stored_fields(row: models.Model) -> dict[str, Any] | None:
-    """The row's columns as they are in the database now; None where it is not there yet."""
+    """Return the row's columns as stored in the database; None for a new row."""
     if row.pk is None:
         return None
     names = [field.attname for field in row._meta.concrete_fields]
@@ -29,7 +29,7 @@ def stored_fields(row: models.Model) -> dict[str, Any] | None:
 
 
 def changes_of(row: models.Model, before: Mapping[str, Any] | None, *, leave_out: Collection[str] = ()) -> Changes:
-    """Field to what it was and what it is. Of a new row, the fields that are not as a new row has them."""
+    """Return fields with their values before and after. For a new row, fields that differ from their defaults."""
     start = before if before is not None else _unset(row)
     found: Changes = {}
     for field in row._meta.concrete_fields:
@@ -42,7 +42,7 @@ def changes_of(row: models.Model, before: Mapping[str, Any] | None, *, leave_out
 
 
 def plain(value: Any) -> Any:
-    """JSON of bounded size; a long text keeps its beginning."""
+    """Return a value as JSON of limited size; long texts are truncated."""
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, float):
@@ -67,13 +67,13 @@ def _cut(text: str) -> str:
 
 
 def _unset(row: models.Model) -> dict[str, Any]:
-    """What a row has that nobody said anything about."""
+    """Return whether the value is the field's default."""
     fields = row._meta.concrete_fields
     return {field.attname: field.get_default() if field.has_default() else _nothing(field) for field in fields}
 
 
 def _is_database_s_own(field: models.Field[Any, Any]) -> bool:
-    """Such as the time of a row's insertion."""
+    """Return whether the database sets the value, such as the time of insertion."""
     return field.has_db_default() and not field.has_default()
 
 
@@ -92,7 +92,7 @@ def record(
 ) -> AuditEvent:
     """Add an event. ``user`` is the actor, by default the user of the current request.
 
-    ``detail`` and ``changes`` never hold secrets, prompts or answers: many may read the trail.
+    ``detail`` and ``changes`` must not contain secrets, prompts or answers, because many users can read the trail.
     """
     origin = current_origin()
     row = subject if isinstance(subject, models.Model) else None
@@ -120,9 +120,9 @@ def record_saved(
     detail: str = "",
     leave_out: Collection[str] = (),
 ) -> AuditEvent | None:
-    """Records that ``row`` was added (``before`` is None) or changed; nothing where no field differs.
+    """Record that ``row`` was added (``before`` is None) or changed. Records nothing if no field differs.
 
-    ``before`` is what :func:`audit.record.stored_fields` said ahead of the save.
+    ``before`` is the result of :func:`audit.record.stored_fields` before the save.
     """
     changes = changes_of(row, before, leave_out=leave_out)
     if before is None:
@@ -135,10 +135,10 @@ def record_saved(
 def record_deleted(
     row: models.Model, *, user: AbstractBaseUser | None = None, model: str = "", detail: str = ""
 ) -> AuditEvent:
-    """Call it ahead of the deletion, while the row still has its id."""
+    """Record a deletion. Call it before deleting, while the row still has its id."""
     return record(AuditEvent.Action.DELETE, row, user=user, model=model, detail=detail)
 
 
 def _clean(text: str) -> str:
-    """Postgres takes neither NUL nor lone surrogates."""
+    """Remove NUL and lone surrogates, which Postgres refuses."""
     return text.replace("\0", "").encode("utf-8", "replace").decode()

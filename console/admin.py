@@ -1,6 +1,6 @@
 """Users and groups in the admin: one page for name, password and role.
 
-Who is not a superuser changes only accounts and groups that have no more rights than their own, and gives no more.
+Users who are not superusers can change only accounts and groups within their own permissions, and grant no others.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ admin.site.unregister(Group)
 
 
 class NewUserForm(AdminUserCreationForm[User]):
-    """A new user may log in here unless the tick is taken away."""
+    """Create a user who can log in to the console by default."""
 
     class Meta:
         model = User
@@ -36,7 +36,7 @@ class NewUserForm(AdminUserCreationForm[User]):
 
 
 class GrantsOwnRights(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
-    """Offer only groups and permissions that the editing user has too. What is not offered is not accepted."""
+    """Offer and accept only groups and permissions that the editing user has."""
 
     def formfield_for_manytomany(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
         if db_field.name == "groups":
@@ -87,4 +87,4 @@ class UserPages(GrantsOwnRights, UserAdmin):  # type: ignore[type-arg]  # it tak
 
 @admin.register(Group)
 class GroupPages(GrantsOwnRights, GroupAdmin):  # type: ignore[misc]  # both only narrow what the form offers
-    """Groups, offering only permissions that the editing user has."""
+    """Admin of groups, offering only permissions that the editing user has."""

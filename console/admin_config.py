@@ -1,4 +1,4 @@
-"""Beside apps.py, because Django would take AdminConfig there for this app's own."""
+"""The admin's app config. In its own module, because Django would use an AdminConfig in apps.py for the console app."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from django.contrib.admin.apps import AdminConfig
 
 
 class ConsoleAdminConfig(AdminConfig):
-    """Django's admin with our site in place of its own: what apps register at ``admin.site`` is in the console."""
+    """Django's admin with the console's site, so that models registered at ``admin.site`` appear in the console."""
 
     default = False
     default_site = "console.site.ConsoleSite"

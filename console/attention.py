@@ -1,4 +1,4 @@
-"""What needs somebody first, in words. Each source is asked only for who may see what it speaks of."""
+"""Notices about what needs attention. Each source is only read for users with its permission."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Notice:
 
 
 def notices(user: User) -> list[Notice]:
-    """The gravest first."""
+    """Return the user's notices, most severe first."""
     found = [each for permission, source in SOURCES if user.has_perm(permission) for each in source(user)]
     return sorted(found, key=lambda notice: ("bad", "warn", "quiet").index(notice.level))
 
@@ -72,7 +72,7 @@ def _jobs(user: User) -> Iterator[Notice]:
 
 
 def _reviews(user: User) -> Iterator[Notice]:
-    """Not one's own: somebody else has to decide."""
+    """Yield open reviews that somebody else requested; users can't decide their own."""
     waiting = ProfileReview.objects.filter(state=ProfileReview.State.OPEN).exclude(requested_by=user)
     waiting = waiting.filter(profile__in=visible_profiles(user).order_by().values("pk"))
     for review in waiting.select_related("profile")[:MAX_EACH]:

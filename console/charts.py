@@ -1,4 +1,4 @@
-"""Figures over time as a table, which charts.js draws. Who cannot see the picture reads the table."""
+"""Time series as tables, which charts.js draws. Screen readers read the tables."""
 
 from __future__ import annotations
 

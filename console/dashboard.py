@@ -1,4 +1,4 @@
-"""The first page: what needs somebody, what runs, and how much it was."""
+"""The dashboard: notices, models, jobs and load."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SEES_LOAD = "console.view_loadsample"
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """An error, a profile or a key, and in how many requests."""
+    """An error code, profile or key, with its number of requests."""
 
     name: str
     requests: int
@@ -68,7 +68,7 @@ def _load(user: Any, name: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class LogLinks:
-    """To the requests that were counted, for those who may see them; others have no ``span``."""
+    """Links to the counted requests. ``span`` is empty for users who can't view the log."""
 
     span: str
 
@@ -84,7 +84,7 @@ class LogLinks:
 
 
 def _most(counts: Mapping[str, int], link: Callable[[str], str]) -> list[Used]:
-    """The most used; all that has no name or no place comes last, so that the rows' sum is that of the requests."""
+    """Return the most used; a last row sums up unnamed and further ones, so that the rows add up to all requests."""
     ordered = sorted(((name, number) for name, number in counts.items() if name), key=lambda item: -item[1])
     rows = [Used(name, number, link(name)) for name, number in ordered[:MAX_ROWS]]
     others = sum(counts.values()) - sum(row.requests for row in rows)
@@ -92,7 +92,7 @@ def _most(counts: Mapping[str, int], link: Callable[[str], str]) -> list[Used]:
 
 
 def _profiles(user: Any, whole: Load, log: LogLinks) -> list[Used]:
-    """How much somebody else's profile is used is nobody's business but theirs: it counts among the others."""
+    """Return the most used profiles; those that the user can't see are counted as others."""
     if user.has_perm(SEE_ALL_PROFILES):
         return _most(whole.profiles, log.of_profile)
     names = {label.partition("@")[0] for label in whole.profiles}
@@ -105,7 +105,7 @@ def _profiles(user: Any, whole: Load, log: LogLinks) -> list[Used]:
 
 
 def _keys(user: Any, whole: Load) -> list[Used]:
-    """Keys that were deleted meanwhile, or are somebody else's, are left out."""
+    """Return the most used keys, without deleted keys and keys that the user can't see."""
     names = dict(visible_keys(user).filter(pk__in=[pk for pk in whole.keys if pk]).values_list("pk", "name"))
     used = [(names.get(int(pk)), pk, number) for pk, number in whole.keys.items() if pk]
     ordered = sorted(used, key=lambda item: -item[2])

@@ -49,7 +49,7 @@ INSTALL = register_endpoint(
 
 
 def curl(url: str, **extra: Any) -> str:
-    """One line for a shell: the demo tells a story, in one piece so that it can be read."""
+    """Return a curl command that asks the demo for a story, without streaming so that it is readable."""
     messages = [{"role": "user", "content": "Tell me a story."}]
     body = json.dumps({"model": "demo", **extra, "messages": messages}, separators=(",", ":"))
     words = ["curl", f"{url}/v1/chat/completions", "-H", "Content-Type: application/json", "-d", body]
@@ -65,12 +65,12 @@ class Step:
     url: str = ""
     verb: str = ""
     command: str = ""
-    act: str = ""  # where a button posts, and what it says
+    act: str = ""  # where a button posts, and its label
     act_verb: str = ""
 
 
 def first_steps(user: User, site_url: str) -> list[Step]:
-    """None of them for who may not take them, and none when all are done. Few rows are asked for, none are counted."""
+    """Return the steps; none if the user lacks a permission or all are done. Uses only cheap queries."""
     needed = (*INSTALL.permissions, "openai_api.add_apikey", "steering.change_steeringprofile")
     if not user.has_perms(needed):
         return []

@@ -1,4 +1,4 @@
-"""Logins to the console: how often an address, and how often anybody for one user, may fail."""
+"""Limits of failed logins to the console, by address and by user."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from openai_api.http.client_address import client_address, client_network
 logger = logging.getLogger(__name__)
 
 WINDOW_S = 900.0
-PER_USER = 5  # times the attempts of one address, because a user may be guessed at from many
+PER_USER = 5  # times the limit of one address, because a user can be attacked from many
 TOO_MANY = "too_many_logins"
 
 
 class LoginLimit:
     """Attempts are counted before the password is checked, so that many at once pass no more than one by one.
 
-    An address from which a user has logged in before is not held up by what others try in that user's name.
+    An address from which a user has logged in before is not affected by attempts from other addresses.
     """
 
     def __init__(self, limit: int, clock: Callable[[], float] = monotonic) -> None:
@@ -46,7 +46,7 @@ class LoginLimit:
         return wait_s
 
     def succeeded(self, address: str, user: str) -> None:
-        """The attempt that was counted last was right."""
+        """Uncount the last attempt, because it succeeded."""
         self._by_address.give_back(address)
         self._by_user.give_back(user)
         with self._lock:
@@ -56,7 +56,7 @@ class LoginLimit:
 
 
 class LimitedLoginForm(AdminAuthenticationForm):
-    """The admin's form; refuses without checking the password once there were too many failures."""
+    """The login form. Refuses without checking the password after too many failures."""
 
     wait_s = 0.0
 

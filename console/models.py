@@ -1,4 +1,4 @@
-"""What the console keeps of its own."""
+"""The console's models."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COUNTED = (
 
 
 class LoadSample(models.Model):
-    """The load of one serving process in one minute or one hour: few rows, for pages that must not count the log."""
+    """The load of one serving process in one minute or hour, so that pages need not count the request log."""
 
     process = models.UUIDField(help_text="Of one start of one process.")
     begins_at = models.DateTimeField()
@@ -58,7 +58,7 @@ class LoadSample(models.Model):
 
 
 class Playground(models.Model):
-    """No table: it is what the permission to use the playground is of."""
+    """No table; holds the permission to use the playground."""
 
     class Meta:
         managed = False

@@ -1,4 +1,4 @@
-"""What the sidebar lists: work, not tables. What nobody placed stands under "More", so that nothing is lost."""
+"""The sidebar's entries, by task. Models without an entry are listed under "More"."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from console.pages import PAGES, may_see
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A link to a ``page`` of ours, or to the list of a ``model`` ("app_label.ObjectName")."""
+    """A link to a registered ``page``, or to the list of a ``model`` ("app_label.ObjectName")."""
 
     title: str
     page: str = ""
@@ -26,7 +26,7 @@ class Link:
     title: str
     url: str
     is_current: bool = False
-    key: str = ""  # of its count in the live state
+    key: str = ""  # name of its count in the live state
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +80,14 @@ SECTIONS: tuple[tuple[str, tuple[Entry, ...]], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where in the sidebar a page belongs: pages say so in the sidebar's words."""
+    """The section and entry of the sidebar that a page belongs to."""
 
     section: str
     link: Link
 
 
 def sections(request: HttpRequest, app_list: Iterable[Mapping[str, Any]]) -> tuple[Section, ...]:
-    """The entries that this user may open. ``app_list`` is the admin's, with what they may see."""
+    """Return the entries that the user can open. ``app_list`` is the admin's list for this user."""
     lists = _lists_by_model(app_list)
     placed = {entry.model for _, entries in SECTIONS for entry in entries}
     found = [
@@ -99,12 +99,12 @@ def sections(request: HttpRequest, app_list: Iterable[Mapping[str, Any]]) -> tup
 
 
 def place_of(found: Iterable[Section]) -> Place | None:
-    """None for pages that the sidebar does not lead to, such as that of the password."""
+    """Return the page's place; None for pages outside the sidebar, such as changing the password."""
     return next((Place(section.title, link) for section in found for link in section.links if link.is_current), None)
 
 
 def _lists_by_model(app_list: Iterable[Mapping[str, Any]]) -> dict[str, tuple[str, str]]:
-    """Name and address of each list, by ``app_label.ObjectName``."""
+    """Return the title and URL of each list, by ``app_label.ObjectName``."""
     return {
         f"{app['app_label']}.{model['object_name']}": (str(model["name"]), model["admin_url"])
         for app in app_list
@@ -121,7 +121,7 @@ def _link(request: HttpRequest, entry: Entry, lists: Mapping[str, tuple[str, str
 
 
 def _current(path: str, urls: Iterable[str]) -> str:
-    """The longest address that the path begins with; the dashboard's is the beginning of all and counts only alone."""
+    """Return the entry with the longest URL that is a prefix of the path. The dashboard's URL must match exactly."""
     home = reverse("admin:index")
     return max((url for url in urls if path == url or (url != home and path.startswith(url))), key=len, default="")
 

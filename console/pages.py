@@ -1,4 +1,4 @@
-"""Pages of our own inside the admin: declared once, reached by its URLs, kept by its login and its permissions."""
+"""Registration of custom admin pages, with their URLs and permissions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from django.shortcuts import render
 from django.urls import URLPattern, path
 from django.views.decorators.http import require_http_methods
 
-Context = Callable[..., Mapping[str, Any]]  # of the request and the route's parts
+Context = Callable[..., Mapping[str, Any]]  # called with the request and the route's arguments
 View = Callable[..., HttpResponseBase]
 
 
@@ -27,8 +27,8 @@ def nothing(request: HttpRequest) -> Mapping[str, Any]:
 class Page:
     """One page, at ``/admin/<route>``, whose template extends ``admin/base_site.html``.
 
-    Its URL is named ``admin:console_<name>``. ``permissions``: all of them are needed; without any, every member of
-    the staff may see it.
+    Its URL is named ``admin:console_<name>``. All ``permissions`` are required; without any, every member of
+    staff can see it.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """What a page asks for or posts to: a view of the request and the route's parts, behind the same login."""
+    """A view that a page requests data from or posts to, behind the same login."""
 
     name: str
     route: str
@@ -59,7 +59,7 @@ class Endpoint:
 
 
 class Pages:
-    """What was declared."""
+    """The registered pages and endpoints."""
 
     def __init__(self) -> None:
         self._pages: dict[str, Page] = {}

@@ -1,4 +1,4 @@
-"""One search over what has a name: models, profiles, SAEs and features, each for who may see it."""
+"""Global search over models, profiles, SAEs and features, according to the user's permissions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """``more``: where the whole list is, searched for the same; empty where all is here."""
+    """Results of one kind. ``more`` is the URL of the full list, empty if all results are shown."""
 
     title: str
     hits: tuple[Hit, ...]
@@ -37,17 +37,17 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """``admin`` names its pages there."""
+    """A searchable kind. ``admin`` names its admin pages."""
 
     title: str
     permission: str
     admin: str
-    find: Callable[[Any, str], Any]  # of the user and the text: a query set
+    find: Callable[[Any, str], Any]  # (user, text) to a query set
     note: Callable[[Any], str]
 
 
 def search(request: HttpRequest) -> Mapping[str, Any]:
-    """A text of nothing but spaces finds nothing; NUL is no part of any name, and none that Postgres takes."""
+    """Return the results. Blank text finds nothing; NUL is removed, because Postgres refuses it."""
     text = request.GET.get("q", "").replace("\0", "").strip()[:MAX_CHARS]
     sources = [source for source in SOURCES if request.user.has_perm(source.permission)]
     groups = [_group(source, request.user, text) for source in sources] if text else []

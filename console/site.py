@@ -18,7 +18,7 @@ from console.pages import PAGES
 class ConsoleSite(AdminSite):
     site_header = site_title = "miLLM"
     index_title = "Dashboard"
-    enable_nav_sidebar = False  # ours stands in the header block of base_site.html
+    enable_nav_sidebar = False  # our sidebar is in the header block of base_site.html
     site_url = None
     login_form = LimitedLoginForm
 

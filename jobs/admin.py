@@ -26,7 +26,7 @@ from jobs.models import Job
 
 
 class KindFilter(admin.SimpleListFilter):
-    """By the kinds that this process knows, in words; never by a look at all jobs."""
+    """Filter by the kinds that this process knows, without querying all jobs."""
 
     title = "kind"
     parameter_name = "kind"
@@ -49,7 +49,7 @@ def state_label(job: Job) -> SafeString:
 
 
 def progress_bar(job: Job) -> SafeString:
-    """A bar where the total is known, and what the job says."""
+    """Return a progress bar if the total is known, and the job's message."""
     counts = f"{job.done:,} of {job.total:,}" if job.total else ""
     bar = format_html('<progress class="job-bar" max="{}" value="{}"></progress>', job.total, job.done)
     parts = (bar if job.total else "", counts, job.message)
@@ -61,7 +61,7 @@ def error_text(job: Job) -> SafeString:
 
 
 def recent_lines(job: Job) -> SafeString:
-    """The newest lines, in the order in which they came."""
+    """Return the latest log lines, oldest first."""
     lines = list(job.lines.order_by("-pk")[:MAX_SHOWN_LINES])[::-1]
     rows = ((timezone.localtime(line.at).strftime("%H:%M:%S"), line.text) for line in lines)
     text = format_html_join("\n", "{} {}", rows)
@@ -69,7 +69,7 @@ def recent_lines(job: Job) -> SafeString:
 
 
 def took_text(job: Job) -> str:
-    """From its first start to its end, or until now."""
+    """Return the duration from the first start to the end, or until now."""
     if job.started_at is None:
         return "–"
     end = job.finished_at or timezone.now()
@@ -83,7 +83,7 @@ def pretty_json(value: Any) -> SafeString:
 
 
 def result_html(job: Job) -> SafeString:
-    """As its kind tells it, with the JSON below for those who want all of it."""
+    """Return the result as its kind renders it, followed by the JSON."""
     if not job.result:
         return SafeString("–")
     told = _told(job)
@@ -93,7 +93,7 @@ def result_html(job: Job) -> SafeString:
 
 
 def _figures(result: dict[str, Any]) -> SafeString | None:
-    """Names and values, where there is nothing else in it."""
+    """Return a list of names and values; None if the result is nested."""
     if any(isinstance(value, dict | list) for value in result.values()):
         return None
     rows = ((name.replace("_", " ").capitalize(), _value(value)) for name, value in result.items())
@@ -101,7 +101,7 @@ def _figures(result: dict[str, Any]) -> SafeString | None:
 
 
 def _value(value: Any) -> str:
-    """Of JSON, neither a list nor an object."""
+    """Format a JSON value that is neither a list nor an object."""
     if value in (None, ""):
         return "–"
     if isinstance(value, bool):
@@ -112,7 +112,7 @@ def _value(value: Any) -> str:
 
 
 def _told(job: Job) -> SafeString | None:
-    """None of a job that has not succeeded, or whose kind nobody here knows."""
+    """Return the rendered result; None unless the job succeeded and its kind is known."""
     if job.state != Job.State.SUCCEEDED or not job.result:
         return None
     try:
@@ -123,19 +123,19 @@ def _told(job: Job) -> SafeString | None:
 
 
 def _live(job: Job, part: str, content: SafeString) -> SafeString:
-    """Content that live.js replaces for as long as the job has not ended: when told of ``job:<id>``, or by itself."""
+    """Return content that live.js updates until the job has ended, from the topic ``job:<id>`` or by polling."""
     html = '<span id="job-{}-{}" data-job-live="{}" data-live-topic="job:{}">{}</span>'
     if job.has_ended:
         return format_html('<span id="job-{}-{}" data-job-live="">{}</span>', job.pk, part, content)
     return format_html(html, job.pk, part, "1", job.pk, content)
 
 
-admin.site.unregister(ProcrastinateJob)  # deliveries; who looks for jobs finds ours
+admin.site.unregister(ProcrastinateJob)  # hide procrastinate's deliveries; users look for our jobs
 
 
 @admin.register(Job)
 class JobAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
-    """Read-only but for cancel and retry. Without “manage all jobs”, everybody sees their own."""
+    """Admin of jobs: read-only except cancel and retry. Users without "manage all jobs" see their own jobs."""
 
     empty_words = (
         "No jobs yet. Measuring an SAE, evaluating a version, replaying a request or uploading a batch starts one."
@@ -185,11 +185,11 @@ class JobAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at 
         return super().has_delete_permission(request, obj) and (obj is None or obj.has_ended)
 
     def has_control_permission(self, request: HttpRequest, obj: Job | None = None) -> bool:
-        """To cancel and to retry. Whose jobs, the query set decides."""
+        """Return whether the user may cancel and retry jobs. The query set decides which."""
         return _manages_all(request) or request.user.has_perm("jobs.change_job")
 
     def get_fieldsets(self, request: HttpRequest, obj: Job | None = None) -> Any:
-        """Without what the job found where its kind says that others may see it only."""
+        """Hide log and result if the job's kind restricts them to other users."""
         if obj is None or may_see_result(obj.kind, _user(request)):
             return self.fieldsets
         return [(name, options) for name, options in self.fieldsets if name not in ("Log", "Result")]

@@ -1,4 +1,4 @@
-"""What management commands about jobs share: a command on one job, and waiting for a job to end."""
+"""Shared parts of job commands: a command on one job, and waiting for a job to end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jobs.models import Job
 
 
 class JobCommand(BaseCommand):
-    """Raises CommandError where there is no such job, or its state does not allow it; ``done`` follows its name."""
+    """A command on one job. Raises CommandError if the job does not exist or its state does not allow it."""
 
     done: ClassVar[str]
 
@@ -40,7 +40,7 @@ POLL_S = 0.5
 
 
 def wait_for_end(job: Job, say: Callable[[str], object], poll_s: float = POLL_S) -> Job:
-    """The ended job; ``say`` hears how it gets on."""
+    """Wait until the job has ended and return it; ``say`` is called with its progress."""
     said = ""
     while True:
         row = Job.objects.get(pk=job.pk)

@@ -1,4 +1,4 @@
-"""What enqueuing and stopping jobs refuses, and what ends a run from outside."""
+"""Errors of enqueueing and stopping jobs, and exceptions that end a run from outside."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ class JobError(MillmError):
 
 
 class UnknownKindError(JobError):
-    """No app has registered jobs of that kind."""
+    """No app has registered this kind of job."""
 
 
 class NotStorableError(JobError):
-    """A value that JSON in Postgres cannot hold: NaN, infinity, NUL, half a surrogate pair, or far too much."""
+    """A value that Postgres can't store as JSON: NaN, infinity, NUL, a lone surrogate, or too large."""
 
 
 class JobStateError(JobError):
@@ -27,21 +27,21 @@ class JobStateError(JobError):
 
 
 class RunStopped(BaseException):
-    """Not an Exception: a run that survives the faults of single items must not survive this."""
+    """Not an Exception, so that a run that catches errors of single items does not catch this."""
 
 
 class JobCancelled(RunStopped):
-    """Somebody cancelled the job."""
+    """The job was cancelled."""
 
 
 class JobInterrupted(RunStopped):
-    """The process stops; the job goes back to the queue with its checkpoint."""
+    """The process is stopping; the job returns to the queue with its checkpoint."""
 
 
 class JobPostponed(RunStopped):
-    """A run can do nothing before ``until``: the job is queued again and starts from its checkpoint then.
+    """The run can't continue before ``until``. The job is queued again and then starts from its checkpoint.
 
-    Meanwhile it takes no worker's place. ``reason`` is shown as the job's message.
+    Meanwhile it occupies no worker. ``reason`` is shown as the job's message.
     """
 
     def __init__(self, until: datetime, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""One run of a job, from the claim of its row to its end."""
+"""One run of a job, from claiming its row to its end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from jobs.running_job import MAX_MESSAGE, RunningJob, retry_while_db_down
 
 
 class RunningJobs:
-    """Who runs here: for heartbeats, and to tell all of them that the process stops."""
+    """The runs of this process, for heartbeats and for stopping them."""
 
     def __init__(self) -> None:
         self.stopping = threading.Event()
@@ -49,7 +49,7 @@ class RunningJobs:
                 self._changed.notify_all()
 
     def beat(self) -> None:
-        """Say that the runs are alive, and tell those that have lost their row."""
+        """Write heartbeats, and stop runs that have lost their row."""
         with self._changed:
             jobs = list(self._jobs.values())
         if not jobs:
@@ -59,7 +59,7 @@ class RunningJobs:
         held = set(rows.values_list("claim", flat=True))
         for job in jobs:
             if job.claim not in held:
-                job.lost.set()  # harmless where it has just ended by itself
+                job.lost.set()  # harmless if the run has just ended
 
     def wait_until_none(self, timeout_s: float) -> bool:
         deadline = time.monotonic() + timeout_s
@@ -72,7 +72,7 @@ MAX_ERROR = 4_000
 
 
 def run_job(job_id: uuid.UUID, running: RunningJobs | None = None) -> None:
-    """Run the job in this thread if it is queued; nothing where it is not. What it raises becomes its error."""
+    """Run the job in this thread if it is queued. An exception becomes the job's error."""
     running = RunningJobs() if running is None else running
     claim = uuid.uuid4()
     try:
@@ -88,7 +88,7 @@ def run_job(job_id: uuid.UUID, running: RunningJobs | None = None) -> None:
 
 @transaction.atomic
 def claim_job(job_id: uuid.UUID, claim: uuid.UUID) -> Job | None:
-    """The row, which is this run's from now on; None when the job is not queued (any more), or not due."""
+    """Claim the job and return its row; None if it is no longer queued, or not due."""
     taken = Job.objects.due().filter(pk=job_id)
     count = taken.update(
         state=Job.State.RUNNING,
@@ -120,7 +120,7 @@ def _run(kind: str, job: RunningJob) -> None:
 
 
 def job_origin(kind: str, job: RunningJob) -> Origin:
-    """What a run changes was changed by the job's owner."""
+    """Attribute a run's changes to the job's owner in the audit trail."""
     return Origin(username=lambda: _owner(job), command=f"job {kind}", request_id=str(job.id))
 
 
@@ -130,7 +130,7 @@ def _owner(job: RunningJob) -> str:
 
 
 def _fail(job: RunningJob, error: BaseException) -> None:
-    if job.stopping.is_set():  # what it worked with stops too: that is no fault of the job
+    if job.stopping.is_set():  # the process is stopping, so the job is not at fault
         give_back(job)
         return
     logger.error("The job %s failed.", job.id, exc_info=error)
@@ -138,7 +138,7 @@ def _fail(job: RunningJob, error: BaseException) -> None:
 
 
 def sentence(error: BaseException) -> str:
-    """Errors of ours are sentences already; others are introduced by their class."""
+    """Return the message of our errors; for others, prefix the class name."""
     text = (describe_database_error(error) if is_database_error(error) else str(error)).strip()
     if isinstance(error, JobError) or (text.endswith(".") and " " in text):
         return text
@@ -146,7 +146,7 @@ def sentence(error: BaseException) -> str:
 
 
 def _end(job: RunningJob, state: Job.State, **values: Any) -> None:
-    """Write how it ended, however long the database is away; a run that has lost its row writes nothing."""
+    """Write the outcome, retrying while the database is down. A run that has lost its row writes nothing."""
     values |= {"state": state, "claim": None, "finished_at": Now()}
     try:
         retry_while_db_down(lambda: Job.objects.claimed(job.claim).update(**values), job.stopping)
@@ -155,7 +155,7 @@ def _end(job: RunningJob, state: Job.State, **values: Any) -> None:
 
 
 def give_back(job: RunningJob, postponed: JobPostponed | None = None) -> None:
-    """Queue it again. Tried once where this process is stopping; else the sweep does it."""
+    """Queue the job again. Tried once if the process is stopping; otherwise the sweep does it."""
     try:
         retry_while_db_down(lambda: _queue_again(job.claim, postponed), job.stopping)
     except JobInterrupted:

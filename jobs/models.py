@@ -19,19 +19,19 @@ class JobQuerySet(models.QuerySet["Job"]):
         return self.filter(state=Job.State.QUEUED)
 
     def due(self) -> JobQuerySet:
-        """Queued ones that may start now."""
+        """Return queued jobs that may start now."""
         return self.queued().filter(models.Q(not_before=None) | models.Q(not_before__lte=Now()))
 
     def ended(self) -> JobQuerySet:
         return self.filter(state__in=Job.ENDED)
 
     def claimed(self, claim: uuid.UUID) -> JobQuerySet:
-        """The row that a run may write to: one, or none when the run has lost it."""
+        """Return the row that a run may write to; none if the run has lost it."""
         return self.filter(claim=claim, state=Job.State.RUNNING)
 
 
 class Job(models.Model):
-    """One piece of work. ``claim`` names the one run that may write to the row; nobody else's writes arrive."""
+    """A job. ``claim`` identifies the only run that may write to the row."""
 
     class State(models.TextChoices):
         QUEUED = "queued"
@@ -111,7 +111,7 @@ MAX_BYTES = 16 * 2**20
 
 
 def check_storable(value: Any, name: str) -> dict[str, Any]:
-    """``value``, an object that JSON in Postgres can hold; NotStorableError names what is wrong with it."""
+    """Return ``value`` if Postgres can store it as JSON, or raise NotStorableError."""
     if not isinstance(value, dict):
         raise NotStorableError(f"The {name} of a job must be an object, not {type(value).__name__}.")
     try:

@@ -1,4 +1,4 @@
-"""Writes to jobs from outside of their runs."""
+"""Changes to jobs from outside of their runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAX_PRIORITY = 1_000
 def enqueue_job(
     *, kind: str, params: dict[str, Any], owner: User | None = None, title: str = "", priority: int = 0
 ) -> Job:
-    """Queue a job; it starts when the transaction is committed and a worker is free. JobError says why it cannot be."""
+    """Queue a job. It starts when the transaction is committed and a worker is free. Raises JobError."""
     found = find_kind(kind)
     job = Job.objects.create(
         kind=kind,
@@ -39,7 +39,7 @@ def enqueue_job(
 
 @transaction.atomic
 def cancel_job(*, job: Job) -> Job:
-    """A queued job ends at once, a running one when it next tells its progress."""
+    """Cancel a job. A queued job ends at once, a running one when it next reports progress."""
     row = Job.objects.select_for_update().get(pk=job.pk)
     if row.has_ended:
         raise JobStateError(f'The job "{row}" has already ended ({row.state}).')
@@ -54,7 +54,7 @@ def cancel_job(*, job: Job) -> Job:
 
 @transaction.atomic
 def retry_job(*, job: Job) -> Job:
-    """Queue a failed or cancelled job again; it goes on from its checkpoint."""
+    """Queue a failed or cancelled job again. It continues from its checkpoint."""
     row = Job.objects.select_for_update().get(pk=job.pk)
     if row.state not in (Job.State.FAILED, Job.State.CANCELLED):
         raise JobStateError(f'The job "{row}" is {row.state}. Only failed and cancelled jobs can be retried.')

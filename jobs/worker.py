@@ -25,7 +25,7 @@ MAX_CRASHES = 3
 
 
 def recover_stalled(stall_s: float) -> None:
-    """Jobs whose process has given no sign of life for ``stall_s`` seconds are queued again, by one process."""
+    """Queue jobs again whose process has sent no heartbeat for ``stall_s`` seconds."""
     old = Job.objects.filter(state=Job.State.RUNNING, heartbeat_at__lt=Now() - timedelta(seconds=stall_s))
     with transaction.atomic():
         for row in old.select_for_update(skip_locked=True):
@@ -33,7 +33,7 @@ def recover_stalled(stall_s: float) -> None:
 
 
 def forget_ended(retention_days: int) -> int:
-    """Delete jobs that ended longer ago than that; the number of them."""
+    """Delete jobs that ended longer ago than that; return their number."""
     rows = Job.objects.ended().filter(finished_at__lt=Now() - timedelta(days=retention_days))
     return rows.delete()[1].get("jobs.Job", 0)
 
@@ -46,7 +46,7 @@ def sweep(*, stall_s: float, retention_days: int) -> None:
 
 
 def _recover(row: Job) -> None:
-    """Once per crash; a job that takes its process along every time is stopped, not tried for ever."""
+    """Queue a job again after a crash; a job that crashes its process repeatedly fails."""
     row.claim = None
     row.crashes += 1
     if row.cancel_requested:
@@ -69,14 +69,14 @@ def _end(row: Job, state: Job.State, error: str = "") -> None:
 
 
 logger = logging.getLogger(__name__)
-POLL_S = 2.0  # the way of deliveries whose notification was missed, as while Postgres restarts
+POLL_S = 2.0  # finds deliveries whose notification was missed, for example while Postgres restarted
 MAX_BACKOFF_S = 5.0
 
 
 class JobWorker:
-    """Takes deliveries in an event loop of its own thread, and runs each job in a further thread.
+    """Receives deliveries in an event loop in its own thread, and runs each job in another thread.
 
-    The threads are daemons: a job that does not end holds up no process; its row is swept after ``stall_s``.
+    The threads are daemons, so a job that does not end does not block shutdown; its row is recovered after ``stall_s``.
     """
 
     def __init__(self, *, num_workers: int, stall_s: float, retention_days: int) -> None:
@@ -93,7 +93,7 @@ class JobWorker:
         self._ready.wait()
 
     def interrupt(self) -> None:
-        """Take no more jobs, and have those that run give theirs back. Does not wait; from any thread."""
+        """Stop receiving jobs and return running ones to the queue. Does not wait; callable from any thread."""
         self._running.stopping.set()
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self._stopping.set)
@@ -132,20 +132,20 @@ class JobWorker:
             logger.warning("The job worker lost the database (%s); trying again.", error)
 
     async def _take_deliveries(self, app: App) -> None:
-        """Ends when a connection is lost, and when it is cancelled."""
+        """Receive deliveries until the connection is lost or the task is cancelled."""
         await app.run_worker_async(
             queues=[QUEUE],
             concurrency=self._num_workers,
             install_signal_handlers=False,
             fetch_job_polling_interval=POLL_S,
-            delete_jobs="always",  # the job's row tells what became of it
-            shutdown_graceful_timeout=0,  # jobs run on, in threads that procrastinate does not know
+            delete_jobs="always",  # the outcome is in the job's row
+            shutdown_graceful_timeout=0,  # jobs continue in threads that procrastinate does not know
             update_heartbeat_interval=self._stall_s / 6,
             stalled_worker_timeout=self._stall_s,
         )
 
     async def _receive(self, job_id: str) -> None:
-        """Run a job in a thread of its own and wait for its end. The slot is kept until the thread ends."""
+        """Run a job in a thread and wait for its end. The slot is occupied until the thread ends."""
         await self._slots.acquire()
         if self._stopping.is_set():
             self._slots.release()
@@ -183,7 +183,7 @@ class JobWorker:
             await self._sweep(app)
 
     async def _sweep(self, app: App) -> None:
-        """Not after a time without the database: the others' heartbeats are old then for the same reason."""
+        """Recover stalled jobs, except after a database outage, when all heartbeats are old."""
         silent_s = time.monotonic() - self._last_contact
         await drop_dead(app, self._stall_s)
         self._last_contact = time.monotonic()
@@ -196,7 +196,7 @@ class JobWorker:
 
 
 async def _first_of(*coroutines: Coroutine[Any, Any, Any]) -> None:
-    """Wait until one ends, cancel the others; raises what one of them raised."""
+    """Wait until one task ends, cancel the others, and re-raise an exception of any of them."""
     tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

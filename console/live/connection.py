@@ -1,7 +1,7 @@
-"""One browser's connection: it names topics, and hears of each when it has changed.
+"""The WebSocket connection of one page, which subscribes to topics and receives their changes.
 
-Nothing queues up for a slow reader: a topic is sent again only when its last message was acknowledged, and then as it
-is at that moment.
+Nothing queues up for a slow reader: a topic is sent again only after its last message was acknowledged, in its
+current state.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from core.database import DatabaseThreads
 
 
 def visitor(session_key: str | None) -> User | None:
-    """The member of the staff whose session it is; None once it has ended, or they may not come in any more."""
+    """Return the session's staff user; None if the session has ended or the user is no longer staff."""
     if not session_key:
         return None
     request = HttpRequest()
@@ -41,7 +41,7 @@ MAX_TOPICS = 16
 MAX_MESSAGE = 1_024
 MAX_NAME = 100
 
-THREADS = DatabaseThreads("console-live", 2)  # open pages take no thread that requests to /v1 wait for
+THREADS = DatabaseThreads("console-live", 2)  # own threads, so that open pages don't delay requests to /v1
 
 LOGGED_OUT = 4401
 BAD_MESSAGE = 4400
@@ -50,13 +50,13 @@ FAILED = 4500
 
 
 class LiveConnection(AsyncWebsocketConsumer):  # type: ignore[misc]  # channels has no types
-    """Speaks JSON: ``{"subscribe": name}`` and ``{"ack": name}`` in, ``{"topic": name, "data": ...}`` out.
+    """One connection. Receives ``{"subscribe": name}`` and ``{"ack": name}``, sends ``{"topic": name, "data": ...}``.
 
-    ``data`` is null where there is no such topic, or not for this user.
+    ``data`` is null if the topic does not exist or the user can't see it.
     """
 
     def __init__(self, topics: Topics = TOPICS, period_s: float = 1.0, max_silence_s: float = 60.0) -> None:
-        """``max_silence_s``: of a reader that owes an acknowledgement."""
+        """Close after ``max_silence_s`` without an acknowledgement."""
         super().__init__()
         self.topics = topics
         self.period_s = period_s
@@ -65,7 +65,7 @@ class LiveConnection(AsyncWebsocketConsumer):  # type: ignore[misc]  # channels 
     async def connect(self) -> None:
         self.sent: dict[str, Reading | None] = {}
         self.wanted: list[str] = []
-        self.owed: dict[str, float] = {}  # topics sent and not acknowledged, since when
+        self.owed: dict[str, float] = {}  # time at which each unacknowledged topic was sent
         self.wake = asyncio.Event()
         await self.accept()
         self.task = asyncio.create_task(self._follow())
@@ -92,12 +92,12 @@ class LiveConnection(AsyncWebsocketConsumer):  # type: ignore[misc]  # channels 
             await self.close(code)
         except asyncio.CancelledError:
             raise
-        except Exception:  # the task's end is nobody's business but ours
+        except Exception:  # only this connection awaits the task
             logger.exception("A live connection failed.")
             await self.close(FAILED)
 
     async def _send_news(self) -> int | None:
-        """Sends what has changed; a code when the connection shall end."""
+        """Send changed topics; return a close code if the connection should end."""
         if self.owed and time.monotonic() - min(self.owed.values()) > self.max_silence_s:
             return TOO_SLOW
         names = [name for name in self.wanted if name not in self.owed]
@@ -105,7 +105,7 @@ class LiveConnection(AsyncWebsocketConsumer):  # type: ignore[misc]  # channels 
         try:
             found = await THREADS.run(lambda: self._read_all(key, names))
         except (OperationalError, InterfaceError):
-            return None  # the database is away: the next round may find it
+            return None  # the database is down; try again next time
         if found is None:
             return LOGGED_OUT
         for name, data in found.items():
@@ -116,7 +116,7 @@ class LiveConnection(AsyncWebsocketConsumer):  # type: ignore[misc]  # channels 
         return None
 
     def _read_all(self, key: str | None, names: list[str]) -> dict[str, Reading | None] | None:
-        """None when whoever it was is not logged in any more."""
+        """Return the topics' data; None if the user is no longer logged in."""
         user = visitor(key)
         return None if user is None else {name: self.topics.read(user, name) for name in names}
 

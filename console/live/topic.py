@@ -1,4 +1,4 @@
-"""What pages may follow: a topic is read again and again, and sent where what it says has changed."""
+"""Topics that pages can follow. A topic is polled, and sent when its data has changed."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 from django.contrib.auth.models import User
 
-Reading = Mapping[str, Any]  # goes to the page as JSON
+Reading = Mapping[str, Any]  # sent to the page as JSON
 
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """``read`` is called in a thread, with the user and what stands behind the name's colon (``job:17`` gives "17").
+    """A topic. ``read`` is called in a thread with the user and the part after the name's colon ("17" of ``job:17``).
 
-    It may ask the database; None says that there is nothing under this name for this user.
+    It may query the database. None means that there is nothing under this name for this user.
     """
 
     name: str
@@ -24,7 +24,7 @@ class Topic:
 
 
 class Topics:
-    """What was declared."""
+    """The declared topics."""
 
     def __init__(self) -> None:
         self._topics: dict[str, Topic] = {}
@@ -39,7 +39,7 @@ class Topics:
         return tuple(self._topics)
 
     def read(self, user: User, name: str) -> Reading | None:
-        """None where there is no such topic, or not for this user: which of both, nobody is told."""
+        """Return the topic's data; None if it does not exist or the user can't see it."""
         kind, _, rest = name.partition(":")
         topic = self._topics.get(kind)
         if topic is None or not user.has_perms(topic.permissions):

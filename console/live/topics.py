@@ -69,7 +69,7 @@ MAX_DIGITS = 18
 
 
 def read_models(user: User, rest: str) -> Reading:
-    """By primary key."""
+    """Return the state of all models by primary key."""
     try:
         attached = {model.name: model for model in get_client().stats().by_model}
     except EngineError:

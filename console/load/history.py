@@ -1,4 +1,4 @@
-"""The load of the last hour, day or week, put together from the samples of all processes."""
+"""The load of the last hour, day or week, summed over all processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from console.models import HOUR_S, MINUTE_S, LoadSample
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """``num_points`` of ``point_s`` seconds, from samples of ``sample_s``."""
+    """A time range: ``num_points`` points of ``point_s`` seconds, from samples of ``sample_s``."""
 
     name: str
     point_s: int
@@ -20,7 +20,7 @@ class Span:
     sample_s: int
 
     def begin(self, now: datetime) -> datetime:
-        """Of the first point; the last one holds ``now``. Points begin at whole multiples of their length."""
+        """Return the start of the first point. Points start at multiples of their length; the last contains ``now``."""
         last = int(now.timestamp()) // self.point_s * self.point_s
         return datetime.fromtimestamp(last - (self.num_points - 1) * self.point_s, UTC)
 
@@ -42,7 +42,7 @@ class Point:
 
 
 def read_history(span: Span, now: datetime) -> tuple[Point, ...]:
-    """One query, of a few thousand rows at most. A point without samples has a load of nothing."""
+    """Return the points of a range, with one query of at most a few thousand rows. Points without samples are empty."""
     begin = span.begin(now)
     rows = LoadSample.objects.filter(span_s=span.sample_s, begins_at__gte=begin, begins_at__lte=now)
     return tuple(points_of(span, begin, ((row.begins_at, row.load()) for row in rows)))

@@ -1,4 +1,4 @@
-"""How much a process had to do in a span of time, and how two spans add up."""
+"""The load of a process in a span of time, and the sum of two loads."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from inference.metrics import FAST_BUCKETS, SLOW_BUCKETS
 
 NO_GAPS = (0,) * (len(FAST_BUCKETS) + 1)
 NO_WAITS = (0,) * (len(SLOW_BUCKETS) + 1)
-MAX_NAMES = 20  # of a span; the others are left out
+MAX_NAMES = 20  # of a span; others are dropped
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Sums of a span, but ``running``, ``waiting`` and ``kv`` (0 to 1): the most there were.
+    """Sums over a span; for ``running``, ``waiting`` and ``kv`` (0 to 1) the maximum.
 
     ``first_tokens`` and ``gaps`` count times to the first token and between tokens, by the buckets of
     inference/metrics.py. ``sequences`` / ``steps`` is the mean batch.
@@ -76,9 +76,9 @@ def most_counted(left: Mapping[str, int], right: Mapping[str, int]) -> dict[str,
 
 
 def percentile(bounds: tuple[float, ...], counts: tuple[int, ...], share: float) -> float | None:
-    """The value that ``share`` of all were below, evenly spread within a bucket as Prometheus assumes it.
+    """Return the percentile ``share``, assuming an even distribution within each bucket, as Prometheus does.
 
-    None of no values; the last bound for what lies above it.
+    None without values; the last bound for values above it.
     """
     total = sum(counts)
     if not total:

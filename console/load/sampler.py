@@ -1,4 +1,4 @@
-"""The thread of a serving process that keeps the load of each minute and hour, and knows that of the last seconds."""
+"""The thread of a serving process that stores the load of each minute and hour, and computes the current load."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MINUTES_KEPT = timedelta(hours=25)
 
 
 def record_load(*, process: uuid.UUID, minutes: dict[datetime, Load], hours: dict[datetime, Load]) -> None:
-    """Write spans by when they began; one that is there already is replaced, for it has grown. All or none."""
+    """Write the loads of spans in one transaction. An existing row is replaced, because its span has grown."""
     with transaction.atomic():
         for span_s, loads in ((MINUTE_S, minutes), (HOUR_S, hours)):
             for begins_at, load in loads.items():
@@ -34,7 +34,7 @@ def record_load(*, process: uuid.UUID, minutes: dict[datetime, Load], hours: dic
 
 
 def forget_load(*, now: datetime, retention: timedelta) -> int:
-    """Minutes go after a day, hours after ``retention``; the number of rows."""
+    """Delete minutes after a day and hours after ``retention``; return the number of rows."""
     minutes = LoadSample.objects.filter(span_s=MINUTE_S, begins_at__lt=now - MINUTES_KEPT)
     hours = LoadSample.objects.filter(span_s=HOUR_S, begins_at__lt=now - retention)
     return minutes.delete()[0] + hours.delete()[0]
@@ -46,13 +46,13 @@ def _storable(value: object) -> object:
 
 logger = logging.getLogger(__name__)
 TICK_S = 2.0
-LIVE_TICKS = 6  # the rates shown live are means over so many ticks
-MAX_PENDING = 120  # minutes that wait for a database that is away
+LIVE_TICKS = 6  # live rates are means over this many ticks
+MAX_PENDING = 120  # unwritten minutes kept while the database is down
 
 
 @dataclass(frozen=True, slots=True)
 class LiveLoad:
-    """Of the last seconds."""
+    """The load of the last seconds."""
 
     requests_per_s: float = 0.0
     tokens_per_s: float = 0.0
@@ -62,7 +62,7 @@ class LiveLoad:
 
 
 class SpanSums:
-    """Loads of the minutes and hours that were not written yet, and of the hour that runs."""
+    """Unwritten loads of minutes and hours, and of the current hour."""
 
     def __init__(self) -> None:
         self.minutes: dict[datetime, Load] = {}
@@ -80,7 +80,7 @@ class SpanSums:
         return {minute: load for minute, load in self.minutes.items() if minute + timedelta(minutes=1) <= now}
 
     def drop_written(self, minutes: dict[datetime, Load], now: datetime) -> None:
-        """The hour that runs stays: it grows."""
+        """Drop written spans except the current hour."""
         for minute in minutes:
             del self.minutes[minute]
         for hour in [hour for hour in self.hours if hour + timedelta(hours=1) <= now]:
@@ -88,7 +88,7 @@ class SpanSums:
 
 
 class LoadSampler:
-    """``tick`` is called by the thread, and by tests."""
+    """Samples the load. The thread calls ``tick``, and so do tests."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class LoadSampler:
         self._write(self.sums.ended_minutes(now), now)
 
     def write_rest(self, now: datetime) -> None:
-        """At the end: the minute that runs, too."""
+        """Write all spans at shutdown, including the current minute."""
         self._write(dict(self.sums.minutes), now)
 
     def _write(self, minutes: dict[datetime, Load], now: datetime) -> None:
@@ -157,7 +157,7 @@ class LoadSampler:
         self.sums.drop_written(minutes, now)
 
     def _forget(self, now: datetime) -> None:
-        """Once an hour."""
+        """Delete old rows once an hour."""
         hour = now.replace(minute=0, second=0, microsecond=0)
         if hour != self._forgot_hour:
             forget_load(now=now, retention=self._retention)
@@ -171,7 +171,7 @@ class LoadSampler:
     def _survive(self, act: Callable[[], None]) -> None:
         try:
             act()
-        except Exception:  # figures may be lost, the thread may not
+        except Exception:  # losing samples is acceptable, losing the thread is not
             logger.exception("The load of some seconds is lost.")
 
 
@@ -197,6 +197,6 @@ def stop_sampling() -> None:
 
 
 def live_load() -> LiveLoad:
-    """Of this process; nothing where none is sampled."""
+    """Return the live load of this process; empty if it is not sampled."""
     sampler = _sampler
     return sampler.live() if sampler is not None else LiveLoad()

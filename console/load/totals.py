@@ -1,4 +1,4 @@
-"""The process' counters as they stand, out of the metrics that it keeps anyway, and what lies between two readings."""
+"""Totals of the process' metrics, and the load between two of them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Totals:
 
     @property
     def streamed(self) -> int:
-        """Tokens as they came, where a step gives one: ended sequences are counted only when they have ended."""
+        """Return tokens counted as they are generated. Counters of finished sequences lag behind."""
         return sum(self.first_tokens) + sum(self.gaps)
 
 
@@ -58,7 +58,7 @@ def read_totals() -> Totals:
 
 
 def load_between(before: Totals, after: Totals, use: Use) -> Load:
-    """What happened in between. A model that was unloaded took its steps along: never less than nothing."""
+    """Return the difference of two totals. Never negative, although unloading a model resets its counters."""
     return Load(
         requests=after.requests - before.requests,
         errors={code: n for code, total in after.errors.items() if (n := total - before.errors.get(code, 0)) > 0},
@@ -88,7 +88,7 @@ def _by_label(counter: Counter, label: str) -> dict[str, int]:
 
 
 def _buckets(histogram: Histogram) -> tuple[int, ...]:
-    """Counts of each bucket over all models, the last one of what lies above all bounds; none before the first."""
+    """Return the counts of each bucket over all models; the last one counts values above all bounds."""
     cumulated: dict[float, float] = {}
     for labels, value in _samples(histogram, "_bucket"):
         bound = float(labels["le"])

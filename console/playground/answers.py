@@ -38,7 +38,7 @@ INSPECTION = STEERING | {"kind", "prompt_ids", "completion_ids", "sae", "feature
 
 
 def _view(endpoint: str, handler: Handler, names: frozenset[str], **fixed: Any) -> Callable[..., Any]:
-    """``names``: the fields that the page sends; anything else is refused, ``user`` and ``store`` above all."""
+    """Return the view of an endpoint. Fields other than ``names`` are refused, such as ``user`` and ``store``."""
 
     async def view(request: HttpRequest) -> HttpResponseBase:
         try:
@@ -60,11 +60,11 @@ inspect = _view("/admin/playground/inspect", inspect_answer, INSPECTION)
 
 
 ASKED = "_preview"
-"""The form's field, of this page only, with what is asked as JSON."""
+"""The form field that holds the request as JSON."""
 
 
 def _draft_view(endpoint: str, handler: Handler, names: frozenset[str], **fixed: Any) -> Callable[..., Any]:
-    """``names``: the fields that the page may ask with; model and steering are those of the form."""
+    """Return the view that previews a draft. The body has the fields ``names``; model and steering are the form's."""
 
     async def view(request: HttpRequest, object_id: str) -> HttpResponseBase:
         try:
@@ -94,7 +94,7 @@ def _asked(request: HttpRequest, names: frozenset[str]) -> dict[str, Any]:
 
 
 def _read(request: HttpRequest, user: SessionUser, object_id: str) -> UnsavedDraft:
-    """In a thread of its own, with a connection that does not wait for the answer's end."""
+    """Read the form in a thread, with a database connection that is closed before the answer is generated."""
     close_old_connections()
     request.user = cast("Any", user)
     pages = cast("SteeringProfileAdmin", admin.site.get_model_admin(SteeringProfile))
@@ -113,7 +113,7 @@ def _read(request: HttpRequest, user: SessionUser, object_id: str) -> UnsavedDra
 
 
 def _problems_response(error: InvalidDraftError) -> HttpResponseBase:
-    """The contract's error, and each problem with its field of the form."""
+    """Return the API's error, with the form field of each problem."""
     problems = [{"field": one.field, "place": one.place, "message": one.message} for one in error.problems]
     return json_response({**openai_error(error), "problems": problems}, 400)
 

@@ -31,7 +31,7 @@ from steering.spec.parsing import parse_edits
 from steering.spec.units import DEFAULT_STRENGTH
 from steering.visibility import visible_profiles
 
-VERSIONS = 10  # of each profile, the newest
+VERSIONS = 10  # latest versions offered for each profile
 OPERATIONS = ("add", "clamp", "scale", "ablate", "at_least", "at_most", "orthogonal", "projection_cap")
 
 
@@ -76,7 +76,7 @@ def _model(user: Any, model: LanguageModel) -> dict[str, Any]:
 
 
 def _profiles(user: Any, model: LanguageModel) -> list[dict[str, Any]]:
-    """Those in use that the user may see, with the numbers of their versions, the newest first."""
+    """Return unarchived profiles that the user can see, with their version numbers, latest first."""
     seen = visible_profiles(user).filter(model=model, archived_at=None).order_by().values("pk")
     numbers: dict[str, list[int]] = {}
     rows = ProfileVersion.objects.filter(profile__in=seen).order_by("profile__name", "-number")
@@ -98,7 +98,7 @@ PLAYGROUND = register_page(
 
 
 def save_draft(request: HttpRequest) -> HttpResponseBase:
-    """Answers with the profile's page."""
+    """Save the edits as a draft, and return the URL of the profile's page."""
     try:
         profile = _saved(request, read_json_object(request))
     except ValidationError as error:
@@ -110,7 +110,7 @@ def save_draft(request: HttpRequest) -> HttpResponseBase:
 
 
 def _saved(request: HttpRequest, fields: dict[str, Any]) -> SteeringProfile:
-    """Only the writing is one transaction: what reads the edits brings a connection of its own."""
+    """Create the profile. Only the write is a transaction, because reading the edits uses another connection."""
     name, model_name = (_text(fields, key) for key in ("name", "model"))
     model = LanguageModel.objects.filter(name=model_name).first()
     if model is None:
@@ -145,7 +145,7 @@ _INDICES = re.compile(r"[0-9]{1,9}(,[0-9]{1,9})*")
 
 
 def find_features(request: HttpRequest) -> JsonResponse:
-    """Of a model's SAEs, by words of their labels or by index; NUL is no part of any label."""
+    """Find features of a model's SAEs by label or index."""
     text = request.GET.get("q", "").replace("\0", "").strip()[:MAX_CHARS]
     model = request.GET.get("model", "").replace("\0", "")
     rows = Feature.objects.filter(sae__model__name=model).select_related("sae").search(text) if text else ()
@@ -162,7 +162,7 @@ def find_features(request: HttpRequest) -> JsonResponse:
 
 
 def label_features(request: HttpRequest) -> JsonResponse:
-    """Labels by index, of features that have one; others are left out, and so is what is not a list of numbers."""
+    """Return labels by index. Features without a label and invalid indices are omitted."""
     asked = request.GET.get("indices", "")
     indices = [int(text) for text in asked.split(",")][:MAX_LABELS] if _INDICES.fullmatch(asked) else []
     sae = request.GET.get("sae", "").replace("\0", "")
@@ -171,7 +171,7 @@ def label_features(request: HttpRequest) -> JsonResponse:
 
 
 def open_feature(request: HttpRequest) -> HttpResponse:
-    """To the page of the feature that an answer names by its SAE and its index."""
+    """Redirect to the page of a feature, given its SAE and index."""
     index = request.GET.get("index", "")
     if not _INDEX.fullmatch(index):
         raise Http404
