@@ -1,4 +1,4 @@
-"""Many prompts read in the engine, beside what else runs there.
+"""Capture activations of many prompts in the engine, a few prompts at once.
 
 ``await capture_prompts(client, model="demo", prompts=ids, captures=(CaptureSpec(site=Site(1), pooling="mean"),))``
 returns a :class:`PromptCapture` for each prompt. ``pooling="last"`` captures the last token.
@@ -24,24 +24,24 @@ AT_ONCE = 8  # prompts: a job leaves room for requests
 
 @dataclass(frozen=True, slots=True)
 class PromptCapture:
-    """What was read of one prompt, in the order in which it came."""
+    """The captured activations of one prompt, in order of arrival."""
 
     captures: tuple[ActivationCapture, ...]
 
     def of(self, number: int) -> tuple[ActivationCapture, ...]:
-        """Those of one of the captures, by its place among them."""
-        return tuple(reading for reading in self.captures if reading.number == number)
+        """Return the activations of one spec, by its index among the specs."""
+        return tuple(capture for capture in self.captures if capture.number == number)
 
     def values(self, number: int) -> NDArray[np.float32]:
-        """``[tokens, m]`` of one read, of a pooled one ``[1, m]``; ``[0, 0]`` where no token was to be read."""
+        """Return the values of one spec: ``[tokens, m]``, ``[1, m]`` if pooled, ``[0, 0]`` if it selects no token."""
         import numpy as np
 
-        found = [reading.values for reading in self.of(number)]
+        found = [capture.values for capture in self.of(number)]
         return np.concatenate(found) if found else np.zeros((0, 0), np.float32)
 
     def places(self, number: int) -> tuple[int, ...]:
-        """Of the rows of :meth:`values`; empty for a pooled read."""
-        return tuple(place for reading in self.of(number) for place in reading.places or ())
+        """Return the token positions of the rows of :meth:`values`; empty if pooled."""
+        return tuple(place for capture in self.of(number) for place in capture.places or ())
 
 
 async def capture_prompts(
@@ -53,16 +53,16 @@ async def capture_prompts(
     intervention: Intervention | None = None,
     priority: int = 0,
 ) -> list[PromptCapture]:
-    """Run the prompts, a few at once; return what was read of each. Raise SequenceFailedError or EngineDownError."""
+    """Run the prompts, a few at once; return the captures of each. Raise SequenceFailedError or EngineDownError."""
     sampling = SamplingParams(max_tokens=0)
     requests = [
-        GenerationRequest(f"read/{number}", model, tuple(ids), sampling, intervention, number, priority, captures)
+        GenerationRequest(f"capture/{number}", model, tuple(ids), sampling, intervention, number, priority, captures)
         for number, ids in enumerate(prompts)
     ]
     run = Run(client, requests, group_size=AT_ONCE, waits=True, halves=True)
     return [
         PromptCapture(
-            tuple(reading for event in events if isinstance(event, CaptureEvent) for reading in event.captures)
+            tuple(capture for event in events if isinstance(event, CaptureEvent) for capture in event.captures)
         )
         for events in await run.collect()
     ]
