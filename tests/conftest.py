@@ -17,6 +17,7 @@ from pytest_django.fixtures import Settings
 
 from millm_site.env import DEMO_DIR
 from tests import database, live
+from tests.database import Content
 
 # Timings say nothing here: machines are slow, shared, or both. CI runs the same examples each time, so that only a
 # change of the code can make it fail; all other runs look for new ones.
@@ -71,6 +72,15 @@ class LiveSite:
 
 
 @pytest.fixture(scope="session")
+def django_db_modify_db_settings(
+    django_db_modify_db_settings: None, django_db_blocker: pytest_django.DjangoDbBlocker
+) -> None:
+    """Copy the test database from the template: its migrations have run already."""
+    with django_db_blocker.unblock():
+        connection.settings_dict["TEST"]["TEMPLATE"] = database.template(Content.SCHEMA)
+
+
+@pytest.fixture(scope="session")
 def django_db_setup(django_db_setup: None, django_db_blocker: pytest_django.DjangoDbBlocker) -> Iterator[None]:
     """Transactional tests delete what they wrote, without locking tables that a thread may still read."""
     with django_db_blocker.unblock():
@@ -89,8 +99,22 @@ def _local_models(settings: Settings, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture
 def database_url() -> Iterator[str]:
-    """A new, empty database on the tests' server."""
-    with live.own_database() as url:
+    """A new database with the demo on the tests' server."""
+    with database.own_database() as url:
+        yield url
+
+
+@pytest.fixture
+def migrated_database_url() -> Iterator[str]:
+    """A new database on the tests' server, as `manage.py migrate` leaves it."""
+    with database.own_database(Content.SCHEMA) as url:
+        yield url
+
+
+@pytest.fixture
+def empty_database_url() -> Iterator[str]:
+    """A new database without tables on the tests' server."""
+    with database.own_database(Content.NOTHING) as url:
         yield url
 
 
@@ -103,7 +127,7 @@ def live_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveSite]:
 @contextmanager
 def served_site(home: Path) -> Iterator[LiveSite]:
     """One for tests that leave behind what would stand in the way of others, such as a second SAE."""
-    with live.own_database() as url, live.serving("--setup", environment=site_environment(url, home)) as server:
+    with database.own_database() as url, live.serving("--setup", environment=site_environment(url, home)) as server:
         yield LiveSite(server.url, ADMIN_USER, ADMIN_PASSWORD, server)
         assert server.stop() == 0, server.output
 
@@ -111,7 +135,7 @@ def served_site(home: Path) -> Iterator[LiveSite]:
 @contextmanager
 def bare_site(home: Path, **variables: str) -> Iterator[LiveSite]:
     """One as `manage.py migrate` and a first superuser leave it: without the demo. ``variables`` are environment."""
-    with live.own_database() as url:
+    with database.own_database(Content.SCHEMA) as url:
         environment = {**site_environment(url, home), **variables}
         live.manage("shell", "-c", BARE, environment=environment)
         with live.serving(environment=environment) as server:
@@ -130,9 +154,4 @@ def site_environment(database_url: str, home: Path) -> dict[str, str]:
     }
 
 
-BARE = """
-from django.core.management import call_command
-from millm_site.first_run import ensure_superuser
-call_command("migrate", verbosity=0)
-ensure_superuser()
-"""
+BARE = "from millm_site.first_run import ensure_superuser; ensure_superuser()"

@@ -1,4 +1,7 @@
-"""Restore the test database after transactional tests, without locks on whole tables.
+"""The databases of tests: copies of templates, restored after transactional tests without locks on whole tables.
+
+Migrations and the demo's installation take seconds of CPU, a copy takes tenths of one. Each template is made once for
+each state of the code and kept on the tests' database server; those of earlier states are dropped.
 
 Django empties all tables with TRUNCATE, which needs an exclusive lock on each of them. A thread of the application that
 is still reading when its test ends then waits for the test and the test for the thread, and Postgres ends one of the
@@ -7,8 +10,16 @@ two with "deadlock detected". Deleting rows conflicts with no reader.
 
 from __future__ import annotations
 
+import hashlib
+import itertools
+import os
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
 
 import psycopg
 from django.db import OperationalError, connection, transaction
@@ -16,9 +27,88 @@ from django.db.backends.utils import CursorWrapper
 from django.test import TransactionTestCase
 from psycopg import sql
 
+from tests import live
+
+LOCK = 0x6D694C54  # any number that no other program on this server takes
+OTHER_PACKAGES = {"benchmarks", "tests", "tools"}  # they install nothing
 ATTEMPTS = 5
 WAIT_S = 60.0  # for transactions that other threads have open; only a test that leaks one waits this long
 KEPT = "rows_of_migrations"  # the schema with copies of the rows that migrations made
+_numbers = itertools.count()
+
+
+class Content(StrEnum):
+    """What a new database holds."""
+
+    NOTHING = "nothing"
+    SCHEMA = "schema"  # as `manage.py migrate` leaves it
+    DEMO = "demo"  # with the demo, as `manage.py serve --setup` leaves it, but without users
+
+
+@contextmanager
+def own_database(content: Content = Content.DEMO) -> Iterator[str]:
+    """Make a database beside the test database and yield its URL; drop it in the end."""
+    name = f"live_{os.getpid()}_{next(_numbers)}"
+    with _server() as server:
+        server.execute(_create(name, template(content)))
+        server.execute(sql.SQL("ALTER DATABASE {} SET synchronous_commit = off").format(sql.Identifier(name)))
+    try:
+        yield live.maintenance_url(name)
+    finally:
+        with _server() as server:
+            server.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+def template(content: Content) -> str:
+    """Return the name of the template with ``content``, and make it where it is missing."""
+    if content is Content.NOTHING:
+        return "template0"
+    name = f"millm_{content}_{_state_of_the_code()}"
+    with _server() as server:
+        server.execute("SELECT pg_advisory_lock(%s)", [LOCK])  # until the connection is closed
+        if not server.execute("SELECT 1 FROM pg_database WHERE datname = %s", [name]).fetchone():
+            _drop_others(server, content)
+            _make(server, name, content)
+    return name
+
+
+def _server() -> psycopg.Connection:
+    return psycopg.connect(live.maintenance_url("postgres"), autocommit=True)
+
+
+def _make(server: psycopg.Connection, name: str, content: Content) -> None:
+    unfinished = f"millm_{content}_unfinished"
+    server.execute(_create(unfinished, "template0"))
+    with tempfile.TemporaryDirectory() as home:
+        environment = {"MILLM_HOME": home, "MILLM_DATABASE_URL": live.maintenance_url(unfinished)}
+        live.manage("migrate", environment=environment)
+        if content is Content.DEMO:
+            live.manage("install_demo", environment=environment)
+    rename = sql.SQL("ALTER DATABASE {} RENAME TO {}")
+    server.execute(rename.format(sql.Identifier(unfinished), sql.Identifier(name)))
+
+
+def _drop_others(server: psycopg.Connection, content: Content) -> None:
+    query = "SELECT datname FROM pg_database WHERE datname LIKE %s"
+    for (name,) in server.execute(query, [f"millm\\_{content}\\_%"]).fetchall():
+        server.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+def _create(name: str, template: str) -> sql.Composed:
+    return sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(template))
+
+
+@cache
+def _state_of_the_code() -> str:
+    """Return a digest of all modules of ours and of the demo's files, any of which may change what is installed."""
+    digest = hashlib.sha256(str(live.PROJECT_DIR).encode())  # rows name the demo's folder
+    for package in sorted(path.parent for path in live.PROJECT_DIR.glob("*/__init__.py")):
+        for path in sorted(package.rglob("*")) if package.name not in OTHER_PACKAGES else ():
+            if path.suffix == ".py":
+                digest.update(path.read_bytes())
+            elif "artifacts" in path.parts and path.is_file():
+                digest.update(f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}".encode())
+    return digest.hexdigest()[:16]
 
 
 @dataclass(frozen=True)

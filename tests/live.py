@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import queue
 import re
@@ -18,14 +17,11 @@ from pathlib import Path
 from urllib.parse import quote
 
 import psutil
-import psycopg
 from django.conf import settings
-from psycopg import sql
 
 PROJECT_DIR = Path(__file__).resolve().parent.parent
 PATIENCE_S = 600.0  # how long a busy machine may take for anything; only a test that fails waits for it
 SERVES_ON = re.compile(r"miLLM serves on (\S+)")
-_numbers = itertools.count()
 
 
 @dataclass
@@ -146,18 +142,6 @@ def _runs(pid: int) -> bool:
 def clean_environment() -> dict[str, str]:
     """This process' environment without settings of ours: each server gets exactly those that its test names."""
     return {name: value for name, value in os.environ.items() if not name.startswith("MILLM_")}
-
-
-@contextmanager
-def own_database() -> Iterator[str]:
-    """The URL of a new database beside the test database, dropped in the end."""
-    name = f"live_{os.getpid()}_{next(_numbers)}"
-    with psycopg.connect(maintenance_url("postgres"), autocommit=True) as connection:
-        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
-        try:
-            yield maintenance_url(name)
-        finally:
-            connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
 
 
 def maintenance_url(name: str) -> str:

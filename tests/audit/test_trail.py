@@ -119,10 +119,10 @@ class TestImmutable:
             assert cursor.fetchone()[0] == AuditEvent.objects.count()
             cursor.execute("RESET ROLE")
 
-    def test_a_migrated_table_grants_no_more_than_reading_and_adding(self, database_url: str):
+    def test_a_migrated_table_grants_no_more_than_reading_and_adding(self, empty_database_url: str):
         """Of a database as `migrate` leaves it."""
-        live.manage("migrate", environment={"MILLM_DATABASE_URL": database_url})
-        with psycopg.connect(database_url) as fresh:
+        live.manage("migrate", environment={"MILLM_DATABASE_URL": empty_database_url})
+        with psycopg.connect(empty_database_url) as fresh:
             granted = {
                 row[0]
                 for row in fresh.execute(

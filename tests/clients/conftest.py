@@ -10,7 +10,7 @@ import httpx2
 import pytest
 from openai.types.moderation import Categories
 
-from tests import live
+from tests import database, live
 from tests.classifier_builders import build_classifier
 from tests.clients.environment import installed
 from tests.conftest import site_environment
@@ -36,10 +36,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     installed()
     embedder = build_embedder(tmp_path_factory.mktemp("embedder"))
     judge = build_classifier(tmp_path_factory.mktemp("judge"), labels=OPENAI_CATEGORIES)
-    with live.own_database() as url:
+    with database.own_database() as url:
         environment = site_environment(url, tmp_path_factory.mktemp("clients-site"))
-        for command in (["migrate"], ["install_demo"], ["shell", "-c", SET_UP]):
-            live.manage(*command, environment=environment)
+        live.manage("shell", "-c", SET_UP, environment=environment)
         for name, path in (("vectors", embedder), ("judge", judge)):
             live.manage("add_model", name, str(path), "--dtype", "float32", environment=environment)
         with live.serving(environment=environment) as server:

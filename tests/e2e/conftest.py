@@ -7,7 +7,7 @@ import pytest
 from openai import OpenAI
 from playwright.sync_api import Page, expect, sync_playwright
 
-from tests import live
+from tests import database, live
 from tests.conftest import LiveSite, site_environment
 from tests.e2e.oracle import Oracle
 
@@ -45,10 +45,9 @@ def page(live_site: LiveSite) -> Iterator[Page]:
 @pytest.fixture(scope="session")
 def float32_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A server of its own whose demo runs in float32, where greedy output does not depend on the batch."""
-    with live.own_database() as url:
+    with database.own_database() as url:
         environment = site_environment(url, tmp_path_factory.mktemp("float32-site"))
-        for command in (["migrate"], ["install_demo"], ["shell", "-c", USE_FLOAT32]):
-            live.manage(*command, environment=environment)
+        live.manage("shell", "-c", USE_FLOAT32, environment=environment)
         with live.serving(environment=environment) as server:
             yield f"{server.url}/v1"
             assert server.stop() == 0, server.output

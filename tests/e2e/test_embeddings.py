@@ -11,8 +11,9 @@ import pytest
 from openai import BadRequestError, OpenAI
 from transformers import AutoTokenizer
 
-from tests import live
+from tests import database, live
 from tests.conftest import site_environment
+from tests.database import Content
 from tests.embedding_builders import build_embedder, reference_vector
 
 TEXTS = ["The cat sat.", "a", "the cat sat, and sat, and sat."]
@@ -22,9 +23,8 @@ TEXTS = ["The cat sat.", "a", "the cat sat, and sat, and sat."]
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[OpenAI, Path]]:
     """A client, and the directory of the model ``vectors``."""
     path = build_embedder(tmp_path_factory.mktemp("embedder"))
-    with live.own_database() as url:
+    with database.own_database(Content.SCHEMA) as url:
         environment = site_environment(url, tmp_path_factory.mktemp("site"))
-        live.manage("migrate", environment=environment)
         live.manage("add_model", "vectors", str(path), "--dtype", "float32", environment=environment)
         with live.serving(environment=environment) as running:
             yield OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0), path

@@ -118,9 +118,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run([unmount, "-l", str(folder)], check=True)
 
 
-def test_a_full_disk_costs_the_upload_and_nothing_else(small_disk: Path, database_url: str):
-    environment = {**site_environment(database_url, small_disk), "MILLM_MIN_FREE_BYTES": "0"}
-    live.manage("migrate", environment=environment)
+def test_a_full_disk_costs_the_upload_and_nothing_else(small_disk: Path, migrated_database_url: str):
+    environment = {**site_environment(migrated_database_url, small_disk), "MILLM_MIN_FREE_BYTES": "0"}
     with live.serving(environment=environment) as server:
         client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
         kept = client.files.create(file=("a.txt", b"a" * MEGABYTE), purpose="user_data")

@@ -15,7 +15,7 @@ from openai import AsyncOpenAI, OpenAI
 from openai.types import VectorStore, VectorStoreSearchResponse
 from openai.types.vector_stores import VectorStoreFile
 
-from tests import live
+from tests import database, live
 from tests.conftest import site_environment
 from tests.embedding_builders import build_embedder
 
@@ -26,10 +26,8 @@ WAIT_S = 240
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     path = build_embedder(tmp_path_factory.mktemp("embedder"))
-    with live.own_database() as database:
-        environment = site_environment(database, tmp_path_factory.mktemp("site"))
-        live.manage("migrate", environment=environment)
-        live.manage("install_demo", environment=environment)
+    with database.own_database() as place:
+        environment = site_environment(place, tmp_path_factory.mktemp("site"))
         live.manage("add_model", "vectors", str(path), "--dtype", "float32", environment=environment)
         with live.serving(environment=environment) as running:
             yield f"{running.url}/v1"
@@ -133,10 +131,9 @@ def test_a_server_without_an_embedding_model_says_so(client: OpenAI):
     assert caught.value.code == "no_embedding_model_configured"
 
 
-def test_reading_goes_on_after_the_death_of_its_process(database_url: str, tmp_path: Path):
+def test_reading_goes_on_after_the_death_of_its_process(migrated_database_url: str, tmp_path: Path):
     path = build_embedder(tmp_path / "embedder")
-    environment = {**site_environment(database_url, tmp_path / "home"), "MILLM_JOB_STALL_SECONDS": "2"}
-    live.manage("migrate", environment=environment)
+    environment = {**site_environment(migrated_database_url, tmp_path / "home"), "MILLM_JOB_STALL_SECONDS": "2"}
     live.manage("add_model", "vectors", str(path), "--dtype", "float32", environment=environment)
     words = [f"{n:06d}" for n in range(20_000)]
     with live.serving(environment=environment) as server:

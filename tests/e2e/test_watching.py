@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from openai import OpenAI
 
-from tests import live
+from tests import database, live
 from tests.conftest import site_environment
 
 RULES = """
@@ -26,12 +26,11 @@ STORY: list[Any] = [{"role": "user", "content": "Tell me a story about a storm a
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
     """The address of a server with rules, and of its database."""
-    with live.own_database() as database:
-        environment = site_environment(database, tmp_path_factory.mktemp("watched-site"))
-        for command in (["migrate"], ["install_demo"], ["shell", "-c", RULES]):
-            live.manage(*command, environment=environment)
+    with database.own_database() as place:
+        environment = site_environment(place, tmp_path_factory.mktemp("watched-site"))
+        live.manage("shell", "-c", RULES, environment=environment)
         with live.serving(environment=environment) as server:
-            yield f"{server.url}/v1", database
+            yield f"{server.url}/v1", place
             assert server.stop() == 0, server.output
 
 

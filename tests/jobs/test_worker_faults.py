@@ -32,7 +32,6 @@ class Site:
             "MILLM_JOB_STALL_SECONDS": "2",
             "MILLM_DRAIN_SECONDS": "5",
         }
-        live.manage("migrate", "--verbosity=0", environment=self.environment)
 
     def serve(self) -> live.LiveServer:
         server = live.start([*COMMAND, "serve"], self.environment)
@@ -59,8 +58,8 @@ class Site:
 
 
 @pytest.fixture
-def site(database_url: str, tmp_path: Path) -> Site:
-    return Site(database_url, tmp_path / "home")
+def site(migrated_database_url: str, tmp_path: Path) -> Site:
+    return Site(migrated_database_url, tmp_path / "home")
 
 
 @pytest.fixture
@@ -148,6 +147,7 @@ def test_jobs_outlive_a_restart_of_postgres(home: Path, servers: list[live.LiveS
     postgres = EmbeddedPostgres(home / "postgres")
     postgres.ensure_running()
     site = Site(f"postgresql://postgres@/postgres?host={postgres.socket_dir}", home)
+    live.manage("migrate", environment=site.environment)
     file = home / "counted"
     held = hold(file)
     servers.append(site.serve())

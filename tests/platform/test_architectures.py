@@ -16,9 +16,8 @@ from tests.platform.wire import connected, head, read_all
 pytestmark = pytest.mark.live
 
 
-def test_completions_stream_from_all_reference_architectures(tmp_path: Path, database_url: str) -> None:
-    environment = site_environment(database_url, tmp_path / "home")
-    live.manage("migrate", environment=environment)
+def test_completions_stream_from_all_reference_architectures(tmp_path: Path, migrated_database_url: str) -> None:
+    environment = site_environment(migrated_database_url, tmp_path / "home")
     for name in ARCHITECTURES:
         live.manage("add_model", name, str(build_model(tmp_path / name, name)), environment=environment)
     with live.serving(environment=environment) as server:

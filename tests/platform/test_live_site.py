@@ -45,8 +45,8 @@ def test_busy_port_is_one_clear_sentence(live_site: LiveSite) -> None:
     assert "Traceback" not in second.output
 
 
-def test_database_without_migrations_is_refused(tmp_path: Path, database_url: str) -> None:
-    with live.running([sys.executable, "manage.py", "serve"], site_environment(database_url, tmp_path)) as server:
+def test_database_without_migrations_is_refused(tmp_path: Path, empty_database_url: str) -> None:
+    with live.running([sys.executable, "manage.py", "serve"], site_environment(empty_database_url, tmp_path)) as server:
         server.wait_for("manage.py migrate")
         assert server.process.wait(live.PATIENCE_S) == 1
 
@@ -67,9 +67,8 @@ def test_database_that_is_away_is_explained(tmp_path: Path) -> None:
     ],
     ids=["daphne", "uvicorn"],
 )
-def test_other_servers_run_the_same_application(tmp_path: Path, database_url: str, command: list[str]) -> None:
-    environment = site_environment(database_url, tmp_path)
-    live.manage("migrate", environment=environment)
+def test_other_servers_run_the_same_application(tmp_path: Path, migrated_database_url: str, command: list[str]) -> None:
+    environment = site_environment(migrated_database_url, tmp_path)
     port = free_port()
     words = [word.format(port=port) for word in command]
     with live.running([sys.executable, *words], environment) as server:

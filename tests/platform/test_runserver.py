@@ -39,19 +39,17 @@ class Development:
 
 
 @pytest.fixture
-def development(tmp_path: Path, database_url: str) -> Iterator[Development]:
+def development(tmp_path: Path, migrated_database_url: str) -> Iterator[Development]:
     """runserver with autoreload, on settings that a test may touch."""
     settings_file = tmp_path / "reloaded_settings.py"
     settings_file.write_text(SETTINGS)
     environment = {
         "MILLM_HOME": str(tmp_path / "home"),
-        "MILLM_DATABASE_URL": database_url,
+        "MILLM_DATABASE_URL": migrated_database_url,
         "MILLM_DEBUG": "1",
         "DJANGO_SETTINGS_MODULE": "reloaded_settings",
         "PYTHONPATH": os.pathsep.join([str(tmp_path), str(live.PROJECT_DIR)]),
     }
-    with live.running([sys.executable, "manage.py", "migrate", "--verbosity=0"], environment) as migration:
-        assert migration.process.wait(live.PATIENCE_S) == 0, migration.output
     with live.running([sys.executable, "manage.py", "runserver", "0"], environment) as server:
         running = Development(server, settings_file)
         running.wait_until_up()
@@ -96,10 +94,9 @@ def test_signal_to_the_parent_ends_both_in_order(development: Development, numbe
     [({}, 200, "not needed for requests from this machine"), ({"MILLM_AUTH": "required"}, 401, "needed for every")],
 )
 def test_requests_of_this_machine_need_no_key_unless_asked_for(
-    tmp_path: Path, database_url: str, variables: dict[str, str], status: int, said: str
+    tmp_path: Path, migrated_database_url: str, variables: dict[str, str], status: int, said: str
 ) -> None:
-    environment = {"MILLM_HOME": str(tmp_path), "MILLM_DATABASE_URL": database_url, **variables}
-    live.manage("migrate", "--verbosity=0", environment=environment)
+    environment = {"MILLM_HOME": str(tmp_path), "MILLM_DATABASE_URL": migrated_database_url, **variables}
     with live.running([sys.executable, "manage.py", "runserver", "0", "--noreload"], environment) as server:
         server.url = server.wait_for(live.SERVES_ON).group(1)
         server.wait_for(said)
@@ -107,8 +104,8 @@ def test_requests_of_this_machine_need_no_key_unless_asked_for(
         assert server.stop(signal.SIGINT) == 0
 
 
-def test_without_reloader_there_is_one_process(tmp_path: Path, database_url: str) -> None:
-    environment = {"MILLM_HOME": str(tmp_path), "MILLM_DATABASE_URL": database_url, "MILLM_DEBUG": "1"}
+def test_without_reloader_there_is_one_process(tmp_path: Path, migrated_database_url: str) -> None:
+    environment = {"MILLM_HOME": str(tmp_path), "MILLM_DATABASE_URL": migrated_database_url, "MILLM_DEBUG": "1"}
     with live.running([sys.executable, "manage.py", "runserver", "0", "--noreload"], environment) as server:
         server.url = server.wait_for(live.SERVES_ON).group(1)
         assert psutil.Process(server.pid).children() == []

@@ -9,8 +9,9 @@ import pytest
 
 from millm_site.http.asgi_handler import SiteHandler
 from openai_api.http.file_uploads import upload_refusal
-from tests import live
+from tests import database, live
 from tests.conftest import site_environment
+from tests.database import Content
 from tests.platform.wire import answer, ask, connected, head, read_all
 
 LARGE = f"Content-Length: {100 * 2**20}"
@@ -20,9 +21,8 @@ FORM = "Content-Type: multipart/form-data; boundary=x"
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[live.LiveServer, str]]:
     """A server that wants keys from everybody, and a key."""
-    with live.own_database() as url:
+    with database.own_database(Content.SCHEMA) as url:
         environment = {**site_environment(url, tmp_path_factory.mktemp("guarded")), "MILLM_AUTH": "required"}
-        live.manage("migrate", environment=environment)
         create = "from django.contrib.auth.models import User; User.objects.create_user('ann')"
         live.manage("shell", "-c", create, environment=environment)
         key = live.manage("create_api_key", "laptop", "--user", "ann", environment=environment).split()[-1]

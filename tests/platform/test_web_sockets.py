@@ -106,9 +106,8 @@ def test_a_stopping_server_says_goodbye_and_does_not_wait(tmp_path: Path, databa
     assert "Traceback" not in server.output
 
 
-def test_plain_daphne_speaks_it_too(tmp_path: Path, database_url: str) -> None:
-    environment = site_environment(database_url, tmp_path)
-    live.manage("migrate", environment=environment)
+def test_plain_daphne_speaks_it_too(tmp_path: Path, migrated_database_url: str) -> None:
+    environment = site_environment(migrated_database_url, tmp_path)
     port = free_port()
     command = [sys.executable, "-m", "daphne", "-p", str(port), "millm_site.asgi:application"]
     with live.running(command, environment) as server:
