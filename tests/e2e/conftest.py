@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from openai import OpenAI
-from playwright.sync_api import Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from tests import database, live
 from tests.conftest import LiveSite, site_environment
@@ -22,23 +23,40 @@ def client(live_site: LiveSite) -> OpenAI:
     return OpenAI(base_url=live_site.api_url, api_key="none", max_retries=0)
 
 
-@pytest.fixture
-def page(live_site: LiveSite) -> Iterator[Page]:
-    """A browser window, logged in to the admin; errors in the page's scripts fail the test."""
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Chromium for the tests of a module. Not for a session: asynchronous tests cannot run beside Playwright's loop."""
     if CHROMIUM is None:
         pytest.skip("no Chromium is installed, and `make test` could not install one")
-    errors: list[str] = []
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1400, "height": 900})
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.set_default_timeout(30_000)
-        page.goto(live_site.url)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="session")
+def login_cookies() -> dict[str, Any]:
+    """The cookies of administrators who have logged in, by site."""
+    return {}
+
+
+@pytest.fixture
+def page(live_site: LiveSite, browser: Browser, login_cookies: dict[str, Any]) -> Iterator[Page]:
+    """A new browser window, logged in to the admin; errors in the page's scripts fail the test."""
+    errors: list[str] = []
+    context = browser.new_context(viewport={"width": 1400, "height": 900})
+    context.add_cookies(login_cookies.get(live_site.url, []))
+    page = context.new_page()
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.set_default_timeout(30_000)
+    page.goto(live_site.url)
+    if page.locator("#id_username").count():
         page.fill("#id_username", live_site.admin_user)
         page.fill("#id_password", live_site.admin_password)
         page.click("[type=submit]")
-        yield page
-        browser.close()
+        login_cookies[live_site.url] = context.cookies()
+    yield page
+    context.close()
     assert not errors
 
 

@@ -91,28 +91,29 @@ from pathlib import Path
 import torch
 from tests.engine.test_changed_files import load
 
-kind, path = sys.argv[1], Path(sys.argv[2])
-module = load(kind, path).module
-tensors = [*module.parameters(), *module.buffers()]
-run = lambda: [float((t.to_dense() if t.is_mkldnn else t).double().sum()) for t in tensors]
-with torch.inference_mode():
-    before = run()
-    assert before
-    for file in [*path.glob("*.safetensors"), *path.glob("*.bin")]:
-        data = file.read_bytes()
-        file.write_bytes(bytes(len(data)))
-        assert run() == before, "the weights follow the file"
-        file.write_bytes(b"")
-        assert run() == before, "the weights follow the file"
-print("alive")
+for folder in sys.argv[1:]:
+    path = Path(folder)
+    module = load(path.name, path).module
+    tensors = [*module.parameters(), *module.buffers()]
+    run = lambda: [float((t.to_dense() if t.is_mkldnn else t).double().sum()) for t in tensors]
+    with torch.inference_mode():
+        before = run()
+        assert before
+        for file in [*path.glob("*.safetensors"), *path.glob("*.bin")]:
+            data = file.read_bytes()
+            file.write_bytes(bytes(len(data)))
+            assert run() == before, "the weights follow the file"
+            file.write_bytes(b"")
+            assert run() == before, "the weights follow the file"
+    print(path.name, flush=True)
 """
 
 
-@pytest.mark.parametrize("kind", ["biases", "sharded", "embedding", "classification"])
-def test_a_model_outlives_its_files(tmp_path, kind):
+def test_models_outlive_their_files(tmp_path):
     """In a process of its own: a mapped page that is gone ends the process with SIGBUS."""
-    done = run_python(OUTLIVES, kind, str(KINDS[kind](tmp_path)))
-    assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr[-2000:]
+    kinds = ["biases", "sharded", "embedding", "classification"]
+    done = run_python(OUTLIVES, *(str(KINDS[kind](tmp_path / kind)) for kind in kinds))
+    assert (done.returncode, done.stdout.split()) == (0, kinds), done.stderr[-2000:]
 
 
 INTERRUPTED = """
@@ -121,39 +122,44 @@ from pathlib import Path
 from inference.engine.errors import LoadError
 from tests.engine.test_changed_files import load
 
-kind, path = sys.argv[1], Path(sys.argv[2])
-files = [*path.glob("*.safetensors"), *path.glob("*.bin")]
-whole = {file: file.read_bytes() for file in files}
-done = threading.Event()
+def interrupt(kind, path):
+    files = [*path.glob("*.safetensors"), *path.glob("*.bin")]
+    whole = {file: file.read_bytes() for file in files}
+    done = threading.Event()
 
-def rewrite():
-    while not done.is_set():
-        for file, data in whole.items():
-            time.sleep(random.random() / 20)
-            file.write_bytes(data[: random.randrange(len(data))])
-            time.sleep(random.random() / 20)
-            file.write_bytes(data)
+    def rewrite():
+        while not done.is_set():
+            for file, data in whole.items():
+                time.sleep(random.random() / 20)
+                file.write_bytes(data[: random.randrange(len(data))])
+                time.sleep(random.random() / 20)
+                file.write_bytes(data)
 
-writer = threading.Thread(target=rewrite, daemon=True)
-writer.start()
-outcomes = {"loaded": 0, "refused": 0}
-for _ in range(10):
-    try:
-        load(kind, path)
-        outcomes["loaded"] += 1
-    except LoadError:
-        outcomes["refused"] += 1
-done.set()
-writer.join()
-load(kind, path)
-print(sum(outcomes.values()), outcomes["refused"] > 0)
+    writer = threading.Thread(target=rewrite, daemon=True)
+    writer.start()
+    outcomes = {"loaded": 0, "refused": 0}
+    for _ in range(10):
+        try:
+            load(kind, path)
+            outcomes["loaded"] += 1
+        except LoadError:
+            outcomes["refused"] += 1
+    done.set()
+    writer.join()
+    load(kind, path)
+    return sum(outcomes.values()), outcomes["refused"] > 0
+
+for folder in sys.argv[1:]:
+    print(Path(folder).name, *interrupt(Path(folder).name, Path(folder)), flush=True)
 """
 
 
-@pytest.mark.parametrize("kind", ["generation", "pickled", "embedding"])
-def test_files_that_are_written_while_they_are_read_cost_the_load_only(tmp_path, kind):
-    done = run_python(INTERRUPTED, kind, str(KINDS[kind](tmp_path)))
-    assert (done.returncode, done.stdout) == (0, "10 True\n"), done.stderr[-2000:]
+def test_files_that_are_written_while_they_are_read_cost_the_load_only(tmp_path):
+    kinds = ["generation", "pickled", "embedding"]
+    done = run_python(INTERRUPTED, *(str(KINDS[kind](tmp_path / kind)) for kind in kinds))
+    assert (done.returncode, done.stdout.splitlines()) == (0, [f"{kind} 10 True" for kind in kinds]), done.stderr[
+        -2000:
+    ]
 
 
 def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -1,7 +1,7 @@
 """Greedy output equals transformers' generate, however requests are run.
 
-Alone, batched in chunks, preempted and prefix-cached, each over all combinations of architecture, weights, cache, mode
-and kernels; int8 weights against a model of transformers' with what they stand for.
+Alone, batched in chunks, preempted and prefix-cached, each over combinations of architecture, weights, cache, mode and
+kernels; int8 weights against a model of transformers' with what they stand for.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from inference.engine.kernels.linear_kinds import quantise
 from inference.engine.models.loader import LoadedModel, ModelSpec, load_model
 from inference.engine.models.self_check import probe_layouts
 from tests.builders import ARCHITECTURES, build_model
+from tests.combinations import pairwise
 from tests.engine.harness import EngineHarness, Transcript, reference_tokens
 
 PROMPTS = [tuple(range(3 + 7 * i, 3 + 7 * i + length)) for i, length in enumerate((1, 4, 19, 33))]
@@ -45,36 +46,27 @@ def expected(reference: torch.nn.Module, prompt: tuple[int, ...], num_tokens: in
     return reference_tokens(SimpleNamespace(module=reference), prompt, num_tokens)
 
 
-@pytest.fixture(params=ARCHITECTURES)
-def architecture(request) -> str:
-    return request.param
+AXES: dict[str, list[str]] = {
+    "architecture": list(ARCHITECTURES),
+    "weights": ["float32", "int8"],
+    "backend": ["contiguous", "paged"],
+    "mode": ["continuous", "static"],
+    "kernels": ["native", "torch"],
+}
 
 
-@pytest.fixture(params=["float32", "int8"])
-def weights(request) -> str:
-    return request.param
-
-
-@pytest.fixture(params=["contiguous", "paged"])
-def backend(request) -> str:
-    return request.param
-
-
-@pytest.fixture(params=["continuous", "static"])
-def mode(request) -> str:
-    return request.param
-
-
-@pytest.fixture(params=["native", "torch"])
-def kernels(request) -> Iterator[str]:
-    if request.param == "torch":
+@pytest.fixture(params=pairwise(**AXES))
+def combination(request) -> Iterator[dict[str, str]]:
+    if request.param["kernels"] == "torch":
         native.deactivate()
     yield request.param
     native.activate()
 
 
-# Combinations of these two say nothing more about a test.
-plainly = pytest.mark.parametrize(("weights", "kernels"), [("float32", "native")])
+# Weights and kernels make no difference to what these tests are about.
+plainly = pytest.mark.parametrize(
+    "combination", pairwise(**AXES | {"weights": ["float32"], "kernels": ["native"]}), indirect=True
+)
 
 
 @pytest.fixture(scope="session")
@@ -93,15 +85,21 @@ def int8_subject(folder: Path, architecture: str) -> Subject:
 
 
 @pytest.fixture
-def subject(architecture, weights, loaded_models, int8_models) -> Subject:
-    if weights == "int8":
+def subject(combination, loaded_models, int8_models) -> Subject:
+    architecture = combination["architecture"]
+    if combination["weights"] == "int8":
         return int8_models[architecture]
     return Subject(loaded_models[architecture], loaded_models[architecture].module)
 
 
 @pytest.fixture
-def make(subject, backend, mode, kernels) -> Make:
-    return partial(EngineHarness, subject.loaded, kv_cache_backend=backend, batching_mode=mode)
+def make(subject, combination) -> Make:
+    return partial(
+        EngineHarness,
+        subject.loaded,
+        kv_cache_backend=combination["backend"],
+        batching_mode=combination["mode"],
+    )
 
 
 def test_alone(subject, make):

@@ -76,13 +76,16 @@ def test_one_engine_in_the_child_none_in_the_parent_after_a_reload_too(developme
     assert second["pid"] == development.child.pid != first["pid"]
     assert live.ended(first["pid"])
     assert len(engines(second["names"])) == 1
+    assert_signal_ends_both(development, signal.SIGTERM)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signal_to_the_parent_ends_both_in_order(development: Development, number: signal.Signals) -> None:
+def test_an_interrupt_ends_both_in_order(development: Development) -> None:
+    development.child.send_signal(signal.SIGINT)  # a terminal sends it to both
+    assert_signal_ends_both(development, signal.SIGINT)
+
+
+def assert_signal_ends_both(development: Development, number: signal.Signals) -> None:
     child = development.child
-    if number == signal.SIGINT:
-        child.send_signal(number)  # a terminal sends it to both
     assert development.server.stop(number) == 0
     assert not child.is_running()
     assert "Stopping: 0 request(s)" in development.server.output

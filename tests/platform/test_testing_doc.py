@@ -36,7 +36,7 @@ def test_named_tests_exist() -> None:
     for named in NAMED:
         file, _, name = named.partition("::")
         exists = (PROJECT_DIR / file).is_file() and any("test_" in each for each in definitions(file))
-        if not exists or name and name not in definitions(file):
+        if not exists or (name and name not in definitions(file)):
             missing.append(named)
     assert NAMED
     assert missing == []
