@@ -46,16 +46,25 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that share one server process run in one worker (``--dist loadgroup``)."""
+    """Run the tests of a module that share a server or another fixture in one worker (``--dist loadgroup``)."""
     for item in items:
         if "live_site" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("live_site"))
             item.add_marker(pytest.mark.live)
+        if item.get_closest_marker("xdist_group") is None and (group := _group_of(item)):
+            item.add_marker(pytest.mark.xdist_group(group))
+
+
+def _group_of(item: pytest.Item) -> str | None:
+    if not isinstance(item, pytest.Function):
+        return None
+    fixtures = [definitions[-1] for definitions in item._fixtureinfo.name2fixturedefs.values()]
+    is_shared = any(fixture.scope == "module" or fixture.argname == "live_site" for fixture in fixtures)
+    return str(item.path) if is_shared else None
 
 
 @dataclass(frozen=True)
 class LiveSite:
-    """A server with the demo installed, as `make run` starts it, shared by a whole session: do not break it.
+    """A server with the demo installed, as `make run` starts it, shared by a worker's modules: do not break it.
 
     A request from this machine needs no key. ``server.manage(...)`` runs commands on its database.
     """
