@@ -1,4 +1,4 @@
-"""Runs a step's chunks through one model: a packed forward, steering, sampling."""
+"""Run the chunks of a step through one model: packed forward pass, steering, sampling."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from inference.interventions import Site
 
 @dataclass(frozen=True, slots=True)
 class TokenSteering:
-    """Of one token: at how many sites it was to be steered and was, and what came of that, as in StepEffects."""
+    """Steering of one token: the expected and actual number of sites, and the effects as in StepEffects."""
 
     expected: int
     applied: int
@@ -55,11 +55,11 @@ class TokenSteering:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """Next tokens of the chunks that sample, in their order, and log-probabilities of prompt tokens by sequence.
+    """The sampled tokens of the chunks, in their order, and log-probabilities of prompt tokens by sequence.
 
-    ``sampled`` has a row for each of ``sequences``, which may stand there several times in a row: then all its tokens
-    but the last were drafts, and ``draft_steering`` has what steering did to each of its drafts.
-    ``found`` is what was read, of drafts as well, and ``scores`` what was scored of continuations.
+    ``sampled`` has a row for each of ``sequences``. A sequence may occur several times in a row: then all of its tokens
+    but the last are accepted drafts, and ``draft_steering`` has the steering of each draft. ``found``: captured rows,
+    also of drafts. ``scores``: scores of continuations.
     """
 
     sampled: Sampled
@@ -71,7 +71,7 @@ class StepOutput:
 
 
 class ModelRunner:
-    """One model on its device, with its cache and its steering tables; ``accelerator`` says how it runs off the CPU."""
+    """One model on its device, with its cache and steering tables. ``accelerator``: how it runs on a GPU."""
 
     def __init__(self, loaded: LoadedModel, cache: ModelCache, accelerator: Accelerator | None = None) -> None:
         self.loaded = loaded
@@ -88,7 +88,7 @@ class ModelRunner:
 
     @property
     def kernels(self) -> str:
-        """One line that names the kernels in use."""
+        """A line that names the kernels in use."""
         if self._attention is None:
             return f"CPU: {native.active()}"
         return f"attention by {self._attention}; CUDA graphs {self.graphs or 'off'}"
@@ -99,7 +99,7 @@ class ModelRunner:
         self.masks.close()
         if self.graphs is not None:
             self.graphs.close()
-            self.graphs = None  # it refers back here: nothing must keep the model's memory
+            self.graphs = None  # it refers to this object, which must not keep the model's memory
 
     def forget_batch(self) -> None:
         """Drop cached batch state after a sequence left the batch."""
@@ -120,13 +120,13 @@ class ModelRunner:
             masks.wait()
         found = capture.found() if capture is not None else {}
         output = _read_out(chunks, logits, self._sampler, masks.result())
-        draft_steering = _note_steering(chunks, step)  # after sampling, which waits for the device in any case
+        draft_steering = _note_steering(chunks, step)  # after sampling, which waits for the device anyway
         for chunk in chunks:
             chunk.sequence.num_computed += chunk.num_own
         return replace(output, draft_steering=draft_steering, found=found)
 
     def _forward(self, chunks: list[Chunk], logit_places: list[int], row_of_token: list[int]) -> Tensor:
-        """``[len(logit_places), vocab]`` logits of those places in the packed step."""
+        """Return ``[len(logit_places), vocab]`` logits of these places in the packed step."""
         segments, slots = _segments(chunks)
         tokens = [t for c in chunks for t in _chunk_tokens(c)]
         step = build_step(
@@ -147,7 +147,7 @@ class ModelRunner:
     def _logits(
         self, tensors: StepTensors, segments: tuple[TokenSpan, ...], logit_places: Tensor | int, max_keys: int = 0
     ) -> Tensor:
-        """``logit_places`` 0 is all places; see :meth:`StepTensors.varlen` for ``max_keys``."""
+        """Return logits. ``logit_places`` 0: all places; see :meth:`StepTensors.varlen` for ``max_keys``."""
         varlen = tensors.varlen(self._attention, segments, max_keys) if self._attention else None
         output = self.loaded.module(
             input_ids=tensors.tokens.unsqueeze(0),
@@ -174,7 +174,9 @@ class ModelRunner:
         )
 
     def _decode_logits(self, tensors: StepTensors, num_rows: int, max_keys: int) -> Tensor:
-        """Of one token of each row, which sees up to ``max_keys``; reads nothing on the host, so it can be captured."""
+        """Return logits of one token per row with up to ``max_keys`` keys. Does not read on the host, so it can be
+        captured.
+        """
         self.steering.begin_static(tensors.steering_rows)
         try:
             return self._logits(tensors, (TokenSpan(max_keys - 1, 1),) * num_rows, 0, max_keys)
@@ -212,7 +214,7 @@ def _chunk_tokens(chunk: Chunk) -> list[int]:
 def _segments(chunks: list[Chunk]) -> tuple[tuple[TokenSpan, ...], NDArray[np.int64]]:
     """The step's segments, and the row of the cache's tables of each.
 
-    A chunk with drafts attends token by token, which is what the kernels for single tokens are fast at.
+    The tokens of a chunk with drafts are separate segments, because the kernels for single tokens are faster.
     """
     segments: list[TokenSpan] = []
     slots: list[int] = []
@@ -226,7 +228,7 @@ def _segments(chunks: list[Chunk]) -> tuple[tuple[TokenSpan, ...], NDArray[np.in
 
 
 def _rows(chunks: list[Chunk]) -> list[int]:
-    """The steering row of each token of the step; empty where none is steered."""
+    """Return the steering row of each token of the step; empty if none is steered."""
     if all(chunk.sequence.rows is None for chunk in chunks):
         return []
     rows: list[int] = []
@@ -241,7 +243,7 @@ def _rows(chunks: list[Chunk]) -> list[int]:
 
 
 def _note_steering(chunks: list[Chunk], step: SteeringStep) -> dict[Sequence, Iterator[TokenSteering]]:
-    """Record what steering did to each steered sequence; returns that of its drafts, not recorded."""
+    """Record the steering of each sequence. Returns that of drafts, which is not recorded yet."""
     of_drafts: dict[Sequence, Iterator[TokenSteering]] = {}
     if step.plan is None:
         return of_drafts
@@ -270,8 +272,8 @@ def _note_steering(chunks: list[Chunk], step: SteeringStep) -> dict[Sequence, It
 
 
 def _logit_places(chunks: list[Chunk]) -> list[int]:
-    """Places in the packed step whose logits are read: last tokens and before drafts, prompts whose
-    log-probabilities are asked, and continuations to be scored. Of a chunk they are always its last ones.
+    """Return the places in the packed step whose logits are needed: last tokens, drafts, prompts with requested
+    log-probabilities, and continuations to score. They are always the last places of a chunk.
     """
     places: list[int] = []
     first = 0
@@ -289,7 +291,7 @@ def _num_wanted(chunk: Chunk) -> int:
 
 
 def _read_out(chunks: list[Chunk], logits: Tensor, sampler: Sampler, masks: TokenMasks | None) -> StepOutput:
-    """Split the logits into those to sample from and those of prompts."""
+    """Split the logits into those for sampling and those of prompts."""
     sampled_rows: list[int] = []
     prompts, scored, first = {}, {}, 0
     for chunk in chunks:
@@ -313,7 +315,9 @@ def _chosen(logits: Tensor, rows: list[int]) -> Tensor:
 
 
 def _prompt_logprobs(sequence: Sequence, num_tokens: int, logits: Tensor) -> tuple[TokenLogprob | None, ...]:
-    """Of the prompt's tokens after each of the chunk's places; None first for the prompt's own first token."""
+    """Return the log-probabilities of the prompt's tokens after the chunk's places, preceded by None for the first
+    token.
+    """
     start = sequence.num_computed
     num_top = sequence.request.sampling.prompt_logprobs or 0
     first: list[TokenLogprob | None] = [None] if start == 0 else []

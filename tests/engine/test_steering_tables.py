@@ -94,7 +94,7 @@ def test_a_row_that_is_used_again_forgets_what_it_did(table, monkeypatch):
         torch.testing.assert_close(steer(table, h, [row, 0]), steer(alone, h, [row_of(alone, second), 0]))
         alone.close()
         table.release(table.acquire(second))
-        table.release(table._residents[second.fingerprint].rows)
+        table.release(table._entries[second.fingerprint].rows)
 
 
 def test_an_idle_profile_stays_until_others_need_its_room(table, monkeypatch):

@@ -1,7 +1,7 @@
 """One forward pass with captures: which tokens are captured where, and the captured values.
 
-Reads of several sequences that ask the same of a site are one: their rows are gathered and encoded together, some at a
-time, so that a wide SAE needs no more memory than :data:`MAX_ENCODED` numbers.
+Captures of several sequences with the same probe at a site are combined: their rows are gathered and encoded together,
+a limited number at a time, so that a wide SAE needs no more memory than :data:`MAX_ENCODED` values.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_ENCODED = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class CaptureTask:
-    """One read of one sequence in a step: ``rows`` of the packed step, which are ``places`` of the sequence."""
+    """A capture of one sequence in a step: ``rows`` of the packed step, which are ``places`` of the sequence."""
 
     sequence: Sequence
     number: int
@@ -34,15 +34,15 @@ class CaptureTask:
 
 @dataclass(slots=True)
 class CaptureStep:
-    """The tasks of a step by site, stage and what they have in common; the hooks fill in the rest."""
+    """The tasks of a step by site, stage and shared probe. The hooks add the captured values."""
 
     tasks: dict[tuple[Site, Stage], dict[Hashable, list[CaptureTask]]]
     _seen: list[tuple[list[CaptureTask], Tensor, Tensor | None]] = field(default_factory=list)
 
     def look(self, site: Site, stage: Stage, hidden: Tensor) -> None:
-        """Called by the hooks with the site's ``[..., d]`` hidden states."""
+        """Capture from the site's ``[..., d]`` hidden states. Called by the hooks."""
         for tasks in self.tasks.get((site, stage), {}).values():
-            self._seen.append((tasks, *_read(tasks, hidden.reshape(-1, hidden.shape[-1]))))
+            self._seen.append((tasks, *_capture(tasks, hidden.reshape(-1, hidden.shape[-1]))))
 
     def found(self) -> dict[Sequence, list[CapturedRows]]:
         """Return the captured rows by sequence. Raise RuntimeError if an expected hook did not run."""
@@ -65,7 +65,7 @@ def plan_captures(chunks: Iterable[Chunk]) -> CaptureStep | None:
         if chunk.sequence.capture is not None:
             for task in _tasks(chunk, first):
                 at = tasks.setdefault((task.spec.site, task.spec.stage), {})
-                at.setdefault(_shared(task.spec), []).append(task)
+                at.setdefault(_batch_key(task.spec), []).append(task)
         first += chunk.num_tokens
     return CaptureStep(tasks) if tasks else None
 
@@ -81,8 +81,8 @@ def _tasks(chunk: Chunk, first: int) -> Iterator[CaptureTask]:
             yield CaptureTask(sequence, number, spec, [first + place - start for place in places], tuple(places))
 
 
-def _shared(spec: CaptureSpec) -> Hashable:
-    """Reads at one place with the same of these are read in one go."""
+def _batch_key(spec: CaptureSpec) -> Hashable:
+    """Return a key: tasks at the same place with equal keys are computed together."""
     probe = spec.probe
     match probe:
         case Residuals():
@@ -96,8 +96,8 @@ def _shared(spec: CaptureSpec) -> Hashable:
 # In the forward pass
 
 
-def _read(tasks: list[CaptureTask], hidden: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Values, and indices of the strongest features, of all tasks' rows; or one row of values for each pooled task."""
+def _capture(tasks: list[CaptureTask], hidden: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Return the values, and indices of top features, of all tasks' rows; or one row of values per pooled task."""
     device = hidden.device
     rows = torch.tensor([row for task in tasks for row in task.rows], device=device)
     probe = _widest([task.spec.probe for task in tasks])
@@ -112,7 +112,7 @@ def _read(tasks: list[CaptureTask], hidden: Tensor) -> tuple[Tensor, Tensor | No
 
 
 def _widest(probes: list[Probe]) -> Probe:
-    """Of several that ask for their strongest features, the one that wants most."""
+    """Return the probe with the largest number of top features."""
     return max(probes, key=lambda probe: probe.count if isinstance(probe, TopFeatures) else 0)
 
 
@@ -130,7 +130,7 @@ def _values(probe: Probe, h: Tensor) -> tuple[Tensor, Tensor | None]:
 
 
 def _pooled(pooling: Pooling, parts: list[Tensor], owners: tuple[Tensor, ...], num_owners: int) -> Tensor:
-    """One row for each owner: the sum in float64 for a mean, the largest of each column, or the last row."""
+    """Return a row per owner: the sum in float64 for a mean, the maximum of each column, or the last row."""
     width = parts[0].shape[1]
     if pooling == "mean":
         pooled = parts[0].new_zeros(num_owners, width, dtype=torch.float64)
@@ -147,7 +147,7 @@ def _pooled(pooling: Pooling, parts: list[Tensor], owners: tuple[Tensor, ...], n
     return pooled
 
 
-# After it
+# After the forward pass
 
 
 def _split(tasks: list[CaptureTask], values: Tensor, features: Tensor | None) -> Iterator[CapturedRows]:

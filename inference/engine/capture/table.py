@@ -18,8 +18,8 @@ _TURNS: dict[Stage, HookOrder] = {"pre": HookOrder.READ_BEFORE, "post": HookOrde
 
 
 class CaptureTable:
-    """A hook stays for as long as a sequence captures there: on the CPU a hook inside a layer keeps it from running
-    fused.
+    """Manages the hooks of a model. A hook exists only while a sequence captures there, because on the CPU a hook
+    inside a layer prevents fusion.
     """
 
     def __init__(self, module: nn.Module, hooks: SiteHooks) -> None:
@@ -35,7 +35,7 @@ class CaptureTable:
 
     @property
     def is_capturing(self) -> bool:
-        """In the forward pass that runs now."""
+        """Whether the current forward pass captures anything."""
         return self._step is not None
 
     def acquire(self, specs: tuple[CaptureSpec, ...]) -> None:
@@ -63,7 +63,7 @@ class CaptureTable:
 
     @contextmanager
     def capturing(self, step: CaptureStep | None) -> Iterator[None]:
-        """The forward pass in the block reports to ``step``."""
+        """Capture the forward pass in the block into ``step``."""
         self._step = step
         try:
             yield

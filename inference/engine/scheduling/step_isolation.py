@@ -41,7 +41,7 @@ Restore = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class Failure(Generic[P]):
-    """A item that cannot be run; ``code`` and ``message`` are what its client sees."""
+    """An item that cannot be run; ``code`` and ``message`` are what its client sees."""
 
     item: P
     code: str
@@ -52,7 +52,7 @@ class Failure(Generic[P]):
 class StepResult(Generic[P, R]):
     """Attempts that went well, items that ran together with their output, and the items that failed.
 
-    A item that ran may be smaller than the one that was asked for.
+    An item that ran may be smaller than requested.
     """
 
     attempts: list[tuple[list[P], R]] = field(default_factory=list)
@@ -64,20 +64,19 @@ class StepResult(Generic[P, R]):
 
 
 def nothing_to_restore(_: object) -> Restore:
-    """Of a item that an attempt does not change."""
+    """For items that an attempt does not change."""
     return lambda: None
 
 
 def cannot_shrink(_: object, __: str) -> None:
-    """Of a item that runs whole or not at all."""
+    """For items that cannot be split."""
 
 
 class StepIsolation(Generic[P, R]):
     """``run`` makes one forward pass over some items.
 
-    ``remember`` is asked before each attempt for what puts a item back as it was. ``shrink`` makes a lone item smaller
-    that failed with a code; None where it cannot be. ``free_memory`` is called after an attempt that it was too
-    short for.
+    ``remember`` is called before each attempt and returns a function that restores an item. ``shrink`` makes a single
+    failed item smaller, or returns None. ``free_memory`` is called after an attempt that ran out of memory.
     """
 
     def __init__(
@@ -95,7 +94,7 @@ class StepIsolation(Generic[P, R]):
         self.counters = StepCounters()
 
     def run(self, items: list[P]) -> StepResult[P, R]:
-        """Raises only what concerns the device or the process: AcceleratorError, SystemExit and their like."""
+        """Run the items. Raises only errors of the device or the process, such as AcceleratorError and SystemExit."""
         began_at = time.monotonic()
         result: StepResult[P, R] = StepResult()
         self._attempt(items, result)
@@ -125,16 +124,16 @@ class StepIsolation(Generic[P, R]):
         try:
             result.attempts.append((items, self._run(items)))
         except torch.AcceleratorError:
-            raise  # every further call would raise it too: the device is lost for this process
+            raise  # the device is lost for this process: every further call would raise too
         except Exception as error:
-            # Whatever a model or a hook raises concerns the requests of this attempt only.
+            # An error of a model or a hook concerns only the requests of this attempt.
             code = OUT_OF_MEMORY if is_out_of_memory(error) else SERVER_ERROR
             logger.exception("An attempt at a step of %d sequences failed (%s).", len(items), code)
             return code
         return ""
 
     def _smaller(self, items: list[P], code: str) -> list[list[P]]:
-        """What to try instead; nothing for a lone item that cannot shrink."""
+        """Return the smaller attempts to try instead; none for a single item that cannot shrink."""
         if len(items) > 1:
             middle = len(items) // 2
             return [items[:middle], items[middle:]]
@@ -143,14 +142,14 @@ class StepIsolation(Generic[P, R]):
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """torch has an exception of its own for accelerators only; its CPU allocator raises a RuntimeError."""
+    """Return whether memory ran out. On the CPU torch raises a RuntimeError."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
 
 
 def free_unused_memory() -> None:
-    """Free memory that torch caches or that only reference cycles hold."""
+    """Free memory that torch caches or that only reference cycles keep alive."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

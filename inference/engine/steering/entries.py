@@ -1,4 +1,4 @@
-"""A program's features and directions at one site, as entries of the tables."""
+"""Convert the features and directions of a program at one site to table entries."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INFINITY = float("inf")
 
 @dataclass(slots=True)
 class _Draft:
-    """One entry while a program is laid out. ``gate`` counts within the program; an entry without one is its own."""
+    """An entry under construction. ``gate`` is an index within the program; an entry without a gate is its own gate."""
 
     reader: FeatureReader
     feature: int
@@ -32,7 +32,7 @@ class _Draft:
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """``n`` entries on the CPU. Gates count within them, and their row is not filled in yet."""
+    """``n`` entries on the CPU. Gates are indices within them; their row is not set yet."""
 
     read: Tensor  # [n, d] float32
     write: Tensor  # [n, d] float32
@@ -45,10 +45,10 @@ class Entries:
 
 
 def build_entries(edits: Sequence[ReaderEdit], width: int) -> Entries:
-    """In the order of the edits and their rules.
+    """Return the entries in the order of the edits and their rules.
 
-    SiteError for features that do not exist, too many gates, and weights that are not finite numbers: a sum over all
-    entries would carry those into the tokens of other rows.
+    Raise SiteError for unknown features, too many gates, or weights that are not finite: sums over all entries would
+    spread these to the tokens of other rows.
     """
     drafts: list[_Draft] = []
     for edit in edits:
@@ -82,7 +82,7 @@ def build_entries(edits: Sequence[ReaderEdit], width: int) -> Entries:
 
 
 class ConstantReader:
-    """The one feature of a vector that is always added: it activates by 0 and writes the vector."""
+    """A reader with one feature for a vector that is always added: activation 0, and the vector as decoder row."""
 
     d_sae = 1
 
@@ -100,7 +100,7 @@ class ConstantReader:
 
 
 def _check_finite(drafts: Sequence[_Draft], read: Tensor, write: Tensor, numbers: Tensor) -> None:
-    """Bounds, floors and thresholds may be infinite, and must be numbers."""
+    """Raise SiteError unless weights are finite. Bounds, floors and thresholds may be infinite, but not NaN."""
     finite = numbers[:, [Number.BIAS, Number.GAIN_LESS_ONE, Number.OFFSET]]
     is_valid = read.isfinite().all(1) & write.isfinite().all(1) & finite.isfinite().all(1) & ~numbers.isnan().any(1)
     if not bool(is_valid.all()):
@@ -109,7 +109,7 @@ def _check_finite(drafts: Sequence[_Draft], read: Tensor, write: Tensor, numbers
 
 
 def _draft_rule(reader: FeatureReader, rule: FeatureRule, drafts: list[_Draft], norm_limit: float) -> None:
-    """The rule's entry, and one per gate: a chain of entries, each the gate of the one before."""
+    """Append the rule's entry and one per gate, as a chain in which each is the gate of the one before."""
     if len(rule.gates) + rule.only_if_active > MAX_GATES:
         raise SiteError(f"Feature {rule.feature} has more than {MAX_GATES} gates.")
     mine = len(drafts)

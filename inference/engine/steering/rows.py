@@ -19,14 +19,14 @@ Rows = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class PlaceRows:
-    """Rows of a zone's tokens, or of one segment of it, by their index in both.
+    """The rows of the tokens of a zone or one segment, by their index in both.
 
-    ``rows[i][k]`` from the ``starts[i]``-th token of the prompt, or of what is generated, and the segment's
-    ``segment_starts[k]``-th token on, 0 for none.
+    ``rows[i][k]`` applies from index ``starts[i]`` among the prompt's or the generated tokens, and index
+    ``segment_starts[k]`` in the segment; 0 for none.
     """
 
     starts: tuple[int, ...]  # the first is 0
-    segment_starts: tuple[int, ...]  # likewise
+    segment_starts: tuple[int, ...]  # also 0 first
     rows: Rows
     special_rows: Rows  # of special tokens
 
@@ -37,7 +37,7 @@ class PlaceRows:
 
 @dataclass(frozen=True, slots=True)
 class SteeringRows:
-    """Which rows an intervention's tokens have; ``rows`` are all of its own."""
+    """The rows of an intervention's tokens. ``rows``: all rows that it owns."""
 
     fingerprint: str
     prompt: PlaceRows
@@ -49,7 +49,7 @@ class SteeringRows:
     def of_tokens(
         self, token_ids: Sequence[int], start: int, num_prompt: int, segments: SequenceSegments | None = None
     ) -> list[int]:
-        """The rows of a sequence's tokens from place ``start`` on; 0 where one is left alone.
+        """Return the rows of a sequence's tokens from place ``start`` on; 0 for tokens that are not steered.
 
         ``segments`` covers all generated tokens before them; None if all of them are the answer.
         """
@@ -73,12 +73,7 @@ class SteeringRows:
 
 @dataclass(frozen=True, slots=True)
 class PlacePrograms:
-    """The programs of a zone's tokens, or of one segment of it.
-
-    ``programs[i][k]`` from the ``starts[i]``-th token of the prompt, or of what is generated, and the segment's
-    ``segment_starts[k]``-th token on. Empty where
-    nothing acts.
-    """
+    """The programs of the tokens of a zone or one segment; see :class:`PlaceRows`. Empty if nothing acts."""
 
     starts: tuple[int, ...]
     segment_starts: tuple[int, ...]
@@ -103,13 +98,13 @@ def place_programs(intervention: Intervention, zone: Zone, segment: Segment | No
 
 
 def by_site(program: Program) -> dict[Site, Program]:
-    """The part of a program at each of its sites, in the sites' order."""
+    """Split a program by site, in the order of sites."""
     sites = sorted({edit.site for edit in program})
     return {site: tuple(edit for edit in program if edit.site == site) for site in sites}
 
 
 def _starts(windows: Iterable[Window]) -> tuple[int, ...]:
-    """Where something begins or ends."""
+    """Return the indices at which a window starts or ends."""
     ends = {end for window in windows for end in (window.after, window.first) if end is not None}
     return tuple(sorted({0} | ends))
 

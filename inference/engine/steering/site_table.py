@@ -1,4 +1,4 @@
-"""The tables of one site: what each row does there."""
+"""The tables of one site: the effect of each row there."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FIRST = torch.tensor([0])
 
 @dataclass(frozen=True, slots=True)
 class GivenActivations:
-    """One SAE forward pass of a step: which tokens and features, and which entries get the activations."""
+    """One SAE forward pass of a step: its tokens and features, and the entries that receive the activations."""
 
     reader: FeatureReader
     tokens: Tensor  # [t] int64, places in the step
@@ -40,23 +40,23 @@ class GivenActivations:
 
 
 class SiteTable:
-    """Tensors that grow by doubling; a change writes the row that changes and nothing else.
+    """The tensors of a site. They grow by doubling; a change writes only the row that changes.
 
-    ``acts`` has the rows that do something here. ``version`` changes when a captured step would do something else: when
-    other tensors are in use, or other SAEs are to be asked.
+    ``acts``: the rows that have an effect here. ``version`` changes when captured steps become invalid: when tensors
+    are replaced, or other SAEs must run.
     """
 
     def __init__(self, width: int, num_rows: int, device: torch.device) -> None:
         self.width = width
         self._device = device
         self._free: list[int] = []
-        self._num_entries = 0  # ever used; later ones are neither read nor written
+        self._num_entries = 0  # used so far; later ones are neither read nor written
         self._slots: dict[int, list[int]] = {}  # by row
         self._given: dict[int, dict[int, tuple[FeatureReader, int]]] = {}  # by row, then by entry
         self.acts: set[int] = set()
         self.version = 0
         self.static_changes = torch.zeros(0, device=device)
-        self._asks: tuple[int, tuple[GivenActivations, ...]] | None = None  # of all rows, at that version
+        self._asks: tuple[int, tuple[GivenActivations, ...]] | None = None  # for all rows, by version
         self._tensors = SteeringTensors(
             flags=torch.zeros(num_rows, dtype=torch.uint8, device=device),
             vectors=torch.zeros(num_rows, width, device=device),
@@ -79,7 +79,7 @@ class SiteTable:
     # Rows
 
     def set_row(self, row: int, program: Program) -> None:
-        """Lay out the part of a program that acts here."""
+        """Set a row to the part of a program that acts here."""
         sums = _vector_sums(program)
         readers = [edit for edit in program if isinstance(edit, ReaderEdit)]
         entries = build_entries([*readers, *sums[1:]], self.width)
@@ -96,15 +96,15 @@ class SiteTable:
         self.acts.add(row)
 
     def clear_row(self, row: int) -> None:
-        """Undo :meth:`set_row`, whether it came to its end or not. Nothing of the row's numbers stays behind."""
+        """Undo :meth:`set_row`, even if it failed halfway. Resets all numbers of the row."""
         self.acts.discard(row)
         t = self._tensors
-        # Written, not replaced: captured steps read them.
+        # Written in place, because captured steps read them.
         t.flags[row], t.counts[row], t.vectors[row], t.norm_limits[row], t.slots[row] = 0, 0, 0.0, 0.0, 0
         slots = self._slots.pop(row, [])
         if slots:
             for table in (t.read, t.write, t.numbers, t.codes):
-                table[slots] = 0  # of row 0, which does not act
+                table[slots] = 0  # row 0 does not act
             self._free += slots
         if self._given.pop(row, None):
             self.version += 1
@@ -144,7 +144,7 @@ class SiteTable:
     def apply_static(self, hidden: Tensor, rows: Tensor) -> Tensor:
         """Return the steered ``hidden`` for CUDA graph capture: run every SAE that any row may need, on all tokens.
 
-        How far tokens moved is written to :attr:`static_changes`, which all captured steps share.
+        The relative changes are written to :attr:`static_changes`, which all captured steps share.
         """
         given = None
         for ask in self._all_asks():
@@ -153,7 +153,7 @@ class SiteTable:
             )
             given[:, ask.slots] = ask.reader.activations(hidden.float(), ask.features)
         steered, changes = native.steer(hidden, rows, self._tensors, given)
-        if len(changes) > len(self.static_changes):  # not while capturing: an ordinary pass comes before
+        if len(changes) > len(self.static_changes):  # never during capture: an ordinary pass precedes it
             self.version += bool(len(self.static_changes))
             self.static_changes = torch.zeros(_doubled(MIN_STATIC, len(changes)), device=self._device)
         self.static_changes[: len(changes)].copy_(changes)
@@ -166,7 +166,9 @@ class SiteTable:
         return self._asks[1]
 
     def apply(self, hidden: Tensor, rows: Tensor, asked: Sequence[GivenActivations]) -> tuple[Tensor, Tensor]:
-        """``hidden`` ``[tokens, width]`` steered by ``rows`` ``[tokens]``, and how far each token moved."""
+        """Return ``hidden`` ``[tokens, width]`` steered by ``rows`` ``[tokens]``, and the relative change of each
+        token.
+        """
         return native.steer(hidden, rows, self._tensors, self._ask(hidden, asked) if asked else None)
 
     def _ask(self, hidden: Tensor, asked: Iterable[GivenActivations]) -> Tensor:
@@ -201,7 +203,7 @@ class SiteTable:
         self._note_normalizations(codes)
 
     def _take_slots(self, count: int) -> list[int]:
-        """Room for a row's entries; the tensors grow where there is none."""
+        """Return slots for a row's entries, growing the tensors if necessary."""
         if count > self._tensors.slots.shape[1]:
             wider = _grown(self._tensors.slots.T, _doubled(self._tensors.slots.shape[1], count)).T.contiguous()
             self._replace(slots=wider)
@@ -230,7 +232,7 @@ class SiteTable:
 
 
 def _vector_sums(program: Program) -> list[ReaderEdit]:
-    """One for each norm limit that vectors of the program have, the lowest first: their sum, always added."""
+    """Return an edit with the sum of the vectors per norm limit, lowest limit first."""
     by_limit: dict[float, list[Tensor]] = {}
     for edit in program:
         if isinstance(edit, VectorEdit):
@@ -245,8 +247,8 @@ def _vector_sums(program: Program) -> list[ReaderEdit]:
     return sums
 
 
-def _doubled(size: int, wanted: int) -> int:
-    while size < wanted:
+def _doubled(size: int, minimum: int) -> int:
+    while size < minimum:
         size *= 2
     return size
 

@@ -1,4 +1,4 @@
-"""One forward pass under steering: what is to happen at each site, and what did."""
+"""One steered forward pass: the planned edits at each site, and their effects."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from inference.interventions import Site
 
 @dataclass(frozen=True, slots=True)
 class SteeringPlan:
-    """Holds for all steps whose tokens have the same rows, as long as no profile comes or goes.
+    """The plan for steps whose tokens have the same rows. Valid until a profile is added or removed.
 
-    ``expected`` says at how many sites each token's profile acts; ``acts``, by site, whether the table changes the
-    token there.
+    ``expected``: the number of sites at which each token's profile acts. ``acts``: by site, whether the table changes
+    the token there.
     """
 
     row_of_token: list[int]
@@ -27,10 +27,10 @@ class SteeringPlan:
     expected: list[int]
     acts: Mapping[Site, list[bool]]
     given: Mapping[Site, tuple[GivenActivations, ...]]
-    _applied: dict[tuple[Site, ...], list[int]] = field(default_factory=dict)  # by what ran
+    _applied: dict[tuple[Site, ...], list[int]] = field(default_factory=dict)  # by the hooks that ran
 
     def applied(self, ran: tuple[Site, ...]) -> list[int]:
-        """At how many sites each token was really steered when the hooks of these sites acted."""
+        """Return at how many sites each token was steered, given the sites whose hooks ran."""
         if ran not in self._applied:
             columns = [self.acts[site] for site in ran if site in self.acts]
             self._applied[ran] = [sum(acts) for acts in zip(*columns, strict=True)] or [0] * len(self.expected)
@@ -39,15 +39,15 @@ class SteeringPlan:
 
 @dataclass(frozen=True, slots=True)
 class StepEffects:
-    """``values`` is ``[sites, 3, tokens]``: whether a token's profile acts at the site, whether that changed the token,
-    and how far, as a share of its norm.
+    """The effects of a step. ``values`` ``[sites, 3, tokens]``: whether a token's profile acts at the site, whether it
+    changed the token, and the change relative to its norm.
     """
 
     sites: tuple[Site, ...]
     values: NDArray[np.float64]
 
     def sums(self, ranges: Sequence[tuple[int, int]]) -> list[list[list[float]]]:
-        """``[ranges][sites][3]`` over tokens from the first of each range up to its second."""
+        """Return sums over ranges of tokens, ``[ranges][sites][3]``."""
         padded = np.concatenate([self.values, np.zeros((*self.values.shape[:2], 1))], axis=2)
         totals = np.add.reduceat(padded, [end for each in ranges for end in each], axis=2)[:, :, ::2]
         found: list[list[list[float]]] = totals.transpose(2, 0, 1).tolist()
@@ -56,10 +56,10 @@ class StepEffects:
 
 @dataclass(slots=True)
 class SteeringStep:
-    """``plan`` is None where no token is steered. ``ran`` has each site's hook as often as it acted, and ``changes``
-    what it made of each token then (``[tokens]`` float32 on the device: ``|h' - h| / |h|``).
+    """A forward pass. ``plan`` is None if no token is steered. ``ran``: the site of each hook call. ``changes``: the
+    relative change of each token in that call, ``|h' - h| / |h|``, ``[tokens]`` float32 on the device.
 
-    With ``static_rows`` (``[tokens]`` int64 on the device) the hooks read the rows from there, whatever the plan says.
+    With ``static_rows`` (``[tokens]`` int64 on the device) the hooks read the rows from there, not from the plan.
     """
 
     plan: SteeringPlan | None
@@ -68,7 +68,7 @@ class SteeringStep:
     changes: list[Tensor] = field(default_factory=list)
 
     def effects(self) -> StepEffects | None:
-        """What steering did to each token. Waits for the device; None where nothing ran."""
+        """Return the effects on each token; None if nothing ran. Waits for the device."""
         if self.plan is None or not self.changes:
             return None
         ran = [(site, changes) for site, changes in zip(self.ran, self.changes, strict=True) if site in self.plan.acts]
@@ -77,7 +77,7 @@ class SteeringStep:
         return StepEffects(tuple(site for site, _ in ran), np.stack([acts, moved != 0, moved], axis=1))
 
     def counts(self, num_tokens: int) -> tuple[list[int], list[int]]:
-        """At how many sites each token was to be steered, and really was."""
+        """Return at how many sites each token should be steered, and was steered."""
         if self.plan is None:
             return [0] * num_tokens, [0] * num_tokens
         return self.plan.expected, self.plan.applied(tuple(self.ran))

@@ -1,8 +1,8 @@
 """Steering inside the forward pass: row tables per site, and the hooks that apply them.
 
-Each resident intervention owns a row for each set of its edits that act together (such as those on prompt tokens and
-those on generated ones); row 0 changes nothing. A step names a row per token. Only tokens whose row has edits at a site
-are touched there, so all others stay bit-equal whatever their neighbours do.
+Each intervention owns a row per set of edits that act together (such as those on prompt tokens and those on generated
+ones); row 0 changes nothing. A step has a row per token. Only tokens whose row has edits at a site are changed there;
+all others stay bitwise the same.
 
 An unused intervention keeps its rows for a while, so that the next request with it can reuse them.
 """
@@ -31,8 +31,8 @@ MAX_IDLE_ENTRIES = 2048
 
 
 @dataclass(slots=True)
-class _Resident:
-    """An intervention's rows. One that ``needs_sae_forward`` holds an SAE and is dropped with its last user."""
+class _Entry:
+    """The rows of an intervention. If it ``needs_sae_forward``, it holds an SAE and is dropped with its last user."""
 
     rows: SteeringRows
     sites: frozenset[Site]
@@ -42,74 +42,74 @@ class _Resident:
 
 
 class SteeringTable:
-    """The steering of one model: residents by fingerprint, tables by site, hooks on the module."""
+    """The steering of one model: interventions by fingerprint, tables by site, and hooks on the module."""
 
     def __init__(self, module: nn.Module, device: torch.device, hooks: SiteHooks | None = None) -> None:
         self._module = module
         self._hooks = hooks or SiteHooks(module)
         self._device = device
-        self._residents: dict[str, _Resident] = {}
-        self._idle: OrderedDict[str, _Resident] = OrderedDict()  # the longest unused first
+        self._entries: dict[str, _Entry] = {}
+        self._idle: OrderedDict[str, _Entry] = OrderedDict()  # least recently used first
         self._free_rows: list[int] = []
         self._num_rows = 1
         self._capacity = MIN_ROWS
-        self._num_sites: dict[int, int] = {}  # by row: at how many sites its program acts
+        self._num_sites: dict[int, int] = {}  # number of sites at which its program acts, by row
         self._sites: dict[Site, SiteTable] = {}
         self._hooked: dict[Site, Callable[[], None]] = {}
-        self._plan: SteeringPlan | None = None  # of the step before
+        self._plan: SteeringPlan | None = None  # of the previous step
         self._step: SteeringStep | None = None  # while a forward pass runs
-        self._ran_static: list[Site] = []  # where hooks acted in the last pass that read its rows from a tensor
+        self._ran_static: list[Site] = []  # sites of the hooks in the last pass with static rows
 
-    # Residents
+    # Interventions
 
     @torch.inference_mode()
     def acquire(self, intervention: Intervention) -> SteeringRows:
-        """Rows of the intervention, shared with others of its fingerprint; SiteError where it does not fit."""
+        """Return the intervention's rows, shared with others of its fingerprint. Raise SiteError if it does not fit."""
         fingerprint = intervention.fingerprint
-        resident = self._residents.get(fingerprint) or self._idle.pop(fingerprint, None) or self._add(intervention)
-        self._residents[fingerprint] = resident
-        resident.users += 1
-        for site in resident.sites - self._hooked.keys():
+        entry = self._entries.get(fingerprint) or self._idle.pop(fingerprint, None) or self._add(intervention)
+        self._entries[fingerprint] = entry
+        entry.users += 1
+        for site in entry.sites - self._hooked.keys():
             self._hooked[site] = self._hooks.put(site, HookOrder.STEER, partial(self._apply, site))
-        return resident.rows
+        return entry.rows
 
     @torch.inference_mode()
     def release(self, rows: SteeringRows) -> None:
-        resident = self._residents[rows.fingerprint]
-        resident.users -= 1
-        if resident.users:
+        entry = self._entries[rows.fingerprint]
+        entry.users -= 1
+        if entry.users:
             return
-        del self._residents[rows.fingerprint]
-        self._unhook(resident.sites)
-        self._idle[rows.fingerprint] = resident
-        if resident.needs_sae_forward:
+        del self._entries[rows.fingerprint]
+        self._unhook(entry.sites)
+        self._idle[rows.fingerprint] = entry
+        if entry.needs_sae_forward:
             self._drop_idle(rows.fingerprint)
         while self._has_too_many_idle():
             self._drop_idle(next(iter(self._idle)))
 
     def _unhook(self, sites: frozenset[Site]) -> None:
-        """On the CPU a hook inside a layer keeps it from running fused. Elsewhere captured steps hold on to hooks."""
+        """Remove unused hooks on the CPU, where a hook inside a layer prevents fusion. CUDA graphs need their hooks."""
         if self._device.type != "cpu":
             return
-        for site in sites.difference(*(resident.sites for resident in self._residents.values())):
+        for site in sites.difference(*(entry.sites for entry in self._entries.values())):
             if site in self._hooked:
                 self._hooked.pop(site)()
 
     def close(self) -> None:
-        """Take the hooks off the module."""
+        """Remove the hooks from the module."""
         for remove in self._hooked.values():
             remove()
         self._hooked.clear()
 
     @property
     def num_interventions(self) -> int:
-        """Interventions in use."""
-        return len(self._residents)
+        """The number of interventions in use."""
+        return len(self._entries)
 
     @property
     def num_rows(self) -> int:
-        """Rows in use, without row 0."""
-        return sum(len(resident.rows.rows) for resident in self._residents.values())
+        """The number of rows in use, without row 0."""
+        return sum(len(entry.rows.rows) for entry in self._entries.values())
 
     # A step
 
@@ -129,11 +129,11 @@ class SteeringTable:
 
     @property
     def graph_key(self) -> Hashable:
-        """Changes whenever a step captured before would do something else."""
+        """A key that changes when earlier captured steps become invalid."""
         return tuple((site, self._sites[site].version) for site in sorted(self._hooked))
 
     def begin_static(self, row_of_token: Tensor) -> None:
-        """Let the hooks read their rows from that tensor, with operations that ask the device for nothing.
+        """Let the hooks read their rows from a tensor, without synchronising with the device.
 
         ``[tokens]`` int64 on the device. Until :meth:`end_static`, and nothing where no token of the step is steered.
         """
@@ -188,7 +188,7 @@ class SteeringTable:
 
     # Building
 
-    def _add(self, intervention: Intervention) -> _Resident:
+    def _add(self, intervention: Intervention) -> _Entry:
         for edit in intervention.edits:
             self._check(edit)
         self._plan = None
@@ -202,7 +202,7 @@ class SteeringTable:
             self._clear(laid.values())
             raise
         tables, rows = self._sites.values(), frozenset(laid.values())
-        return _Resident(
+        return _Entry(
             SteeringRows(intervention.fingerprint, prompt, last, generation, rows, intervention.skip_token_ids),
             frozenset(intervention.sites),
             num_entries=sum(table.num_entries_of(row) for table in tables for row in rows),
@@ -252,12 +252,12 @@ class SteeringTable:
         if wrong is not None:
             raise SiteError(f"{edit.site} is {width} wide in this model, the edit {wrong}.")
 
-    # Idle residents
+    # Idle interventions
 
     def _has_too_many_idle(self) -> bool:
         idle = self._idle.values()
-        num_rows = sum(len(resident.rows.rows) for resident in idle)
-        return num_rows > MAX_IDLE_ROWS or sum(resident.num_entries for resident in idle) > MAX_IDLE_ENTRIES
+        num_rows = sum(len(entry.rows.rows) for entry in idle)
+        return num_rows > MAX_IDLE_ROWS or sum(entry.num_entries for entry in idle) > MAX_IDLE_ENTRIES
 
     def _drop_idle(self, fingerprint: str) -> None:
         self._clear(self._idle.pop(fingerprint).rows.rows)
