@@ -1,4 +1,4 @@
-"""From a directory of weights to a module that the engine can run, checked against transformers.
+"""Load a model from a directory for the engine, and check it against transformers.
 
 Start with :mod:`~inference.engine.models.loader`.
 """

@@ -1,10 +1,9 @@
 """Adaptations of models whose code departs from transformers' conventions.
 
-Some have attention of their own, or layers that drop unknown keyword arguments. LongRoPE (Phi-3.5, Phi-4-mini) has two
-sets of frequencies: one for texts up to the length that the model was first trained on, one for longer texts.
-transformers chooses by the largest position in a forward pass, so a text's keys would depend on its neighbours and on
-its chunks, and the cache would hold both kinds. Here one set is chosen at load, by the longest text that is served, and
-used for texts of every length.
+Some have their own attention, or layers that drop unknown keyword arguments. LongRoPE (Phi-3.5, Phi-4-mini) has two
+sets of frequencies: one for texts up to the original context length, one for longer texts. transformers chooses by the
+largest position in a forward pass, so the keys of a text would depend on other texts and on chunking, and the cache
+would mix both. Here one set is chosen at load, by the longest text that is served, for texts of every length.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from inference.engine.kernels.attention import drop_batch, keep_batch
 
 logger = logging.getLogger(__name__)
 LONG_ROPE = "longrope"
-SCALES = ("short_mscale", "long_mscale")  # of PhiMoE, whose cosines are scaled by one or the other
+SCALES = ("short_mscale", "long_mscale")  # of PhiMoE, which scales cosines by one of them
 
 
 @dataclass(frozen=True, slots=True)
 class _GPTNeoAttention:
-    """GPT-Neo's: scores are not scaled, and local layers see a window of the last tokens."""
+    """Attention of GPT-Neo: scores are not scaled, and local layers have a sliding window."""
 
     module: Any
     window: int | None
@@ -44,16 +43,16 @@ class _GPTNeoAttention:
 
 
 def adapt_attention(module: nn.Module) -> None:
-    """Let the attention modules that are known here use transformers' attention interface, as others do.
+    """Make known attention modules use transformers' attention interface, as others do.
 
-    The forward that they came with is gone then.
+    Replaces their original forward.
     """
     for child in module.modules():
         if type(child) is GPTNeoSelfAttention:
             config: Any = child.config
             window = int(config.window_size) if child.attention_type == "local" else None
             child.layer_idx = child.layer_id
-            child.bias = torch.ones(1, 1, 1, 1, dtype=torch.bool)  # a mask of all positions by all positions
+            child.bias = torch.ones(1, 1, 1, 1, dtype=torch.bool)  # replaces a mask of all positions by all positions
             child.forward = _GPTNeoAttention(child, window)
     module.register_forward_pre_hook(keep_batch, with_kwargs=True)
     module.register_forward_hook(drop_batch, always_call=True)
@@ -61,7 +60,7 @@ def adapt_attention(module: nn.Module) -> None:
 
 @torch.no_grad()
 def freeze_long_rope(module: nn.Module, max_length: int) -> bool:
-    """Let each LongRoPE module keep the frequencies for texts of up to ``max_length``; returns whether there is one."""
+    """Fix the frequencies of LongRoPE modules to those for texts of up to ``max_length``. Returns whether any exist."""
     found = False
     for child in module.modules():
         for layer_type, parameters in _long_ropes(child):
@@ -83,7 +82,7 @@ def _is_long(parameters: dict[str, Any], max_length: int) -> bool:
 
 
 def _long_ropes(child: nn.Module) -> Iterator[tuple[str | None, dict[str, Any]]]:
-    """The layer type (None for all layers) and the parameters of each LongRoPE in a rotary module."""
+    """Yield the layer type (None for all layers) and the parameters of each LongRoPE in a rotary module."""
     rope_type, config = getattr(child, "rope_type", None), getattr(child, "config", None)
     parameters = getattr(config, "rope_parameters", None)
     if not isinstance(parameters, dict):
@@ -95,7 +94,7 @@ def _long_ropes(child: nn.Module) -> Iterator[tuple[str | None, dict[str, Any]]]
 
 
 def _freeze(child: Any, layer_type: str | None, parameters: dict[str, Any], *, is_long: bool) -> None:
-    """Both sets become the chosen one, whatever the module then looks at."""
+    """Set both sets of frequencies to the chosen one."""
     prefix = f"{layer_type}_" if layer_type else ""
     inv_freq: Tensor = getattr(child, f"{prefix}inv_freq")
     original = int(parameters["original_max_position_embeddings"])

@@ -1,8 +1,8 @@
-"""What a model's attention asks for, layer by layer, as a forward pass of a few tokens shows it.
+"""Probe a model's attention, layer by layer, with a forward pass of a few tokens.
 
-Architectures differ in code, not in their configuration. Each layer's call of the attention function shows its
-arguments, and the mask that transformers would hand it shows which tokens it looks at, at any length. What the packed
-attention does not compute is refused here, in a sentence, before a request can get wrong text.
+Architectures differ in their code, not in their configuration. The arguments of each layer's attention call, and the
+mask that transformers would pass to it, show what the layer attends to, at any length. Models that the packed attention
+cannot compute are refused here with a reason.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from inference.engine.models.sites import decoder_layers
 
 PROBE = "millm_attention_probe"
 NUM_TOKENS = 4
-NUM_QUERIES = 6  # positions whose view is looked at, from the first to the last
+NUM_QUERIES = 6  # positions at which masks are compared, from the first to the last
 MAX_LISTED = 4
-UNKNOWN_ARGUMENTS = ("position_bias",)  # biases of the scores, by transformers' name
+UNKNOWN_ARGUMENTS = ("position_bias",)  # biases of the scores, by their name in transformers
 
 Mask = Callable[[Any, Any, Any, Any], Any]
 
 
 @contextmanager
 def attention_implementation(module: nn.Module, name: str) -> Iterator[None]:
-    """Run the module with another attention function, then with the one that it had."""
+    """Use another attention function in the block, then the original one."""
     assert isinstance(module, PreTrainedModel)
     before = module.config._attn_implementation or "eager"
     use_attention(module, name)
@@ -41,7 +41,7 @@ def attention_implementation(module: nn.Module, name: str) -> Iterator[None]:
 
 
 def use_attention(module: PreTrainedModel, name: str) -> None:
-    """Also of modules whose own code does not look at the choice."""
+    """Set the attention implementation, also of submodules that have their own configuration."""
     if module._can_set_attn_implementation():
         module.set_attn_implementation(name)
     else:
@@ -50,8 +50,8 @@ def use_attention(module: PreTrainedModel, name: str) -> None:
 
 @torch.inference_mode()
 def check_attention(module: nn.Module, max_length: int) -> None:
-    """UnsupportedModelError unless every layer attends once, through transformers' attention function, over the tokens
-    before it or a window of them, in texts of up to ``max_length`` tokens.
+    """Raise UnsupportedModelError unless every layer attends once, through transformers' attention function, over all
+    previous tokens or a window of them, in texts of up to ``max_length`` tokens.
     """
     probe = _Probe(max_length)
     AttentionInterface.register(PROBE, probe.attend)
@@ -63,7 +63,7 @@ def check_attention(module: nn.Module, max_length: int) -> None:
 
 
 class _Probe:
-    """Notes what each layer asks for while the module runs."""
+    """Records each layer's attention calls while the module runs."""
 
     def __init__(self, max_length: int) -> None:
         self._max_length = max_length
@@ -125,7 +125,7 @@ class _Probe:
         return ""
 
     def _is_plain(self, mask: Tensor, window: int) -> bool:
-        """Whether the mask hides what comes later, and what is further back than the window, and nothing else."""
+        """Return whether the mask hides exactly later tokens and those outside the window."""
         made = next((function for known, function in self._masks if known.data_ptr() == mask.data_ptr()), None)
         if made is None:
             return bool((mask == eager_causal(mask, window)).all()) if mask.is_floating_point() else False
@@ -141,14 +141,14 @@ class _Probe:
         keys = torch.arange(self._max_length)
         try:
             seen = torch.as_tensor(function(0, 0, torch.tensor(query), keys))
-        except (RuntimeError, TypeError, ValueError, IndexError):  # it depends on this text's own padding or blocks
+        except (RuntimeError, TypeError, ValueError, IndexError):  # it depends on the padding or blocks of this text
             return False
         expected = (keys <= query) & (keys > query - (window or len(keys)))
         return bool((seen.expand_as(expected) == expected).all())
 
 
 def eager_causal(mask: Tensor, window: int) -> Tensor:
-    """The mask of a few tokens that has the plain form, in the other's dtype and shape."""
+    """Return the plain causal mask of a few tokens, in the dtype and shape of another mask."""
     queries, keys = torch.arange(mask.shape[-2]).unsqueeze(1), torch.arange(mask.shape[-1])
     hidden = (keys > queries) | (keys <= queries - (window or len(keys)))
     plain = torch.zeros(hidden.shape, dtype=mask.dtype).masked_fill(hidden, torch.finfo(mask.dtype).min)
@@ -156,6 +156,6 @@ def eager_causal(mask: Tensor, window: int) -> Tensor:
 
 
 def _named(layers: list[int]) -> str:
-    """``layer 3``, or ``layers 0, 2, 4, 6 and 12 more``."""
+    """Return text like ``layer 3``, or ``layers 0, 2, 4, 6 and 12 more``."""
     shown, rest = ", ".join(map(str, layers[:MAX_LISTED])), len(layers) - MAX_LISTED
     return f"layer{'s' if len(layers) > 1 else ''} {shown}" + (f" and {rest} more" if rest > 0 else "")

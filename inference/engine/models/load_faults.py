@@ -13,7 +13,7 @@ from inference.engine.errors import LoadError, NotEnoughMemoryError
 from inference.engine.scheduling.step_isolation import is_out_of_memory
 from inference.files.unchanged import FileChangedError
 
-# What transformers, tokenizers and safetensors raise about files that are not what they expect.
+# Raised by transformers, tokenizers and safetensors for invalid files.
 FAULTS_OF_FILES = (
     OSError,
     ValueError,
@@ -26,12 +26,12 @@ FAULTS_OF_FILES = (
     EOFError,
     pickle.UnpicklingError,
 )
-NO_MEMORY = "Cannot allocate memory"  # the system's own words: a file that could not be mapped
+NO_MEMORY = "Cannot allocate memory"  # the system's message if a file cannot be mapped
 
 
 @contextmanager
 def readable_files(name: str, path: Path) -> Iterator[None]:
-    """LoadError for whatever is wrong with the directory's files; want of memory is left to :func:`enough_memory`."""
+    """Raise LoadError for problems with the directory's files. :func:`enough_memory` handles lack of memory."""
     try:
         yield
     except FAULTS_OF_FILES as error:
@@ -45,7 +45,7 @@ def readable_files(name: str, path: Path) -> Iterator[None]:
 
 @contextmanager
 def enough_memory(name: str) -> Iterator[None]:
-    """NotEnoughMemoryError when memory runs out here."""
+    """Raise NotEnoughMemoryError if memory runs out in the block."""
     try:
         yield
     except Exception as error:
@@ -59,7 +59,7 @@ def enough_memory(name: str) -> Iterator[None]:
 
 
 def ran_out_of_memory(error: BaseException | None) -> bool:
-    """Also when a library wrapped the error."""
+    """Return whether memory ran out, also if a library wrapped the error."""
     while error is not None:
         if isinstance(error, Exception) and (is_out_of_memory(error) or NO_MEMORY in str(error)):
             return True
@@ -68,6 +68,6 @@ def ran_out_of_memory(error: BaseException | None) -> bool:
 
 
 def told(error: Exception) -> str:
-    """Its type and the first line of its message."""
+    """Return the type of an error and the first line of its message."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"

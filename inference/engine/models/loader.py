@@ -41,18 +41,18 @@ from inference.torch_threads import borrowed_workers
 
 logger = logging.getLogger(__name__)
 DTYPES = {"auto": "auto", "bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-DEFAULT_LENGTH = 4096  # of a model whose configuration does not say
+DEFAULT_LENGTH = 4096  # if the model's configuration has none
 
 
-hf_logging.disable_progress_bar()  # a server's log is no terminal
+hf_logging.disable_progress_bar()  # not for the log of a server
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """What to load and how. ``max_seq_len`` 0 takes the model's own context length.
+    """What to load and how. ``max_seq_len`` 0: the model's own context length.
 
-    ``weights`` ``int8`` makes the linears int8, the output embeddings included.
-    ``kind`` is what it shall be used for: generation, embedding or classification (see the loaders of those).
+    ``weights`` ``int8`` quantises the linears, including the output embeddings. ``kind``: generation, embedding or
+    classification (which have their own loaders).
     """
 
     name: str
@@ -70,7 +70,7 @@ class ModelSpec:
 class LoadedModel:
     """A model with its tokenizer and the facts that scheduling and validation need.
 
-    ``labels`` are what a classifier tells apart.
+    ``labels``: those of a classifier.
     """
 
     name: str
@@ -85,7 +85,7 @@ class LoadedModel:
     num_layers: int
     dtype: str
     device: str
-    grammars: GrammarCompiler | None  # of a model that generates
+    grammars: GrammarCompiler | None  # of a generation model
     labels: tuple[str, ...] = field(default=(), kw_only=True)
 
 
@@ -117,7 +117,7 @@ def check_dtype(name: str) -> None:
 
 
 def resolve_device(name: str) -> torch.device:
-    """``auto`` is CUDA where there is one."""
+    """Return the device; ``auto`` is CUDA if available. Raise LoadError."""
     if name == "auto":
         return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     try:
@@ -132,9 +132,9 @@ def resolve_device(name: str) -> torch.device:
 def from_pretrained(
     spec: ModelSpec, device: torch.device, model_class: Any, **options: Any
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The directory's module, as one of transformers' ``Auto`` classes makes it, and its tokenizer.
+    """Return the module of one of transformers' ``Auto`` classes, and its tokenizer.
 
-    Nothing of them is mapped from a file. OSError if a file changes meanwhile, which would mix two models.
+    No file is mapped. Raise OSError if a file changes during the load, which would mix two versions.
     """
     with unchanged([*spec.path.glob("*.json"), *spec.path.glob("*.safetensors"), *spec.path.glob("*.bin")]):
         config = AutoConfig.from_pretrained(spec.path, trust_remote_code=spec.trust_remote_code, local_files_only=True)
@@ -146,11 +146,11 @@ def from_pretrained(
 
 
 def _load_module(spec: ModelSpec, config: Any, model_class: Any, options: dict[str, Any]) -> PreTrainedModel:
-    """On the CPU.
+    """Load the module on the CPU.
 
-    transformers maps the files that it opens, or with ``disable_mmap`` needs a file's size in memory a second time. So
-    it is given the tensors, which are read one by one when it asks for them; it opens only what it alone understands:
-    quantised checkpoints, and safetensors files with a name of their own.
+    transformers maps the files that it opens, or with ``disable_mmap`` needs a file's size in memory twice. So it is
+    given tensors that are read one by one on access. It opens files itself only if they are quantised checkpoints or
+    safetensors files with unusual names.
     """
     options = {"trust_remote_code": spec.trust_remote_code, "local_files_only": True, **options}
     if any(getattr(config, name, None) for name in ("quantization_config", "transformers_weights")):
@@ -160,16 +160,16 @@ def _load_module(spec: ModelSpec, config: Any, model_class: Any, options: dict[s
         return module
     weights = _weights(spec)
     dtype = _dtype(spec, config, weights)
-    with torch.device("meta"):  # without weights: it tells the class, which may be of the directory's own code
+    with torch.device("meta"):  # without weights, to find the class, which may be code of the directory
         skeleton = model_class.from_config(config, trust_remote_code=spec.trust_remote_code)
     module = type(skeleton).from_pretrained(None, config=skeleton.config, state_dict=weights, dtype=dtype, **options)
-    with suppress(OSError):  # a model need not have one: its config and its tokenizer name end tokens too
+    with suppress(OSError):  # it is optional: config and tokenizer have end tokens too
         module.generation_config = GenerationConfig.from_pretrained(spec.path, local_files_only=True)
     return module
 
 
 def _weights(spec: ModelSpec) -> Mapping[str, StoredWeight | Tensor]:
-    """By name, of safetensors files or, where those may be read and there are no others, of pickles."""
+    """Return tensors by name, of safetensors files, or of pickles if these are allowed and no others exist."""
     if files := weight_files(spec.path):
         return open_weights(files)
     if spec.allow_pickle and (files := pickle_files(spec.path)):
@@ -179,27 +179,27 @@ def _weights(spec: ModelSpec) -> Mapping[str, StoredWeight | Tensor]:
 
 
 def _dtype(spec: ModelSpec, config: Any, weights: Mapping[str, StoredWeight | Tensor]) -> Any:
-    """Without a word in the config ``auto`` is that of the weights, as transformers finds it."""
+    """Return the dtype. ``auto``: that of the config, or of the weights, as in transformers."""
     if spec.dtype != "auto" or None not in (config.dtype, config.get_text_config().dtype):
         return DTYPES[spec.dtype]
     return next((weight.dtype for weight in weights.values() if weight.dtype.is_floating_point), torch.float32)
 
 
 def served_length(spec: ModelSpec, config: Any) -> int:
-    """Tokens of the longest text: what the model was made for, or less where the specification says so."""
+    """Return the context length: the model's own, or a smaller one of the specification."""
     own_length = int(getattr(config, "max_position_embeddings", 0) or DEFAULT_LENGTH)
     return min(spec.max_seq_len, own_length) if spec.max_seq_len else own_length
 
 
 @contextmanager
 def _runnable(name: str, module: nn.Module) -> Iterator[None]:
-    """Say which model it is whose architecture cannot be run."""
+    """Turn errors of the block into an UnsupportedModelError that names the model."""
     try:
         yield
     except NotEnoughMemoryError:
         raise
     except Exception as error:
-        # The model's code is transformers' or its author's: whatever it raises here, it would raise for every request.
+        # The code is that of transformers or of the model's author: an error here would occur for every request.
         if ran_out_of_memory(error):
             raise
         reason = str(error).rstrip(".") if isinstance(error, (UnsupportedModelError, SiteError)) else told(error)
@@ -212,7 +212,7 @@ def _runnable(name: str, module: nn.Module) -> Iterator[None]:
 def _prepare(
     spec: ModelSpec, module: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, device: torch.device, max_length: int
 ) -> None:
-    """Make the module fast, and see that it still computes what transformers made of the files."""
+    """Optimise the module, and check that it still computes the same as transformers."""
     freeze_long_rope(module, max_length)
     reference = take_reference(
         module,
@@ -229,7 +229,7 @@ def _prepare(
 
 
 def _make_fast(spec: ModelSpec, module: nn.Module, device: torch.device) -> None:
-    """Kernels and layouts of ours; what they cannot do stays as transformers has it."""
+    """Apply our kernels and layouts. Modules that they do not support stay unchanged."""
     if device.type == "cpu":
         native.activate()
     linears = prepare_linears(module, weights=spec.weights, quantise_head=True)
@@ -260,7 +260,7 @@ def _describe(
 
 
 def _eos_token_ids(module: nn.Module, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Of the generation config (one or several) and of the tokenizer."""
+    """Return the end tokens of the generation config and of the tokenizer."""
     ids = getattr(getattr(module, "generation_config", None), "eos_token_id", None)
     found = set(ids) if isinstance(ids, list) else {ids}
     found.add(tokenizer.eos_token_id)
@@ -268,11 +268,11 @@ def _eos_token_ids(module: nn.Module, tokenizer: PreTrainedTokenizerBase) -> fro
 
 
 def release_model(loaded: LoadedModel) -> None:
-    """Free the weights of a model that nothing runs any more; its module cannot be used afterwards.
+    """Free the weights of an unused model. Its module cannot be used afterwards.
 
-    A module is part of reference cycles, so its tensors would stay until Python's collector comes by, and a full
-    collection holds the interpreter, and with it the engine thread: 640 ms with a model of 1.2 GiB on two shared cores.
-    So the links are cut here, one by one: no other thread waited for more than 19 ms.
+    A module is part of reference cycles, so its tensors would stay until Python's garbage collector runs, and a full
+    collection blocks the engine thread: 640 ms with a model of 1.2 GiB on two shared cores. Cutting the references here
+    blocks other threads for at most 19 ms.
     """
     on_cuda = loaded.device.startswith("cuda")
     for module in list(loaded.module.modules()):
@@ -282,7 +282,7 @@ def release_model(loaded: LoadedModel) -> None:
 
 
 def _empty(module: nn.Module) -> None:
-    """Parameters, buffers, hooks, and whatever else hangs on the module (packed weights, caches)."""
+    """Remove parameters, buffers, hooks and other attributes of the module (packed weights, caches)."""
     vars(module).clear()
 
 

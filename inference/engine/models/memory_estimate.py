@@ -1,4 +1,4 @@
-"""How much memory a model will need, told before anything of it is loaded: from its config and its files' headers."""
+"""Estimate the memory of a model before loading it, from its config and the headers of its files."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from inference.engine.models.load_faults import enough_memory, readable_files
 from inference.engine.models.loader import DTYPES, ModelSpec, resolve_device
 from inference.engine.models.weight_files import WeightHeader, pickled_bytes, read_headers, stored_dtype
 
-KV_TOKENS = 4096  # of one long conversation: less would serve nobody
-INT8_SCALE_BYTES = 4  # a float32 scale for each row of an int8 matrix
-LOGITS_COPIES = 3  # float32: as computed, as changed by penalties, sorted
-READ_COPIES = 2  # of logits of a prompt's places: as computed, and as float32 for their log-probabilities
+KV_TOKENS = 4096  # of one long conversation; less would not be useful
+INT8_SCALE_BYTES = 4  # a float32 scale per row of an int8 matrix
+LOGITS_COPIES = 3  # float32: computed, edited by penalties, sorted
+READ_COPIES = 2  # of logits of prompt places: computed, and float32 for log-probabilities
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:
-    """Bytes. ``kv`` is the least for keys and values: as set, or of one long conversation. ``most_kv`` is what a full
-    batch of the longest sequences can fill; what the model gets lies between them.
+    """An estimate in bytes. ``kv``: the minimum size of the KV cache (the configured one, or that of one long
+    conversation). ``most_kv``: the maximum, for a full batch of the longest sequences.
     """
 
     weights: int
@@ -39,15 +39,15 @@ class MemoryEstimate:
 
 
 def estimate_memory(spec: ModelSpec, *, max_tokens: int, max_rows: int, kv_bytes: int = 0) -> MemoryEstimate:
-    """``max_tokens`` go through the model in one step, ``max_rows`` of them are sampled from. ``kv_bytes`` is what is
-    set for keys and values, 0 where nothing is. LoadError as the loader.
+    """Estimate the memory of a model. Raise LoadError like the loader.
 
-    weights: elements times the size of their type once loaded.
-    kv: what each layer keeps of a token, times tokens. activations: of one layer, and the logits that one step reads.
+    ``max_tokens``: tokens per step, of which ``max_rows`` are sampled. ``kv_bytes``: the configured size of the KV
+    cache, 0 if unset. Weights: elements times their size once loaded. KV cache: the size of a token in all layers times
+    tokens. Activations: those of one layer, and the logits of one step.
     """
     if spec.dtype not in DTYPES:
         raise LoadError(f"dtype must be one of {', '.join(DTYPES)}, not {spec.dtype!r}.")
-    with enough_memory(spec.name), readable_files(spec.name, spec.path):  # it maps the files
+    with enough_memory(spec.name), readable_files(spec.name, spec.path):  # it maps files
         return _estimate(spec, max_tokens, max_rows, kv_bytes)
 
 
@@ -71,29 +71,29 @@ def _estimate(spec: ModelSpec, max_tokens: int, max_rows: int, kv_bytes: int) ->
 
 
 def _read_config(spec: ModelSpec) -> Any:
-    """The text part of the model's configuration."""
+    """Read the configuration and return its text part."""
     options = {"trust_remote_code": spec.trust_remote_code, "local_files_only": True}
     return AutoConfig.from_pretrained(spec.path, **options).get_text_config()
 
 
 def _target_dtype(spec: ModelSpec, config: Any, headers: list[WeightHeader]) -> torch.dtype:
-    """``auto`` as transformers takes it: the config's, else that of the first floating-point tensor."""
-    wanted = DTYPES[spec.dtype]
-    if isinstance(wanted, torch.dtype):
-        return wanted
+    """Return the dtype. ``auto``, as in transformers: that of the config, or of the first floating-point tensor."""
+    dtype = DTYPES[spec.dtype]
+    if isinstance(dtype, torch.dtype):
+        return dtype
     if isinstance(config.dtype, torch.dtype):
         return config.dtype
     return stored_dtype(headers)
 
 
 def _without_copies(headers: list[WeightHeader], config: Any) -> list[WeightHeader]:
-    """Some files hold a tied head although it is the embedding again."""
+    """Return the headers without a tied head, which some files contain although it is the embedding."""
     tied = bool(getattr(config, "tie_word_embeddings", False)) and any("embed" in header.name for header in headers)
     return [header for header in headers if not (tied and header.name.endswith("lm_head.weight"))]
 
 
 def _head_copy_bytes(spec: ModelSpec, config: Any, dtype: torch.dtype) -> int:
-    """A tied head in int8, and on the CPU in float32, is laid out a second time, for its products."""
+    """Return the size of the copy of a tied head, which is needed in int8, and on the CPU in float32."""
     if not getattr(config, "tie_word_embeddings", False):
         return 0
     if spec.weights == "int8":
@@ -112,7 +112,7 @@ def _loaded_bytes(header: WeightHeader, dtype: torch.dtype, weights: str) -> int
 
 
 def _is_linear(header: WeightHeader) -> bool:
-    """Embeddings and the head keep their type."""
+    """Return whether a weight is that of a linear. Embeddings and the head keep their dtype."""
     is_table = any(part in header.name for part in ("embed", "wte", "wpe", "lm_head"))
     return len(header.shape) == 2 and not is_table
 
@@ -123,7 +123,7 @@ def _sequence_length(config: Any, max_seq_len: int) -> int:
 
 
 def _least_tokens(spec: ModelSpec, config: Any, max_tokens: int) -> int:
-    """Of one long conversation, and of what layers with a window must hold for one step, as the paged cache cuts it."""
+    """Return the tokens of one long conversation, and at least those that layers with a window need in one step."""
     block = PREFIX_BLOCK if resolve_device(spec.device).type == "cpu" else PAGE_TOKENS
     types = getattr(config, "layer_types", None)
     window = 0 if types and "sliding_attention" not in types else getattr(config, "sliding_window", None) or 0
@@ -131,26 +131,26 @@ def _least_tokens(spec: ModelSpec, config: Any, max_tokens: int) -> int:
 
 
 def _token_bytes(config: Any, dtype: torch.dtype) -> int:
-    """Keys and values of one token in all layers."""
+    """Return the size of the keys and values of one token in all layers."""
     num_layers = int(config.num_hidden_layers)
     return sum(heads * dim for layer in range(num_layers) for heads, dim in [_kv_shape(config, layer)]) * dtype.itemsize
 
 
 def _kv_shape(config: Any, layer: int) -> tuple[int, int]:
-    """Heads of keys in a layer, and the numbers that one holds for keys and values together."""
+    """Return the number of key heads in a layer, and the values per head for keys and values together."""
     heads = int(config.num_attention_heads)
-    if getattr(config, "kv_lora_rank", None):  # latent attention: the cache holds what every query head looks at
+    if getattr(config, "kv_lora_rank", None):  # latent attention: the cache holds keys and values of every query head
         return heads, int(config.qk_nope_head_dim + config.qk_rope_head_dim + config.v_head_dim)
     key_dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
     return _key_heads(config, layer, heads), key_dim + int(getattr(config, "v_head_dim", None) or key_dim)
 
 
 def _key_heads(config: Any, layer: int, heads: int) -> int:
-    """Some architectures have other numbers than their configuration says."""
+    """Return the number of key heads, which differs from the configuration in some architectures."""
     key_heads = int(getattr(config, "num_key_value_heads", None) or heads)
     if getattr(config, "multi_query", False):
         return 1
-    if config.model_type == "jetmoe":  # keys are repeated for each expert
+    if config.model_type == "jetmoe":  # keys are repeated per expert
         return heads
     if config.model_type == "mimo_v2_flash" and config.layer_types[layer] == "sliding_attention":
         return 2 * key_heads
@@ -158,10 +158,10 @@ def _key_heads(config: Any, layer: int, heads: int) -> int:
 
 
 def _activation_bytes(config: Any, max_tokens: int, max_rows: int, dtype: torch.dtype) -> int:
-    """Residual, norm, queries, keys, values and output are about 8 hidden sizes a token; gate, up and product 3."""
+    """Return the size of the activations. A layer needs about 8 hidden sizes and 3 intermediate sizes per token."""
     hidden = config.hidden_size
     sizes = getattr(config, "intermediate_size", None) or 4 * hidden
-    intermediate = max(sizes) if isinstance(sizes, list | tuple) else sizes  # Gemma 3n has one for each layer
+    intermediate = max(sizes) if isinstance(sizes, list | tuple) else sizes  # Gemma 3n has one per layer
     layer = (max_tokens + max_rows) * (8 * hidden + 3 * intermediate) * dtype.itemsize
     read = min(max_tokens, READ_PLACES) if max_rows else 0
     return int(layer + (max_rows * LOGITS_COPIES + read * READ_COPIES) * config.vocab_size * 4)

@@ -1,10 +1,10 @@
-"""Whether a loaded model computes what transformers computes with the same weights: seen at load, on random tokens.
+"""Check at load, on random tokens, that a model computes the same logits as transformers with the same weights.
 
-The module's own eager forward is run before anything of ours is in it. Afterwards the same tokens go through the packed
-forward, whole over a contiguous cache, and in chunks beside a second text over a paged one. Two ways to the same logits
-differ by rounding; how much that is for this model is measured too, by an eager forward with every layer's input moved
-by about the last place of its numbers. A state that the cache does not hold, or positions that depend on the other
-texts of a step, make a far larger difference.
+The module's eager forward runs before any of our changes. Afterwards the same tokens run through the packed forward,
+whole over a contiguous cache, and in chunks beside a second text over a paged one. The logits differ by rounding. The
+expected size of that is measured by an eager forward in which every layer's input is changed by about the rounding
+error. A state that the cache does not hold, or positions that depend on other texts of a step, cause far larger
+differences.
 """
 
 from __future__ import annotations
@@ -36,10 +36,14 @@ logger = logging.getLogger(__name__)
 
 NUM_TOKENS = 32
 BLOCK = 16  # tokens, in a paged cache on the CPU
-INT8_EPS = 2.0**-12  # some int8 kernels take activations as 16-bit integers
-ROUNDINGS = 8.0  # two ways may differ by so many times what one rounding of every layer's input does
-FLOORS = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 4e-2}  # of the logits' spread, allowed at least
-MOST = 0.5  # where rounding alone moves the logits by this share, the comparison would say nothing
+INT8_EPS = 2.0**-12  # some int8 kernels use activations as 16-bit integers
+ROUNDINGS = 8.0  # allowed difference, in units of that caused by rounding every layer's input
+FLOORS = {
+    torch.float32: 1e-3,
+    torch.float16: 1e-2,
+    torch.bfloat16: 4e-2,
+}  # minimum allowed difference, relative to the logits' spread
+MOST = 0.5  # if rounding alone changes the logits by this share, a comparison is meaningless
 
 # (text, tokens) of each step; a step's single tokens come first, as in the engine.
 Step = tuple[tuple[int, int], ...]
@@ -51,7 +55,7 @@ TEXTS = 2
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """One way to the logits; ``num_singles`` of its last steps are of single tokens only."""
+    """One way to compute the logits. ``num_singles``: the last steps, which have single tokens only."""
 
     how: str
     steps: tuple[Step, ...]
@@ -67,7 +71,7 @@ RUNS = (
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What transformers' own eager forward gives for the first of two texts."""
+    """The result of transformers' eager forward for the first of two texts."""
 
     texts: tuple[tuple[int, ...], ...]
     logits: Tensor  # [tokens, vocab] float32
@@ -79,9 +83,9 @@ class Reference:
 def take_reference(
     module: PreTrainedModel, weights: Weights, *, vocab_size: int, max_length: int, avoid: Collection[int] = ()
 ) -> Reference:
-    """Run the module as transformers made it. With int8 weights, its linears compute with what those stand for.
+    """Run the module as loaded by transformers. With int8 weights, its linears use the dequantised weights.
 
-    ``avoid`` are tokens that a model may treat in a way of its own.
+    ``avoid``: tokens that a model may treat specially.
     """
     texts = _random_texts(vocab_size, min(NUM_TOKENS, max_length), avoid)
     dtype, device = module.dtype, module.device
@@ -103,7 +107,7 @@ def take_reference(
 
 @torch.inference_mode()
 def compare(module: nn.Module, reference: Reference) -> None:
-    """UnsupportedModelError where the packed forward gives other logits than the eager one did."""
+    """Raise UnsupportedModelError if the packed forward gives other logits than the eager one."""
     began_at = time.monotonic()
     if reference.tolerance > MOST:
         logger.warning("Rounding alone moves this model's logits by too much for a comparison with transformers.")
@@ -132,7 +136,7 @@ def compare(module: nn.Module, reference: Reference) -> None:
 
 @torch.inference_mode()
 def probe_layouts(module: nn.Module) -> list[LayerLayout]:
-    """The layers' shapes, read off a forward pass of one token."""
+    """Return the layers' shapes, determined by a forward pass of one token."""
     probe = LayoutProbe()
     token = torch.zeros(1, 1, dtype=torch.long, device=next(module.parameters()).device)
     module(input_ids=token, position_ids=token, use_cache=False, packed_batch=probe)
@@ -151,7 +155,7 @@ def _random_texts(vocab_size: int, num_tokens: int, avoid: Collection[int]) -> t
 
 @contextmanager
 def _moved_inputs(module: nn.Module, eps: float) -> Iterator[None]:
-    """The second text's values at the input of each layer are off by up to half of ``eps``, up or down."""
+    """Change the second text's values at the input of each layer by up to half of ``eps``, up or down."""
     generator = torch.Generator().manual_seed(0)
 
     def move(hidden: Tensor) -> Tensor:
@@ -169,7 +173,7 @@ def _moved_inputs(module: nn.Module, eps: float) -> Iterator[None]:
 
 @contextmanager
 def _int8_linears(module: nn.Module) -> Iterator[None]:
-    """Linears of a module that will have int8 weights compute with them already; each weight is made for its call."""
+    """Make linears that will be int8 compute with dequantised int8 weights, created per call."""
     linears = [child for child in module.modules() if type(child) is nn.Linear]
     for linear in linears:
         linear.forward = partial(_int8_product, linear)  # type: ignore[method-assign]
@@ -187,7 +191,7 @@ def _int8_product(linear: nn.Linear, x: Tensor) -> Tensor:
 
 
 def _errors(got: Tensor, expected: Tensor) -> Tensor:
-    """``[tokens]``: each one's difference, as a share of how far the expected logits lie from their mean."""
+    """Return the difference of each token, relative to the spread of the expected logits, ``[tokens]``."""
     spread: Tensor = (expected - expected.mean(-1, keepdim=True)).norm(dim=-1)
     difference: Tensor = (got - expected).norm(dim=-1)
     return difference / spread.clamp_min(torch.finfo(torch.float32).tiny)
@@ -197,7 +201,7 @@ def _errors(got: Tensor, expected: Tensor) -> Tensor:
 
 
 class _Trial:
-    """Two texts over a small cache of their own."""
+    """Two texts with a small cache."""
 
     def __init__(
         self, module: nn.Module, layouts: list[LayerLayout], texts: Sequence[Sequence[int]], *, is_paged: bool
@@ -209,7 +213,7 @@ class _Trial:
         self._block = (BLOCK if on_cpu else PAGE_TOKENS) if is_paged else length
         width = -(-length // self._block)
         groups = group_layers(layouts)
-        # Blocks lie about in the pool, and the texts' take turns.
+        # The blocks are scattered in the pool, and those of the texts alternate.
         table = np.arange(TEXTS * width, dtype=np.int32)[::-1].reshape(width, TEXTS).T
         self._tables = tuple(np.ascontiguousarray(table) for _ in groups)
         self._pool = KVPool(layouts, groups, [TEXTS * width] * len(groups), self._block, self._device)
@@ -217,11 +221,11 @@ class _Trial:
         self._done = [0] * TEXTS
 
     def run(self, steps: Sequence[Step]) -> Tensor:
-        """``[tokens, vocab]`` of the first text."""
+        """Return the logits of the first text, ``[tokens, vocab]``."""
         return torch.cat([logits for step in steps if (logits := self._step(step)) is not None])
 
     def _step(self, step: Step) -> Tensor | None:
-        """The first text's logits, None where it has no part in the step."""
+        """Return the first text's logits; None if it is not in the step."""
         counted = [(text, min(count, len(self._texts[text]) - self._done[text])) for text, count in step]
         chunks = sorted(((text, count) for text, count in counted if count), key=lambda chunk: chunk[1] > 1)
         if not chunks:

@@ -1,10 +1,9 @@
-"""Where the sites of an intervention are in a transformers module.
+"""Find the sites of an intervention in a transformers module.
 
-The common decoder layout: a list of decoder layers, each with an MLP and an attention that ends in an output
-projection, under the names that transformers' architectures give them. Where a layer normalises the MLP's output before
-it joins the residual (Gemma 2 and 3, OLMo 2, GLM 4), ``mlp_out`` is after that norm, as TransformerLens' hook_mlp_out,
-and ``mlp_raw`` before it, as a hook on the MLP module. Elsewhere both are the MLP module's output, and edits of
-``mlp_raw`` run before those of ``mlp_out``.
+Supports the common layout: a list of decoder layers, each with an MLP and an attention with an output projection, under
+the names used in transformers. If a layer normalises the MLP's output before it is added to the residual (Gemma 2 and
+3, OLMo 2, GLM 4), ``mlp_out`` is after that norm, like TransformerLens' hook_mlp_out, and ``mlp_raw`` before it, like a
+hook on the MLP module. Otherwise both are the MLP module's output, and edits of ``mlp_raw`` run first.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ MLP_NORMS = ("post_feedforward_layernorm", "post_mlp_layernorm")
 
 
 class SiteError(ValueError):
-    """An intervention does not fit the model; the message names what does."""
+    """An intervention does not fit the model. The message names the possible values."""
 
 
 def decoder_layers(module: nn.Module) -> nn.ModuleList:
-    """The list of decoder layers; SiteError where the architecture has no such list."""
+    """Return the list of decoder layers. Raise SiteError if the architecture has none."""
     decoder = module.get_decoder() if hasattr(module, "get_decoder") else module  # type: ignore[operator]
     layers = _child(decoder, LAYERS) or _child(_child(module, ("model",)) or decoder, LAYERS)
     if not isinstance(layers, nn.ModuleList):
@@ -42,7 +41,7 @@ def decoder_layers(module: nn.Module) -> nn.ModuleList:
 
 
 def site_width(module: nn.Module, site: Site) -> int:
-    """Number of values at the site; SiteError where the site does not exist."""
+    """Return the number of values at the site. Raise SiteError if it does not exist."""
     target = _target(module, site)
     if site.kind == "attn_out":
         return _input_width(target)
@@ -50,16 +49,16 @@ def site_width(module: nn.Module, site: Site) -> int:
 
 
 def attach(module: nn.Module, site: Site, edit: Edit) -> Callable[[], None]:
-    """Run ``edit`` on the site's tensor in each forward pass; returns what takes the hook off again."""
+    """Run ``edit`` on the site's tensor in each forward pass. Returns a function that removes the hook."""
     target = _target(module, site)
     if site.kind in {"resid_pre", "attn_out"}:
         return target.register_forward_pre_hook(_input_hook(edit), with_kwargs=True).remove
-    comes_first = site.kind == "mlp_raw"  # the same module as mlp_out where no norm stands between them
+    comes_first = site.kind == "mlp_raw"  # the same module as mlp_out if there is no norm between them
     return target.register_forward_hook(_output_hook(edit), prepend=comes_first).remove
 
 
 def _target(module: nn.Module, site: Site) -> nn.Module:
-    """The module whose input or output the site is; SiteError names the sites that exist."""
+    """Return the module whose input or output is the site. Raise SiteError with the existing sites."""
     layers = decoder_layers(module)
     if not 0 <= site.layer < len(layers):
         raise SiteError(f"There is no {site}: the model has layers 0 to {len(layers) - 1}.")
@@ -82,15 +81,17 @@ def _targets(layer: nn.Module) -> dict[SiteKind, nn.Module | None]:
 
 
 def _mlp(layer: nn.Module) -> nn.Module | None:
-    """None where the MLP adds the residual itself (Bloom), so that its output is not its own."""
+    """Return the MLP; None if it adds the residual itself (Bloom), so that its output includes the residual."""
     mlp = _child(layer, MLPS)
     return None if mlp is None or "residual" in inspect.signature(mlp.forward).parameters else mlp
 
 
 def _output_projection(layer: nn.Module) -> nn.Module | None:
-    """``nn.Linear``, or what has its sizes: GPT-2's Conv1D, and what the loader puts in a linear's place."""
+    """Return the output projection: ``nn.Linear``, GPT-2's Conv1D, or the loader's replacement of a linear."""
     attention = _child(layer, ATTENTIONS)
-    attention = None if attention is None else _child(attention, ATTENTIONS) or attention  # GPT-Neo's is inside another
+    attention = (
+        None if attention is None else _child(attention, ATTENTIONS) or attention
+    )  # GPT-Neo nests it in another module
     projection = None if attention is None else _child(attention, PROJECTIONS)
     return projection if hasattr(projection, "in_features") or hasattr(projection, "nx") else None
 
@@ -100,7 +101,7 @@ def _input_width(projection: nn.Module) -> int:
 
 
 def _child(module: nn.Module, names: tuple[str, ...]) -> nn.Module | None:
-    """The first that is there."""
+    """Return the first child with one of the names."""
     found = (getattr(module, name, None) for name in names)
     return next((child for child in found if isinstance(child, nn.Module)), None)
 
@@ -129,7 +130,7 @@ def _output_hook(edit: Edit) -> Callable[..., Any]:
 
 
 class HookOrder(IntEnum):
-    """The order at a site."""
+    """The order of edits at a site."""
 
     READ_BEFORE = 0
     STEER = 1
@@ -137,7 +138,7 @@ class HookOrder(IntEnum):
 
 
 class SiteHooks:
-    """Of one model. A site has at most one edit for each turn, and no hook at all where it has none."""
+    """The hooks of one model. A site has at most one edit per position in the order, and no hook without edits."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
@@ -145,7 +146,9 @@ class SiteHooks:
         self._detach: dict[Site, Callable[[], None]] = {}
 
     def put(self, site: Site, turn: HookOrder, edit: Edit) -> Callable[[], None]:
-        """Run ``edit`` in each forward pass; returns what ends that. SiteError where there is no such site."""
+        """Run ``edit`` in each forward pass. Returns a function that ends it. Raise SiteError if the site does not
+        exist.
+        """
         if site not in self._edits:
             self._detach[site] = attach(self._module, site, partial(self._run, site))
             self._edits[site] = {}
@@ -160,7 +163,7 @@ class SiteHooks:
             self._detach.pop(site)()
 
     def _run(self, site: Site, hidden: Tensor) -> Tensor | None:
-        """The changed hidden states, None where nothing changed them."""
+        """Return the changed hidden states; None if nothing changed them."""
         changed: Tensor | None = None
         for edit in self._edits[site].values():
             result = edit(hidden if changed is None else changed)

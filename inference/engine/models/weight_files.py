@@ -1,7 +1,7 @@
-"""The tensors of a model's files: their headers, and their weights in memory of this process' own.
+"""Read headers and tensors of a model's files into memory of this process.
 
-No file is mapped. A page of a mapped file that somebody shortens or replaces in place is gone, and reading it ends the
-process with SIGBUS; a weight that was read is a copy, and a file that ends too early is an error.
+No file is mapped. If a mapped file is truncated or replaced in place, reading its pages ends the process with SIGBUS. A
+tensor read into memory is a copy, and a truncated file is an error.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ NUM_BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 
 
 @dataclass(frozen=True, slots=True)
 class WeightHeader:
-    """One tensor. ``dtype`` is written as safetensors does: F32, BF16, I8."""
+    """The header of a tensor. ``dtype`` as in safetensors: F32, BF16, I8."""
 
     name: str
     shape: tuple[int, ...]
@@ -61,24 +61,24 @@ class WeightHeader:
 
 
 def read_headers(path: Path) -> list[WeightHeader]:
-    """Of the safetensors files that make up the model in the directory; empty without any.
+    """Return the headers of the model's safetensors files; empty if there are none.
 
-    Raises OSError, ValueError, KeyError or SafetensorError where they are damaged.
+    Raise OSError, ValueError, KeyError or SafetensorError for damaged files.
     """
     files = weight_files(path) or sorted(path.glob("*.safetensors"))
     return [header for file in files for header in _headers(file)]
 
 
 def weight_files(path: Path) -> list[Path]:
-    """The safetensors files of a directory that transformers loads: the single one, or those that the index names.
+    """Return the safetensors files that transformers loads: the single one, or those that the index names.
 
-    Raises ValueError for an index that names files outside of the directory, and as :func:`read_headers`.
+    Raise ValueError if the index names files outside the directory, and the errors of :func:`read_headers`.
     """
     return _single_or_indexed(path, "model.safetensors")
 
 
 def pickle_files(path: Path) -> list[Path]:
-    """The pickled files of a directory that transformers loads. Raises as :func:`weight_files`."""
+    """Return the pickled files that transformers loads. Raises like :func:`weight_files`."""
     return _single_or_indexed(path, "pytorch_model.bin")
 
 
@@ -96,7 +96,7 @@ def _single_or_indexed(path: Path, name: str) -> list[Path]:
 
 @dataclass(frozen=True, slots=True)
 class StoredWeight:
-    """A tensor in a file, for transformers to take in the place of a tensor: indexed, it is read."""
+    """A tensor in a file, which transformers accepts as a tensor. Indexing reads it."""
 
     file: Path
     header: WeightHeader
@@ -107,7 +107,7 @@ class StoredWeight:
         return TORCH_DTYPES[self.header.dtype]
 
     def __getitem__(self, index: EllipsisType) -> Tensor:
-        """All of it, in memory of its own. OSError where the file ends before."""
+        """Read the whole tensor. Raise OSError if the file is truncated."""
         values = empty_in_huge_pages((self.header.num_bytes,), torch.uint8)
         with self.file.open("rb", buffering=0) as opened:
             opened.seek(self.start)
@@ -116,12 +116,14 @@ class StoredWeight:
 
 
 def open_weights(files: list[Path]) -> dict[str, StoredWeight]:
-    """The tensors of safetensors files by name. Raises as :func:`read_headers`, and ValueError for unknown types."""
+    """Return the tensors of safetensors files by name. Raises like :func:`read_headers`, and ValueError for unknown
+    dtypes.
+    """
     return {weight.header.name: weight for file in files for weight in _stored(file)}
 
 
 def load_pickles(files: list[Path]) -> dict[str, Tensor]:
-    """All tensors of files that torch.save wrote, in memory; nothing that such a file may ask for is run."""
+    """Load all tensors of files written by torch.save, without running code in them."""
     tensors: dict[str, Tensor] = {}
     for file in files:
         tensors |= torch.load(file, map_location="cpu", weights_only=True, mmap=False)
@@ -129,7 +131,7 @@ def load_pickles(files: list[Path]) -> dict[str, Tensor]:
 
 
 def _stored(file: Path) -> Iterator[StoredWeight]:
-    """The library has checked the header when it gives sizes and types; where the bytes lie only the header tells."""
+    """Yield the tensors of a file. Byte ranges come from the header, which the library validates but does not expose."""
     headers = list(_headers(file))
     with file.open("rb") as opened:
         (length,) = struct.unpack("<Q", opened.read(8))
@@ -141,7 +143,7 @@ def _stored(file: Path) -> Iterator[StoredWeight]:
 
 
 def _fill(opened: FileIO, values: Tensor, name: str) -> None:
-    """One read takes no more than 2 GiB."""
+    """Read into a buffer. A single read is limited to 2 GiB."""
     memory = values.numpy().data
     while memory:
         num_read = opened.readinto(memory)
@@ -151,13 +153,13 @@ def _fill(opened: FileIO, values: Tensor, name: str) -> None:
 
 
 def stored_dtype(headers: list[WeightHeader]) -> torch.dtype:
-    """Of the first tensor of floating-point numbers."""
+    """Return the dtype of the first floating-point tensor."""
     first = next((header.dtype for header in headers if header.is_float), "F32")
     return TORCH_DTYPES.get(first, torch.float32)
 
 
 def pickled_bytes(path: Path) -> int:
-    """Size of the directory's ``*.bin`` files."""
+    """Return the size of the directory's ``*.bin`` files."""
     return sum(file.stat().st_size for file in path.glob("*.bin"))
 
 

@@ -1,4 +1,4 @@
-"""From tokens to what clients get: text, segments and scores.
+"""Convert tokens to output: text, segments and scores.
 
 Start with :mod:`~inference.engine.output.detokenizer`.
 """

@@ -11,11 +11,11 @@ from inference.engine.messages import DivergenceEvent, ScoresEvent, Scoring
 from inference.engine.output.scoring import Scores
 from inference.engine.scheduling.sequence import Sequence
 
-ROWS_AT_ONCE = 16  # bounds the float64 copies
+ROWS_AT_ONCE = 16  # limits the float64 copies
 
 
 def divergences(ours: Tensor, theirs: Tensor) -> list[float]:
-    """KL(ours || theirs) in nats for each row of ``[rows, vocab]`` float32 log-probabilities; summed in float64."""
+    """Return KL(ours || theirs) in nats per row of ``[rows, vocab]`` float32 log-probabilities, summed in float64."""
     found: list[float] = []
     for first in range(0, len(ours), ROWS_AT_ONCE):
         p, q = ours[first : first + ROWS_AT_ONCE].double(), theirs[first : first + ROWS_AT_ONCE].double()
@@ -26,10 +26,10 @@ def divergences(ours: Tensor, theirs: Tensor) -> list[float]:
 
 @dataclass(slots=True)
 class _Side:
-    """Distributions that the other side has not come to yet."""
+    """Distributions that the other side has not reached yet."""
 
     rows: Tensor | None = None
-    first: int = 0  # the place of its first row
+    first: int = 0  # place of the first row
 
     def add(self, first: int, rows: Tensor) -> None:
         if self.rows is None or not len(self.rows):
@@ -65,7 +65,7 @@ class Comparisons:
         return len(self._pairs)
 
     def take(self, sequence: Sequence, scores: Scores) -> list[ScoresEvent | DivergenceEvent]:
-        """What is complete now: the log-probabilities of the sequence's continuation, its pair's divergences."""
+        """Add scores. Returns the events that are complete now: log-probabilities, and the divergences of the pair."""
         scoring = sequence.scoring
         assert scoring is not None, "something was scored for it"
         scoring.take(scores)
@@ -79,7 +79,7 @@ class Comparisons:
         return events
 
     def _compare(self, sink: object, scoring: Scoring, first: int, rows: Tensor) -> list[float]:
-        """The divergences known so far, of all places from the first on."""
+        """Return the divergences known so far, of all places from the first one."""
         both = self._pairs.setdefault((sink, scoring.pair), _Pair())
         (both.reference if scoring.is_reference else both.subject).add(first, rows)
         count = min(both.subject.num_rows, both.reference.num_rows)

@@ -1,7 +1,7 @@
 """Token ids to text, incrementally, with stop strings.
 
-Text is emitted once it is certain: characters split over tokens are held until they are whole, and the beginning of
-a possible stop string until it is decided. Work per token does not grow with the sequence.
+Text is emitted once it is certain: characters split over tokens are held until they are complete, and the start of a
+possible stop string until it is decided. Work per token does not grow with the sequence.
 """
 
 from __future__ import annotations
@@ -14,23 +14,22 @@ from inference.engine.messages import TokenLogprob
 from inference.text.dialects.text_buffer import first_mark, open_end
 
 CONTEXT_TOKENS = 6  # of the prompt, so that a first token keeps its leading space
-MAX_OPEN_TOKENS = 8  # more without a whole character are not UTF-8 at all
-MAX_WINDOW = 4  # tokens; a longer one costs more a step, a shorter one is cut, and so decoded twice, more often
+MAX_OPEN_TOKENS = 8  # more tokens without a complete character are not UTF-8
+MAX_WINDOW = 4  # tokens; a longer window costs more per step, a shorter one is decoded again more often
 INCOMPLETE = "\ufffd"
 
 
 class TextTokenizer(Protocol):
-    """The part of ``tokenizers.Tokenizer`` that is used here."""
+    """The used part of ``tokenizers.Tokenizer``."""
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...  # noqa: FBT001, FBT002 - theirs
 
 
 class TokenDecoder:
-    """The text that each further token completes; special tokens have none, unless they are not skipped, and
-    ``hidden_token_ids`` neither.
+    """Returns the text that each new token completes. Skipped special tokens and ``hidden_token_ids`` have no text.
 
-    A window of the last tokens is decoded, once a token: what it said before is known from the step before. It is cut
-    to its last piece when it has grown to :data:`MAX_WINDOW`.
+    A window of the last tokens is decoded once per token, and compared with its previous text. It is shortened when it
+    reaches :data:`MAX_WINDOW` tokens.
     """
 
     __slots__ = ("_hidden", "_ids", "_known", "_sent", "_skip_special", "_tokenizer")
@@ -48,12 +47,12 @@ class TokenDecoder:
         self._hidden = hidden_token_ids
         self._ids = [
             i for i in prompt_token_ids[-CONTEXT_TOKENS:] if i not in hidden_token_ids
-        ]  # the window: tokens known, then tokens still open
+        ]  # the window: complete tokens, then incomplete ones
         self._known = len(self._ids)
-        self._sent = len(self._decode())  # characters of the window's text that are given out
+        self._sent = len(self._decode())  # emitted characters of the window's text
 
     def step(self, token_id: int) -> str:
-        """Text that is certain with this token; empty while a character is incomplete."""
+        """Add a token and return the text that is certain now; empty while a character is incomplete."""
         if token_id in self._hidden:
             return ""
         self._ids.append(token_id)
@@ -62,7 +61,7 @@ class TokenDecoder:
         if text.endswith(INCOMPLETE) and not is_full:
             return self._give(text.rstrip(INCOMPLETE))
         if len(text) == self._sent and (self._sent or is_full or self._is_skipped(token_id)):
-            self._ids.pop()  # a token without text, which therefore is no context for the next one either
+            self._ids.pop()  # a token without text is no context for the next one
             return ""
         if len(text) < self._sent and not is_full:
             return ""
@@ -71,17 +70,17 @@ class TokenDecoder:
         return new
 
     def _is_skipped(self, token_id: int) -> bool:
-        """Whether it is a special token, and not a first space that the tokenizer leaves out, on which more depends."""
+        """Return whether a token without text is a special token, not a first space that the tokenizer omits."""
         return self._skip_special and self._tokenizer.decode([token_id], skip_special_tokens=False) != ""
 
     def _give(self, text: str) -> str:
-        """The part of the window's text that was not given out yet."""
+        """Return the part of the window's text that is not emitted yet."""
         new = text[self._sent :]
         self._sent += len(new)
         return new
 
     def _settle(self, length: int) -> None:
-        """All tokens are known; ``length`` is that of the window's text."""
+        """Mark all tokens as complete. ``length``: that of the window's text."""
         self._sent = length
         if len(self._ids) >= MAX_WINDOW:
             del self._ids[: self._known]
@@ -94,7 +93,7 @@ class TokenDecoder:
 
 @dataclass(slots=True)
 class _Pending:
-    """A token whose text, from ``start`` in the sequence's whole text on, is not emitted yet."""
+    """A token whose text, which starts at ``start`` in the whole text, is not emitted yet."""
 
     token_id: int
     logprob: TokenLogprob | None
@@ -104,7 +103,7 @@ class _Pending:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What can be sent now. ``stop`` is the stop string that was found; nothing follows then."""
+    """Output that can be sent now. ``stop`` is the stop string found, if any; nothing follows then."""
 
     text: str = ""
     token_ids: tuple[int, ...] = ()
@@ -114,10 +113,10 @@ class Piece:
 
 @dataclass(slots=True)
 class Detokenizer:
-    """One sequence's text. Nothing after a ``stop`` string reaches the output, nor does it itself.
+    """The text of one sequence. The output ends before a ``stop`` string.
 
-    With ``include_stop`` it does, and so does the text of a stop token. Stop strings count from the text of the token
-    after the first ``min_tokens`` on.
+    With ``include_stop`` it includes the stop string or the text of a stop token. Stop strings are ignored in the first
+    ``min_tokens`` tokens.
     """
 
     decoder: TokenDecoder
@@ -126,12 +125,12 @@ class Detokenizer:
     min_tokens: int = 0
     include_stop: bool = False
     _num_tokens: int = 0
-    _held: str = ""  # text not emitted yet
-    _emitted: int = 0  # characters emitted
+    _held: str = ""  # not emitted yet
+    _emitted: int = 0  # number of emitted characters
     _pending: list[_Pending] = field(default_factory=list)
 
     def push(self, token_id: int, logprob: TokenLogprob | None = None) -> Piece:
-        """Add a token; returns the text and tokens that are certain now."""
+        """Add a token. Returns the text and tokens that are certain now."""
         self._add(token_id, logprob)
         if self._num_tokens <= self.min_tokens:
             return self._take(len(self._held))
@@ -149,7 +148,7 @@ class Detokenizer:
         return self._take(len(self._held), everything=True)
 
     def finish(self) -> Piece:
-        """The sequence ended otherwise: what was held for a stop string goes out."""
+        """Return the held text, because the sequence ended without a stop string."""
         return self._take(len(self._held), everything=True)
 
     def _add(self, token_id: int, logprob: TokenLogprob | None) -> None:
@@ -176,7 +175,7 @@ class Detokenizer:
 
 
 def _num_ready(pending: list[_Pending], emitted: int, *, has_held: bool) -> int:
-    """Tokens go out with the last of their characters; textless ones with what surrounds them."""
+    """Return the tokens whose last character is emitted. Tokens without text follow the text around them."""
     if not has_held:
         return len(pending)
     return next((i for i, p in enumerate(pending) if p.end > emitted), len(pending))

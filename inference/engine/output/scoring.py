@@ -1,4 +1,4 @@
-"""The continuation that one sequence is to score, and how far that has come."""
+"""The scoring of a given continuation, and its progress."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from inference.engine.messages import Scoring
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """What one step scored: places ``first``, ``first + 1`` ... and the distributions of the tokens after them."""
+    """The scores of one step: places ``first``, ``first + 1`` ... and the distributions of the tokens after them."""
 
     first: int
-    logprobs: list[float]  # of the tokens that do follow
-    distributions: Tensor | None  # [places, vocab] float32 log-probabilities; None where nobody compares
+    logprobs: list[float]  # of the following tokens
+    distributions: Tensor | None  # [places, vocab] float32 log-probabilities; None without a comparison
 
 
 class SequenceScoring:
-    """Place ``p`` tells about the token at ``p + 1``. Each is scored once, however often it is computed."""
+    """Place ``p`` scores the token at ``p + 1``. Each place is scored once, even if it is recomputed."""
 
     def __init__(self, scoring: Scoring, num_prompt: int) -> None:
         self.request = scoring
@@ -33,7 +33,7 @@ class SequenceScoring:
 
     @property
     def end(self) -> int:
-        """Behind the last place that tells about a token."""
+        """The place after the last one to score."""
         return self._first + len(self.request.token_ids)
 
     @property
@@ -45,7 +45,7 @@ class SequenceScoring:
         return not any(math.isnan(value) for value in self.logprobs)
 
     def places(self, start: int, num_tokens: int) -> range:
-        """Those to be scored when the tokens from place ``start`` on run; all up to the last of them."""
+        """Return the places to score when the tokens from place ``start`` on run."""
         first = max(start, self.next_place)
         return range(first, max(first, min(start + num_tokens, self.end)))
 

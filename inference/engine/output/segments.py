@@ -19,9 +19,9 @@ SegmentPlace = tuple[Segment, int]  # a token's segment, and its index among tha
 
 
 class TextPosition(NamedTuple):
-    """Behind some token. ``tail`` are the last bytes since the state began, among which a mark may have begun.
+    """The state after a token. ``tail``: the last bytes in this state, which may contain the start of a mark.
 
-    ``is_fresh``: nothing but blanks, or the beginning of a mark, came since then.
+    ``is_fresh``: only whitespace, or the start of a mark, has followed so far.
     """
 
     state: int
@@ -39,7 +39,7 @@ class _Transition(NamedTuple):
 class _State:
     segment: Segment
     transitions: tuple[_Transition, ...]
-    first_transitions: tuple[_Transition, ...]  # where nothing but blanks stands before
+    first_transitions: tuple[_Transition, ...]  # only after optional whitespace
     num_kept: int  # bytes that may begin a mark
 
     @classmethod
@@ -55,7 +55,7 @@ class _State:
         )
 
     def next_transition(self, tail: bytes, *, is_fresh: bool) -> tuple[int, _Transition] | None:
-        """The transition whose mark comes first, and where the mark begins."""
+        """Return the transition whose mark comes first, and the start of the mark."""
         found = [(place, transition) for transition in self.transitions if (place := tail.find(transition.mark)) >= 0]
         if is_fresh and self.first_transitions:
             text = tail.lstrip()
@@ -67,7 +67,7 @@ class _State:
         return min(found, key=lambda each: each[0]) if found else None
 
     def rest(self, tail: bytes, *, is_fresh: bool) -> tuple[bytes, bool]:
-        """The tail without what cannot begin a mark any more, and whether the text still may begin with one."""
+        """Return the part of the tail that may start a mark, and whether the text may still begin with a mark."""
         if is_fresh:
             text = tail.lstrip()
             if not text or any(transition.mark.startswith(text) for transition in self.first_transitions):
@@ -76,13 +76,13 @@ class _State:
 
 
 class SegmentMachine:
-    """Of some rules; has no state of its own."""
+    """Applies segment rules. Stateless."""
 
     def __init__(self, rules: SegmentRules) -> None:
         self._states = tuple(_State.of(state) for state in rules.states)
 
     def step(self, position: TextPosition, text: bytes) -> tuple[TextPosition, Segment]:
-        """Behind a token of that text, and the segment of the token."""
+        """Return the position after a token with that text, and the token's segment."""
         number, tail, is_fresh = position
         state = self._states[number]
         segment, tail = state.segment, tail + text
@@ -98,12 +98,12 @@ class SegmentMachine:
 
 @lru_cache(maxsize=64)
 def segment_machine(rules: SegmentRules) -> SegmentMachine:
-    """A model's requests share a few."""
+    """Return a cached machine: the requests of a model share a few rules."""
     return SegmentMachine(rules)
 
 
 class SequenceSegments:
-    """Of one sequence. ``bytes_of`` gives a token's text, which may be a part of a character."""
+    """The segments of one sequence. ``bytes_of`` returns a token's bytes, possibly part of a character."""
 
     def __init__(self, rules: SegmentRules, bytes_of: Callable[[int], bytes]) -> None:
         self._machine = segment_machine(rules)
@@ -117,11 +117,11 @@ class SequenceSegments:
         return len(self._places)
 
     def take(self, token_ids: Sequence[int]) -> None:
-        """Further tokens, generated for good."""
+        """Add generated tokens."""
         self._position = self._follow(token_ids, self._position, self._counts, self._places)
 
     def places(self, token_ids: Sequence[int], first: int) -> list[SegmentPlace]:
-        """Of the generated tokens from the ``first`` on; those behind the ones taken are guesses."""
+        """Return the segments of generated tokens from ``first`` on. Tokens after the added ones are drafts."""
         found = self._places[first : first + len(token_ids)]
         if len(found) < len(token_ids):
             self._follow(token_ids[len(found) :], self._position, self._counts.copy(), found)
