@@ -131,7 +131,7 @@ def load_pickles(files: list[Path]) -> dict[str, Tensor]:
 
 
 def _stored(file: Path) -> Iterator[StoredWeight]:
-    """Yield the tensors of a file. Byte ranges come from the header, which the library validates but does not expose."""
+    """Yield the tensors of a file. Byte ranges come from the header, which the library only validates."""
     headers = list(_headers(file))
     with file.open("rb") as opened:
         (length,) = struct.unpack("<Q", opened.read(8))
