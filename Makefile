@@ -3,6 +3,7 @@
 #   make run      serve the demo on HOST:PORT (127.0.0.1:8000)
 #   make test     all tests (ARGS="..." goes to pytest)
 #   make test-fast   the unit layer: without tests/benchmarks, clients, e2e and platform, live servers and browsers
+#   make test-all    `make test` with all combinations of parameters, where it tests pairs of values
 #   make faults   every fault of docs/testing.md, against live servers where it needs one
 #   make test-clients   only the tests of clients: openai, the AI SDK, LangChain, LiteLLM, ...
 #   make clients  install those clients in .venv-clients/, each group with its own pins; then `make test` has them too
@@ -33,7 +34,7 @@ NODE_CLIENTS := tests/clients/node
 SLOW_FOLDERS := benchmarks clients e2e platform
 PACKAGES := core audit jobs inference steering storage openai_api management_api console millm_site tools
 
-.PHONY: run test test-fast faults test-clients clients check bench bench-full bench-gpu bench-check soak screenshots setup oracles pins clean chromium
+.PHONY: run test test-all test-fast faults test-clients clients check bench bench-full bench-gpu bench-check soak screenshots setup oracles pins clean chromium
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.runtime
@@ -42,6 +43,9 @@ run: $(VENV)/.runtime
 
 test: $(VENV)/.dev chromium
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+
+test-all: $(VENV)/.dev chromium
+	MILLM_ALL_TESTS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
 
 # The folders are left out before they are collected: their imports cost more than most tests of the others.
 test-fast: $(VENV)/.dev

@@ -19,6 +19,8 @@ from tests.live import clean_environment
 TARGETS = (
     "run",
     "test",
+    "test-all",
+    "test-fast",
     "faults",
     "test-clients",
     "clients",
