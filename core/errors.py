@@ -47,6 +47,11 @@ class MillmError(Exception):
         self.can_retry = self.status not in NEVER_RETRY if can_retry is None else can_retry
         self.headers = dict(headers or {})
 
+    @property
+    def lines(self) -> list[str]:
+        """Return the message as lines for a terminal."""
+        return [self.message]
+
     def with_param(self, param: str | None, *, message: str | None = None) -> MillmError:
         """Return the error for another field, for requests that are derived from another request."""
         error = MillmError(

@@ -8,13 +8,13 @@ from argparse import ArgumentParser
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 
-from jobs.errors import JobStateError
+from core.commands import MillmCommand
 from jobs.models import Job
 
 
-class JobCommand(BaseCommand):
+class JobCommand(MillmCommand):
     """A command on one job. Raises CommandError if the job does not exist or its state does not allow it."""
 
     done: ClassVar[str]
@@ -26,10 +26,7 @@ class JobCommand(BaseCommand):
         job = Job.objects.filter(pk=options["id"]).first()
         if job is None:
             raise CommandError(f"There is no job {options['id']}.")
-        try:
-            self.act(job)
-        except JobStateError as error:
-            raise CommandError(str(error)) from error
+        self.act(job)
         self.stdout.write(self.style.SUCCESS(f'{self.done} "{job}".'))
 
     def act(self, job: Job) -> None:

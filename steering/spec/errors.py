@@ -28,6 +28,10 @@ class InvalidSpecError(MillmError, ValueError):
         super().__init__(" ".join(map(str, problems)), param=first.path, code=first.code)
         self.problems = tuple(problems)
 
+    @property
+    def lines(self) -> list[str]:
+        return [str(problem) for problem in self.problems]
+
 
 class MissingScaleError(ValueError):
     """The unit of a strength needs a number that is not known for this edit."""

@@ -5,11 +5,9 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from typing import Any
 
-from django.core.exceptions import ValidationError
-from django.core.management.base import BaseCommand, CommandError
-
+from core.commands import MillmCommand
 from inference import services
-from inference.files.sources import SourceError, source_at_shell
+from inference.files.sources import source_at_shell
 from inference.models import LanguageModel
 from inference.text.dialects.tool_formats import TOOL_FORMATS
 
@@ -33,7 +31,7 @@ OPTIONS = (
 )
 
 
-class Command(BaseCommand):
+class Command(MillmCommand):
     help = (
         "Register a model from a local directory or the Hugging Face Hub. Hub models are downloaded "
         "(gated ones need HF_TOKEN)."
@@ -77,12 +75,7 @@ class Command(BaseCommand):
         )
 
     def handle(self, **options: Any) -> None:
-        try:
-            model = services.add_model(
-                **{name: options[name] for name in OPTIONS} | {"source": source_at_shell(options["source"])}
-            )
-        except SourceError as error:
-            raise CommandError(str(error)) from error
-        except ValidationError as error:
-            raise CommandError(" ".join(error.messages)) from error
+        model = services.add_model(
+            **{name: options[name] for name in OPTIONS} | {"source": source_at_shell(options["source"])}
+        )
         self.stdout.write(self.style.SUCCESS(f"Registered {model.name} from {model.source}."))

@@ -5,15 +5,16 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 
+from core.commands import MillmCommand
 from jobs.commands import wait_for_end
 from jobs.models import Job
 from openai_api.models import RequestLog
-from openai_api.request_log.replay import AS_LOGGED, ReplayError, start_replay
+from openai_api.request_log.replay import AS_LOGGED, start_replay
 
 
-class Command(BaseCommand):
+class Command(MillmCommand):
     help = "Run a logged request again in the running server, with its own version and seed or with another profile."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -27,10 +28,7 @@ class Command(BaseCommand):
         row = RequestLog.objects.filter(pk=options["id"]).first()
         if row is None:
             raise CommandError(f"There is no request {options['id']} in the log.")
-        try:
-            job = start_replay(row=row, profile=options["profile"])
-        except ReplayError as error:
-            raise CommandError(str(error)) from error
+        job = start_replay(row=row, profile=options["profile"])
         self.stdout.write(f"{job.pk} “{job}” is queued.")
         if not options["no_wait"]:
             self._report(wait_for_end(job, self.stdout.write))

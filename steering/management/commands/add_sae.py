@@ -6,13 +6,12 @@ from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
-from django.core.exceptions import ValidationError
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 
-from inference.files.sources import SourceError, source_at_shell
+from core.commands import MillmCommand
+from inference.files.sources import source_at_shell
 from inference.interventions import SITE_KINDS
 from inference.models import LanguageModel
-from steering.errors import SteeringError
 from steering.features.label_files import read_labels
 from steering.features.labels import FeatureLabel
 from steering.sae_registry.health import judge
@@ -26,13 +25,9 @@ from steering.sae_registry.registration import (
     prepare_sae,
     read_health,
 )
-from steering.saes.errors import InvalidSAEError
-from steering.spec.errors import InvalidSpecError
-
-_REFUSALS = (SourceError, InvalidSAEError, InvalidSpecError, OSError)
 
 
-class Command(BaseCommand):
+class Command(MillmCommand):
     help = (
         "Register an SAE from a local directory or the Hugging Face Hub. Hub SAEs are downloaded (gated "
         "ones need HF_TOKEN). Its configuration is first checked against the model's."
@@ -62,12 +57,8 @@ class Command(BaseCommand):
                 self._list(options["source"], options["revision"], options["subfolder"])
             else:
                 self._add(model, options)
-        except _REFUSALS as error:
+        except OSError as error:
             raise CommandError(str(error)) from error
-        except SteeringError as error:
-            raise CommandError(error.message) from error
-        except ValidationError as error:
-            raise CommandError(" ".join(error.messages)) from error
 
     def _list(self, source: str, revision: str, subfolder: str) -> None:
         found = list_saes(source, revision=revision, subfolder=subfolder)

@@ -6,18 +6,15 @@ from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
-from django.core.exceptions import ValidationError
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 
-from inference.files.sources import SourceError
+from core.commands import MillmCommand
 from inference.models import LanguageModel
-from steering.errors import SteeringError
-from steering.saes.errors import InvalidSAEError
 from steering.saes.files import file_sha256
 from steering.vectors.services import read_vector_file, save_vectors
 
 
-class Command(BaseCommand):
+class Command(MillmCommand):
     help = "Register steering vectors of a model, one per layer, for use in profiles."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -39,12 +36,8 @@ class Command(BaseCommand):
                 name=options["name"], model=model, vectors=found, origin=path.name, checksum=checksum,
                 description=options["description"],
             )  # fmt: skip
-        except (InvalidSAEError, SourceError, OSError) as error:
+        except OSError as error:
             raise CommandError(str(error)) from error
-        except SteeringError as error:
-            raise CommandError(error.message) from error
-        except ValidationError as error:
-            raise CommandError(" ".join(error.messages)) from error
         for vector in saved.vectors.all():
             self.stdout.write(f"{vector.place}: norm {vector.norm:.4g}")
         self.stdout.write(self.style.SUCCESS(f"Registered {saved} with {len(found)} vectors."))

@@ -5,14 +5,12 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
-
-from steering.errors import SteeringError
+from core.commands import MillmCommand
 from steering.management.profiles import find_profile
 from steering.profiles import lifecycle
 
 
-class Command(BaseCommand):
+class Command(MillmCommand):
     help = "Archive a steering profile. Requests that name it are refused; its versions stay."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -23,8 +21,5 @@ class Command(BaseCommand):
     def handle(self, **options: Any) -> None:
         profile = find_profile(options["name"], options["model"])
         act = lifecycle.unarchive_profile if options["undo"] else lifecycle.archive_profile
-        try:
-            act(profile=profile)
-        except SteeringError as error:
-            raise CommandError(error.message) from error
+        act(profile=profile)
         self.stdout.write(self.style.SUCCESS(f"{profile} is {'in use again' if options['undo'] else 'archived'}."))

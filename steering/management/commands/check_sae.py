@@ -5,19 +5,17 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 
-from inference.client import EngineError
-from inference.files.sources import SourceError
+from core.commands import MillmCommand
 from inference.registry.standalone_model import open_standalone
-from steering.corpora.corpus import DEFAULT_TOKENS, MAX_TOKENS, CorpusError, read_corpus
+from steering.corpora.corpus import DEFAULT_TOKENS, MAX_TOKENS, read_corpus
 from steering.models import SAE
 from steering.sae_registry.health import judge
 from steering.sae_registry.health_check import MeasureParams, check_sae
-from steering.saes.errors import InvalidSAEError
 
 
-class Command(BaseCommand):
+class Command(MillmCommand):
     help = (
         "Measure an SAE on a corpus: its fit, and each feature's max activation, density and top "
         "examples. Loads the model into this process; a running server can do the same in a job."
@@ -37,14 +35,9 @@ class Command(BaseCommand):
             raise CommandError(f"There is no SAE {options['name']}; register it with add_sae first.")
         if not 1 <= options["tokens"] <= MAX_TOKENS:
             raise CommandError(f"--tokens must lie between 1 and {MAX_TOKENS}, not {options['tokens']}.")
-        try:
-            params = MeasureParams(
-                read_corpus(options["corpus"]), options["tokens"], replaces_imports=options["replace"]
-            )
-            with open_standalone(sae.model) as model:
-                sae = check_sae(sae=sae, reader=model, params=params, progress=self._show)
-        except (CorpusError, InvalidSAEError, SourceError, EngineError) as error:
-            raise CommandError(str(error)) from error
+        params = MeasureParams(read_corpus(options["corpus"]), options["tokens"], replaces_imports=options["replace"])
+        with open_standalone(sae.model) as model:
+            sae = check_sae(sae=sae, reader=model, params=params, progress=self._show)
         for verdict in judge(sae):
             self.stdout.write(self.style.WARNING(verdict.text) if verdict.is_warning else verdict.text)
 

@@ -6,11 +6,12 @@ from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 
+from core.commands import MillmCommand
 from jobs.commands import wait_for_end
 from jobs.models import Job
-from steering.errors import EvaluationError, SteeringError
+from steering.errors import EvaluationError
 from steering.evaluation.params import (
     FACTORS,
     TARGETS,
@@ -30,7 +31,7 @@ DEFAULTS = Texts()
 WRITERS = {".html": report_page, ".json": report_json, ".csv": report_csv}
 
 
-class Command(BaseCommand):
+class Command(MillmCommand):
     help = (
         "Evaluate a published version: sweep its strength, calibrate it, or compare it with another "
         "version. The running server does this in a job."
@@ -65,10 +66,7 @@ class Command(BaseCommand):
             raise CommandError(
                 f"A report can be written as {', '.join(WRITERS)}, not {output.suffix or output.name!r}."
             )
-        try:
-            job = create_evaluation(params=_params(options))
-        except EvaluationError as error:
-            raise CommandError(str(error)) from error
+        job = create_evaluation(params=_params(options))
         self.stdout.write(f"{job.pk} “{job}” is queued.")
         if not options["no_wait"]:
             self._report(wait_for_end(job, self.stdout.write), options)
@@ -80,10 +78,7 @@ class Command(BaseCommand):
         if options["output"] is not None:
             options["output"].write_text(WRITERS[options["output"].suffix](evaluation), "utf-8")
         if options["use"]:
-            try:
-                profile = use_calibration(evaluation=evaluation)
-            except (EvaluationError, SteeringError) as error:
-                raise CommandError(str(error)) from error
+            profile = use_calibration(evaluation=evaluation)
             self.stdout.write(f"Applied to draft {profile}. Publish it to use it.")
         self.stdout.write(report_csv(evaluation))
 

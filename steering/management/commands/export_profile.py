@@ -7,14 +7,14 @@ from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 
-from steering.errors import SteeringError
+from core.commands import MillmCommand
 from steering.exchange.exports import draft_document, version_document
 from steering.management.profiles import find_profile, find_version
 
 
-class Command(BaseCommand):
+class Command(MillmCommand):
     help = "Write a published version of a profile (default: the latest) or its draft as JSON."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -24,13 +24,10 @@ class Command(BaseCommand):
         parser.add_argument("--output", type=Path, help="a new file (default: standard output)")
 
     def handle(self, **options: Any) -> None:
-        try:
-            if options["draft"]:
-                document = draft_document(find_profile(options["name"], options["model"]))
-            else:
-                document = version_document(find_version(options["name"], options["model"]))
-        except SteeringError as error:
-            raise CommandError(error.message) from error
+        if options["draft"]:
+            document = draft_document(find_profile(options["name"], options["model"]))
+        else:
+            document = version_document(find_version(options["name"], options["model"]))
         text = json.dumps(document, ensure_ascii=False, indent=1, allow_nan=False)
         if options["output"] is None:
             self.stdout.write(text)

@@ -6,20 +6,17 @@ from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
-from django.core.exceptions import ValidationError
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 
-from inference.files.sources import SourceError
+from core.commands import MillmCommand
 from inference.interventions import SITE_KINDS, Site
 from inference.models import LanguageModel
-from steering.errors import SteeringError
 from steering.exchange.documents import MAX_BYTES
-from steering.spec.errors import InvalidSpecError
 from steering.vectors.directions import METHODS
 from steering.vectors.extraction import POSITIONS, ExtractionParams, read_pairs, request_extraction
 
 
-class Command(BaseCommand):
+class Command(MillmCommand):
     help = (
         "Extract steering vectors from pairs of prompts that differ in one aspect. The running server "
         "does this in a job."
@@ -52,12 +49,6 @@ class Command(BaseCommand):
                 position=options["position"], chat=not options["raw"], description=options["description"],
             )  # fmt: skip
             job = request_extraction(params=params)
-        except InvalidSpecError as error:
-            raise CommandError("\n".join(map(str, error.problems))) from error
-        except (SourceError, OSError) as error:
+        except OSError as error:
             raise CommandError(str(error)) from error
-        except SteeringError as error:
-            raise CommandError(error.message) from error
-        except ValidationError as error:
-            raise CommandError(" ".join(error.messages)) from error
         self.stdout.write(self.style.SUCCESS(f"Queued the job {job.pk}; the vectors will be called {params.name}."))

@@ -6,15 +6,15 @@ from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 
+from core.commands import MillmCommand
 from steering.features.label_files import read_label_file
 from steering.features.label_import import import_labels
 from steering.models import SAE
-from steering.spec.errors import InvalidSpecError
 
 
-class Command(BaseCommand):
+class Command(MillmCommand):
     help = (
         "Import labels of an SAE's features from JSON, JSONL or CSV (optionally gzipped), with miLLM's "
         "fields or as exported by Neuronpedia. If anything in the file is invalid, nothing is imported."
@@ -30,8 +30,6 @@ class Command(BaseCommand):
             raise CommandError(f"There is no SAE {options['sae']}; register it with add_sae first.")
         try:
             found = read_label_file(options["file"], sae.d_sae)
-        except InvalidSpecError as error:
-            raise CommandError("\n".join(map(str, error.problems))) from error
         except OSError as error:
             raise CommandError(str(error)) from error
         report = import_labels(sae=sae, found=found)

@@ -6,20 +6,18 @@ from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
-from django.core.exceptions import ValidationError
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 
+from core.commands import MillmCommand
 from inference.models import LanguageModel
-from steering.errors import SteeringError
 from steering.exchange.documents import MAX_BYTES
 from steering.exchange.imports import ImportOptions, import_profiles, plan_import
 from steering.exchange.plan import ImportPlan
 from steering.models import SAE
-from steering.spec.errors import InvalidSpecError
 from steering.spec.wording import describe_edit
 
 
-class Command(BaseCommand):
+class Command(MillmCommand):
     help = (
         "Import steering profiles as drafts from miLLM's JSON, miLLM 1, miStudio's clusters, "
         "Neuronpedia's steering, Goodfire's variants, or the steering CSV of lm-evaluation-harness. If "
@@ -45,12 +43,8 @@ class Command(BaseCommand):
             if options["dry_run"]:
                 return
             made = import_profiles(plan=plan, options=import_options)
-        except InvalidSpecError as error:
-            raise CommandError("\n".join(map(str, error.problems))) from error
-        except (OSError, SteeringError) as error:
+        except OSError as error:
             raise CommandError(str(error)) from error
-        except ValidationError as error:
-            raise CommandError(" ".join(error.messages)) from error
         names = ", ".join(map(str, made))
         self.stdout.write(self.style.SUCCESS(f"Imported {names}; publish them to use them."))
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
-
+from core.commands import MillmCommand
 from steering import services
-from steering.errors import SteeringError
 from steering.management.profiles import find_profile
 
 
-class Command(BaseCommand):
+class Command(MillmCommand):
     help = "Publish the draft of a steering profile. New requests that name the profile use it."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -22,8 +20,5 @@ class Command(BaseCommand):
 
     def handle(self, **options: Any) -> None:
         profile = find_profile(options["name"], options["model"])
-        try:
-            version = services.publish_profile(profile=profile, note=options["note"])
-        except SteeringError as error:
-            raise CommandError(error.message) from error
+        version = services.publish_profile(profile=profile, note=options["note"])
         self.stdout.write(self.style.SUCCESS(f"Published {version} ({version.fingerprint[:12]})."))

@@ -5,14 +5,14 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 
-from steering.errors import SteeringError
+from core.commands import MillmCommand
 from steering.management.profiles import find_version
 from steering.profiles import lifecycle
 
 
-class Command(BaseCommand):
+class Command(MillmCommand):
     help = (
         "Publish an old version of a steering profile again, with a new number. The draft is replaced "
         "too, unless it has unpublished changes."
@@ -27,8 +27,5 @@ class Command(BaseCommand):
         if "@" not in options["version"]:
             raise CommandError(f"Say which version of {options['version']} to go back to, as name@version.")
         version = find_version(options["version"], options["model"])
-        try:
-            again = lifecycle.roll_back(version=version, note=options["note"])
-        except SteeringError as error:
-            raise CommandError(error.message) from error
+        again = lifecycle.roll_back(version=version, note=options["note"])
         self.stdout.write(self.style.SUCCESS(f"{again} is {version} again."))

@@ -5,14 +5,14 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from typing import Any
 
-from django.core.exceptions import ValidationError
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 
+from core.commands import MillmCommand
 from inference.models import LanguageModel
 from steering.profiles import lifecycle
 
 
-class Command(BaseCommand):
+class Command(MillmCommand):
     help = "Set the default profile of a model, for requests that name none. Without a name, remove it."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -23,8 +23,5 @@ class Command(BaseCommand):
         model = LanguageModel.objects.filter(name=options["model"]).first()
         if model is None:
             raise CommandError(f"There is no model {options['model']}; register it with add_model first.")
-        try:
-            lifecycle.set_default_profile(model=model, reference=options["profile"])
-        except ValidationError as error:
-            raise CommandError(" ".join(error.messages)) from error
+        lifecycle.set_default_profile(model=model, reference=options["profile"])
         self.stdout.write(self.style.SUCCESS(f"The default of {model} is {options['profile'] or 'no profile'}."))
