@@ -46,7 +46,7 @@ def test_names_and_versions_are_offered(profiles):
 
 def test_a_key_that_says_nothing_of_the_log_is_said_to_do_so(admin_client: Client):
     page = admin_client.get(KEYS + "add/").content.decode()
-    assert '<option value="" selected>what the server&#x27;s own setting says</option>' in page
+    assert '<option value="" selected>server default</option>' in page
 
 
 def test_archived_ones_are_not(profiles):
@@ -74,7 +74,7 @@ def test_anything_else_is_refused(admin_client: Client, admin_user: Any, profile
 def test_a_default_that_was_archived_stays_until_somebody_changes_it(admin_client: Client, admin_user: Any, profiles):
     key = create_api_key(name="a", owner=admin_user, default_profile="gloomy").api_key
     lifecycle.archive_profile(profile=profiles[0])
-    assert profile_choices("gloomy")[-1] == ("gloomy", "gloomy (cannot be used: not published, or archived)")
+    assert profile_choices("gloomy")[-1] == ("gloomy", "gloomy (unavailable: not published or archived)")
     data = fields_of(admin_user, name="b", default_profile="gloomy")
     assert admin_client.post(f"{KEYS}{key.pk}/change/", data).status_code == 302
     key.refresh_from_db()
