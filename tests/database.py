@@ -10,16 +10,18 @@ two with "deadlock detected". Deleting rows conflicts with no reader.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import itertools
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
+from typing import TypeVar
 
 import psycopg
 from django.db import OperationalError, connection, transaction
@@ -27,6 +29,7 @@ from django.db.backends.utils import CursorWrapper
 from django.test import TransactionTestCase
 from psycopg import sql
 
+from core.database import own_connection
 from tests import live
 
 LOCK = 0x6D694C54  # any number that no other program on this server takes
@@ -35,6 +38,7 @@ ATTEMPTS = 5
 WAIT_S = 60.0  # for transactions that other threads have open; only a test that leaks one waits this long
 KEPT = "rows_of_migrations"  # the schema with copies of the rows that migrations made
 _numbers = itertools.count()
+T = TypeVar("T")
 
 
 class Content(StrEnum):
@@ -169,6 +173,19 @@ def delete_rows(table: str) -> None:
         cursor.execute("SET LOCAL session_replication_role = replica")
         cursor.execute(sql.SQL("DELETE FROM {}").format(sql.Identifier(table)))
         cursor.execute("SET LOCAL session_replication_role = origin")
+
+
+async def in_thread(work: Callable[..., T], *arguments: object) -> T:
+    """Run ``work``, which uses the database, in a thread whose connection returns to the pool.
+
+    ``asyncio.to_thread`` leaves a connection of the pool in the thread, which ends with the test's event loop.
+    """
+
+    def run() -> T:
+        with own_connection():
+            return work(*arguments)
+
+    return await asyncio.to_thread(run)
 
 
 def end_other_connections() -> None:

@@ -21,6 +21,7 @@ from jobs.models import Job
 from millm_site.http.asgi_handler import SiteHandler
 from openai_api.database import in_database
 from tests.console.test_pages import client_of, staff
+from tests.database import in_thread
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -111,7 +112,7 @@ async def test_a_permission_that_is_taken_away_empties_the_page(browser: Client,
         await line.send_json_to({"subscribe": "test"})
         assert (await hear(line))["data"] is not None
         await line.send_json_to({"ack": "test"})
-        await asyncio.to_thread(lambda: User.objects.get().user_permissions.clear())
+        await in_thread(lambda: User.objects.get().user_permissions.clear())
         assert await hear(line) == {"topic": "test", "data": None}
 
 
@@ -130,7 +131,7 @@ async def test_a_session_that_ends_ends_the_connection(browser: Client, shown: S
     async with connected(browser, shown.topics) as line:
         await line.send_json_to({"subscribe": "test"})
         await hear(line)
-        await asyncio.to_thread(end)
+        await in_thread(end)
         assert await closing(line) == LOGGED_OUT
 
 
@@ -204,7 +205,7 @@ async def test_jobs_are_told_to_their_owners_and_to_who_manages_all(browser: Cli
     owner = await User.objects.aget()
     own = await Job.objects.acreate(kind="x", title="Own", owner=owner, message="<b>half</b>", done=1, total=2)
     other = await Job.objects.acreate(kind="x", title="Other")
-    boss = await asyncio.to_thread(lambda: client_of(staff("view_job", "manage_all_jobs")))
+    boss = await in_thread(lambda: client_of(staff("view_job", "manage_all_jobs")))
     async with connected(browser) as line:
         await line.send_json_to({"subscribe": "jobs"})
         assert (await hear(line))["data"] == {"open": 1}
@@ -220,7 +221,7 @@ async def test_jobs_are_told_to_their_owners_and_to_who_manages_all(browser: Cli
 
 @pytest.mark.parametrize("rest", ["", "x", "-1", "1.0", "٣", "9" * 30, "0", "1 or 1=1"])
 async def test_a_model_that_is_not_there_is_nothing(rest: str):
-    looker = await asyncio.to_thread(lambda: client_of(staff("view_languagemodel")))
+    looker = await in_thread(lambda: client_of(staff("view_languagemodel")))
     async with connected(looker) as line:
         await line.send_json_to({"subscribe": f"model:{rest}"})
         assert (await hear(line))["data"] is None
@@ -228,7 +229,7 @@ async def test_a_model_that_is_not_there_is_nothing(rest: str):
 
 async def test_how_a_model_stands_is_told_when_it_changes_and_to_who_may_see_models(browser: Client):
     model = await LanguageModel.objects.acreate(name="tiny", source="/nowhere")
-    looker = await asyncio.to_thread(lambda: client_of(staff("view_languagemodel")))
+    looker = await in_thread(lambda: client_of(staff("view_languagemodel")))
     topic = f"model:{model.pk}"
     async with connected(looker) as line:
         await line.send_json_to({"subscribe": topic})

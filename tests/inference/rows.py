@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from django.db import connections
-
 from inference.models import LanguageModel
+from tests.database import in_thread
 
 
 def make(name="org/tiny", **fields):
@@ -14,27 +13,15 @@ def make(name="org/tiny", **fields):
 
 
 async def amake(*args, **fields):
-    return await in_db(lambda: make(*args, **fields))
-
-
-async def in_db(call):
-    """Database work of an async test, in a thread that leaves no connection behind."""
-
-    def run():
-        try:
-            return call()
-        finally:
-            connections.close_all()
-
-    return await asyncio.to_thread(run)
+    return await in_thread(lambda: make(*args, **fields))
 
 
 async def row(name="org/tiny"):
-    return await in_db(lambda: LanguageModel.objects.get(name=name))
+    return await in_thread(lambda: LanguageModel.objects.get(name=name))
 
 
 async def until(condition):
-    for _ in range(500):
+    for _ in range(30_000):  # minutes, for busy machines
         if condition():
             return
         await asyncio.sleep(0.01)

@@ -29,6 +29,7 @@ from openai_api.responses.models import StoredResponse
 from storage.batch_results import BatchResults, Checkpoint, Result
 from storage.models import Batch as BatchRow
 from storage.models import StoredFile
+from tests.database import in_thread
 from tests.openai_api.conftest import Api
 from tests.openai_api.fakes import ANSWER, answering, record, silent
 from tests.openai_api.test_decisions import scoring
@@ -75,7 +76,7 @@ def strict(response: Any) -> Batch:
 async def run(batch: Batch, running: RunningJobs | None = None) -> None:
     row = await BatchRow.objects.aget(public_id=batch.id)
     assert row.job_id is not None
-    await asyncio.to_thread(run_job, row.job_id, running)
+    await in_thread(run_job, row.job_id, running)
 
 
 async def lines_of(api: Api, file_id: str | None, headers: Any = None) -> list[dict[str, Any]]:
@@ -350,7 +351,7 @@ async def test_a_batch_that_never_ran_is_cancelled_at_once(api: Api):
 
 async def test_a_job_cancelled_by_an_administrator_ends_its_batch(api: Api):
     batch = await create(api, await send(api, line("a")))
-    await asyncio.to_thread(lambda: cancel_job(job=Job.objects.get()))
+    await in_thread(lambda: cancel_job(job=Job.objects.get()))
     assert (await get(api, batch)).status == "cancelled"
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import Permission, User
 from django.core.management import CommandError, call_command
-from django.db import connections
 from django.test import AsyncClient, Client
 from django.urls import reverse
 from django.utils import timezone
@@ -22,6 +20,7 @@ from openai_api.request_log import writer as log_writer
 from openai_api.request_log.replay import ReplayError, read_row, start_replay
 from openai_api.request_log.store import LogStore
 from openai_api.request_log.writer import LogWriter
+from tests.database import in_thread
 from tests.steering.evaluating import run, serving_demo
 
 MESSAGES = [{"role": "user", "content": "Tell me a story."}]
@@ -51,18 +50,6 @@ async def ask(path: str, **body: Any) -> dict[str, Any]:
     assert answer.status_code == 200, answer.content
     value: dict[str, Any] = json.loads(answer.content)
     return value
-
-
-async def in_thread(work: Callable[..., Any], *arguments: Any) -> Any:
-    """With a connection of its own, which is closed in the end."""
-
-    def closing() -> Any:
-        try:
-            return work(*arguments)
-        finally:
-            connections.close_all()
-
-    return await asyncio.to_thread(closing)
 
 
 def logged(writer: LogWriter) -> RequestLog:

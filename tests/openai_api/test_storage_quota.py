@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from storage.blobs import BlobStore
 from storage.errors import StorageQuotaError
 from storage.files import keep_file, used_bytes
 from storage.models import StoredFile
+from tests.database import in_thread
 from tests.openai_api.conftest import Api
 from tests.openai_api.test_files import check_error, kept, on_disk, send
 
@@ -68,10 +68,10 @@ async def test_uploads_are_refused_when_they_begin_and_parts_count(api: Api):
     check_error(await part(api, second, b"x" * 600), 413, "storage_quota_exceeded", "data")
     done = await api.post(f"/v1/uploads/{first}/complete", {"part_ids": [part_id]})
     assert done.status_code == 200, done.content
-    assert await asyncio.to_thread(used, None) == 600
+    assert await in_thread(used, None) == 600
     assert (await part(api, second, b"x" * 400)).status_code == 200
     await api.post(f"/v1/uploads/{second}/cancel", {})
-    assert await asyncio.to_thread(used, None) == 600
+    assert await in_thread(used, None) == 600
 
 
 async def test_without_a_quota_everything_is_taken(api: Api, settings: Any):

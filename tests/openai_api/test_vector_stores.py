@@ -31,6 +31,7 @@ from storage.models import Chunk, StoredFile
 from storage.models import VectorStore as StoreRow
 from storage.models import VectorStoreFile as StoreFileRow
 from storage.sweep import sweep_storage
+from tests.database import in_thread
 from tests.openai_api.conftest import Api
 from tests.openai_api.fakes import FakeRegistry, embedding, failing, record
 
@@ -84,7 +85,7 @@ async def attach(api: Api, store: VectorStore, file_id: str, **fields: Any) -> V
 
 async def run_jobs(running: RunningJobs | None = None) -> None:
     async for job in Job.objects.filter(state=Job.State.QUEUED).order_by("created_at"):
-        await asyncio.to_thread(run_job, job.pk, running)
+        await in_thread(run_job, job.pk, running)
 
 
 async def search(api: Api, store: VectorStore, query: Any = "xxx", **fields: Any) -> list[VectorStoreSearchResponse]:
@@ -363,7 +364,7 @@ async def test_cancelled_batches_and_jobs(api: Api):
     assert (cancelled.status, cancelled.file_counts.cancelled) == ("cancelled", 1)
     file_id = await send(api)
     await attach(api, store, file_id)
-    await asyncio.to_thread(lambda: cancel_job(job=Job.objects.filter(state="queued").get()))
+    await in_thread(lambda: cancel_job(job=Job.objects.filter(state="queued").get()))
     assert file_of(await api.client.get(f"{STORES}/{store.id}/files/{file_id}")).status == "cancelled"
     await run_jobs()
     assert api.engine.embedded == []
@@ -417,7 +418,7 @@ async def test_changes_and_expiry(api: Api):
     check_error(response, 400, "vector_store_expired", "vector_store_id")
     response = await api.post(f"{STORES}/{store.id}/files", {"file_id": await send(api)})
     check_error(response, 400, "vector_store_expired", "vector_store_id")
-    await asyncio.to_thread(sweep_storage)
+    await in_thread(sweep_storage)
     assert await Chunk.objects.acount() == 0
 
 

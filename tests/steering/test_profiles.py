@@ -24,6 +24,7 @@ from steering.sae_registry.files import load_source
 from steering.sae_registry.registration import SAELocation
 from steering.saes.loader import load_sae
 from steering.saes.sae import SparseAutoencoder
+from tests.database import in_thread
 from tests.steering.edits import edit, identity
 from tests.steering.sae_files import random_weights, write_sae
 
@@ -163,7 +164,7 @@ class TestSnapshots:
     async def test_what_a_request_holds_is_not_touched_by_later_edits(self, two_versions, resolver):
         resolved = await resolver.resolve("tiny", "gloomy", special_token_ids=SPECIAL)
         before = resolved.intervention.edits[0].vector.clone()
-        await asyncio.to_thread(published_profiles.forget)
+        await in_thread(published_profiles.forget)
         assert (resolved.intervention.edits[0].vector == before).all()
 
 

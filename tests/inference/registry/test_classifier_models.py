@@ -13,7 +13,8 @@ from inference.engine.config import EngineConfig
 from inference.engine.loop import EngineLoop
 from inference.registry.registry import ModelRegistry
 from tests.classifier_builders import build_classifier, reference_logits
-from tests.inference.rows import in_db, row
+from tests.database import in_thread
+from tests.inference.rows import row
 
 pytestmark = pytest.mark.django_db(transaction=True)
 PAIRS = [("the cat", "the cat sat."), ("the cat", "a"), ("", "sat")]
@@ -29,7 +30,7 @@ def client():
 
 async def test_pairs_become_scores_in_order(client, tmp_path):
     path = build_classifier(tmp_path, labels=("relevant",))
-    await in_db(lambda: services.register_model(name="judge", source=str(path), dtype="float32"))
+    await in_thread(lambda: services.register_model(name="judge", source=str(path), dtype="float32"))
     assert (await row("judge")).kind == "classification"
     registry = ModelRegistry(client.engine, is_busy=client.is_busy, load_timeout_s=60)
     ready = await registry.ready("judge")

@@ -19,8 +19,9 @@ from inference.client import (
 from inference.engine.config import EngineConfig
 from inference.engine.loop import EngineLoop
 from inference.registry.registry import ModelRegistry
+from tests.database import in_thread
 from tests.embedding_builders import build_embedder, reference_vector
-from tests.inference.rows import in_db, row
+from tests.inference.rows import row
 
 pytestmark = pytest.mark.django_db(transaction=True)
 TEXTS = ["The cat sat.", "a", "Text with [SEP] and [CLS] in it, written by a user."]
@@ -37,7 +38,7 @@ def client():
 @pytest.mark.parametrize(("architecture", "pooling"), [("bert", "mean"), ("qwen3", "lasttoken")])
 async def test_texts_become_vectors_in_order(client, tmp_path, architecture, pooling):
     path = build_embedder(tmp_path, architecture, pooling=pooling)
-    await in_db(lambda: services.register_model(name="e", source=str(path), dtype="float32"))
+    await in_thread(lambda: services.register_model(name="e", source=str(path), dtype="float32"))
     assert (await row("e")).kind == "embedding"
     registry = ModelRegistry(client.engine, is_busy=client.is_busy, load_timeout_s=60)
     assert registry.find("e").kind == "embedding"
@@ -57,7 +58,7 @@ async def test_texts_become_vectors_in_order(client, tmp_path, architecture, poo
 
 async def test_special_tokens_in_a_text_are_text(client, tmp_path):
     path = build_embedder(tmp_path)
-    await in_db(lambda: services.register_model(name="e", source=str(path)))
+    await in_thread(lambda: services.register_model(name="e", source=str(path)))
     registry = ModelRegistry(client.engine, load_timeout_s=60)
     tokens = (await registry.ready("e")).text.encode("a [SEP] a")
 
@@ -67,7 +68,7 @@ async def test_special_tokens_in_a_text_are_text(client, tmp_path):
 
 
 async def test_generating_with_it_is_a_readable_failure(client, tmp_path):
-    await in_db(lambda: services.register_model(name="e", source=str(build_embedder(tmp_path))))
+    await in_thread(lambda: services.register_model(name="e", source=str(build_embedder(tmp_path))))
     registry = ModelRegistry(client.engine, load_timeout_s=60)
     await registry.ready("e")
     events = [event async for event in await client.submit([GenerationRequest("r", "e", (5, 6))])]

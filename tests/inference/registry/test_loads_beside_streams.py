@@ -17,7 +17,7 @@ from inference.registry.memory_plan import MemoryBudget
 from inference.registry.model_card import ModelLoadFailedError
 from inference.registry.registry import ModelRegistry
 from tests.builders import build_model
-from tests.inference.rows import in_db
+from tests.database import in_thread
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -69,7 +69,9 @@ async def take(events, count):
 async def test_a_stream_goes_on_while_another_model_loads_serves_and_is_unloaded(client, tmp_path):
     for name in ("a", "b"):
         path = build_model(tmp_path / name, max_position_embeddings=4096)
-        await in_db(lambda name=name, path=path: services.register_model(name=name, source=str(path), dtype="float32"))
+        await in_thread(
+            lambda name=name, path=path: services.register_model(name=name, source=str(path), dtype="float32")
+        )
     loading = GatedLoading()
     registry = make_registry(client, loading=loading.parts(gated="b"))
     await registry.ready("a")
@@ -99,7 +101,9 @@ async def test_two_models_share_a_budget_that_the_first_one_s_cache_could_fill(c
     """A full batch of the first one's longest sequences would take 34 MB of the 16."""
     for name in ("first", "second"):
         path = build_model(tmp_path / name, max_position_embeddings=4096)
-        await in_db(lambda n=name, p=path: services.register_model(name=n, source=str(p), dtype="float32", pinned=True))
+        await in_thread(
+            lambda n=name, p=path: services.register_model(name=n, source=str(p), dtype="float32", pinned=True)
+        )
     registry = make_registry(client, budget=MemoryBudget(limit=16 * 2**20))
     for name in ("first", "second"):
         await registry.ready(name)
@@ -119,7 +123,9 @@ async def test_a_load_that_cannot_fit_leaves_the_stream_and_the_engine_alone(cli
     small = build_model(tmp_path / "small")
     large = build_model(tmp_path / "large", hidden_size=512, intermediate_size=2048)
     for name, path in (("small", small), ("large", large)):
-        await in_db(lambda name=name, path=path: services.register_model(name=name, source=str(path), dtype="float32"))
+        await in_thread(
+            lambda name=name, path=path: services.register_model(name=name, source=str(path), dtype="float32")
+        )
     registry = make_registry(client, budget=MemoryBudget(limit=4 * 2**20))
     await registry.ready("small")
     running = await stream(client, "small", 200)

@@ -19,8 +19,9 @@ from inference.registry.loads import LoadProgress, LoadStatus
 from inference.registry.model_card import ModelNotReadyError
 from inference.registry.records import ModelNotFoundError, ModelTable, model_record
 from inference.registry.registry import MEMORY_POLL_S, MODEL_REGISTRY, ModelRegistry, get_registry
+from tests.database import in_thread
 from tests.inference.fakes import down
-from tests.inference.rows import amake, in_db, make, row, until
+from tests.inference.rows import amake, make, row, until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 State = LanguageModel.State
@@ -396,10 +397,10 @@ async def test_an_idle_model_is_unloaded_after_its_keep_alive(registry, parts):
         await registry.ready(record.name)
     parts.busy.add("busy")
     parts.clock.now += 59
-    await in_db(registry.housekeep)
+    await in_thread(registry.housekeep)
     assert registry.is_loaded("idle")
     parts.clock.now += 2
-    await in_db(registry.housekeep)
+    await in_thread(registry.housekeep)
 
     assert not registry.is_loaded("idle")
     assert set(parts.engine.attached) == {"busy", "pinned", "forever"}
@@ -411,10 +412,10 @@ async def test_keep_alive_counts_from_the_end_of_the_work(registry, parts):
     await registry.ready("m")
     parts.busy.add("m")
     parts.clock.now += 1000
-    await in_db(registry.housekeep)
+    await in_thread(registry.housekeep)
     parts.busy.clear()
     parts.clock.now += 59
-    await in_db(registry.housekeep)
+    await in_thread(registry.housekeep)
 
     assert registry.is_loaded("m")
 
@@ -422,9 +423,9 @@ async def test_keep_alive_counts_from_the_end_of_the_work(registry, parts):
 async def test_a_model_whose_row_is_gone_leaves_the_engine(registry, parts):
     model = await amake()
     await registry.ready("org/tiny")
-    await in_db(model.delete)
-    await in_db(registry._table.refresh)
-    await in_db(registry.housekeep)
+    await in_thread(model.delete)
+    await in_thread(registry._table.refresh)
+    await in_thread(registry.housekeep)
 
     assert parts.engine.attached == {}
 
@@ -433,9 +434,9 @@ async def test_a_renamed_model_is_loaded_under_its_new_name(registry, parts):
     model = await amake()
     await registry.ready("org/tiny")
     model.name = "renamed"
-    await in_db(lambda: model.save(update_fields=["name"]))
-    await in_db(registry._table.refresh)
-    await in_db(registry.housekeep)
+    await in_thread(lambda: model.save(update_fields=["name"]))
+    await in_thread(registry._table.refresh)
+    await in_thread(registry.housekeep)
     assert (await row("renamed")).state == State.UNLOADED
     assert parts.engine.attached == {}
 

@@ -12,8 +12,9 @@ from inference.models import LanguageModel
 from inference.registry.memory_plan import MemoryBudget
 from inference.registry.model_card import ModelLoadFailedError, ModelNotReadyError
 from inference.registry.registry import ModelRegistry
+from tests.database import in_thread
 from tests.inference.fakes import FakeDevice
-from tests.inference.rows import amake, in_db, row, until
+from tests.inference.rows import amake, row, until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 State = LanguageModel.State
@@ -286,6 +287,6 @@ async def test_the_server_s_keep_alive_is_for_models_without_their_own(registry,
     for name in ("server's", "own", "for ever"):
         await registry.ready(name)
     parts.clock.now += 61
-    await in_db(registry.housekeep)
+    await in_thread(registry.housekeep)
 
     assert set(parts.engine.attached) == {"own", "for ever"}

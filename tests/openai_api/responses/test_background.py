@@ -18,6 +18,7 @@ from jobs.execution import RunningJobs, run_job
 from jobs.models import Job
 from openai_api.responses.background import start_response, tell_events
 from openai_api.responses.models import StoredResponse
+from tests.database import in_thread
 from tests.openai_api.conftest import Api, events_of
 from tests.openai_api.fakes import FakeEngine, failing, finished, tokens_of
 from tests.openai_api.responses.conftest import end_jobs
@@ -36,7 +37,7 @@ def run_all(running: RunningJobs) -> None:
 
 async def work(api: Api) -> None:
     """They end with the test, whatever they wait for."""
-    await asyncio.to_thread(run_all, api.running)
+    await in_thread(run_all, api.running)
 
 
 async def order(api: Api, **fields: Any) -> dict[str, Any]:
@@ -226,7 +227,7 @@ async def test_it_joins_its_conversation_and_can_be_continued(client: AsyncOpenA
 async def test_a_response_that_was_cut_off_begins_anew(stored: Api):
     """Nobody has seen any of its output, so a second run is as good as the first."""
     made = await order(stored)
-    await asyncio.to_thread(interrupted_run, stored.engine)
+    await in_thread(interrupted_run, stored.engine)
     assert (await stored.client.get(f"/v1/responses/{made['id']}")).json()["status"] == "in_progress"
     await work(stored)
     done = (await stored.client.get(f"/v1/responses/{made['id']}")).json()
@@ -236,7 +237,7 @@ async def test_a_response_that_was_cut_off_begins_anew(stored: Api):
 async def test_a_stream_that_was_cut_off_before_any_output_goes_on(stored: Api):
     response_id = await ordered_stream(stored)
     begun = {"type": "response.in_progress", "sequence_number": 2, "response": {}}
-    assert await asyncio.to_thread(lambda: start_response(response_id=response_id, events=[begun]))
+    assert await in_thread(lambda: start_response(response_id=response_id, events=[begun]))
     await work(stored)
     whole = await replayed(stored, response_id)
     assert [event["sequence_number"] for event in whole] == list(range(len(whole)))
@@ -247,7 +248,7 @@ async def test_a_stream_that_was_cut_off_before_any_output_goes_on(stored: Api):
 async def test_a_stream_that_was_cut_off_in_its_output_fails_clearly(stored: Api):
     response_id = await ordered_stream(stored)
     said = {"type": "response.output_text.delta", "sequence_number": 3, "delta": "He"}
-    assert await asyncio.to_thread(lambda: tell_events(response_id=response_id, events=[said]))
+    assert await in_thread(lambda: tell_events(response_id=response_id, events=[said]))
     await work(stored)
     last = (await replayed(stored, response_id))[-1]
     assert (last["type"], last["sequence_number"]) == ("response.failed", 4)

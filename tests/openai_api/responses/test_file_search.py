@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from inference.client import Event, GenerationRequest
 from inference.text.dialects.dialect import dialect_of
 from jobs.models import Job
 from storage.embedder import EMBEDDER, Embedder, get_embedder
+from tests.database import in_thread
 from tests.openai_api.conftest import Api
 from tests.openai_api.fakes import answering
 from tests.openai_api.responses.test_background import order, ordered_stream, replayed, run_all, work
@@ -55,7 +55,7 @@ async def new_store(api: Api, headers: Any = None, **files: bytes) -> str:
         form = {"file": SimpleUploadedFile(f"{name}.txt", content), "purpose": "assistants"}
         ids.append((await api.client.post("/v1/files", form, headers=headers)).json()["id"])
     made = (await api.post("/v1/vector_stores", {"file_ids": ids}, **(headers or {}))).json()
-    await asyncio.to_thread(run_all, api.running)
+    await in_thread(run_all, api.running)
     store_id: str = made["id"]
     return store_id
 
