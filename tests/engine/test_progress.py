@@ -21,6 +21,7 @@ from inference.engine.models.memory_estimate import estimate_memory
 from inference.engine.scheduling.admission import ContinuousAdmission, StaticAdmission
 from inference.engine.scheduling.scheduler import OLDEST_SHARE, Scheduler
 from inference.engine.scheduling.sequence import Sequence, SequenceFault, SequenceState
+from tests import combinations
 from tests.builders import build_model
 from tests.engine.harness import EngineHarness, reference_tokens
 from tests.engine.sequences import build_sequence, compute
@@ -342,7 +343,7 @@ class History:
         return bool(self.scheduler.num_running or self.scheduler.num_waiting)
 
 
-@settings(max_examples=6000, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=6000 if combinations.ALL else 1500, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data(), made=sizes())
 def test_every_sequence_ends_once_and_no_iteration_is_without_progress(data, made):
     cache, config = made
