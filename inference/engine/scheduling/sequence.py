@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -211,14 +209,25 @@ class SequenceFault(Exception):
         self.code = code
 
 
-@contextmanager
-def blaming(sequence: Sequence, message: str = "The request could not be scheduled.") -> Iterator[None]:
-    """Turn exceptions inside into a SequenceFault of the sequence, except a lost device, which concerns all."""
-    try:
-        yield
-    except (SequenceFault, torch.AcceleratorError):
-        raise
-    except Exception as error:
+class blaming:
+    """Turn exceptions in the block into a SequenceFault of the sequence, except a lost device, which concerns all.
+
+    A class, because every sequence enters several of these blocks in each step and a generator takes three times as
+    many calls.
+    """
+
+    __slots__ = ("_message", "_sequence")
+
+    def __init__(self, sequence: Sequence, message: str = "The request could not be scheduled.") -> None:
+        self._sequence = sequence
+        self._message = message
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if not isinstance(error, Exception) or isinstance(error, (SequenceFault, torch.AcceleratorError)):
+            return
         # Inconsistent bookkeeping of one sequence must not end the others.
-        logger.exception("A sequence failed outside the model.")
-        raise SequenceFault(sequence, SERVER_ERROR, message) from error
+        logger.error("A sequence failed outside the model.", exc_info=error)
+        raise SequenceFault(self._sequence, SERVER_ERROR, self._message) from error
