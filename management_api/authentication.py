@@ -89,7 +89,7 @@ class SharingInput(StrictInput):
 def groups_named(user: User, owner: User | None, names: list[str], *, see_all: str) -> list[Group]:
     """Those that the user may choose; MillmError names one that is not among them."""
     if not may_share(user, owner, see_all=see_all):
-        raise forbidden("Only its owner says with whom it is shared.", code="permission_denied")
+        raise forbidden("Only the owner can change who it is shared with.", code="permission_denied")
     found = {group.name: group for group in groups_to_share_with(user, see_all=see_all)}
     if missing := [name for name in names if name not in found]:
         raise invalid(f"groups: you are in no group {missing[0][:100]!r}.", param="groups")

@@ -17,7 +17,7 @@ _PREFIX = "Api"  # of /api's schemas: /v1 has a Model and a File of its own
 _CODES = {
     "400": "What was sent is refused, by name.",
     "401": "No session, or a wrong key.",
-    "403": "One may not do this.",
+    "403": "The user lacks the permission.",
     "404": "There is no such object, or one may not see it.",
     "409": "Something else stands against it.",
 }

@@ -81,7 +81,7 @@ class Resource(GenericViewSet[Any]):
         self._frame = ExitStack()  # one instance answers one request
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
-        """Once it is known who asks, the audit trail is told by which key."""
+        """Record the key for the audit trail once the request is authenticated."""
         super().initial(request, *args, **kwargs)
         if isinstance(request.auth, KeyRecord):
             self._frame.enter_context(acting(replace(current_origin(), key=request.auth.name)))

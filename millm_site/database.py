@@ -27,7 +27,7 @@ def database_settings(env: Environment) -> dict[str, Any]:
         "min_size": 1,
         "max_size": env.database_pool_size,
         "timeout": env.database_timeout,
-        # An attempt waits twice as long after each failure: start anew instead, or a server that is back stays unused.
+        # An attempt waits twice as long after each failure: start over instead, or a server that is back stays unused.
         "reconnect_timeout": RECONNECT_S,
     }
     return place | {

@@ -239,7 +239,7 @@ def _scaled_rule(rule: FeatureRule, factor: float) -> FeatureRule:
 
 
 def _check_norms(first: Intervention, then: Intervention) -> None:
-    """The engine keeps a norm last, whoever asked for it, so that it would undo what comes between."""
+    """The engine restores norms after all edits of a site, so a norm undoes edits in between."""
     norms = {edit.site for edit in (*first.edits, *then.edits) if isinstance(edit, NormEdit)}
     shared = {edit.site for edit in first.edits} & {edit.site for edit in then.edits} & norms
     if shared:

@@ -41,7 +41,7 @@ class EmbeddingFailedError(MillmError):
 
 
 class Embedder:
-    """``client`` and ``models`` are asked anew each time: they may be replaced while the process runs."""
+    """``client`` and ``models`` are looked up each time, because they may be replaced while the process runs."""
 
     def __init__(
         self, client: Callable[[], EngineClient] = get_client, models: Callable[[], Models] = get_registry

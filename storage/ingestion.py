@@ -32,7 +32,7 @@ from storage.vector_stores import Status, end_files
 
 
 class FileLeftError(Exception):
-    """The file was detached, cancelled or attached anew: this run has nothing to do with it any more."""
+    """The file was detached, cancelled or attached again, so this run must stop."""
 
 
 def run_ingestion(job: RunningJob) -> dict[str, Any]:

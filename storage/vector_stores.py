@@ -97,7 +97,7 @@ def create_store(*, store: VectorStore, attachments: Sequence[Attachment]) -> Ve
 
 @transaction.atomic
 def attach_files(*, store: VectorStore, attachments: Sequence[Attachment]) -> list[VectorStoreFile]:
-    """Queue a job that reads the files. A file that is there already is read anew. Raises StorageError."""
+    """Queue a job that reads the files. A file that is attached already is read again. Raise StorageError."""
     return _attach(store, attachments, batch=None)
 
 

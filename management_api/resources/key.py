@@ -61,7 +61,7 @@ class KeyChange(StrictModelInput):
 
 
 class KeyInput(KeyChange):
-    owner = Text(max_length=150, required=False, help_text="A user's name; by default whoever asks.")
+    owner = Text(max_length=150, required=False, help_text="A user's name. Default: the user who creates the key.")
 
     class Meta(KeyChange.Meta):
         fields: tuple[str, ...] = (*SETTABLE, "owner")

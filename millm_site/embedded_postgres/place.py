@@ -31,7 +31,7 @@ def data_dir_of(home: Path, shared: Path = SHARED) -> Path:
     if is_open(home):
         return place
     status = home.stat()
-    name = f"{home.resolve()}:{status.st_dev}:{status.st_ino}"  # a home that is made anew has data of its own
+    name = f"{home.resolve()}:{status.st_dev}:{status.st_ino}"  # a home that is created again gets new data
     return shared / hashlib.sha256(os.fsencode(name)).hexdigest()[:16] / "postgres"
 
 

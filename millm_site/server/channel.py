@@ -155,7 +155,7 @@ class Channel(http.HTTPChannel):
             return False
 
     def allHeadersReceived(self) -> None:
-        """The last chance to refuse a body before a client that asked (Expect: 100-continue) is told to send it."""
+        """Refuse a body before a client that asked (Expect: 100-continue) gets the permission to send it."""
         if not self._has_target():
             self.refuse(malformed())
             return
@@ -296,7 +296,7 @@ class Channel(http.HTTPChannel):
         super().connectionLost(reason)
 
     def _uncount(self) -> None:
-        """Once, when the connection is gone; a WebSocket's is told of by it."""
+        """Called once, when the connection is lost; a WebSocket's protocol is notified from here."""
         address, self._address = self._address, None
         if address is not None:
             self.server.count_address(address, -1)

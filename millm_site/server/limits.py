@@ -20,7 +20,7 @@ class ServerLimits:
     ``header_timeout_s``: from a request's first byte to the end of its header. ``request_timeout_s``: from there to
     the end of its body. ``idle_timeout_s``: without a byte between requests or in a body, or without the client
     reading. ``response_timeout_s``: from the complete request to the beginning of the response; how long a response
-    then lasts is not limited. ``drain_s``: how long running responses may take once the server is told to stop.
+    then lasts is not limited. ``drain_s``: how long running responses may take after the server was asked to stop.
 
     ``max_connections`` are open at once, ``max_address_connections`` of them from one address that is no trusted proxy,
     ``max_sockets`` of them WebSockets of the console; 0: no such limit.

@@ -119,7 +119,7 @@ async def _events(
             await keep()
         if framing.done:
             yield framing.done
-    except Exception as error:  # noqa: BLE001 - the client is told in the stream, for its status is sent
+    except Exception as error:  # noqa: BLE001 - the status is sent, so the error goes into the stream
         seen = client_error(error, call.id, database_away=NOT_STORED)
         call.refuse(seen)
         yield framing.event(framing.error(seen))

@@ -18,7 +18,7 @@ def find_sae(reading: ImportContext, hint: SAEHint, path: str) -> SAE | None:
         reading.refuse(
             path,
             f"{sae} rescales what it reads ({sae.normalization}), and so would be every step; the file means rows of"
-            " the decoder as they are. Set the strengths anew in the admin.",
+            " the decoder as they are. Set the strengths again in the console.",
         )
         return None
     return sae

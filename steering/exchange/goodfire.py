@@ -1,7 +1,7 @@
 """Goodfire's variants: ``{"base_model", "edits": [{"index_in_sae", "value", "mode"}], "scopes"}``.
 
 What a value is a multiple of was never published. It is read as multiples of the feature's maximal activation, which is
-what its usual range of -1 to 1 suggests, and the import says so.
+what its usual range of -1 to 1 suggests, and the import reports it.
 """
 
 from __future__ import annotations

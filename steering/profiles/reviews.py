@@ -1,6 +1,6 @@
 """Reviews of drafts before publishing, required by MILLM_PROFILE_REVIEW: nobody reviews their own request.
 
-An approval applies to one effect, by its fingerprint. It lapses when the draft changes, whoever changed it.
+An approval applies to one effect, by its fingerprint. It lapses when anyone changes the draft.
 """
 
 from __future__ import annotations

@@ -163,7 +163,7 @@ class TestNeverRelu:
         assert f"dict_class {dict_class!r} is not supported; known are AutoEncoder, AutoEncoderNew" in refused(path)
 
     def test_qwen_scope_in_a_folder_without_its_name(self, tmp_path):
-        assert "told by the repository's name only" in refused(qwen_scope(tmp_path, repository="mine").path)
+        assert "only in the repository's name" in refused(qwen_scope(tmp_path, repository="mine").path)
 
     def test_qwen_scope_of_another_width_than_its_name(self, tmp_path):
         path = qwen_scope(tmp_path, repository="SAE-Res-Qwen3-8B-Base-W64K-L0_50").path

@@ -46,7 +46,7 @@ class QwenScope(SAEFormat):
         match = place.find(r"SAE-Res-([\w.-]+?)-W(\d{1,5})K-L0_(\d{1,5})(?=[@/]|$)")
         if match is None:
             raise InvalidSAEError(
-                "How many features survive (k) is told by the repository's name only: keep the file in a folder that is"
+                "The number of active features (k) is only in the repository's name: keep the file in a folder that is"
                 " called like it, SAE-Res-MODEL-W…K-L0_k."
             )
         d_sae, d_in = shape_of(self.headers(place), "W_enc", 2)
