@@ -34,7 +34,7 @@ def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
 
 
 def not_allowed(request: HttpRequest, exception: Exception) -> HttpResponse:
-    text = "Your account doesn't have permission to do this. Ask an administrator of this server for access."
+    text = "Your account has no permission to do this. Ask an administrator of this server for access."
     return _answer(request, forbidden(text, code="permission_denied"), text)
 
 
