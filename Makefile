@@ -20,7 +20,7 @@
 PYTHON ?= python3
 HOST ?= $(or $(MILLM_HOST),127.0.0.1)
 PORT ?= $(or $(MILLM_PORT),8000)
-WORKERS ?= 3
+WORKERS ?= 2
 MINUTES ?= 10
 FOLDER ?= screenshots
 ARGS ?=

@@ -76,6 +76,8 @@ class Visitor:
 
     def steer_with(self, words: str, name: str) -> None:
         """From the features to the draft of a new profile."""
+        self.page.locator("#searchbar").wait_for()
+        self.page.wait_for_load_state()  # the script that searches while one types is there
         self.page.locator("#searchbar").press_sequentially(words)
         self.page.wait_for_url("**q=**")
         self.content.locator("#result_list tbody th a").first.click()
