@@ -83,7 +83,8 @@ async def test_the_asynchronous_client_and_a_batch(url: str):
         )
         assert [hit.file_id async for hit in found] == [listed[0]]
         pages = [page.text async for page in client.vector_stores.files.content(listed[0], vector_store_id=store.id)]
-        assert pages == [TEXTS[-1]]
+        filename = (await client.files.retrieve(listed[0])).filename  # they were sent at once, in no order
+        assert pages == [TEXTS[int(filename.removesuffix(".md"))]]
 
 
 def test_the_examples_of_the_page_run(embedding_client: OpenAI, capsys: pytest.CaptureFixture[str]):

@@ -89,15 +89,21 @@ export class Column {
     this._run.stop();
   }
 
-  // What steering did to each token, and the chosen feature at each: the server computes the answer's tokens again.
+  // What steering did to each token, the chosen feature at each, and the labels of the features that the answer brought.
   async inspect() {
-    const feature = this._page.feature();
-    const isSteered = this._ran?.steering.profile !== null;
     const tokens = this._answer.tokens;
-    const ids = tokens?.ids ?? [];
-    if (!this._ran || this.isRunning || !ids.length || !(isSteered || feature)) return this._page.paint();
+    if (!this._ran || this.isRunning || !tokens?.ids.length) return this._page.paint();
+    const features = tokens.list.flatMap((token) => token.features ?? []);
+    await Promise.all([this._compare(tokens), this._page.labels.learn(this._ran.sae, features)]);
+    this._page.paint();
+  }
+
+  // The server computes the answer's tokens again.
+  async _compare(tokens) {
+    const feature = this._page.feature();
+    if (this._ran.steering.profile === null && !feature) return;
     const fields = { kind: this._ran.kind, model: this._ran.body.model, ...this._ran.steering };
-    Object.assign(fields, { prompt_ids: tokens.promptIds, completion_ids: ids });
+    Object.assign(fields, { prompt_ids: tokens.promptIds, completion_ids: tokens.ids });
     if (feature) Object.assign(fields, { sae: feature.sae, feature: feature.index });
     try {
       const found = await (await post(this._page.choices.urls.inspect, fields)).json();
@@ -106,8 +112,6 @@ export class Column {
     } catch (error) {
       this.root.querySelector(".answer-kl").textContent = `Could not compare the tokens: ${error.message}`;
     }
-    await this._page.labels.learn(this._ran.sae, tokens.list.flatMap((token) => token.features ?? []));
-    this._page.paint();
   }
 
   paint(measure, most) {
@@ -149,7 +153,7 @@ export class Column {
     act.type = "button";
     act.className = "colour-by";
     act.textContent = "Colour";
-    act.setAttribute("aria-label", `Colour by ${this._page.labels.of(sae, index)}`);
+    this._page.labels.show(act, sae, index, (name) => act.setAttribute("aria-label", `Colour by ${name}`));
     act.addEventListener("click", () => this._page.colourBy({ sae, index, label: this._page.labels.label(sae, index) }));
     const both = document.createDocumentFragment();
     both.append(this._page.labels.link(sae, index), " ", act);

@@ -5,6 +5,7 @@ export class Labels {
     this._url = url;
     this._page = page;
     this._known = new Map();
+    this._unnamed = new Map(); // elements that show a feature whose label is not known yet -> {sae, index, write}
   }
 
   label(sae, index) {
@@ -22,8 +23,14 @@ export class Labels {
     link.href = `${this._page}?${new URLSearchParams({ sae, index })}`;
     link.target = "_blank";
     link.rel = "noopener";
-    link.textContent = this.of(sae, index);
+    this.show(link, sae, index, (name) => (link.textContent = name));
     return link;
+  }
+
+  // Calls `write` with the feature's name, and again if its label arrives while the element is on the page.
+  show(element, sae, index, write) {
+    write(this.of(sae, index));
+    if (!this._known.has(`${sae}#${index}`)) this._unnamed.set(element, { sae, index, write });
   }
 
   async learn(sae, features) {
@@ -34,5 +41,10 @@ export class Labels {
     if (!answer?.ok || answer.redirected) return; // numbers do without labels
     const { labels } = await answer.json();
     for (const index of wanted) this._known.set(`${sae}#${index}`, labels[index] ?? "");
+    for (const [element, { sae, index, write }] of this._unnamed) {
+      if (element.isConnected && !this._known.has(`${sae}#${index}`)) continue;
+      this._unnamed.delete(element);
+      write(this.of(sae, index));
+    }
   }
 }
