@@ -1,6 +1,7 @@
 #!/usr/bin/env python
 """Django's command line for miLLM."""
 
+import gc
 import os
 import sys
 
@@ -23,6 +24,8 @@ def main() -> None:
         sys.exit(str(error))
     except KeyboardInterrupt:
         sys.exit(130)
+    finally:
+        gc.freeze()  # the process ends: no last search through all that was imported
 
 
 if __name__ == "__main__":

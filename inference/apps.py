@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 from collections.abc import Callable
@@ -71,6 +72,7 @@ class ServingState:
         from inference.engine.watchdog import Watchdog
         from inference.registry.registry import MODEL_REGISTRY, ModelRegistry
 
+        gc.freeze()  # what was imported stays: a full collection would stop all streams for half a second to search it
         config = EngineConfig(**settings.MILLM_ENGINE)
         client = LocalEngineClient(lambda publish: EngineLoop(config, publish))
         client.start()

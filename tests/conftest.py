@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +30,8 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("millm")
 
+gc.disable()  # until the tests are collected: they and all modules stay, and searching them for garbage takes long
+
 ADMIN_USER = "admin"
 ADMIN_PASSWORD = "correct horse battery staple"
 
@@ -52,6 +55,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.live)
         if item.get_closest_marker("xdist_group") is None and (group := _group_of(item)):
             item.add_marker(pytest.mark.xdist_group(group))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def _group_of(item: pytest.Item) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 from argparse import ArgumentParser
@@ -37,6 +38,13 @@ class Command(BaseCommand):
         )
 
     def handle(self, *args: Any, setup: bool, measure_demo: bool, **options: Any) -> None:
+        gc.disable()  # imports make little garbage, and searching them for it takes a fifth of the start
+        try:
+            self._serve(setup=setup, measures_demo=measure_demo)
+        finally:
+            gc.enable()
+
+    def _serve(self, *, setup: bool, measures_demo: bool) -> None:
         from millm_site.server.listener import PortError, listen, url_of
 
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # until the server takes it over
@@ -44,13 +52,13 @@ class Command(BaseCommand):
             listener = listen(settings.MILLM_HOST, settings.MILLM_PORT)  # first: a busy port shall not cost a migration
         except PortError as error:
             raise CommandError(str(error)) from error
-        login = self._prepare(setup=setup, measures_demo=measure_demo)
+        login = self._prepare(setup=setup, measures_demo=measures_demo)
         from millm_site.server.site import site_server
 
         server = site_server(listener)
         text = welcome(url_of(listener), login, password_file=self._hidden_password(login))
         serving.on_failure(server.stop_soon)
-        server.run(with_signals=True, on_ready=lambda: self._say(text))
+        server.run(with_signals=True, on_ready=lambda: self._announce(text))
         self._stop()
         if serving.failure:
             raise CommandError(f"The engine is lost. {serving.failure}")
@@ -71,6 +79,10 @@ class Command(BaseCommand):
         if login is None or not login.password or self.stdout.isatty():
             return None
         return keep_first_password(login.password, settings.MILLM_HOME)
+
+    def _announce(self, text: str) -> None:
+        gc.enable()
+        self._say(text)
 
     def _stop(self) -> None:
         serving.stop(0.0)

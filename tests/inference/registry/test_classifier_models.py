@@ -43,6 +43,6 @@ async def test_pairs_become_scores_in_order(client, tmp_path):
     got = {event.index: np.frombuffer(event.values, "<f4") for event in events if isinstance(event, EmbeddingEvent)}
 
     for index, pair in enumerate(PAIRS):
-        wanted = 1 / (1 + np.exp(-reference_logits(path, *pair)))
-        np.testing.assert_allclose(got[index], wanted, rtol=1e-4, atol=1e-5)
+        expected_scores = 1 / (1 + np.exp(-reference_logits(path, *pair)))
+        np.testing.assert_allclose(got[index], expected_scores, rtol=1e-4, atol=1e-5)
     await asyncio.to_thread(registry.stop)

@@ -1,4 +1,4 @@
-"""Loads and unloads run one after the other, and wishes that are repeated do not pile up."""
+"""Loads and unloads run one after the other, and repeated requests do not pile up."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_the_parts_of_what_a_model_needs_are_told():
 
 
 @pytest.mark.parametrize(
-    ("free", "wanted", "num_expected", "expected"),
+    ("free", "requested", "num_expected", "expected"),
     [
         (180, 0, 1, 10 + 40),  # half of what is spare, also for the only model
         (180, 0, 4, 10 + 20),  # an equal share with those that may come
@@ -78,10 +78,10 @@ def test_the_parts_of_what_a_model_needs_are_told():
         (9_000, 70, 1, 70),  # what is set is in the estimate
     ],
 )
-def test_keys_and_values_share_the_account(free, wanted, num_expected, expected):
-    estimate = MemoryEstimate(weights=80, kv=wanted or 10, activations=10, most_kv=300)
+def test_keys_and_values_share_the_account(free, requested, num_expected, expected):
+    estimate = MemoryEstimate(weights=80, kv=requested or 10, activations=10, most_kv=300)
 
-    assert MemoryPlan("new", "cpu", estimate, free, 1000, []).kv_bytes(wanted, num_expected) == expected
+    assert MemoryPlan("new", "cpu", estimate, free, 1000, []).kv_bytes(requested, num_expected) == expected
 
 
 def test_sizes_are_readable():

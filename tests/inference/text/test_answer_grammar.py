@@ -69,8 +69,8 @@ def draw(compiler, tokenizer, grammar: Grammar, seed: int) -> str:
 @pytest.mark.parametrize("name", TOOL_FORMATS)
 def test_demanded_calls_are_read_as_calls(compiler, tokenizer, name: str):
     """Random outputs of the grammar: each is one call of a tool on offer, as the tool's schema has it."""
-    wish = CallSpec(TOOL_FORMATS[name].shape, (ADD, NOW), must_call=True, max_calls=1)
-    grammar = answer_grammar(literals=PLAIN, calls=wish)
+    spec = CallSpec(TOOL_FORMATS[name].shape, (ADD, NOW), must_call=True, max_calls=1)
+    grammar = answer_grammar(literals=PLAIN, calls=spec)
     names = set()
     for seed in range(12):
         text = draw(compiler, tokenizer, grammar, seed)
@@ -78,7 +78,7 @@ def test_demanded_calls_are_read_as_calls(compiler, tokenizer, name: str):
         assert answer.content == "", text
         ((called, arguments),) = answer.named
         names.add(called)
-        if wish.shape.arguments != "gemma" and called == "add":
+        if spec.shape.arguments != "gemma" and called == "add":
             values = json.loads(arguments)
             assert values["b"] in {"x", "y"}
             assert values["a"] <= 99
@@ -115,8 +115,8 @@ def test_demanded_calls(compiler, tokenizer, text: str, is_right: bool):
     ],
 )
 def test_allowed_calls(compiler, tokenizer, text: str, is_right: bool):
-    wish = CallSpec(HERMES.shape, (ADD, NOW), must_call=False, max_calls=1)
-    assert passes(compiler, tokenizer, answer_grammar(literals=PLAIN, calls=wish), text) is is_right
+    spec = CallSpec(HERMES.shape, (ADD, NOW), must_call=False, max_calls=1)
+    assert passes(compiler, tokenizer, answer_grammar(literals=PLAIN, calls=spec), text) is is_right
 
 
 @pytest.mark.parametrize(
@@ -124,16 +124,16 @@ def test_allowed_calls(compiler, tokenizer, text: str, is_right: bool):
     [("Hello", True), ('{"name": "now", "parameters": {}}', True), ('{"name": "sub", "parameters": {}}', False)],
 )
 def test_without_marks_the_first_character_tells(compiler, tokenizer, text: str, is_right: bool):
-    wish = CallSpec(LLAMA_JSON.shape, (NOW,), must_call=False)
-    assert passes(compiler, tokenizer, answer_grammar(literals=PLAIN, calls=wish), text) is is_right
+    spec = CallSpec(LLAMA_JSON.shape, (NOW,), must_call=False)
+    assert passes(compiler, tokenizer, answer_grammar(literals=PLAIN, calls=spec), text) is is_right
 
 
 @pytest.mark.parametrize(
     ("text", "is_right"), [('{"x": 1}', True), (CALL, True), ("Hello", False), (f'{CALL}{{"x": 1}}', False)]
 )
 def test_calls_or_a_format(compiler, tokenizer, text: str, is_right: bool):
-    wish = CallSpec(HERMES.shape, (ADD,), must_call=False)
-    assert passes(compiler, tokenizer, answer_grammar(literals=PLAIN, calls=wish, body=BODY), text) is is_right
+    spec = CallSpec(HERMES.shape, (ADD,), must_call=False)
+    assert passes(compiler, tokenizer, answer_grammar(literals=PLAIN, calls=spec, body=BODY), text) is is_right
 
 
 @pytest.mark.parametrize(
@@ -172,8 +172,8 @@ def test_marks_that_are_special_tokens_are_asked_for_by_id(compiler, tokenizer):
     literals = Literals({"<tool_call>": special})
     assert literals.terminal("a<tool_call>b") == f'"a" <[{special}]> "b"'
     for must_call in (True, False):
-        wish = CallSpec(HERMES.shape, (NOW,), must_call=must_call, max_calls=1)
-        matcher = compiler.template(answer_grammar(literals=literals, calls=wish)).deep_copy()
+        spec = CallSpec(HERMES.shape, (NOW,), must_call=must_call, max_calls=1)
+        matcher = compiler.template(answer_grammar(literals=literals, calls=spec)).deep_copy()
         rest = tokenizer.encode(NOW_CALL.removeprefix("<tool_call>"), add_special_tokens=False)
         assert all(matcher.consume_token(token) for token in [special, *rest])
         assert matcher.is_accepting()
@@ -227,9 +227,9 @@ def test_arguments_between_tags_follow_the_schema(compiler, tokenizer, shape, te
 
 
 def test_a_tool_that_names_no_arguments_takes_any_between_tags(compiler, tokenizer):
-    wish = CallSpec(QWEN_CODER.shape, (OfferedTool("any", {"type": "object"}),), must_call=True)
+    spec = CallSpec(QWEN_CODER.shape, (OfferedTool("any", {"type": "object"}),), must_call=True)
     text = "<tool_call>\n<function=any>\n<parameter=x>\n1\n</parameter>\n</function>\n</tool_call>"
-    assert passes(compiler, tokenizer, answer_grammar(literals=PLAIN, calls=wish), text)
+    assert passes(compiler, tokenizer, answer_grammar(literals=PLAIN, calls=spec), text)
     assert read_answer([text], tools=QWEN_CODER).named == [("any", '{"x": 1}')]
 
 
@@ -251,9 +251,9 @@ HARMONY_CALL = "<|channel|>commentary to=functions.now <|constrain|>json<|messag
 def test_calls_in_harmony(compiler, tokenizer, must_call: bool, text: str, is_right: bool):
     """A call ends the answer, so there is one."""
     marks = next(one for one in KNOWN_MARKS if "analysis" in one.start)
-    wish = CallSpec(HARMONY.shape, (NOW,), must_call=must_call)
+    spec = CallSpec(HARMONY.shape, (NOW,), must_call=must_call)
     opening = HARMONY.shape.content_opening
-    grammar = answer_grammar(literals=PLAIN, marks=marks, thinking="possible", calls=wish, content_opening=opening)
+    grammar = answer_grammar(literals=PLAIN, marks=marks, thinking="possible", calls=spec, content_opening=opening)
     assert passes(compiler, tokenizer, grammar, text) is is_right
 
 
