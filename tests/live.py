@@ -8,16 +8,20 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 from urllib.parse import quote
 
 import psutil
 from django.conf import settings
+
+from tests.preloaded import PreloadedProcess
 
 PROJECT_DIR = Path(__file__).resolve().parent.parent
 PATIENCE_S = 600.0  # how long a busy machine may take for anything; only a test that fails waits for it
@@ -28,8 +32,9 @@ SERVES_ON = re.compile(r"miLLM serves on (\S+)")
 class LiveServer:
     """A running process. A thread drains its ``output``, so it never blocks on it."""
 
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[str] | PreloadedProcess
     environment: Mapping[str, str]
+    stdout: IO[str]
     url: str = ""
     lines: list[str] = field(default_factory=list)
     _fresh: queue.Queue[str | None] = field(default_factory=queue.Queue)
@@ -79,29 +84,46 @@ class LiveServer:
         self.process.wait()
 
     def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.append(line)
-            self._fresh.put(line)
+        with self.stdout:
+            for line in self.stdout:
+                self.lines.append(line)
+                self._fresh.put(line)
         self._fresh.put(None)
 
 
 def manage(*arguments: str, environment: Mapping[str, str]) -> str:
     """The output of a manage.py command that must succeed."""
-    command = [sys.executable, "manage.py", *arguments]
-    everything = {**clean_environment(), **environment}
-    done = subprocess.run(command, cwd=PROJECT_DIR, env=everything, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return run_python("manage.py", *arguments, environment={**clean_environment(), **environment})
+
+
+def run_python(*arguments: str, environment: Mapping[str, str]) -> str:
+    """The output of a Python program that must succeed, run in the project's folder with this environment."""
+    with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
+        code = PreloadedProcess(arguments, environment, stdout.fileno(), stderr.fileno()).wait()
+        stdout.seek(0)
+        stderr.seek(0)
+        output = stdout.read()
+        assert code == 0, output + stderr.read()
+        return output
 
 
 def start(command: list[str], environment: Mapping[str, str]) -> LiveServer:
-    """Start ``command`` in the project's folder, on a free port where it serves; stdout and stderr come together."""
+    """Start ``command`` in the project's folder, on a free port where it serves; stdout and stderr come together.
+
+    Our own programs are forks of a process that has imported torch, unless the test names variables that Python or a
+    library reads when it starts.
+    """
     everything = {**clean_environment(), "MILLM_PORT": "0", **environment, "PYTHONUNBUFFERED": "1"}
-    process = subprocess.Popen(
-        command, cwd=PROJECT_DIR, env=everything, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
-    return LiveServer(process, everything)
+    reader, writer = os.pipe()
+    process: subprocess.Popen[str] | PreloadedProcess
+    if command[0] == sys.executable and all(name.startswith("MILLM_") for name in environment):
+        process = PreloadedProcess(command[1:], everything, writer, writer)
+    else:
+        process = subprocess.Popen(
+            command, cwd=PROJECT_DIR, env=everything, text=True, stdout=writer, stderr=subprocess.STDOUT
+        )
+    os.close(writer)
+    return LiveServer(process, everything, os.fdopen(reader))
 
 
 @contextmanager

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,10 +17,10 @@ from inference.engine.errors import LoadError
 from inference.engine.models.load_faults import readable_files
 from inference.engine.models.loader import LoadedModel, ModelSpec, from_pretrained, load_model
 from inference.engine.models.weight_files import open_weights
+from tests import live
 from tests.builders import build_model, build_tokenizer
 from tests.classifier_builders import build_classifier
 from tests.embedding_builders import build_embedder
-from tests.live import PROJECT_DIR
 
 MAPPED = Path("/proc/self/maps")
 
@@ -112,8 +111,7 @@ for folder in sys.argv[1:]:
 def test_models_outlive_their_files(tmp_path):
     """In a process of its own: a mapped page that is gone ends the process with SIGBUS."""
     kinds = ["biases", "sharded", "embedding", "classification"]
-    done = run_python(OUTLIVES, *(str(KINDS[kind](tmp_path / kind)) for kind in kinds))
-    assert (done.returncode, done.stdout.split()) == (0, kinds), done.stderr[-2000:]
+    assert run_python(OUTLIVES, *(str(KINDS[kind](tmp_path / kind)) for kind in kinds)).split() == kinds
 
 
 INTERRUPTED = """
@@ -156,15 +154,12 @@ for folder in sys.argv[1:]:
 
 def test_files_that_are_written_while_they_are_read_cost_the_load_only(tmp_path):
     kinds = ["generation", "pickled", "embedding"]
-    done = run_python(INTERRUPTED, *(str(KINDS[kind](tmp_path / kind)) for kind in kinds))
-    assert (done.returncode, done.stdout.splitlines()) == (0, [f"{kind} 10 True" for kind in kinds]), done.stderr[
-        -2000:
-    ]
+    output = run_python(INTERRUPTED, *(str(KINDS[kind](tmp_path / kind)) for kind in kinds))
+    assert output.splitlines() == [f"{kind} 10 True" for kind in kinds]
 
 
-def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", code, *arguments]
-    return subprocess.run(command, cwd=PROJECT_DIR, capture_output=True, text=True, check=False)
+def run_python(code: str, *arguments: str) -> str:
+    return live.run_python("-c", code, *arguments, environment=os.environ)
 
 
 class Rewriting:

@@ -8,8 +8,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +15,11 @@ import pytest
 
 from steering.sae_registry.hub import SAEListing, list_saes
 from steering.saes.loader import load_sae
+from tests import live
 from tests.steering.fake_hub import FakeHub, running
 from tests.steering.format_files import circuit_tracer, dictionary_learning, gemma_scope_2, goodfire, sparsify
 from tests.steering.sae_files import random_weights, sae_config, write_sae
 
-ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
 import json, sys, time, django
 django.setup()
@@ -98,12 +96,9 @@ def ask(hub: FakeHub, home: Path, *steps: tuple[str, str], token: str = "", offl
         "HF_HUB_DOWNLOAD_TIMEOUT": "5",
         "MILLM_HOME": str(home / "millm"),
         "DJANGO_SETTINGS_MODULE": "millm_site.settings",
-        "PYTHONPATH": str(ROOT),
     } | ({"HF_TOKEN": token} if token else {})  # fmt: skip
-    command = [sys.executable, "-c", SCRIPT, json.dumps(steps)]
-    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    output = live.run_python("-c", SCRIPT, json.dumps(steps), environment=environment)
+    return [json.loads(line) for line in output.splitlines()]
 
 
 EXPECTED = [

@@ -7,8 +7,6 @@ import os
 import pickle
 import resource
 import struct
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,7 @@ from steering.saes.hooks import parse_hook_name, same_place, transcoder_site
 from steering.saes.loader import load_sae
 from steering.saes.preview import preview_sae, sae_checksum
 from steering.saes.tensor_files.registry import open_tensors
-from tests.live import PROJECT_DIR
+from tests import live
 from tests.steering.sae_files import random_weights, sae_config, write_sae
 
 WEIGHTS = "sae_weights.safetensors"
@@ -371,11 +369,8 @@ def test_a_file_that_is_cut_while_it_is_read_is_refused(tmp_path, name):
     """In a process of its own: a mapped page that is gone ends the process with SIGBUS."""
     tensors = {"W_enc": torch.randn(300, 300), "W_dec": torch.randn(300, 300)}
     (save_file if name.endswith("safetensors") else torch.save)(tensors, tmp_path / name)
-    done = subprocess.run(
-        [sys.executable, "-c", CUT, str(tmp_path / name)], cwd=PROJECT_DIR, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert f"{name} is not " in done.stdout
+    output = live.run_python("-c", CUT, str(tmp_path / name), environment=os.environ)
+    assert f"{name} is not " in output
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux says what is mapped")
