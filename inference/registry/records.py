@@ -15,7 +15,7 @@ from core.snapshots import Snapshot
 from inference.client import EngineError
 from inference.files.sources import SourceError
 from inference.models import LanguageModel
-from inference.text.model_text import ChatTemplateError
+from inference.text.chat_template import ChatTemplateError
 
 
 class ModelNotFoundError(MillmError, LookupError):

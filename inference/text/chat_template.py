@@ -10,6 +10,7 @@ import jinja2
 import jinja2.meta
 from jinja2.exceptions import TemplateError
 
+from core.errors import MillmError
 from inference.text.render_budget import RenderBudget, TemplateLimitError, spending
 from inference.text.template_sandbox import ChatTemplateEnvironment
 
@@ -22,8 +23,10 @@ PROBE = "probe-text"
 Message = Mapping[str, Any]
 
 
-class ChatTemplateError(Exception):
+class ChatTemplateError(MillmError):
     """The chat template cannot be compiled, or refused the messages (with its own message, if it has one)."""
+
+    code = "invalid_value"
 
 
 class ChatTemplateLimitError(ChatTemplateError):

@@ -142,8 +142,15 @@ MAX_REGEX_LENGTH = 2_048  # characters; also of patterns in schemas
 MAX_CHOICES = 1_000
 
 
-class GrammarError(ValueError):
-    """The grammar is invalid, too large or not supported. The message is a sentence for the client."""
+class GrammarError(MillmError, ValueError):
+    """The grammar is invalid, too large or not supported. The message is a sentence that does not name the field."""
+
+    code = "invalid_grammar"
+
+    def at(self, param: str, *, is_schema: bool) -> MillmError:
+        """Return the error for the field of the request that has the grammar, or the JSON schema."""
+        noun = "schema" if is_schema else "grammar"
+        return MillmError(f"{param}: the {noun} cannot be used. {self.message}", code=f"invalid_{noun}", param=param)
 
 
 class GrammarBusyError(MillmError):

@@ -41,8 +41,6 @@ def describe_tokenizer(tokenizer: Any, templates: Mapping[str, ChatTemplate]) ->
     )
 
 
-__all__ = ["ChatTemplateError", "ModelText", "PromptTooLongError"]
-
 MAX_CHARS_PER_TOKEN = 32  # of a whole prompt; far more than in any language or code, yet fast to tokenise
 
 

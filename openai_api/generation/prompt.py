@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from inference.client import ThinkingBudget
+from inference.text.chat_template import ChatTemplateError
 from inference.text.dialects.answer_grammar import ThinkingState
 from inference.text.dialects.tool_format import ToolFormat
-from inference.text.model_text import ChatTemplateError, ModelText, PromptTooLongError
+from inference.text.model_text import ModelText, PromptTooLongError
 from openai_api.http.errors import invalid, unsupported_parameter
 from openai_api.schemas.chat import ChatRequest
 from openai_api.schemas.messages import AssistantMessage, FunctionMessage, Message, ToolCall, ToolMessage, text_of
@@ -88,7 +89,8 @@ async def prompt_ids(text: ModelText, request: ChatRequest) -> list[int]:
             size=sum(len(message["content"]) + 100 for message in messages) + len(repr(tools)),
         )
     except ChatTemplateError as error:
-        raise invalid(f"The model's chat template refused the messages: {error}", param="messages") from None
+        message = f"The model's chat template refused the messages: {error}"
+        raise error.with_param("messages", message=message) from None
     except PromptTooLongError as error:
         raise error.with_param("messages") from None
     if not ids:

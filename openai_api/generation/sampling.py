@@ -8,7 +8,6 @@ from typing import Any
 
 from django.conf import settings
 
-from core.errors import MillmError
 from inference.client import SamplingParams
 from inference.registry.model_card import ModelCard
 from inference.text.grammar import Grammar, GrammarError
@@ -122,14 +121,8 @@ async def constrained(
     try:
         await model.grammars.prepare(spec.grammar)
     except GrammarError as error:
-        raise grammar_refusal(spec, error) from None
+        raise error.at(spec.param, is_schema=is_json(spec.grammar)) from None
     return [dataclasses.replace(one, grammar=spec.grammar) for one in params]
-
-
-def grammar_refusal(spec: GrammarSpec, error: GrammarError) -> MillmError:
-    if is_json(spec.grammar):
-        return invalid(f"{spec.param}: the schema cannot be used. {error}", param=spec.param, code="invalid_schema")
-    return invalid(f"{spec.param}: the grammar cannot be used. {error}", param=spec.param, code="invalid_grammar")
 
 
 def is_json(grammar: Grammar) -> bool:

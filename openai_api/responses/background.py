@@ -23,6 +23,7 @@ from openai_api.database import in_database
 from openai_api.http.call import Call
 from openai_api.http.errors import openai_error, server_error, timed_out, unavailable
 from openai_api.http.sse import PING, EventSource, data_event, event_response
+from openai_api.responses.errors import not_background
 from openai_api.responses.event_writer import named_event
 from openai_api.responses.models import StoredEvents, StoredResponse
 from openai_api.responses.response_body import error_body
@@ -39,10 +40,6 @@ from openai_api.responses.store import (
 )
 
 KIND = "responses.generate"
-
-
-class NotBackgroundError(ValueError):
-    """Only background responses can be cancelled; others end with their connection."""
 
 
 @transaction.atomic
@@ -85,10 +82,10 @@ def tell_events(*, response_id: str, events: Sequence[Event]) -> bool:
 
 @transaction.atomic
 def cancel_background_response(*, response_id: str, owner_id: int | None) -> StoredResponse:
-    """Cancel the response unless it has ended. Raises NotFoundError and NotBackgroundError."""
+    """Cancel the response unless it has ended. Raises MillmError 404, or 400 if it is not a background response."""
     row = find_response(response_id, owner_id)
     if not row.is_background:
-        raise NotBackgroundError(response_id)
+        raise not_background()
     if _end(row, StoredResponse.Status.CANCELLED, None):
         _cancel_job(row)
     row.refresh_from_db()
@@ -97,7 +94,7 @@ def cancel_background_response(*, response_id: str, owner_id: int | None) -> Sto
 
 @transaction.atomic
 def delete_stored_response(*, response_id: str, owner_id: int | None) -> None:
-    """Delete the response with its items and events, cancelling it first. Raises NotFoundError."""
+    """Delete the response with its items and events, cancelling it first. Raises ResponseNotFoundError."""
     row = find_response(response_id, owner_id)
     if row.is_open:
         _cancel_job(row)

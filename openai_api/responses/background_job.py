@@ -25,13 +25,14 @@ from openai_api.http.call import Call
 from openai_api.http.errors import server_error, timed_out, wrong_key
 from openai_api.keys.record import KeyRecord
 from openai_api.responses.background import cancel_background_response, last_number, start_response, tell_events
+from openai_api.responses.errors import ResponseNotFoundError
 from openai_api.responses.event_writer import EventWriter
 from openai_api.responses.file_search import FileSearch, Searching
 from openai_api.responses.models import StoredResponse
 from openai_api.responses.schemas.bodies import Event
 from openai_api.responses.schemas.request import ResponseRequest
 from openai_api.responses.schemas.tools import FileSearchTool
-from openai_api.responses.store import NotFoundError, Turn, end_response, response_body
+from openai_api.responses.store import Turn, end_response, response_body
 from openai_api.responses.tool_loop import ToolLoop, generated
 from openai_api.schemas.chat import ChatRequest
 
@@ -111,7 +112,7 @@ def generate_response(job: RunningJob) -> None:
 def _cancel(row: StoredResponse) -> None:
     try:
         cancel_background_response(response_id=row.pk, owner_id=row.owner_id)
-    except NotFoundError:
+    except ResponseNotFoundError:
         return  # just deleted
 
 

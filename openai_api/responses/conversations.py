@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
-
 from django.http.response import HttpResponseBase
 
 from core.ids import new_id
@@ -14,7 +11,7 @@ from openai_api.endpoints.pagination import page_of_items
 from openai_api.http.call import Call
 from openai_api.http.endpoint import json_response
 from openai_api.responses import store
-from openai_api.responses.errors import conversation_not_found, item_not_found
+from openai_api.responses.errors import item_not_found
 from openai_api.responses.models import Conversation
 from openai_api.responses.planning import own_items, owner_of
 from openai_api.responses.schemas.bodies import ConversationBody, ConversationDeletedBody
@@ -24,8 +21,6 @@ from openai_api.responses.schemas.request import (
     ConversationUpdate,
 )
 from openai_api.schemas.base import ListQuery
-
-T = TypeVar("T")
 
 
 async def create_conversation(call: Call) -> HttpResponseBase:
@@ -41,7 +36,7 @@ async def create_conversation(call: Call) -> HttpResponseBase:
 
 async def get_conversation(call: Call, conversation_id: str) -> HttpResponseBase:
     owner_id = owner_of(call)
-    found = await _of(conversation_id, lambda: store.find_conversation(conversation_id, owner_id))
+    found = await in_database(lambda: store.find_conversation(conversation_id, owner_id))
     return json_response(conversation_body(found))
 
 
@@ -54,13 +49,13 @@ async def update_conversation(call: Call, conversation_id: str) -> HttpResponseB
         conversation.save(update_fields=("metadata",))
         return conversation
 
-    return json_response(conversation_body(await _of(conversation_id, change)))
+    return json_response(conversation_body(await in_database(change)))
 
 
 async def delete_conversation(call: Call, conversation_id: str) -> HttpResponseBase:
     """Delete a conversation with its items; its responses keep their own."""
     owner_id = owner_of(call)
-    await _of(conversation_id, lambda: store.find_conversation(conversation_id, owner_id).delete())
+    await in_database(lambda: store.find_conversation(conversation_id, owner_id).delete())
     body: ConversationDeletedBody = {"id": conversation_id, "object": "conversation.deleted", "deleted": True}
     return json_response(body)
 
@@ -68,8 +63,7 @@ async def delete_conversation(call: Call, conversation_id: str) -> HttpResponseB
 async def add_items(call: Call, conversation_id: str) -> HttpResponseBase:
     request, owner_id = call.read(ConversationItemsRequest), owner_of(call)
     items = await own_items(call, request.items, param="items")
-    await _of(
-        conversation_id,
+    await in_database(
         lambda: store.append_items(conversation=store.find_conversation(conversation_id, owner_id), items=items),
     )
     return json_response(page_of_items(items, ListQuery(order="asc", limit=len(items))))
@@ -77,13 +71,13 @@ async def add_items(call: Call, conversation_id: str) -> HttpResponseBase:
 
 async def list_items(call: Call, conversation_id: str) -> HttpResponseBase:
     query, owner_id = ListQuery.parse(call.request.GET), owner_of(call)
-    items = await _of(conversation_id, lambda: store.conversation_items(conversation_id, owner_id))
+    items = await in_database(lambda: store.conversation_items(conversation_id, owner_id))
     return json_response(page_of_items(items, query))
 
 
 async def get_item(call: Call, conversation_id: str, item_id: str) -> HttpResponseBase:
     owner_id = owner_of(call)
-    items = await _of(conversation_id, lambda: store.conversation_items(conversation_id, owner_id, item_id))
+    items = await in_database(lambda: store.conversation_items(conversation_id, owner_id, item_id))
     if not items:
         raise item_not_found(item_id)
     return json_response(items[0])
@@ -96,7 +90,7 @@ async def delete_item(call: Call, conversation_id: str, item_id: str) -> HttpRes
         conversation = store.find_conversation(conversation_id, owner_id)
         return conversation, store.delete_item(conversation=conversation, item_id=item_id)
 
-    conversation, count = await _of(conversation_id, remove)
+    conversation, count = await in_database(remove)
     if not count:
         raise item_not_found(item_id)
     return json_response(conversation_body(conversation))
@@ -109,10 +103,3 @@ def conversation_body(conversation: Conversation) -> ConversationBody:
         "created_at": int(conversation.created_at.timestamp()),
         "metadata": conversation.metadata,
     }
-
-
-async def _of(conversation_id: str, work: Callable[[], T]) -> T:
-    try:
-        return await in_database(work)
-    except store.NotFoundError:
-        raise conversation_not_found(conversation_id) from None

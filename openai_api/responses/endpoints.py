@@ -26,7 +26,6 @@ from openai_api.http.endpoint import json_response
 from openai_api.http.errors import invalid, renaming, server_error
 from openai_api.http.sse import PING
 from openai_api.responses.background import (
-    NotBackgroundError,
     cancel_background_response,
     delete_stored_response,
     end_if_lost,
@@ -35,7 +34,6 @@ from openai_api.responses.background import (
 )
 from openai_api.responses.background_job import search_order
 from openai_api.responses.chat_form import ChatBody
-from openai_api.responses.errors import previous_not_found, response_not_found
 from openai_api.responses.event_writer import EventWriter, named_event
 from openai_api.responses.file_search import FileSearch, Searching
 from openai_api.responses.items import compaction_item, item_text, user_message
@@ -51,7 +49,7 @@ from openai_api.responses.schemas.bodies import (
     ResponseStatus,
 )
 from openai_api.responses.schemas.request import CompactionRequest, ResponseRequest, TokenCountRequest
-from openai_api.responses.store import NotFoundError, Turn, input_of, read_response, response_body
+from openai_api.responses.store import Turn, input_of, read_response, response_body
 from openai_api.responses.tool_loop import ResponseRun, ToolLoop
 from openai_api.schemas.base import ListQuery
 from openai_api.schemas.chat import ChatRequest
@@ -144,10 +142,7 @@ async def get_response(call: Call, response_id: str) -> HttpResponseBase:
     wants_stream = read_flag(query.get("stream", "false"), "stream")
     after = query.get("starting_after")
     number = read_number(after, "starting_after", least=0, most=MAX_NUMBER) if after is not None else None
-    try:
-        row, body = await in_database(lambda: _read(response_id, owner_id))
-    except NotFoundError:
-        raise response_not_found(response_id) from None
+    row, body = await in_database(lambda: _read(response_id, owner_id))
     if not wants_stream:
         return json_response(body)
     if not row.is_streamed:
@@ -159,40 +154,23 @@ async def get_response(call: Call, response_id: str) -> HttpResponseBase:
 async def delete_response(call: Call, response_id: str) -> HttpResponseBase:
     """Delete a response, cancelling it first if it is in progress. Responses that continue it keep their own items."""
     owner_id = owner_of(call)
-    try:
-        await in_database(lambda: delete_stored_response(response_id=response_id, owner_id=owner_id))
-    except NotFoundError:
-        raise response_not_found(response_id) from None
+    await in_database(lambda: delete_stored_response(response_id=response_id, owner_id=owner_id))
     body: ResponseDeletedBody = {"id": response_id, "object": "response", "deleted": True}
     return json_response(body)
 
 
 async def list_input_items(call: Call, response_id: str) -> HttpResponseBase:
     query, owner_id = ListQuery.parse(call.request.GET), owner_of(call)
-    try:
-        items = await in_database(lambda: input_of(response_id, owner_id))
-    except NotFoundError as error:
-        missing = str(error)
-        if missing != response_id:
-            raise previous_not_found(missing, response_id) from None
-        raise response_not_found(response_id) from None
+    items = await in_database(lambda: input_of(response_id, owner_id))
     return json_response(page_of_items(items, query))
 
 
 async def cancel_response(call: Call, response_id: str) -> HttpResponseBase:
     """Cancel a background response; one that has ended is returned unchanged."""
     owner_id = owner_of(call)
-    try:
-        body = await in_database(
-            lambda: response_body(cancel_background_response(response_id=response_id, owner_id=owner_id))
-        )
-    except NotFoundError:
-        raise response_not_found(response_id) from None
-    except NotBackgroundError:
-        message = (
-            "Only responses that were created with “background” can be cancelled; others end with their connection."
-        )
-        raise invalid(message, param="response_id") from None
+    body = await in_database(
+        lambda: response_body(cancel_background_response(response_id=response_id, owner_id=owner_id))
+    )
     return json_response(body)
 
 

@@ -6,9 +6,15 @@ from core.errors import MillmError, quote
 from openai_api.http.errors import invalid
 
 
-def response_not_found(response_id: str) -> MillmError:
-    """Return the same error for unknown, deleted and other users' responses."""
-    return _not_found(f"There is no response “{quote(response_id)}”.", "response_not_found", "response_id")
+class ResponseNotFoundError(MillmError):
+    """The response is unknown, deleted or another user's: clients cannot tell which."""
+
+    status = 404
+    code = "response_not_found"
+    param = "response_id"
+
+    def __init__(self, response_id: str) -> None:
+        super().__init__(f"There is no response “{quote(response_id)}”.")
 
 
 def conversation_not_found(conversation_id: str, *, param: str = "conversation_id") -> MillmError:
@@ -34,6 +40,11 @@ def not_ended(response_id: str) -> MillmError:
 def chain_too_long(most: int) -> MillmError:
     message = f"More than {most} responses follow one another. Send what is needed of them as “input”."
     return invalid(message, param="previous_response_id")
+
+
+def not_background() -> MillmError:
+    message = "Only responses that were created with “background” can be cancelled; others end with their connection."
+    return invalid(message, param="response_id")
 
 
 def _not_found(message: str, code: str, param: str) -> MillmError:

@@ -16,26 +16,12 @@ from openai_api.generation.run import Plan
 from openai_api.generation.target import Target, resolve_target
 from openai_api.http.call import Call
 from openai_api.responses.chat_form import ChatBody, chat_body, parse_chat, renaming
-from openai_api.responses.errors import (
-    chain_too_long,
-    conversation_not_found,
-    item_not_found,
-    not_ended,
-    previous_not_found,
-)
+from openai_api.responses.errors import item_not_found
 from openai_api.responses.items import items_of
 from openai_api.responses.schemas.bodies import Item
 from openai_api.responses.schemas.items import AnyItem, ReferenceItem
 from openai_api.responses.schemas.request import InputSchema, PromptSchema
-from openai_api.responses.store import (
-    MAX_CHAIN,
-    ChainTooLongError,
-    NotEndedError,
-    NotFoundError,
-    conversation_items,
-    history_of,
-    referred_items,
-)
+from openai_api.responses.store import conversation_items, history_of, referred_items
 from openai_api.schemas.chat import ChatRequest
 
 
@@ -79,20 +65,10 @@ async def _history(owner_id: int | None, request: InputSchema) -> list[Item]:
     conversation = request.conversation if isinstance(request, PromptSchema) else None
     previous = request.previous_response_id
     if conversation is not None:
-        try:
-            return await in_database(lambda: conversation_items(conversation, owner_id))
-        except NotFoundError:
-            raise conversation_not_found(conversation, param="conversation") from None
+        return await in_database(lambda: conversation_items(conversation, owner_id, param="conversation"))
     if previous is None:
         return []
-    try:
-        return await in_database(lambda: history_of(previous, owner_id))
-    except NotFoundError as error:
-        raise previous_not_found(str(error), previous) from None
-    except NotEndedError:
-        raise not_ended(previous) from None
-    except ChainTooLongError:
-        raise chain_too_long(MAX_CHAIN) from None
+    return await in_database(lambda: history_of(previous, owner_id))
 
 
 TOO_LONG = "context_length_exceeded"

@@ -13,24 +13,18 @@ from django.db.models import QuerySet
 from django.utils import timezone
 
 from core.text import clean_json
+from openai_api.responses.errors import (
+    ResponseNotFoundError,
+    chain_too_long,
+    conversation_not_found,
+    not_ended,
+    previous_not_found,
+)
 from openai_api.responses.models import Conversation, StoredEvents, StoredItem, StoredResponse
 from openai_api.responses.schemas.bodies import Event, Item, ResponseBody
 
 ANSWERED = frozenset({"completed", "incomplete"})
 MAX_CHAIN = 1_000  # maximum length of a chain of responses
-
-
-class NotFoundError(LookupError):
-    """The object does not exist or belongs to another user."""
-
-
-class ChainTooLongError(ValueError):
-    """The chain of responses is longer than the limit."""
-
-
-class NotEndedError(ValueError):
-    """The response is still in progress and cannot be continued."""
-
 
 _CHAIN = """
     WITH RECURSIVE chain (id, previous_response_id, status, place) AS (
@@ -60,17 +54,19 @@ def is_storable(object_id: str) -> bool:
 
 
 def find_response(response_id: str, owner_id: int | None) -> StoredResponse:
+    """Return a stored response. Raises ResponseNotFoundError."""
     row = StoredResponse.objects.filter(pk=response_id, owner_id=owner_id).first() if is_storable(response_id) else None
     if row is None:
-        raise NotFoundError(response_id)
+        raise ResponseNotFoundError(response_id)
     return row
 
 
-def find_conversation(conversation_id: str, owner_id: int | None) -> Conversation:
+def find_conversation(conversation_id: str, owner_id: int | None, *, param: str = "conversation_id") -> Conversation:
+    """Return a conversation. Raises MillmError 404 that names ``param``."""
     rows = Conversation.objects.filter(pk=conversation_id, owner_id=owner_id)
     row = rows.first() if is_storable(conversation_id) else None
     if row is None:
-        raise NotFoundError(conversation_id)
+        raise conversation_not_found(conversation_id, param=param)
     return row
 
 
@@ -91,44 +87,47 @@ def is_open(response_id: str) -> bool:
 
 
 def input_of(response_id: str, owner_id: int | None) -> list[Item]:
-    """Return all input of a response: what it continues, then its own input."""
+    """Return all input of a response: what it continues, then its own input. Raises MillmError 400 and 404."""
     row = find_response(response_id, owner_id)
     own = [item.body for item in row.items.filter(is_output=False)]
-    return [*(history_of(row.previous_response_id, owner_id) if row.previous_response_id else ()), *own]
+    previous = row.previous_response_id
+    return [*(history_of(previous, owner_id, requested_id=response_id) if previous else ()), *own]
 
 
-def history_of(response_id: str, owner_id: int | None) -> list[Item]:
+def history_of(response_id: str, owner_id: int | None, *, requested_id: str | None = None) -> list[Item]:
     """Return the items of a response and of all it continues, oldest first, and mark them as used.
 
-    NotFoundError names the missing one. Raises NotEndedError and ChainTooLongError.
+    Raises MillmError 400 and 404. ``requested_id`` is the id that the client sent, by default ``response_id``.
     """
-    chain = _chain(response_id, owner_id)
+    chain = _chain(response_id, owner_id, response_id if requested_id is None else requested_id)
     StoredResponse.objects.filter(pk__in=chain).update(used_at=timezone.now())
     place = {pk: number for number, pk in enumerate(reversed(chain))}
     items = StoredItem.objects.filter(response_id__in=chain)
     return [item.body for item in sorted(items, key=lambda item: (place[item.response_id or ""], item.pk))]
 
 
-def _chain(response_id: str, owner_id: int | None) -> list[str]:
+def _chain(response_id: str, owner_id: int | None, requested_id: str) -> list[str]:
     """Return the ids of the response and its predecessors, newest first."""
     if not is_storable(response_id):
-        raise NotFoundError(response_id)
+        raise previous_not_found(response_id, requested_id)
     with connection.cursor() as cursor:
         cursor.execute(_CHAIN, {"id": response_id, "owner": owner_id, "most": MAX_CHAIN})
         rows: list[tuple[str, str, str]] = cursor.fetchall()
     if not rows:
-        raise NotFoundError(response_id)
+        raise previous_not_found(response_id, requested_id)
     if rows[0][2] in StoredResponse.OPEN:
-        raise NotEndedError(response_id)
+        raise not_ended(response_id)
     missing = rows[-1][1]
     if missing:
-        raise ChainTooLongError(response_id) if len(rows) >= MAX_CHAIN else NotFoundError(missing)
+        raise chain_too_long(MAX_CHAIN) if len(rows) >= MAX_CHAIN else previous_not_found(missing, requested_id)
     return [row[0] for row in rows]
 
 
-def conversation_items(conversation_id: str, owner_id: int | None, item_id: str | None = None) -> list[Item]:
-    """Return all items, oldest first, or the one with that id."""
-    items = find_conversation(conversation_id, owner_id).items.all()
+def conversation_items(
+    conversation_id: str, owner_id: int | None, item_id: str | None = None, *, param: str = "conversation_id"
+) -> list[Item]:
+    """Return all items, oldest first, or the one with that id. Raises MillmError 404 that names ``param``."""
+    items = find_conversation(conversation_id, owner_id, param=param).items.all()
     if item_id is not None:
         items = items.filter(item_id=item_id) if is_storable(item_id) else items.none()
     return [item.body for item in items]

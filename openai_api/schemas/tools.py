@@ -157,8 +157,7 @@ def _check_strict(functions: Sequence[FunctionTool]) -> None:
         try:
             Grammar.of_schema(tool.parameters).check()
         except GrammarError as error:
-            param = f"tools[{place}].function.parameters"
-            raise invalid(f"{param}: the schema cannot be used. {error}", param=param, code="invalid_schema") from None
+            raise error.at(f"tools[{place}].function.parameters", is_schema=True) from None
 
 
 def _check_known(name: str, functions: Sequence[FunctionTool], param: str) -> None:

@@ -29,9 +29,10 @@ from inference.interventions import Edit, Intervention
 from inference.registry.model_card import ModelCard
 from inference.registry.records import ModelNotFoundError, ModelRecord
 from inference.segments import Segment
+from inference.text.chat_template import ChatTemplateError
 from inference.text.dialects.dialect import Dialect
 from inference.text.grammar_compiler import GrammarCompiler
-from inference.text.model_text import ChatTemplateError, PromptTooLongError, TokenizerFacts
+from inference.text.model_text import PromptTooLongError, TokenizerFacts
 from inference.text.prompt_encoder import Pair
 from steering.errors import (
     ProfileArchivedError,

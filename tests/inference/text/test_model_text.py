@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from inference.text.model_text import ChatTemplateError, ModelText, PromptTooLongError
+from inference.text.chat_template import ChatTemplateError
+from inference.text.model_text import ModelText, PromptTooLongError
 from tests.inference.tokenizers import (
     LIST_ONLY_TEMPLATE,
     gemma_tokenizer,
