@@ -21,6 +21,7 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.views.decorators.cache import never_cache
 
+from core.errors import MillmError
 from inference import services
 from inference.client import EngineError, get_client
 from inference.files.preview import preview_model
@@ -31,7 +32,6 @@ from inference.models import LanguageModel
 from inference.permissions import is_superuser
 from inference.registry.availability import memory_need, model_availability
 from inference.validation import within_roots
-from jobs.errors import JobError
 from jobs.services import enqueue_job
 
 _TEMPLATES = "admin/inference/languagemodel"
@@ -338,7 +338,7 @@ class LanguageModelAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it take
         do, done = ACTS[act]
         try:
             do(model, request)
-        except (EngineError, JobError) as error:
+        except MillmError as error:
             self.message_user(request, str(error), messages.ERROR)
             return
         self.log_change(request, model, done.format(model))

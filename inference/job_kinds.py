@@ -6,9 +6,9 @@ import asyncio
 from concurrent.futures import wait
 from typing import TYPE_CHECKING, Any
 
-from inference.client import BACKGROUND_PRIORITY, EngineError, GenerationRequest, SamplingParams, get_client
-from inference.registry.model_card import ModelCard, ModelNotReadyError
-from inference.registry.records import ModelNotFoundError
+from core.errors import MillmError
+from inference.client import BACKGROUND_PRIORITY, GenerationRequest, SamplingParams, get_client
+from inference.registry.model_card import ModelCard
 from inference.registry.registry import get_registry
 from inference.runs import Run
 from jobs.errors import JobError
@@ -59,7 +59,7 @@ def warm(job: RunningJob) -> dict[str, Any]:
     job.progress(0, WARM_STEPS, f"Loading {name} and generating a token")
     try:
         ready = asyncio.run(_load_and_generate(name))
-    except (ModelNotFoundError, ModelNotReadyError, EngineError) as error:
+    except MillmError as error:
         raise JobError(str(error)) from error
     job.progress(WARM_STEPS, WARM_STEPS)
     return {"model": ready.record.name, "kind": ready.kind}

@@ -13,11 +13,11 @@ from django.db import transaction
 
 from audit.models import AuditEvent
 from audit.record import record, record_deleted, record_saved, stored_fields
-from inference.client import EngineError, get_client
+from core.errors import MillmError
+from inference.client import get_client
 from inference.files.sources import (
     ALLOW_CODE_HINT,
     ModelSource,
-    SourceError,
     check_within_roots,
     is_local,
     kind_of_directory,
@@ -199,7 +199,7 @@ def describe_memory(*, model: LanguageModel) -> str:
     try:
         path = present_directory(model.model_source)
         return str(registry.memory_plan(model, path)) if path else "Unknown until the model is downloaded."
-    except (SourceError, EngineError) as error:
+    except MillmError as error:
         return str(error)
 
 

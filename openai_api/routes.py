@@ -70,12 +70,10 @@ from openai_api.http.route import Route, url_patterns
 from openai_api.keys.scopes import Scope
 from openai_api.openapi.parameters import (
     FILE_FORM,
-    ITEM_PAGE,
     LOGIT_LENS,
     MODEL,
     PART_FORM,
     RESUMED_STREAM,
-    STORED_CHATS,
 )
 from openai_api.responses.conversations import (
     add_items,
@@ -144,7 +142,9 @@ from openai_api.schemas.chat import (
     ChatRequest,
     MetadataRequest,
     StoredChatBody,
+    StoredChatQuery,
     StoredMessageListBody,
+    StoredMessageQuery,
 )
 from openai_api.schemas.completions import CompletionRequest
 from openai_api.schemas.embeddings import EmbeddingsRequest
@@ -217,7 +217,7 @@ _classification = partial(Route, tag="Classification")
 # fmt: off
 ROUTES = (
     _generation("GET", "/v1/chat/completions", list_chats, "listChatCompletions", "List stored completions",
-        response=ChatListBody, query=STORED_CHATS),
+        response=ChatListBody, query=StoredChatQuery),
     _generation("POST", "/v1/chat/completions", create_chat_completion, "createChatCompletion", "Complete a chat",
         request=ChatRequest, response=ChatCompletionBody, events=ChatChunkBody, returns=CHUNKS, is_steered=True,
         errors=(409, 504)),
@@ -228,7 +228,7 @@ ROUTES = (
     _generation("DELETE", "/v1/chat/completions/{completion_id}", delete_stored_chat, "deleteChatCompletion",
         "Forget a completion", response=ChatDeletedBody),
     _generation("GET", "/v1/chat/completions/{completion_id}/messages", list_messages, "getChatCompletionMessages",
-        "List the messages of one", response=StoredMessageListBody),
+        "List the messages of a stored completion", response=StoredMessageListBody, query=StoredMessageQuery),
     _generation("POST", "/v1/completions", create_completion, "createCompletion", "Continue a text",
         request=CompletionRequest, response=CompletionBody, events=CompletionBody, returns=CHUNKS, is_steered=True,
         errors=(409, 504)),
@@ -246,7 +246,7 @@ ROUTES = (
     _responses("POST", "/v1/responses/{response_id}/cancel", cancel_response, "cancelResponse",
         "Cancel a background response", response=ResponseBody),
     _responses("GET", "/v1/responses/{response_id}/input_items", list_input_items, "listInputItems",
-        "What a response was made from", response=ItemListBody, query=ITEM_PAGE),
+        "What a response was made from", response=ItemListBody, query=ListQuery),
     _responses("POST", "/v1/conversations", create_conversation, "createConversation", "Begin a conversation",
         request=ConversationRequest, response=ConversationBody),
     _responses("GET", "/v1/conversations/{conversation_id}", get_conversation, "getConversation",
@@ -256,7 +256,7 @@ ROUTES = (
     _responses("DELETE", "/v1/conversations/{conversation_id}", delete_conversation, "deleteConversation",
         "Delete a conversation", response=ConversationDeletedBody),
     _responses("GET", "/v1/conversations/{conversation_id}/items", list_items, "listConversationItems",
-        "List its items", response=ItemListBody, query=ITEM_PAGE),
+        "List its items", response=ItemListBody, query=ListQuery),
     _responses("POST", "/v1/conversations/{conversation_id}/items", add_items, "createConversationItems", "Add items",
         request=ConversationItemsRequest, response=ItemListBody),
     _responses("GET", "/v1/conversations/{conversation_id}/items/{item_id}", get_item, "getConversationItem",

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from storage.extraction.errors import ExtractionError
+from storage.errors import ExtractionError
 
 if TYPE_CHECKING:
     from inference.registry.model_card import ModelCard

@@ -40,5 +40,11 @@ class StorageConflictError(StorageError):
     status = 409
 
 
+class ExtractionError(StorageError):
+    """A document has no text that can be read. ``code`` is the one of the file in its vector store."""
+
+    code: str = "invalid_file"
+
+
 def not_found(kind: str, public_id: str, *, code: str, param: str) -> ObjectNotFoundError:
     return ObjectNotFoundError(f"There is no {kind} “{public_id[:64]}”.", param=param, code=code)

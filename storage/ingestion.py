@@ -23,8 +23,7 @@ from jobs.running_job import RunningJob
 from storage.blobs import BlobStore
 from storage.chunking import Chunking
 from storage.embedder import AT_ONCE, get_embedder
-from storage.errors import StorageError
-from storage.extraction.errors import ExtractionError
+from storage.errors import ExtractionError, StorageError
 from storage.extraction.process import extract_pieces
 from storage.models import Chunk, VectorStore, VectorStoreFile
 from storage.vector_search import ensure_index

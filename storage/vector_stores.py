@@ -16,8 +16,7 @@ from core.ids import MAX_LENGTH
 from jobs.models import Job
 from jobs.services import cancel_job, enqueue_job
 from storage.chunking import Chunking
-from storage.errors import StorageError, not_found
-from storage.extraction.errors import ExtractionError
+from storage.errors import ExtractionError, StorageError, not_found
 from storage.extraction.formats import check_supported
 from storage.files import find_file
 from storage.job_rows import find_job

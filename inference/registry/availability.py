@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from django.template.defaultfilters import filesizeformat
 
-from inference.client import EngineError
-from inference.files.sources import SourceError, present_directory
+from core.errors import MillmError
+from inference.files.sources import present_directory
 from inference.models import LanguageModel
 from inference.registry.loads import LoadProgress, LoadStatus
 from inference.registry.memory_plan import gibibytes
@@ -94,6 +94,6 @@ def memory_need(model: LanguageModel) -> MemoryNeed:
         if path is None:
             return MemoryNeed(problem="Unknown until the model is downloaded.")
         plan = registry.memory_plan(model, path)
-    except (SourceError, EngineError) as error:
+    except MillmError as error:
         return MemoryNeed(problem=str(error))
     return MemoryNeed(plan.needed, plan.free, plan.budget, plan.device)

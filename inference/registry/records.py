@@ -12,8 +12,6 @@ from django.db import DatabaseError, InterfaceError, transaction
 
 from core.errors import MillmError, quote
 from core.snapshots import Snapshot
-from inference.client import EngineError
-from inference.files.sources import SourceError
 from inference.models import LanguageModel
 from inference.text.chat_template import ChatTemplateError
 
@@ -110,10 +108,10 @@ logger = logging.getLogger(__name__)
 
 def failure_message(name: str, error: BaseException) -> str:
     """Return the message for the row and for clients. Unexpected errors are logged with their traceback."""
-    if isinstance(error, (SourceError, EngineError)):
-        return str(error)
     if isinstance(error, ChatTemplateError):
         return f"{name} was not loaded because of its chat template. {error}"
+    if isinstance(error, MillmError):
+        return error.message
     logger.error("Loading %s failed unexpectedly.", name, exc_info=error)
     return f"{name} could not be loaded ({type(error).__name__}); see the server's log."
 

@@ -68,8 +68,17 @@ def _parameters(route: Route) -> list[Schema]:
     found = [PROFILE_HEADER] if route.is_steered else []
     if isinstance(route.query, type):
         properties = route.query.model_json_schema()["properties"]
-        return [*found, *({"name": name, "in": "query", "schema": schema} for name, schema in properties.items())]
+        return [*found, *(_query_parameter(name, schema) for name, schema in properties.items())]
     return [*found, *map(dict, route.query)]
+
+
+def _query_parameter(name: str, schema: Schema) -> Schema:
+    """Describe a parameter. Query strings have no null: one that may be null is optional."""
+    schema = {key: value for key, value in schema.items() if key != "title"}
+    if "anyOf" in schema:
+        schema = next(each for each in schema["anyOf"] if each != {"type": "null"})
+    style = {"style": "deepObject"} if schema.get("type") == "object" else {}
+    return {"name": name, "in": "query", **style, "schema": schema}
 
 
 def _errors(route: Route) -> list[int]:

@@ -11,7 +11,6 @@ def _query(name: str, schema: Schema, **more: Any) -> Schema:
     return {"name": name, "in": "query", **more, "schema": schema}
 
 
-_STRINGS = {"type": "object", "additionalProperties": {"type": "string"}}
 PROFILE_HEADER: Schema = {
     "name": "x-millm-profile",
     "in": "header",
@@ -19,19 +18,6 @@ PROFILE_HEADER: Schema = {
     "schema": {"type": "string"},
 }
 MODEL = (_query("model", {"type": "string"}),)
-STORED_CHATS = (
-    _query("limit", {"type": "integer", "minimum": 1, "maximum": 100, "default": 20}),
-    _query("after", {"type": "string"}),
-    _query("order", {"type": "string", "enum": ["asc", "desc"], "default": "asc"}),
-    _query("model", {"type": "string"}),
-    _query("metadata", _STRINGS, style="deepObject"),
-)
-ITEM_PAGE = (
-    _query("limit", {"type": "integer", "minimum": 1, "maximum": 100, "default": 20}),
-    _query("order", {"type": "string", "enum": ["asc", "desc"], "default": "desc"}),
-    _query("after", {"type": "string"}),
-    _query("before", {"type": "string"}),
-)
 RESUMED_STREAM = (
     _query("stream", {"type": "boolean", "default": False}),
     _query("starting_after", {"type": "integer", "minimum": 0}),

@@ -38,7 +38,7 @@ from openai_api.responses.event_writer import EventWriter, named_event
 from openai_api.responses.file_search import FileSearch, Searching
 from openai_api.responses.items import compaction_item, item_text, user_message
 from openai_api.responses.models import StoredResponse
-from openai_api.responses.planning import Context, PlannedChat, owner_of, plan_response, read_context
+from openai_api.responses.planning import Context, PlannedChat, plan_response, read_context
 from openai_api.responses.response_body import new_body, usage_body
 from openai_api.responses.schemas.bodies import (
     CompactionBody,
@@ -73,7 +73,7 @@ async def create_response(call: Call) -> HttpResponseBase:
     searching = Searching(is_on=search is not None, shows_results=request.wants_search_results)
     searching.note(planned.items if searching.is_on else ())
     if request.background:
-        turn = Turn(body, context.input, owner_of(call))
+        turn = Turn(body, context.input, call.owner_id)
         return await _order(call, planned, search_order(request, searching), turn, is_streamed=bool(request.stream))
     first = await Generation.start(call, planned.target, planned.plan)
     generation = ToolLoop(first, planned.body, search, max_searches=request.max_tool_calls)
@@ -138,7 +138,7 @@ async def get_response(call: Call, response_id: str) -> HttpResponseBase:
 
     ``starting_after`` has no effect without ``stream``.
     """
-    owner_id, query = owner_of(call), call.request.GET
+    owner_id, query = call.owner_id, call.request.GET
     wants_stream = read_flag(query.get("stream", "false"), "stream")
     after = query.get("starting_after")
     number = read_number(after, "starting_after", least=0, most=MAX_NUMBER) if after is not None else None
@@ -153,21 +153,21 @@ async def get_response(call: Call, response_id: str) -> HttpResponseBase:
 
 async def delete_response(call: Call, response_id: str) -> HttpResponseBase:
     """Delete a response, cancelling it first if it is in progress. Responses that continue it keep their own items."""
-    owner_id = owner_of(call)
+    owner_id = call.owner_id
     await in_database(lambda: delete_stored_response(response_id=response_id, owner_id=owner_id))
     body: ResponseDeletedBody = {"id": response_id, "object": "response", "deleted": True}
     return json_response(body)
 
 
 async def list_input_items(call: Call, response_id: str) -> HttpResponseBase:
-    query, owner_id = ListQuery.parse(call.request.GET), owner_of(call)
+    query, owner_id = ListQuery.parse(call.request.GET), call.owner_id
     items = await in_database(lambda: input_of(response_id, owner_id))
     return json_response(page_of_items(items, query))
 
 
 async def cancel_response(call: Call, response_id: str) -> HttpResponseBase:
     """Cancel a background response; one that has ended is returned unchanged."""
-    owner_id = owner_of(call)
+    owner_id = call.owner_id
     body = await in_database(
         lambda: response_body(cancel_background_response(response_id=response_id, owner_id=owner_id))
     )

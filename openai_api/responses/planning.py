@@ -39,7 +39,7 @@ class Context:
 
 async def read_context(call: Call, request: InputSchema) -> Context:
     """Load what the request continues, if anything is stored. Raises MillmError 400 and 404."""
-    return Context(await _history(owner_of(call), request), await own_items(call, request.input))
+    return Context(await _history(call.owner_id, request), await own_items(call, request.input))
 
 
 async def own_items(call: Call, given: str | Iterable[AnyItem] | None, *, param: str = "input") -> list[Item]:
@@ -48,17 +48,12 @@ async def own_items(call: Call, given: str | Iterable[AnyItem] | None, *, param:
     references = [item.id for item in items if isinstance(item, ReferenceItem)]
     if not references:
         return [item for item in items if not isinstance(item, ReferenceItem)]
-    owner_id = owner_of(call)
+    owner_id = call.owner_id
     found = await in_database(lambda: referred_items(references, owner_id))
     for place, item in enumerate(items):
         if isinstance(item, ReferenceItem) and item.id not in found:
             raise item_not_found(item.id, param=f"{param}[{place}].id")
     return [found[item.id] if isinstance(item, ReferenceItem) else item for item in items]
-
-
-def owner_of(call: Call) -> int | None:
-    """Return the owner of the request's objects; None without a key, which only local requests lack."""
-    return call.key.owner_id if call.key is not None else None
 
 
 async def _history(owner_id: int | None, request: InputSchema) -> list[Item]:

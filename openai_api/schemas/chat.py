@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from typing_extensions import TypedDict
 
 from openai_api.http.errors import invalid
-from openai_api.schemas.base import IGNORED, Harmless, RequestSchema
+from openai_api.schemas.base import IGNORED, Harmless, ListQuery, RequestSchema
 from openai_api.schemas.bodies import ChatCompletionBody
 from openai_api.schemas.generation import MAX_TOKENS, SamplingSchema
 from openai_api.schemas.messages import MAX_MESSAGES, REASONING_NAMES, AssistantMessage, Message, text_of
 from openai_api.schemas.tools import ToolChoice, Tools, ToolUse, tool_use
 
-MAX_LIMIT = 100
+NO_NUL = r"^[^\x00]*$"
 MetadataKey = Annotated[str, Field(max_length=64)]
 MetadataValue = Annotated[str, Field(max_length=512)]
 Metadata = Annotated[dict[MetadataKey, MetadataValue], Field(max_length=16)]
@@ -28,6 +28,23 @@ class MetadataRequest(RequestSchema):
 
 class StoredChatBody(ChatCompletionBody):
     metadata: dict[str, str]
+
+
+class StoredMessageQuery(ListQuery):
+    order: Literal["asc", "desc"] = "asc"
+
+
+class StoredChatQuery(StoredMessageQuery):
+    """``metadata``: pairs that the completions must have, written as ``metadata[key]=value``."""
+
+    model: str | None = Field(None, pattern=NO_NUL)
+    metadata: dict[Annotated[str, Field(pattern=NO_NUL)], Annotated[str, Field(pattern=NO_NUL)]] = {}
+
+    @classmethod
+    def parse(cls, query: Mapping[str, Any]) -> Self:
+        """Raises MillmError 400 with ``param``."""
+        pairs = {name[9:-1]: value for name, value in query.items() if name.startswith("metadata[") and name[-1] == "]"}
+        return super().parse({**{name: query[name] for name in cls.model_fields if name in query}, "metadata": pairs})
 
 
 class ChatListBody(TypedDict):

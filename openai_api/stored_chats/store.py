@@ -3,35 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
 from django.conf import settings
-from django.db.models import Q, QuerySet
+from django.db.models import QuerySet
 from django.utils import timezone
 
 from core.errors import MillmError, quote
+from core.pagination import ByTime
 from core.text import clean_json
 from inference.client import Event
 from openai_api.database import in_database
+from openai_api.endpoints.pagination import Page, page_of
 from openai_api.generation.chat_chunks import ChatChunks, ChatFold
 from openai_api.http.call import Call
-from openai_api.http.errors import invalid
 from openai_api.schemas.bodies import ChatChunkBody, ChatCompletionBody
-from openai_api.schemas.chat import ChatRequest
+from openai_api.schemas.chat import ChatRequest, StoredChatQuery
 from openai_api.stored_chats.models import StoredChat
-
-
-@dataclass(frozen=True, slots=True)
-class ChatQuery:
-    """A list query; ``after`` is the last id of the previous page."""
-
-    limit: int = 20
-    is_ascending: bool = True
-    after: str | None = None
-    model: str | None = None
-    metadata: Mapping[str, str] = field(default_factory=dict)
 
 
 def store_chat(
@@ -55,17 +44,14 @@ def find_chat(*, owner_id: int | None, chat_id: str) -> StoredChat:
     return found
 
 
-def find_chats(*, owner_id: int | None, query: ChatQuery) -> list[StoredChat]:
-    """Return up to one more than the limit. Raises MillmError 400 for an unknown ``after``."""
+def find_chats(*, owner_id: int | None, query: StoredChatQuery) -> Page[StoredChat]:
+    """Return one page of the owner's chats. Raises MillmError 400 for an unknown cursor."""
     rows = _of(owner_id)
     if query.model is not None:
         rows = rows.filter(model=query.model)
     if query.metadata:
         rows = rows.filter(metadata__contains=query.metadata)
-    if query.after is not None:
-        rows = rows.filter(_beyond(owner_id, query.after, is_ascending=query.is_ascending))
-    order = ("created_at", "id") if query.is_ascending else ("-created_at", "-id")
-    return list(rows.order_by(*order)[: query.limit + 1])
+    return page_of(rows, query, id_field="id", order=ByTime("created_at"))
 
 
 def change_metadata(*, owner_id: int | None, chat_id: str, metadata: Mapping[str, str]) -> StoredChat:
@@ -86,16 +72,6 @@ def chat_not_found(chat_id: str) -> MillmError:
 
 def _of(owner_id: int | None) -> QuerySet[StoredChat]:
     return StoredChat.objects.filter(owner_id=owner_id)
-
-
-def _beyond(owner_id: int | None, after: str, *, is_ascending: bool) -> Q:
-    try:
-        last = find_chat(owner_id=owner_id, chat_id=after)
-    except MillmError:
-        raise invalid(f"after: there is no stored completion “{quote(after)}”.", param="after") from None
-    if is_ascending:
-        return Q(created_at__gt=last.created_at) | Q(created_at=last.created_at, id__gt=last.id)
-    return Q(created_at__lt=last.created_at) | Q(created_at=last.created_at, id__lt=last.id)
 
 
 class RecordedChunks:
@@ -122,7 +98,7 @@ class RecordedChunks:
 
 async def store_completion(call: Call, request: ChatRequest, body: ChatCompletionBody) -> None:
     """Store the completion. A failure is an error: the client could not find it later."""
-    owner_id = call.key.owner_id if call.key is not None else None
+    owner_id = call.owner_id
     messages = [message.model_dump(exclude_none=True) for message in request.messages]
     await in_database(
         lambda: store_chat(owner_id=owner_id, body=body, messages=messages, metadata=request.metadata or {})

@@ -14,11 +14,9 @@ from django.core.exceptions import ValidationError
 from django.db import connection, transaction
 
 from core.errors import MillmError
-from inference.files.sources import SourceError
 from inference.models import LanguageModel
 from inference.services import absolute_source, register_model, save_model
 from steering import services
-from steering.errors import SteeringError
 from steering.features.label_files import read_labels
 from steering.models import SAE, SteeringProfile
 from steering.profiles.drafts import draft_edits, feature_target
@@ -26,7 +24,6 @@ from steering.profiles.snapshot import registered_saes
 from steering.sae_registry.files import locate_sae, place_checksum
 from steering.sae_registry.jobs import AddedSAE, add_sae
 from steering.sae_registry.registration import SAELocation, inspect_sae, prepare_sae, read_health
-from steering.saes.errors import InvalidSAEError
 from steering.spec.edit import EditSpec
 from steering.spec.errors import InvalidSpecError
 from steering.spec.rendering import fingerprint
@@ -64,7 +61,7 @@ def install_demo(artifacts: Path = ARTIFACTS, *, measures: bool = False, owner: 
         return _install(artifacts, partial(add_sae, measures=measures, owner=owner))
     except ValidationError as error:
         raise DemoError(" ".join(error.messages)) from error
-    except (SourceError, SteeringError, InvalidSAEError, InvalidSpecError) as error:
+    except MillmError as error:
         raise DemoError(str(error)) from error
 
 

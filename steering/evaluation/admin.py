@@ -14,7 +14,7 @@ from django.urls import path, reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
-from steering.errors import EvaluationError, SteeringError
+from core.errors import MillmError
 from steering.evaluation.report import report_csv, report_html, report_json, report_page
 from steering.evaluation.services import use_calibration
 from steering.models import Evaluation
@@ -101,7 +101,7 @@ class EvaluationAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes n
             return HttpResponseNotAllowed(["POST"])
         try:
             profile = use_calibration(evaluation=evaluation)
-        except (EvaluationError, SteeringError) as error:
+        except MillmError as error:
             self.message_user(request, str(error), messages.ERROR)
             return HttpResponseRedirect(reverse("admin:steering_evaluation_change", args=[evaluation.pk]))
         self.message_user(request, f'Applied to draft "{profile}". Publish to use it.', messages.SUCCESS)

@@ -11,7 +11,7 @@ from django.utils.text import slugify
 
 from audit.models import AuditEvent
 from audit.record import record
-from inference.files.sources import SourceError
+from core.errors import MillmError
 from inference.models import LanguageModel
 from steering import services
 from steering.exchange.documents import read_document
@@ -20,7 +20,6 @@ from steering.exchange.plan import ImportContext, ImportedEdit, ImportedProfile,
 from steering.exchange.sae_choice import SAEChoice
 from steering.models import SAE, SteeringProfile
 from steering.profiles.drafts import rows_of
-from steering.saes.errors import InvalidSAEError
 from steering.spec.errors import InvalidSpecError, Problem
 from steering.spec.parsing import parse_edits
 from steering.spec.rendering import edits_to_json
@@ -48,7 +47,7 @@ def plan_import(data: bytes, file_name: str, options: ImportOptions) -> ImportPl
     reading = ImportContext(document.stem, SAEChoice(options.model, options.sae))
     try:
         found = known.read(document.value, reading)
-    except (InvalidSAEError, SourceError) as error:  # a format that has to look into the SAE's files
+    except MillmError as error:  # a format that has to look into the SAE's files
         raise InvalidSpecError([Problem("file", str(error), "sae_mismatch")]) from error
     profiles = [_named(profile, options, reading, len(found)) for profile in found]
     for profile in profiles:

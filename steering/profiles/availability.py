@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from inference.files.sources import SourceError, local_directory
+from core.errors import MillmError
+from inference.files.sources import local_directory
 from steering.models import ProfileVersion, SteeringProfile
 from steering.profiles.snapshot import PublishedVersion, SAESource, published_profiles
-from steering.saes.errors import InvalidSAEError
 from steering.saes.place import sae_place
 from steering.saes.preview import recognise
 
@@ -34,6 +34,6 @@ def _missing(sae: SAESource) -> str:
         if folder is not None:
             place = sae_place(folder, sae.subfolder)
             place.path(recognise(place).weights_file(place))
-    except (InvalidSAEError, SourceError) as error:
+    except MillmError as error:
         return f"Requests are refused: the SAE {sae.name} cannot be used. {error}"
     return ""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from inference.files.sources import SourceError
-from steering.errors import InvalidProfileError, NothingToPublishError, SAEUnavailableError, SteeringError
+from core.errors import MillmError
+from steering.errors import InvalidProfileError, NothingToPublishError, SAEUnavailableError
 from steering.model_shape import ModelShape, read_model_shape
 from steering.models import SAE, Feature, FeatureEdit, SteeringProfile
 from steering.profiles.drafts import draft_rows, edits_of
 from steering.sae_registry.files import installed_place
-from steering.saes.errors import InvalidSAEError
 from steering.spec.edit import DIRECTION_OPERATIONS, EditSpec, FeatureTarget, SAEIdentity, VectorTarget
 from steering.spec.errors import InvalidSpecError, Problem
 from steering.spec.rendering import edits_to_json
@@ -68,7 +67,7 @@ def check_sae_files(sae: SAE) -> SAE:
     """Return the SAE, or raise SAEUnavailableError if its files are missing or changed."""
     try:
         installed_place(sae)
-    except (InvalidSAEError, SourceError) as error:
+    except MillmError as error:
         raise SAEUnavailableError(f"The SAE {sae} cannot be used: {error}") from error
     return sae
 
@@ -102,7 +101,7 @@ def _check_places(profile: SteeringProfile, edits: Sequence[EditSpec]) -> None:
         return
     try:
         shape = read_model_shape(profile.model)
-    except (SourceError, SteeringError) as error:
+    except MillmError as error:
         raise InvalidProfileError(f"Whether the draft's vectors fit the model is not known: {error}") from error
     problems = [problem for number, edit in places if (problem := _misfit(edit, shape, f"edits[{number}]"))]
     if problems:

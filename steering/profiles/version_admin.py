@@ -15,16 +15,14 @@ from django.template.response import TemplateResponse
 from django.urls import path, reverse
 from django.utils.safestring import SafeString
 
+from core.errors import MillmError
 from core.read_only_admin import ReadOnlyAdmin
-from jobs.errors import JobError
 from steering import services
-from steering.errors import EvaluationError, SteeringError
 from steering.evaluation.forms import CalibrationForm, ComparisonForm, EvaluationForm, SweepForm
 from steering.evaluation.services import create_evaluation
 from steering.models import ProfileVersion
 from steering.profiles.availability import version_problem
 from steering.profiles.display import changes_since_previous, edits_table, problem_text, requests_link
-from steering.spec.errors import InvalidSpecError
 from steering.visibility import visible_evaluations, visible_versions
 
 FORMS: dict[str, type[EvaluationForm]] = {
@@ -163,7 +161,7 @@ class ProfileVersionAdmin(ReadOnlyAdmin):
         assert isinstance(request.user, User)
         try:
             job = create_evaluation(params=form.params, owner=request.user)
-        except (EvaluationError, JobError) as error:
+        except MillmError as error:
             form.add_error(None, str(error))
             return ""
         self.message_user(request, f'Queued "{job}". The report will appear on the version\'s page.', messages.SUCCESS)
@@ -174,7 +172,7 @@ def restore_version(request: HttpRequest, version: ProfileVersion) -> None:
     """Replace the draft of the version's profile by the version, and message the user."""
     try:
         services.new_draft_from(version=version)
-    except (SteeringError, InvalidSpecError) as error:
+    except MillmError as error:
         messages.error(request, f"{version} could not be restored: {error}")
     else:
         messages.success(request, f"Restored {version} as the draft of {version.profile}. Publish to use it.")

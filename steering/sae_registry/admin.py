@@ -17,6 +17,7 @@ from django.urls import path, reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
+from core.errors import MillmError
 from inference.files.sources import SourceError
 from jobs.services import enqueue_job
 from steering import services
@@ -231,7 +232,7 @@ class SAEAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at 
         place = form.location
         try:
             found = list_saes(place.source, revision=place.revision, subfolder=place.subfolder)
-        except (SourceError, InvalidSAEError) as error:
+        except MillmError as error:
             form.add_error("source", str(error))
             return self._form_page(request, form)
         rows = [(sae, filesizeformat(sae.num_bytes)) for sae in found[:_MAX_LISTED]]
@@ -328,7 +329,7 @@ class SAEAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at 
     def _load(self, request: HttpRequest, sae: SAE) -> str:
         try:
             get_resolver().sae(source_of(sae))
-        except (InvalidSAEError, SourceError) as error:
+        except MillmError as error:
             self.message_user(request, f"{sae} was not loaded. {error}", messages.ERROR)
         else:
             self.message_user(request, f"Loaded the weights of {sae}.", messages.SUCCESS)

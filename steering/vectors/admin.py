@@ -17,8 +17,8 @@ from django.urls import path, reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
+from core.errors import MillmError
 from core.read_only_admin import ReadOnlyAdmin
-from inference.files.sources import SourceError
 from inference.interventions import Site
 from inference.models import LanguageModel
 from jobs.models import Job
@@ -26,7 +26,6 @@ from steering.errors import SteeringError
 from steering.exchange.documents import MAX_BYTES
 from steering.models import SAE, PlainVector, VectorSet
 from steering.profiles.drafts import mean_norms
-from steering.saes.errors import InvalidSAEError
 from steering.saes.files import file_sha256
 from steering.sharing import SharingAdmin
 from steering.spec.errors import InvalidSpecError
@@ -95,7 +94,7 @@ class ExtractionForm(forms.Form):
         )  # fmt: skip
         try:
             check_params(self.params)
-        except (SteeringError, SourceError) as error:
+        except MillmError as error:
             raise ValidationError({"layers": str(error)}) from error
 
 
@@ -141,9 +140,7 @@ class AddVectorsForm(forms.ModelForm[VectorSet]):
                 path.write_bytes(upload.read())  # no larger than a request's body
                 self.found, self.checksum = read_vector_file(path, layer=layer), file_sha256(path)
             check_vectors(model, self.found)
-        except (InvalidSAEError, SourceError) as error:
-            raise ValidationError({"file": str(error)}) from error
-        except SteeringError as error:
+        except MillmError as error:
             raise ValidationError({"file": error.message}) from error
 
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from storage.chunking import Chunking, chunks_of
+from storage.errors import ExtractionError
 from storage.extraction import isolation
-from storage.extraction.errors import ExtractionError
 from storage.extraction.formats import HEADED, extract, suffix_of
 
 REFUSED = 3

@@ -16,8 +16,8 @@ from functools import cache
 from pathlib import Path
 
 from storage.chunking import Chunking
+from storage.errors import ExtractionError
 from storage.extraction.__main__ import REFUSED, Task
-from storage.extraction.errors import ExtractionError
 from storage.extraction.isolation import NEEDED
 
 logger = logging.getLogger(__name__)

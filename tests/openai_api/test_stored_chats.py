@@ -102,6 +102,19 @@ async def test_pages_have_everything_once(api: Api, order: str):
     assert found == wanted
 
 
+async def test_empty_values_count_as_absent_as_in_other_lists(api: Api):
+    chat_id = await stored(api)
+    page = (await get(api, "?limit=&after=&model=")).json()
+    assert [chat["id"] for chat in page["data"]] == [chat_id]
+
+
+async def test_a_page_can_end_before_a_completion(api: Api):
+    ids = [await stored(api) for _ in range(3)]
+    page = (await get(api, f"?before={ids[2]}&limit=1")).json()
+    assert [chat["id"] for chat in page["data"]] == [ids[1]]
+    assert page["has_more"] is True
+
+
 async def test_lists_are_filtered(api: Api):
     sea = await stored(api, metadata={"topic": "sea", "n": "1"})
     await stored(api, metadata={"topic": "sky"})
@@ -158,9 +171,7 @@ async def test_bad_fields(api: Api, fields: dict[str, Any], param: str):
     assert response.json()["error"]["param"] == param
 
 
-@pytest.mark.parametrize(
-    "query", ["limit=0", "limit=101", "limit=x", "limit=", "order=up", "after=absent", "model=%00"]
-)
+@pytest.mark.parametrize("query", ["limit=0", "limit=101", "limit=x", "order=up", "after=absent", "model=%00"])
 async def test_bad_queries(api: Api, query: str):
     response = await get(api, f"?{query}")
     assert response.status_code == 400

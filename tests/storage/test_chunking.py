@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from inference.text.model_text import ModelText
 from storage.chunking import MAX_WORD, SECTION, Chunking, chunks_of, sections_of
-from storage.extraction.errors import ExtractionError
+from storage.errors import ExtractionError
 from tests.builders import TRAINING_TEXT, build_tokenizer
 
 TEXT = "\n\n".join(f"{n}. {sentence}" for n in range(40) for sentence in TRAINING_TEXT)

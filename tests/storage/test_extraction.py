@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from storage.extraction.errors import ExtractionError
+from storage.errors import ExtractionError
 from storage.extraction.formats import READERS, check_supported
 from storage.extraction.process import Limits, extract_text
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from storage.chunking import Chunking
-from storage.extraction.errors import ExtractionError
+from storage.errors import ExtractionError
 from storage.extraction.isolation import NEEDED, code_folders, is_public
 from storage.extraction.process import Limits, extract_pieces, extract_text, read_bounded
 from tests.live import PROJECT_DIR
