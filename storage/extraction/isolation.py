@@ -72,13 +72,14 @@ def enter(readable: Iterable[Path] | None = None) -> list[str]:
 
 
 def code_folders() -> list[Path]:
-    """Where Python and the parsers are installed, and the libraries that they load."""
-    places = (sys.prefix, sys.base_prefix, Path(__file__).parents[1], *_LIBRARIES)
+    """Return where Python, the parsers with their libraries, and our own modules are installed."""
+    project = Path(__file__).parents[2]
+    places = (sys.prefix, sys.base_prefix, project / "storage", project / "core", *_LIBRARIES)
     return [place for place in {Path(place).resolve() for place in places} if place.exists()]
 
 
 def is_public(folder: Path) -> bool:
-    """Whether every user may read it."""
+    """Return whether every user may read it."""
     return bool(folder.stat().st_mode & 0o004) and all(
         place.stat().st_mode & 0o001 for place in (folder, *folder.parents)
     )
