@@ -2,7 +2,7 @@
 #
 #   make run      serve the demo on HOST:PORT (127.0.0.1:8000)
 #   make test     all tests (ARGS="..." goes to pytest)
-#   make test-fast   the unit layer: without tests/benchmarks, clients, e2e and platform, live servers and browsers
+#   make test-fast   the unit layer: without tests marked slow, live servers, browsers, tests/benchmarks, clients, e2e and platform
 #   make test-all    `make test` with all combinations of parameters, where it tests pairs of values
 #   make faults   every fault of docs/testing.md, against live servers where it needs one
 #   make test-clients   only the tests of clients: openai, the AI SDK, LangChain, LiteLLM, ...
@@ -49,7 +49,7 @@ test-all: $(VENV)/.dev chromium
 
 # The folders are left out before they are collected: their imports cost more than most tests of the others.
 test-fast: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m 'not live and not browser and not clients' \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m 'not slow and not live and not browser and not clients' \
 		$(foreach folder,$(SLOW_FOLDERS),--ignore=tests/$(folder)) $(ARGS)
 
 faults: $(VENV)/.dev chromium

@@ -22,7 +22,7 @@ from inference.permissions import ensure_groups
 from inference.services import pin_model, register_model, remove_models, save_model, set_default_model
 from tests import live
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 Action = AuditEvent.Action
 
 

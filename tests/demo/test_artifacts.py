@@ -22,6 +22,8 @@ from tools.demo_model.sae import load_sae
 from tools.demo_model.sae_training import measure_health
 from tools.demo_model.stages import MEASURE_STREAM, stream_seed
 
+pytestmark = pytest.mark.slow
+
 MAX_BYTES = 12_000_000
 PLAN = SamplingPlan(count=40, tokens=60, seed=99)
 

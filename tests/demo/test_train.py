@@ -11,6 +11,8 @@ from tools.demo_model.card import write_card
 from tools.demo_model.recipe import quick_recipe
 from tools.demo_model.train import train_demo
 
+pytestmark = pytest.mark.slow
+
 QUICK = quick_recipe(seed=3)
 TINY = replace(
     QUICK,

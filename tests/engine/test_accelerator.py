@@ -24,6 +24,8 @@ from tests.engine.harness import EngineHarness, reference_tokens
 from tests.engine.test_steering import reader, vector
 from tests.engine.test_steering_tables import AskedReader
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = [tuple(range(3 + 7 * i, 3 + 7 * i + length)) for i, length in enumerate((1, 4, 19, 33))]
 NUM_TOKENS = 24
 

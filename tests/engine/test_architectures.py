@@ -21,6 +21,8 @@ from tests.builders import build_model
 from tests.engine.harness import EngineHarness
 from tests.engine.tiny_architectures import MAX_LENGTH, write_tiny_model
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = [tuple(3 + (11 * i + 7 * j) % 300 for j in range(length)) for i, length in enumerate((23, 9))]
 NUM_TOKENS = 16
 

@@ -22,6 +22,8 @@ from tests.builders import build_model, build_tokenizer
 from tests.classifier_builders import build_classifier
 from tests.embedding_builders import build_embedder
 
+pytestmark = pytest.mark.slow
+
 MAPPED = Path("/proc/self/maps")
 
 

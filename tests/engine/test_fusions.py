@@ -18,6 +18,8 @@ from inference.interventions import Intervention, Site, VectorEdit
 from tests.builders import ARCHITECTURES, build_model
 from tests.engine.harness import EngineHarness
 
+pytestmark = pytest.mark.slow
+
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 SIZES = [2, 8, 30, 64, 128, 1024, 2560]
 

@@ -19,6 +19,8 @@ from inference.text.grammar import Grammar
 from tests.builders import build_request
 from tests.engine.harness import EngineHarness
 
+pytestmark = pytest.mark.slow
+
 PERSON = {
     "type": "object",
     "properties": {

@@ -24,6 +24,8 @@ from tests.builders import ARCHITECTURES, build_model
 from tests.combinations import pairwise
 from tests.engine.harness import EngineHarness, Transcript, reference_tokens
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = [tuple(range(3 + 7 * i, 3 + 7 * i + length)) for i, length in enumerate((1, 4, 19, 33))]
 NUM_TOKENS = 24
 Make = Callable[..., EngineHarness]

@@ -22,6 +22,8 @@ from tests.builders import ARCHITECTURES, build_model
 from tests.engine.harness import EngineHarness
 from tests.engine.tiny_architectures import write_tiny_model
 
+pytestmark = pytest.mark.slow
+
 
 def estimate(path, **fields):
     return estimate_memory(ModelSpec("m", path, device="cpu", **fields), max_tokens=256, max_rows=16)

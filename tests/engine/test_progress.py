@@ -26,6 +26,8 @@ from tests.builders import build_model
 from tests.engine.harness import EngineHarness, reference_tokens
 from tests.engine.sequences import build_sequence, compute
 
+pytestmark = pytest.mark.slow
+
 WINDOW = 100
 BACKENDS = ("contiguous", "paged")
 

@@ -20,6 +20,8 @@ from tests.builders import build_request
 from tests.engine.harness import EngineHarness, Transcript
 from tests.engine.parts import RULES, THINKING, places_of
 
+pytestmark = pytest.mark.slow
+
 PROMPT = tuple(range(5, 25))
 THINK: frozenset[Segment] = frozenset({"thinking"})
 ANSWER: frozenset[Segment] = frozenset({"answer"})

@@ -21,6 +21,8 @@ from inference.interventions import Intervention, Phase, Site, VectorEdit
 from tests.builders import build_request
 from tests.engine.harness import EngineHarness, Transcript
 
+pytestmark = pytest.mark.slow
+
 PROMPT = tuple(range(5, 25))
 CONTINUATION = tuple(range(40, 71, 2))
 LAYER = 1

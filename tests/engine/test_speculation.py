@@ -20,6 +20,8 @@ from tests.builders import build_model
 from tests.engine.harness import EngineHarness, Transcript, reference_tokens
 from tests.engine.sequences import build_sequence
 
+pytestmark = pytest.mark.slow
+
 ON: dict[str, Any] = {
     "speculative_method": "prompt_lookup",
     "prompt_lookup_min": 1,  # guesses at nearly every step, most of them wrong

@@ -41,6 +41,8 @@ from inference.interventions import Intervention, Site, VectorEdit
 from tests.builders import build_model, build_request
 from tests.engine.harness import EngineHarness, Transcript
 
+pytestmark = pytest.mark.slow
+
 POISON = 390  # a prompt with this token makes every step that runs it raise
 NAMES = ("tiny", "other")
 MAX_TURNS = 3000

@@ -19,6 +19,8 @@ from inference.interventions import Intervention, Site, VectorEdit
 from tests.builders import build_request
 from tests.engine.harness import EngineHarness, Transcript, reference_tokens
 
+pytestmark = pytest.mark.slow
+
 GUILTY = 399  # a token that the others' prompts do not contain
 NO_ROOM = torch.OutOfMemoryError("no room")
 

@@ -22,6 +22,8 @@ from tests.builders import build_request
 from tests.engine.harness import reference_tokens
 from tests.engine.test_loop import Mailbox, streaming, wait_until
 
+pytestmark = pytest.mark.slow
+
 
 class Clock:
     def __init__(self) -> None:

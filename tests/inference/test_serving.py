@@ -28,6 +28,8 @@ from inference.client import (
 from inference.registry.registry import get_registry
 from tests.builders import build_model
 
+pytestmark = pytest.mark.slow
+
 REPOSITORY = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 

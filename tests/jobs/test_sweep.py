@@ -19,7 +19,7 @@ from jobs.services import enqueue_job
 from jobs.worker import MAX_CRASHES, forget_ended, recover_stalled, sweep
 from tests.jobs.conftest import AddKind
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
 
 def orphan(add_kind: AddKind, silent_s: float, **values: object) -> Job:

@@ -15,6 +15,8 @@ from millm_site.embedded_postgres.cluster import EmbeddedPostgres
 from tests import live
 from tests.platform.conftest import home  # noqa: F401 - a fixture
 
+pytestmark = pytest.mark.slow
+
 COMMAND = [sys.executable, "-m", "tests.jobs.job_server"]
 WAIT_S = 120
 

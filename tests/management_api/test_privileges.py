@@ -23,7 +23,7 @@ from openai_api.models import ApiKey
 from tests.console.test_pages import client_of
 from tests.management_api.conftest import api_of, make_user
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 TRUST = ("trust_remote_code", "allow_pickle")
 SUPERUSER_ONLY = ("is_superuser", *TRUST)
 ROLES = ("Researchers", "Auditors", "Admins", "user managers")

@@ -21,6 +21,8 @@ from steering.models import SAE, Evaluation, Feature, ProfileVersion, SteeringPo
 from steering.profiles import lifecycle
 from tests.management_api.conftest import Api, api_of, make_user
 
+pytestmark = pytest.mark.slow
+
 TEXT = (Path(__file__).parents[2] / "docs" / "roles.md").read_text()
 ROLES = ("Researchers", "Auditors", "Admins")
 

@@ -14,6 +14,8 @@ from openai_api.schemas.chat import ChatRequest
 from openai_api.schemas.completions import CompletionRequest
 from tests.openai_api.conftest import Api
 
+pytestmark = pytest.mark.slow
+
 SCALARS = (
     st.none()
     | st.booleans()

@@ -47,6 +47,7 @@ def in_scope_of_models(*names: str) -> list[Permission]:
     return list(Permission.objects.filter(codename__in=names, content_type__app_label="inference"))
 
 
+@pytest.mark.slow
 @pytest.mark.django_db
 def test_ten_thousand_keys_are_read_with_three_queries(django_assert_num_queries: Any):
     """It was two for each key."""

@@ -16,6 +16,8 @@ from management_api.openapi import document
 from openai_api.routes import urlpatterns
 from tests.openai_api.conftest import Api, chunks_of
 
+pytestmark = pytest.mark.slow
+
 SNAPSHOT = Path(__file__).with_name("openapi.json")
 
 

@@ -16,6 +16,8 @@ from steering.saes.formats.registry import FORMATS
 from steering.spec.edit import OPERATIONS, PHASES, SCOPES, UNITS
 from steering.spec.units import MAX_PUSH, STRONG_PUSH
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "steering.md").read_text("utf-8")
 SERVER = "http://127.0.0.1:8000"  # examples that ask it run in tests/e2e/test_steering_docs.py

@@ -32,7 +32,7 @@ from steering.profiles.resolver import get_resolver
 from steering.spec.parsing import parse_edits
 from tests.steering.evaluating import run, serving_demo, version
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
 SHORT = Texts(prompts=("Tell me a story.", "Describe a day."), max_tokens=24, temperature=1.0, seed=3)
 
 

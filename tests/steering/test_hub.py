@@ -20,6 +20,8 @@ from tests.steering.fake_hub import FakeHub, running
 from tests.steering.format_files import circuit_tracer, dictionary_learning, gemma_scope_2, goodfire, sparsify
 from tests.steering.sae_files import random_weights, sae_config, write_sae
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = """
 import json, sys, time, django
 django.setup()

@@ -24,6 +24,8 @@ from tests.steering.edits import keep_norm as keep_norm_edit
 from tests.steering.reference import Generated, assert_same, generated, hooked, reference, steered
 from tests.steering.sae_files import Array, NumpySAE, random_weights, sae_config, write_sae
 
+pytestmark = pytest.mark.slow
+
 PROMPT = tuple(range(3, 12))
 NUM_TOKENS = 12
 SITE = Site(1)  # the hook in the fixtures' configuration

@@ -13,6 +13,8 @@ from storage.errors import ExtractionError
 from storage.extraction.formats import READERS, check_supported
 from storage.extraction.process import Limits, extract_text
 
+pytestmark = pytest.mark.slow
+
 
 def extracted(folder: Path, name: str, content: bytes, limits: Limits = Limits()) -> str:  # noqa: B008 - frozen
     path = folder / "blob"

@@ -13,6 +13,8 @@ from inference.text.dialects.dialect import dialect_of
 from inference.text.dialects.tool_formats import TOOL_FORMATS, format_in
 from tests.inference.text.answers import Answer, cuts, read_answer
 
+pytestmark = pytest.mark.slow
+
 ADD = ("add", {"a": 1, "b": [2.5, "x"]})
 SAY = ("say", {"text": "it's “ü”", "loud": True})
 DS = {"cs": "<｜tool▁calls▁begin｜>", "ce": "<｜tool▁calls▁end｜>"}

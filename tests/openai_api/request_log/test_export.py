@@ -26,6 +26,8 @@ from openai_api.request_log.search import LogSearch
 from tests.openai_api.request_log.conftest import LOG, SEES_ROWS, SEES_TEXT, client_of, staff
 from tests.openai_api.request_log.rows import row, rows
 
+pytestmark = pytest.mark.slow
+
 URL = f"{LOG}export/"
 
 

@@ -25,6 +25,8 @@ from openai_api.request_log.store import row_of
 from tests.openai_api.request_log.rows import row
 from tests.steering.evaluating import run
 
+pytestmark = pytest.mark.slow
+
 DAY = timedelta(days=1)
 
 
