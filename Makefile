@@ -25,6 +25,8 @@ MINUTES ?= 10
 FOLDER ?= screenshots
 ARGS ?=
 
+unexport PYTHONDONTWRITEBYTECODE # every process would compile all modules
+
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check

@@ -45,6 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
         settings.DATABASES["default"]["USER"] = OWNER  # tests make and empty databases, which the application may not
 
         embedded_postgres().ensure_running()
+    live.PRELOADS = True
     settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]  # the others are slow on purpose
 
 

@@ -25,6 +25,8 @@ from tests.preloaded import PreloadedProcess
 
 PROJECT_DIR = Path(__file__).resolve().parent.parent
 PATIENCE_S = 600.0  # how long a busy machine may take for anything; only a test that fails waits for it
+PRELOADS = False  # whether our own programs are forks of a process that has imported torch; benchmarks start real ones
+READ_ONCE = ("PYTHON", "OMP_", "TORCH", "CUDA_")  # variables of Python and of the libraries that are preloaded
 SERVES_ON = re.compile(r"miLLM serves on (\S+)")
 
 
@@ -99,7 +101,7 @@ def manage(*arguments: str, environment: Mapping[str, str]) -> str:
 def run_python(*arguments: str, environment: Mapping[str, str]) -> str:
     """The output of a Python program that must succeed, run in the project's folder with this environment."""
     with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
-        code = PreloadedProcess(arguments, environment, stdout.fileno(), stderr.fileno()).wait()
+        code = _process([sys.executable, *arguments], environment, stdout.fileno(), stderr.fileno()).wait()
         stdout.seek(0)
         stderr.seek(0)
         output = stdout.read()
@@ -108,22 +110,29 @@ def run_python(*arguments: str, environment: Mapping[str, str]) -> str:
 
 
 def start(command: list[str], environment: Mapping[str, str]) -> LiveServer:
-    """Start ``command`` in the project's folder, on a free port where it serves; stdout and stderr come together.
-
-    Our own programs are forks of a process that has imported torch, unless the test names variables that Python or a
-    library reads when it starts.
-    """
+    """Start ``command`` in the project's folder, on a free port where it serves; stdout and stderr come together."""
     everything = {**clean_environment(), "MILLM_PORT": "0", **environment, "PYTHONUNBUFFERED": "1"}
     reader, writer = os.pipe()
-    process: subprocess.Popen[str] | PreloadedProcess
-    if command[0] == sys.executable and all(name.startswith("MILLM_") for name in environment):
-        process = PreloadedProcess(command[1:], everything, writer, writer)
-    else:
-        process = subprocess.Popen(
-            command, cwd=PROJECT_DIR, env=everything, text=True, stdout=writer, stderr=subprocess.STDOUT
-        )
+    process = _process(command, everything, writer, writer)
     os.close(writer)
     return LiveServer(process, everything, os.fdopen(reader))
+
+
+def _process(
+    command: list[str], environment: Mapping[str, str], stdout: int, stderr: int
+) -> subprocess.Popen[str] | PreloadedProcess:
+    """Fork where this is allowed, unless the environment changes what is read once."""
+    if PRELOADS and command[0] == sys.executable and _read_once(environment) == _read_once(os.environ):
+        return PreloadedProcess(command[1:], environment, stdout, stderr)
+    return subprocess.Popen(command, cwd=PROJECT_DIR, env=environment, text=True, stdout=stdout, stderr=stderr)
+
+
+def _read_once(environment: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: value
+        for name, value in environment.items()
+        if name.startswith(READ_ONCE) and name != "PYTHONUNBUFFERED"  # which the fork heeds
+    }
 
 
 @contextmanager
