@@ -1,4 +1,4 @@
-"""Files, batches and vector stores in the admin: looked at and deleted; clients make them."""
+"""Admin pages of files, batches and vector stores: view and delete. Only clients create them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NOTHING = "–"
 
 
 def named_file(public_id: str) -> str | SafeString:
-    """By its name; the id alone where the file was deleted or has expired."""
+    """Return the file's name, or only its id if it was deleted or has expired."""
     if not public_id:
         return NOTHING
     file = StoredFile.objects.filter(public_id=public_id).first()
@@ -62,13 +62,13 @@ def usage_text(batch: Batch) -> str:
 
 
 def problems_html(batch: Batch) -> str | SafeString:
-    """What was wrong with the input file."""
+    """Return the errors of the input file."""
     rows = ((_problem(error),) for error in batch.errors)
     return format_html("<ul>{}</ul>", format_html_join("", "<li>{}</li>", rows)) if batch.errors else NOTHING
 
 
 def course_html(batch: Batch) -> SafeString:
-    """The states that it has entered, in order."""
+    """Return the states of the batch with their times, in order."""
     rows = ((localize(at), words) for at, words in sorted(_course(batch)))
     return format_html('<ul class="plain">{}</ul>', format_html_join("", "<li>{} {}</li>", rows))
 

@@ -1,4 +1,4 @@
-"""The lines of a batch's input, and what may be wrong with them."""
+"""Parse and validate the lines of a batch's input file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WITHOUT_MODEL = frozenset({"/v1/moderations"})  # where a request need not name 
 
 @dataclass(frozen=True, slots=True)
 class LineError:
-    """``line`` counts from 1; None for what is wrong with the file."""
+    """An error in the input file. ``line`` counts from 1; None if the error concerns the whole file."""
 
     code: str
     message: str
@@ -52,7 +52,7 @@ class LineRefusedError(Exception):
 
 
 def validate_lines(path: Path, *, endpoint: str, max_line_bytes: int) -> Validation:
-    """All of the file is looked at, but only the first errors are kept."""
+    """Validate the whole file, keeping only the first errors."""
     errors: list[LineError] = []
     seen: set[str] = set()
     total, model = 0, ""
@@ -76,14 +76,14 @@ def validate_lines(path: Path, *, endpoint: str, max_line_bytes: int) -> Validat
 
 
 def lines_from(path: Path, *, offset: int, number: int, max_line_bytes: int) -> Iterator[BatchLine]:
-    """The lines behind ``offset``, of which ``number`` came before, in a file that has been validated."""
+    """Yield the lines after ``offset`` of a validated file. ``number`` lines come before it."""
     for position, raw, end in _raw_lines(path, max_line_bytes, offset=offset, number=number):
         request = json.loads(raw)
         yield BatchLine(position, request["custom_id"], json.dumps(request["body"]).encode(), end)
 
 
 def read_line(raw: bytes, *, endpoint: str, max_line_bytes: int) -> dict[str, Any]:
-    """Raises LineRefusedError."""
+    """Parse one line. Raises LineRefusedError."""
     if len(raw) > max_line_bytes:
         raise LineRefusedError("line_too_long", f"A line has at most {max_line_bytes} bytes.")
     try:
@@ -124,7 +124,7 @@ def _check_fields(request: dict[str, Any], endpoint: str) -> None:
 def _raw_lines(
     path: Path, max_line_bytes: int, *, offset: int = 0, number: int = 0
 ) -> Iterator[tuple[int, bytes, int]]:
-    """Number, bytes and end of each line that is not blank; of longer ones only the beginning."""
+    """Yield the number, bytes and end offset of each line that is not blank; lines that are too long are cut."""
     with path.open("rb") as file:
         file.seek(offset)
         while raw := file.readline(max_line_bytes + 2):

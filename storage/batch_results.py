@@ -1,7 +1,7 @@
-"""The results of a batch while it runs: two files that grow, in a folder of the run that writes them.
+"""Results of a running batch: two files that grow, in a folder of their own for each run.
 
-A later run takes over what the last checkpoint vouches for, in a folder of its own. So a run that hung and was replaced
-may write on: nobody reads it.
+A later run copies the results up to the last checkpoint into its own folder. A run that hung and was replaced may
+therefore continue to write: its files are not read.
 """
 
 from __future__ import annotations
@@ -16,16 +16,18 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import IO, Any
 
-from storage.blobs import BLOCK, BlobStore, BlobWriter, saying_full
+from storage.blobs import BLOCK, BlobStore, BlobWriter, raising_if_full
 
 USAGE = ("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens")
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """How far a batch is: lines and bytes of its input that are done, and the bytes of its results until then.
+    """Progress of a batch: how many lines and bytes of its input are done, and how many bytes of results belong to
+    them.
 
-    ``ahead``: lines behind ``number`` that are done too. ``run``: whose folder has the results; empty in older ones.
+    ``ahead``: lines after ``number`` that are done too. ``run``: the run whose folder has the results; empty for
+    batches of older versions.
     """
 
     number: int = 0
@@ -50,7 +52,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of one line. ``record`` is what goes into the file; ``end`` as in BatchLine."""
+    """Result of one line. ``record`` is written to the file; ``end`` as in BatchLine."""
 
     number: int
     end: int
@@ -60,7 +62,7 @@ class Result:
 
 
 class BatchResults:
-    """Results that the run ``run`` writes, or has written."""
+    """Result files of the run ``run``."""
 
     def __init__(self, batch_id: str, run: str) -> None:
         self.batch_folder = BlobStore.from_settings().root / "batches" / batch_id
@@ -76,7 +78,7 @@ class BatchResults:
         return self.folder / "errors.jsonl"
 
     def resume(self, saved: Checkpoint) -> Checkpoint:
-        """Take over what the checkpoint vouches for. Where its files have less than that, begin again."""
+        """Copy the results up to the checkpoint. Start over if its files are shorter than the checkpoint says."""
         before = BatchResults(self.batch_folder.name, saved.run)
         places: Sequence[tuple[Path, Path, int]] = (
             (before.output, self.output, saved.output_bytes),
@@ -84,7 +86,7 @@ class BatchResults:
         )
         if any(_size_of(source) < size for source, _, size in places):
             saved, places = Checkpoint(), ()
-        with saying_full():
+        with raising_if_full():
             self.folder.mkdir(parents=True, exist_ok=True)
             for path in (self.output, self.errors):
                 path.write_bytes(b"")
@@ -94,7 +96,7 @@ class BatchResults:
         return replace(saved, run=self.run)
 
     def drop_others(self) -> None:
-        """Remove what earlier runs wrote; once a checkpoint names this one."""
+        """Delete the files of earlier runs. Call it once a checkpoint names this run."""
         for path in self.batch_folder.iterdir():
             if path.is_dir() and path != self.folder:
                 shutil.rmtree(path, ignore_errors=True)
@@ -102,11 +104,11 @@ class BatchResults:
                 path.unlink(missing_ok=True)
 
     def append(self, done: Checkpoint, lines: Sequence[int], results: Sequence[Result]) -> Checkpoint:
-        """Write the results, synced; returns how far the batch is now. Raises StorageFullError.
+        """Write and sync the results, and return the new checkpoint. Raises StorageFullError.
 
-        ``lines`` are the numbers of the lines that come next; some may have no result yet.
+        ``lines`` are the numbers of the next lines; some may have no result yet.
         """
-        with saying_full():
+        with raising_if_full():
             BlobStore.from_settings().check_room(0)
             output_bytes = _append(self.output, [one for one in results if not one.is_error])
             error_bytes = _append(self.errors, [one for one in results if one.is_error])
@@ -129,7 +131,7 @@ class BatchResults:
 
     @contextmanager
     def writing(self, path: Path) -> Iterator[BlobWriter | None]:
-        """A blob with what ``path`` holds; None where it holds nothing."""
+        """Provide a writer of a blob that has the content of ``path``; None if there is no content."""
         if not path.exists() or path.stat().st_size == 0:
             yield None
             return
@@ -159,7 +161,7 @@ def _copy(source: Path, target: Path, size: int) -> None:
 
 
 def _append(path: Path, results: list[Result]) -> int:
-    """The file's size afterwards."""
+    """Append the results and return the size of the file."""
     with path.open("ab") as file:
         for one in results:
             file.write(json.dumps(one.record, ensure_ascii=False).encode("utf-8", "replace") + b"\n")

@@ -1,4 +1,4 @@
-"""Batches: created, looked up, moved from state to state, ended."""
+"""Create, find, cancel, finish and delete batches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from storage.models import Batch, StoredFile
 
 BATCH_KIND = "openai_api.batch"
 Status = Batch.Status
-JOB_PRIORITY = -100  # what people wait for goes first
+JOB_PRIORITY = -100  # behind everything that people wait for
 
 
 @transaction.atomic
@@ -37,7 +37,7 @@ def create_batch(
     metadata: dict[str, str] | None,
     output_expires_after_s: int | None,
 ) -> Batch:
-    """Note the batch and queue its job. Raises StorageError where the file is no input."""
+    """Create a batch and enqueue its job. Raises StorageError if the file cannot be the input of a batch."""
     file = find_file(input_file_id, owner_id=owner_id, param="input_file_id")
     if file.purpose != StoredFile.Purpose.BATCH:
         raise StorageError(f"The file’s purpose is “{file.purpose}”; send it with “batch”.", param="input_file_id")
@@ -71,7 +71,7 @@ def find_batch(public_id: str, *, owner_id: int | None) -> Batch:
 
 
 def cancel_batch(*, public_id: str, owner_id: int | None) -> Batch:
-    """A running batch ends soon, with the results that it has; raises StorageConflictError when it has ended."""
+    """Cancel a batch; a running one ends soon and keeps its results. Raises StorageConflictError if it has ended."""
     with transaction.atomic():
         batch = Batch.objects.select_for_update().get(pk=find_batch(public_id, owner_id=owner_id).pk)
         if batch.has_ended:
@@ -86,7 +86,7 @@ def cancel_batch(*, public_id: str, owner_id: int | None) -> Batch:
 
 
 def delete_batch(*, batch: Batch) -> None:
-    """Forget a batch that has ended, with its files."""
+    """Delete a batch that has ended, with its files."""
     names = [batch.input_file, batch.output_file, batch.error_file]
     with transaction.atomic():
         delete_files(files=StoredFile.objects.of(batch.owner_id).filter(public_id__in=[name for name in names if name]))
@@ -94,7 +94,7 @@ def delete_batch(*, batch: Batch) -> None:
 
 
 def settle_batch(*, batch: Batch) -> Batch:
-    """End a batch whose job ended without it: cancelled before it ran, deleted, or crashed too often."""
+    """End a batch whose job ended first: it was cancelled before it ran, deleted, or crashed too often."""
     if batch.has_ended:
         return batch
     job = find_job(batch.job_id)
@@ -108,7 +108,7 @@ def settle_batch(*, batch: Batch) -> Batch:
 
 
 def start_batch(*, batch: Batch, validation: Validation) -> Batch:
-    """Raises nothing: a batch whose input is not valid has failed afterwards."""
+    """Start the batch, or fail it if its input is invalid."""
     if validation.errors:
         return finish_batch(batch=batch, status=Status.FAILED, done=Checkpoint(), errors=validation.errors)
     batch.total, batch.model = validation.total, validation.model
@@ -121,7 +121,7 @@ def note_progress(*, batch: Batch, done: Checkpoint) -> None:
 
 
 def finish_batch(*, batch: Batch, status: str, done: Checkpoint, errors: Sequence[LineError] = ()) -> Batch:
-    """Make files of the results and end the batch, both or none. Who comes second changes nothing."""
+    """Store the results as files and end the batch, in one transaction. Idempotent: a second call is a no-op."""
     results = BatchResults(batch.public_id, done.run)
     with transaction.atomic():
         row = Batch.objects.select_for_update().get(pk=batch.pk)
@@ -153,7 +153,7 @@ def _keep(batch: Batch, results: BatchResults, kind: str) -> str:
 
 
 def _move(batch: Batch, status: str, changed: Sequence[str] = ()) -> Batch:
-    """Take the status unless somebody cancels the batch."""
+    """Set the status unless the batch is being cancelled."""
     batch.enter(status)
     values: dict[str, Any] = {name: getattr(batch, name) for name in ("status", f"{status}_at", *changed)}
     if not Batch.objects.filter(pk=batch.pk, status__in=(Status.VALIDATING, Status.IN_PROGRESS)).update(**values):

@@ -1,4 +1,5 @@
-"""Bytes on disk: written beside, synced, then moved into place, so that nobody ever sees half of them."""
+"""Blobs on disk. They are written to a temporary file, synced and moved into place, so readers never see partial
+content."""
 
 from __future__ import annotations
 
@@ -19,14 +20,14 @@ from django.conf import settings
 from storage.errors import StorageFullError
 
 BLOCK = 2**20
-CHECK_EVERY = 8 * BLOCK  # bytes between two looks at the free space
+CHECK_EVERY = 8 * BLOCK  # bytes between two checks of the free space
 BEGINNING = 64
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """``name`` finds the bytes again; ``sha256`` is in hexadecimal."""
+    """A stored blob. ``sha256`` is hexadecimal."""
 
     name: str
     size: int
@@ -34,7 +35,7 @@ class Blob:
 
 
 class BlobStore:
-    """A folder of blobs, two levels deep. ``min_free_bytes`` of its disk are never used: the database lives there."""
+    """A folder of blobs, two levels deep. ``min_free_bytes`` of its disk stay free for the database."""
 
     def __init__(self, root: Path, *, min_free_bytes: int) -> None:
         self.root = root
@@ -53,26 +54,26 @@ class BlobStore:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[BlobWriter]:
-        """Bytes that are not kept when the block ends are removed. Raises StorageFullError."""
-        with saying_full():
+        """Provide a writer; what it does not keep is deleted at the end of the block. Raises StorageFullError."""
+        with raising_if_full():
             self.unfinished.mkdir(parents=True, exist_ok=True)
             self.check_room(0)
             writer = BlobWriter(self, self.unfinished / uuid.uuid4().hex)
         try:
-            with saying_full():
+            with raising_if_full():
                 yield writer
         finally:
             writer.discard()
 
     def copy(self, parts: Iterable[str], writer: BlobWriter) -> None:
-        """Append the blobs ``parts`` to what is being written."""
+        """Append the blobs ``parts`` to the blob being written."""
         for name in parts:
             with self.path(name).open("rb") as source:
                 while block := source.read(BLOCK):
                     writer.write(block)
 
     def delete(self, name: str) -> None:
-        """Idempotent. Who reads it now reads on."""
+        """Delete a blob. Idempotent; open readers keep their file descriptor."""
         self.path(name).unlink(missing_ok=True)
 
     def check_room(self, coming: int) -> None:
@@ -81,13 +82,13 @@ class BlobStore:
             raise full()
 
     def names(self, *, older_than_s: float) -> Iterator[str]:
-        """Blobs in place that were written before."""
+        """Yield the names of blobs older than that."""
         until = time.time() - older_than_s
         for folder in self.root.glob("[0-9a-f][0-9a-f]"):
             yield from (path.name for path in folder.iterdir() if path.stat().st_mtime < until)
 
     def delete_unfinished(self, *, older_than_s: float) -> int:
-        """What crashed writers left; returns how many."""
+        """Delete the temporary files of crashed writers and return how many there were."""
         until = time.time() - older_than_s
         old = [path for path in self.unfinished.glob("*") if path.stat().st_mtime < until]
         for path in old:
@@ -96,7 +97,7 @@ class BlobStore:
 
 
 class BlobWriter:
-    """One blob on its way to disk; used by one thread at a time."""
+    """A blob being written. Not thread-safe."""
 
     def __init__(self, store: BlobStore, path: Path) -> None:
         self._store = store
@@ -105,7 +106,7 @@ class BlobWriter:
         self._sha256 = hashlib.sha256()
         self._md5 = hashlib.md5(usedforsecurity=False)
         self.size = 0
-        self.beginning = b""  # enough to tell what it is
+        self.beginning = b""  # enough to recognise the format
         self._checked_at = 0
 
     @property
@@ -125,7 +126,7 @@ class BlobWriter:
 
     def keep(self) -> Blob:
         """Sync the bytes and move them into place."""
-        with saying_full():
+        with raising_if_full():
             self._file.flush()
             os.fsync(self._file.fileno())
             self._file.close()
@@ -137,7 +138,7 @@ class BlobWriter:
         return blob
 
     def discard(self) -> None:
-        """Remove what was not kept; idempotent."""
+        """Delete the blob unless it was kept. Idempotent."""
         with contextlib.suppress(OSError):  # closing flushes, which a full disk refuses again
             self._file.close()
         self._path.unlink(missing_ok=True)
@@ -148,8 +149,8 @@ def full() -> StorageFullError:
 
 
 @contextlib.contextmanager
-def saying_full() -> Iterator[None]:
-    """A full disk as StorageFullError; other failures of the disk stay what they are."""
+def raising_if_full() -> Iterator[None]:
+    """Raise StorageFullError if the disk is full; other errors of the disk pass unchanged."""
     try:
         yield
     except OSError as error:

@@ -1,7 +1,7 @@
-"""Texts cut into pieces at their seams, by the tokens of the model that embeds them.
+"""Split texts into chunks at natural boundaries, measured in tokens of the embedding model.
 
-The effort is linear in the text: each stretch of it is tokenised a bounded number of times, whatever it holds. Imports
-no Django: the parser's process cuts what it has read (storage/extraction).
+The cost is linear in the length of the text: each stretch is tokenised a bounded number of times. Imports no Django,
+because the parser's process (storage/extraction) splits what it has read.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ if TYPE_CHECKING:
 
 MAX_TOKENS, OVERLAP = 800, 400  # OpenAI's
 SECTION = 200_000  # characters that are tokenised at once: bounds the memory for their offsets
-MAX_WORD = 2**20  # characters without a blank; text that people or programs write has no such words
+MAX_WORD = 2**20  # characters without a space; real texts have no such words
 _WORD = re.compile(r"[^\s。、，！？；：]+")
-_HEADINGS = tuple(re.compile(rf"^#{{{level}}}[ \t]", re.MULTILINE) for level in range(1, 7))  # a piece begins with one
-_ENDS = (  # the next piece begins behind them
+_HEADINGS = tuple(
+    re.compile(rf"^#{{{level}}}[ \t]", re.MULTILINE) for level in range(1, 7)
+)  # a chunk starts at a heading
+_ENDS = (  # the next chunk starts after one of these
     re.compile(r"\n[^\S\n]*\n\s*(?<=\n)"),  # of a paragraph
     re.compile(r"\n"),
     re.compile(r"[.!?…][\"'”’)\]]*\s+|[。！？]"),  # of a sentence
@@ -32,14 +34,15 @@ _ENDS = (  # the next piece begins behind them
 
 @dataclass(frozen=True, slots=True)
 class Chunking:
-    """Most tokens of a piece, those that it shares with the one before, and most characters."""
+    """The maximum number of tokens of a chunk, how many it shares with the previous one, and its maximum number of
+    characters."""
 
     max_tokens: int = MAX_TOKENS
     overlap: int = OVERLAP
     max_chars: int = SECTION
 
     def fitting(self, model: ModelCard) -> Chunking:
-        """Pieces that the model takes as a whole; the overlap shrinks in proportion."""
+        """Return the limits reduced to what the model accepts; the overlap shrinks in proportion."""
         special = len(model.text.encode("a")) - len(model.text.encode_plain("a"))
         most = max(1, min(self.max_tokens, model.max_model_len - special))
         overlap = min(self.overlap * most // self.max_tokens, most // 2)
@@ -47,9 +50,9 @@ class Chunking:
 
 
 def chunks_of(text: str, tokenizer: Any, chunking: Chunking, *, has_headings: bool) -> Iterator[str]:
-    """The same pieces each time; pieces of blanks are left out. Raises ExtractionError for endless words.
+    """Yield the chunks of a text, without empty ones. Deterministic. Raises ExtractionError for a word without end.
 
-    ``tokenizer`` is one of the library tokenizers. ``has_headings``: lines that begin with ``#`` are Markdown's.
+    ``tokenizer`` is one of the tokenizers library. ``has_headings``: lines that start with ``#`` are Markdown headings.
     """
     check_words(text)
     for section in sections_of(text):
@@ -65,7 +68,7 @@ def check_words(text: str) -> None:
 
 
 def sections_of(text: str, size: int = SECTION) -> Iterator[str]:
-    """Parts of at most ``size`` characters, cut at paragraphs, else lines, else blanks, where there are any."""
+    """Yield parts of at most ``size`` characters, cut at paragraphs, else at lines, else at spaces."""
     start = 0
     while start < len(text):
         end = min(len(text), start + size)
@@ -77,7 +80,7 @@ def sections_of(text: str, size: int = SECTION) -> Iterator[str]:
 
 
 class _Section:
-    """One section with the places of its tokens and of its seams."""
+    """A section with the positions of its tokens and boundaries."""
 
     def __init__(self, text: str, tokenizer: Any, chunking: Chunking, *, has_headings: bool) -> None:
         self._text = text
@@ -94,16 +97,16 @@ class _Section:
         start = done = 0
         while done < len(self._text):
             end = self._end_of_piece(start, done)
-            if end is None:  # what is shared leaves no room for anything new
+            if end is None:  # the overlap leaves no space for new text
                 start = done
                 continue
             yield self._text[start:end]
             start, done = self._start_of_next(start, end), end
 
     def _end_of_piece(self, start: int, done: int) -> int | None:
-        """Where the piece from ``start`` on ends, behind ``done``; None where it would not come so far.
+        """Return where the chunk that starts at ``start`` ends, after ``done``; None if it would end before ``done``.
 
-        A piece alone may have more tokens than its stretch of the section; then fewer are tried.
+        Tokenised alone, a chunk may have more tokens than within its section; then a shorter one is tried.
         """
         limit, most = self._chunking.max_tokens, self._chunking.max_tokens
         while True:
@@ -123,7 +126,7 @@ class _Section:
         return min(max(end, start + 1), start + self._chunking.max_chars)
 
     def _cut(self, start: int, end: int, done: int) -> int:
-        """The best seam in the latter half of the stretch, the last one of its kind; without a seam its end."""
+        """Return the last boundary of the best kind in the second half of the stretch; the end if there is none."""
         if end >= len(self._text):
             return end
         floor = max(start + (end - start) // 2, done)
@@ -134,7 +137,7 @@ class _Section:
         return end
 
     def _start_of_next(self, start: int, end: int) -> int:
-        """The best seam in the former half of what may be shared; without a seam all of it is."""
+        """Return the best boundary in the first half of the overlap; the start of the overlap if there is none."""
         if not self._chunking.overlap or end >= len(self._text):
             return end
         before = bisect_left(self._token_starts, end) - self._chunking.overlap
@@ -148,7 +151,7 @@ class _Section:
 
 
 def _rising(starts: Iterator[int]) -> Sequence[int]:
-    """Normalisers may move characters; the places of tokens never go back."""
+    """Return the starts without decreases: normalisers may move characters."""
     rising, highest = [], 0
     for start in starts:
         highest = max(highest, start)

@@ -1,4 +1,4 @@
-"""Texts to vectors, on the engine, for what searches and ingests."""
+"""Embed texts with the engine, for search and ingestion."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Models(Protocol):
 
 
 class EmbeddingFailedError(MillmError):
-    """The engine could not embed a text; the message is its own."""
+    """The engine could not embed a text; the message is the engine's."""
 
     status = 503
     code = "engine_unavailable"
@@ -41,7 +41,7 @@ class EmbeddingFailedError(MillmError):
 
 
 class Embedder:
-    """``client`` and ``models`` are looked up each time, because they may be replaced while the process runs."""
+    """Embeds texts. ``client`` and ``models`` are looked up on each call, because they may be replaced."""
 
     def __init__(
         self, client: Callable[[], EngineClient] = get_client, models: Callable[[], Models] = get_registry
@@ -50,10 +50,10 @@ class Embedder:
         self._models = models
 
     def resolve(self, store: VectorStore | None, name: str | None = None) -> ModelRecord:
-        """The model that embeds for ``store``; raises StorageError 400.
+        """Return the model that embeds for ``store``. Raises StorageError 400.
 
-        The one that is named, or that the store was created with; else the default embedding model, else the only one.
-        A store holds vectors of one model: when another one is found than it was filled with, nothing is compared.
+        That is the named model, or the one the store was created with, or the default embedding model, or the only one.
+        A store holds vectors of one model only, so another model than the one it was filled with is an error.
         """
         if name:
             record = self._named(name, ObjectNotFoundError, "model_not_found")
@@ -70,14 +70,14 @@ class Embedder:
         return record
 
     async def ready(self, record: ModelRecord) -> ModelCard:
-        """Loads the model if need be; raises ModelNotReadyError, EngineError."""
+        """Load the model if necessary. Raises ModelNotReadyError or EngineError."""
         model = await self._models().ready(record.name)
         if model.kind != "embedding":
             raise StorageError(f"The model “{record.name}” is made for {model.kind}.", code="wrong_model_kind")
         return model
 
     async def embed(self, model: ModelCard, texts: Sequence[str], *, priority: int = 0) -> list[list[float]]:
-        """The texts' vectors in their order; raises EmbeddingFailedError, EngineError."""
+        """Return the vectors of the texts, in their order. Raises EmbeddingFailedError or EngineError."""
         name = new_id("embed_")
         requests = [
             EmbeddingRequest(f"{name}/{i}", model.record.name, tuple(model.text.encode(text)), i, priority=priority)

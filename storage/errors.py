@@ -1,4 +1,4 @@
-"""Errors of storage, with the status, code and field that clients see."""
+"""Errors of stored objects, with the status, code and field that clients see."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class StorageError(MillmError):
 
 
 class ObjectNotFoundError(StorageError):
-    """There is no such object, or it is another owner's: nobody can tell the difference."""
+    """The object does not exist or belongs to another user: clients cannot tell which."""
 
     status = 404
 
@@ -21,21 +21,21 @@ class FileTooLargeError(StorageError):
 
 
 class StorageQuotaError(StorageError):
-    """The owner has used up what one may keep."""
+    """The owner's storage quota is used up."""
 
     status = 413
     code = "storage_quota_exceeded"
 
 
 class StorageFullError(StorageError):
-    """The disk has no room left, or would soon have none for the database beside."""
+    """The disk is full, or has only the space that is reserved for the database."""
 
     status = 507
     code = "insufficient_storage"
 
 
 class StorageConflictError(StorageError):
-    """The object is in a state in which this cannot be done."""
+    """The state of the object does not allow this action."""
 
     status = 409
 

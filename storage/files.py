@@ -1,4 +1,4 @@
-"""Files of clients: rules for their names and purposes, quota, creation and deletion."""
+"""Files of clients: names, purposes, quota, creation and deletion."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from storage.models import StoredFile, Upload, UploadPart
 
 Purpose = StoredFile.Purpose
 CLIENT_PURPOSES = (Purpose.ASSISTANTS, Purpose.BATCH, Purpose.FINE_TUNE, Purpose.USER_DATA, Purpose.VISION)
-BATCH_LIFETIME = timedelta(days=30)  # of files for and by batches that say nothing else
+BATCH_LIFETIME = timedelta(days=30)  # default lifetime of files for and by batches
 MAX_NAME = 255
 NAME_OF_NONE = "file"
 _LINES = {Purpose.BATCH, Purpose.FINE_TUNE}
-_IMAGES = {b"\x89PNG\r\n\x1a\n": 0, b"\xff\xd8\xff": 0, b"GIF87a": 0, b"GIF89a": 0, b"WEBP": 8}  # marks and places
+_IMAGES = {b"\x89PNG\r\n\x1a\n": 0, b"\xff\xd8\xff": 0, b"GIF87a": 0, b"GIF89a": 0, b"WEBP": 8}  # signatures, offsets
 
 
 def check_purpose(purpose: str) -> str:
@@ -32,14 +32,14 @@ def check_purpose(purpose: str) -> str:
 
 
 def shown_name(name: str) -> str:
-    """The last part of a path, in characters that can be seen and sent in a header, at most 255 of them."""
+    """Return the last part of a path without control characters, at most 255 characters."""
     last = name.replace("\\", "/").rpartition("/")[2]
     seen = "".join(character for character in last if unicodedata.category(character)[0] != "C").strip()
     return (NAME_OF_NONE if seen in {"", ".", ".."} else seen)[:MAX_NAME]
 
 
 def check_name(purpose: str, filename: str, *, param: str = "file") -> None:
-    """Raises StorageError where the purpose asks for files of another kind."""
+    """Raise StorageError if the purpose needs another kind of file."""
     if purpose in _LINES and not filename.lower().endswith(".jsonl"):
         raise StorageError(
             f"A file for “{purpose}” holds JSON lines and its name ends in .jsonl, not “{filename[:80]}”.",
@@ -49,7 +49,7 @@ def check_name(purpose: str, filename: str, *, param: str = "file") -> None:
 
 
 def check_content(purpose: str, filename: str, beginning: bytes, *, param: str = "file") -> None:
-    """Likewise, with the file's first bytes at hand."""
+    """Raise StorageError if the name or the first bytes do not fit the purpose."""
     check_name(purpose, filename, param=param)
     if purpose == Purpose.VISION and not is_image(beginning):
         raise StorageError(
@@ -62,28 +62,28 @@ def is_image(beginning: bytes) -> bool:
 
 
 def lifetime(purpose: str, expires_after_s: int | None) -> timedelta | None:
-    """None: until it is deleted."""
+    """Return how long a file is kept; None means until it is deleted."""
     if expires_after_s is not None:
         return timedelta(seconds=expires_after_s)
     return BATCH_LIFETIME if purpose in {Purpose.BATCH, Purpose.BATCH_OUTPUT} else None
 
 
 _LOCK = 0x6D694C51  # "miLQ": the first half of an advisory lock's key, the owner is the second
-NOBODY = 0  # the owner of what came without a key; no user has this number
+ANONYMOUS = 0  # stands for requests without a key; no user has this id
 
 
 def used_bytes(owner_id: int | None) -> int:
-    """Of files, and of the parts of uploads that are not over; half-written files do not count yet."""
+    """Return the bytes of the owner's files and of the parts of pending uploads; files being written do not count."""
     files = StoredFile.objects.of(owner_id).current()
     parts = UploadPart.objects.filter(upload__owner_id=owner_id, upload__status=Upload.Status.PENDING)
     return sum(rows.aggregate(total=Sum("size"))["total"] or 0 for rows in (files, parts))
 
 
 def check_quota(owner_id: int | None, coming: int, *, param: str = "file") -> None:
-    """Raises StorageQuotaError where ``coming`` bytes more are too many.
+    """Raise StorageQuotaError if ``coming`` more bytes exceed the quota.
 
-    In a transaction nobody else can use the same room before it ends. Parts of an upload count while they come, so
-    the file that they make is no more than they were.
+    In a transaction, other requests of the owner wait until it ends. Parts of an upload count when they arrive, so the
+    file made of them adds nothing.
     """
     quota: int = settings.MILLM_STORAGE_QUOTA_BYTES
     if not quota:
@@ -100,8 +100,9 @@ def check_quota(owner_id: int | None, coming: int, *, param: str = "file") -> No
 
 
 def _lock(owner_id: int | None) -> None:
-    """Until the end of the transaction. Numbers above what the lock takes share one: they only wait for one another."""
-    key = (owner_id if owner_id is not None else NOBODY) % 2**31
+    """Lock the owner's quota until the transaction ends. Owners with large ids share locks: they only wait for each
+    other."""
+    key = (owner_id if owner_id is not None else ANONYMOUS) % 2**31
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_advisory_xact_lock(%s, %s)", [_LOCK, key])
 
@@ -115,9 +116,9 @@ def keep_file(
     expires_after_s: int | None = None,
     counted: int = 0,
 ) -> StoredFile:
-    """Make what was written a file of ``owner_id``. Bytes whose row cannot be written are removed again.
+    """Store the written blob as a file of ``owner_id``. If the row cannot be written, the blob is deleted.
 
-    ``counted`` of them count against the owner's quota already. Raises StorageQuotaError.
+    ``counted`` of its bytes count against the quota already. Raises StorageQuotaError.
     """
     store, blob = BlobStore.from_settings(), writer.keep()
     created_at, life = timezone.now(), lifetime(purpose, expires_after_s)
@@ -141,7 +142,7 @@ def keep_file(
 
 
 def find_file(public_id: str, *, owner_id: int | None, param: str = "file_id") -> StoredFile:
-    """Raises ObjectNotFoundError for ids that are absent, expired or another owner's."""
+    """Return the file. Raises ObjectNotFoundError if it does not exist, has expired or belongs to another user."""
     found = None
     if len(public_id) <= MAX_LENGTH and "\0" not in public_id:
         found = StoredFile.objects.of(owner_id).current().filter(public_id=public_id).first()
@@ -151,7 +152,7 @@ def find_file(public_id: str, *, owner_id: int | None, param: str = "file_id") -
 
 
 def delete_files(*, files: QuerySet[StoredFile]) -> int:
-    """Delete the files, and with them what vector stores hold of them; returns how many."""
+    """Delete the files and their chunks in vector stores, and return how many files there were."""
     with transaction.atomic():
         blobs = list(files.select_for_update().values_list("blob", flat=True))
         StoredFile.objects.filter(blob__in=blobs).delete()

@@ -1,8 +1,7 @@
 """The job that reads files into a vector store.
 
-The chunks in the table are its checkpoint: a run after a crash cuts the text into the same pieces and goes on behind
-the last one that is there. It is the only writer of its files as long as they name it, and one run at a time is: each
-write holds the job's claim.
+The chunks in the table are its checkpoint: after a crash, a new run cuts the text into the same chunks and continues
+after the last one in the table. Only one run may write chunks of a file at a time: each write holds the job's claim.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class FileLeftError(Exception):
 
 
 def run_ingestion(job: RunningJob) -> dict[str, Any]:
-    """A file that cannot be read fails alone."""
+    """Read the job's files into the store. A file that cannot be read does not affect the others."""
     keys: list[int] = job.params["files"]
     try:
         for number, key in enumerate(keys):
@@ -57,7 +56,7 @@ def _read_one(job: RunningJob, row: VectorStoreFile) -> None:
     try:
         FileReading(job, row).work()
     except FileLeftError:
-        job.log(f"{row.file.filename} was taken out while it was read.")
+        job.log(f"{row.file.filename} was removed while it was read.")
     except ExtractionError as error:
         _fail(job, row, error.code, error.message)
     except MillmError as error:
@@ -74,7 +73,7 @@ def _fail(job: RunningJob, row: VectorStoreFile, code: str, message: str) -> Non
 
 
 class FileReading:
-    """One file, from its bytes to its chunks."""
+    """Reads one file: extract, cut, embed and store."""
 
     def __init__(self, job: RunningJob, row: VectorStoreFile) -> None:
         self.job = job
@@ -93,7 +92,7 @@ class FileReading:
         self._complete(pieces)
 
     def _done(self, pieces: Sequence[str]) -> int:
-        """How many pieces are there already. Pieces that an older version cut otherwise are made again."""
+        """Return how many chunks are stored already. Chunks of an older version that cut differently are deleted."""
         done = self.row.chunks.count()
         last = self.row.chunks.filter(position=done - 1).first()
         if done and (last is None or pieces[done - 1 : done] != [last.text]):
@@ -108,7 +107,7 @@ class FileReading:
         return await embedder.ready(embedder.resolve(self.row.store))
 
     async def _vectors(self, model: ModelCard, texts: Sequence[str]) -> list[list[float]]:
-        """Behind everything that somebody waits for."""
+        """Embed the texts, with the lowest priority."""
         return await get_embedder().embed(model, texts, priority=BACKGROUND_PRIORITY)
 
     def _pieces(self, model: ModelCard) -> list[str]:
@@ -150,7 +149,7 @@ class FileReading:
 
 
 def claim_model(*, store: VectorStore, model: str, dimensions: int) -> None:
-    """Note what the store is filled by; raises StorageError when that is something else already."""
+    """Record the embedding model of the store. Raises StorageError if it was filled by another one."""
     with transaction.atomic():
         row = VectorStore.objects.select_for_update().filter(pk=store.pk).first()
         if row is None:
@@ -162,7 +161,7 @@ def claim_model(*, store: VectorStore, model: str, dimensions: int) -> None:
 
 
 def groups(pieces: Sequence[str], done: int) -> Iterator[tuple[int, list[str]]]:
-    """What is to do, with the position of each group's first."""
+    """Yield the remaining chunks in groups, each with the position of its first chunk."""
     for start in itertools.count(done, AT_ONCE):
         if start >= len(pieces):
             return

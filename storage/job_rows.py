@@ -1,4 +1,4 @@
-"""The jobs behind what clients keep."""
+"""Look up the jobs of stored objects."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from jobs.models import Job
 
 
 def find_job(job_id: uuid.UUID | None) -> Job | None:
-    """None also where the job was deleted."""
+    """Return the job; None if there is none or it was deleted."""
     return Job.objects.filter(pk=job_id).first() if job_id is not None else None

@@ -1,4 +1,4 @@
-"""What nobody can reach any more is removed: what has expired, bytes without a row, half-written bytes."""
+"""Delete what is no longer reachable: expired objects, blobs without a row, temporary files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Sweep:
 
 
 def sweep_storage() -> Sweep:
-    """Idempotent; several processes may do it at once."""
+    """Delete expired and orphaned objects. Idempotent; several processes may run it at once."""
     expired = StoredFile.objects.filter(expires_at__lte=timezone.now())
     return Sweep(
         files=delete_files(files=expired), uploads=_expire_uploads(), blobs=_delete_orphans(), chunks=_expire_stores()
@@ -38,7 +38,7 @@ def sweep_storage() -> Sweep:
 
 
 def sweep_sometimes() -> None:
-    """As a by-catch of writing: who adds pays for cleaning up, at most every five minutes."""
+    """Run the sweep at most every five minutes. Called by requests that write, so no separate thread is needed."""
     with _turn:
         if time.monotonic() - _last[0] < EVERY_S:
             return
@@ -58,14 +58,14 @@ def _expire_uploads() -> int:
 
 
 def _expire_stores() -> int:
-    """The stores stay, to say that they have expired."""
+    """Delete the chunks of expired stores. The stores stay and report that they have expired."""
     stores = VectorStore.objects.filter(expires_after_days__isnull=False)
     overdue = [store.pk for store in stores.iterator() if store.has_expired]
     return Chunk.objects.filter(store__in=overdue).delete()[0]
 
 
 def _delete_orphans() -> int:
-    """Bytes of writers that died between the move and the row, and of owners that were deleted."""
+    """Delete blobs whose writer crashed before it wrote the row, and blobs of deleted owners."""
     store = BlobStore.from_settings()
     old = set(store.names(older_than_s=ABANDONED_S))
     old -= set(StoredFile.objects.filter(blob__in=old).values_list("blob", flat=True))
@@ -77,7 +77,7 @@ def _delete_orphans() -> int:
 
 
 def _delete_orphaned_results(store: BlobStore) -> None:
-    """Of batches whose owners were deleted while they ran."""
+    """Delete the results of batches whose owners were deleted while they ran."""
     folders = {folder.name: folder for folder in (store.root / "batches").glob("*")}
     known = Batch.objects.filter(public_id__in=folders).values_list("public_id", flat=True)
     for name in folders.keys() - set(known):

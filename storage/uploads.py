@@ -1,4 +1,4 @@
-"""Uploads: begun, sent in parts, completed into a file or given up."""
+"""Create uploads, add parts, complete them into a file, and cancel them."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def find_upload(public_id: str, *, owner_id: int | None) -> Upload:
 
 
 def add_part(*, public_id: str, owner_id: int | None, writer: BlobWriter) -> UploadPart:
-    """Keep what was written as a part. Raises StorageError when the upload is over or would become too long."""
+    """Store what was written as a part. Raises StorageError if the upload is not pending or would become too long."""
     with transaction.atomic():
         upload = _find(public_id, owner_id, is_locking=True)
         _check_pending(upload)
         sent = upload.parts.aggregate(total=Sum("size"))["total"] or 0
         if sent + writer.size > upload.size:
             raise StorageError(
-                f"This part has {writer.size} bytes, but only {upload.size - sent} of {upload.size} are to come.",
+                f"This part has {writer.size} bytes, but only {upload.size - sent} of {upload.size} are missing.",
                 param="data",
             )
         if upload.parts.count() >= MAX_PARTS:
@@ -58,7 +58,7 @@ def add_part(*, public_id: str, owner_id: int | None, writer: BlobWriter) -> Upl
 
 
 def complete_upload(*, public_id: str, owner_id: int | None, part_ids: Sequence[str], md5: str | None) -> Upload:
-    """Join the parts, in the given order, into a file. The upload stays pending when they do not fit."""
+    """Join the parts, in the given order, into a file. If they do not match, the upload stays pending."""
     store = BlobStore.from_settings()
     with transaction.atomic(), store.writing() as writer:
         upload = _find(public_id, owner_id, is_locking=True)
@@ -90,7 +90,7 @@ def cancel_upload(*, public_id: str, owner_id: int | None) -> Upload:
 
 
 def drop_parts(upload: Upload) -> None:
-    """Delete the parts of an upload that is over; their bytes go when the transaction is committed."""
+    """Delete the parts of an upload that has ended; their blobs are deleted on commit."""
     blobs = list(upload.parts.values_list("blob", flat=True))
     upload.parts.all().delete()
     transaction.on_commit(lambda: delete_blobs(blobs))
@@ -108,7 +108,7 @@ def _find(public_id: str, owner_id: int | None, *, is_locking: bool) -> Upload:
 
 def _check_pending(upload: Upload) -> None:
     if upload.status_now != Upload.Status.PENDING:
-        raise StorageError(f"This upload is {upload.status_now}. Begin a new one.", code="upload_not_pending")
+        raise StorageError(f"This upload is {upload.status_now}. Create a new one.", code="upload_not_pending")
 
 
 def _ordered_blobs(upload: Upload, part_ids: Sequence[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Search in vector stores: filters on attributes, the index, and the query."""
+"""Search in vector stores: attribute filters, the index, and the query."""
 
 from __future__ import annotations
 
@@ -9,28 +9,29 @@ from typing import Any, Literal
 
 from django.db import connection, transaction
 
-MAX_VECTOR = 2_000  # what an index over float32 takes
-MAX_HALF = 4_000  # and over float16; longer vectors are compared one by one
+MAX_VECTOR = 2_000  # maximum dimensions of an index over float32
+MAX_HALF = 4_000  # over float16; longer vectors are compared one by one
 
 
 def indexed_type(dimensions: int) -> str | None:
-    """The type that the index is over; None where there can be none."""
+    """Return the SQL type of the index; None if the vectors are too long for one."""
     if dimensions <= MAX_VECTOR:
         return f"vector({dimensions})"
     return f"halfvec({dimensions})" if dimensions <= MAX_HALF else None
 
 
 def distance(dimensions: int) -> str:
-    """SQL of the cosine distance between a chunk and a parameter."""
+    """Return SQL for the cosine distance between a chunk and a parameter."""
     kind = indexed_type(dimensions) or f"vector({dimensions})"
     return f"(chunk.embedding::{kind}) <=> %s::{kind}"
 
 
 def ensure_index(dimensions: int) -> None:
-    """Idempotent; writes wait while an index is made, which is short for a length that nobody has used."""
+    """Create the index for vectors of that length if it does not exist. Writes wait meanwhile."""
     if indexed_type(dimensions) is not None and not _exists(dimensions):
         with transaction.atomic(), connection.cursor() as cursor:
-            cursor.execute("SELECT storage_index_chunks(%s)", [dimensions])  # of the tables' owner: see its migration
+            # Runs as the owner of the tables: see its migration.
+            cursor.execute("SELECT storage_index_chunks(%s)", [dimensions])
 
 
 def _exists(dimensions: int) -> bool:
@@ -51,7 +52,7 @@ Sql = tuple[str, list[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """``values`` has one value, for ``in`` and ``nin`` any number of them."""
+    """A comparison of one attribute. ``values`` has one value; for ``in`` and ``nin`` any number."""
 
     operator: Operator
     key: str
@@ -68,7 +69,7 @@ Filter = Comparison | Compound
 
 
 def to_sql(condition: Filter, column: str) -> Sql:
-    """``column`` is SQL of ours; keys and values of clients are parameters."""
+    """Return the filter as SQL. ``column`` is trusted SQL; clients' keys and values are parameters."""
     if isinstance(condition, Compound):
         return _joined([to_sql(part, column) for part in condition.parts], condition.operator)
     if condition.operator in _SIGNS:
@@ -107,7 +108,7 @@ MAX_SCANNED = 40_000
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
-    """What to look for: at most ``limit`` chunks."""
+    """A query for at most ``limit`` chunks."""
 
     store: int
     dimensions: int
@@ -118,7 +119,7 @@ class Neighbours:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """``score`` is the cosine similarity, from 0 (unlike or opposed) to 1."""
+    """A chunk that was found. ``score`` is the cosine similarity, from 0 (unrelated or opposed) to 1."""
 
     chunk: int
     file_id: str
@@ -128,55 +129,55 @@ class Hit:
     score: float
 
 
-def nearest(wanted: Neighbours, *, exact_chunks: int = EXACT_CHUNKS) -> list[Hit]:
-    """The best first."""
-    if indexed_type(wanted.dimensions) is None or _is_small(wanted, exact_chunks):
-        return search_exactly(wanted)
-    found = search_index(wanted)
-    return found if len(found) == wanted.limit else search_exactly(wanted)
+def nearest(query: Neighbours, *, exact_chunks: int = EXACT_CHUNKS) -> list[Hit]:
+    """Return the most similar chunks, best first."""
+    if indexed_type(query.dimensions) is None or _is_small(query, exact_chunks):
+        return search_exactly(query)
+    found = search_index(query)
+    return found if len(found) == query.limit else search_exactly(query)
 
 
-def search_exactly(wanted: Neighbours) -> list[Hit]:
-    """The materialised rows are no table, so that no index can be used."""
-    sql, parameters = _matching(wanted)
+def search_exactly(query: Neighbours) -> list[Hit]:
+    """Search without an index: Postgres cannot use one on materialised rows."""
+    sql, parameters = _matching(query)
     with connection.cursor() as cursor:
         cursor.execute(
             f"WITH chunk AS MATERIALIZED ({sql}) SELECT id, public_id, filename, attributes, text, distance "  # noqa: S608
             "FROM chunk ORDER BY distance, id LIMIT %s",
-            [*parameters, wanted.limit],
+            [*parameters, query.limit],
         )
         return [_hit(row) for row in cursor.fetchall()]
 
 
-def search_index(wanted: Neighbours) -> list[Hit]:
-    sql, parameters = _matching(wanted)
+def search_index(query: Neighbours) -> list[Hit]:
+    sql, parameters = _matching(query)
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute(f"SET LOCAL hnsw.ef_search = {EF_SEARCH}")
         cursor.execute("SET LOCAL hnsw.iterative_scan = strict_order")
         cursor.execute(f"SET LOCAL hnsw.max_scan_tuples = {MAX_SCANNED}")
-        cursor.execute("SET LOCAL enable_sort = off")  # what would compare all chunks of the store
-        cursor.execute(f"{sql} ORDER BY distance LIMIT %s", [*parameters, wanted.limit])
+        cursor.execute("SET LOCAL enable_sort = off")  # sorting would compare all chunks of the store
+        cursor.execute(f"{sql} ORDER BY distance LIMIT %s", [*parameters, query.limit])
         return [_hit(row) for row in cursor.fetchall()]
 
 
-def _matching(wanted: Neighbours) -> tuple[str, list[Any]]:
-    condition, values = to_sql(wanted.condition, "held.attributes") if wanted.condition is not None else ("TRUE", [])
+def _matching(query: Neighbours) -> tuple[str, list[Any]]:
+    condition, values = to_sql(query.condition, "held.attributes") if query.condition is not None else ("TRUE", [])
     sql = (
         "SELECT chunk.id, file.public_id, file.filename, held.attributes, chunk.text, "  # noqa: S608 - SQL of ours
-        f"{distance(wanted.dimensions)} AS distance FROM storage_chunk chunk "
+        f"{distance(query.dimensions)} AS distance FROM storage_chunk chunk "
         "JOIN storage_vectorstorefile held ON held.id = chunk.store_file_id "
         "JOIN storage_storedfile file ON file.id = held.file_id "
-        f"WHERE chunk.dimensions = {int(wanted.dimensions)} AND chunk.store_id = %s AND held.status = 'completed' "
+        f"WHERE chunk.dimensions = {int(query.dimensions)} AND chunk.store_id = %s AND held.status = 'completed' "
         f"AND (file.expires_at IS NULL OR file.expires_at > now()) AND ({condition})"
     )
-    return sql, [_literal(wanted.vector), wanted.store, *values]
+    return sql, [_literal(query.vector), query.store, *values]
 
 
-def _is_small(wanted: Neighbours, most: int) -> bool:
+def _is_small(query: Neighbours, most: int) -> bool:
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT count(*) FROM (SELECT 1 FROM storage_chunk WHERE store_id = %s LIMIT %s) AS counted",
-            [wanted.store, most + 1],
+            [query.store, most + 1],
         )
         return bool(cursor.fetchone()[0] <= most)
 

@@ -1,4 +1,4 @@
-"""Vector stores: created, looked up, filled, searched, deleted."""
+"""Create, find, fill, search and delete vector stores."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Status = VectorStoreFile.Status
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """A file that is to come into a store."""
+    """A file to be added to a store."""
 
     file_id: str
     attributes: dict[str, Any] = field(default_factory=dict)
@@ -57,7 +57,7 @@ def find_store(public_id: str, *, owner_id: int | None) -> VectorStore:
 
 
 def usable_store(public_id: str, *, owner_id: int | None) -> VectorStore:
-    """Raises StorageError also for a store that has expired; one that has not is active now."""
+    """Return the store and mark it as active. Raises StorageError if it does not exist or has expired."""
     store = find_store(public_id, owner_id=owner_id)
     if store.has_expired:
         raise StorageError("This vector store has expired.", code="vector_store_expired", param="vector_store_id")
@@ -96,7 +96,7 @@ def create_store(*, store: VectorStore, attachments: Sequence[Attachment]) -> Ve
 
 @transaction.atomic
 def attach_files(*, store: VectorStore, attachments: Sequence[Attachment]) -> list[VectorStoreFile]:
-    """Queue a job that reads the files. A file that is attached already is read again. Raise StorageError."""
+    """Enqueue a job that reads the files. A file that is attached already is read again. Raises StorageError."""
     return _attach(store, attachments, batch=None)
 
 
@@ -109,7 +109,7 @@ def attach_file_batch(*, store: VectorStore, attachments: Sequence[Attachment]) 
 
 @transaction.atomic
 def cancel_file_batch(*, batch: FileBatch) -> FileBatch:
-    """Files that are read already stay."""
+    """Cancel the files that are not read yet; the others stay."""
     batch.is_cancelled = True
     batch.save(update_fields=["is_cancelled"])
     waiting = batch.files.filter(status=Status.IN_PROGRESS)
@@ -123,13 +123,13 @@ def cancel_file_batch(*, batch: FileBatch) -> FileBatch:
 
 @transaction.atomic
 def detach_file(*, store_file: VectorStoreFile) -> None:
-    """The file itself stays; its chunks go."""
+    """Remove the file from the store with its chunks; the file itself stays."""
     store_file.delete()
 
 
 def end_files(*, files: Sequence[VectorStoreFile], status: str, code: str = "", message: str = "") -> None:
-    """What was read of files that end so is forgotten."""
-    rows = VectorStoreFile.objects.filter(pk__in=[one.pk for one in files], status=Status.IN_PROGRESS)
+    """End files in that status and delete their chunks."""
+    rows = VectorStoreFile.objects.filter(pk__in=[file.pk for file in files], status=Status.IN_PROGRESS)
     with transaction.atomic():
         ended = list(rows.select_for_update().values_list("pk", flat=True))
         Chunk.objects.filter(store_file__in=ended).delete()
@@ -138,13 +138,13 @@ def end_files(*, files: Sequence[VectorStoreFile], status: str, code: str = "", 
 
 
 def settle_files(*, store: VectorStore) -> None:
-    """End files whose job ended without them: cancelled before it ran, deleted, or crashed too often."""
+    """End files whose job ended first: it was cancelled before it ran, deleted, or crashed too often."""
     waiting = list(store.files.filter(status=Status.IN_PROGRESS))
-    for job_id in {one.job_id for one in waiting}:
+    for job_id in {row.job_id for row in waiting}:
         job = find_job(job_id)
         if job is not None and not job.has_ended:
             continue
-        files = [one for one in waiting if one.job_id == job_id]
+        files = [row for row in waiting if row.job_id == job_id]
         if job is not None and job.state == Job.State.CANCELLED:
             end_files(files=files, status=Status.CANCELLED)
         else:
@@ -162,7 +162,7 @@ def bytes_of(store: VectorStore) -> int:
 
 
 def _attach(store: VectorStore, attachments: Sequence[Attachment], *, batch: FileBatch | None) -> list[VectorStoreFile]:
-    rows = [_renewed(store, one, batch) for one in attachments]
+    rows = [_add_file(store, attachment, batch) for attachment in attachments]
     owner = get_user_model().objects.filter(pk=store.owner_id).first() if store.owner_id is not None else None
     job = enqueue_job(
         kind=INGESTION_KIND,
@@ -175,8 +175,8 @@ def _attach(store: VectorStore, attachments: Sequence[Attachment], *, batch: Fil
     return rows
 
 
-def _renewed(store: VectorStore, wanted: Attachment, batch: FileBatch | None) -> VectorStoreFile:
-    file = find_file(wanted.file_id, owner_id=store.owner_id)
+def _add_file(store: VectorStore, attachment: Attachment, batch: FileBatch | None) -> VectorStoreFile:
+    file = find_file(attachment.file_id, owner_id=store.owner_id)
     try:
         check_supported(file.filename)
     except ExtractionError as error:
@@ -186,9 +186,9 @@ def _renewed(store: VectorStore, wanted: Attachment, batch: FileBatch | None) ->
         file=file,
         defaults={
             "batch": batch,
-            "attributes": wanted.attributes,
-            "max_chunk_tokens": wanted.chunking.max_tokens,
-            "overlap_tokens": wanted.chunking.overlap,
+            "attributes": attachment.attributes,
+            "max_chunk_tokens": attachment.chunking.max_tokens,
+            "overlap_tokens": attachment.chunking.overlap,
             "status": Status.IN_PROGRESS,
             "error_code": "",
             "error_message": "",

@@ -1,4 +1,4 @@
-"""Documents to text. What parses runs in a process of its own, with limits, and imports no Django.
+"""Extract text from documents. Parsers run in a process of their own, with limits, and import no Django.
 
-``formats.py`` says who reads what, ``process.py`` starts the process, ``__main__.py`` is what runs in it.
+``formats.py`` has the parsers, ``process.py`` starts the process, ``__main__.py`` runs in it.
 """

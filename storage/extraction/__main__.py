@@ -1,8 +1,9 @@
-"""``python -m storage.extraction FILENAME``: a document on standard input, its pieces on standard output.
+"""``python -m storage.extraction FILENAME``: read a document from standard input and write its pieces to standard
+output.
 
-Further arguments, as JSON: see :class:`Task`. Output: a line of JSON that names what isolates the process, then the
-pieces, with a NUL between them. Exit codes: 0 pieces, 3 an ExtractionError as JSON in the last line of standard error,
-others the parser's own death.
+The second argument is a :class:`Task` as JSON. Output: a line of JSON with the names of the isolation mechanisms in
+effect, then the pieces, separated by NUL. Exit codes: 0 for pieces; 3 for an ExtractionError, as JSON in the last line
+of standard error; others mean that the parser crashed.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ CUTTING_S, CUTTING_S_PER_MIB = 30, 6  # of CPU time; a slow core takes 3 s for a
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """``tokenizer`` is a file descriptor with a tokenizer's JSON; without it the text stays whole."""
+    """Limits of the process, and how to cut. ``tokenizer`` is the file descriptor of a tokenizer's JSON; None returns
+    the text as one piece."""
 
     cpu_s: int
     memory: int
@@ -78,7 +80,8 @@ def _tokenizer(descriptor: int) -> Any:
 
 
 def _set_limits(task: Task) -> None:
-    """The timer ends a parser that takes long; the hard limit holds even if a parser that is taken over stops it."""
+    """Set the limits of the process. The timer ends a slow parser; the hard limit also holds if a compromised parser
+    stops the timer."""
     signal.setitimer(signal.ITIMER_PROF, task.cpu_s)
     cpu_s = int(task.cpu_s + CUTTING_S + CUTTING_S_PER_MIB * task.max_text / 2**20)
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))

@@ -21,7 +21,7 @@ _MARKS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (code
 
 
 def read_text(document: IO[bytes]) -> str:
-    """UTF-8, or UTF-16 with its mark."""
+    """Decode UTF-8, or UTF-16 with a byte order mark."""
     raw = document.read()
     encoding = next((name for mark, name in _MARKS if raw.startswith(mark)), "utf-8")
     try:
@@ -34,7 +34,7 @@ def read_text(document: IO[bytes]) -> str:
 
 
 def read_json(document: IO[bytes]) -> str:
-    """Indented, so that it can be cut between lines."""
+    """Return the JSON indented, so that it can be cut between lines."""
     try:
         value = json.loads(read_text(document))
     except (ValueError, RecursionError):
@@ -43,7 +43,7 @@ def read_json(document: IO[bytes]) -> str:
 
 
 def read_table(document: IO[bytes]) -> str:
-    """Each row with the names of its columns, so that a piece of the table can be understood alone."""
+    """Return each row with the names of its columns, so that a piece of the table is understandable alone."""
     text = read_text(document)
     try:
         rows = list(csv.reader(io.StringIO(text), delimiter="\t" if _has_tabs(text) else ","))
@@ -68,7 +68,7 @@ HEADINGS = {f"h{level}": "#" * level for level in range(1, 7)}
 
 
 class _Text(HTMLParser):
-    """Headings become Markdown's, so that texts are cut at them."""
+    """Collects the text of HTML, with headings as in Markdown: texts are cut at them."""
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
@@ -104,7 +104,7 @@ def read_html(document: IO[bytes]) -> str:
 
 
 def read_xml(document: IO[bytes]) -> str:
-    """The texts of all elements. Entities, and what is outside of the document, are refused."""
+    """Return the texts of all elements. Entities and external references are refused."""
     try:
         root = fromstring(document.read(), forbid_dtd=True)
     except DefusedXmlException:
@@ -119,7 +119,7 @@ MAX_PARTS = 10_000
 
 
 def read_pdf(document: IO[bytes]) -> str:
-    """The text layer: pages that are pictures have none."""
+    """Return the text layer; scanned pages have none."""
     from pypdf import PdfReader
     from pypdf.errors import PyPdfError
 
@@ -204,7 +204,7 @@ def suffix_of(filename: str) -> str:
 
 
 def check_supported(filename: str) -> None:
-    """Raises ExtractionError `unsupported_file`. A name without an ending is taken for a text's."""
+    """Raise ExtractionError with code `unsupported_file`. A name without a suffix counts as a text file."""
     suffix = suffix_of(filename)
     if suffix and suffix not in READERS:
         message = f"Files named “{suffix[:20]}” are not read. Send text, Markdown, HTML, JSON, CSV, code, PDF or DOCX."
@@ -212,6 +212,6 @@ def check_supported(filename: str) -> None:
 
 
 def extract(document: IO[bytes], filename: str) -> str:
-    """The text of ``document``, a file that can be sought in; raises ExtractionError."""
+    """Return the text of ``document``, a seekable file. Raises ExtractionError."""
     check_supported(filename)
     return READERS.get(suffix_of(filename), read_text)(document)

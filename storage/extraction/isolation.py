@@ -1,8 +1,8 @@
-"""What the parser's process gives up before it looks at a document: files, network, other processes.
+"""Drop the rights of the parser's process before it reads a document: files, network and other processes.
 
-Linux only, through the kernel's own calls: Landlock takes away the file system, a seccomp filter sockets and other
-processes, namespaces the network and root's capabilities, and root becomes nobody where nobody may read Python. Each is
-used where the kernel has it and permits it; :func:`enter` returns which were.
+Linux only, through system calls: Landlock blocks the file system, a seccomp filter blocks sockets and processes,
+namespaces remove the network and root's capabilities, and root becomes `nobody` where `nobody` can read Python. Each is
+used where the kernel has and permits it; :func:`enter` returns the ones in effect.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}  # number of rights that a version o
 _SECCOMP_MODE_FILTER = 2
 _KILL, _ERRNO_EPERM, _ALLOW = 0x8000_0000, 0x0005_0001, 0x7FFF_0000
 _LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
-_X32 = 0x4000_0000  # bit of x86-64's other set of calls
+_X32 = 0x4000_0000  # bit of x86-64's x32 calls
 
-# Sockets, other processes, limits of others, mounts, modules, keys, shared memory, and io_uring, which goes round all.
+# Sockets, other processes and their limits, mounts, modules, keys, shared memory; io_uring, which bypasses the filter.
 _BOTH = (424, 425, 426, 427, 428, 429, 430, 431, 432, 434, 435, 438, 442)
 _X86_64 = """
     29 30 41 42 43 44 45 46 47 48 49 50 53 56 57 58 59 62 64 68 101 141 155 161 165 166 167 169 175 200 234 240 246 248
@@ -40,7 +40,7 @@ _AARCH64 = """
     39 40 41 51 97 104 105 117 129 130 131 140 142 180 186 190 194 196 198 199 200 201 202 203 206 207 210 211 212 217
     218 219 220 221 224 241 242 243 261 262 265 268 269 270 271 272 273 280 281 282
 """
-_MACHINES = {  # the number by which the kernel calls the machine, and calls that are refused
+_MACHINES = {  # the kernel's number of the architecture, and the refused calls
     "x86_64": (0xC000_003E, (*map(int, _X86_64.split()), *_BOTH)),
     "aarch64": (0xC000_00B7, (*map(int, _AARCH64.split()), *_BOTH)),
 }
@@ -49,9 +49,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def enter(readable: Iterable[Path] | None = None) -> list[str]:
-    """Give up whatever the kernel lets this process give up; returns the names of what was.
+    """Drop all rights that the kernel lets this process drop, and return the names of the mechanisms in effect.
 
-    Files that are open stay open. ``readable`` folders may still be read: by default those that Python imports from.
+    Open files stay open. Folders in ``readable`` stay readable: by default those that Python imports from.
     """
     folders = list(code_folders() if readable is None else readable)
     entered = []
@@ -60,13 +60,13 @@ def enter(readable: Iterable[Path] | None = None) -> list[str]:
         os.setgid(NOBODY)
         os.setuid(NOBODY)
         entered.append("uid")
-    _libc.prctl(_PR_SET_PDEATHSIG, 9, 0, 0, 0)  # after the change of user, which forgets it
+    _libc.prctl(_PR_SET_PDEATHSIG, 9, 0, 0, 0)  # after the change of user, which resets it
     if _libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET | _CLONE_NEWIPC) == 0:
         entered.append("namespaces")
     if _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0:
         if _enter_landlock(folders):
             entered.append("landlock")
-        if _enter_seccomp():  # last: it refuses what comes before
+        if _enter_seccomp():  # last: it blocks the calls above
             entered.append("seccomp")
     return entered
 
@@ -129,7 +129,7 @@ def _enter_seccomp() -> bool:
 
 
 def _filter_of(machine: int, refused: Iterable[int], *, has_x32: bool) -> bytes:
-    """A program of the kernel's packet filter: calls of another machine end the process, refused ones get EPERM."""
+    """Return a BPF program: calls of another architecture kill the process, refused calls return EPERM."""
     numbers = sorted(set(refused))
     steps = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, machine), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, 0)]
     tests = ([(_AT_LEAST, _X32)] if has_x32 else []) + [(_EQUAL, number) for number in numbers]

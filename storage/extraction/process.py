@@ -1,4 +1,4 @@
-"""A parser in a process of its own: documents are written by strangers, and parsers have faults."""
+"""Run parsers in a process of their own: documents are untrusted, and parsers have bugs."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class Limits:
 
 
 def _nothing() -> None:
-    """Nobody may stop the process."""
+    """Do nothing: the default for callers that never cancel."""
 
 
 def extract_text(path: Path, filename: str, limits: Limits = Limits()) -> str:
-    """The document's text, without characters that Postgres does not keep. Raises ExtractionError."""
+    """Return the text of the document, without characters that Postgres cannot store. Raises ExtractionError."""
     return _run(path, filename, Task(limits.cpu_s, limits.memory, limits.max_text, 1), limits, _nothing).decode()
 
 
@@ -57,9 +57,9 @@ def extract_pieces(
     limits: Limits = Limits(),
     check: Callable[[], None] = _nothing,
 ) -> list[str]:
-    """The document's text, cut. ``tokenizer`` is a tokenizer's JSON. Raises ExtractionError.
+    """Return the text of the document in chunks. Raises ExtractionError.
 
-    ``check`` is called every second; what it raises ends the process and is passed on.
+    ``tokenizer`` is a tokenizer's JSON. ``check`` is called every second; an exception that it raises ends the process.
     """
     task = Task(limits.cpu_s, limits.memory, limits.max_text, limits.max_pieces, **asdict(chunking))
     with ExitStack() as stack:
@@ -101,7 +101,7 @@ def _run(path: Path, filename: str, task: Task, limits: Limits, check: Callable[
 def read_bounded(
     process: subprocess.Popen[bytes], wall_s: float, max_bytes: int, check: Callable[[], None]
 ) -> tuple[bytes, bytes]:
-    """What the process writes until it ends; raises ExtractionError where that is too long or too late."""
+    """Return the output of the process. Raises ExtractionError if it is too long or comes too late."""
     assert process.stdout is not None
     assert process.stderr is not None
     deadline = time.monotonic() + wall_s
@@ -116,7 +116,7 @@ def read_bounded(
                 key.data.extend(block)
                 if not block:
                     selector.unregister(key.fileobj)
-            del err[:-MAX_MESSAGES]  # what counts comes last
+            del err[:-MAX_MESSAGES]  # the message is in the last line
             if len(out) > max_bytes:
                 raise ExtractionError("The document has too much text.")
             now = time.monotonic()
@@ -143,7 +143,7 @@ def _result(returncode: int, out: bytes, err: bytes) -> bytes:
 
 @cache
 def _note_isolation(entered: frozenset[str]) -> None:
-    """Once per process."""
+    """Warn about missing isolation, once per process."""
     if missing := sorted(NEEDED - entered):
         logger.warning(
             "Documents are parsed without %s, which this kernel or container does not permit; a fault in a "

@@ -1,4 +1,4 @@
-"""Many requests in one file, answered in the background."""
+"""The table of batches: many requests in one file, answered in the background."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ batch_id = partial(ids.new_id, "batch_")
 
 
 class Batch(models.Model):
-    """Files are named, not referred to: they may be deleted or expire before the batch is forgotten."""
+    """A batch. Its files are stored as ids, because they may be deleted or expire first."""
 
     class Status(models.TextChoices):
         VALIDATING = "validating"
@@ -75,7 +75,7 @@ class Batch(models.Model):
         return self.status in self.ENDED
 
     def enter(self, status: str) -> None:
-        """Take the status, and the time at which that was so; unsaved."""
+        """Set the status and its time, without saving."""
         self.status = status
         if status != self.Status.VALIDATING:
             setattr(self, f"{status}_at", timezone.now())

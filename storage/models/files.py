@@ -1,4 +1,4 @@
-"""Files that clients sent or that batches wrote."""
+"""The table of files that clients uploaded or batches wrote."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ M = TypeVar("M", bound=models.Model)
 
 class OwnedQuerySet(models.QuerySet[M]):
     def of(self, owner_id: int | None) -> Self:
-        """Rows of the user; None: of those who need no key."""
+        """Return the user's rows; None: rows of requests without a key."""
         return self.filter(owner_id=owner_id)
 
 
 class StoredFileQuerySet(OwnedQuerySet["StoredFile"]):
     def current(self) -> Self:
-        """Those that have not expired."""
+        """Return the rows that have not expired."""
         return self.filter(models.Q(expires_at__isnull=True) | models.Q(expires_at__gt=timezone.now()))
 
 
 class StoredFile(models.Model):
-    """A file's row; its bytes are the blob of that name (storage/blobs.py)."""
+    """A file; its bytes are the blob of that name (storage/blobs.py)."""
 
     class Purpose(models.TextChoices):
         ASSISTANTS = "assistants"

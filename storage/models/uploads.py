@@ -1,4 +1,4 @@
-"""Files that come in parts."""
+"""The tables of uploads: files that are sent in parts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def upload_expiry() -> object:
 
 
 class Upload(models.Model):
-    """What is to become a file. ``size`` is what the client announced."""
+    """A future file. ``size`` is the size that the client announced."""
 
     class Status(models.TextChoices):
         PENDING = "pending"
@@ -54,7 +54,7 @@ class Upload(models.Model):
 
     @property
     def status_now(self) -> str:
-        """An upload expires by itself; nobody has to write that down first."""
+        """Return the status; an upload whose time is over counts as expired before a sweep has written that."""
         has_expired = self.status == self.Status.PENDING and self.expires_at <= timezone.now()
         return self.Status.EXPIRED if has_expired else self.status
 

@@ -1,4 +1,4 @@
-"""Vector stores: files that can be searched by meaning."""
+"""The tables of vector stores: files that can be searched by meaning."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ file_batch_id = partial(ids.new_id, "vsfb_")
 
 
 class VectorStore(models.Model):
-    """``embedding_model`` is empty until something was ingested, unless the client has chosen one."""
+    """A vector store. ``embedding_model`` is empty until the first ingestion, unless the client has chosen one."""
 
     public_id = models.CharField("id", max_length=ids.MAX_LENGTH, unique=True, default=store_id, editable=False)
     owner = models.ForeignKey(
@@ -69,7 +69,7 @@ class FileBatch(models.Model):
 
 
 class VectorStoreFile(models.Model):
-    """A file in a store. Only the job named here may add chunks: a file that is attached again has one writer."""
+    """A file in a store. Only the job named here may add chunks, so a file that was attached again has one writer."""
 
     class Status(models.TextChoices):
         IN_PROGRESS = "in_progress"
@@ -100,8 +100,8 @@ class VectorStoreFile(models.Model):
 
 
 class Chunk(models.Model):
-    """A piece of a file's text. Vectors of all models share the column; each length has an index of its own, made when
-    it is first used (storage/vector_search.py)."""
+    """A chunk of a file's text. Vectors of all models share the column; each length has its own index, created on first
+    use (storage/vector_search.py)."""
 
     store = models.ForeignKey(VectorStore, on_delete=models.CASCADE, related_name="chunks")
     store_file = models.ForeignKey(VectorStoreFile, on_delete=models.CASCADE, related_name="chunks")
