@@ -23,7 +23,7 @@ _BEFORE = "_audit_before"
 
 
 def watch_accounts() -> None:
-    """Idempotent."""
+    """Record changes of accounts. Idempotent."""
     user = get_user_model()
     for account in (user, Group):
         pre_save.connect(_before_save, sender=account, dispatch_uid=f"audit.before.{account.__name__}")

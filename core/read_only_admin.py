@@ -1,4 +1,4 @@
-"""Admin pages on which nobody changes anything."""
+"""Admin pages that are read-only for everybody."""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@ class Snapshot(Generic[T]):
             _recover_later(self)
 
     def _has_uncommitted_writes(self) -> bool:
-        """Whether this thread has uncommitted writes: only it may see those rows, and they are not cached."""
+        """Return whether this thread has uncommitted writes: only it may see those rows, so they are not cached."""
         if not getattr(self._writer, "is_writing", False):
             return False
         if connection.in_atomic_block:

@@ -37,7 +37,7 @@ def start_job_worker() -> None:
 
 
 def interrupt_jobs() -> None:
-    """The process stops: no new jobs, and the running ones go back to the queue at their next progress."""
+    """Stop accepting jobs; running ones return to the queue at their next progress report."""
     worker = _worker
     if worker is not None:
         worker.interrupt()

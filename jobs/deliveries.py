@@ -49,9 +49,9 @@ def deliver_forgotten() -> None:
 
 @asynccontextmanager
 async def receiving(receive: Callable[[str], Awaitable[None]]) -> AsyncIterator[App]:
-    """An app of the calling event loop whose workers call ``receive`` with a job's id.
+    """Return a procrastinate app for the current event loop, whose workers call ``receive`` with the id of a job.
 
-    It has connections of its own: a worker waits for notifications, which Django's pool is not made for.
+    It has its own connections: a worker waits for notifications, which Django's pool does not support.
     """
     params = await sync_to_async(connector_params, thread_sensitive=False)()
     connector = PsycopgConnector(kwargs=params, min_size=1, max_size=MAX_CONNECTIONS, timeout=POOL_TIMEOUT_S)

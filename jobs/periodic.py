@@ -35,17 +35,17 @@ _periodic: dict[str, Periodic] = {}
 
 
 def register_periodic(periodic: Periodic) -> None:
-    """In ``AppConfig.ready()``, after the kind itself."""
+    """Register a periodic job. Call it in ``AppConfig.ready()``, after registering its kind."""
     _periodic[periodic.kind] = periodic
 
 
 def unregister_periodic(kind: str) -> None:
-    """For tests that bring their own."""
+    """Remove a periodic job. For tests."""
     _periodic.pop(kind, None)
 
 
 def enqueue_due() -> list[Job]:
-    """The jobs that were queued. One whose question fails does not keep back the others."""
+    """Enqueue the jobs that are due and return them. A failing check does not affect the others."""
     return [job for periodic in list(_periodic.values()) if (job := _enqueue(periodic)) is not None]
 
 
@@ -61,13 +61,13 @@ def _enqueue(periodic: Periodic) -> Job | None:
 
 
 def _locked() -> bool:
-    """Until the end of the transaction."""
+    """Take a lock until the transaction ends, and return whether it was free."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_try_advisory_xact_lock(%s)", [_LOCK])
         return bool(cursor.fetchone()[0])
 
 
 def _is_recent(periodic: Periodic) -> bool:
-    """Whether one was queued within the time, or has not ended."""
+    """Return whether a job was enqueued within the interval or has not ended."""
     own = Job.objects.filter(kind=periodic.kind)
     return own.filter(created_at__gt=Now() - periodic.every).exists() or own.exclude(state__in=Job.ENDED).exists()

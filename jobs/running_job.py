@@ -90,14 +90,14 @@ class RunningJob:
         retry_while_db_down(lambda: JobLine.objects.create(job_id=self.id, text=text), self.stopping)
 
     def check_cancelled(self) -> None:
-        """Raise JobCancelled when somebody has cancelled the job."""
+        """Raise JobCancelled if the job was cancelled."""
         self._check_stopped()
-        wanted = retry_while_db_down(
+        is_cancelled = retry_while_db_down(
             lambda: self._row().values_list("cancel_requested", flat=True).first(), self.stopping
         )
-        if wanted is None:
+        if is_cancelled is None:
             raise JobLost
-        if wanted:
+        if is_cancelled:
             raise JobCancelled
 
     def hold(self) -> None:

@@ -87,7 +87,7 @@ class SharingInput(StrictInput):
 
 
 def groups_named(user: User, owner: User | None, names: list[str], *, see_all: str) -> list[Group]:
-    """Those that the user may choose; MillmError names one that is not among them."""
+    """Return the groups of these names. Raises MillmError for a group that the user may not choose."""
     if not may_share(user, owner, see_all=see_all):
         raise forbidden("Only the owner can change who it is shared with.", code="permission_denied")
     found = {group.name: group for group in groups_to_share_with(user, see_all=see_all)}

@@ -67,12 +67,12 @@ def _framework_error(error: Exception, context: dict[str, Any]) -> MillmError | 
 
 
 def not_found() -> MillmError:
-    """The same for what does not exist and for what the caller may not see."""
+    """Return the same error for objects that do not exist and for those the caller may not see."""
     return MillmError("There is no such object, or you may not see it.", status=404, code="not_found")
 
 
 def _invalid(problems: list[tuple[str, str, str]]) -> MillmError:
-    """One 400 for all problems; ``param`` and ``code`` are those of the first."""
+    """Return one 400 for all problems, with ``param`` and ``code`` of the first."""
     lines = [f"{path}: {text}" if path else text for path, text, _ in problems[:MAX_PROBLEMS]]
     path, _, code = problems[0]
     return invalid(" ".join(lines), param=quote(path) or None, code=_CODES.get(code, "invalid_value"))

@@ -41,13 +41,13 @@ def document() -> Schema:
 
 @cache
 def document_json() -> bytes:
-    """The document as it is served. Made once: it depends on the code alone, and takes about a second."""
+    """Return the document as JSON. Cached: it depends only on the code and takes about a second to build."""
     return json.dumps(document()).encode()
 
 
 @cache
 def document_tag() -> str:
-    """Its ETag."""
+    """Return the ETag of the document."""
     return f'"{sha256(document_json()).hexdigest()[:32]}"'
 
 
@@ -58,7 +58,7 @@ def _patterns() -> list[Any]:
 
 
 def _renamed(value: Any) -> Any:
-    """A copy with the prefix before the names of all schemas."""
+    """Return a copy with a prefix before the names of all schemas."""
     if isinstance(value, dict):
         copy = {name: _renamed(inner) for name, inner in value.items()}
         if isinstance(copy.get("$ref"), str) and copy["$ref"].startswith(_REF):

@@ -138,13 +138,13 @@ OBJECT: Any = OpenApiTypes.OBJECT
 
 
 def described(**options: Any) -> Callable[[F], F]:
-    """What :func:`drf_spectacular.utils.extend_schema` takes."""
+    """Return the keyword arguments of :func:`drf_spectacular.utils.extend_schema`."""
     decorate: Callable[[F], F] = extend_schema(**options)
     return decorate
 
 
 def number_in_query(name: str) -> Any:
-    """The number of a version, which begins at 1."""
+    """Describe a query parameter that is the number of a version."""
     return OpenApiParameter(name, {"type": "integer", "minimum": 1})
 
 

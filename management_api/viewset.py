@@ -73,7 +73,7 @@ class Resource(GenericViewSet[Any]):
         raise NotImplementedError
 
     def narrowed(self, rows: QuerySet[Any], query: Mapping[str, Any]) -> QuerySet[Any]:
-        """The filters of the list; by default each is a field's value."""
+        """Apply the list's filters; by default each is the value of a field."""
         return rows.filter(**query)
 
     def __init__(self, **options: Any) -> None:
@@ -112,12 +112,12 @@ class Resource(GenericViewSet[Any]):
         return Response(status=204)
 
     def query(self) -> dict[str, Any]:
-        """The list's filters, checked."""
+        """Return the validated filters of the list."""
         values = {name: value for name, value in self.request.query_params.items() if name not in PAGING}
         return self._checked(self.filters(data=values))
 
     def read(self, kind: type[serializers.Serializer[Any]], **options: Any) -> dict[str, Any]:
-        """The request's body, checked; every row that it names is one that the caller may see."""
+        """Return the validated body. Rows that it names must be visible to the caller."""
         return self._checked(kind(data=self.request.data, context=self.get_serializer_context(), **options))
 
     def answer(self, row: Any, status: int = 200) -> Response:

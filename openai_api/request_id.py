@@ -14,18 +14,18 @@ _SANE = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._:-]{{0,{MAX_CLIENT_ID - 1}}}")
 
 
 def request_id(client_id: str | None) -> str:
-    """The client's own id when it is short and plain, else a new one."""
+    """Return the client's id if it is short and printable, else a new one."""
     if client_id and _SANE.fullmatch(client_id):
         return client_id
     return new_id(REQUEST)
 
 
 def answer_id_of(request_id: str, prefix: str) -> str:
-    """Of the one answer to a request that was named here."""
+    """Return the id of the only answer to a request whose id was made here."""
     return prefix + request_id.removeprefix(REQUEST)
 
 
 def request_id_of(answer_id: str) -> str:
-    """The beginning of a request's id for that of its answer's; anything else as it is."""
+    """Return the id of the request, possibly cut, for that of its answer; other ids unchanged."""
     prefix = next((prefix for prefix in ANSWERS if answer_id.startswith(prefix)), None)
     return answer_id if prefix is None else REQUEST + answer_id.removeprefix(prefix)

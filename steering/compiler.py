@@ -104,10 +104,10 @@ class _Tokens:
 
 
 def compile_edits(edits: Sequence[EditSpec], saes: SAEs, skip_token_ids: frozenset[int] = frozenset()) -> Intervention:
-    """The intervention that has the edits' effect; edits without effect leave nothing behind.
+    """Compile edits into an intervention, without the edits that change nothing.
 
-    ``saes`` holds at least the SAEs that the edits name. InvalidSpecError for contradictory edits, and for features or
-    widths that an SAE does not have.
+    ``saes`` holds at least the SAEs that the edits name. Raise InvalidSpecError for contradictory edits, and for
+    features or widths that an SAE does not have.
     """
     check_conflicts(edits)
     _check_features(edits, saes)
@@ -128,7 +128,7 @@ def compile_edits(edits: Sequence[EditSpec], saes: SAEs, skip_token_ids: frozens
 
 
 def _why_inert(edit: EditSpec, saes: SAEs) -> str:
-    """Why the edit changes nothing, whatever the residual is; empty where it may."""
+    """Return why the edit can never change anything; empty if it can."""
     if edit.is_no_op:
         return f"{edit.operation} {edit.raw:g} changes nothing."
     if isinstance(edit.target, SiteTarget) or bool(_direction(edit, saes).any()):
@@ -142,7 +142,7 @@ _READING = frozenset({"scale", "clamp", "ablate", "at_least", "at_most"})  # the
 
 
 def _check_reading(edits: Sequence[EditSpec], saes: SAEs) -> None:
-    """What a transcoder writes can be used; what it reads is not at its site."""
+    """Refuse edits that need a transcoder's activations: it reads another site than the one it writes to."""
     problems = [
         Problem(f"edits[{number}].{field}", _unreadable(target.sae.name, what))
         for number, edit in enumerate(edits)
@@ -154,7 +154,7 @@ def _check_reading(edits: Sequence[EditSpec], saes: SAEs) -> None:
 
 
 def _read_by(edit: EditSpec) -> Iterator[tuple[str, str, FeatureTarget]]:
-    """Field, its content, and the feature whose activation it needs."""
+    """Yield the field, its value, and the feature whose activation it needs."""
     if isinstance(edit.target, FeatureTarget):
         if edit.operation in _READING:
             yield "operation", edit.operation, edit.target
@@ -182,7 +182,7 @@ def _check_features(edits: Sequence[EditSpec], saes: SAEs) -> None:
 
 
 def _check_directions(edits: Sequence[EditSpec], saes: SAEs) -> None:
-    """A decoder row of zeros has no direction along which the residual could be changed."""
+    """Refuse features with a decoder row of zeros: they have no direction to act along."""
     problems = [
         Problem(f"edits[{number}].feature.index", _no_direction(edit.target, edit.operation), "invalid_feature")
         for number, edit in enumerate(edits)
@@ -208,7 +208,7 @@ def _is_foldable(edit: EditSpec, saes: SAEs) -> bool:
 
 
 def _compile_vectors(edits: Sequence[EditSpec], saes: SAEs) -> list[VectorEdit]:
-    """One float64 sum per site and tokens; those that cancel out are left out."""
+    """Return one float64 sum per site and tokens; sums of zero are left out."""
     sums: dict[_Tokens, Tensor] = {}
     for edit in edits:
         step = edit.raw * _direction(edit, saes)
@@ -236,7 +236,7 @@ _SAME_DIRECTION = 1e-5  # a singular value below it says no more than float32 ro
 
 
 def _split_removals(edits: Sequence[EditSpec]) -> tuple[_Removals, list[EditSpec]]:
-    """Where several directions are removed from the same tokens, those edits; and all others."""
+    """Separate edits that remove several directions from the same tokens from all others."""
     found: dict[_Tokens, list[EditSpec]] = defaultdict(list)
     for edit in edits:
         if edit.operation == "orthogonal" and edit.raw == 0 and not edit.is_gated:
@@ -259,7 +259,7 @@ def _basis(edits: Sequence[EditSpec], saes: SAEs) -> Tensor:
 
 
 def _compile_rules(edits: Sequence[EditSpec], removals: _Removals, saes: SAEs) -> list[ReaderEdit]:
-    """One edit per site, tokens and reader; its rules are in the order of their effects."""
+    """Return one edit per site, tokens and reader, with its rules in the order of their effects."""
     rules: dict[tuple[_Tokens, str], list[FeatureRule]] = defaultdict(list)
     readers: dict[str, FeatureReader] = {}
     found = [(_Tokens.of(edit), *_rule(edit, saes)) for edit in edits if not isinstance(edit.target, SiteTarget)]

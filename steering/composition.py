@@ -46,7 +46,7 @@ def scaled(intervention: Intervention, intensity: float) -> Intervention:
 
 
 def without_norm_limits(intervention: Intervention) -> Intervention:
-    """The same, however long a residual is: what a request does at other sites must not switch a policy off."""
+    """Return the intervention without norm limits, so that a request's edits at other sites cannot disable a policy."""
     if all(edit.norm_limit == float("inf") for edit in intervention.edits):
         return intervention
     edits = tuple(replace(edit, norm_limit=float("inf")) for edit in intervention.edits)
@@ -54,7 +54,7 @@ def without_norm_limits(intervention: Intervention) -> Intervention:
 
 
 def followed_by(first: Intervention, then: Intervention) -> Intervention:
-    """``then`` acts on what ``first`` leaves; PolicyConflictError where one of them keeps norms at a shared site."""
+    """Return ``first`` and then ``then``. Raise PolicyConflictError if one of them keeps norms at a site of both."""
     assert first.skip_token_ids == then.skip_token_ids, "both belong to one model"
     _check_norms(first, then)
     after = [part for edit in then.edits for part in _after(edit, first.edits)]
@@ -239,7 +239,8 @@ def _scaled_rule(rule: FeatureRule, factor: float) -> FeatureRule:
 
 
 def _check_norms(first: Intervention, then: Intervention) -> None:
-    """The engine restores norms after all edits of a site, so a norm undoes edits in between."""
+    """Refuse norms at shared sites: the engine restores norms after all edits of a site, which would undo edits in
+    between."""
     norms = {edit.site for edit in (*first.edits, *then.edits) if isinstance(edit, NormEdit)}
     shared = {edit.site for edit in first.edits} & {edit.site for edit in then.edits} & norms
     if shared:
@@ -250,7 +251,7 @@ def _check_norms(first: Intervention, then: Intervention) -> None:
 
 
 def _after(edit: Edit, earlier: Sequence[Edit]) -> list[Edit]:
-    """The edit as it is where nothing acts before it, else one for each set of tokens on which other edits do."""
+    """Return the edit if no other edit acts before it; else one edit for each set of tokens on which others do."""
     if not isinstance(edit, ReaderEdit):
         return [edit]
     here = [other for other in earlier if other.site == edit.site]
@@ -261,7 +262,7 @@ def _after(edit: Edit, earlier: Sequence[Edit]) -> list[Edit]:
 
 
 def _pieces(edit: ReaderEdit, here: Sequence[Edit]) -> Iterator[ReaderEdit]:
-    """The edit cut into pieces on whose tokens the same others act: by zone, by part, and where windows end."""
+    """Yield pieces of the edit on whose tokens the same other edits act: by zone, segment, and where windows end."""
     depends_on_segments = any(each.depends_on_segments for each in (edit, *here))
     tells_last = any(each.depends_on_last_prompt_token for each in (edit, *here))
     for phase, zone in _ZONE_PIECES if tells_last else _PHASE_PIECES:
@@ -290,7 +291,7 @@ _ZONE_OF: Mapping[Phase, Zone] = dict((*_PHASE_PIECES, *_ZONE_PIECES))
 
 
 def _starts(edits: Sequence[Edit], zone: Zone) -> frozenset[int]:
-    """Where one of the edits may begin or end to act."""
+    """Return the positions where one of the edits may start or stop to act."""
     return frozenset().union(*(edit.starts_in(zone) for edit in edits))
 
 
@@ -300,14 +301,14 @@ def _part_starts(edits: Sequence[Edit]) -> frozenset[int]:
 
 
 def _cut(window: Window, cuts: frozenset[int]) -> Iterator[Window]:
-    """The window in pieces, within none of which there is a cut."""
+    """Split the window at the cuts."""
     starts = sorted({window.after} | {cut for cut in cuts if cut in window})
     for start, end in zip(starts, [*starts[1:], window.first], strict=True):
         yield Window(start, end)
 
 
 def _acting(piece: ReaderEdit, here: Sequence[Edit]) -> tuple[int, ...]:
-    """The places of those that act on a piece's tokens."""
+    """Return the indices of the edits that act on the piece's tokens."""
     zone = _ZONE_OF[piece.phase]
     part = None if zone != "generation" or piece.segments == ALL_SEGMENTS else next(iter(piece.segments))
     place = TokenPlace(zone, piece.window.after, part, piece.segment_window.after)

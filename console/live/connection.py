@@ -64,7 +64,7 @@ class LiveConnection(AsyncWebsocketConsumer):  # type: ignore[misc]  # channels 
 
     async def connect(self) -> None:
         self.sent: dict[str, Reading | None] = {}
-        self.wanted: list[str] = []
+        self.subscribed: list[str] = []
         self.owed: dict[str, float] = {}  # time at which each unacknowledged topic was sent
         self.wake = asyncio.Event()
         await self.accept()
@@ -76,9 +76,9 @@ class LiveConnection(AsyncWebsocketConsumer):  # type: ignore[misc]  # channels 
     async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
         message = _parsed(text_data)
         match message:
-            case {"subscribe": str(name)} if len(name) <= MAX_NAME and len(self.wanted) < MAX_TOPICS:
-                if name not in self.wanted:
-                    self.wanted.append(name)
+            case {"subscribe": str(name)} if len(name) <= MAX_NAME and len(self.subscribed) < MAX_TOPICS:
+                if name not in self.subscribed:
+                    self.subscribed.append(name)
                     self.wake.set()
             case {"ack": str(name)}:
                 self.owed.pop(name, None)
@@ -100,7 +100,7 @@ class LiveConnection(AsyncWebsocketConsumer):  # type: ignore[misc]  # channels 
         """Send changed topics; return a close code if the connection should end."""
         if self.owed and time.monotonic() - min(self.owed.values()) > self.max_silence_s:
             return TOO_SLOW
-        names = [name for name in self.wanted if name not in self.owed]
+        names = [name for name in self.subscribed if name not in self.owed]
         key = session_key(self.scope)
         try:
             found = await THREADS.run(lambda: self._read_all(key, names))

@@ -180,7 +180,7 @@ _starting = threading.Lock()
 
 
 def start_sampling() -> None:
-    """Idempotent. Called by serving processes only."""
+    """Start the sampler. Idempotent; only for serving processes."""
     global _sampler
     with _starting:
         if _sampler is None:

@@ -279,13 +279,13 @@ def _logit_places(chunks: list[Chunk]) -> list[int]:
     first = 0
     for chunk in chunks:
         end = first + chunk.num_tokens
-        places.extend(range(end - _num_wanted(chunk), end))
+        places.extend(range(end - _num_logits(chunk), end))
         first = end
     return places
 
 
-def _num_wanted(chunk: Chunk) -> int:
-    if chunk.sequence.wants_prompt_logprobs:
+def _num_logits(chunk: Chunk) -> int:
+    if chunk.sequence.computes_prompt_logprobs:
         return chunk.num_tokens
     return len(chunk.sequence.scored_places(chunk.num_tokens)) + chunk.num_sampled
 
@@ -296,8 +296,8 @@ def _read_out(chunks: list[Chunk], logits: Tensor, sampler: Sampler, masks: Toke
     prompts, scored, first = {}, {}, 0
     for chunk in chunks:
         sequence = chunk.sequence
-        count = _num_wanted(chunk)
-        if sequence.wants_prompt_logprobs:
+        count = _num_logits(chunk)
+        if sequence.computes_prompt_logprobs:
             prompts[sequence] = _prompt_logprobs(sequence, chunk.num_tokens, logits[first : first + count])
         if places := sequence.scored_places(chunk.num_tokens):
             following = sequence.token_ids[places.start + 1 : places.stop + 1]

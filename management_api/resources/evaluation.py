@@ -61,6 +61,6 @@ class Evaluations(Resource):
     @described(request=None, responses=OBJECT)
     @action(detail=True, methods=["post"])
     def use(self, request: Request, pk: str) -> Response:
-        """The proposed strength becomes the draft's."""
+        """Set the draft's strength to the proposed one."""
         profile = use_calibration(evaluation=self.get_object())
         return Response({"profile": profile.pk, "edits": edits_to_json(draft_edits(profile))})

@@ -75,7 +75,7 @@ class Features(Resource):
 
     @described(parameters=[FeatureFilters])
     def list(self, request: Request) -> Response:
-        """A search has one page: its best ``limit`` results."""
+        """List features. A search returns one page with its best ``limit`` results."""
         query = self.query()
         if "search" not in query:
             return super().list(request)

@@ -39,7 +39,7 @@ class JobDetail(JobShown):
         fields: tuple[str, ...] = (*JobShown.Meta.fields, "params", "result", "lines")
 
     def get_lines(self, job: Job) -> list[str]:
-        """The newest, in the order in which they came."""
+        """Return the newest lines, oldest first."""
         return [line.text for line in job.lines.order_by("-pk")[:MAX_LINES]][::-1]
 
 
@@ -72,7 +72,7 @@ class Jobs(Resource):
 
     @described(responses=JobDetail)
     def retrieve(self, request: Request, pk: str) -> Response:
-        """Without result and lines for those who may not see what the job read."""
+        """Return a job. Result and lines are empty for users who may not see what the job read."""
         job = self.get_object()
         data = dict(JobDetail(job).data)
         return Response(data if may_see_result(job.kind, self.user) else data | {"result": {}, "lines": []})
@@ -80,21 +80,21 @@ class Jobs(Resource):
     @described(request=None)
     @action(detail=True, methods=["post"])
     def cancel(self, request: Request, pk: str) -> Response:
-        """A queued job ends at once, a running one at its next progress."""
+        """Cancel a job. A queued job ends at once, a running one at its next progress report."""
         return self._again(cancel_job(job=self.get_object()))
 
     @described(request=None)
     @action(detail=True, methods=["post"])
     def retry(self, request: Request, pk: str) -> Response:
-        """A failed or cancelled job goes on from its checkpoint."""
+        """Resume a failed or cancelled job from its checkpoint."""
         return self._again(retry_job(job=self.get_object()))
 
     def _again(self, job: Job) -> Response:
-        """As the database has it: what wrote it left the times to the database's clock."""
+        """Return the job as stored: the database sets its times."""
         return self.answer(self.get_queryset().get(pk=job.pk))
 
 
 def job_started(job: Job) -> Response:
-    """202, with the job to look at."""
+    """Return 202 with the job."""
     data: dict[str, Any] = dict(JobShown(job).data)
     return Response(data, status=202)

@@ -135,7 +135,7 @@ class Keys(Resource):
     @described(request=RotateInput, responses=NewKeyShown)
     @action(detail=True, methods=["post"])
     def rotate(self, request: Request, pk: str) -> Response:
-        """A new secret with the same rights. The old one may stay valid until clients have changed over."""
+        """Create a new secret with the same rights. The old one may stay valid until clients have switched."""
         key = self.get_object()
         grace = timedelta(seconds=self.read(RotateInput)["grace_s"])
         created = rotate_api_key(api_key=key, grace=grace, user=self.user)
@@ -152,7 +152,7 @@ class Keys(Resource):
 
     @described(responses={204: None})
     def destroy(self, request: Request, pk: str) -> Response:
-        """Its log rows stay, without the key."""
+        """Delete a key. Its log rows stay, without the key."""
         delete_api_keys(keys=ApiKey.objects.filter(pk=self.get_object().pk), user=self.user)
         return Response(status=204)
 
@@ -168,6 +168,6 @@ class Keys(Resource):
 
 
 def _once(api_key: ApiKey, plain: str, status: int = 200) -> Response:
-    """Nobody on the way keeps a copy."""
+    """Return a response that must not be cached."""
     data = {**KeyShown(api_key).data, "key": plain}
     return Response(data, status=status, headers={"Cache-Control": "no-store"})

@@ -89,12 +89,12 @@ class Models(Resource):
 
     @described(request=ModelInput, responses={201: ModelShown})
     def create(self, request: Request) -> Response:
-        """A model of the Hub is downloaded when it is first loaded."""
+        """Register a model. A model from the Hub is downloaded when it is first loaded."""
         return self.answer(services.register_model(**self.read(ModelInput), user=self.user), status=201)
 
     @described(request=ModelInput)
     def partial_update(self, request: Request, pk: str) -> Response:
-        """What concerns loading takes effect when the model is loaded next."""
+        """Change a model. Changes that concern loading take effect when the model is loaded next."""
         model = self.get_object()
         for name, value in self.read(ModelInput, instance=model, partial=True).items():
             setattr(model, name, value)
@@ -102,14 +102,14 @@ class Models(Resource):
 
     @described(responses={204: None})
     def destroy(self, request: Request, pk: str) -> Response:
-        """Refused while SAEs, vectors or profiles need it."""
+        """Delete a model. Refused while SAEs, vectors or profiles use it."""
         services.remove_models(models=[self.get_object()])
         return Response(status=204)
 
     @described(request=None, responses={202: ModelShown})
     @action(detail=True, methods=["post"])
     def load(self, request: Request, pk: str) -> Response:
-        """Begins to load; ``state`` tells when it is done, and ``error`` why it could not."""
+        """Start to load a model. ``state`` shows when it is loaded, ``error`` why it failed."""
         model = self.get_object()
         services.load_model(model=model)
         return self.answer(model, status=202)
@@ -117,9 +117,8 @@ class Models(Resource):
     @described(request=UnloadInput, responses={202: ModelShown})
     @action(detail=True, methods=["post"])
     def unload(self, request: Request, pk: str) -> Response:
-        """Begins to unload: running requests end first, or with ``now`` fail with ``model_unloaded``. The next request
-        loads the model again.
-        """
+        """Start to unload a model. Running requests finish first, or fail with ``model_unloaded`` if ``now`` is set.
+        The next request loads the model again."""
         model = self.get_object()
         services.unload_model(model=model, now=self.read(UnloadInput)["now"])
         return self.answer(model, status=202)
@@ -127,7 +126,7 @@ class Models(Resource):
     @described(request=PinInput)
     @action(detail=True, methods=["post"])
     def pin(self, request: Request, pk: str) -> Response:
-        """A pinned model is never unloaded to make room, or for being idle."""
+        """Pin or unpin a model. A pinned model is never unloaded to free memory or because it is idle."""
         model = self.get_object()
         services.pin_model(model=model, is_pinned=self.read(PinInput)["pinned"])
         return self.answer(model)
@@ -135,12 +134,12 @@ class Models(Resource):
     @described(request=DefaultProfileInput)
     @action(detail=True, methods=["post"])
     def default_profile(self, request: Request, pk: str) -> Response:
-        """The profile of requests that name none."""
+        """Set the profile of requests that name none."""
         reference = self.read(DefaultProfileInput)["profile"]
         return self.answer(set_default_profile(model=self.get_object(), reference=reference, user=self.user))
 
     @described(responses={200: {"type": "object", "properties": {"text": {"type": "string"}}}})
     @action(detail=True, methods=["get"])
     def memory(self, request: Request, pk: str) -> Response:
-        """What it needs and what there is, in a sentence."""
+        """Return a sentence about the memory that the model needs and that is available."""
         return Response({"text": services.describe_memory(model=self.get_object())})

@@ -67,8 +67,8 @@ class Logs(Resource):
 
     def narrowed(self, rows: QuerySet[Any], query: Any) -> QuerySet[Any]:
         ranges = {"since": "created_at__gte", "until": "created_at__lt", "min_total_ms": "total_ms__gte"}
-        wanted = {ranges.get(name, name): value for name, value in query.items() if name != "profile"}
-        rows = rows.filter(**wanted)
+        conditions = {ranges.get(name, name): value for name, value in query.items() if name != "profile"}
+        rows = rows.filter(**conditions)
         if (profile := query.get("profile")) is None:
             return rows
         return rows.filter(Q(profile=profile) if "@" in profile else Q(profile__startswith=f"{profile}@"))

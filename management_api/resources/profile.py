@@ -171,14 +171,14 @@ class Profiles(Resource):
 
     @described(request=ProfileInput, responses={201: ProfileShown})
     def create(self, request: Request) -> Response:
-        """A draft; edits name a feature by ``sae`` and ``index``, or are in a version's own form."""
+        """Create a draft. Edits name a feature by ``sae`` and ``index``, or have the form of a version."""
         data = self.read(ProfileInput)
         edits = read_short_edits(data["model"], data.pop("edits"))
         return self._again(services.create_profile(**data, edits=edits, owner=self.user), status=201)
 
     @described(request=ProfileChange)
     def partial_update(self, request: Request, pk: str) -> Response:
-        """Clients and logs refer to a published name, so that stays."""
+        """Change a profile. A published name cannot be changed, because clients and logs refer to it."""
         profile = self.get_object()
         data = self.read(ProfileChange, instance=profile, partial=True)
         if data.get("name", profile.name) != profile.name and profile.versions.exists():
@@ -190,7 +190,7 @@ class Profiles(Resource):
 
     @described(responses={204: None})
     def destroy(self, request: Request, pk: str) -> Response:
-        """A draft alone: what was published is archived."""
+        """Delete a draft. Published profiles can only be archived."""
         services.delete_profile(profile=self.get_object(), user=self.user)
         return Response(status=204)
 
@@ -202,7 +202,7 @@ class Profiles(Resource):
     @described(request=DraftInput, responses=OBJECT)
     @draft.mapping.put
     def change_draft(self, request: Request, pk: str) -> Response:
-        """The draft becomes these edits."""
+        """Replace the edits of the draft."""
         profile = self.get_object()
         services.replace_draft(profile=profile, edits=read_short_edits(profile.model, self.read(DraftInput)["edits"]))
         return Response({"edits": edits_to_json(draft_edits(profile))})
@@ -210,7 +210,7 @@ class Profiles(Resource):
     @described(request=NoteInput, responses={201: VersionShown})
     @action(detail=True, methods=["post"])
     def publish(self, request: Request, pk: str) -> Response:
-        """Requests that name the profile use it from then on."""
+        """Publish the draft. Requests that name the profile use it from now on."""
         profile = self.get_object()
         version = services.publish_profile(profile=profile, user=self.user, note=self.read(NoteInput)["note"])
         return _shown(version, status=201)
@@ -225,7 +225,7 @@ class Profiles(Resource):
     @described(request=DecisionInput, responses=ReviewShown)
     @action(detail=True, methods=["post"])
     def decide_review(self, request: Request, pk: str) -> Response:
-        """Of the open review, by somebody else than who asked for it."""
+        """Approve or reject the open review. Users cannot decide their own."""
         review = self.get_object().reviews.filter(state=ProfileReview.State.OPEN).first()
         if review is None:
             raise conflict("No review of this profile is open.", code="review_required")
@@ -236,14 +236,14 @@ class Profiles(Resource):
     @described(responses=ReviewShown(many=True))
     @action(detail=True, methods=["get"], ordering=("-pk",))
     def reviews(self, request: Request, pk: str) -> Response:
-        """The newest first."""
+        """List the reviews, newest first."""
         page = self.paginate_queryset(self.get_object().reviews.select_related("requested_by", "decided_by"))
         return self.get_paginated_response(ReviewShown(page, many=True).data)
 
     @described(request=RollBackInput, responses={201: VersionShown})
     @action(detail=True, methods=["post"])
     def roll_back(self, request: Request, pk: str) -> Response:
-        """Publishes what a version was, once more."""
+        """Publish an earlier version again."""
         data = self.read(RollBackInput)
         version = _version(self.get_object(), data["number"])
         return _shown(lifecycle.roll_back(version=version, user=self.user, note=data["note"]), status=201)
@@ -251,7 +251,7 @@ class Profiles(Resource):
     @described(request=RollBackInput)
     @action(detail=True, methods=["post"])
     def restore(self, request: Request, pk: str) -> Response:
-        """The draft becomes what a version was."""
+        """Replace the draft by a version."""
         version = _version(self.get_object(), self.read(RollBackInput)["number"])
         return self._again(services.new_draft_from(version=version))
 
@@ -279,7 +279,7 @@ class Profiles(Resource):
     @described(request=SharingInput)
     @action(detail=True, methods=["post"])
     def share(self, request: Request, pk: str) -> Response:
-        """With these groups and no others. Its owner's, or of those who see everybody's."""
+        """Share the profile with exactly these groups. Only for its owner and users who may see all profiles."""
         profile, names = self.get_object(), self.read(SharingInput)["groups"]
         groups = groups_named(self.user, profile.owner, names, see_all=SEE_ALL_PROFILES)
         share_with_groups(subject=profile, groups=groups, user=self.user)
@@ -288,7 +288,7 @@ class Profiles(Resource):
     @described(parameters=_BETWEEN, responses=OBJECT)
     @action(detail=True, methods=["get"])
     def diff(self, request: Request, pk: str) -> Response:
-        """What differs between two versions; without ``after``, between ``before`` and the draft."""
+        """List the differences between two versions; without ``after``, between ``before`` and the draft."""
         profile = self.get_object()
         before = _version(profile, _number(request, "before"))
         after = _version(profile, _number(request, "after")) if "after" in request.query_params else None
@@ -297,7 +297,7 @@ class Profiles(Resource):
     @described(parameters=[number_in_query("version")], responses=OBJECT)
     @action(detail=True, methods=["get"])
     def export(self, request: Request, pk: str) -> Response:
-        """A version as a file of our own format; without ``version`` the draft."""
+        """Return a version as a file of our own format; without ``version`` the draft."""
         profile = self.get_object()
         if "version" not in request.query_params:
             return Response(draft_document(profile))
@@ -306,7 +306,8 @@ class Profiles(Resource):
     @described(request=ImportInput, responses={201: ImportedShown})
     @action(detail=False, methods=["post"], url_path="import", pagination_class=None)
     def import_file(self, request: Request) -> Response:
-        """Everything in the file becomes drafts, or nothing; see docs/steering.md for the formats."""
+        """Create drafts from a file: all of its profiles, or none if one is invalid. docs/steering.md lists the
+        formats."""
         data = self.read(ImportInput)
         if data["replaces"] and not self.user.has_perm(CHANGE):
             raise PermissionDenied("You may not replace drafts.")
@@ -323,7 +324,7 @@ class Profiles(Resource):
         return Response({"object": "list", "data": shown, "doubts": plan.doubts, "next": None}, status=201)
 
     def _again(self, profile: SteeringProfile, status: int = 200) -> Response:
-        """As it is now."""
+        """Return the profile as stored."""
         return self.answer(self.rows(self.user).get(pk=profile.pk), status)
 
 

@@ -45,7 +45,7 @@ class SAEShown(Shown):
         return [verdict.text for verdict in judge(sae)]
 
     def get_is_loaded(self, sae: SAE) -> bool:
-        """In this process."""
+        """Return whether this process has loaded the weights."""
         return get_resolver().loaded_bytes(sae.checksum) is not None
 
 
@@ -101,7 +101,8 @@ class SAEs(Resource):
 
     @described(request=SAEInput, responses={202: JobShown})
     def create(self, request: Request) -> Response:
-        """Its configuration is compared with the model's at once; a job fetches and reads the weights."""
+        """Register an SAE. Its configuration is compared with the model's at once; a job downloads and reads the
+        weights."""
         data = self.read(SAEInput)
         if SAE.objects.filter(name=data["name"]).exists():
             raise serializers.ValidationError({"name": f"There is an SAE {data['name']} already."})
@@ -113,7 +114,7 @@ class SAEs(Resource):
 
     @described(request=SAEChange)
     def partial_update(self, request: Request, pk: str) -> Response:
-        """Its name alone: everything else is what its files say, or was measured."""
+        """Rename an SAE. All other fields come from its files or were measured."""
         sae = self.get_object()
         sae.name = self.read(SAEChange, instance=sae)["name"]
         sae.full_clean()

@@ -22,7 +22,7 @@ class Stats(Resource):
     permissions = {"show": "inference.view_languagemodel"}
 
     def show(self, request: Request) -> Response:
-        """The engine of this process, models and jobs by state; jobs are those that one may see."""
+        """Return the engine of this process, and models and jobs by state. Jobs are those that the user may see."""
         jobs = Job.objects.all() if self.user.has_perm(SEE_ALL_JOBS) else Job.objects.filter(owner=self.user)
         models = LanguageModel.objects.all()
         return Response({"engine": _engine(), "models": _by_state(models), "jobs": _by_state(jobs)})

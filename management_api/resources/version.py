@@ -126,7 +126,7 @@ class Versions(Resource):
 
 
 def differences(before: ProfileVersion, after: ProfileVersion | None) -> list[dict[str, str]]:
-    """Each change in words; ``after`` None is the draft."""
+    """Describe each change in words. ``after`` None is the draft."""
     later = draft_edits(before.profile) if after is None else parse_edits(after.edits)
     return [{"kind": change.kind, "text": change.text} for change in changes(parse_edits(before.edits), later)]
 

@@ -219,7 +219,7 @@ def _cut(answer: dict[str, Any]) -> str:
 
 
 def _tokens(kept: list[dict[str, Any]], notes: Notes) -> list[Token]:
-    """Of a prompt not all need to have been read: dots stand for those in between."""
+    """Return the tokens. Dots stand for prompt tokens that were not read."""
     shown: list[Token] = []
     following = None
     for token in kept:

@@ -67,7 +67,7 @@ class ConversationAdmin(StoredObjectAdmin):
 
 
 def blocks_of(items: Iterable[StoredItem]) -> Iterator[Block]:
-    """Each item under what it is."""
+    """Return each item with its kind as heading."""
     for item in items:
         yield _title(item.body), item_text(item.body)
 

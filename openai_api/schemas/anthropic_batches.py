@@ -38,7 +38,7 @@ class MessageBatchRequest(RequestSchema):
             seen.add(request.custom_id)
 
     def parameters(self) -> dict[str, Any]:
-        """The requests themselves are logged when they are answered."""
+        """Return the number of requests for the log; the requests themselves are logged when they are answered."""
         return {"requests": len(self.requests)}
 
 

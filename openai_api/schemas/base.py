@@ -164,8 +164,8 @@ class RequestSchema(Part):
 
     def parameters(self) -> dict[str, Any]:
         """Return what the client set besides texts, for the request log."""
-        unwanted = self.ignored_fields() | {*self.TEXTS, "model", "profile", "stream", "user", "cache_salt"}
-        return self.model_dump(by_alias=True, exclude_unset=True, exclude_none=True, exclude=unwanted)
+        excluded = self.ignored_fields() | {*self.TEXTS, "model", "profile", "stream", "user", "cache_salt"}
+        return self.model_dump(by_alias=True, exclude_unset=True, exclude_none=True, exclude=excluded)
 
     @classmethod
     def _refuse_unsupported(cls, body: Mapping[str, Any]) -> None:

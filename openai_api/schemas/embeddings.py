@@ -20,7 +20,7 @@ class EmbeddingsRequest(UnsteeredSchema):
     dimensions: int | None = Field(None, ge=1, description="Keeps the first ones and makes the vector's length 1.")
 
     def check_together(self) -> None:
-        """A text without any characters has no meaning to embed, also where the tokenizer adds tokens of its own."""
+        """Refuse empty texts, even if the tokenizer adds tokens of its own."""
         super().check_together()
         if "" in self.input:
             message = f"`input` has an empty string at place {self.input.index('')}. Send some text."

@@ -121,7 +121,7 @@ class FeatureActivationsRequest(SteeredSchema, CaptureFields):
             raise invalid("To read a completion, “max_tokens” must be at least 1.", param="max_tokens")
 
     def chat(self) -> ChatRequest:
-        """The messages as a chat request has them."""
+        """Return the messages as those of a chat request."""
         assert self.messages is not None, "the caller looked"
         return ChatRequest(model=self.model, messages=self.messages)
 

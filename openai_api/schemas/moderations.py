@@ -15,7 +15,7 @@ _STRINGS: dict[str, Any] = {"type": "array", "items": {"type": "string"}, "minIt
 
 
 def _inputs(value: Any) -> Any:
-    """A text, texts, or parts that make up one input."""
+    """Return a text, several texts, or the parts of one input."""
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list) or not value or len(value) > MAX_INPUTS:

@@ -204,7 +204,7 @@ class SearchRequest(RequestSchema):
                 raise invalid(f"A filter has at most {MAX_PARTS} parts on {MAX_DEPTH} levels.", param="filters")
 
     def parameters(self) -> dict[str, Any]:
-        """The query is a text like a prompt, and logged as one."""
+        """Return the parameters for the log, without the query: that is logged as a prompt."""
         return {name: value for name, value in super().parameters().items() if name != "query"}
 
 

@@ -115,7 +115,7 @@ def _retire(sae: SAE) -> None:
 
 
 def _install_profile(model: LanguageModel, sae: SAE, entry: Mapping[str, Any]) -> str | None:
-    """The label of the version that was published, or None where there was nothing to do."""
+    """Install a profile and return the label of the published version; None if nothing changed."""
     edits = _edits(sae, entry)
     profile = SteeringProfile.objects.filter(model=model, name=entry["name"]).first()
     if profile is None:
@@ -146,7 +146,7 @@ def _edits(sae: SAE, entry: Mapping[str, Any]) -> list[EditSpec]:
 
 
 def _is_touched(profile: SteeringProfile) -> bool:
-    """Whether somebody edited the draft, or published a version, since it was installed."""
+    """Return whether a user edited the draft or published a version since the installation."""
     latest = profile.latest_version
     if latest is None or profile.versions.filter(published_by__isnull=False).exists():
         return True

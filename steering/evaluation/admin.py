@@ -77,7 +77,7 @@ class EvaluationAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes n
         return super().change_view(request, object_id, form_url, {**(extra_context or {}), "can_use": can_use})
 
     def file_view(self, request: HttpRequest, pk: int, ending: str) -> HttpResponse:
-        """The report as a file."""
+        """Return the report as a file."""
         if not self.has_view_permission(request):
             raise PermissionDenied
         evaluation = self.get_object(request, str(pk))

@@ -77,7 +77,7 @@ class _Axis:
 
 
 def _nice(step: float) -> float:
-    """The next larger of 1, 2, 5, 10 ... times a power of ten."""
+    """Return the next larger of 1, 2, 5, 10 ... times a power of ten."""
     power = 10.0 ** math.floor(math.log10(step))
     return next(nice * power for nice in (1, 2, 5, 10) if nice * power >= step * 0.999999)
 

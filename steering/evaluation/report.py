@@ -42,13 +42,13 @@ class Table:
 
 
 def report_html(evaluation: Evaluation) -> SafeString:
-    """The report's inner part."""
+    """Return the report as an HTML fragment."""
     context = {"evaluation": evaluation, "result": evaluation.result, **_CONTEXTS[evaluation.kind](evaluation.result)}
     return render_to_string(f"admin/steering/evaluation/{evaluation.kind}.html", context)
 
 
 def report_page(evaluation: Evaluation) -> str:
-    """A file that needs nothing beside it."""
+    """Return the report as a self-contained HTML file."""
     style = mark_safe(STYLE.read_text())  # noqa: S308 - our own file
     context = {"evaluation": evaluation, "report": report_html(evaluation), "style": style}
     return render_to_string("admin/steering/evaluation/file.html", context)
@@ -60,7 +60,7 @@ def report_json(evaluation: Evaluation) -> str:
 
 
 def report_csv(evaluation: Evaluation) -> str:
-    """One row for each strength, or for each prompt of a comparison. No cell is a formula to a spreadsheet."""
+    """Return one row for each strength, or for each prompt of a comparison. No cell is a formula for spreadsheets."""
     table = _TABLES[evaluation.kind](evaluation.result)
     lines = io.StringIO()
     writer = csv.writer(lines)
@@ -170,7 +170,7 @@ def _text(answer: Mapping[str, Any]) -> str:
 
 
 def _marked(answer: Mapping[str, Any]) -> SafeString:
-    """The darker, the further the other side's distribution was from this one's there."""
+    """Return the tokens as HTML; the darker, the more the distributions of the two sides differ."""
     rows = ((_shade(kl), "–" if kl is None else f"{kl:.3f} nats", text) for text, kl in answer["pieces"])
     return format_html_join("", '<span class="kl-{}" title="{}">{}</span>', rows)
 

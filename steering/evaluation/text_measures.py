@@ -33,13 +33,13 @@ def distinct(texts: Iterable[Sequence[int]], length: int) -> float | None:
 
 def word_rate(texts: Iterable[str], words: Iterable[str]) -> float | None:
     """Share of the texts' words that are in the list, whatever their case; None where there are no words."""
-    wanted = {word.casefold() for word in words}
+    listed = {word.casefold() for word in words}
     found = [word.casefold() for text in texts for word in _WORD.findall(text)]
-    return sum(word in wanted for word in found) / len(found) if found else None
+    return sum(word in listed for word in found) / len(found) if found else None
 
 
 def mean(values: Iterable[float | None]) -> float | None:
-    """Of those that are known; None where none is."""
+    """Return the mean of the known values; None if none is known."""
     known = [value for value in values if value is not None]
     return math.fsum(known) / len(known) if known else None
 

@@ -28,7 +28,7 @@ def word_diff(one: str, other: str) -> SafeString:
 
 
 def _opcodes(before: Words, after: Words) -> Iterator[tuple[str, int, int, int, int]]:
-    """As difflib gives them, but for a beginning and an end in common, which are set apart first."""
+    """Return difflib's opcodes. A common prefix and suffix are handled first, for speed."""
     start = _num_common(before, after)
     end = _num_common(before[start:][::-1], after[start:][::-1])
     stops = len(before) - end, len(after) - end
@@ -42,7 +42,7 @@ def _opcodes(before: Words, after: Words) -> Iterator[tuple[str, int, int, int, 
 
 
 def _between(before: Words, after: Words) -> list[tuple[str, int, int, int, int]]:
-    """A steered model may say one word for ever: what would take minutes to compare is replaced as a whole."""
+    """Compare the words. Texts that would take minutes, such as one word repeated for ever, are replaced as a whole."""
     if _num_pairs(before, after) > MAX_PAIRS:
         return [("replace", 0, len(before), 0, len(after))]
     return list(SequenceMatcher(None, before, after, autojunk=False).get_opcodes())

@@ -12,7 +12,8 @@ from steering.spec.units import MAX_STRENGTH
 
 
 def find_sae(reading: ImportContext, hint: SAEHint, path: str) -> SAE | None:
-    """The SAE whose rows are meant; those that rescale their input would rescale the step too."""
+    """Return the SAE whose decoder rows are meant. SAEs that rescale their input are refused: they would rescale the
+    step too."""
     sae = reading.saes.find(hint, path, reading.problems, reading.doubts)
     if sae is not None and sae.normalization != "none":
         reading.refuse(
@@ -35,7 +36,7 @@ def step(
     index_path: str = "",
     special_tokens: bool = True,
 ) -> list[ImportedEdit]:
-    """The edit as a list of one; empty after a problem was reported."""
+    """Return the edit as a list of one; empty after a problem was reported."""
     target = reading.saes.feature(sae, index, index_path or path, reading.problems) if sae else None
     if target is None or not _is_usable(reading, strength, path):
         return []

@@ -36,7 +36,7 @@ class Table:
 
 
 def read_document(data: bytes, name: str) -> Document:
-    """What the name's ending says the file is; InvalidSpecError for anything damaged, too large or too deep."""
+    """Parse a file by its suffix. Raise InvalidSpecError if it is damaged, too large or nested too deeply."""
     if len(data) > MAX_BYTES:
         raise refusal(f"The file has {len(data)} bytes; profiles are read up to {MAX_BYTES >> 20} MiB.")
     path = PurePath(name)
@@ -119,7 +119,7 @@ def _csv(text: str) -> Table:
 
 
 def _rows(reader: Any, header: list[str]) -> Iterator[dict[str, str]]:
-    """A comma at a line's end makes an empty column without a name, which is left out."""
+    """Return the rows. A trailing comma makes an empty column without a name, which is left out."""
     names = [name for name in header if name]
     if len(set(names)) < len(names):
         raise refusal("The first line must name the columns, each once.", path="line 1")

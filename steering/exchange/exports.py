@@ -16,7 +16,8 @@ from steering.spec.rendering import edits_to_json, fingerprint
 
 
 def draft_document(profile: SteeringProfile) -> dict[str, Any]:
-    """The draft, with the numbers that its strengths refer to now; InvalidProfileError where it cannot be read."""
+    """Return the draft, with the current values that its strengths refer to. Raise InvalidProfileError if it is
+    invalid."""
     try:
         edits = draft_edits(profile)
         content = {"version": None, "fingerprint": fingerprint(edits), "edits": edits_to_json(edits)}
@@ -26,7 +27,7 @@ def draft_document(profile: SteeringProfile) -> dict[str, Any]:
 
 
 def version_document(version: ProfileVersion) -> dict[str, Any]:
-    """A published version, exactly as requests get it."""
+    """Return a published version, exactly as requests use it."""
     edits = parse_edits(version.edits)
     published = {"number": version.number, "note": version.note, "published_at": version.published_at.isoformat()}
     content = {"version": published, "fingerprint": version.fingerprint, "edits": edits_to_json(edits)}
@@ -43,5 +44,5 @@ def _document(profile: SteeringProfile, content: dict[str, Any]) -> dict[str, An
 
 
 def _model(model: LanguageModel) -> dict[str, str]:
-    """Where it comes from, unless that is a folder of this machine."""
+    """Return the source of the model, unless it is a folder of this machine."""
     return {"name": model.name} | ({} if is_local(model.source) else {"source": model.source})

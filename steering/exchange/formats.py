@@ -16,7 +16,8 @@ from steering.profiles.snapshot import source_of
 
 
 def bias_projection(sae: SAE, feature: int) -> float:
-    """The decoder's bias along the feature's row at length 1; InvalidSAEError or SourceError without its files."""
+    """Return the decoder bias projected on the feature's unit row. Raise InvalidSAEError or SourceError if files are
+    missing."""
     loaded = get_resolver().sae(source_of(sae))
     row = loaded.decoder_row(feature).double()
     return float(loaded.decoder_bias().double() @ row / row.norm())

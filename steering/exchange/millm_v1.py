@@ -55,7 +55,7 @@ def _content(value: object) -> dict[str, object] | None:
 
 
 def _numbers(fields: Fields) -> list[str]:
-    """The keys of ``steering``, within bounds."""
+    """Return the keys of ``steering`` that are within bounds."""
     steering = fields.child("steering")
     names = steering.others()
     if len(names) > MAX_EDITS:

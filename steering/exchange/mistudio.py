@@ -85,7 +85,7 @@ def _sae(fields: Fields, reading: ImportContext) -> SAE | None:
 
 
 def _optional(fields: Fields, name: str, reading: ImportContext) -> Fields:
-    """An object that may be absent."""
+    """Return an optional object."""
     value = fields.value(name)
     return Fields({} if value is None else value, f"{fields.path}.{name}", reading.problems)
 

@@ -103,7 +103,7 @@ def _feature(fields: Fields, reading: ImportContext, method: _Method) -> list[Im
 
 
 def _integer(fields: Fields) -> object:
-    """Its own files have indices as texts too."""
+    """Parse an index. Neuronpedia's own files also have indices as strings."""
     value = fields.value("index")
     is_text = isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 10
     return int(value) if isinstance(value, str) and is_text else value
@@ -132,7 +132,7 @@ def _vector(fields: Fields, reading: ImportContext, method: _Method) -> list[Imp
 
 
 def _edit(target: FeatureTarget | VectorTarget, fields: Fields, strength: float, method: _Method) -> list[ImportedEdit]:
-    """A strength beyond all bounds is left to the check of the whole edit, which names it."""
+    """Build the edit. A strength out of bounds is reported by the check of the whole edit, which names it."""
     raw = strength * method.multiplier
     norm = target.scales.direction_norm
     if method.operation == "add" and method.is_normalized:

@@ -59,7 +59,7 @@ def _model(fields: Fields, reading: ImportContext) -> None:
 
 
 def _version(fields: Fields) -> None:
-    """Where the profile came from. Versions are published again here and get new numbers."""
+    """Return the version that the profile came from. Imported profiles are published again under new numbers."""
     fields.integer("number", minimum=1, maximum=1 << 31)
     fields.text("note", required=False, max_length=10_000)
     fields.text("published_at", required=False)

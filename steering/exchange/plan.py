@@ -61,7 +61,7 @@ class ImportContext:
         self.problems.append(Problem(path, message, code))
 
     def doubt(self, text: str) -> None:
-        """Once, however often it is met."""
+        """Add a doubt, once."""
         if text not in self.doubts:
             self.doubts.append(text)
 

@@ -46,7 +46,7 @@ class SAEChoice:
         return self._model.name
 
     def find(self, hint: SAEHint, path: str, problems: list[Problem], doubts: list[str]) -> SAE | None:
-        """The SAE, or None after a problem was added."""
+        """Return the SAE, or None after a problem was added."""
         fitting = [self._chosen] if self._chosen else self._fitting(hint)
         if len(fitting) != 1:
             problems.append(Problem(path, self._refusal(hint, fitting), "sae_not_found"))
@@ -63,7 +63,7 @@ class SAEChoice:
         return sae
 
     def feature(self, sae: SAE, index: object, path: str, problems: list[Problem]) -> FeatureTarget | None:
-        """The feature, or None after a problem was added."""
+        """Return the feature, or None after a problem was added."""
         if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < sae.d_sae:
             message = f"{sae} has features 0 to {sae.d_sae - 1}, found {describe(index)}."
             problems.append(Problem(path, message, "invalid_feature"))
@@ -71,7 +71,7 @@ class SAEChoice:
         return feature_target(Feature.objects.select_related("sae").get(sae=sae, index=index))
 
     def _fitting(self, hint: SAEHint) -> list[SAE]:
-        """By name where one has it, else by all that the file says about the place."""
+        """Return the matching SAEs: by name if one has it, else by all that the file says about the place."""
         named = [sae for sae in self._all if hint.name and hint.name in _names(sae)]
         rows = named or self._all
         rows = [sae for sae in rows if hint.layer in (None, sae.layer)]
@@ -90,13 +90,14 @@ class SAEChoice:
 
 
 def _may_be_at(sae: SAE, site: str | None) -> bool:
-    """Whether the file's site can be the SAE's. Where no norm follows the MLP, its two sites are one place."""
+    """Return whether the site of the file can be the SAE's. If no norm follows the MLP, its two sites are the same
+    place."""
     mlp = (SAE.Site.MLP_RAW, SAE.Site.MLP_OUT)
     return site in (None, sae.site) or (site in mlp and sae.site in mlp)
 
 
 def _names(sae: SAE) -> tuple[str, ...]:
-    """As it is called here, and where it came from."""
+    """Return the SAE's name here and its source."""
     return sae.name, sae.source, f"{sae.source}/{sae.subfolder}"
 
 

@@ -16,7 +16,7 @@ def find_profile(name: str, model: str) -> SteeringProfile:
 
 
 def find_version(reference: str, model: str) -> ProfileVersion:
-    """The version of ``name@number``, or the newest of ``name``; CommandError where there is none."""
+    """Return the version ``name@number``, or the newest of ``name``. Raise CommandError if there is none."""
     name, _, number = reference.partition("@")
     profile = find_profile(name, model)
     versions = profile.versions.select_related("profile__model").order_by("-number")

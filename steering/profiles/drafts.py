@@ -100,7 +100,7 @@ def _registered_to_json(vector: PlainVector, norms: Mapping[Site, float]) -> dic
 
 
 def _vector_to_json(vector: object, norms: Mapping[Site, float]) -> object:
-    """The row's vector with the residual's norm at its site filled in; wrong fields are left for the parser to name."""
+    """Return the row's vector with the residual norm of its site. Wrong fields are left for the parser to report."""
     if not isinstance(vector, dict) or vector.get("reference_norm") is not None:
         return vector
     layer, kind = vector.get("layer"), vector.get("site", "resid_post")
@@ -111,7 +111,7 @@ def _vector_to_json(vector: object, norms: Mapping[Site, float]) -> object:
 
 
 def mean_norms(model_id: int) -> dict[Site, float]:
-    """Mean residual norms by site, as measured when SAEs were trained there."""
+    """Return mean residual norms by site, as measured when SAEs were trained there."""
     rows = SAE.objects.filter(model_id=model_id, mean_resid_norm__isnull=False).order_by("pk")
     return {Site(row.layer, cast("SiteKind", row.site)): row.mean_resid_norm for row in rows if row.mean_resid_norm}
 
@@ -168,7 +168,7 @@ def _find_feature(profile: SteeringProfile, target: FeatureTarget, path: str) ->
 
 
 def _find_vector(profile: SteeringProfile, target: VectorTarget) -> PlainVector | None:
-    """The registered one of that name, if it is still the same."""
+    """Return the registered vector of that name, if it is unchanged."""
     rows = PlainVector.objects.filter(
         vector_set__model_id=profile.model_id,
         vector_set__name=target.name,
@@ -180,7 +180,8 @@ def _find_vector(profile: SteeringProfile, target: VectorTarget) -> PlainVector 
 
 
 def _keep_vector_effect(row: FeatureEdit, edit: EditSpec) -> None:
-    """As of features: the residual's norm at the site may be another one now. Numbers of one's own bring theirs."""
+    """Store the strength as a raw value if the residual norm at the site has changed. Vectors with a norm of their own
+    keep theirs."""
     if row.plain_vector is None or edit.unit != "resid_norm":
         return
     try:
@@ -192,7 +193,7 @@ def _keep_vector_effect(row: FeatureEdit, edit: EditSpec) -> None:
 
 
 def _keep_effect(row: FeatureEdit, edit: EditSpec) -> None:
-    """Gives the strength as a raw number where the numbers behind its unit have changed since."""
+    """Store the strength as a raw value if the values behind its unit have changed."""
     assert row.feature is not None
     now = replace(edit, target=feature_target(row.feature))
     if (now.raw, now.raw_lower) != (edit.raw, edit.raw_lower):

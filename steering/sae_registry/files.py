@@ -116,7 +116,7 @@ class _Repository:
         names = frozenset(path.removeprefix(prefix) for path in files)
         if name and name not in names:
             raise InvalidSAEError(f"{self.source} holds neither a folder nor a file {subfolder!r}.")
-        self._fetch([prefix + wanted for wanted in CONFIG_FILES if wanted in names])
+        self._fetch([prefix + config for config in CONFIG_FILES if config in names])
         (self.root / folder).mkdir(parents=True, exist_ok=True)
         place = sae_place(self.root, subfolder, names)
         converter = recognise(place)

@@ -18,7 +18,7 @@ from inference.segments import ANSWER_ONLY, Segment, SegmentRules
 from inference.text.token_bytes import TokenBytes
 from tests.builders import build_request
 from tests.engine.harness import EngineHarness, Transcript
-from tests.engine.parts import RULES, THINKING, places_of
+from tests.engine.reference_segments import RULES, THINKING, segment_places
 
 pytestmark = pytest.mark.slow
 
@@ -74,7 +74,7 @@ def mask(edit: ChosenTokens, rules: SegmentRules, loaded, prompt: Sequence[int],
     found = []
     for index in range(len(prompt)):
         found.append(edit.phase in ("both", "prompt") and index in edit.window)
-    for index, (part, segment_index) in enumerate(places_of(rules, [*map(TokenBytes(backend(loaded)), made)])):
+    for index, (part, segment_index) in enumerate(segment_places(rules, [*map(TokenBytes(backend(loaded)), made)])):
         in_windows = index in edit.window and segment_index in edit.segment_window
         found.append(edit.phase in ("both", "generation") and part in edit.segments and in_windows)
     return found
@@ -162,7 +162,7 @@ def wild(loaded, seed: int, **fields: Any) -> dict[str, Any]:
 
 def made_parts(loaded, transcript: Transcript, rules: SegmentRules = RULES) -> set[str]:
     made = [*map(TokenBytes(backend(loaded)), transcript.token_ids)]
-    return {part for part, _ in places_of(rules, made)}
+    return {part for part, _ in segment_places(rules, made)}
 
 
 def bytes_for(config: dict[str, Any], loaded) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from inference.engine.output.segments import SequenceSegments
 from inference.segments import ANSWER_ONLY, SegmentRules, SegmentState, Transition
-from tests.engine.parts import ANSWER, RULES, THINKING, places_of
+from tests.engine.reference_segments import ANSWER, RULES, THINKING, segment_places
 
 BEGUN = SegmentRules(RULES.states, THINKING)
 ARROWS = SegmentRules(  # marks of several bytes a character
@@ -52,7 +52,7 @@ def test_any_text_however_it_is_cut_is_read_as_a_whole(pieces: list[bytes], rule
     """What is taken and what is guessed alike, and guesses leave nothing behind."""
     found = parts_of(rules, pieces)
     tokens = list(range(len(pieces)))
-    expected = places_of(rules, pieces)
+    expected = segment_places(rules, pieces)
     found.take(tokens[:num_taken])
     found.places([*tokens[:2], *tokens], 0)
     assert found.places(tokens, 0) == expected

@@ -154,8 +154,8 @@ class PagedCache:
         return [(m, w) for m, w in zip(self._managers, self._windows, strict=True) if w]
 
     def _has_window(self, manager: BlockManager, window: int, keys: list[bytes | None], known: int) -> bool:
-        wanted = keys[self._kept(window, known) : known]
-        return all(key is not None and manager.find(key) is not None for key in wanted)
+        needed = keys[self._kept(window, known) : known]
+        return all(key is not None and manager.find(key) is not None for key in needed)
 
     def _kept(self, window: int, known: int) -> int:
         return self._first_needed(window, known * self.block_size)

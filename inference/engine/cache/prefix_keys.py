@@ -59,7 +59,7 @@ class PrefixKeys:
         return digest.digest()
 
     def _root(self) -> bytes:
-        """What stands before the first block: a digest, so that no salt can look like another's tokens."""
+        """Return the key before the first block: a digest, so that no salt can equal another's tokens."""
         return blake2b(self.salt.encode(), digest_size=KEY_BYTES).digest() if self.salt else b""
 
     def _program(self, first: int, last: int) -> str | None:

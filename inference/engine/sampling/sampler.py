@@ -149,26 +149,28 @@ def _to_host(
     tokens: Tensor,
     finite: Tensor,
     is_possible: Tensor,
-    wanted: LogprobRows | None,
+    requested: LogprobRows | None,
     too_short: list[Tensor],
 ) -> Sampled | None:
     """Copy the results of the step to the host at once. Returns None if one of the flags ``too_short`` is set."""
     rows = len(tokens)
-    told = [tokens.int(), finite.int(), is_possible.int()]
-    if wanted is not None:
-        told.append(measure_logprobs(logits[wanted.rows], tokens[wanted.rows], max(wanted.num_tops)).flatten())
-    told.extend(flag.int().view(1) for flag in too_short)
-    host = torch.cat(told).cpu().numpy()
+    parts = [tokens.int(), finite.int(), is_possible.int()]
+    if requested is not None:
+        parts.append(
+            measure_logprobs(logits[requested.rows], tokens[requested.rows], max(requested.num_tops)).flatten()
+        )
+    parts.extend(flag.int().view(1) for flag in too_short)
+    host = torch.cat(parts).cpu().numpy()
     if too_short:
         if host[-len(too_short) :].any():
             return None
         host = host[: -len(too_short)]
     token_ids: list[int] = host[:rows].tolist()
     logprobs: list[TokenLogprob | None] = [None] * rows
-    if wanted is not None:
-        measured = host[3 * rows :].reshape(len(wanted.places), -1)
-        ids = [token_ids[place] for place in wanted.places]
-        for place, logprob in zip(wanted.places, read_logprobs(measured, ids, wanted.num_tops), strict=True):
+    if requested is not None:
+        measured = host[3 * rows :].reshape(len(requested.places), -1)
+        ids = [token_ids[place] for place in requested.places]
+        for place, logprob in zip(requested.places, read_logprobs(measured, ids, requested.num_tops), strict=True):
             logprobs[place] = logprob
     return Sampled(
         token_ids,

@@ -39,7 +39,7 @@ class PrefillBudget:
         return min(self._max_tokens, max(PREFILL_GRAIN, int(allowed) // PREFILL_GRAIN * PREFILL_GRAIN))
 
     def note(self, num_decoding: int, num_prompt_tokens: int, seconds: float) -> None:
-        """A step of that many single tokens and prompt tokens took so long."""
+        """Record the duration of a step with these numbers of single tokens and prompt tokens."""
         if not num_prompt_tokens:
             self._decode_s = smoothed(self._decode_s, seconds)
         elif not num_decoding:
@@ -49,7 +49,7 @@ class PrefillBudget:
 
 
 def smoothed(known: float | None, seen: float) -> float:
-    """A running mean that forgets."""
+    """Return an exponential moving average."""
     return seen if known is None else known + SMOOTHING * (seen - known)
 
 
@@ -68,10 +68,10 @@ class DraftBudget:
         self._num_steps = 0
 
     def num_drafts(self, num_sequences: int, chances: Sequence[float]) -> int:
-        """How many drafted tokens pay beside one token of each sequence.
+        """Return how many draft tokens are worth computing in addition to one token of each sequence.
 
-        ``chances`` are the tokens' of being right, greatest first. What steps of more tokens than ever seen take is
-        found out by running one.
+        ``chances`` are the tokens' probabilities of being accepted, in descending order. The time of a step larger than
+        all before is measured by running one.
         """
         if not self._min_gain:
             return len(chances)
@@ -88,7 +88,7 @@ class DraftBudget:
         return int(rates.argmax())
 
     def note(self, num_tokens: int, seconds: float) -> None:
-        """A step of that many tokens, none of a prompt, took so long."""
+        """Record the duration of a step without prompt tokens."""
         self._num_steps += 1
         size = _size(num_tokens)
         self._seconds[size] = smoothed(self._seconds.get(size), seconds)

@@ -27,7 +27,8 @@ def remember_chunk(chunk: Chunk) -> Restore:
 
 
 def shrink_chunk(chunk: Chunk, code: str) -> Chunk | None:
-    """One without its drafts, as guesses must not fail a request; half of a prompt's that memory is too short for."""
+    """Return the chunk without its drafts, so that guesses never fail a request; or, if memory is short, half of a
+    prompt's chunk."""
     if chunk.drafts:
         return Chunk(chunk.sequence, chunk.num_own)
     if code == OUT_OF_MEMORY and chunk.num_tokens > 1 and chunk.sequence.state is SequenceState.PREFILL:

@@ -85,11 +85,11 @@ class Drafter:
         self.num_tried = KEPT * self.num_tried + num_accepted + (num_accepted < num_drafted)
 
     def note_unused(self, place: int, token: int) -> None:
-        """The token was guessed for that place, but the step does not check it."""
+        """Record a draft token that the step does not check."""
         self._unused = (place, token)
 
     def propose(self, token_ids: Sequence[int], count: int) -> tuple[int, ...]:
-        """The next draft, of ``count`` tokens or none."""
+        """Return the next draft: ``count`` tokens or none."""
         if self._unused is not None and self._unused[0] < len(token_ids):
             place, token = self._unused
             self.note(1, int(token_ids[place] == token))

@@ -99,7 +99,7 @@ class Scheduler:
         return sorted(chunks, key=lambda chunk: chunk.num_tokens > 1)
 
     def note_step(self, chunks: list[Chunk], seconds: float) -> list[SequenceFault]:
-        """The chunks were computed in so many seconds. Return the faults of sequences that cannot go on."""
+        """Record the duration of a step. Return the faults of sequences that cannot continue."""
         tokens = [chunk.num_tokens for chunk in chunks]
         if not any(chunk.drafts for chunk in chunks):
             num_single = tokens.count(1)

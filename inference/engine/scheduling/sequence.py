@@ -96,8 +96,8 @@ class Sequence:
         return len(self.token_ids) - self.num_computed
 
     @property
-    def wants_prompt_logprobs(self) -> bool:
-        """While the prompt runs, and only then."""
+    def computes_prompt_logprobs(self) -> bool:
+        """Whether the next chunk computes log-probabilities of prompt tokens: only while the prompt runs."""
         return self._needs_prompt_logprobs and self.num_computed < self.num_prompt
 
     @property
@@ -119,23 +119,23 @@ class Sequence:
     @property
     def reads_places(self) -> bool:
         """Whether logits of other positions than the last one are needed."""
-        return self.wants_prompt_logprobs or self.scoring is not None
+        return self.computes_prompt_logprobs or self.scoring is not None
 
     def most_tokens(self, num_places: int) -> int:
-        """The longest next chunk that needs the logits of no more than ``num_places`` of its tokens."""
-        if self.wants_prompt_logprobs:
+        """Return the length of the longest next chunk that needs logits at no more than ``num_places`` positions."""
+        if self.computes_prompt_logprobs:
             return num_places
         if self.scoring is None:
             return self.num_pending_tokens
         return max(0, self.scoring.next_place - self.num_computed) + num_places
 
     def scored_places(self, num_tokens: int) -> range:
-        """Those that the next so many tokens tell about."""
+        """Return the scored positions that the next tokens give logits for."""
         return range(0) if self.scoring is None else self.scoring.places(self.num_computed, num_tokens)
 
     @property
-    def can_guess(self) -> bool:
-        """Whether a step may run tokens behind its last one that may prove wrong."""
+    def allows_drafts(self) -> bool:
+        """Whether draft tokens may be run after the last one. Grammars and pooled captures need final tokens."""
         return self.matcher is None and not (self.capture is not None and self.capture.has_pools)
 
     @property
@@ -175,7 +175,8 @@ class Sequence:
         )
 
     def note_effects(self, sites: tuple[Site, ...], sums: list[list[float]]) -> None:
-        """What steering did to further tokens: of each site how many, how many it changed, and the sum of changes."""
+        """Add the effects of steering on further tokens: per site the number of tokens, of changed ones, and the sum of
+        changes."""
         for site, (num_tokens, num_changed, change) in zip(sites, sums, strict=True):
             if num_tokens:
                 total = self.steering_effects.setdefault(site, [0.0, 0.0, 0.0])
@@ -185,7 +186,8 @@ class Sequence:
 
 
 def _num_prompt_program(request: GenerationRequest) -> int:
-    """How many tokens the prompt's program steers: all of the prompt but its last one where that is another matter."""
+    """Return how many tokens the prompt's program steers: all, or all but the last one if that has a program of its
+    own."""
     tells_last = request.intervention is not None and request.intervention.depends_on_last_prompt_token
     return len(request.prompt_token_ids) - tells_last
 

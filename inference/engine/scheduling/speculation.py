@@ -52,7 +52,7 @@ class Speculation:
         return [draft[:length] for draft, length in zip(proposed, lengths, strict=True)]
 
     def note_step(self, num_tokens: int, seconds: float) -> None:
-        """A step of that many tokens, none of a prompt, took so long."""
+        """Record the duration of a step without prompt tokens."""
         self._budget.note(num_tokens, seconds)
 
     def note_outcome(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
@@ -68,7 +68,7 @@ class Speculation:
     def _proposal(self, sequence: Sequence) -> tuple[int, ...]:
         """Tokens that may all be right: none that ends the sequence, nor any after its end."""
         room = sequence.max_tokens - sequence.num_generated - 1
-        if room < 1 or not sequence.can_guess:
+        if room < 1 or not sequence.allows_drafts:
             return ()
         if sequence.drafter is None:
             lookup = PromptLookup(self.config.prompt_lookup_min, self.config.prompt_lookup_max)

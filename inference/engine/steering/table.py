@@ -142,12 +142,13 @@ class SteeringTable:
             self._step.static_rows, self._ran_static = row_of_token, []
 
     def end_static(self) -> None:
-        """The rest of the step is run as its own rows say."""
+        """Run the rest of the step with its own rows."""
         assert self._step is not None, "a step is running"
         self._step.static_rows = None
 
     def replayed(self) -> None:
-        """A captured step ran in the place of this one: the hooks acted where they did when it was captured."""
+        """Record the effects of a replayed CUDA graph: the hooks acted at the sites where they acted during the
+        capture."""
         assert self._step is not None, "a step is running"
         assert self._step.plan is not None, "the step is steered"
         num_tokens = len(self._step.plan.row_of_token)
@@ -171,7 +172,7 @@ class SteeringTable:
         return self._plan
 
     def _apply(self, site: Site, hidden: Tensor) -> Tensor | None:
-        """The steered hidden states; None where the step has nothing to do at the site."""
+        """Return the steered hidden states; None if the step changes nothing at the site."""
         step = self._step
         if step is None or step.plan is None:
             return None
@@ -217,7 +218,7 @@ class SteeringTable:
         return PlaceRows(places.starts, places.segment_starts, rows, special_rows)
 
     def _lay(self, program: Program, laid: dict[tuple[int, ...], int]) -> int:
-        """The program's row: 0 for none at all, and one for the same edits."""
+        """Return the program's row: 0 without edits, the same row for the same edits."""
         if not program:
             return 0
         key = tuple(map(id, program))

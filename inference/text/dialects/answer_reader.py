@@ -84,9 +84,9 @@ class AnswerReader:
     def _is_included(self, event: AnswerEvent) -> bool:
         if not isinstance(event, _CALL_EVENTS):
             return True
-        is_wanted = self._max_calls is None or event.index < self._max_calls
-        self.num_calls += is_wanted and isinstance(event, ToolCallStart)
-        return is_wanted
+        is_allowed = self._max_calls is None or event.index < self._max_calls
+        self.num_calls += is_allowed and isinstance(event, ToolCallStart)
+        return is_allowed
 
     def _read(self) -> Parser[AnswerEvent, None]:
         if self._thinking is not None:

@@ -121,12 +121,12 @@ class CompactionItem(Part):
 
 
 def compaction_of(summary: str) -> str:
-    """What a compaction item carries."""
+    """Return the content of a compaction item with that summary."""
     return base64.b64encode(json.dumps({"millm": 1, "summary": summary}).encode()).decode()
 
 
 def summary_in(content: str) -> str:
-    """The reverse; raises ValueError for anything else."""
+    """Return the summary of a compaction item's content. Raises ValueError for anything else."""
     try:
         found = json.loads(base64.b64decode(content, validate=True))
     except RecursionError as error:
@@ -172,7 +172,7 @@ KINDS = (
 
 
 def _kind(value: Any) -> Any:
-    """The type that an item says; messages and references may leave it out."""
+    """Return the item's type; messages and references may omit it."""
     kind = value.get("type")
     return kind if kind is not None else "message" if "role" in value else "item_reference"
 

@@ -135,7 +135,7 @@ class PromptSchema(InputSchema):
             )
 
     def _check_file_search(self) -> None:
-        """One, with a filter that is not too large, and a name of its own."""
+        """Allow one file search, with a filter of limited size and a name that no function has."""
         search = self.file_search
         if search is None:
             return

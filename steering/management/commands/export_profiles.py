@@ -38,7 +38,7 @@ class Command(BaseCommand):
 
 
 def newest_versions(model: str, *, archived: bool) -> list[ProfileVersion]:
-    """One of each profile that was published."""
+    """Return the newest version of each published profile."""
     versions = ProfileVersion.objects.filter(profile__model__name=model).select_related("profile__model")
     if not archived:
         versions = versions.filter(profile__archived_at=None)

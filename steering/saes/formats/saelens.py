@@ -265,7 +265,7 @@ def _read_site(metadata: Config, *, is_transcoder: bool) -> Site | None:
 
 
 def _read_output_site(metadata: Config) -> Site | None:
-    """Of a transcoder: the MLP's output in the layer whose MLP it reads."""
+    """Return the output site of a transcoder: the MLP output of the layer whose MLP it reads."""
     source, target = read_text(metadata, "hook_name"), read_text(metadata, "hook_name_out")
     if not source and not target:
         return None

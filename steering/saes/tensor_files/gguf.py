@@ -62,7 +62,7 @@ class _Reader:
 
     def take(self, count: int) -> bytes:
         if not 0 <= count <= len(self.data) - self.position:
-            raise ValueError(f"{count} bytes are wanted where {len(self.data) - self.position} are left")
+            raise ValueError(f"expected {count} more bytes, found {len(self.data) - self.position}")
         self.position += count
         return self.data[self.position - count : self.position]
 

@@ -126,8 +126,8 @@ def _entries_delta(h: Tensor, norm: Tensor, rows: Tensor, tables: SteeringTensor
     numbers, codes = tables.numbers.unbind(1), tables.codes.unbind(1)
     views = [_view(h, kind) for kind in tables.normalizations]
     a = _activations(views, tables, given)
-    wanted = numbers[Number.GAIN_LESS_ONE] * a + numbers[Number.OFFSET]
-    change = torch.minimum(torch.maximum(wanted, numbers[Number.LOWER] - a), numbers[Number.UPPER] - a)
+    change = numbers[Number.GAIN_LESS_ONE] * a + numbers[Number.OFFSET]
+    change = torch.minimum(torch.maximum(change, numbers[Number.LOWER] - a), numbers[Number.UPPER] - a)
     gate = codes[Code.GATE].long()
     is_open = a[:, gate] > numbers[Number.FLOOR]
     is_open = is_open & is_open[:, gate] & (codes[Code.ROW] == rows.unsqueeze(1)) & (norm <= numbers[Number.NORM_LIMIT])
@@ -167,9 +167,9 @@ def _view(h: Tensor, kind: str) -> tuple[Tensor, Tensor]:
 def _gather(pool: Tensor, blocks: Tensor, first: int, length: int) -> Tensor:
     """Return tokens ``first`` to ``length`` as ``[kv_heads, tokens, head_dim]``; a view if they are in one block."""
     size = pool.shape[1]
-    wanted = blocks[first // size : -(-length // size)]
+    selected = blocks[first // size : -(-length // size)]
     skipped = first - first // size * size
-    tokens = pool[int(wanted[0])] if len(wanted) == 1 else pool[wanted.to(pool.device).long()].flatten(0, 1)
+    tokens = pool[int(selected[0])] if len(selected) == 1 else pool[selected.to(pool.device).long()].flatten(0, 1)
     return tokens[skipped : skipped + length - first].transpose(0, 1)
 
 

@@ -1,4 +1,4 @@
-"""The parts of a text by a plain reading from its beginning, to judge the engine's by."""
+"""A simple implementation of segments, which reads each text from its start. Tests compare the engine with it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ RULES = SegmentRules(
 )
 
 
-def turns_in(rules: SegmentRules, text: bytes) -> list[tuple[int, Transition]]:
-    """Each transition of the text, and where its mark ends."""
+def transitions_in(rules: SegmentRules, text: bytes) -> list[tuple[int, Transition]]:
+    """Return each transition in the text, with the position after its mark."""
     found: list[tuple[int, Transition]] = []
     state, start = rules.first, 0
     while True:
@@ -47,21 +47,21 @@ def turns_in(rules: SegmentRules, text: bytes) -> list[tuple[int, Transition]]:
         found.append((start, transition))
 
 
-def places_of(rules: SegmentRules, tokens: Sequence[bytes]) -> list[tuple[str, int]]:
-    """Each token's part, by the text up to and with it, and its index there."""
+def segment_places(rules: SegmentRules, tokens: Sequence[bytes]) -> list[tuple[str, int]]:
+    """Return the segment of each token, and the token's index in it."""
     counts: Counter[str] = Counter()
     places: list[tuple[str, int]] = []
     for number, token in enumerate(tokens):
         before = b"".join(tokens[:number])
         state = rules.first
-        for _, transition in turns_in(rules, before):
+        for _, transition in transitions_in(rules, before):
             state = transition.to
-        part = rules.states[state].segment
+        segment = rules.states[state].segment
         for _, transition in [
-            transition for transition in turns_in(rules, before + token) if transition[0] > len(before)
+            transition for transition in transitions_in(rules, before + token) if transition[0] > len(before)
         ]:
             if transition.opens:
-                part = rules.states[transition.to].segment
-        places.append((part, counts[part]))
-        counts[part] += 1
+                segment = rules.states[transition.to].segment
+        places.append((segment, counts[segment]))
+        counts[segment] += 1
     return places
