@@ -1,11 +1,11 @@
-// Draws each [data-chart] from the table that stands in it, in the theme's colours, and again when the theme changes.
+// Draws each [data-chart] from the table inside it, in the theme's colours, and again when the theme changes.
 import uPlot from "./vendor/uplot/uPlot.esm.js";
 
 const SERIES = ["--series-1", "--series-2", "--series-3", "--series-4"];
 const HEIGHT = 190;
 const drawn = new Map();
 
-// A variable's colour as the canvas understands it: the browser resolves light-dark() only where it is used.
+// Resolves the colour of a variable for the canvas: browsers resolve light-dark() only where it is used.
 function colour(name) {
   const probe = document.createElement("span");
   probe.style.color = `var(${name})`;
@@ -28,7 +28,7 @@ function readTable(figure) {
   return { names, data: [times, ...series] };
 }
 
-// In UTC, as all times of the console: the day at midnight, otherwise the hour and minute.
+// Formats a time in UTC, as everywhere in the console: the day at midnight, otherwise hour and minute.
 function timeWords(_, times) {
   return times.map((time) => {
     const [day, hour] = new Date(time * 1000).toISOString().split("T");

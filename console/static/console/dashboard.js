@@ -1,4 +1,4 @@
-// The dashboard's live figures; its charts are drawn from their tables.
+// The dashboard's live figures; charts.js draws the charts.
 import "./charts.js";
 import { follow } from "./live.js";
 

@@ -1,4 +1,4 @@
-// The live parts of the frame: the engine's state in the bar, and counts in the sidebar.
+// Live parts of the frame: the engine's state in the bar, and counts in the sidebar.
 import { follow } from "./live.js";
 
 const engine = document.getElementById("engine-state");
@@ -16,14 +16,14 @@ if (engine) {
 const jobs = document.querySelector("[data-live=jobs]");
 if (jobs) follow("jobs", (data) => (jobs.textContent = data?.open || ""));
 
-// Scripts of the apps below do not know the connection. What they keep up to date names its topic, and they hear of it.
-const MOST_TOPICS = 12; // the server takes 16 of one page; those beyond are looked after by their scripts
+// Scripts of other apps do not know the connection. Elements name their topic; the scripts get an event when it changes.
+const MOST_TOPICS = 12; // the server accepts 16 per page; scripts poll for further ones
 const named = [...document.querySelectorAll("[data-live-topic]")].map((part) => part.dataset.liveTopic);
 for (const topic of [...new Set(named)].slice(0, MOST_TOPICS)) {
   follow(topic, (data) => document.dispatchEvent(new CustomEvent("live:told", { detail: { topic, data } })));
 }
 
-// Menus close with Escape and with a click beside them; also those that came later.
+// Menus close on Escape and on a click outside, also menus that were added later.
 document.addEventListener("click", (event) => {
   for (const menu of document.querySelectorAll("details.menu[open]")) menu.open = menu.contains(event.target);
 });

@@ -1,5 +1,5 @@
 // The page's connection to the server. `follow(topic, show)` calls `show(data)` now and whenever the topic changes; data
-// is null where there is nothing to see. A lost connection is said in #live-line and tried again.
+// is null if the user may not see the topic. A lost connection is reported in #live-line and retried.
 
 const FIRST_WAIT_MS = 1000;
 const LONGEST_WAIT_MS = 30000;
@@ -67,8 +67,8 @@ function announce(text) {
   document.documentElement.classList.toggle("is-disconnected", text !== "");
 }
 
-// A page that goes away closes its connection itself, and that is no loss to announce; one that comes back out of the
-// browser's memory connects again.
+// A page that is left closes its connection, which is not reported as lost. A page restored from the browser's cache
+// connects again.
 window.addEventListener("pagehide", () => {
   socket?.removeEventListener("close", lost);
   socket?.close();

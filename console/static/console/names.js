@@ -1,5 +1,5 @@
-// Names for what Django's widgets draw without one. A choice's label belongs to a hidden select: what stands in its place
-// takes the name over, also in forms that are added later.
+// Accessible names for Django's widgets. The label of a choice belongs to a hidden select: copy it to the element that
+// replaces the select, also in forms that are added later.
 function nameChoice(container) {
   const select = container.previousElementSibling;
   const label = select?.labels?.[0];

@@ -1,11 +1,11 @@
-// Keeps what a page says about its models up to date: when the page's connection tells of a change, and without a
-// connection often while a model moves, seldom otherwise.
+// Keeps the models on the page up to date: when the connection reports a change; without a connection it polls, often
+// while a model is loading or unloading, rarely otherwise.
 const MOVING_MS = 1000;
 const RESTING_MS = 10000;
 const told = new Set(); // topics that the connection follows
 let timer = 0;
 let isAsking = false;
-let isStale = false; // told of something newer than what is being fetched
+let isStale = false; // something newer than the running fetch was reported
 
 const parts = () => [...document.querySelectorAll("[data-model-live]")];
 const isMoving = () => parts().some((part) => part.querySelector("progress"));
@@ -21,7 +21,7 @@ const sayLost = (isLost) => {
 
 const states = () => parts().map((part) => part.querySelector(".model-badge")?.textContent).join();
 
-// A model that was loaded meanwhile has other buttons; what somebody is writing on the page stays.
+// A model that was loaded meanwhile has other buttons. Text in fields is kept.
 const renewActs = async () => {
   const old = document.querySelector(".model-acts");
   if (!old) return;

@@ -1,4 +1,4 @@
-// Asks the model for an answer and shows it as it comes. What it says is put in as text, never as HTML.
+// Streams an answer of the model onto the page. It is inserted as text, never as HTML.
 const form = document.getElementById("try-form");
 
 const say = (text, isFailure = false) => {
@@ -7,7 +7,7 @@ const say = (text, isFailure = false) => {
   state.classList.toggle("model-failed", isFailure);
 };
 
-// The data of each complete event of a stream; what is left waits for its end.
+// Yields the data of each complete event of a stream; the rest waits for its end.
 const events = async function* (body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
@@ -48,7 +48,7 @@ const ask = async (signal) => {
   if (!answer.ok) throw await refusal(answer);
   const reason = await take(answer, place);
   say(reason === "length" ? "Stopped at the token limit. " : "Finished. ");
-  if (!form.dataset.log) return; // who may not see the log is not led there
+  if (!form.dataset.log) return; // no link for users who may not see the log
   const link = document.createElement("a");
   link.href = `${form.dataset.log}${encodeURIComponent(answer.headers.get("x-request-id"))}/change/`;
   link.textContent = "View in request log";

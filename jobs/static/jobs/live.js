@@ -1,14 +1,14 @@
-// Fetches the page anew while a job on it has not ended, and takes over what it says about its jobs: when the page's
-// connection tells of a change, and now and then for what that does not tell. Without a connection it asks often.
+// Updates the jobs on the page until they have ended. It fetches the page when the connection reports a change, and
+// now and then for what the connection does not report. Without a connection it polls often.
 "use strict";
 {
   const ALONE_MS = 1500;
-  const TOLD_MS = 5000; // lines of the log come without a change of what is told
+  const TOLD_MS = 5000; // new lines of the log do not change the topic
   const LIVE = "[data-job-live='1']";
   const told = new Set(); // topics that the connection follows
   let timer = 0;
   let isAsking = false;
-  let isStale = false; // told of something newer than what is being fetched
+  let isStale = false; // something newer than the running fetch was reported
 
   const isConnected = () =>
     !document.documentElement.classList.contains("is-disconnected") &&
@@ -22,7 +22,7 @@
       const now = fresh.getElementById(old.id);
       if (now && (now.innerHTML !== old.innerHTML || now.dataset.jobLive !== old.dataset.jobLive)) old.replaceWith(now);
     }
-    // With its end a job gets other buttons and a result.
+    // A job that has ended has other buttons and a result.
     if (document.getElementById("job-acts") && !document.querySelector(LIVE)) window.location.reload();
   };
 
@@ -35,7 +35,7 @@
       try {
         await refresh();
       } catch {
-        // The server is away; the next round may find it.
+        // The server is down; the next poll may reach it.
       }
     }
     isAsking = false;

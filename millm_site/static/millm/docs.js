@@ -1,3 +1,3 @@
-// Swagger UI on our own document; everything is served locally.
+// Swagger UI for our OpenAPI document; all files are served locally.
 const root = document.getElementById("swagger-ui");
 SwaggerUIBundle({ url: root.dataset.url, domNode: root, deepLinking: true, tryItOutEnabled: true });

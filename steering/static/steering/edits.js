@@ -1,5 +1,5 @@
-// The cards of a profile's edits: says what the chosen operation, unit and phase mean, shows only the fields that the
-// operation uses, and opens conditions that are set. Without it everything is there and nothing is explained.
+// The cards of a profile's edits: explains the chosen operation, unit and phase, shows only the fields that the
+// operation uses, and opens conditions that are set. Without scripts all fields are visible and nothing is explained.
 "use strict";
 (() => {
   const UNUSED = {
@@ -32,7 +32,7 @@
     const unused = UNUSED[operation] || [];
     for (const name of ["strength", "unit", "lower", "plain_vector", "norm_layer"]) {
       for (const field of card.querySelectorAll(`.fieldBox.field-${name}, .form-row.field-${name}:not(:has(.form-multiline))`)) {
-        const whole = field.matches(".fieldBox") ? field.parentElement : field; // with its help
+        const whole = field.matches(".fieldBox") ? field.parentElement : field; // with its help text
         whole.classList.toggle("steering-unused", unused.includes(name));
       }
     }

@@ -1,4 +1,4 @@
-// Fills elements that name a part of the page in data-load. Without scripts they hold a link to it.
+// Loads the page fragment that data-load names into the element. Without scripts it contains a link.
 "use strict";
 
 async function loadLater(element) {

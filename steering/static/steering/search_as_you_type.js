@@ -1,8 +1,8 @@
-// Searches the list while one types: the page of the new search is fetched, and its results take the old ones' place.
+// Updates the list while the user types: fetches the page of the new search and replaces the results.
 "use strict";
 
 const PAUSE_MS = 250;
-const NOTE = "#changelist-search .small.quiet"; // how many were found
+const NOTE = "#changelist-search .small.quiet"; // the number of results
 const PARTS = ["#changelist-form", "#list-filters"];
 
 document.addEventListener("DOMContentLoaded", () => {

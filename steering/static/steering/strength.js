@@ -1,5 +1,5 @@
-// A slider beside each strength, and what each edit comes to as it stands. The number field is what is saved; the server
-// says what a strength means, once for each choice of feature, operation and unit, and in words after each change.
+// A slider beside each strength, and a description of each edit. The number field is what is saved. The server returns
+// the scale once for each feature, operation and unit, and the description after each change.
 import { bandsOf, levelOf, pushAt, shown } from "./strength_scale.js";
 
 const PAUSE_MS = 200;
@@ -20,7 +20,7 @@ class StrengthCard {
     this._root.querySelector("button").addEventListener("click", () => this._set(this._calibrated.strength));
   }
 
-  // What the server says of the card now.
+  // The server's latest answer about the card.
   take(outcome) {
     this._scale = outcome.scale;
     this._calibrated = outcome.calibrated;
@@ -83,9 +83,9 @@ class StrengthCard {
     return !unit || hidden ? "×" : unit.selectedOptions[0].textContent;
   }
 
-  // The lines below the fields, as they would be if the form were saved.
+  // The lines below the fields, as if the form were saved.
   _say({ words, coefficient, push, warning, problem }) {
-    const alone = ":not(:has(.form-multiline))"; // a row of several fields has the classes of all
+    const alone = ":not(:has(.form-multiline))"; // a row of several fields has the classes of all of them
     const line = (name) => this._card.querySelector(`:is(.fieldBox.field-${name}, .form-row.field-${name}${alone}) .readonly`);
     const isWarned = push !== null && push > this._levels.strong;
     write(line("words"), words || "–");
@@ -107,16 +107,16 @@ function write(line, text, isWarning = false) {
   line.replaceChildren(span);
 }
 
-// All cards of the form; one question to the server for all of them, some time after the last change.
+// All cards of the form. One request for all of them, shortly after the last change.
 class Strengths {
   constructor(form, { url, levels }) {
     this._form = form;
     this._url = url;
     this._levels = levels;
-    this._cards = new Map(); // by their prefix
+    this._cards = new Map(); // by prefix
     this._timer = 0;
     this._running = null;
-    // Django's choices tell of themselves through jQuery alone, which hears of everything else too.
+    // Django's select widgets trigger jQuery events only; jQuery also hears native ones.
     window.django.jQuery(form).on("input change", () => this._edited());
     document.addEventListener("formset:added", () => this._edited());
     document.addEventListener("formset:removed", () => this._edited());
@@ -133,7 +133,7 @@ class Strengths {
     const running = (this._running = new AbortController());
     try {
       const answer = await fetch(this._url, { method: "POST", body: new FormData(this._form), signal: running.signal });
-      if (!answer.ok || answer.redirected) return; // without it the fields still do, and saving says what is wrong
+      if (!answer.ok || answer.redirected) return; // the fields work without it, and saving reports errors
       const { cards } = await answer.json();
       for (const outcome of cards) this._card(outcome.prefix)?.take(outcome);
     } catch (error) {
@@ -141,7 +141,7 @@ class Strengths {
     }
   }
 
-  // Django numbers its cards anew when one is taken away.
+  // Django renumbers its cards when one is removed.
   _card(prefix) {
     const card = this._form.querySelector(`[name="${CSS.escape(prefix)}-strength"]`)?.closest(".inline-related");
     if (!card) return null;

@@ -1,6 +1,6 @@
-// Pushes along a slider, from strengths in rising order with their push, between which it changes evenly.
+// Relative sizes along a slider, interpolated linearly between known strengths in rising order.
 
-// Null where nothing is known. Beyond the ends it goes on as at the end.
+// Null if nothing is known. Beyond the ends it is extrapolated.
 export function pushAt(points, strength) {
   if (points.length < 2) return null;
   const last = points.length - 2;
@@ -15,7 +15,7 @@ export function levelOf(push, { felt, strong }) {
   return push < felt ? "mild" : "strong";
 }
 
-// Where on the slider each level begins and ends.
+// The start and end of each level on the slider.
 export function bandsOf(points, levels) {
   const ends = new Set(points.map(([strength]) => strength));
   points.slice(1).forEach(([to, high], number) => {
@@ -32,5 +32,5 @@ export function bandsOf(points, levels) {
   });
 }
 
-// Four digits at most, none that say nothing.
+// At most four significant digits, without trailing zeros.
 export const shown = (number) => String(Number(number.toPrecision(4)));

@@ -1,4 +1,4 @@
-// Jobs that find vectors: their state as it changes, and the list anew when one ends.
+// Shows the state of extraction jobs, and reloads the list when one ends.
 const OPEN = ["queued", "running"];
 
 document.addEventListener("live:told", ({ detail: { topic, data } }) => {

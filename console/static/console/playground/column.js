@@ -1,4 +1,4 @@
-// One column: what steers it, its answer, and what can be done with both.
+// One column: its steering, its answer, and the actions on both.
 import { Answer } from "../../openai_api/tokens/answer.js";
 import { largest } from "../../openai_api/tokens/colours.js";
 import { Draft } from "./draft.js";
@@ -13,7 +13,7 @@ export class Column {
   constructor(root, page) {
     this.root = root;
     this._page = page;
-    this._ran = null; // the request that the answer is of
+    this._ran = null; // the request of the answer
     this._answer = new Answer(root, { featureOf: (index) => this._feature(index) });
     this._run = new Run(root, {
       answer: this._answer,
@@ -52,7 +52,7 @@ export class Column {
     return steeringFields({ choice: this._choice.value, edits: this._draft.edits, intensity: Number(this._slider.value) });
   }
 
-  // The profiles of the model that is chosen.
+  // Fills in the profiles of the selected model.
   fill() {
     const before = this._choice.value;
     const profiles = this._page.modelFacts().profiles.flatMap(({ name, versions }) => [
@@ -89,7 +89,7 @@ export class Column {
     this._run.stop();
   }
 
-  // What steering did to each token, the chosen feature at each, and the labels of the features that the answer brought.
+  // Shows the effect of steering at each token, the selected feature, and the labels of the features in the answer.
   async inspect() {
     const tokens = this._answer.tokens;
     if (!this._ran || this.isRunning || !tokens?.ids.length) return this._page.paint();
@@ -98,7 +98,7 @@ export class Column {
     this._page.paint();
   }
 
-  // The server computes the answer's tokens again.
+  // Lets the server compute the answer's tokens again.
   async _compare(tokens) {
     const feature = this._page.feature();
     if (this._ran.steering.profile === null && !feature) return;
@@ -107,7 +107,7 @@ export class Column {
     if (feature) Object.assign(fields, { sae: feature.sae, feature: feature.index });
     try {
       const found = await (await post(this._page.choices.urls.inspect, fields)).json();
-      if (tokens !== this._answer.tokens) return; // run again meanwhile
+      if (tokens !== this._answer.tokens) return; // a newer run replaced the answer
       this.root.querySelector(".answer-kl").textContent = tokens.compare(found);
     } catch (error) {
       this.root.querySelector(".answer-kl").textContent = `Could not compare the tokens: ${error.message}`;
@@ -139,14 +139,14 @@ export class Column {
     }
   }
 
-  // What was copied is of what was chosen then.
+  // The copied snippet belongs to an earlier selection.
   forgetCopy() {
     const { area, line } = this._snippet;
     area.value = line.textContent = "";
     area.hidden = true;
   }
 
-  // A feature of a token: to its page, and to colour by it.
+  // A feature of a token: a link to its page, and a button to colour by it.
   _feature(index) {
     const sae = this._ran.sae;
     const act = document.createElement("button");
@@ -169,7 +169,7 @@ export class Column {
     this.showStale();
   }
 
-  // An answer stays until the next run, and says that it is not one to what is chosen now.
+  // The answer stays until the next run and is marked as outdated.
   showStale() {
     const now = { ...this._page.current(), steering: this._steering };
     const ran = this._ran && { kind: this._ran.kind, body: this._ran.body, steering: this._ran.steering };

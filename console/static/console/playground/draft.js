@@ -1,4 +1,4 @@
-// A column's own edits: features by search, each with what is done to it; kept as a profile's draft on demand.
+// The inline edits of a column: features found by search, each with an operation. They can be saved as a draft.
 import { post } from "./events.js";
 import { FeatureBox, nameOf } from "./feature_box.js";
 

@@ -1,4 +1,4 @@
-// Below a profile's form: what the model writes without steering, and with the form's edits as they stand, unsaved.
+// The preview below a profile's form: the model's answer without steering, and with the form's unsaved edits.
 import { Answer } from "../../openai_api/tokens/answer.js";
 import { MEASURES, largest } from "../../openai_api/tokens/colours.js";
 import { post } from "./events.js";
@@ -7,7 +7,7 @@ import { commonFields, readingFields } from "./request.js";
 import { Run } from "./run.js";
 
 const PAUSE_MS = 500;
-const ASKED = "_preview"; // the field in which the form carries what is asked
+const ASKED = "_preview"; // the form field that carries the request
 
 class DraftPreview {
   constructor(root, draftForm) {
@@ -16,7 +16,7 @@ class DraftPreview {
     this._form = root.querySelector("form");
     this._labels = new Labels({ url: root.dataset.labels, page: root.dataset.feature });
     this._timer = 0;
-    this._stands = null; // what the unsteered answer is of
+    this._baselineOf = null; // the request of the unsteered answer
     this._base = this._side("[data-side=unsteered]");
     this._draft = this._side("[data-side=draft]");
     this._form.addEventListener("submit", (event) => {
@@ -28,7 +28,7 @@ class DraftPreview {
     });
     root.querySelector("[data-act=stop]").addEventListener("click", () => this.stop());
     this._follows.addEventListener("change", () => this._follow());
-    // Django's choices tell of themselves through jQuery alone, which hears of everything else too.
+    // Django's select widgets trigger jQuery events only; jQuery also hears native ones.
     window.django.jQuery(draftForm).on("input change", () => this._edited());
     for (const name of ["formset:added", "formset:removed"]) document.addEventListener(name, () => this._edited());
     root.hidden = false;
@@ -56,7 +56,7 @@ class DraftPreview {
     return { root, answer, run: new Run(root, { answer, logUrl: this._root.dataset.log || null, changed }) };
   }
 
-  // What both sides ask, or null where the panel's own fields are not complete.
+  // Returns the request of both sides, or null if the panel's fields are incomplete.
   _asked({ silently = false } = {}) {
     if (!(silently ? this._form.checkValidity() : this._form.reportValidity())) return null;
     const form = new FormData(this._form);
@@ -66,31 +66,31 @@ class DraftPreview {
 
   async _runBase(asked) {
     const { kind, body } = asked;
-    this._stands = JSON.stringify(asked);
+    this._baselineOf = JSON.stringify(asked);
     const url = this._root.dataset[`${kind}Unsteered`];
     if (await this._base.run.start(url, { ...body, profile: null })) this._learn(this._base.answer);
-    else if (!this._base.run.isRunning) this._stands = null;
+    else if (!this._base.run.isRunning) this._baselineOf = null;
   }
 
   async _runDraft({ kind, body }) {
     this._showProblems([]);
     this._draft.root.querySelector(".answer-kl").textContent = "";
     const asked = { ...body };
-    delete asked.model; // it is the profile's
+    delete asked.model; // the profile determines it
     const done = await this._draft.run.start(this._root.dataset[kind], this._posted(asked), (error) => {
       this._showProblems(error.problems ?? []);
     });
     if (done) await this._compare(kind);
   }
 
-  // The form as saving it would post it, and what is asked besides.
+  // The form as it would be saved, plus the request.
   _posted(asked) {
     const posted = new FormData(this._draftForm);
     posted.set(ASKED, JSON.stringify(asked));
     return posted;
   }
 
-  // How far the edits moved each token's distribution: the server computes the answer again, both ways.
+  // Shows how much the edits changed each token's distribution: the server computes the answer with and without them.
   async _compare(kind) {
     const tokens = this._draft.answer.tokens;
     const line = this._draft.root.querySelector(".answer-kl");
@@ -99,7 +99,7 @@ class DraftPreview {
     const asked = { kind, prompt_ids: tokens.promptIds, completion_ids: tokens.ids };
     try {
       const found = await (await post(this._root.dataset.inspect, this._posted(asked))).json();
-      if (tokens !== this._draft.answer.tokens) return; // run again meanwhile
+      if (tokens !== this._draft.answer.tokens) return; // a newer run replaced the answer
       const words = tokens.compare(found);
       line.textContent = words && `${words} A stronger colour means a larger change.`;
       this._draft.answer.paint(MEASURES.kl, largest(tokens.list, MEASURES.kl));
@@ -112,7 +112,7 @@ class DraftPreview {
     return this._labels.learn(this._sae, answer.tokens.list.flatMap((token) => token.features ?? []));
   }
 
-  // The box was ticked or not: ticked, the panel stays in sight, and the draft runs at once.
+  // Applies the checkbox: if checked, the panel stays visible and the draft runs at once.
   _follow() {
     this._root.classList.toggle("preview-docked", this._follows.checked);
     if (this._follows.checked) this._again();
@@ -125,11 +125,11 @@ class DraftPreview {
     this._timer = window.setTimeout(() => this._again(), PAUSE_MS);
   }
 
-  // The unsteered side stands as long as nothing else is asked: with one seed it would say the same.
+  // The unsteered answer is reused while the request is the same: with the same seed it would not change.
   _again() {
     const asked = this._asked({ silently: true });
     if (!asked) return;
-    if (this._stands !== JSON.stringify(asked)) this._runBase(asked);
+    if (this._baselineOf !== JSON.stringify(asked)) this._runBase(asked);
     this._runDraft(asked);
   }
 
@@ -161,7 +161,7 @@ class DraftPreview {
   }
 }
 
-// Goes to a field, also where it is folded away or drawn by something else.
+// Focuses a field, also if it is collapsed or replaced by a widget.
 function show(input) {
   const fold = input.closest("details");
   if (fold) fold.open = true;

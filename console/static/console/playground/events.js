@@ -1,4 +1,4 @@
-// The data of each complete event of a stream, as JSON; the stream's own error is thrown. Ends with [DONE].
+// Yields the data of each complete event of a stream as JSON until [DONE]. Throws an error that the stream reports.
 export async function* events(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
@@ -18,7 +18,7 @@ export async function* events(body) {
   }
 }
 
-// An error in the contract's words.
+// An error with the API's message.
 export function refusal(body, status = 0) {
   const error = body?.error;
   if (!error?.message) {
@@ -31,7 +31,7 @@ export function refusal(body, status = 0) {
   return failure;
 }
 
-// Posts fields as JSON, or a form as it is, under the session. Throws what was refused, and what a lost connection means.
+// Posts fields as JSON, or a form, with the session. Throws an error if the request is refused or the connection lost.
 export async function post(url, fields, signal) {
   const token = document.querySelector("[name=csrfmiddlewaretoken]").value;
   const isForm = fields instanceof FormData;

@@ -1,4 +1,4 @@
-// A field that searches features while one types. Its choices are a list of buttons, reached with the arrow keys.
+// A field that searches features while the user types. Results are a list of buttons, reached with the arrow keys.
 const PAUSE_MS = 200;
 
 export class FeatureBox {

@@ -1,4 +1,4 @@
-// The playground: one prompt, up to four columns, each steered in its own way and drawn with the same seed.
+// The playground: one prompt and up to four columns, each with its own steering and all with the same seed.
 import { MEASURES, showLegend } from "../../openai_api/tokens/colours.js";
 import { Column } from "./column.js";
 import { FeatureBox } from "./feature_box.js";
@@ -53,12 +53,12 @@ class Playground {
     return this._colourBy.value === "feature" ? this._feature : null;
   }
 
-  // What all columns ask, or null where the form is not complete.
+  // Returns the request fields of all columns, or null if the form is incomplete.
   request() {
     return this._form.reportValidity() ? this.current() : null;
   }
 
-  // The same, complete or not.
+  // The same without the check.
   current() {
     const form = new FormData(this._form);
     return { kind: form.get("kind"), body: commonFields(form) };
@@ -99,12 +99,12 @@ class Playground {
     }
   }
 
-  // As if it had been searched and chosen.
+  // Selects a feature as if the user had searched for it.
   colourBy(feature) {
     this._featureBox.choose(feature);
   }
 
-  // A link may say what to begin with: ?model=…&profile=…
+  // A link may preselect values: ?model=…&profile=…
   _begin() {
     const asked = new URLSearchParams(window.location.search);
     if (this.choices.models.some((model) => model.name === asked.get("model"))) {

@@ -1,6 +1,6 @@
-// Bodies of requests, from what the forms say. Nothing here knows the page.
+// Builds request bodies from form values. Independent of the page.
 
-// What all columns have in common.
+// Fields that all columns share.
 export function commonFields(form) {
   const fields = { model: form.get("model"), seed: Number(form.get("seed") || 0) };
   for (const name of ["max_tokens", "temperature", "top_p"]) {
@@ -14,14 +14,14 @@ export function commonFields(form) {
   return { ...fields, messages: [...messages, { role: "user", content: prompt }] };
 }
 
-// What steers a column: a profile, edits of its own, or nothing, said outright so that no default steps in.
+// The steering of a column: a profile, inline edits, or none; none is explicit, so that no default profile applies.
 export function steeringFields({ choice, edits, intensity }) {
   if (choice === "") return { profile: null };
   const steering = choice === "draft" ? { steering: { features: edits } } : { profile: choice.slice("profile:".length) };
   return intensity === 1 ? steering : { ...steering, steering_intensity: intensity };
 }
 
-// What the page wants to know besides.
+// Data that the page needs for its display.
 export function readingFields(kind, sae) {
   const logprobs = kind === "chat" ? { logprobs: true, top_logprobs: 5 } : { logprobs: 5 };
   return sae ? { ...logprobs, return_activations: { sae, top_k: 8, special_tokens: true } } : logprobs;

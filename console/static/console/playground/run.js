@@ -1,4 +1,4 @@
-// An answer under way: asked, streamed into its place, stopped, and told how it ended.
+// A running request: sends it, streams the answer onto the page, and reports how it ended.
 import { events, post } from "./events.js";
 import { Tokens } from "./tokens.js";
 
@@ -23,7 +23,7 @@ function appliedText({ profile, steering: { expected, applied } }) {
 const percent = (value) => `${Number((100 * value).toPrecision(3))}%`;
 
 export class Run {
-  // `logUrl`: where rows of the log are, or null for who may not see them. `changed`: it began or ended.
+  // `logUrl`: URL of the request log, null for users who may not see it. `changed` is called on start and end.
   constructor(root, { answer, logUrl, changed }) {
     this._line = root.querySelector(".column-state");
     this._answer = answer;
@@ -34,7 +34,7 @@ export class Run {
 
   get isRunning() { return this._abort !== null; }
 
-  // Whether it came to its end; what failed is said, and given to `failed`. A run before it is given up.
+  // Returns whether the run completed. Errors are shown and passed to `failed`. An earlier run is aborted.
   async start(url, body, failed = () => {}) {
     this.stop();
     const abort = (this._abort = new AbortController());
@@ -46,7 +46,7 @@ export class Run {
       await this._stream(url, body, tokens, abort.signal);
       return this._abort === abort;
     } catch (error) {
-      if (this._abort !== abort && this._abort !== null) return false; // a newer run says its own
+      if (this._abort !== abort && this._abort !== null) return false; // a newer run reports itself
       this.say(abort.signal.aborted ? "Stopped." : error.message, abort.signal.aborted ? "" : "failed");
       if (!abort.signal.aborted) failed(error);
       return false;

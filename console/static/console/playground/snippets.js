@@ -1,6 +1,6 @@
-// The same request for a shell and for Python, in nothing but ASCII: what one sees is what runs.
+// The request for a shell and for Python, in ASCII only, so that no character can hide.
 const PATHS = { chat: "/v1/chat/completions", completion: "/v1/completions" };
-const OWN = new Set(["profile", "steering", "steering_intensity"]); // of this server, not of OpenAI's API
+const OWN = new Set(["profile", "steering", "steering_intensity"]); // extensions of this server
 
 const hex = (number, size) => number.toString(16).padStart(size, "0");
 const ascii = (json) => json.replace(/[\u007f-\uffff]/g, (unit) => `\\u${hex(unit.charCodeAt(0), 4)}`);

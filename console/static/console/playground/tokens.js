@@ -1,15 +1,15 @@
-// The tokens of one answer, out of its chunks: text, log-probabilities, and features that were read at them.
+// The tokens of one answer, parsed from its chunks: text, log-probabilities and feature activations.
 import { number } from "../../openai_api/tokens/colours.js";
 
 export class Tokens {
   constructor() {
     this.list = []; // {text, logprob, top: [[text, logprob]], id, features, kl, value}
     this.promptIds = [];
-    this._early = new Map(); // read before their token came
+    this._early = new Map(); // activations that arrived before their token
     this._decoder = new TextDecoder();
   }
 
-  // Takes a chunk; returns the tokens that are new.
+  // Adds a chunk and returns the new tokens.
   take(chunk) {
     const before = this.list.length;
     const choice = chunk.choices?.[0];
@@ -20,7 +20,7 @@ export class Tokens {
     return this.list.slice(before);
   }
 
-  // Ids of the answer's tokens as far as they are known: the last one never went through the model.
+  // Returns the known ids of the answer's tokens. The last token was not an input of the model.
   get ids() {
     const known = [];
     for (const token of this.list) {
@@ -30,7 +30,7 @@ export class Tokens {
     return known;
   }
 
-  // Takes what was found when the answer was computed again; returns it in words.
+  // Adds the results of recomputing the answer and returns a summary.
   compare({ kl, values }) {
     this.ids.forEach((_, place) => {
       this.list[place].kl = kl?.[place] ?? null;
@@ -42,7 +42,7 @@ export class Tokens {
 
   _chat(content) {
     for (const one of content) {
-      // A character of several tokens appears with its last one.
+      // A character that spans several tokens is shown with the last one.
       const text = one.bytes ? this._decoder.decode(Uint8Array.from(one.bytes), { stream: true }) : one.token;
       this._add(text, one.logprob, one.top_logprobs.map((top) => [top.token, top.logprob]));
     }

@@ -1,13 +1,13 @@
-// An answer on the page: its tokens as text, coloured, each with its particulars when pointed at or focused.
+// An answer on the page: coloured tokens, with details on hover and focus.
 import { MEASURES, colour, largest, number } from "./colours.js";
 
 export class Answer {
-  // `featureOf` names a feature by its number: a text, or a node of the page's own.
+  // `featureOf` returns the name of a feature: a string or a DOM node.
   constructor(root, { featureOf }) {
     this._text = root.querySelector(".answer-text");
     this._details = root.querySelector(".answer-details");
     this._featureOf = featureOf;
-    this._isHeld = false; // a token that was clicked: what it says stays while the pointer moves on
+    this._isHeld = false; // a token was clicked: its details stay while the pointer moves
     this._measure = MEASURES.none;
     this._most = 0;
     this.tokens = null;
@@ -20,7 +20,7 @@ export class Answer {
   begin(tokens) {
     this.tokens = tokens;
     this._text.replaceChildren();
-    this._text.setAttribute("role", "group"); // a list without choices would be none
+    this._text.setAttribute("role", "group"); // a list without options would not be one
     this._isHeld = false;
     this._details.textContent = "Point at a token or use the arrow keys. Click to keep it selected.";
   }
@@ -44,7 +44,7 @@ export class Answer {
     span.className = "token";
     span.textContent = token.text;
     span.setAttribute("role", "option");
-    if (!token.text.trim()) span.setAttribute("aria-label", JSON.stringify(token.text)); // blanks are no name
+    if (!token.text.trim()) span.setAttribute("aria-label", JSON.stringify(token.text)); // whitespace is not a name
     span.setAttribute("aria-selected", "false");
     span.tabIndex = place === 0 ? 0 : -1;
     span.dataset.place = place;
@@ -59,7 +59,7 @@ export class Answer {
     this._details.replaceChildren(...this._lines(token));
   }
 
-  // A second click lets go.
+  // A second click unpins.
   _hold(span) {
     if (!this.tokens?.list[span.dataset?.place]) return;
     const isAgain = this._isHeld && span.hasAttribute("data-held");

@@ -1,6 +1,6 @@
-// How strongly a token is coloured, 0 to 1, and what the legend says.
+// The colour strength of a token, 0 to 1, and the text of the legend.
 
-const MOST_PERCENT = 45; // of the colour: with more, light text on it is hard to read in the dark theme
+const MOST_PERCENT = 45; // opacity of the colour; above it, light text is hard to read in the dark theme
 
 export const MEASURES = {
   none: { value: () => null, words: "" },

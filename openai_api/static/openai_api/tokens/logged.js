@@ -1,4 +1,4 @@
-// The tokens of a logged request, coloured by what was kept of them.
+// Shows the tokens of a logged request, coloured by their stored data.
 import { Answer } from "./answer.js";
 import { MEASURES, largest, showLegend } from "./colours.js";
 
@@ -31,7 +31,7 @@ class LoggedTokens {
     const feature = chosen.startsWith(FEATURE) ? Number(chosen.slice(FEATURE.length)) : null;
     const measure = MEASURES[feature === null ? chosen : "feature"];
     const all = this._answers.flatMap(({ tokens }) => tokens);
-    // Among the strongest of a token or not kept: what is not there is not known to be zero.
+    // Only the strongest features of a token are stored: a missing one is unknown, not zero.
     for (const token of all) token.value = token.features?.find((one) => one.index === feature)?.value ?? null;
     const most = largest(all, measure);
     for (const { answer } of this._answers) answer.paint(measure, most);
