@@ -70,7 +70,7 @@ def decode_counts(
         ids = tuple(3 + (i * 31 + k * 7) % 250 for k in range(prompt))
         sampling = SamplingParams(max_tokens=ENOUGH, temperature=0.0, ignore_eos=True)
         profile = profiles[i % len(profiles)] if profiles else None
-        engine.add(GenerationRequest(f"count-{i}", loaded.name, ids, sampling, profile), i, 0.0)
+        engine.add(GenerationRequest(f"count-{i}", loaded.name, ids, sampling, intervention=profile), i, 0.0)
     try:
         decoding: set[object] = set()
         while len(decoding) < streams:

@@ -112,7 +112,12 @@ class EngineSubject:
         profile = None if job.profile is None else self._profiles[job.profile]
         sampling = replace(self._sampling, max_tokens=job.new)
         request = GenerationRequest(
-            f"bench-{next(self._numbers)}", self._model, job.prompt, sampling, profile, captures=self.captures
+            f"bench-{next(self._numbers)}",
+            self._model,
+            job.prompt,
+            sampling,
+            captures=self.captures,
+            intervention=profile,
         )
         stream = _Stream(job, time.perf_counter(), wanted=wanted)
         self._loop.submit([request], stream)

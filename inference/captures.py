@@ -5,31 +5,28 @@ No Django here, and no torch at run time.
 A :class:`CaptureSpec` names a site, before or after the steering there, the tokens, and what to capture of the residual
 ``h`` (``[d]``, float32) at each of them: ``h`` itself, some features of an SAE, or its strongest ones. The values of
 the selected tokens arrive one by one while they are computed, or pooled in one at the end.
+
+Requests name the SAE by an :class:`~inference.steering_refs.SAERef`; the client puts the weights in its place on the
+engine's side.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, TypeVar
 
-from inference.interventions import FeatureReader, Phase, Site
+from inference.interventions import FeatureEncoder, FeatureReader, Phase, Site
+from inference.steering_refs import SAERef
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-    from torch import Tensor
 
+R = TypeVar("R", bound=FeatureReader)
 Stage = Literal["pre", "post"]
 Pooling = Literal["none", "mean", "max", "last"]
 MAX_VALUES = 1 << 24  # values of all captures of a sequence: 64 MiB
-
-
-class FeatureEncoder(FeatureReader, Protocol):
-    """An SAE that can compute all of its features."""
-
-    def encode(self, h: Tensor) -> Tensor:
-        """``[tokens, d_in]`` float32 -> ``[tokens, d_sae]`` float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +41,7 @@ class FeatureValues:
     ``above`` has one threshold per feature: only tokens are reported at which a feature exceeds its own.
     """
 
-    reader: FeatureReader
+    reader: SAERef | FeatureReader
     features: tuple[int, ...]
     above: tuple[float, ...] = ()
 
@@ -53,7 +50,7 @@ class FeatureValues:
 class TopFeatures:
     """Capture the ``count`` strongest features of each token, strongest first (a full encode). Not with pooling."""
 
-    reader: FeatureEncoder
+    reader: SAERef | FeatureEncoder
     count: int
 
 
@@ -61,7 +58,13 @@ class TopFeatures:
 class AllFeatures:
     """Capture the activations of all features (a full encode). Only with pooling, because an SAE has many."""
 
-    reader: FeatureEncoder
+    reader: SAERef | FeatureEncoder
+
+
+def loaded(reader: SAERef | R) -> R:
+    """Return the weights of a capture on the engine's side."""
+    assert not isinstance(reader, SAERef), "the client loads what a request names"
+    return reader
 
 
 Probe = Residuals | FeatureValues | TopFeatures | AllFeatures

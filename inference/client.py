@@ -1,7 +1,7 @@
 """The only door to the engine: submit requests, read their events, cancel by the stream's id.
 
 The engine thread of this process is one implementation of :class:`EngineClient`; a remote one can follow, as only
-requests, events and ids pass through here. Most callers want an :class:`inference.runs.Run`.
+requests, events and ids pass through here, all of them plain data. Most callers want an :class:`inference.runs.Run`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Generic, Protocol, Self, TypeVar
 from uuid import uuid4
 
 from core.runtime import Service, runtime
+from inference.captures import CaptureSpec, Residuals
 from inference.engine.config import EngineConfig
 from inference.engine.errors import (
     EngineDownError,
@@ -50,6 +51,7 @@ from inference.engine.messages import (
 )
 from inference.engine.stats import EngineStats
 from inference.metrics import StreamMeter
+from inference.steering_refs import STEERING_COMPILER, CompiledSteering, SAERef, SteeringRef, SteeringSpec
 
 SPARE_EVENTS = 64  # beyond one event per token: prompt logprobs and terminal events
 MAX_EVENTS = 16_384  # in any case: with 20 alternatives to each token that is some 40 MB
@@ -219,7 +221,14 @@ class EngineClient(Protocol):
     async def submit(self, requests: Sequence[Request]) -> EventStream:
         """Accept all requests, of one model and one type, or none.
 
-        Raise EngineDownError, ModelNotAttachedError or QueueFullError. Nothing runs on when the call is cancelled.
+        Raise EngineDownError, ModelNotAttachedError or QueueFullError, and what :meth:`compile` raises. Nothing runs on
+        when the call is cancelled.
+        """
+
+    async def compile(self, steering: SteeringSpec) -> SteeringRef:
+        """Compile steering for later requests, at once if it is compiled already.
+
+        Raise MillmError if it cannot be compiled, such as SAEUnavailableError.
         """
 
     def cancel(self, stream_id: str) -> None:
@@ -266,6 +275,7 @@ class LocalEngineClient(Generic[L]):
 
     async def submit(self, requests: Sequence[Request]) -> LocalEventStream:
         """Accept all requests or none. See :class:`EngineClient`."""
+        requests = [await _with_weights(request) for request in requests]
         stream = LocalEventStream(
             loop=asyncio.get_running_loop(),
             model=requests[0].model,
@@ -282,6 +292,9 @@ class LocalEngineClient(Generic[L]):
             self._count(stream, -len(requests))
             raise
         return stream
+
+    async def compile(self, steering: SteeringSpec) -> SteeringRef:
+        return await compile_steering(steering)
 
     def cancel(self, stream_id: str) -> None:
         self.engine.cancel(stream_id)
@@ -339,6 +352,41 @@ class LocalEngineClient(Generic[L]):
 def _deliver(by_stream: dict[LocalEventStream, list[Event]]) -> None:
     for stream, events in by_stream.items():
         stream.deliver(events)
+
+
+async def compile_steering(spec: SteeringSpec) -> SteeringRef:
+    """Compile steering in this process. See :meth:`EngineClient.compile`."""
+    return (await _compiled(spec)).ref
+
+
+async def _compiled(spec: SteeringSpec) -> CompiledSteering:
+    compiler = runtime.get(STEERING_COMPILER)
+    found = compiler.find(spec)
+    return await asyncio.to_thread(compiler.compile, spec) if found is None else found
+
+
+async def _with_weights(request: Request) -> Request:
+    """Return the request with the weights that it names."""
+    if isinstance(request, EmbeddingRequest):
+        return request
+    if request.steering is not None and request.intervention is None:
+        compiled = await _compiled(request.steering.spec)
+        request = dataclasses.replace(request, intervention=compiled.intervention)
+    if request.captures:
+        captures = tuple([await _with_reader(capture) for capture in request.captures])
+        request = dataclasses.replace(request, captures=captures)
+    return request
+
+
+async def _with_reader(capture: CaptureSpec) -> CaptureSpec:
+    probe = capture.probe
+    if isinstance(probe, Residuals) or not isinstance(probe.reader, SAERef):
+        return capture
+    compiler = runtime.get(STEERING_COMPILER)
+    reader = compiler.find_reader(probe.reader)
+    if reader is None:
+        reader = await asyncio.to_thread(compiler.reader, probe.reader)
+    return dataclasses.replace(capture, probe=dataclasses.replace(probe, reader=reader))
 
 
 def _no_engine() -> EngineClient:

@@ -115,6 +115,13 @@ class FeatureReader(Protocol):
         """
 
 
+class FeatureEncoder(FeatureReader, Protocol):
+    """An SAE that can compute all of its features."""
+
+    def encode(self, h: Tensor) -> Tensor:
+        """``[tokens, d_in]`` float32 -> ``[tokens, d_sae]`` float32."""
+
+
 @dataclass(frozen=True, slots=True)
 class Window:
     """The tokens with ``after <= index < first``. Each phase counts its own tokens from 0.

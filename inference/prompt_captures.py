@@ -56,7 +56,16 @@ async def capture_prompts(
     """Run the prompts, a few at once; return the captures of each. Raise SequenceFailedError or EngineDownError."""
     sampling = SamplingParams(max_tokens=0)
     requests = [
-        GenerationRequest(f"capture/{number}", model, tuple(ids), sampling, intervention, number, priority, captures)
+        GenerationRequest(
+            f"capture/{number}",
+            model,
+            tuple(ids),
+            sampling,
+            index=number,
+            priority=priority,
+            captures=captures,
+            intervention=intervention,
+        )
         for number, ids in enumerate(prompts)
     ]
     run = Run(client, requests, group_size=AT_ONCE, waits=True, halves=True)

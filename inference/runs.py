@@ -178,11 +178,11 @@ def vectors_of(collected: Iterable[Iterable[Event]]) -> list[bytes]:
 
 
 def _is_steered(request: Request, event: FinishedEvent) -> bool:
-    """Return whether the request's intervention was applied exactly as compiled, at every expected site."""
-    if isinstance(request, EmbeddingRequest) or request.intervention is None:
+    """Return whether the request's steering was applied exactly as compiled, at every expected site."""
+    if isinstance(request, EmbeddingRequest) or request.fingerprint is None:
         return True
     receipt = event.receipt
-    if receipt is None or receipt.fingerprint != request.intervention.fingerprint:
+    if receipt is None or receipt.fingerprint != request.fingerprint:
         return False
     return receipt.applied == receipt.expected
 

@@ -1,6 +1,6 @@
 """The messages between the engine and its clients: requests in, events out.
 
-Frozen dataclasses without the engine's tensors, so that a remote engine could use the same ones. Times are seconds;
+Frozen dataclasses without weights or tensors, so that a remote engine could use the same ones. Times are seconds;
 ``*_at`` are values of ``time.monotonic()`` in the engine's process.
 """
 
@@ -12,6 +12,7 @@ from typing import Literal
 from inference.captures import ActivationCapture, CaptureSpec
 from inference.interventions import InertEdit, Intervention, Removal, Site
 from inference.segments import ANSWER_ONLY, SegmentRules
+from inference.steering_refs import SteeringRef
 from inference.text.grammar import Grammar
 
 GREEDY_BELOW = 1e-5  # at this temperature only the best token is left; smaller ones overflow float32
@@ -129,19 +130,29 @@ class GenerationRequest:
     run last under every policy. CaptureEvents answer ``captures``. ``segment_rules`` separate the segments of the text,
     for edits that act on some of them only. Cached prefixes are shared only among requests with the same
     ``cache_salt``.
+
+    ``intervention`` is the compiled ``steering``. The client fills it in on the engine's side; a program that runs the
+    engine itself may set it instead of ``steering``.
     """
 
     request_id: str
     model: str
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams = field(default_factory=SamplingParams)
-    intervention: Intervention | None = None
+    steering: SteeringRef | None = None
     index: int = 0
     priority: int = 0
     captures: tuple[CaptureSpec, ...] = ()
     scoring: Scoring | None = None  # with sampling.max_tokens 0
     segment_rules: SegmentRules = ANSWER_ONLY
     cache_salt: str = ""
+    intervention: Intervention | None = None
+
+    @property
+    def fingerprint(self) -> str | None:
+        """The fingerprint of what steers the sequence, if anything does."""
+        steering = self.intervention or self.steering
+        return None if steering is None else steering.fingerprint
 
     @property
     def continuation(self) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ from steering import services
 from steering.corpora.corpus import DEFAULT_NAME, DEFAULT_TOKENS, MAX_TOKENS
 from steering.corpora.corpus_registry import open_corpus
 from steering.models import SAE
-from steering.profiles.resolver import get_resolver
+from steering.profiles.compilation import get_compiler
 from steering.profiles.snapshot import source_of
 from steering.sae_registry.health import judge
 from steering.sae_registry.jobs import request_measurement, request_sae
@@ -46,7 +46,7 @@ class SAEShown(Shown):
 
     def get_is_loaded(self, sae: SAE) -> bool:
         """Return whether this process has loaded the weights."""
-        return get_resolver().loaded_bytes(sae.checksum) is not None
+        return get_compiler().loaded_bytes(sae.checksum) is not None
 
 
 class SAEFilters(Filters):
@@ -138,12 +138,12 @@ class SAEs(Resource):
     @action(detail=True, methods=["post"])
     def load(self, request: Request, pk: str) -> Response:
         sae = self.get_object()
-        get_resolver().sae(source_of(sae))
+        get_compiler().sae(source_of(sae))
         return self.answer(sae)
 
     @described(request=None)
     @action(detail=True, methods=["post"])
     def unload(self, request: Request, pk: str) -> Response:
         sae = self.get_object()
-        get_resolver().unload_sae(sae.checksum)
+        get_compiler().unload_sae(sae.checksum)
         return self.answer(sae)

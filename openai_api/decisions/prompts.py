@@ -115,7 +115,7 @@ class LabelPlan:
                 model=target.model.record.name,
                 prompt_token_ids=tuple(self.prompts[prompt]),
                 sampling=SamplingParams(max_tokens=0),
-                intervention=target.profile.intervention if target.profile else None,
+                steering=target.profile.steering if target.profile else None,
                 index=number,
                 priority=call.priority,
                 captures=target.watch.captures,

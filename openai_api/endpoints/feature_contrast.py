@@ -21,8 +21,8 @@ from inference.client import (
     SamplingParams,
     Usage,
 )
-from inference.interventions import Intervention
 from inference.registry.model_card import ModelCard
+from inference.steering_refs import SteeringRef
 from openai_api.backend import get_backend
 from openai_api.endpoints.completions import encode_prompts
 from openai_api.generation.activations import find_loaded_sae
@@ -80,9 +80,9 @@ async def contrast_features(call: Call) -> HttpResponseBase:
         await encode_prompts(model, request.negative, param="negative"),
     )
     check_lengths(texts, model, request)
-    base = await intervention_of(model, SteeringSelection())
+    base = await compiled(model, SteeringSelection())
     skipped = frozenset() if request.special_tokens else model.text.special_token_ids
-    read = CaptureSpec(site=sae.site, probe=AllFeatures(sae.encoder), pooling="mean", skip_token_ids=skipped)
+    read = CaptureSpec(site=sae.site, probe=AllFeatures(sae.ref), pooling="mean", skip_token_ids=skipped)
     runs = await run(call, model, [(ids, base) for ids in texts.all], captures=(read,))
     found = await asyncio.to_thread(separate, runs, texts, sae, request.num_candidates)
     effects = await measure_effects(call, model, sae, texts, runs, found) if request.rerank is not False else {}
@@ -114,10 +114,10 @@ def check_lengths(texts: Texts, model: ModelCard, request: FeatureContrastReques
         raise invalid(message, param="candidates" if effects else "positive", code="reading_too_large")
 
 
-async def intervention_of(model: ModelCard, selection: SteeringSelection) -> Intervention | None:
+async def compiled(model: ModelCard, selection: SteeringSelection) -> SteeringRef | None:
     """Compile the selection and the server's policies."""
     profile = await get_backend().steer(model.record.name, selection, special_token_ids=model.text.special_token_ids)
-    return profile.intervention if profile else None
+    return profile.steering if profile else None
 
 
 def separate(runs: Sequence[TextScores], texts: Texts, sae: LoadedSAE, count: int) -> tuple[SeparatingFeature, ...]:
@@ -142,10 +142,10 @@ async def measure_effects(
     found: Sequence[SeparatingFeature],
 ) -> Mapping[int, float]:
     """Return by feature the loss of log-probability on its side when it is silenced, in nats per token."""
-    jobs: list[tuple[list[int], Intervention | None]] = []
+    jobs: list[tuple[list[int], SteeringRef | None]] = []
     for feature in found:
         edit = {"sae": sae.name, "index": feature.index, "operation": "ablate"}
-        silenced = await intervention_of(model, SteeringSelection(inline={"features": [edit]}))
+        silenced = await compiled(model, SteeringSelection(inline={"features": [edit]}))
         jobs.extend((texts.all[place], silenced) for place in texts.of_side(feature))
     runs = iter(await run(call, model, jobs) if jobs else ())
     effects = {}
@@ -158,7 +158,7 @@ async def measure_effects(
 async def run(
     call: Call,
     model: ModelCard,
-    jobs: Sequence[tuple[list[int], Intervention | None]],
+    jobs: Sequence[tuple[list[int], SteeringRef | None]],
     captures: tuple[CaptureSpec, ...] = (),
 ) -> list[TextScores]:
     """Run each text once, in one batch whatever steers it. Raises MillmError; the engine stops however this ends."""
@@ -170,13 +170,13 @@ async def run(
             model.record.name,
             tuple(ids),
             PARAMS,
-            intervention,
+            steering,
             number,
             priority,
             captures,
             cache_salt=call.cache_salt(model.record),
         )
-        for number, (ids, intervention) in enumerate(jobs)
+        for number, (ids, steering) in enumerate(jobs)
     ]
 
     def note(event: Event) -> None:

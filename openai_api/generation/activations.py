@@ -66,9 +66,7 @@ def read_of(fields: CaptureFields, sae: LoadedSAE, special_token_ids: frozenset[
     spans = tuple(Span(*ends) for ends in fields.ranges) if fields.ranges else EVERYWHERE
     return CaptureSpec(
         site=sae.site,
-        probe=FeatureValues(sae.encoder, tuple(fields.features))
-        if fields.features
-        else TopFeatures(sae.encoder, count),
+        probe=FeatureValues(sae.ref, tuple(fields.features)) if fields.features else TopFeatures(sae.ref, count),
         stage=fields.stage or "post",
         phase=_PHASES[fields.phase or "both"],
         spans=spans,

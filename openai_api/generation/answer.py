@@ -125,7 +125,7 @@ def raw_segment_rules(target: Target, prompts: Sequence[Sequence[int]]) -> list[
     """Return the parsing rules of each prompt; empty where none apply. Plain prompts do not declare tools, so only
     marks count.
     """
-    if target.profile is None or not target.profile.intervention.depends_on_segments:
+    if target.profile is None or not target.profile.steering.depends_on_segments:
         return []
     text = target.model.text
     return [answer_segment_rules(text.dialect, thinking_state(text, ids), "marked") for ids in prompts]

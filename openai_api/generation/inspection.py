@@ -17,8 +17,8 @@ from inference.client import (
     ScoresEvent,
     Scoring,
 )
-from inference.interventions import Intervention
 from inference.runs import SequenceFailedError
+from inference.steering_refs import SteeringRef
 from inference.text.dialects.dialect import answer_segment_rules
 from inference.text.model_text import thinking_state
 from openai_api.backend import get_backend
@@ -96,7 +96,7 @@ async def _captures(request: InspectionRequest, target: Target) -> tuple[Capture
     return (read,)
 
 
-async def _sides(target: Target) -> list[Intervention | None]:
+async def _sides(target: Target) -> list[SteeringRef | None]:
     """Return what steered and the policies that apply without it; a single side where nothing steered."""
     if target.profile is None:
         return [None]
@@ -104,14 +104,14 @@ async def _sides(target: Target) -> list[Intervention | None]:
     base = await get_backend().steer(
         model.record.name, SteeringSelection(), special_token_ids=model.text.special_token_ids
     )
-    return [target.profile.intervention, base.intervention if base else None]
+    return [target.profile.steering, base.steering if base else None]
 
 
 def _requests(
     call: Call,
     request: InspectionRequest,
     target: Target,
-    sides: Sequence[Intervention | None],
+    sides: Sequence[SteeringRef | None],
     captures: tuple[CaptureSpec, ...],
 ) -> list[GenerationRequest]:
     text = target.model.text
@@ -124,7 +124,7 @@ def _requests(
             target.model.record.name,
             tuple(request.prompt_ids),
             SamplingParams(max_tokens=0),
-            intervention,
+            steering,
             side,
             call.priority,
             captures=() if side else captures,
@@ -132,7 +132,7 @@ def _requests(
             segment_rules=rules,
             cache_salt=call.cache_salt(target.model.record),
         )
-        for side, intervention in enumerate(sides)
+        for side, steering in enumerate(sides)
     ]
 
 

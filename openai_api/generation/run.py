@@ -55,7 +55,7 @@ class Plan:
                 model=target.model.record.name,
                 prompt_token_ids=tuple(self.prompts[prompt]),
                 sampling=self.params[prompt],
-                intervention=target.profile.intervention if target.profile else None,
+                steering=target.profile.steering if target.profile else None,
                 index=number,
                 priority=call.priority,
                 captures=(*self.captures_of(number), *target.watch.captures),

@@ -56,7 +56,7 @@ async def resolve_target(call: Call, request: SteeredSchema) -> Target:
     watch = await backend.watch(record.name, special_token_ids=model.text.special_token_ids)
     profile = await backend.steer(record.name, selection, special_token_ids=model.text.special_token_ids)
     if profile is not None:
-        check_scopes(profile.intervention, model.text.dialect)
+        check_scopes(profile.steering, model.text.dialect)
     if profile is not None:
         call.use_steering(profile)
     return Target(model, profile, watch)

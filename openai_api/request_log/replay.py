@@ -107,7 +107,7 @@ async def _run(replay: Replay) -> dict[str, Any]:
     model = await ready_model(record, "generation")
     profile = await get_backend().steer(record.name, replay.selection, special_token_ids=model.text.special_token_ids)
     if profile is not None:
-        check_scopes(profile.intervention, model.text.dialect)
+        check_scopes(profile.steering, model.text.dialect)
     plan = await _plan(replay, Target(model, profile))
     answers = await _answers(plan, model, profile)
     original = _texts(replay.row.completion)
@@ -142,7 +142,7 @@ async def _answers(plan: Plan, model: ModelCard, profile: ResolvedProfile | None
             model.record.name,
             tuple(plan.prompts[prompt]),
             plan.params[prompt],
-            profile.intervention if profile else None,
+            profile.steering if profile else None,
             number,
             JOB_PRIORITY,
             segment_rules=plan.segment_rules_of(prompt),

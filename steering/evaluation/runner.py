@@ -21,17 +21,18 @@ from inference.client import (
     TokensEvent,
     get_client,
 )
-from inference.interventions import Intervention
 from inference.registry.model_card import ModelCard
 from inference.registry.registry import get_registry
 from inference.runs import JOB_PRIORITY, Run, SequenceFailedError
 from inference.segments import ANSWER_ONLY, SegmentRules
+from inference.steering_refs import PublishedVersion, SAERef, SteeringRef
 from inference.text.dialects.dialect import answer_segment_rules
 from inference.text.model_text import thinking_state
 from steering.errors import EvaluationError, ScopeNotSupportedError
 from steering.models import ProfileVersion
+from steering.profiles.compilation import get_compiler
 from steering.profiles.resolver import check_scopes, get_resolver
-from steering.profiles.snapshot import PublishedVersion, version_of
+from steering.profiles.snapshot import version_of
 from steering.spec.edit import EditSpec, FeatureTarget
 from steering.spec.factor import combined_pushes, largest_push, with_factor
 from steering.spec.parsing import parse_edits
@@ -118,17 +119,17 @@ class EvaluationRunner:
         self, prompts: Sequence[str], version: PublishedVersion | None, sampling: Sampling, first: int
     ) -> list[GeneratedAnswer]:
         ready = await self._ready()
-        intervention = await self._intervention(ready, version)
+        steering = await self._steering(ready, version)
         requests = [
             GenerationRequest(
                 f"evaluation/{n}",
                 ready.record.name,
                 ids,
                 sampling.params(),
-                intervention,
+                steering,
                 n,
                 JOB_PRIORITY,
-                segment_rules=_segment_rules(ready, ids, intervention),
+                segment_rules=_segment_rules(ready, ids, steering),
             )
             for n, ids in enumerate([await self._prompt(ready, prompt) for prompt in prompts], first)
         ]
@@ -142,7 +143,7 @@ class EvaluationRunner:
         read: CaptureSpec | None,
     ) -> list[AnswerComparison]:
         ready = await self._ready()
-        steerings = (await self._intervention(ready, ours), await self._intervention(ready, theirs))
+        steerings = (await self._steering(ready, ours), await self._steering(ready, theirs))
         results = []
         for prompt, answer in texts:
             if not answer.token_ids:
@@ -173,15 +174,15 @@ class EvaluationRunner:
             raise EvaluationError(f"The model {self.model} cannot generate text; it is a model for {ready.kind}.")
         return ready
 
-    async def _intervention(self, ready: ModelCard, version: PublishedVersion | None) -> Intervention | None:
+    async def _steering(self, ready: ModelCard, version: PublishedVersion | None) -> SteeringRef | None:
         if version is None:
             return None
-        intervention = await get_resolver().compiled(version, special_token_ids=ready.text.special_token_ids)
+        steering = await get_resolver().compiled(version, special_token_ids=ready.text.special_token_ids)
         try:
-            check_scopes(intervention, ready.text.dialect)
+            check_scopes(steering, ready.text.dialect)
         except ScopeNotSupportedError as error:
             raise EvaluationError(error.message) from error
-        return intervention
+        return steering
 
     async def _prompt(self, ready: ModelCard, prompt: str) -> tuple[int, ...]:
         """Return the prompt's tokens: as a user message if the model has a chat template, else as plain text."""
@@ -196,9 +197,9 @@ def _encode(ready: ModelCard, prompt: str) -> list[int]:
     return ready.text.encode(prompt)
 
 
-def _segment_rules(ready: ModelCard, ids: tuple[int, ...], intervention: Intervention | None) -> SegmentRules:
+def _segment_rules(ready: ModelCard, ids: tuple[int, ...], steering: SteeringRef | None) -> SegmentRules:
     """Return the rules that split the answer into segments. Evaluations offer no tools."""
-    if intervention is None or not intervention.depends_on_segments:
+    if steering is None or not steering.depends_on_segments:
         return ANSWER_ONLY
     return answer_segment_rules(ready.text.dialect, thinking_state(ready.text, ids), "none")
 
@@ -302,7 +303,8 @@ class EvaluatedVersion:
             return None
         checksum = edit.target.sae.checksum
         source = next(source for source in self.published.saes if source.checksum == checksum)
-        sae = get_resolver().sae(source)
+        sae = get_compiler().sae(source)
         if not sae.reads_its_site:
             return None
-        return CaptureSpec(site=edit.target.site, probe=FeatureValues(sae, (edit.target.index,)), phase="generation")
+        probe = FeatureValues(SAERef(source, sae.d_sae), (edit.target.index,))
+        return CaptureSpec(site=edit.target.site, probe=probe, phase="generation")

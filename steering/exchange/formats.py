@@ -11,14 +11,14 @@ from steering.exchange.lm_eval import NAME as LM_EVAL
 from steering.exchange.lm_eval import LmEvalReader, recognises
 from steering.exchange.plan import ImportContext, ImportedProfile
 from steering.models import SAE
-from steering.profiles.resolver import get_resolver
+from steering.profiles.compilation import get_compiler
 from steering.profiles.snapshot import source_of
 
 
 def bias_projection(sae: SAE, feature: int) -> float:
     """Return the decoder bias projected on the feature's unit row. Raise InvalidSAEError or SourceError if files are
     missing."""
-    loaded = get_resolver().sae(source_of(sae))
+    loaded = get_compiler().sae(source_of(sae))
     row = loaded.decoder_row(feature).double()
     return float(loaded.decoder_bias().double() @ row / row.norm())
 

@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 from django.db import close_old_connections, connection
 
 from inference.files.sources import ModelSource
+from inference.steering_refs import SAESource
 from steering.errors import SteeringError, UnknownSAEError
 from steering.features.labels import FeatureExample
 from steering.features.logit_lens import LensBusyError, LensTarget, LensUnavailableError, LogitLens, get_lens_worker
 from steering.features.semantic_search import LabelsNotEmbeddedError, QueryEmbedding, search_by_meaning
 from steering.models import SAE, Feature
-from steering.profiles.snapshot import SAESource
 from steering.sae_registry.loaded_sae import LoadedSAE, find_loaded_sae, labels_of
 
 __all__ = ["FeatureCatalog", "LabelsNotEmbeddedError", "LensBusyError", "LensUnavailableError", "QueryEmbedding"]

@@ -19,10 +19,10 @@ import numpy as np
 
 from core.errors import MillmError
 from inference.files.sources import ModelSource, SourceError, resolve_source
+from inference.steering_refs import SAESource
 from inference.text.token_bytes import token_bytes_reader
 from inference.torch_threads import borrowed_workers
-from steering.profiles.resolver import get_resolver
-from steering.profiles.snapshot import SAESource
+from steering.profiles.compilation import get_compiler
 from steering.saes.errors import InvalidSAEError
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def compute_lens(subject: LensTarget) -> LogitLens:
         raise LensUnavailableError("The SAE writes before the attention's output projection, not into the residual.")
     try:
         folder = resolve_source(subject.model)
-        row = get_resolver().sae(subject.sae).decoder_row(subject.index).float().numpy()
+        row = get_compiler().sae(subject.sae).decoder_row(subject.index).float().numpy()
         unembedding = open_unembedding(folder, trust_remote_code=subject.model.trust_remote_code)
         return read_lens(unembedding.logits(row), _tokenizer(folder / "tokenizer.json"))
     except (SourceError, InvalidSAEError, UnembeddingError, OSError, ValueError, KeyError) as error:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from core.errors import MillmError
 from inference.files.sources import local_directory
+from inference.steering_refs import PublishedVersion, SAESource
 from steering.models import ProfileVersion, SteeringProfile
-from steering.profiles.snapshot import PublishedVersion, SAESource, published_profiles
+from steering.profiles.snapshot import published_profiles
 from steering.saes.place import sae_place
 from steering.saes.preview import recognise
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from core.errors import MillmError
+from inference.steering_refs import PublishedVersion
 from steering.errors import InvalidProfileError
 from steering.models import FeatureEdit, SteeringProfile
 from steering.profiles.draft_checks import needed_saes, usable_edits
-from steering.profiles.snapshot import DRAFT, PublishedVersion, source_of
+from steering.profiles.snapshot import DRAFT, source_of
 from steering.spec.errors import Problem
 from steering.spec.rendering import edits_to_json, fingerprint
 from steering.spec.wording import describe_edit

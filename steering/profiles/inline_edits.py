@@ -15,10 +15,11 @@ from django.db import close_old_connections, connection
 from django.db.models import Q
 
 from inference.models import LanguageModel
+from inference.steering_refs import PublishedVersion
 from steering.errors import InlineSteeringError
 from steering.models import SAE, Feature
 from steering.profiles.drafts import feature_target
-from steering.profiles.snapshot import PublishedVersion, registered_saes, source_of
+from steering.profiles.snapshot import registered_saes, source_of
 from steering.spec.edit import EditSpec, FeatureTarget
 from steering.spec.errors import InvalidSpecError, Problem
 from steering.spec.parsing import MAX_EDITS, parse_edits, with_request_defaults

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from core.snapshots import Snapshot
+from inference.steering_refs import PublishedVersion, SAESource
 from steering.models import SAE, ProfileVersion, SteeringPolicy, SteeringProfile, WatchRule
 from steering.profiles.drafts import feature_target
 from steering.spec.edit import EditSpec
@@ -17,32 +18,6 @@ MAX_RECENT = 256
 WATCH = "watch:"
 DRAFT = "@draft"
 """Suffix of the name of a draft that is tried out, in place of a version's @number."""
-
-
-@dataclass(frozen=True, slots=True)
-class SAESource:
-    """The location of an SAE's weights."""
-
-    name: str
-    checksum: str
-    source: str
-    revision: str
-    subfolder: str
-
-
-@dataclass(frozen=True, slots=True)
-class PublishedVersion:
-    """A version as requests use it. ``edits`` is the JSON of :mod:`steering.spec.rendering`; drafts have number 0."""
-
-    name: str
-    number: int
-    fingerprint: str
-    edits: object
-    saes: tuple[SAESource, ...]
-
-    @property
-    def label(self) -> str:
-        return f"{self.name}@{self.number}" if self.number else self.name
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from steering.features.label_files import parse_label_file
 from steering.features.label_import import import_labels
 from steering.features.labels import LabelSet
 from steering.models import SAE
-from steering.profiles.resolver import get_resolver
+from steering.profiles.compilation import get_compiler
 from steering.profiles.snapshot import source_of
 from steering.sae_registry.forms import AddSAEForm, CheckForm, EmbedForm, SourceForm
 from steering.sae_registry.health import judge, summary
@@ -135,7 +135,7 @@ class SAEAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at 
             context |= {
                 "check_form": CheckForm(corpus_names()),
                 "embed_form": EmbedForm(),
-                "is_loaded": get_resolver().loaded_bytes(sae.checksum) is not None,
+                "is_loaded": get_compiler().loaded_bytes(sae.checksum) is not None,
                 "can_act": True,
             }
         return super().change_view(request, object_id, form_url, context)
@@ -186,14 +186,14 @@ class SAEAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at 
     @admin.display(description="weights")
     def weights(self, sae: SAE) -> str:
         """Return whether the weights are loaded in this process. Other processes have their own copy."""
-        loaded = get_resolver().loaded_bytes(sae.checksum)
+        loaded = get_compiler().loaded_bytes(sae.checksum)
         if loaded is not None:
             return f"loaded, {filesizeformat(loaded)}"
         return f"not loaded ({filesizeformat(estimated_bytes(sae.d_in, sae.d_sae))} when loaded)"
 
     @admin.display(description="in memory")
     def memory(self, sae: SAE) -> str:
-        loaded = get_resolver().loaded_bytes(sae.checksum)
+        loaded = get_compiler().loaded_bytes(sae.checksum)
         return "–" if loaded is None else filesizeformat(loaded)
 
     @admin.display(description="health")
@@ -328,7 +328,7 @@ class SAEAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at 
 
     def _load(self, request: HttpRequest, sae: SAE) -> str:
         try:
-            get_resolver().sae(source_of(sae))
+            get_compiler().sae(source_of(sae))
         except MillmError as error:
             self.message_user(request, f"{sae} was not loaded. {error}", messages.ERROR)
         else:
@@ -336,7 +336,7 @@ class SAEAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at 
         return _url(sae)
 
     def _unload(self, request: HttpRequest, sae: SAE) -> str:
-        get_resolver().unload_sae(sae.checksum)
+        get_compiler().unload_sae(sae.checksum)
         text = f"Unloaded the weights of {sae}. The next request with one of its features loads them again."
         self.message_user(request, text, messages.SUCCESS)
         return _url(sae)

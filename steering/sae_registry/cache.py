@@ -26,14 +26,22 @@ class SAECache:
         self._loading: dict[str, threading.Lock] = {}
         self._lock = threading.Lock()
 
+    def find(self, checksum: str) -> SparseAutoencoder | None:
+        """Return the SAE if it is loaded."""
+        with self._lock:
+            sae = self._saes.get(checksum)
+            if sae is not None:
+                self._saes.move_to_end(checksum)
+            return sae
+
     def get(self, checksum: str, load: Load) -> SparseAutoencoder:
         """Return the SAE. Concurrent calls load it only once."""
-        if (sae := self._find(checksum)) is not None:
+        if (sae := self.find(checksum)) is not None:
             return sae
         with self._lock:
             loading = self._loading.setdefault(checksum, threading.Lock())
         with loading:
-            sae = self._find(checksum)
+            sae = self.find(checksum)
             if sae is None:
                 sae = load()
                 self._keep(checksum, sae)
@@ -62,13 +70,6 @@ class SAECache:
     def clear(self) -> None:
         with self._lock:
             self._saes.clear()
-
-    def _find(self, checksum: str) -> SparseAutoencoder | None:
-        with self._lock:
-            sae = self._saes.get(checksum)
-            if sae is not None:
-                self._saes.move_to_end(checksum)
-            return sae
 
     def _keep(self, checksum: str, sae: SparseAutoencoder) -> None:
         evicted = []

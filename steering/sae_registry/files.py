@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from inference.files.sources import Download, fetch, local_directory
+from inference.steering_refs import SAESource
 from steering.models import SAE
-from steering.profiles.snapshot import SAESource
 from steering.sae_registry.hub import hub_files, safetensors_headers
 from steering.saes.errors import InvalidSAEError
 from steering.saes.files import check_subfolder

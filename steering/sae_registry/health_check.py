@@ -16,7 +16,7 @@ from steering.features.label_import import IMPORTED, example_json
 from steering.features.labels import FeatureExample, top_tokens
 from steering.features.traffic_examples import lock_examples, store_traffic_examples
 from steering.models import SAE, Feature
-from steering.profiles.resolver import get_resolver
+from steering.profiles.compilation import get_compiler
 from steering.profiles.snapshot import registered_saes, source_of
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def measure(sae: SAE, reader: ResidualReader, params: MeasureParams, progress: P
     from steering.measuring.diagnosis import find_causes  # imports torch
     from steering.measuring.measurement import measure_sae
 
-    weights = get_resolver().sae(source_of(sae))
+    weights = get_compiler().sae(source_of(sae))
     site = Site(sae.layer, cast("SiteKind", sae.site))
     documents = tokenise(params.corpus, reader.text, params.num_tokens)
     measurement = measure_sae(weights, site, documents, reader, progress or (lambda done, total: None))

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from inference.files.sources import SourceError
 from inference.interventions import Site
-from steering.errors import SAEChoiceError, SAENotReadableError, SAEUnavailableError, UnknownSAEError
+from inference.steering_refs import SAERef, SAESource
+from steering.errors import SAEChoiceError, SAENotReadableError, UnknownSAEError
 from steering.models import SAE, Feature
-from steering.profiles.resolver import get_resolver
+from steering.profiles.compilation import get_compiler
 from steering.profiles.snapshot import source_of
-from steering.saes.errors import InvalidSAEError
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     from steering.saes.sae import SparseAutoencoder
-
-logger = logging.getLogger(__name__)
 
 MAX_NAMED = 5
 
@@ -34,6 +30,12 @@ class LoadedSAE:
     name: str
     site: Site
     encoder: SparseAutoencoder
+    source: SAESource
+
+    @property
+    def ref(self) -> SAERef:
+        """The SAE as captures name it."""
+        return SAERef(self.source, self.encoder.d_sae)
 
     def decoder_norms(self) -> NDArray[np.float32]:
         """Return the norms of the decoder rows ``[d_sae]``."""
@@ -46,17 +48,13 @@ def load_registered_sae(row: SAE) -> LoadedSAE:
 
     Raise SAENotReadableError for a transcoder, and SAEUnavailableError if the weights are missing or changed.
     """
-    try:
-        encoder = get_resolver().sae(source_of(row))
-    except (InvalidSAEError, SourceError, OSError) as error:
-        logger.error("The SAE %s could not be read through.", row.name, exc_info=error)
-        message = f"The SAE {row.name} is not available on this server; ask its operator to register it again."
-        raise SAEUnavailableError(message, param="sae") from error
+    source = source_of(row)
+    encoder = get_compiler().load_reader(source)
     if not encoder.reads_its_site:
         raise SAENotReadableError(
             f"{row.name} is a transcoder: it reads the MLP's input, which is no site of this server. Name another SAE."
         )
-    return LoadedSAE(row.pk, row.name, Site(row.layer, row.site), encoder)  # type: ignore[arg-type]  # the row's choices
+    return LoadedSAE(row.pk, row.name, Site(row.layer, row.site), encoder, source)  # type: ignore[arg-type]  # the row's choices
 
 
 def find_loaded_sae(model: str, name: str | None) -> LoadedSAE:

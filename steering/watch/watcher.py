@@ -182,7 +182,7 @@ def _read(
         return None
     return CaptureSpec(
         site=sae.site,
-        probe=FeatureValues(sae.encoder, tuple(rule.index for rule in rules), tuple(rule.threshold for rule in rules)),
+        probe=FeatureValues(sae.ref, tuple(rule.index for rule in rules), tuple(rule.threshold for rule in rules)),
         stage=stage,
         skip_token_ids=special_token_ids,
         passes_over_cached=True,

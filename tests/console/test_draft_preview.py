@@ -11,16 +11,16 @@ from django.contrib.auth.models import User
 from django.test import AsyncClient
 from django.urls import reverse
 
-from inference.interventions import Intervention
 from inference.registry.model_card import ModelNotReadyError
 from openai_api.models import RequestLog
 from openai_api.request_log.detail import version_html
 from steering.models import SAE, FeatureEdit, SteeringProfile
-from steering.profiles.resolver import ProfileResolver, SteeringSelection
+from steering.profiles.resolver import SteeringSelection
 from tests.console.test_playground import scoring, signed_in
 from tests.openai_api.conftest import Api, api, chunks_of  # noqa: F401 - a fixture
 from tests.openai_api.fakes import failing, finished
 from tests.steering.conftest import cold_snapshots, feature, model, other_model, profile, sae  # noqa: F401 - fixtures
+from tests.steering.resolving import intervention_of, local_resolver
 from tests.steering.test_draft_form import EDITOR, Form, read, saved
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -69,8 +69,8 @@ async def test_its_answer_is_compared_with_what_it_were_without(api: Api, profil
     response = await post(await signed_in(*RIGHTS), profile, await saved_form(profile), ASKED["inspect"], "inspect")
     assert response.json()["kl"] == [0.25] * 3
     ours, base = api.engine.requests
-    assert ours.intervention is not None
-    assert (ours.intervention.fingerprint, base.intervention) == ("print-gloomy@draft", None)
+    assert ours.steering is not None
+    assert (ours.steering.fingerprint, base.steering) == ("print-gloomy@draft", None)
 
 
 @pytest.mark.parametrize("kind", ["chat", "completion", "inspect"])
@@ -215,10 +215,10 @@ async def test_get_does_nothing(api: Api, profile: SteeringProfile):  # noqa: F8
 
 async def test_the_resolver_compiles_a_draft_as_it_compiles_its_version(profile: SteeringProfile, sae: SAE):  # noqa: F811
     draft = await sync_to_async(read)(profile, await saved_form(profile))
-    resolver = ProfileResolver(lambda name: profile.model_id)
+    resolver = local_resolver()
     found = await resolver.steer("tiny", SteeringSelection(draft=draft.version), special_token_ids=frozenset())
     assert found is not None
-    assert isinstance(found.intervention, Intervention)
+    assert intervention_of(found).fingerprint == found.fingerprint
     assert (found.label, found.number, found.fingerprint) == ("gloomy@draft", 0, draft.version.fingerprint)
     assert await FeatureEdit.objects.acount() == 1
 

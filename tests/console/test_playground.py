@@ -160,8 +160,8 @@ async def test_an_answer_is_compared_with_what_it_were_without_steering(api: Api
     assert body["millm"]["profile"] == "cats@2"
     ours, base = api.engine.requests
     assert [
-        ours.intervention and ours.intervention.fingerprint,
-        base.intervention and base.intervention.fingerprint,
+        ours.steering and ours.steering.fingerprint,
+        base.steering and base.steering.fingerprint,
     ] == [
         "print-cats then calm@1",
         "calm@1",

@@ -14,8 +14,8 @@ from django.core.management import call_command
 
 from inference.engine.models.loader import LoadedModel, ModelSpec, load_model
 from inference.interventions import Intervention
-from steering.profiles import resolver as profile_resolver
 from tests.engine.harness import EngineHarness
+from tests.steering.resolving import intervention_of, local_resolver
 
 ARTIFACTS = Path("steering/demo/artifacts")
 WORDS = json.loads((ARTIFACTS / "words.json").read_text())
@@ -78,8 +78,8 @@ def perplexity(demo: LoadedModel, texts: list[list[int]]) -> float:
 def test_a_profile_doubles_the_share_of_its_words_and_stays_fluent(demo, unsteered, name):
     call_command("install_demo")
     special = frozenset(demo.tokenizer.all_special_ids)
-    resolved = async_to_sync(profile_resolver.resolve)("demo", name, special_token_ids=special)
-    steered = samples(demo, resolved.intervention)
+    resolved = async_to_sync(local_resolver().resolve)("demo", name, special_token_ids=special)
+    steered = samples(demo, intervention_of(resolved))
     assert share(demo, steered, WORDS[name]) >= 2 * share(demo, unsteered, WORDS[name])
     assert perplexity(demo, steered) <= MAX_PERPLEXITY_RATIO * perplexity(demo, unsteered)
 
@@ -88,6 +88,6 @@ def test_opposite_moods_push_each_other_s_words_away(demo, unsteered):
     call_command("install_demo")
     special = frozenset(demo.tokenizer.all_special_ids)
     for name, other in (("joyful", "gloomy"), ("gloomy", "joyful")):
-        resolved = async_to_sync(profile_resolver.resolve)("demo", name, special_token_ids=special)
-        steered = samples(demo, resolved.intervention)
+        resolved = async_to_sync(local_resolver().resolve)("demo", name, special_token_ids=special)
+        steered = samples(demo, intervention_of(resolved))
         assert share(demo, steered, WORDS[other]) < share(demo, steered, WORDS[name])

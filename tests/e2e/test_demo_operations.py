@@ -18,12 +18,12 @@ from inference.interventions import Intervention, Site
 from inference.text.dialects.dialect import answer_segment_rules, dialect_of
 from steering.demo.install import ARTIFACTS, install_demo
 from steering.models import SAE
-from steering.profiles import resolver as profile_resolver
-from steering.profiles.resolver import get_resolver
+from steering.profiles.compilation import get_compiler
 from steering.profiles.snapshot import source_of
 from steering.saes.sae import SparseAutoencoder
 from steering.spec.edit import OPERATIONS
 from tests.engine.harness import EngineHarness, Transcript
+from tests.steering.resolving import intervention_of, local_resolver
 
 PAGE = Path("docs/demo.md").read_text("utf-8")
 (EXAMPLE,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
@@ -59,7 +59,7 @@ def demo() -> LoadedModel:
 def sae() -> SparseAutoencoder:
     install_demo()
     exec(compile(EXAMPLE, "docs/demo.md", "exec"), {})  # noqa: S102 - our own page
-    return get_resolver().sae(source_of(SAE.objects.get(name="demo-sae")))
+    return get_compiler().sae(source_of(SAE.objects.get(name="demo-sae")))
 
 
 def prompt_ids(demo: LoadedModel) -> tuple[int, ...]:
@@ -88,7 +88,7 @@ def read(transcript: Transcript, number: int, start: int = 0) -> np.ndarray:
 
 def resolve(demo: LoadedModel, name: str) -> Intervention:
     special = frozenset(demo.tokenizer.all_special_ids)
-    return async_to_sync(profile_resolver.resolve)("demo", name, special_token_ids=special).intervention
+    return intervention_of(async_to_sync(local_resolver().resolve)("demo", name, special_token_ids=special))
 
 
 def test_each_changes_what_its_formula_says(demo, sae):

@@ -22,8 +22,47 @@ from inference.engine.cache.device_memory import DeviceMemory
 from inference.engine.config import EngineConfig
 from inference.engine.models.memory_estimate import MemoryEstimate
 from inference.engine.stats import ModelStats
+from inference.interventions import FeatureEncoder, Intervention
 from inference.registry.loading import ModelLoading
+from inference.steering_refs import CompiledSteering, SAERef, SteeringRef, SteeringSpec
 from tests.inference.tokenizers import qwen_tokenizer
+
+
+@dataclass
+class FakeCompiler:
+    """Has compiled nothing; its SAEs are by key. What it had to wait for is in ``waits``."""
+
+    loaded: dict[str, FeatureEncoder] = field(default_factory=dict)
+    on_disk: dict[str, FeatureEncoder] = field(default_factory=dict)
+    compiled: dict[str, Intervention] = field(default_factory=dict)  # by the fingerprint of the first version
+    failure: Exception | None = None
+    waits: list[object] = field(default_factory=list)
+
+    def find(self, spec: SteeringSpec) -> CompiledSteering | None:
+        intervention = self.compiled.get(spec.versions[0].fingerprint)
+        if intervention is None:
+            return None
+        return CompiledSteering(SteeringRef(intervention.fingerprint, spec), intervention)
+
+    def compile(self, spec: SteeringSpec) -> CompiledSteering:
+        self.waits.append(spec)
+        if self.failure is not None:
+            raise self.failure
+        fingerprint = spec.versions[0].fingerprint
+        self.compiled[fingerprint] = Intervention(fingerprint, ())
+        found = self.find(spec)
+        assert found is not None
+        return found
+
+    def find_reader(self, sae: SAERef) -> FeatureEncoder | None:
+        return self.loaded.get(sae.key)
+
+    def reader(self, sae: SAERef) -> FeatureEncoder:
+        self.waits.append(sae)
+        if self.failure is not None:
+            raise self.failure
+        self.loaded[sae.key] = self.on_disk[sae.key]
+        return self.loaded[sae.key]
 
 
 @dataclass

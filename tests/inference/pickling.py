@@ -1,6 +1,7 @@
 """A client as a remote one would be: every request and every event passes through pickle.
 
-An SAE passes as its key, as the engine's side has the weights itself.
+What a caller sends must be plain data: a request with weights, such as a tensor, a module, an SAE, or a compiled
+intervention, raises AssertionError. Events bring arrays of values.
 """
 
 from __future__ import annotations
@@ -8,26 +9,33 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, Self, TypeVar
+
+import numpy as np
+import torch
 
 from inference.client import EngineClient, EngineStats, Event, EventStream, Request
-from inference.interventions import FeatureReader
+from inference.interventions import Edit, Intervention
+from inference.steering_refs import SteeringRef, SteeringSpec
 
-MAX_BYTES = 16 * 1024 * 1024  # of one message; a larger one carries weights
+MAX_BYTES = 1024 * 1024  # of a request; one of this size carries weights
+WEIGHTS = (torch.Tensor, torch.nn.Module, np.ndarray, Intervention, *Edit.__args__)
+T = TypeVar("T")
 
 
-class Wire:
-    """Copies messages by pickling them."""
+def copied(message: T) -> T:
+    """Return what arrives at the other end."""
+    copy: T = pickle.loads(pickle.dumps(message))  # noqa: S301 - our own bytes
+    return copy
 
-    def __init__(self) -> None:
-        self._readers: dict[str, FeatureReader] = {}
 
-    def copied(self, message: Any) -> Any:
-        file = io.BytesIO()
-        _Pickler(file, self._readers).dump(message)
-        assert file.tell() < MAX_BYTES
-        file.seek(0)
-        return _Unpickler(file, self._readers).load()
+def sent(message: T) -> T:
+    """Like :func:`copied`, for what may not carry weights."""
+    file = io.BytesIO()
+    _PlainPickler(file).dump(message)
+    assert file.tell() < MAX_BYTES, "the request is as large as weights"
+    copy: T = pickle.loads(file.getvalue())  # noqa: S301 - our own bytes
+    return copy
 
 
 class PicklingClient:
@@ -35,31 +43,29 @@ class PicklingClient:
 
     def __init__(self, client: EngineClient) -> None:
         self._client = client
-        self._wire = Wire()
 
     async def submit(self, requests: Sequence[Request]) -> EventStream:
-        copies = [self._wire.copied(request) for request in requests]
-        return PicklingStream(await self._client.submit(copies), self._wire)
+        return PicklingStream(await self._client.submit([sent(request) for request in requests]))
+
+    async def compile(self, steering: SteeringSpec) -> SteeringRef:
+        return sent(await self._client.compile(sent(steering)))
 
     def cancel(self, stream_id: str) -> None:
-        self._client.cancel(self._wire.copied(stream_id))
+        self._client.cancel(sent(stream_id))
 
     def stats(self) -> EngineStats:
-        stats: EngineStats = self._wire.copied(self._client.stats())
-        return stats
+        return copied(self._client.stats())
 
     def settings(self) -> dict[str, object]:
-        settings: dict[str, object] = self._wire.copied(self._client.settings())
-        return settings
+        return copied(self._client.settings())
 
     def stop(self, drain_s: float) -> None:
         self._client.stop(drain_s)
 
 
 class PicklingStream:
-    def __init__(self, stream: EventStream, wire: Wire) -> None:
+    def __init__(self, stream: EventStream) -> None:
         self._stream = stream
-        self._wire = wire
 
     @property
     def id(self) -> str:
@@ -69,29 +75,14 @@ class PicklingStream:
         return self
 
     async def __anext__(self) -> Event:
-        event: Event = self._wire.copied(await anext(self._stream))
-        return event
+        return copied(await anext(self._stream))
 
     def close(self) -> None:
         self._stream.close()
 
 
-class _Pickler(pickle.Pickler):
-    def __init__(self, file: io.BytesIO, readers: dict[str, FeatureReader]) -> None:
-        super().__init__(file)
-        self._readers = readers
-
-    def persistent_id(self, value: Any) -> str | None:
-        if not callable(getattr(type(value), "activations", None)):
-            return None
-        self._readers[value.key] = value
-        return str(value.key)
-
-
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, readers: dict[str, FeatureReader]) -> None:
-        super().__init__(file)
-        self._readers = readers
-
-    def persistent_load(self, pid: Any) -> FeatureReader:
-        return self._readers[pid]
+class _PlainPickler(pickle.Pickler):
+    def persistent_id(self, value: Any) -> None:
+        """Called with every object of the message."""
+        is_plain = not isinstance(value, WEIGHTS) and not hasattr(type(value), "activations")
+        assert is_plain, f"a request carries a {type(value).__name__}"

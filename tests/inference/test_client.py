@@ -6,10 +6,15 @@ import asyncio
 import gc
 import threading
 import weakref
+from dataclasses import replace
 
+import numpy as np
 import pytest
+import torch
 
+from core.errors import MillmError
 from core.runtime import runtime
+from inference.captures import AllFeatures, CaptureSpec, FeatureValues, Residuals, TopFeatures
 from inference.client import (
     ENGINE_CLIENT,
     MAX_EVENTS,
@@ -25,7 +30,11 @@ from inference.client import (
     Usage,
     get_client,
 )
-from tests.inference.fakes import FakeLoop, finished, in_thread, kinds, tokens
+from inference.interventions import Intervention, Site, VectorEdit
+from inference.steering_refs import STEERING_COMPILER, PublishedVersion, SAERef, SAESource, SteeringRef, SteeringSpec
+from tests.engine.readers import top_k_reader
+from tests.inference.fakes import FakeCompiler, FakeLoop, finished, in_thread, kinds, tokens
+from tests.inference.pickling import PicklingClient
 
 
 @pytest.fixture
@@ -317,3 +326,80 @@ def test_without_a_serving_process_there_is_no_client(loop_and_client):
         runtime.remove(ENGINE_CLIENT)
     with pytest.raises(EngineDownError, match="start the server"):
         get_client()
+
+
+VERSION = PublishedVersion("gloomy", 1, "print", [], ())
+SPEC = SteeringSpec((VERSION,))
+SAE = SAERef(SAESource("sae", "topk", "", "", ""), 48)
+
+
+@pytest.fixture
+def compiler():
+    reader = top_k_reader()
+    compiler = FakeCompiler(on_disk={reader.key: reader})
+    runtime.install(STEERING_COMPILER, compiler)
+    yield compiler
+    runtime.remove(STEERING_COMPILER)
+
+
+async def test_the_engines_side_has_the_weights_that_requests_name(loop_and_client, compiler):
+    loop, client = loop_and_client
+    remote = PicklingClient(client)
+    steering = await remote.compile(SPEC)
+    probes = (Residuals(), FeatureValues(SAE, (3, 4)), TopFeatures(SAE, 2))
+    captures = tuple(CaptureSpec(site=Site(1), probe=probe) for probe in probes)
+    for _ in range(2):
+        await remote.submit([replace(request, steering=steering, captures=captures) for request in requests(2)])
+
+    assert compiler.waits == [SPEC, SAE], "each once"
+    reader = compiler.loaded["topk"]
+    for submitted, _ in loop.submitted:
+        for request in submitted:
+            assert request.intervention is compiler.compiled["print"]
+            assert [capture.probe for capture in request.captures] == [
+                Residuals(),
+                FeatureValues(reader, (3, 4)),
+                TopFeatures(reader, 2),
+            ]
+
+
+async def test_steering_that_the_engines_side_has_dropped_is_compiled_again(loop_and_client, compiler):
+    loop, client = loop_and_client
+    steering = await client.compile(SPEC)
+    compiler.compiled.clear()
+    await client.submit([replace(request, steering=steering) for request in requests()])
+
+    (((request,), _),) = loop.submitted
+    assert (request.intervention.fingerprint, request.fingerprint) == ("print", "print")
+    assert compiler.waits == [SPEC, SPEC]
+
+
+async def test_weights_that_are_missing_refuse_the_requests(loop_and_client, compiler):
+    loop, client = loop_and_client
+    steering = SteeringRef("print", SPEC)
+    captures = (CaptureSpec(site=Site(1), probe=AllFeatures(SAE), pooling="mean"),)
+    compiler.failure = MillmError("gone", status=409)
+    for fields in ({"steering": steering}, {"captures": captures}):
+        with pytest.raises(MillmError, match="gone"):
+            await client.submit([replace(request, **fields) for request in requests()])
+    with pytest.raises(MillmError, match="gone"):
+        await client.compile(SPEC)
+    assert not loop.submitted
+    assert not client.is_busy("m")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"intervention": Intervention("print", ())},
+        {"intervention": Intervention("print", (VectorEdit(Site(1), torch.ones(4)),))},
+        {"captures": (CaptureSpec(site=Site(1), probe=TopFeatures(top_k_reader(), 2)),)},
+        {"sampling": torch.ones(4)},
+        {"sampling": torch.nn.Linear(2, 2)},
+        {"prompt_token_ids": np.ones(4)},
+    ],
+)
+async def test_no_request_carries_weights(loop_and_client, fields):
+    _, client = loop_and_client
+    with pytest.raises(AssertionError, match="carries a"):
+        await PicklingClient(client).submit([replace(request, **fields) for request in requests()])

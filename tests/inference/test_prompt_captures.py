@@ -7,6 +7,7 @@ import asyncio
 import numpy as np
 import pytest
 
+from core.runtime import runtime
 from inference.captures import CaptureSpec, TopFeatures
 from inference.client import EngineDownError, LocalEngineClient
 from inference.engine.config import EngineConfig
@@ -15,9 +16,12 @@ from inference.engine.models.loader import ModelSpec, load_model
 from inference.interventions import Site
 from inference.prompt_captures import capture_prompts
 from inference.runs import SequenceFailedError
+from inference.steering_refs import STEERING_COMPILER, SAERef, SAESource
 from tests.engine.readers import plain_residuals, top_k_reader
+from tests.inference.fakes import FakeCompiler
 from tests.inference.pickling import PicklingClient
 
+SAE = top_k_reader()
 PROMPTS = [tuple(range(3 + i, 8 + 2 * i)) for i in range(20)]
 
 
@@ -32,12 +36,14 @@ def client(request, loaded):
     client = LocalEngineClient(lambda publish: EngineLoop(config, publish))
     client.start()
     client.engine.attach(loaded).result(30)
+    runtime.install(STEERING_COMPILER, FakeCompiler(on_disk={SAE.key: SAE}))
     yield PicklingClient(client) if request.param == "pickled" else client
+    runtime.remove(STEERING_COMPILER)
     client.stop(0)
 
 
 def test_many_prompts_in_their_order_and_no_more_at_once_than_there_is_room_for(client, loaded):
-    sae, site = top_k_reader(), Site(1)
+    site, sae = Site(1), SAERef(SAESource("sae", SAE.key, "", "", ""), SAE.d_sae)
     captures = (
         CaptureSpec(site=site),
         CaptureSpec(site=site, pooling="last"),
@@ -51,7 +57,7 @@ def test_many_prompts_in_their_order_and_no_more_at_once_than_there_is_room_for(
         assert found.places(0) == tuple(range(len(prompt)))
         np.testing.assert_allclose(found.values(0), expected, rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose(found.values(1)[0], expected[-1], rtol=1e-4, atol=1e-4)
-        np.testing.assert_allclose(found.values(2), sae.expected(expected).topk(3).values, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(found.values(2), SAE.expected(expected).topk(3).values, rtol=1e-4, atol=1e-4)
 
 
 def test_nothing_to_read_is_nothing(client):

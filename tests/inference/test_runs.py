@@ -16,8 +16,8 @@ from inference.client import (
     SamplingParams,
     SteeringReceipt,
 )
-from inference.interventions import Intervention
 from inference.runs import Run, SequenceFailedError
+from inference.steering_refs import SteeringRef, SteeringSpec
 from tests.openai_api.fakes import FakeEngine, FakeStream, failing, finished, silent
 
 
@@ -38,7 +38,7 @@ class BusyEngine(FakeEngine):
 
 
 REQUESTS = [GenerationRequest(str(i), "tiny", (1,), SamplingParams(max_tokens=1), index=i) for i in range(5)]
-STEERED = GenerationRequest("r", "tiny", (1,), SamplingParams(max_tokens=1), Intervention("print", ()))
+STEERED = GenerationRequest("r", "tiny", (1,), SamplingParams(max_tokens=1), SteeringRef("print", SteeringSpec(())))
 
 
 async def test_nothing_is_submitted_before_the_start():

@@ -25,10 +25,10 @@ from inference.client import (
     TokensEvent,
     Usage,
 )
-from inference.interventions import Edit, Intervention
 from inference.registry.model_card import ModelCard
 from inference.registry.records import ModelNotFoundError, ModelRecord
 from inference.segments import Segment
+from inference.steering_refs import SteeringRef, SteeringSpec
 from inference.text.chat_template import ChatTemplateError
 from inference.text.dialects.dialect import Dialect
 from inference.text.grammar_compiler import GrammarCompiler
@@ -258,6 +258,9 @@ class FakeEngine:
         self.streams.append(stream)
         return stream
 
+    async def compile(self, steering: SteeringSpec) -> SteeringRef:
+        raise AssertionError("a fake resolves profiles")
+
     def cancel(self, stream_id: str) -> None:
         raise AssertionError("requests close their streams")
 
@@ -297,8 +300,8 @@ def logprobs(request: GenerationRequest, token: int) -> tuple[TokenLogprob, ...]
 
 def finished(request: GenerationRequest, num_tokens: int, reason: Any = "stop", **fields: Any) -> FinishedEvent:
     receipt = None
-    if request.intervention is not None:
-        receipt = SteeringReceipt(request.intervention.fingerprint, num_tokens, num_tokens)
+    if request.steering is not None:
+        receipt = SteeringReceipt(request.steering.fingerprint, num_tokens, num_tokens)
     usage = Usage(len(request.prompt_token_ids), 2, num_tokens)
     return FinishedEvent(
         **{
@@ -347,7 +350,7 @@ class FakeSteering:
     def __init__(self) -> None:
         self.policies: tuple[str, ...] = ()
         self.selections: list[SteeringSelection] = []
-        self.edits: tuple[Edit, ...] = ()
+        self.depends_on_segments = False
         self.required_segments: frozenset[Segment] = frozenset()
 
     async def __call__(
@@ -360,12 +363,12 @@ class FakeSteering:
         if selection.draft is not None:
             name, number = selection.draft.name, 0
         parts = [*([f"print-{name}"] if name else []), *self.policies]
-        intervention = Intervention(" then ".join(parts), self.edits, special_token_ids, self.required_segments)
+        spec = SteeringSpec((), skip_token_ids=special_token_ids)
+        steering = SteeringRef(" then ".join(parts), spec, self.required_segments, self.depends_on_segments)
         return ResolvedProfile(
             name,
             number,
-            intervention.fingerprint,
-            intervention,
+            steering,
             self.policies,
             selection.intensity if selection else 1.0,
         )

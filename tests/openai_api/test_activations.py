@@ -13,6 +13,7 @@ from core.runtime import runtime
 from inference.captures import ActivationCapture, FeatureValues, Span, TopFeatures
 from inference.client import CaptureEvent, Event, GenerationRequest, TokensEvent
 from inference.interventions import Site
+from inference.steering_refs import SAERef, SAESource
 from openai_api.backend import BACKEND, get_backend
 from steering.errors import SAEChoiceError, SAENotReadableError, SteeringError, UnknownSAEError
 from steering.sae_registry.loaded_sae import LoadedSAE
@@ -22,6 +23,8 @@ from tests.openai_api.fakes import TURN, NoFeatures, finished, tokens_of
 from tests.openai_api.test_openapi import validator
 
 SITE = Site(2)
+SOURCE = SAESource("org/sae", "c", "/sae", "", "")
+REF = SAERef(SOURCE, 40)
 
 
 @dataclass
@@ -41,7 +44,7 @@ class FakeFeatures(NoFeatures):
             raise self.failure
         if name not in {None, "org/sae"}:
             raise UnknownSAEError("There is no such SAE.")
-        return LoadedSAE(1, "org/sae", SITE, FakeEncoder())  # type: ignore[arg-type]
+        return LoadedSAE(1, "org/sae", SITE, FakeEncoder(), SOURCE)  # type: ignore[arg-type]
 
     async def labels(self, sae: int, indices: Iterable[int]) -> dict[int, str]:
         return {index: "rain" for index in indices if index == 3}
@@ -112,7 +115,7 @@ async def test_wishes_reach_the_engine(api: Api, features: FakeFeatures):
     body = (await api.chat(return_activations=wish)).json()
 
     (read,) = api.engine.requests[0].captures
-    assert read.probe == FeatureValues(FakeEncoder(), (7, 3))  # type: ignore[arg-type]
+    assert read.probe == FeatureValues(REF, (7, 3))
     assert (read.stage, read.phase, read.spans) == ("pre", "prompt", (Span(1, 3), Span(5)))
     assert read.skip_token_ids == frozenset()
     assert body["millm"]["activations"][0]["features"] == [{"index": 7, "value": 2.0}, {"index": 3, "value": 2.0}]

@@ -314,7 +314,7 @@ async def test_profiles_act_and_are_told(api: Api, stream: bool):
 
 async def test_null_means_no_profile(api: Api):
     await ask(api, model="org/steered", profile=None)
-    assert api.engine.requests[0].intervention is None
+    assert api.engine.requests[0].steering is None
 
 
 async def test_counting(api: Api):

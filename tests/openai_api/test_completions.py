@@ -193,7 +193,7 @@ async def test_a_stream_echoes_first(api: Api):
 async def test_a_profile_leaves_its_proof(api: Api):
     body = (await api.complete(profile="cats")).json()
     assert body["millm"]["profile"] == "cats@2"
-    assert api.engine.requests[0].intervention is not None
+    assert api.engine.requests[0].steering is not None
 
 
 async def test_the_log_has_all_texts(api: Api):

@@ -159,9 +159,7 @@ async def test_decisions_are_steered(api: Api):
     api.engine.script = scoring({})
     response = await decide(api, profile="gloomy@1")
 
-    assert {request.intervention.fingerprint for request in api.engine.requests if request.intervention} == {
-        "print-gloomy"
-    }
+    assert {request.steering.fingerprint for request in api.engine.requests if request.steering} == {"print-gloomy"}
     assert response.headers["x-millm-profile"] == "gloomy@1"
     assert response.json()["millm"]["profile"] == "gloomy@1"
     assert (await decide(api, profile="nobody")).json()["error"]["code"] == "profile_not_found"

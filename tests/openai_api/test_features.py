@@ -9,6 +9,7 @@ import pytest
 
 from core.runtime import runtime
 from inference.files.sources import ModelSource
+from inference.steering_refs import SAESource
 from openai_api.backend import BACKEND, get_backend
 from steering.errors import UnknownSAEError
 from steering.features.catalog import (
@@ -24,7 +25,6 @@ from steering.features.catalog import (
 from steering.features.labels import FeatureExample
 from steering.features.logit_lens import LensBusyError, LensToken, LensUnavailableError, LogitLens
 from steering.models import SAE, Feature
-from steering.profiles.snapshot import SAESource
 from tests.openai_api.conftest import Api
 from tests.openai_api.fakes import NoFeatures
 from tests.openai_api.test_openapi import validator

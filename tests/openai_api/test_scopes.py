@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 
-from inference.interventions import Site, VectorEdit
 from inference.segments import ANSWER_ONLY
 from inference.text.dialects.dialect import Dialect, answer_segment_rules
 from inference.text.dialects.thinking import KNOWN_MARKS
@@ -23,7 +21,7 @@ GLOOMY = {"profile": "gloomy"}
 def scoped(api: Api) -> Api:
     """The profiles have an edit of the answer itself."""
     api.registry.text.dialect = DIALECT
-    api.steering.edits = (VectorEdit(Site(1), torch.ones(4), phase="generation", segments=frozenset({"answer"})),)
+    api.steering.depends_on_segments = True
     return api
 
 
@@ -56,7 +54,7 @@ async def test_plain_texts_have_the_parts_that_marks_tell(scoped: Api):
 
 
 async def test_what_tells_no_parts_needs_no_rules(scoped: Api):
-    scoped.steering.edits = ()
+    scoped.steering.depends_on_segments = False
     assert (await scoped.complete(**GLOOMY)).status_code == 200
     assert (await scoped.complete()).status_code == 200
     assert [request.segment_rules for request in scoped.engine.requests] == [ANSWER_ONLY, ANSWER_ONLY]

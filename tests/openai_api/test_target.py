@@ -12,8 +12,8 @@ from tests.openai_api.conftest import Api
 
 
 def profile_of(api: Api) -> str | None:
-    intervention = api.engine.requests[-1].intervention
-    return intervention.fingerprint if intervention else None
+    steering = api.engine.requests[-1].steering
+    return steering.fingerprint if steering else None
 
 
 @pytest.mark.parametrize(

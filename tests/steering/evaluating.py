@@ -7,20 +7,21 @@ from contextlib import contextmanager
 
 from django.db import connections
 
+from core.runtime import runtime
 from core.snapshots import forget_snapshots
 from inference.apps import ServingState
 from inference.models import LanguageModel
+from inference.steering_refs import STEERING_COMPILER
 from jobs.execution import run_job
 from jobs.models import Job
 from steering.demo.install import install_demo
 from steering.models import ProfileVersion
-from steering.profiles.resolver import get_resolver
 
 
 @contextmanager
 def serving_demo() -> Iterator[None]:
     forget_snapshots()
-    get_resolver.cache_clear()
+    runtime.remove(STEERING_COMPILER)
     install_demo()
     LanguageModel.objects.update(dtype=LanguageModel.Dtype.FLOAT32)  # saved in bfloat16, in which sums go astray
     state = ServingState()
@@ -31,7 +32,7 @@ def serving_demo() -> Iterator[None]:
         state.stop(0)
         connections.close_all()
         forget_snapshots()
-        get_resolver.cache_clear()
+        runtime.remove(STEERING_COMPILER)
 
 
 def version(name: str, number: int = 1) -> ProfileVersion:

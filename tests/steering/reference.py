@@ -12,11 +12,13 @@ import torch
 
 from inference.engine.models.loader import LoadedModel
 from inference.interventions import Site
-from steering.compiler import compile_edits
+from inference.steering_refs import PublishedVersion, SAESource, SteeringSpec
+from steering.profiles.compilation import ProfileCompiler
 from steering.saes.sae import SparseAutoencoder
 from steering.spec.edit import EditSpec
+from steering.spec.rendering import edits_to_json, fingerprint
 from tests.engine.harness import EngineHarness, Transcript
-from tests.inference.pickling import Wire
+from tests.inference.pickling import sent
 from tests.steering.sae_files import Array
 
 Change = Callable[[Array], Array]
@@ -108,8 +110,12 @@ def steered(
     special: frozenset[int] = frozenset(),
     **config: Any,
 ) -> Generated:
-    """The engine with the compiled profile, pickled as for a remote one; its receipt must add up."""
-    intervention = Wire().copied(compile_edits(edits, {sae.key: sae for sae in saes}, special))
+    """The engine with the profile, sent as data as to a remote one; its receipt must add up."""
+    by_key = {sae.key: sae for sae in saes}
+    sources = tuple(SAESource("", key, "", "", "") for key in by_key)
+    version = PublishedVersion("profile", 1, fingerprint(edits), edits_to_json(edits), sources)
+    compiler = ProfileCompiler(lambda source: by_key[source.checksum])
+    intervention = compiler.compile(sent(SteeringSpec((version,), skip_token_ids=special))).intervention
     transcript = EngineHarness(loaded, **config).generate(
         prompt=tuple(prompt), max_tokens=num_tokens, intervention=intervention, logprobs=0
     )

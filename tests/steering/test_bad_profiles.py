@@ -12,14 +12,14 @@ from django.core.management import CommandError, call_command
 from django.urls import reverse
 
 from inference.models import LanguageModel
-from inference.registry.records import model_table
 from steering import services
 from steering.errors import InlineSteeringError, SAEUnavailableError
 from steering.exchange.exports import draft_document
 from steering.models import SAE, FeatureEdit, ProfileVersion, SteeringProfile
-from steering.profiles.resolver import ProfileResolver, SteeringSelection
+from steering.profiles.resolver import SteeringSelection
 from steering.profiles.snapshot import registered_saes
 from tests.steering.pages import page, said
+from tests.steering.resolving import local_resolver
 
 pytestmark = pytest.mark.django_db(transaction=True)  # requests read in threads of their own
 PUBLISH = "admin:steering_steeringprofile_publish"
@@ -31,7 +31,7 @@ INDICES: tuple[Any, ...] = (-1, 40, 1.5, "3", True, 10**9, 10**400, [0], None)
 
 def inline(features: Any) -> InlineSteeringError:
     """What a request with this steering is refused with."""
-    resolver = ProfileResolver(lambda name: model_table.get().find(name).pk)
+    resolver = local_resolver()
     with pytest.raises(InlineSteeringError) as caught:
         async_to_sync(resolver.steer)(
             "tiny", SteeringSelection(inline={"features": features}), special_token_ids=frozenset()
@@ -162,7 +162,7 @@ class TestSAEs:
     def test_requests_while_the_files_are_missing(self, profile, sae):
         services.publish_profile(profile=profile)
         (Path(sae.source) / "sae_weights.safetensors").unlink()
-        resolver = ProfileResolver(lambda name: model_table.get().find(name).pk)
+        resolver = local_resolver()
         with pytest.raises(SAEUnavailableError) as caught:
             async_to_sync(resolver.resolve)("tiny", "gloomy", special_token_ids=frozenset())
         assert (caught.value.status, caught.value.code) == (409, "sae_mismatch")

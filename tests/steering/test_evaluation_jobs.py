@@ -28,7 +28,7 @@ from steering.evaluation.runner import EvaluatedVersion, EvaluationRunner, Sampl
 from steering.evaluation.services import create_evaluation, use_calibration
 from steering.evaluation.sweep import read_params as read_sweep
 from steering.models import Evaluation
-from steering.profiles.resolver import get_resolver
+from steering.profiles.compilation import get_compiler
 from steering.spec.parsing import parse_edits
 from tests.steering.evaluating import run, serving_demo, version
 
@@ -45,7 +45,7 @@ def demo(transactional_db: None) -> Iterator[None]:
 def reference_kl(prompt_ids: tuple[int, ...], token_ids: tuple[int, ...], subject: EvaluatedVersion) -> list[float]:
     """By transformers alone: the demo's additions as a hook of the test."""
     module = AutoModelForCausalLM.from_pretrained(ARTIFACTS / "model", attn_implementation="eager").float().eval()
-    saes = {source.checksum: get_resolver().sae(source) for source in subject.published.saes}
+    saes = {source.checksum: get_compiler().sae(source) for source in subject.published.saes}
     (edit,) = compile_edits(subject.edits, saes).edits
     places = torch.zeros(len(prompt_ids) + len(token_ids), 1)
     first = 0 if edit.phase in ("both", "prompt") else len(prompt_ids)

@@ -30,7 +30,8 @@ from steering.errors import (
 from steering.models import FeatureEdit, ProfileVersion, SteeringPolicy, SteeringProfile
 from steering.profiles import lifecycle
 from steering.profiles import resolver as profile_resolver
-from steering.profiles.resolver import ProfileResolver, ResolvedProfile, SteeringSelection
+from steering.profiles.resolver import ResolvedProfile, SteeringSelection
+from tests.steering.resolving import intervention_of, local_resolver
 
 pytestmark = pytest.mark.django_db(transaction=True)  # requests read in threads of their own
 
@@ -51,7 +52,7 @@ def cap(model: LanguageModel, feature: Any) -> ProfileVersion:
 
 
 def steer(selection: SteeringSelection) -> ResolvedProfile | None:
-    resolver = ProfileResolver(lambda name: model_table.get().find(name).pk)
+    resolver = local_resolver()
     return async_to_sync(resolver.steer)("tiny", selection, special_token_ids=frozenset())
 
 
@@ -149,17 +150,19 @@ class TestPolicy:
         lifecycle.save_policy(policy=SteeringPolicy(version=cap, reason="Safety."))
         both = steered(SteeringSelection("gloomy"))
         assert (both.label, both.policies) == ("gloomy@2", ("cap@1",))
-        assert both.fingerprint == both.intervention.fingerprint not in {alone.fingerprint, cap.fingerprint}
+        assert both.fingerprint == intervention_of(both).fingerprint not in {alone.fingerprint, cap.fingerprint}
         only = steered(SteeringSelection())
         assert (only.label, only.policies) == ("", ("cap@1",))
-        assert all(edit.norm_limit == float("inf") for edit in only.intervention.edits), "a policy knows no norm limit"
-        assert only.fingerprint == only.intervention.fingerprint
-        assert any(edit.norm_limit < float("inf") for edit in steered(SteeringSelection("cap@1")).intervention.edits)
+        applied = intervention_of(only)
+        assert all(edit.norm_limit == float("inf") for edit in applied.edits), "a policy knows no norm limit"
+        assert only.fingerprint == applied.fingerprint
+        own = intervention_of(steered(SteeringSelection("cap@1")))
+        assert any(edit.norm_limit < float("inf") for edit in own.edits)
 
     def test_is_not_scaled(self, versions, cap):
         lifecycle.save_policy(policy=SteeringPolicy(version=cap, reason="Safety."))
         off = steered(SteeringSelection("gloomy", 0.0))
-        (edit,) = off.intervention.edits
+        (edit,) = intervention_of(off).edits
         assert isinstance(edit, ReaderEdit)
         assert [rule.upper for rule in edit.rules] == [pytest.approx(0.4)]
 
@@ -185,7 +188,7 @@ class TestPolicy:
 
     def test_other_models_are_left_alone(self, cap, other_model):
         lifecycle.save_policy(policy=SteeringPolicy(version=cap, reason="Safety."))
-        resolver = ProfileResolver(lambda name: model_table.get().find(name).pk)
+        resolver = local_resolver()
         model_table.refresh()
         assert async_to_sync(resolver.steer)("other", SteeringSelection(), special_token_ids=frozenset()) is None
 
@@ -334,7 +337,7 @@ class TestAdmin:
 
 def test_crowd_under_a_policy_gets_the_same(versions, cap):
     lifecycle.save_policy(policy=SteeringPolicy(version=cap, reason="Safety."))
-    resolver = ProfileResolver(lambda name: model_table.get().find(name).pk)
+    resolver = local_resolver()
 
     async def crowd() -> list[ResolvedProfile | None]:
         selection = SteeringSelection("gloomy", 0.5)

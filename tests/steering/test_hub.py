@@ -30,7 +30,7 @@ from inference.files.downloads import watch
 from steering.sae_registry.hub import list_saes
 from steering.saes.loader import load_sae
 from steering.sae_registry.files import load_source, locate_sae
-from steering.profiles.snapshot import SAESource
+from inference.steering_refs import SAESource
 from steering.saes.errors import InvalidSAEError
 from steering.saes.preview import preview_sae
 

@@ -9,7 +9,6 @@ from asgiref.sync import async_to_sync
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from inference.registry.records import model_table
 from steering import services
 from steering.errors import InlineSteeringError
 from steering.features.label_import import import_labels
@@ -17,9 +16,10 @@ from steering.features.labels import FeatureLabel, LabelSet
 from steering.features.services import label_feature
 from steering.models import SAE
 from steering.profiles.inline_edits import find_inline, read_inline, read_short_edits
-from steering.profiles.resolver import ProfileResolver, SteeringSelection
+from steering.profiles.resolver import SteeringSelection
 from steering.profiles.snapshot import MAX_RECENT, RecentVersions, registered_saes
 from steering.spec.parsing import parse_edits
+from tests.steering.resolving import local_resolver
 
 pytestmark = pytest.mark.django_db(transaction=True)  # a snapshot is read anew inside a transaction that writes
 
@@ -44,7 +44,7 @@ def test_edits_cost_one_query_however_many_and_none_when_they_come_again(sae):
 
 
 def test_a_request_that_comes_again_asks_neither_the_database_nor_a_thread(sae, monkeypatch):
-    resolver = ProfileResolver(lambda name: model_table.get().find(name).pk)
+    resolver = local_resolver()
     selection = SteeringSelection(inline=edits(5))
     first = async_to_sync(resolver.steer)("tiny", selection, special_token_ids=frozenset())
     monkeypatch.setattr("steering.profiles.resolver.read_inline", lambda *_: pytest.fail("read again"))

@@ -13,8 +13,10 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from core.runtime import runtime
 from inference.files.sources import ModelSource
 from inference.models import LanguageModel
+from inference.steering_refs import STEERING_COMPILER, SAESource
 from steering import services
 from steering.features import unembedding
 from steering.features.logit_lens import (
@@ -28,8 +30,7 @@ from steering.features.logit_lens import (
     read_lens,
 )
 from steering.features.unembedding import UnembeddingError, open_unembedding
-from steering.profiles.resolver import get_resolver
-from steering.profiles.snapshot import SAESource, source_of
+from steering.profiles.snapshot import source_of
 from steering.sae_registry.registration import SAELocation
 from tests.builders import ARCHITECTURES, build_model
 from tests.steering.sae_files import random_weights, sae_config, write_sae
@@ -193,7 +194,7 @@ async def test_too_many_are_refused_and_it_goes_on_after_a_failure():
 @pytest.mark.django_db
 def test_whole_path_of_a_registered_sae(tmp_path):
     """From rows of the database through files on the disk, once for the API and once for the admin's page."""
-    get_resolver.cache_clear()
+    runtime.remove(STEERING_COMPILER)
     path = build_model(tmp_path / "model")
     model = LanguageModel.objects.create(name="tiny", source=str(path))
     weights = random_weights(d_in=32)
@@ -210,4 +211,4 @@ def test_whole_path_of_a_registered_sae(tmp_path):
     assert [token.id for token in lens.promoted] == order[:10]
     assert [token.id for token in lens.suppressed] == order[::-1][:10]
     assert lens.promoted[0].logit == pytest.approx(float(logits[order[0]]), abs=1e-4)
-    get_resolver.cache_clear()
+    runtime.remove(STEERING_COMPILER)

@@ -10,22 +10,29 @@ from pathlib import Path
 
 import pytest
 
+from core.runtime import runtime
+from inference.client import ENGINE_CLIENT, LocalEngineClient
 from inference.interventions import ReaderEdit, VectorEdit
 from inference.models import LanguageModel
 from inference.registry.records import model_table
+from inference.steering_refs import SAESource
 from steering import services
 from steering.errors import ProfileModelMismatchError, ProfileNotFoundError, SAEUnavailableError
 from steering.models import SAE, SteeringProfile
 from steering.profiles import resolver as profile_resolver
-from steering.profiles.resolver import ProfileResolver
-from steering.profiles.snapshot import SAESource, published_profiles
+from steering.profiles.compilation import ProfileCompiler
+from steering.profiles.resolver import ProfileResolver, SteeringSelection
+from steering.profiles.snapshot import published_profiles
 from steering.sae_registry.cache import SAECache
 from steering.sae_registry.files import load_source
 from steering.sae_registry.registration import SAELocation
 from steering.saes.loader import load_sae
 from steering.saes.sae import SparseAutoencoder
 from tests.database import in_thread
+from tests.inference.fakes import FakeLoop
+from tests.inference.pickling import PicklingClient
 from tests.steering.edits import edit, identity
+from tests.steering.resolving import intervention_of, local_resolver
 from tests.steering.sae_files import random_weights, write_sae
 
 SPECIAL = frozenset({0, 1})
@@ -49,8 +56,13 @@ def loader() -> CountingLoader:
 
 
 @pytest.fixture
-def resolver(loader: CountingLoader) -> ProfileResolver:
-    return ProfileResolver(lambda name: model_table.get().find(name).pk, loader)
+def compiler(loader: CountingLoader) -> ProfileCompiler:
+    return ProfileCompiler(loader)
+
+
+@pytest.fixture
+def resolver(compiler: ProfileCompiler) -> ProfileResolver:
+    return local_resolver(compiler)
 
 
 def publish(profile: SteeringProfile) -> None:
@@ -94,17 +106,17 @@ class TestReferences:
         first = await resolver.resolve("tiny", "gloomy@1", special_token_ids=SPECIAL)
         second = await resolver.resolve("tiny", "gloomy@2", special_token_ids=SPECIAL)
         assert (first.number, second.number) == (1, 2)
-        (one,), (other,) = first.intervention.edits, second.intervention.edits
+        (one,), (other,) = intervention_of(first).edits, intervention_of(second).edits
         assert isinstance(one, VectorEdit)
         assert isinstance(other, VectorEdit)
         assert one.vector.tolist() == pytest.approx((2 * other.vector).tolist())
 
     async def test_intervention_is_complete(self, two_versions, resolver):
         resolved = await resolver.resolve("tiny", "gloomy@2", special_token_ids=SPECIAL)
-        assert resolved.intervention.fingerprint == resolved.fingerprint
-        assert resolved.intervention.skip_token_ids == SPECIAL
+        assert intervention_of(resolved).fingerprint == resolved.fingerprint
+        assert intervention_of(resolved).skip_token_ids == SPECIAL
         vector = 0.25 * 4.0 * random_weights()["W_dec"][0]
-        assert resolved.intervention.edits[0].vector.tolist() == pytest.approx(vector.tolist(), abs=1e-6)
+        assert intervention_of(resolved).edits[0].vector.tolist() == pytest.approx(vector.tolist(), abs=1e-6)
 
     @pytest.mark.parametrize(
         ("reference", "message"),
@@ -143,8 +155,13 @@ class TestReferences:
     def test_newest_versions(self, two_versions, resolver):
         assert resolver.newest("tiny") == [("gloomy", 2)]
 
-    async def test_module_functions_use_this_process_snapshots(self, two_versions):
-        resolved = await profile_resolver.resolve("tiny", "gloomy", special_token_ids=SPECIAL)
+    async def test_module_functions_use_this_process_snapshots_and_engine(self, two_versions):
+        runtime.install(ENGINE_CLIENT, PicklingClient(LocalEngineClient(FakeLoop)))
+        try:
+            resolved = await profile_resolver.steer("tiny", SteeringSelection("gloomy"), special_token_ids=SPECIAL)
+        finally:
+            runtime.remove(ENGINE_CLIENT)
+        assert resolved is not None
         assert resolved.label == "gloomy@2"
         assert profile_resolver.published("tiny") == [("gloomy", 2)]
 
@@ -163,9 +180,9 @@ class TestSnapshots:
 
     async def test_what_a_request_holds_is_not_touched_by_later_edits(self, two_versions, resolver):
         resolved = await resolver.resolve("tiny", "gloomy", special_token_ids=SPECIAL)
-        before = resolved.intervention.edits[0].vector.clone()
+        before = intervention_of(resolved).edits[0].vector.clone()
         await in_thread(published_profiles.forget)
-        assert (resolved.intervention.edits[0].vector == before).all()
+        assert (intervention_of(resolved).edits[0].vector == before).all()
 
 
 class TestLoading:
@@ -177,11 +194,11 @@ class TestLoading:
         assert loader.loads == ["tiny-sae"]
         assert [one.number for one in resolved] == [1, 2] * 10
 
-    async def test_compiled_interventions_are_shared(self, two_versions, resolver):
+    async def test_compiled_interventions_are_shared(self, two_versions, resolver, compiler):
         one, other = [await resolver.resolve("tiny", "gloomy", special_token_ids=SPECIAL) for _ in range(2)]
-        assert one.intervention is other.intervention
+        assert intervention_of(one, compiler) is intervention_of(other, compiler)
         different = await resolver.resolve("tiny", "gloomy", special_token_ids=frozenset())
-        assert different.intervention.skip_token_ids == frozenset()
+        assert intervention_of(different, compiler).skip_token_ids == frozenset()
 
     async def test_missing_weights(self, two_versions, resolver, sae):
         shutil.rmtree(sae.source)
@@ -205,10 +222,11 @@ class TestLoading:
 
     async def test_forgotten_weights_take_their_interventions_along(self, two_saes, loader):
         one_sae_bytes = 4 * (2 * 12 * 40 + 2 * 40 + 12)
-        resolver = ProfileResolver(lambda name: model_table.get().find(name).pk, loader, max_sae_bytes=one_sae_bytes)
+        compiler = ProfileCompiler(loader, max_sae_bytes=one_sae_bytes)
+        resolver = local_resolver(compiler)
         for reference in ("a", "a", "b", "a"):
             resolved = await resolver.resolve("tiny", reference, special_token_ids=SPECIAL)
-            assert isinstance(resolved.intervention.edits[0], ReaderEdit)
+            assert isinstance(intervention_of(resolved, compiler).edits[0], ReaderEdit)
         assert loader.loads == ["tiny-sae", "second", "tiny-sae"]
 
 

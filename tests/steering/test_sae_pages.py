@@ -8,11 +8,13 @@ import pytest
 from django.contrib.auth.models import User
 from django.urls import reverse
 
+from core.runtime import runtime
+from inference.steering_refs import STEERING_COMPILER
 from jobs.models import Job
 from steering.corpora.corpus import CorpusError
 from steering.corpora.corpus_registry import corpus_names, open_corpus
 from steering.models import SAE
-from steering.profiles.resolver import get_resolver
+from steering.profiles.compilation import get_compiler
 from steering.profiles.snapshot import source_of
 from steering.sae_registry.jobs import add_sae
 from steering.sae_registry.registration import SAELocation, inspect_sae, prepare_sae
@@ -31,9 +33,9 @@ def admin(db):
 
 @pytest.fixture
 def cold_saes():
-    get_resolver.cache_clear()
+    runtime.remove(STEERING_COMPILER)
     yield
-    get_resolver.cache_clear()
+    runtime.remove(STEERING_COMPILER)
 
 
 class TestAdd:
@@ -143,20 +145,20 @@ class TestWeights:
     def test_load_and_unload(self, admin, sae, cold_saes):
         assert "not loaded (4.1" in page(admin, CHANGE, sae.pk)
         admin.post(reverse("admin:steering_sae_load", args=[sae.pk]))
-        assert get_resolver().loaded_bytes(sae.checksum) == 4 * (2 * 12 * 40 + 2 * 40 + 12)
+        assert get_compiler().loaded_bytes(sae.checksum) == 4 * (2 * 12 * 40 + 2 * 40 + 12)
         assert "loaded, 4.1" in page(admin, CHANGE, sae.pk)
         admin.post(reverse("admin:steering_sae_unload", args=[sae.pk]))
-        assert get_resolver().loaded_bytes(sae.checksum) is None
+        assert get_compiler().loaded_bytes(sae.checksum) is None
 
     def test_unloading_forgets_what_was_compiled(self, profile, sae, cold_saes):
         from steering.services import publish_profile
 
         publish_profile(profile=profile)
-        resolver = get_resolver()
-        resolver.sae(source_of(sae))
-        resolver.unload_sae(sae.checksum)
-        resolver.unload_sae(sae.checksum)
-        assert resolver.loaded_bytes(sae.checksum) is None
+        compiler = get_compiler()
+        compiler.sae(source_of(sae))
+        compiler.unload_sae(sae.checksum)
+        compiler.unload_sae(sae.checksum)
+        assert compiler.loaded_bytes(sae.checksum) is None
 
     def test_files_that_are_gone(self, admin, sae, cold_saes):
         SAE.objects.update(source="/gone")

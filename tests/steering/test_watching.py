@@ -13,11 +13,12 @@ from django.core.management import call_command
 from django.utils import timezone
 
 from audit.models import AuditEvent
+from core.runtime import runtime
 from inference.captures import ActivationCapture, FeatureValues
 from inference.models import LanguageModel
+from inference.steering_refs import STEERING_COMPILER
 from steering.errors import InvalidProfileError
 from steering.models import SAE, Feature, WatchEvent, WatchRule
-from steering.profiles.resolver import get_resolver
 from steering.profiles.snapshot import published_profiles
 from steering.watch import services as watch_services
 from steering.watch.watcher import ActiveRule, Watch, Watcher, WatchMatch, WatchMatches, watched_models
@@ -123,7 +124,7 @@ def test_a_rule_whose_sae_is_missing_says_so_until_it_is_back(feature, tmp_path)
     sae, now = feature.sae, [0.0]
     source = sae.source
     SAE.objects.update(source=str(tmp_path / "gone"))
-    get_resolver.cache_clear()  # weights that are in memory are as good as files
+    runtime.remove(STEERING_COMPILER)  # weights that are in memory are as good as files
     watcher = Watcher(lambda: now[0])
 
     assert not watch(watcher)

@@ -12,7 +12,17 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from inference.captures import AllFeatures, CaptureSpec, FeatureValues, Pooling, Probe, Residuals, Stage, TopFeatures
+from inference.captures import (
+    AllFeatures,
+    CaptureSpec,
+    FeatureValues,
+    Pooling,
+    Probe,
+    Residuals,
+    Stage,
+    TopFeatures,
+    loaded,
+)
 from inference.engine.capture.sequence import CapturedRows
 from inference.engine.scheduling.scheduler import Chunk
 from inference.engine.scheduling.sequence import Sequence
@@ -121,11 +131,11 @@ def _values(probe: Probe, h: Tensor) -> tuple[Tensor, Tensor | None]:
         case Residuals():
             return h, None
         case FeatureValues():
-            return probe.reader.activations(h, torch.tensor(probe.features, device=h.device)), None
+            return loaded(probe.reader).activations(h, torch.tensor(probe.features, device=h.device)), None
         case AllFeatures():
-            return probe.reader.encode(h), None
+            return loaded(probe.reader).encode(h), None
         case TopFeatures():
-            best = probe.reader.encode(h).topk(min(probe.count, probe.reader.d_sae), dim=-1)
+            best = loaded(probe.reader).encode(h).topk(min(probe.count, probe.reader.d_sae), dim=-1)
             return best.values, best.indices
 
 

@@ -9,7 +9,7 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from inference.captures import AllFeatures, CaptureSpec, FeatureValues, Residuals, Stage, TopFeatures
+from inference.captures import AllFeatures, CaptureSpec, FeatureValues, Residuals, Stage, TopFeatures, loaded
 from inference.engine.capture.step import CaptureStep
 from inference.engine.models.sites import HookOrder, SiteError, SiteHooks, site_width
 from inference.interventions import Site
@@ -78,8 +78,9 @@ class CaptureTable:
         width, probe = site_width(self._module, spec.site), spec.probe
         if isinstance(probe, Residuals):
             return
-        if probe.reader.d_in != width:
-            raise SiteError(f"{spec.site} is {width} wide in this model, the SAE {probe.reader.d_in}.")
+        d_in = loaded(probe.reader).d_in
+        if d_in != width:
+            raise SiteError(f"{spec.site} is {width} wide in this model, the SAE {d_in}.")
         if isinstance(probe, FeatureValues):
             outside = [index for index in probe.features if not 0 <= index < probe.reader.d_sae]
             if outside or not probe.features:

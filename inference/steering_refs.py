@@ -1,0 +1,117 @@
+"""Steering and SAEs as requests name them: plain data, without weights.
+
+The engine's side compiles a :class:`SteeringSpec` once and answers with a :class:`SteeringRef`, which requests carry.
+:data:`STEERING_COMPILER` is the place of what compiles; the app :mod:`steering` installs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Protocol
+
+from core.runtime import Service
+from inference.interventions import FeatureEncoder, Intervention
+from inference.segments import Segment
+
+
+@dataclass(frozen=True, slots=True)
+class SAESource:
+    """The location of an SAE's weights."""
+
+    name: str
+    checksum: str
+    source: str
+    revision: str
+    subfolder: str
+
+
+@dataclass(frozen=True, slots=True)
+class SAERef:
+    """An SAE with features 0 to ``d_sae - 1``, by its source."""
+
+    source: SAESource
+    d_sae: int
+
+    @property
+    def key(self) -> str:
+        """The checksum, which identifies the weights."""
+        return self.source.checksum
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedVersion:
+    """A version as requests use it. ``edits`` is the JSON of :mod:`steering.spec.rendering`; drafts have number 0."""
+
+    name: str
+    number: int
+    fingerprint: str
+    edits: object
+    saes: tuple[SAESource, ...]
+
+    @property
+    def label(self) -> str:
+        return f"{self.name}@{self.number}" if self.number else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class SteeringSpec:
+    """Versions to apply in order: ``intensity`` scales the first one, and the last ``num_policies`` are policies.
+
+    Tokens whose id is in ``skip_token_ids`` are steered only by edits that include special tokens.
+    """
+
+    versions: tuple[PublishedVersion, ...]
+    num_policies: int = 0
+    intensity: float = 1.0
+    skip_token_ids: frozenset[int] = frozenset()
+
+    @property
+    def key(self) -> Hashable:
+        """Identifies the result of compiling."""
+        fingerprints = tuple(version.fingerprint for version in self.versions)
+        return fingerprints, self.num_policies, self.intensity, self.skip_token_ids
+
+
+@dataclass(frozen=True, slots=True)
+class SteeringRef:
+    """Compiled steering by its ``fingerprint``. The engine's side compiles ``spec`` again if it has dropped the result.
+
+    ``required_segments`` and ``depends_on_segments`` are those of the :class:`~inference.interventions.Intervention`.
+    """
+
+    fingerprint: str
+    spec: SteeringSpec
+    required_segments: frozenset[Segment] = frozenset()
+    depends_on_segments: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledSteering:
+    """What the engine's side keeps: the data for requests, and the weights."""
+
+    ref: SteeringRef
+    intervention: Intervention
+
+
+class SteeringCompiler(Protocol):
+    """Compiles steering and loads SAEs, with bounded caches. Thread-safe."""
+
+    def find(self, spec: SteeringSpec) -> CompiledSteering | None:
+        """Return the cached result, at once."""
+
+    def compile(self, spec: SteeringSpec) -> CompiledSteering:
+        """Return the result, compiled if needed (slow). Raise MillmError, as the app :mod:`steering` defines them."""
+
+    def find_reader(self, sae: SAERef) -> FeatureEncoder | None:
+        """Return the weights if they are loaded, at once."""
+
+    def reader(self, sae: SAERef) -> FeatureEncoder:
+        """Return the weights, loaded if needed (slow). Raise MillmError if they are not available."""
+
+
+def _no_compiler() -> SteeringCompiler:
+    raise RuntimeError("Nothing compiles steering in this process: the app “steering” is not installed.")
+
+
+STEERING_COMPILER = Service(_no_compiler)
