@@ -38,6 +38,17 @@ def test_chunked_json_reaches_rest_framework(echo: LiveServer) -> None:
     assert json.loads(got.body) == {"a": [1, 2]}
 
 
+def test_body_behind_an_offer_to_upgrade_reaches_django(echo: LiveServer) -> None:
+    """Java's HTTP client offers h2c with its first request; a server that does not speak it ignores the offer."""
+    offer = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQAAP__")
+    first = head("POST", "/size", *offer, "Content-Length: 3") + b"abc"
+    second = head("POST", "/size", "Content-Length: 2", "Connection: close") + b"ab"
+    with connected(echo.url) as connection:
+        connection.sendall(first + second)
+        received = read_all(connection)
+    assert received.index(b'{"bytes": 3}') < received.index(b'{"bytes": 2}')
+
+
 def test_body_at_the_limit_is_taken_and_one_byte_more_refused(echo: LiveServer) -> None:
     at, above = (
         head("POST", "/size", f"Content-Length: {n}", "Connection: close") + bytes(n) for n in (100_000, 100_001)

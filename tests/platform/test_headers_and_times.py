@@ -215,5 +215,13 @@ def test_several_requests_in_one_packet_are_answered_in_order(echo: LiveServer) 
     assert received.index(b'{"bytes": 3}') < received.index(b'{"bytes": 2}')
 
 
+def test_malformed_request_is_refused_after_the_answer_before_it(echo: LiveServer) -> None:
+    """A refusal in the middle of another request's answer would be taken for a part of it."""
+    with connected(echo.url) as connection:
+        connection.sendall(head("GET", "/sleep?seconds=0.3") + b"nonsense\r\n\r\n")
+        received = read_all(connection)
+    assert received.index(b"slept") < received.index(b"400 Bad Request")
+
+
 def test_upgrade_to_websocket_is_ignored(echo: LiveServer) -> None:
     assert get(echo.url, "/health/live", "Upgrade: websocket", "Sec-WebSocket-Key: x").status == 200
