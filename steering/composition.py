@@ -245,8 +245,8 @@ def _check_norms(first: Intervention, then: Intervention) -> None:
     shared = {edit.site for edit in first.edits} & {edit.site for edit in then.edits} & norms
     if shared:
         raise PolicyConflictError(
-            f"The profile cannot be used under this server's policy: one of the two keeps the norm at {min(shared)},"
-            " where the other acts too."
+            f"The profile cannot be used under this server's policy: one of the two preserves the norm at "
+            f"{min(shared).label}, where the other acts too."
         )
 
 

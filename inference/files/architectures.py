@@ -22,42 +22,44 @@ class Architecture:
     refusal: str = ""
 
 
-STATE = "keeps {} beside keys and values, and the cache has no place for that"
-OWN_CODE = "computes attention by code of its own instead of transformers' attention interface"
-ALIBI = "adds a bias by distance to its attention scores (ALiBi), which the kernels do not compute"
-CHUNKED = "attends within chunks of the text, with a scale by positions that it counts by itself"
-SPARSE = "lets an indexer choose the tokens that it attends to, which the kernels do not compute"
+STATE = "needs {} in its cache, which holds only keys and values"
+OWN_CODE = "has its own attention code and does not use transformers' attention interface"
+ALIBI = "adds a distance-based bias to attention scores (ALiBi), which the kernels do not support"
+CHUNKED = "attends within chunks of the text and scales queries by its own position counter"
+SPARSE = "uses sparse attention with an indexer, which the kernels do not support"
 
 EXACT = (
     Architecture("apertus", "Apertus"),
     Architecture("arcee", "Arcee AFM"),
     Architecture("bitnet", "BitNet b1.58"),
-    Architecture("cohere", "Command R", "Attention and MLP beside each other."),
-    Architecture("cohere2", "Command R7B, Command A", "Sliding and global layers; global ones without positions."),
-    Architecture("deepseek_v2", "DeepSeek-V2", "Multi-head latent attention; keys and values are kept uncompressed."),
+    Architecture("cohere", "Command R", "Parallel attention and MLP."),
+    Architecture(
+        "cohere2", "Command R7B, Command A", "Sliding and global layers; global layers without position embeddings."
+    ),
+    Architecture("deepseek_v2", "DeepSeek-V2", "Multi-head latent attention; keys and values are cached uncompressed."),
     Architecture("deepseek_v3", "DeepSeek-V3, R1, Kimi K2", "As DeepSeek-V2."),
     Architecture("ernie4_5", "ERNIE 4.5"),
     Architecture("ernie4_5_moe", "ERNIE 4.5 MoE"),
     Architecture("exaone4", "EXAONE 4", "Sliding and global layers."),
     Architecture("gemma", "Gemma 1"),
-    Architecture("gemma2", "Gemma 2", "Sliding and global layers, capped scores and logits."),
-    Architecture("gemma3_text", "Gemma 3", "Sliding and global layers with positions of their own."),
-    Architecture("gemma3n_text", "Gemma 3n", "Layers that share keys and values keep a copy each."),
+    Architecture("gemma2", "Gemma 2", "Sliding and global layers, capped attention scores and logits."),
+    Architecture("gemma3_text", "Gemma 3", "Sliding and global layers, each with its own RoPE."),
+    Architecture("gemma3n_text", "Gemma 3n", "Layers that share keys and values each store a copy."),
     Architecture("glm", "GLM-4-9B"),
     Architecture("glm4", "GLM-4-0414"),
     Architecture("glm4_moe", "GLM-4.5, 4.6"),
-    Architecture("gpt2", "GPT-2, DialoGPT", "Learned positions."),
+    Architecture("gpt2", "GPT-2, DialoGPT", "Learned position embeddings."),
     Architecture("gpt_bigcode", "StarCoder, SantaCoder", "Multi-query attention."),
-    Architecture("gpt_neo", "GPT-Neo, TinyStories", "Local and global layers, unscaled scores."),
-    Architecture("gpt_neox", "Pythia, GPT-NeoX", "Attention and MLP beside each other; partly rotated heads."),
+    Architecture("gpt_neo", "GPT-Neo, TinyStories", "Local and global layers, unscaled attention scores."),
+    Architecture("gpt_neox", "Pythia, GPT-NeoX", "Parallel attention and MLP; partial RoPE."),
     Architecture("gpt_oss", "gpt-oss", "Attention sinks; sliding and global layers."),
     Architecture("granite", "Granite 3"),
     Architecture("granite_swa", "Granite with sliding windows", "Attention sinks; sliding and global layers."),
     Architecture("granitemoe", "Granite 3 MoE"),
-    Architecture("granitemoehybrid", "Granite 4, those without Mamba layers", "With Mamba layers it is refused."),
+    Architecture("granitemoehybrid", "Granite 4 without Mamba layers", "With Mamba layers it is refused."),
     Architecture("helium", "Helium"),
     Architecture("hunyuan_v1_dense", "Hunyuan"),
-    Architecture("jetmoe", "JetMoE", "Experts in the attention too."),
+    Architecture("jetmoe", "JetMoE", "Experts also in the attention."),
     Architecture("llama", "Llama 1 to 3.3, SmolLM2, Yi, Vicuna, ..."),
     Architecture("mimo_v2_flash", "MiMo-V2-Flash", "Attention sinks; keys wider than values."),
     Architecture("minicpm3", "MiniCPM3", "Multi-head latent attention."),
@@ -66,14 +68,14 @@ EXACT = (
     Architecture("ministral3", "Ministral 3"),
     Architecture("mistral", "Mistral 7B, Nemo, Small"),
     Architecture("mixtral", "Mixtral"),
-    Architecture("nemotron", "Nemotron 4, Minitron", "Partly rotated heads."),
+    Architecture("nemotron", "Nemotron 4, Minitron", "Partial RoPE."),
     Architecture("olmo", "OLMo 1"),
     Architecture("olmo2", "OLMo 2"),
     Architecture("olmo3", "OLMo 3", "Sliding and global layers."),
     Architecture("olmoe", "OLMoE"),
-    Architecture("opt", "OPT", "Learned positions."),
+    Architecture("opt", "OPT", "Learned position embeddings."),
     Architecture("persimmon", "Persimmon"),
-    Architecture("phi", "Phi-1, 1.5, 2", "Attention and MLP beside each other; partly rotated heads."),
+    Architecture("phi", "Phi-1, 1.5, 2", "Parallel attention and MLP; partial RoPE."),
     Architecture("phi3", "Phi-3, Phi-3.5, Phi-4, Phi-4-mini", "LongRoPE: see below."),
     Architecture("phimoe", "Phi-3.5-MoE", "LongRoPE: see below."),
     Architecture("qwen2", "Qwen 1.5, 2, 2.5; DeepSeek-R1-Distill-Qwen"),
@@ -81,8 +83,8 @@ EXACT = (
     Architecture("qwen3", "Qwen 3"),
     Architecture("qwen3_moe", "Qwen 3 MoE"),
     Architecture("seed_oss", "Seed-OSS"),
-    Architecture("smollm3", "SmolLM3", "Some layers without positions."),
-    Architecture("stablelm", "StableLM 2, Zephyr 3B", "Partly rotated heads."),
+    Architecture("smollm3", "SmolLM3", "Some layers without position embeddings."),
+    Architecture("stablelm", "StableLM 2, Zephyr 3B", "Partial RoPE."),
     Architecture("starcoder2", "StarCoder2", "Sliding windows."),
 )
 
@@ -91,8 +93,8 @@ REFUSED = (
     Architecture("bloom", "BLOOM", refusal=ALIBI),
     Architecture("codegen", "CodeGen", refusal=OWN_CODE),
     Architecture("deepseek_v32", "DeepSeek-V3.2", refusal=SPARSE),
-    Architecture("diffllama", "DiffLlama", refusal="attends twice in a layer and subtracts (differential attention)"),
-    Architecture("doge", "Doge", refusal="masks tokens by their content (dynamic mask attention)"),
+    Architecture("diffllama", "DiffLlama", refusal="uses differential attention, which the kernels do not support"),
+    Architecture("doge", "Doge", refusal="uses dynamic mask attention, which the kernels do not support"),
     Architecture("falcon", "Falcon 7B, 40B, 180B", refusal=OWN_CODE),
     Architecture("falcon_h1", "Falcon-H1", refusal=STATE.format("the states of its Mamba 2 heads")),
     Architecture("falcon_mamba", "Falcon Mamba", refusal=STATE.format("the states of its Mamba layers")),

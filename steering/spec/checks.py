@@ -76,9 +76,10 @@ def _gate_problems(edit: EditSpec, path: str) -> Iterator[Problem]:
     if edit.gate is None:
         return
     if isinstance(edit.target, SiteTarget):
-        yield Problem(f"{path}.gate", "norm_preserving takes no gate.")
+        yield Problem(f"{path}.gate", "norm_preserving does not support a gate.")
     elif edit.gate.feature.site != edit.target.site:
-        message = f"The gate must read where the edit acts, at {edit.target.site}, not at {edit.gate.feature.site}."
+        here, there = edit.target.site.label, edit.gate.feature.site.label
+        message = f"The gate's feature must be at the site of the edit, {here}, not at {there}."
         yield Problem(f"{path}.gate.feature", message)
     try:
         _ = edit.gate.raw
@@ -167,7 +168,7 @@ def _conflicts_of(group: Sequence[_Numbered]) -> Iterator[Problem]:
 def _name(edit: EditSpec) -> str:
     if isinstance(edit.target, FeatureTarget):
         return f"Feature {edit.target.index} of {edit.target.sae.name}"
-    return f"{'The vector' if isinstance(edit.target, VectorTarget) else 'The residual'} at {edit.target.site}"
+    return f"{'The vector' if isinstance(edit.target, VectorTarget) else 'The residual'} at {edit.target.site.label}"
 
 
 def _conflict(first: EditSpec, second: EditSpec) -> str:

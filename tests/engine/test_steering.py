@@ -231,7 +231,7 @@ def test_a_hook_that_did_not_run_fails_the_request(llama):
     [
         (Site(9), 32, "layers 0 to 3"),
         (Site(-1), 32, "layers 0 to 3"),
-        (Site(1), 31, "32 wide in this model, the edit 31"),
+        (Site(1), 31, "edit is 31 wide, but the model is 32 wide"),
     ],
 )
 def test_an_intervention_that_does_not_fit_is_refused(llama, site, width, message):

@@ -225,8 +225,8 @@ class TestParsing:
         elsewhere = gate(sae=identity(site=Site(2)))
         (problem,) = self.problems(whole=edits_to_json([edit(gate=elsewhere)]))
         assert problem == (
-            "edits[0].gate.feature: The gate must read where the edit acts, at layers.1.resid_post, not at"
-            " layers.2.resid_post."
+            "edits[0].gate.feature: The gate's feature must be at the site of the edit, layer 1 (resid_post), not at"
+            " layer 2 (resid_post)."
         )
 
     def test_gate_whose_unit_has_no_number(self):
@@ -245,7 +245,7 @@ class TestParsing:
         problems = self.problems(whole=edits_to_json([keep_norm(gate=gate(), only_if_active=True)]))
         assert problems == [
             "edits[0].only_if_active: Only a feature can be active, a site cannot.",
-            "edits[0].gate: norm_preserving takes no gate.",
+            "edits[0].gate: norm_preserving does not support a gate.",
         ]
 
     def test_a_site_takes_nothing_but_its_norm(self):
@@ -337,7 +337,7 @@ class TestConflicts:
         turned = vector_edit([1.0, 2.0], operation="orthogonal")
         assert not self.conflicts(turned, vector_edit([1.0, 2.0]), vector_edit([1.0, 2.0], 3.0))
         assert self.conflicts(turned, replace(turned, operation="projection_cap")) == [
-            "edits[1]: The vector at layers.1.resid_post: orthogonal and projection_cap contradict each other in the"
+            "edits[1]: The vector at layer 1 (resid_post): orthogonal and projection_cap contradict each other in the"
             " same phase (see edits[0])."
         ]
         assert not self.conflicts(keep_norm(), keep_norm(Site(2)), keep_norm(Site(1, "mlp_out")))

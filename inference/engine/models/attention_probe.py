@@ -77,7 +77,9 @@ class _Probe:
             raise UnsupportedModelError(f"{_named(layers)} {problem}")
         missing = sorted(set(range(num_layers)) - self._seen)
         if len(missing) == num_layers:
-            raise UnsupportedModelError("it attends by code of its own instead of transformers' attention interface")
+            raise UnsupportedModelError(
+                "it has its own attention code and does not use transformers' attention interface"
+            )
         if missing:
             raise UnsupportedModelError(
                 f"{_named(missing)} of {num_layers} do not attend: what they keep of earlier tokens (a state or a "

@@ -251,7 +251,7 @@ class SteeringTable:
         given = [edit.vector.shape[0]] if isinstance(edit, VectorEdit) else [r.d_in for r in edit.readers]
         wrong = next((size for size in given if size != width), None)
         if wrong is not None:
-            raise SiteError(f"{edit.site} is {width} wide in this model, the edit {wrong}.")
+            raise SiteError(f"The edit is {wrong} wide, but the model is {width} wide at {edit.site.label}.")
 
     # Idle interventions
 
