@@ -50,7 +50,7 @@ def embedded_database(data_dir: Path) -> dict[str, Any]:
 
 
 def parse_database_url(url: str) -> dict[str, Any]:
-    """The parts of a libpq URL, as libpq itself reads it; psycopg.ProgrammingError when it cannot."""
+    """Return Django's settings for a libpq URL. Raise psycopg.ProgrammingError if it is invalid."""
     parts = conninfo_to_dict(url)
     return {
         "ENGINE": "django.db.backends.postgresql",
@@ -65,16 +65,16 @@ def parse_database_url(url: str) -> dict[str, Any]:
 
 @cache
 def embedded_postgres() -> EmbeddedPostgres:
-    """This process' handle of the embedded server."""
+    """Return this process's handle of the embedded server."""
     home = environment().home
     return EmbeddedPostgres(data_dir_of(home), link=home / "postgres")
 
 
 @contextmanager
 def as_owner() -> Iterator[None]:
-    """In this block the embedded server's tables are the process' own: to migrate them. For processes of one thread.
+    """Connect as the owner of the tables within this block, to migrate them. Only for processes with one thread.
 
-    A server of MILLM_DATABASE_URL has the one user who is named there.
+    A server of MILLM_DATABASE_URL has only the user named there.
     """
     from django.db import connection
 

@@ -70,7 +70,7 @@ class Environment(BaseSettings):
     trusted_proxies: Names = Field(
         ("127.0.0.1", "::1"),
         description="Addresses and networks, separated by commas, whose X-Forwarded-For and X-Forwarded-Proto "
-        "headers are believed. `none`: nobody's.",
+        "headers are trusted. `none`: trust no proxy.",
     )
     cors_origins: Names = Field(
         (),
@@ -139,8 +139,7 @@ class Environment(BaseSettings):
 
     profile_review: bool = Field(
         default=False,
-        description="Steering profiles are published only after somebody else than who asked for it has approved the "
-        "draft.",
+        description="Steering profiles can be published only after another user has approved the draft.",
     )
 
     chat_retention_days: int = Field(
@@ -162,8 +161,8 @@ class Environment(BaseSettings):
     )
     metrics_token: SecretStr = Field(
         SecretStr(""),
-        description="Token that /metrics asks for, as `Authorization: Bearer`. Empty: nobody may read it but, with "
-        "MILLM_AUTH=loopback, clients on this machine.",
+        description="Token that /metrics asks for, as `Authorization: Bearer`. Empty: only clients on "
+        "this machine may read it, if MILLM_AUTH is loopback.",
     )
     log_content: Literal["full", "hash", "none"] = Field(
         "full",
@@ -438,7 +437,7 @@ class Environment(BaseSettings):
         return tuple(Path(root).expanduser() for root in self.model_roots) or (self.home / "models", DEMO_DIR)
 
     def engine_options(self) -> dict[str, Any]:
-        """The fields of inference.engine.config.EngineConfig."""
+        """Return the fields of inference.engine.config.EngineConfig."""
         return self.model_dump(include=set(ENGINE_OPTIONS))
 
     @property
@@ -450,7 +449,7 @@ class Environment(BaseSettings):
 
 @cache
 def environment() -> Environment:
-    """The process' environment; ends the process with a readable message when a variable has a bad value."""
+    """Return the settings from the environment. Exit with a readable message if a variable is invalid."""
     try:
         return Environment()
     except ValidationError as error:
@@ -458,7 +457,7 @@ def environment() -> Environment:
 
 
 def explain(error: ValidationError) -> str:
-    """One line per bad variable: its name, what is wrong, and the value unless it is a secret."""
+    """Return a line for each invalid variable: its name, the problem, and the value unless it is secret."""
     return "\n".join(_explain_one(problem["loc"], problem["msg"], problem["input"]) for problem in error.errors())
 
 

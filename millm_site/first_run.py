@@ -31,7 +31,7 @@ class Login:
 
 
 def set_up(*, measures_demo: bool = False) -> Login:
-    """Idempotent, and safe when several processes start at once on one database: they take turns."""
+    """Migrate, install the demo and create the first superuser. Idempotent; processes that start at once take turns."""
     with as_owner(), turn():
         call_command("migrate", verbosity=0, interactive=False)
         call_command("install_demo", measure=measures_demo, verbosity=0)
@@ -39,7 +39,8 @@ def set_up(*, measures_demo: bool = False) -> Login:
 
 
 def keep_first_password(password: str, folder: Path) -> Path:
-    """Write it where its owner alone can read it: what a container prints is kept, and read by many."""
+    """Write the password to a file that only its owner can read: the output of a container is stored and widely
+    readable."""
     path = folder / PASSWORD_FILE
     path.unlink(missing_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -65,7 +66,7 @@ def turn() -> Iterator[None]:
 
 
 def ensure_superuser() -> Login:
-    """The first superuser; made from MILLM_ADMIN_* when there is none."""
+    """Return the first superuser; create it from MILLM_ADMIN_* if there is none."""
     users = get_user_model()
     existing = users.objects.filter(is_superuser=True, is_active=True).order_by("pk").first()
     if existing is not None:

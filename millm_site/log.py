@@ -48,7 +48,7 @@ def _without_values(value: Any) -> Any:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """The error, and what it came from; of a group, all in it."""
+    """Yield the error and its causes, and all errors of a group."""
     waiting, seen = [error], set[int]()
     while waiting and len(seen) < MAX_CHAIN:
         one = waiting.pop()

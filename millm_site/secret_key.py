@@ -14,7 +14,7 @@ def secret_key(env: Environment) -> str:
 
 
 def kept_key(path: Path) -> str:
-    """The key in ``path``, written there (mode 600) by whichever process comes first."""
+    """Return the key in ``path``. The first process creates it, with mode 600."""
     try:
         key = path.read_text().strip() if path.exists() else _create_key(path)
     except PermissionError as error:

@@ -24,7 +24,7 @@ class Account:
 
     @classmethod
     def for_folder(cls, data_dir: Path) -> Account:
-        """This process' user; for root, the user that owns the data already, else one made for this purpose."""
+        """Return this process's user; for root, the user that owns the data, or else a system user created for it."""
         if os.geteuid() != 0:
             return cls(os.geteuid(), os.getegid(), is_other=False)
         if data_dir.exists() and data_dir.stat().st_uid != 0:
@@ -34,7 +34,7 @@ class Account:
         return cls(entry.pw_uid, entry.pw_gid, is_other=True)
 
     def own(self, folder: Path, *, only_if_ours: bool = False) -> None:
-        """Give ``folder`` to this account; ``only_if_ours`` leaves alone what is not root's own folder."""
+        """Give ``folder`` to this account. With ``only_if_ours``, only if it is a directory of root's."""
         status = folder.lstat()
         is_ours = status.st_uid == os.geteuid() and stat.S_ISDIR(status.st_mode)
         if self.is_other and (is_ours or not only_if_ours):
@@ -42,13 +42,13 @@ class Account:
 
 
 def can_reach(account: Account, folder: Path) -> bool:
-    """Whether ``account`` may pass through ``folder`` and those above it."""
+    """Return whether ``account`` may enter ``folder`` and all its parents."""
     return all(_may_enter(account, place.stat()) for place in (folder, *folder.parents))
 
 
 def can_run(tree: Path) -> bool:
-    """Whether every user may reach, read and run everything in ``tree``; not so after an installation under umask 077
-    or in somebody's home."""
+    """Return whether every user may read and run everything in ``tree``. False, for example, for an installation under
+    umask 077 or in a home directory."""
     if not is_open(tree):
         return False
     modes = (place.stat().st_mode for place in tree.rglob("*"))

@@ -90,7 +90,7 @@ READY_LINE = 7  # of postmaster.pid
 
 
 def socket_dir_for(data_dir: Path) -> Path:
-    """The data folder itself (only its owner may enter), or a short one in /tmp where that path is too long."""
+    """Return the folder of the socket: the data folder, or a short one in /tmp if that path is too long."""
     if len(os.fsencode(data_dir / SOCKET_NAME)) <= MAX_SOCKET_PATH:
         return data_dir
     digest = hashlib.sha256(os.fsencode(data_dir)).hexdigest()[:16]
@@ -134,12 +134,13 @@ class EmbeddedPostgres:
                 self._users.release()
 
     def is_up(self) -> bool:
-        """Whether the server's process lives; a number in postmaster.pid that another program has by now is not it."""
+        """Return whether the server's process runs. A pid in postmaster.pid that another program has reused does not
+        count."""
         lines = self._pid_lines()
         return bool(lines) and lines[0].strip().isdigit() and _is_running(int(lines[0]), SERVER)
 
     def is_accepting(self) -> bool:
-        """Whether the server finished starting and its socket answers."""
+        """Return whether the server has started and accepts connections."""
         lines = self._pid_lines()
         return len(lines) > READY_LINE and lines[READY_LINE].strip() == "ready" and self._socket_answers()
 
@@ -214,7 +215,8 @@ class EmbeddedPostgres:
         return Programs.installed(account)
 
     def _make_socket_dir(self, account: Account) -> None:
-        """The short folder, entered only by the server's user; one that somebody else made is refused."""
+        """Create the short folder for the socket, accessible only to the server's user. Refuse one that another user
+        created."""
         if self.socket_dir == self.data_dir:
             return
         self.socket_dir.mkdir(mode=0o700, exist_ok=True)

@@ -17,10 +17,10 @@ SHARED = Path("/var/lib/millm")  # root's; every user may pass through it
 
 
 def data_dir_of(home: Path, shared: Path = SHARED) -> Path:
-    """The data folder of ``home``.
+    """Return the data folder of ``home``.
 
-    Root's home is often closed to all others, and it stays so: then the data lies under ``shared``, and
-    ``home/postgres`` is a link to it.
+    Root's home is often closed to other users and stays so. Then the data is under ``shared``, and ``home/postgres`` is
+    a link to it.
     """
     place = home / "postgres"
     if place.is_symlink():
@@ -36,7 +36,7 @@ def data_dir_of(home: Path, shared: Path = SHARED) -> Path:
 
 
 def is_open(folder: Path) -> bool:
-    """Whether every user may pass through ``folder`` and those above it."""
+    """Return whether every user may enter ``folder`` and all its parents."""
     return all(place.stat().st_mode & 0o001 for place in (folder.resolve(), *folder.resolve().parents))
 
 

@@ -195,7 +195,7 @@ class SiteHandler(BodyHandler):
 
 
 def file_refusal(scope: Scope) -> MillmError | None:
-    """Why a file is not received, if it is one; our own server has asked before."""
+    """Return the error if the request sends a file that is not accepted. Our own server has checked that already."""
     if not accepts_files(scope["path"]) or scope["method"] != "POST":
         return None
     peer = scope.get("client")
@@ -203,7 +203,7 @@ def file_refusal(scope: Scope) -> MillmError | None:
 
 
 async def spooled(receive: Receive) -> IO[bytes]:
-    """The body that comes in messages; raises RequestAborted and DiskFullError."""
+    """Receive the body into a temporary file. Raises RequestAborted and DiskFullError."""
     body, size = new_spool(), 0
     try:
         while True:
@@ -227,13 +227,13 @@ async def spooled(receive: Receive) -> IO[bytes]:
 
 
 def declared_length(scope: Scope) -> int:
-    """The Content-Length; 0 where there is none, or none that is a number."""
+    """Return the Content-Length; 0 if it is absent or not a number."""
     value = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
     return int(value) if value.isdigit() and len(value) < 20 else 0
 
 
 def with_length(scope: Scope, body_file: IO[bytes]) -> Scope:
-    """A chunked body has no Content-Length, and without one Django's and DRF's parsers take it for empty."""
+    """Add the Content-Length to a chunked request: without it, Django's and DRF's parsers treat the body as empty."""
     if any(name == b"content-length" for name, _ in scope["headers"]):
         return scope
     size = body_file.seek(0, os.SEEK_END)
@@ -265,7 +265,7 @@ async def send_refusal(refusal: Refusal, send: Send) -> None:
 
 
 async def live_socket(scope: Scope, receive: Receive, send: Send) -> None:
-    """The console's connection, from pages of this site; other WebSockets are refused."""
+    """Serve the WebSocket of the console to pages of this site; refuse other WebSockets."""
     if scope["path"] == LIVE_PATH:
         await _live_application(with_forwarded_scheme(scope), receive, send)
     else:
@@ -274,7 +274,7 @@ async def live_socket(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 async def live(receive: Receive, send: Send) -> None:
-    """The lifespan protocol, for the servers that speak it: stop the engine when the server stops."""
+    """Serve the lifespan protocol: stop the engine when the server stops."""
     while (await receive())["type"] != "lifespan.shutdown":
         await send({"type": "lifespan.startup.complete"})
     await asyncio.to_thread(stop)

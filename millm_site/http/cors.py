@@ -60,5 +60,5 @@ def is_origin(value: str) -> bool:
 
 
 def cors_middleware(origins: Sequence[str]) -> list[str]:
-    """None where nobody is let in: requests to /v1 pass as few middlewares as can be."""
+    """Return the CORS middleware; empty without allowed origins, so that requests to /v1 pass fewer middlewares."""
     return [MIDDLEWARE] if origins else []

@@ -39,7 +39,7 @@ def not_allowed(request: HttpRequest, exception: Exception) -> HttpResponse:
 
 
 def failed(request: HttpRequest) -> HttpResponse:
-    """The last resort, with the exception still being handled."""
+    """Handle an exception that nothing else has handled."""
     if is_database_unavailable(sys.exc_info()[1]):
         return database_unavailable(request)
     request_id = getattr(request, "request_id", None) or new_id("req_")
@@ -54,7 +54,7 @@ def database_unavailable(request: HttpRequest) -> HttpResponse:
 
 
 def is_database_unavailable(exception: BaseException | None) -> bool:
-    """Whether the database was away, too busy or out of connections, rather than asked something wrong."""
+    """Return whether the database was down, too busy or out of connections (and not given an invalid query)."""
     return isinstance(exception, OperationalError | InterfaceError)
 
 

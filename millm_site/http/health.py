@@ -23,7 +23,7 @@ Probe = Callable[[], Awaitable[str]]
 @read_only
 @never_cache
 async def live(request: HttpRequest) -> HttpResponse:
-    """200 as long as the process answers at all."""
+    """Return 200 as long as the process responds."""
     return JsonResponse({"status": "alive"})
 
 
@@ -76,7 +76,7 @@ async def probe_database() -> str:
 
 
 def _ask_database() -> str:
-    """In a thread of its own, with a connection of its own that goes back to the pool."""
+    """Query the database in its own thread, with a connection that returns to the pool."""
     try:
         with connection.cursor() as cursor:
             cursor.execute("SELECT 1")

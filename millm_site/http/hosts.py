@@ -30,14 +30,14 @@ def allowed_hosts(env: Environment) -> list[str]:
 
 
 def own_names() -> list[str]:
-    """This machine's name and addresses: what a neighbour types. Any other name may be a DNS rebinding."""
+    """Return this machine's name and addresses. Any other name could be a DNS rebinding attack."""
     addresses = (address for interface in psutil.net_if_addrs().values() for address in interface)
     numbers = [a.address.partition("%")[0] for a in addresses if a.family in {socket.AF_INET, socket.AF_INET6}]
     return [socket.gethostname().lower(), *map(bracketed, numbers)]
 
 
 def bracketed(host: str) -> str:
-    """An IPv6 address in the form of a Host header."""
+    """Return an IPv6 address in the form of a Host header."""
     return f"[{host}]" if ":" in host else host
 
 

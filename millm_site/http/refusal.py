@@ -22,14 +22,14 @@ class Refusal:
     body: bytes
 
     def as_bytes(self) -> bytes:
-        """The answer as it goes over the wire in HTTP/1.1."""
+        """Return the response as bytes of HTTP/1.1."""
         lines = [f"HTTP/1.1 {self.status} {http.HTTPStatus(self.status).phrase}"]
         lines += [f"{name}: {value}" for name, value in self.headers]
         return "\r\n".join([*lines, "", ""]).encode("latin-1") + self.body
 
 
 def refusal(error: MillmError) -> Refusal:
-    """The contract's error body, whatever the path: who is refused here is a program."""
+    """Return the API's error body for any path: only programs get such errors."""
     body = json.dumps(openai_error(error)).encode()
     headers = {
         "Content-Type": "application/json",

@@ -14,14 +14,14 @@ SCOPE_KEY = "millm.body"  # of the ASGI scope: our own server hands the complete
 
 
 def new_spool() -> IO[bytes]:
-    """A file without a name: it is gone when it is closed, and when the process dies."""
+    """Create an unnamed file, which is deleted when it is closed or the process dies."""
     folder = settings.MILLM_HOME / "incoming"
     folder.mkdir(parents=True, exist_ok=True)
     return tempfile.SpooledTemporaryFile(max_size=IN_MEMORY, dir=str(folder))
 
 
 def has_room(coming: int) -> bool:
-    """Whether ``coming`` more bytes leave the disk what the database needs."""
+    """Return whether ``coming`` more bytes leave enough disk space for the database."""
     if coming <= IN_MEMORY:
         return True
     home = settings.MILLM_HOME

@@ -46,7 +46,7 @@ class StaticFilesMiddleware:
 
 
 def static_response(request: HttpRequest) -> HttpResponse | None:
-    """The file of the request's URL, None when there is none."""
+    """Return the file of the request's URL, None if there is none."""
     find = find_file if settings.DEBUG else find_file_once
     file = find(request.path_info)
     return read_response(file, request) if file is not None else None
@@ -66,7 +66,7 @@ find_file_once = lru_cache(maxsize=1_024)(find_file)
 
 
 def read_response(file: StaticFile, request: HttpRequest) -> HttpResponse:
-    """The content in one piece: under ASGI Django would read a file iterator as a whole too, with a warning."""
+    """Return the content in one piece: under ASGI, Django would read a file iterator as a whole too, with a warning."""
     response: Any = file.get_response(request.method, request.META)
     content = b""
     if response.file is not None:

@@ -1,4 +1,4 @@
-"""Reviews of drafts before publishing, required by MILLM_PROFILE_REVIEW: nobody reviews their own request.
+"""Reviews of drafts before publishing, required by MILLM_PROFILE_REVIEW: users cannot review their own requests.
 
 An approval applies to one effect, by its fingerprint. It lapses when anyone changes the draft.
 """
@@ -63,7 +63,7 @@ def check_may_decide(*, review: ProfileReview, user: User) -> None:
     if review.state != State.OPEN:
         raise ReviewError(f"The {review}; it cannot be decided any more.")
     if review.requested_by_id == user.pk:
-        raise ReviewError("You can't decide a review that you requested; somebody else has to.")
+        raise ReviewError("You can't decide a review that you requested; another user has to.")
     if not user.has_perm(PERMISSION):
         raise ReviewError(f"{user} does not have permission to review profiles ({PERMISSION}).")
 

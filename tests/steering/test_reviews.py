@@ -162,7 +162,7 @@ class TestPages:
         html = page(admin, REVIEW, profile.pk)
         assert 'value="approve"' not in html  # it is the admin's own
         assert "&lt;b&gt;Look.&lt;/b&gt;" in html
-        assert "somebody else has to" in said(admin.post(url, {"decision": "approve"}))
+        assert "another user has to" in said(admin.post(url, {"decision": "approve"}))
         other = login(reviewer)
         assert 'value="approve"' in page(other, REVIEW, profile.pk)
         assert "is approved" in said(other.post(url, {"decision": "approve", "note": "Good."}))

@@ -38,7 +38,7 @@ def commands_page() -> str:
 
 
 def own_commands() -> Iterator[tuple[str, BaseCommand]]:
-    """Those of our apps, by name."""
+    """Return the commands of our apps, by name."""
     for name, app in sorted(get_commands().items()):
         app_name = app if isinstance(app, str) else app.__module__
         if app_name.split(".")[0] in APPS:
@@ -70,7 +70,7 @@ def _row(action: argparse.Action) -> str:
 
 
 def _with_default(action: argparse.Action) -> str:
-    """The help text; a default that is a path of this machine is left out."""
+    """Return the help text with the default, unless that is a path of this machine."""
     text = action.help or ""
     if isinstance(action.default, str | int | float):
         return text.replace("%(default)s", str(action.default))
@@ -82,7 +82,7 @@ def _text(text: str) -> str:
 
 
 def _cell(text: str) -> str:
-    """A help text as a sentence."""
+    """Return a help text as a sentence."""
     text = _text(text)
     text = text[:1].upper() + text[1:]
     return text if not text or text.endswith((".", "?", "!", ":")) else f"{text}."

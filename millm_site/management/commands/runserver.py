@@ -34,7 +34,7 @@ class Command(runserver.Command):
             self._run_reloading(**options)
 
     def _run_reloading(self, **options: Any) -> None:
-        """The server runs in a thread of this process; SystemExit of a reload or a signal passes through here."""
+        """Run the server in a thread of this process. SystemExit of a reload or a signal passes through here."""
         try:
             autoreload.run_with_reloader(self.inner_run, **options)
         finally:
