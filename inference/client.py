@@ -9,11 +9,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import threading
-import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from typing import Generic, Protocol, Self, TypeVar
-from uuid import uuid4
+from typing import Generic, Protocol, TypeVar
 
 from core.runtime import Service, runtime
 from inference.captures import CaptureSpec, Residuals
@@ -49,131 +47,24 @@ from inference.engine.messages import (
     TokensEvent,
     Usage,
 )
-from inference.engine.stats import EngineStats
-from inference.metrics import StreamMeter
+from inference.engine.stats import Distribution, EngineState, EngineStats, ModelStats
+from inference.event_stream import MAX_EVENTS, SPARE_EVENTS, LocalEventStream, post
 from inference.steering_refs import STEERING_COMPILER, CompiledSteering, SAERef, SteeringRef, SteeringSpec
-
-SPARE_EVENTS = 64  # beyond one event per token: prompt logprobs and terminal events
-MAX_EVENTS = 16_384  # in any case: with 20 alternatives to each token that is some 40 MB
-SLOW_READER = "slow_reader"
-
-
-class LocalEventStream:
-    """An async iterator of events for the event loop that created it.
-
-    The buffer holds ``max_events`` (one per token) and some more, at most MAX_EVENTS: a reader that falls further
-    behind is cut with a FailedEvent (code SLOW_READER) per open sequence. :meth:`close` cancels what runs and may
-    be called from any thread, any number of times. Only the owning loop touches the buffer, so there is no lock.
-    """
-
-    def __init__(
-        self,
-        *,
-        loop: asyncio.AbstractEventLoop,
-        model: str,
-        indices: Iterable[int],
-        cancel: Callable[[str], None],
-        max_events: int,
-    ) -> None:
-        self.id = uuid4().hex
-        self.loop = loop
-        self.model = model
-        self._cancel = cancel
-        self._max_events = min(max_events + SPARE_EVENTS, MAX_EVENTS)
-        self._unread = set(indices)  # sequences whose terminal event the reader has not seen
-        self._running = set(self._unread)  # sequences whose terminal event has not arrived
-        self._buffer: deque[Event] = deque()
-        self._waiter: asyncio.Future[None] | None = None
-        self._closed = False
-        self._meter = StreamMeter(model)
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Event:
-        while not self._buffer:
-            if self._closed or not self._unread:
-                raise StopAsyncIteration
-            await self._wait()
-        event = self._buffer.popleft()
-        if isinstance(event, TERMINAL_EVENTS):
-            self._unread.discard(event.index)
-        return event
-
-    async def _wait(self) -> None:
-        if self._waiter is not None:
-            raise RuntimeError("An event stream has one reader; a second one waits on it.")
-        self._waiter = self.loop.create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
-
-    def deliver(self, events: Iterable[Event]) -> None:
-        """Take the events of one engine step; called in the owning loop."""
-        now = time.monotonic()
-        for event in events:
-            if event.index in self._running:
-                self._meter.note(event, now)
-                self._take(event)
-        self._wake()
-
-    def close(self) -> None:
-        """Cancel what still runs and end the iteration. Idempotent, callable from any thread."""
-        if self._closed:
-            return
-        self._closed = True
-        if self._running:
-            self._cancel(self.id)
-        post(self.loop, self._drop)
-
-    def _take(self, event: Event) -> None:
-        if self._closed:
-            return
-        if isinstance(event, TERMINAL_EVENTS):
-            self._running.discard(event.index)
-        elif len(self._buffer) >= self._max_events:
-            self._cut()
-            return
-        self._buffer.append(event)
-
-    def _cut(self) -> None:
-        """The reader fell too far behind: keep what it has and fail the sequences that still run."""
-        self._cancel(self.id)
-        message = f"The reader fell more than {self._max_events} events behind and was cut off; read the stream faster."
-        for index in sorted(self._running):
-            self._buffer.append(FailedEvent(index, SLOW_READER, message, Usage(), Timings()))
-            self._meter.note_failure(SLOW_READER)
-        self._running.clear()
-
-    def _drop(self) -> None:
-        self._buffer.clear()
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-
-def post(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *args: object) -> bool:
-    """``call_soon_threadsafe`` that answers False when the loop is closed, whatever the moment it closes."""
-    try:
-        loop.call_soon_threadsafe(callback, *args)
-    except RuntimeError:  # "Event loop is closed"
-        return False
-    return True
-
 
 __all__ = [
     "BACKGROUND_PRIORITY",
     "ENGINE_CLIENT",
+    "MAX_EVENTS",
+    "SPARE_EVENTS",
     "CaptureEvent",
+    "Distribution",
     "DivergenceEvent",
     "EmbeddingEvent",
     "EmbeddingRequest",
     "EngineClient",
     "EngineDownError",
     "EngineError",
+    "EngineState",
     "EngineStats",
     "Event",
     "EventStream",
@@ -182,6 +73,7 @@ __all__ = [
     "GenerationRequest",
     "LocalEngineClient",
     "ModelNotAttachedError",
+    "ModelStats",
     "NotEnoughMemoryError",
     "PromptLogprobsEvent",
     "QueueFullError",

@@ -34,6 +34,7 @@ class ModelCard:
     """A loaded model on the web side: tokenizer, chat template and dialect (``text``), limits and labels, no weights.
 
     Prompts are encoded and parameters are checked with it, so that the engine gets token ids and may be elsewhere.
+    Pickled, it is the tokenizer's JSON, the sources of the templates, and plain facts.
     """
 
     record: ModelRecord

@@ -15,6 +15,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,24 @@ from inference.text.token_bytes import token_bytes_reader
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class _PickledTokenizer:
+    """What a compiler needs of a transformers tokenizer."""
+
+    tokenizer_json: str
+    num_tokens: int
+    all_special_ids: tuple[int, ...]
+
+    @property
+    def backend_tokenizer(self) -> Any:
+        from tokenizers import Tokenizer
+
+        return Tokenizer.from_str(self.tokenizer_json)
+
+    def __len__(self) -> int:
+        return self.num_tokens
 
 
 class _Vocabulary:
@@ -83,10 +102,13 @@ class GrammarCompiler:
     """Compiles grammars for one model. Thread-safe.
 
     Created when the model is loaded, because reading the vocabulary holds the GIL (15 ms for 2k tokens, 0.5 s for
-    150k). If the vocabulary cannot be read, the model is loaded without support for grammars.
+    150k). If the vocabulary cannot be read, the model is loaded without support for grammars. Pickled, it is the
+    tokenizer's JSON; the copy has a cache of its own.
     """
 
     def __init__(self, tokenizer: Any, vocab_size: int, eos_token_ids: Collection[int]) -> None:
+        self._tokenizer = tokenizer
+        self._eos_token_ids = frozenset(eos_token_ids)
         self.vocab_size = max(vocab_size, len(tokenizer))  # padded embeddings give more logits than tokens
         self._vocabulary: LLTokenizer | GrammarError
         try:
@@ -96,6 +118,12 @@ class GrammarCompiler:
             self._vocabulary = GrammarError(f"This model cannot follow grammars: {error}")
         self._caching = threading.Lock()
         self._templates: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+
+    def __reduce__(self) -> tuple[type[GrammarCompiler], tuple[_PickledTokenizer, int, frozenset[int]]]:
+        tokenizer = self._tokenizer
+        special_ids = tuple(tokenizer.all_special_ids[:1])
+        pickled = _PickledTokenizer(tokenizer.backend_tokenizer.to_str(), len(tokenizer), special_ids)
+        return type(self), (pickled, self.vocab_size, self._eos_token_ids)
 
     async def prepare(self, grammar: Grammar, *, max_compile_s: float = MAX_COMPILE_S) -> None:
         """Compile ``grammar`` into the cache. Raise GrammarError, or GrammarBusyError under load."""

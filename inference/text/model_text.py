@@ -29,15 +29,18 @@ class TokenizerFacts:
     templates: Mapping[str, str]
 
 
-def describe_tokenizer(tokenizer: Any, templates: Mapping[str, ChatTemplate]) -> TokenizerFacts:
-    """Describe a transformers tokenizer. Its vocabulary size includes added tokens."""
+def describe_tokenizer(tokenizer: Any, chat_template: str = "") -> TokenizerFacts:
+    """Describe a transformers tokenizer. Its vocabulary size includes added tokens.
+
+    ``chat_template`` overrides the tokenizer's template.
+    """
     tokens = {name: str(token) for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}
     return TokenizerFacts(
         kind=type(tokenizer).__name__,
         vocab_size=len(tokenizer),
         tokens=tokens,
         ids={name: int(tokenizer.convert_tokens_to_ids(token)) for name, token in tokens.items()},
-        templates={name: template.source for name, template in templates.items()},
+        templates=_template_sources(chat_template or tokenizer.chat_template or {}),
     )
 
 
@@ -64,12 +67,35 @@ class ModelText:
 
     ``tokenizer`` is a fast tokenizer of transformers. Nothing else may encode with it from now on; decoding is safe.
     ``chat_template`` overrides the tokenizer's template, ``tool_format`` the notation of tool calls in it.
+
+    Pickled, it is the tokenizer's JSON, the facts and the limits; the copy has a tokenizer of its own.
     """
 
     def __init__(self, tokenizer: Any, *, max_model_len: int, chat_template: str = "", tool_format: str = "") -> None:
+        self._build(
+            tokenizer.backend_tokenizer, describe_tokenizer(tokenizer, chat_template), max_model_len, tool_format
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            "tokenizer_json": self.tokenizer_json(),
+            "facts": self.tokenizer,
+            "max_model_len": self.max_model_len,
+            "tool_format": self._tool_format,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        from tokenizers import Tokenizer
+
+        backend = Tokenizer.from_buffer(state["tokenizer_json"])
+        self._build(backend, state["facts"], state["max_model_len"], state["tool_format"])
+
+    def _build(self, backend: Any, facts: TokenizerFacts, max_model_len: int, tool_format: str) -> None:
         self.max_model_len = max_model_len
-        self._backend = tokenizer.backend_tokenizer
-        self._templates = _compile_templates(tokenizer, chat_template)
+        self.tokenizer = facts
+        self._tool_format = tool_format
+        self._backend = backend
+        self._templates = {name: ChatTemplate(source, facts.tokens) for name, source in facts.templates.items()}
         self._encoder = PromptEncoder(self._backend, "\0".join(t.literal_text() for t in self._templates.values()))
         self.dialect = dialect_of(
             "\0".join(template.source for template in self._templates.values()), tool_format=tool_format
@@ -79,7 +105,6 @@ class ModelText:
         longest = max((len(token) for token in self._backend.get_vocab()), default=1)
         self.max_chars = max_model_len * min(longest, MAX_CHARS_PER_TOKEN)
         self.special_token_ids = self._encoder.special_token_ids
-        self.tokenizer = describe_tokenizer(tokenizer, self._templates)
 
     @property
     def has_chat_template(self) -> bool:
@@ -173,16 +198,14 @@ class ModelText:
             raise PromptTooLongError(num_chars, self.max_chars, self.max_model_len)
 
 
-def _compile_templates(tokenizer: Any, override: str) -> dict[str, ChatTemplate]:
-    """Compile the model's templates by name: ``default``, and ``tool_use`` in some models."""
-    sources = override or tokenizer.chat_template or {}
+def _template_sources(sources: str | Mapping[str, str]) -> dict[str, str]:
+    """Return the model's templates by name: ``default``, and ``tool_use`` in some models."""
     if isinstance(sources, str):
-        sources = {"default": sources}
-    names = {name: str(token) for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}
+        return {"default": sources}
     selected = {name: source for name, source in sources.items() if name in {"default", "tool_use"}}
     if selected and "default" not in selected:
         selected["default"] = selected["tool_use"]
-    return {name: ChatTemplate(source, names) for name, source in selected.items()}
+    return selected
 
 
 def _cut_after(text: str, content: str) -> str:

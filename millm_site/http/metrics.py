@@ -1,23 +1,126 @@
-"""/metrics: what this process counts, in Prometheus' text formats."""
+"""/metrics: what this process counts, in Prometheus' text formats.
+
+The engine's own numbers are read when the metrics are scraped.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from typing import get_args
 
 from django.conf import settings
 from django.http import HttpRequest, HttpResponse
 from django.utils.crypto import constant_time_compare
 from django.views.decorators.cache import never_cache
-from prometheus_client import GCCollector, PlatformCollector, ProcessCollector
+from prometheus_client import GCCollector, Metric, PlatformCollector, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
 
-from inference.client import get_client
-from inference.metrics import REGISTRY, EngineCollector
+from inference.client import Distribution, EngineDownError, EngineState, EngineStats, ModelStats, get_client
+from inference.metrics import REGISTRY
 from millm_site.http.failures import read_only
 from openai_api.http.client_address import is_loopback
 from openai_api.request_log import metrics as request_metrics
 
 __all__ = ["metrics", "request_metrics"]  # the latter counts when it is imported
+
+# name, help, value
+_GAUGES: tuple[tuple[str, str, Callable[[ModelStats], float]], ...] = (
+    ("millm_num_requests_running", "Running sequences.", lambda m: m.running),
+    ("millm_num_requests_waiting", "Waiting sequences.", lambda m: m.waiting),
+    ("millm_kv_cache_usage_ratio", "Share of the KV cache in use, 0 to 1.", lambda m: m.kv_used_ratio),
+    ("millm_kv_cache_bytes", "Memory limit of the KV cache.", lambda m: m.limits.kv_bytes),
+    ("millm_kv_cache_tokens", "Tokens that fit in the KV cache.", lambda m: m.limits.kv_tokens),
+    ("millm_steering_rows", "Rows in use in the steering tables.", lambda m: m.steering_rows),
+)
+_COUNTERS: tuple[tuple[str, str, Callable[[ModelStats], float]], ...] = (
+    ("millm_prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", lambda m: m.prefix_queries),
+    ("millm_prefix_cache_hits", "Prompt tokens found in the prefix cache.", lambda m: m.prefix_hits),
+    ("millm_num_preemptions", "Sequences preempted because the KV cache was full.", lambda m: m.preemptions),
+    ("millm_spec_decode_num_drafts", "Speculative drafts that were verified.", lambda m: m.drafts),
+    ("millm_spec_decode_num_draft_tokens", "Draft tokens.", lambda m: m.draft_tokens),
+    (
+        "millm_spec_decode_num_accepted_tokens",
+        "Draft tokens that were accepted.",
+        lambda m: m.accepted_draft_tokens,
+    ),
+)
+_DISTRIBUTIONS: tuple[tuple[str, str, Callable[[ModelStats], Distribution]], ...] = (
+    ("millm_engine_step_seconds", "Duration of engine steps.", lambda m: m.step_seconds),
+    ("millm_engine_step_sequences", "Sequences per engine step (batch size).", lambda m: m.step_sequences),
+    ("millm_iteration_tokens", "Tokens computed per engine step.", lambda m: m.step_tokens),
+)
+
+
+class EngineCollector(Collector):
+    """Collects the engine's numbers. If ``stats`` raises EngineDownError, the engine counts as stopped."""
+
+    def __init__(self, stats: Callable[[], EngineStats]) -> None:
+        self._stats = stats
+
+    def describe(self) -> Iterable[Metric]:
+        return ()  # names are checked when they are collected
+
+    def collect(self) -> Iterator[Metric]:
+        try:
+            stats = self._stats()
+        except EngineDownError:
+            stats = EngineStats("stopped")
+        yield from _engine_metrics(stats)
+        yield from _model_metrics(stats.by_model)
+
+
+def _engine_metrics(stats: EngineStats) -> Iterator[Metric]:
+    state = GaugeMetricFamily("millm_engine_state", "1 for the engine's current state.", labels=("state",))
+    for name in get_args(EngineState):
+        state.add_metric((name,), float(stats.state == name))
+    yield state
+    yield GaugeMetricFamily("millm_engine_up", "1 if the engine accepts requests.", value=float(stats.is_up))
+    yield CounterMetricFamily(
+        "millm_engine_restarts", "Engine threads that crashed and were replaced.", value=stats.restarts
+    )
+
+
+def _model_metrics(models: Iterable[ModelStats]) -> Iterator[Metric]:
+    for name, text, value in _GAUGES:
+        gauge = GaugeMetricFamily(name, text, labels=("model",))
+        for model in models:
+            gauge.add_metric((model.name,), value(model))
+        yield gauge
+    for name, text, value in _COUNTERS:
+        counter = CounterMetricFamily(name, text, labels=("model",))
+        for model in models:
+            counter.add_metric((model.name,), value(model))
+        yield counter
+    for name, text, distribution in _DISTRIBUTIONS:
+        histogram = HistogramMetricFamily(name, text, labels=("model",))
+        for model in models:
+            histogram.add_metric((model.name,), *_cumulated(distribution(model)))
+        yield histogram
+    yield _step_faults(models)
+
+
+def _step_faults(models: Iterable[ModelStats]) -> Metric:
+    faults = CounterMetricFamily(
+        "millm_engine_step_faults", "Attempts at an engine step that failed.", labels=("model", "code")
+    )
+    for model in models:
+        for code, count in model.step_faults.items():
+            faults.add_metric((model.name, code), count)
+    return faults
+
+
+def _cumulated(distribution: Distribution) -> tuple[list[tuple[str, float]], float]:
+    """Return cumulative buckets, as Prometheus defines them, and the sum."""
+    buckets: list[tuple[str, float]] = []
+    total = 0
+    for bound, count in zip((*map(str, distribution.bounds), "+Inf"), distribution.counts, strict=True):
+        total += count
+        buckets.append((bound, total))
+    return buckets, distribution.total
+
 
 REGISTRY.register(EngineCollector(lambda: get_client().stats()))
 ProcessCollector(registry=REGISTRY)

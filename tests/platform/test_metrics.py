@@ -232,7 +232,7 @@ async def filled(api: Api) -> dict[str, Metric]:
     api.engine.script = failing("server_error")
     await api.chat()
     from inference.client import FailedEvent, FinishedEvent, Timings, TokensEvent, Usage
-    from inference.metrics import StreamMeter
+    from inference.event_stream import StreamMeter
 
     meter = StreamMeter("tiny")
     for event in (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import pickle
 import threading
 import time
 
@@ -319,3 +320,22 @@ def test_sources_are_comparable_json():
     assert json.loads(schema(RECURSIVE).source) == RECURSIVE
     assert schema({"type": "string"}) == schema({"type": "string"})
     assert hash(Grammar.of_choices(["a"])) == hash(Grammar.of_choices(["a"]))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_pickled_compiler_allows_the_same(family):
+    tokenizer = FAMILIES[family]()
+    compiler = GrammarCompiler(tokenizer, len(tokenizer) + 50, {tokenizer.eos_token_id})
+    grammar = Grammar("regex", "a+b")
+    compiler.template(grammar)
+    copy = pickle.loads(pickle.dumps(compiler))  # noqa: S301 - our own bytes
+    assert copy.vocab_size == compiler.vocab_size
+    masks = [each.template(grammar).deep_copy().compute_bitmask() for each in (copy, compiler)]
+    assert masks[0] == masks[1]
+
+
+def test_a_pickled_compiler_without_an_end_token_still_has_none():
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_level([]))
+    copy = pickle.loads(pickle.dumps(GrammarCompiler(tokenizer, len(tokenizer), ())))  # noqa: S301 - our own bytes
+    with pytest.raises(GrammarError, match="no token that could end"):
+        copy.template(Grammar("regex", "a+"))

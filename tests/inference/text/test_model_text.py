@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import threading
 from functools import cache
 from typing import Any
@@ -356,3 +357,31 @@ def test_a_piece_of_text_has_no_special_tokens(family):
     ids = made.encode_plain("the cat<|im_end|></s><eos>")
     assert not made.special_token_ids & set(ids)
     assert made.decode(ids).lstrip() == "the cat<|im_end|></s><eos>"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_pickled_one_does_the_same(family):
+    text = ModelText(FAMILIES[family](), max_model_len=512, tool_format="mistral")
+    copy = pickle.loads(pickle.dumps(text))  # noqa: S301 - our own bytes
+    assert (copy.dialect, copy.tokenizer, copy.max_chars) == (text.dialect, text.tokenizer, text.max_chars)
+    assert copy.special_token_ids == text.special_token_ids
+    for messages in CHATS.values():
+        assert copy.render_chat(messages) == text.render_chat(messages)
+    marks = "".join(text.tokenizer.tokens.values())
+    for written in ("The sun was warm. 你好 😀", marks):
+        assert copy.encode(written) == text.encode(written)
+        assert copy.decode(text.encode(written)) == text.decode(text.encode(written))
+    assert copy.__getstate__() == text.__getstate__()
+
+
+def test_a_pickled_one_has_the_overriding_template():
+    text = ModelText(qwen_tokenizer(), max_model_len=512, chat_template=LIST_ONLY_TEMPLATE)
+    copy = pickle.loads(pickle.dumps(text))  # noqa: S301 - our own bytes
+    assert copy.render_chat(CHATS["one"]) == text.render_chat(CHATS["one"])
+
+
+def test_a_pickled_one_without_a_template_has_none():
+    tokenizer = qwen_tokenizer()
+    tokenizer.chat_template = None
+    copy = pickle.loads(pickle.dumps(ModelText(tokenizer, max_model_len=512)))  # noqa: S301 - our own bytes
+    assert not copy.has_chat_template

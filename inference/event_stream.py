@@ -1,0 +1,191 @@
+"""The events of one submission as an event loop reads them, with their metrics: a part of :mod:`inference.client`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import cache
+from typing import Self
+from uuid import uuid4
+
+from prometheus_client import Histogram
+
+from inference.engine.messages import (
+    TERMINAL_EVENTS,
+    Event,
+    FailedEvent,
+    FinishedEvent,
+    Timings,
+    TokensEvent,
+    Usage,
+)
+from inference.metrics import (
+    CACHED_TOKENS,
+    E2E_LATENCY,
+    FAILURES,
+    GENERATION_TOKENS,
+    INTER_TOKEN_LATENCY,
+    PROMPT_TOKENS,
+    QUEUE_TIME,
+    REQUEST_GENERATION_TOKENS,
+    REQUEST_PROMPT_TOKENS,
+    SUCCESSES,
+    TIME_TO_FIRST_TOKEN,
+)
+
+SPARE_EVENTS = 64  # beyond one event per token: prompt logprobs and terminal events
+MAX_EVENTS = 16_384  # in any case: with 20 alternatives to each token that is some 40 MB
+SLOW_READER = "slow_reader"
+
+
+class LocalEventStream:
+    """An async iterator of events for the event loop that created it.
+
+    The buffer holds ``max_events`` (one per token) and some more, at most MAX_EVENTS: a reader that falls further
+    behind is cut with a FailedEvent (code SLOW_READER) per open sequence. :meth:`close` cancels what runs and may
+    be called from any thread, any number of times. Only the owning loop touches the buffer, so there is no lock.
+    """
+
+    def __init__(
+        self,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        model: str,
+        indices: Iterable[int],
+        cancel: Callable[[str], None],
+        max_events: int,
+    ) -> None:
+        self.id = uuid4().hex
+        self.loop = loop
+        self.model = model
+        self._cancel = cancel
+        self._max_events = min(max_events + SPARE_EVENTS, MAX_EVENTS)
+        self._unread = set(indices)  # sequences whose terminal event the reader has not seen
+        self._running = set(self._unread)  # sequences whose terminal event has not arrived
+        self._buffer: deque[Event] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._closed = False
+        self._meter = StreamMeter(model)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Event:
+        while not self._buffer:
+            if self._closed or not self._unread:
+                raise StopAsyncIteration
+            await self._wait()
+        event = self._buffer.popleft()
+        if isinstance(event, TERMINAL_EVENTS):
+            self._unread.discard(event.index)
+        return event
+
+    async def _wait(self) -> None:
+        if self._waiter is not None:
+            raise RuntimeError("An event stream has one reader; a second one waits on it.")
+        self._waiter = self.loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def deliver(self, events: Iterable[Event]) -> None:
+        """Take the events of one engine step; called in the owning loop."""
+        now = time.monotonic()
+        for event in events:
+            if event.index in self._running:
+                self._meter.note(event, now)
+                self._take(event)
+        self._wake()
+
+    def close(self) -> None:
+        """Cancel what still runs and end the iteration. Idempotent, callable from any thread."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._running:
+            self._cancel(self.id)
+        post(self.loop, self._drop)
+
+    def _take(self, event: Event) -> None:
+        if self._closed:
+            return
+        if isinstance(event, TERMINAL_EVENTS):
+            self._running.discard(event.index)
+        elif len(self._buffer) >= self._max_events:
+            self._cut()
+            return
+        self._buffer.append(event)
+
+    def _cut(self) -> None:
+        """The reader fell too far behind: keep what it has and fail the sequences that still run."""
+        self._cancel(self.id)
+        message = f"The reader fell more than {self._max_events} events behind and was cut off; read the stream faster."
+        for index in sorted(self._running):
+            self._buffer.append(FailedEvent(index, SLOW_READER, message, Usage(), Timings()))
+            self._meter.note_failure(SLOW_READER)
+        self._running.clear()
+
+    def _drop(self) -> None:
+        self._buffer.clear()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+def post(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *args: object) -> bool:
+    """``call_soon_threadsafe`` that answers False when the loop is closed, whatever the moment it closes."""
+    try:
+        loop.call_soon_threadsafe(callback, *args)
+    except RuntimeError:  # "Event loop is closed"
+        return False
+    return True
+
+
+class StreamMeter:
+    """Counts the events of one stream. Used by the event loop that reads the stream."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._gaps = _gaps_of(model)
+        self._token_at: dict[int, float] = {}  # by sequence: time of its last token
+
+    def note(self, event: Event, now: float) -> None:
+        """Count an event. ``now``: seconds of a monotonic clock."""
+        if isinstance(event, TokensEvent):
+            before = self._token_at.get(event.index)
+            if before is not None:
+                self._gaps.observe(now - before)
+            self._token_at[event.index] = now
+        elif isinstance(event, FinishedEvent):
+            SUCCESSES.labels(self._model, event.reason).inc()
+            self._note_end(event)
+        elif isinstance(event, FailedEvent):
+            self.note_failure(event.code)
+            self._note_end(event)
+
+    def note_failure(self, code: str) -> None:
+        FAILURES.labels(self._model, code).inc()
+
+    def _note_end(self, event: FinishedEvent | FailedEvent) -> None:
+        model, usage, timings = self._model, event.usage, event.timings
+        PROMPT_TOKENS.labels(model).inc(usage.prompt_tokens)
+        CACHED_TOKENS.labels(model).inc(usage.cached_tokens)
+        GENERATION_TOKENS.labels(model).inc(usage.completion_tokens)
+        REQUEST_PROMPT_TOKENS.labels(model).observe(usage.prompt_tokens)
+        REQUEST_GENERATION_TOKENS.labels(model).observe(usage.completion_tokens)
+        if timings.first_token_s is not None:
+            TIME_TO_FIRST_TOKEN.labels(model).observe(timings.first_token_s)
+        if timings.total_s > 0:  # not for a sequence that never reached the engine
+            QUEUE_TIME.labels(model).observe(timings.queue_s)
+            E2E_LATENCY.labels(model).observe(timings.total_s)
+
+
+@cache
+def _gaps_of(model: str) -> Histogram:
+    """Return the histogram of a model. Cached: there are few loaded models."""
+    return INTER_TOKEN_LATENCY.labels(model)
