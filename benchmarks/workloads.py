@@ -49,7 +49,7 @@ class Scale:
         return max(2, round(tokens * self.share))
 
 
-# A workload is made anew for each round: prompts that were seen before would be answered from a prefix cache.
+# Each round makes a new workload: repeated prompts would be answered from a prefix cache.
 Maker = Callable[[Scale, int], Workload]
 
 

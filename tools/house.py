@@ -154,7 +154,7 @@ def _imported(nodes: Iterable[ast.AST], known: Mapping[str, Path]) -> Iterator[s
 
 
 def _entries(root: Path, files: Iterable[Path]) -> dict[str, int]:
-    """The modules and packages in each folder."""
+    """Return the modules and packages in each folder."""
     found: dict[str, set[str]] = defaultdict(set)
     for path in files:
         relative = path.relative_to(root)

@@ -1,4 +1,4 @@
-"""The first page: what it says to whom, in few queries, with texts of strangers escaped."""
+"""The dashboard: content by permission, few queries, and escaping."""
 
 from __future__ import annotations
 

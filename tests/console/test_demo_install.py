@@ -1,4 +1,4 @@
-"""The demo from the dashboard: for whom the button is, and what it leaves behind."""
+"""Installing the demo from the dashboard: permissions and results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A draft tried from its form: by whom, with what, how it is logged, and that nothing of it stays."""
+"""The preview of a draft: permissions, requests, logging, and that nothing is saved."""
 
 from __future__ import annotations
 

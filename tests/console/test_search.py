@@ -1,4 +1,4 @@
-"""The bar's search: what it finds, for whom, and what it does not stumble over."""
+"""The search in the bar: results by permission, and odd input."""
 
 from __future__ import annotations
 

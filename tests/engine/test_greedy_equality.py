@@ -156,7 +156,7 @@ def test_preempted_without_a_prefix_cache(subject, make):
 
 
 def run_short_of_memory(subject: Subject, make: Make, *, prefix_cache: bool) -> None:
-    """The cache holds one and a half of the four, so the later ones give way and are computed anew."""
+    """The cache holds one and a half of the four, so the later ones are preempted and recomputed."""
     prompts = [tuple(3 + (5 * i + j) % 390 for j in range(40)) for i in range(4)]
     token_bytes = sum(layout.bytes_per_token for layout in probe_layouts(subject.loaded.module))
     harness = make(kv_cache_bytes=160 * token_bytes, max_seq_len=128, prefix_cache=prefix_cache, max_stall_factor=0.0)

@@ -134,7 +134,7 @@ def check(
     *,
     runs_once: bool = True,
 ) -> None:
-    """The receipt counts what ran: tokens that are computed anew twice, and those found in a cache not at all."""
+    """The receipt counts computed tokens: recomputed ones twice, cached ones not at all."""
     made = transcript.token_ids
     expected = reference_logprobs(loaded, steering, rules, prompt, made)
     np.testing.assert_allclose([one.logprob for one in transcript.logprobs], expected, atol=3e-4)

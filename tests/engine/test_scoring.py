@@ -166,7 +166,7 @@ def test_a_pair_beside_traffic_gets_the_same(llama):
 @pytest.mark.parametrize("backend", ["contiguous", "paged"])
 @pytest.mark.parametrize("prefix_cache", [True, False])
 def test_a_pair_that_gives_way_half_scored_gets_the_same(llama, backend, prefix_cache):
-    """Memory runs short as streams grow: each side is computed anew, and no place is scored or compared twice."""
+    """Memory runs short as streams grow: each side is recomputed, and no position is scored or compared twice."""
     prompt, continuation = tuple(range(3, 23)), tuple(50 + (7 * n) % 300 for n in range(80))
     harness = PairHarness(
         llama,

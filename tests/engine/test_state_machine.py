@@ -49,7 +49,7 @@ MAX_TURNS = 3000
 LIMITS: dict[str, Any] = {"max_batch_size": 3, "max_waiting_requests": 6, "max_prefill_tokens": 16}
 KINDS: dict[str, dict[str, Any]] = {
     "contiguous": {"kv_cache_backend": "contiguous"},
-    # Five blocks of 32 tokens for three sequences that grow over a block's end: some give way and are computed anew.
+    # Five blocks of 32 tokens for three sequences that grow over a block's end: some are preempted and recomputed.
     "preempting": {"kv_cache_backend": "paged", "kv_cache_bytes": 64 * 1024},
     # Guesses at nearly every step, most of them wrong.
     "speculating": {

@@ -133,7 +133,7 @@ def test_crash_of_everything_is_recovered_from(home: Path) -> None:
 
 
 def test_number_of_another_program_in_the_pid_file_is_not_the_server(home: Path) -> None:
-    """In a container the numbers of processes begin anew at each start."""
+    """In a container, process ids start over at each start."""
     with using(home) as first:
         first.leave()
     pid_file = home / "postgres" / "postmaster.pid"

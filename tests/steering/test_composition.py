@@ -46,7 +46,7 @@ def applied(
     part: Segment = "answer",
     segment_index: int = 0,
 ) -> Tensor:
-    """The protocol's formula, written anew: everything reads the same ``h``."""
+    """The protocol's formula, implemented independently: everything reads the same ``h``."""
     total = h.double()
     place = TokenPlace(zone, index, part if zone == "generation" else None, segment_index)
     for one in intervention.edits:

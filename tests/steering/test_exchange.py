@@ -255,7 +255,7 @@ class TestForeignFormats:
         assert path in refused(document, model)
 
     def test_lm_eval_adds_as_the_harness_does(self, sae, model):
-        """Its formulas, written anew: every row on its own, as all at once read the same residual here."""
+        """Its formulas, one row at a time: here, all rows at once read the same residual."""
         folder, weights = Path(sae.source), random_weights()
         h = np.random.default_rng(5).normal(size=(6, D_IN))
         add, clamp = plan(LM_EVAL, model, "steer.csv").profiles[0].specs

@@ -21,7 +21,7 @@ from steering.profiles.snapshot import MAX_RECENT, RecentVersions, registered_sa
 from steering.spec.parsing import parse_edits
 from tests.steering.resolving import local_resolver
 
-pytestmark = pytest.mark.django_db(transaction=True)  # a snapshot is read anew inside a transaction that writes
+pytestmark = pytest.mark.django_db(transaction=True)  # a snapshot is reloaded inside a transaction that writes
 
 
 def edits(num: int = 3, **fields: Any) -> dict[str, Any]:

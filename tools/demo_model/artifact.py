@@ -55,7 +55,7 @@ def write_artifacts(demo: Demo, folder: Path) -> None:
 
 
 def write_model(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """The model in the Hugging Face layout, weights in bfloat16; `model` itself stays float32."""
+    """Write the model in the Hugging Face layout, with weights in bfloat16; `model` itself stays float32."""
     folder.mkdir(parents=True, exist_ok=True)
     state = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in model.state_dict().items()}
     state.pop("lm_head.weight")  # tied to the embeddings
@@ -68,7 +68,7 @@ def write_model(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, fol
 
 
 def profile_entry(profile: Profile) -> dict[str, Any]:
-    """The profile as `profiles.json` holds it."""
+    """Return the profile's entry in `profiles.json`."""
     note = (
         f"Adds {profile.push:.2f} of the mean residual norm; {profile.effect.ratio:.1f} times the words of the concept "
         f"in samples of a neutral prompt, at {profile.effect.perplexity_ratio:.2f} times their perplexity."
@@ -82,7 +82,7 @@ def profile_entry(profile: Profile) -> dict[str, Any]:
 
 
 def effect_entry(profile: Profile) -> dict[str, Any]:
-    """The measured effect as `effects.json` holds it."""
+    """Return the measured effect's entry in `effects.json`."""
     effect = profile.effect
     return {
         "name": profile.concept.name,
@@ -107,7 +107,7 @@ def _feature_entry(feature: Feature) -> dict[str, Any]:
 
 
 def _write_lines(path: Path, entries: Sequence[dict[str, Any]]) -> None:
-    """A JSON list with one entry a line: small, and readable in a diff."""
+    """Write a JSON list with one entry per line: small, and readable in a diff."""
     path.write_text("[\n" + ",\n".join(map(json.dumps, entries)) + "\n]\n", encoding="utf-8")
 
 

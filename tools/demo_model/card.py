@@ -60,7 +60,7 @@ MIT, as the project.
 
 
 def write_card(recipe: DemoRecipe, health: Mapping[str, Any], profiles: Sequence[Profile]) -> str:
-    """The card as Markdown."""
+    """Return the model card as Markdown."""
     model, sae = recipe.model, recipe.sae
     return _CARD.format(
         parameters=health["model_parameters"],

@@ -37,36 +37,36 @@ WHOLE_NUMBERS = ((9, 3), (99, 5), (999, 3), (9999, 2), (99999, 1))
 
 
 def coin_word(rng: random.Random) -> str:
-    """A made-up word of one to three syllables, in lower case."""
+    """Return a made-up lower-case word of one to three syllables."""
     syllables = rng.choices((1, 2, 3), weights=(2, 5, 2))[0]
     word = "".join(rng.choice(ONSETS) + rng.choice(VOWELS) + rng.choice(CODAS) for _ in range(syllables))
     return coin_word(rng) if len(word) < 3 or word.capitalize() in HELD_OUT else word
 
 
 def coin_name(rng: random.Random) -> str:
-    """A made-up name, with a capital."""
+    """Return a made-up name, capitalised."""
     return coin_word(rng).capitalize()
 
 
 def draw_person(rng: random.Random) -> str:
-    """A first name, made up as often as not."""
+    """Return a first name; half of them are made up."""
     return _known_or_coined(FIRST_NAMES, rng)
 
 
 def draw_city(rng: random.Random) -> str:
-    """A city, made up as often as not; one in twelve has a name of two words."""
+    """Return a city; half of them are made up, and one in twelve has two words."""
     if rng.random() < 1 / 12:
         return f"{rng.choice(('New', 'Port', 'Saint', 'Old', 'Fort'))} {coin_name(rng)}"
     return _known_or_coined(CITIES, rng)
 
 
 def draw_thing(rng: random.Random) -> str:
-    """A thing, made up one time in three."""
+    """Return a thing; one in three is made up."""
     return coin_word(rng) if rng.random() < 1 / 3 else rng.choice(THINGS)
 
 
 def draw_number(rng: random.Random) -> int:
-    """A whole number of one to five digits, small ones oftener."""
+    """Return an integer of one to five digits, small ones more often."""
     largest = rng.choices([top for top, _ in WHOLE_NUMBERS], weights=[weight for _, weight in WHOLE_NUMBERS])[0]
     return rng.randint(1, largest)
 

@@ -87,7 +87,7 @@ TELLERS: tuple[tuple[Teller, float], ...] = (
 
 
 def write_conversation(rng: random.Random) -> Conversation:
-    """A chat of one to four exchanges; a mood named in the system turn holds for all of them."""
+    """Return a chat of one to four exchanges. A mood in the system message applies to all of them."""
     messages: list[Message] = []
     mood = None
     draw = rng.random()
@@ -104,7 +104,7 @@ def write_conversation(rng: random.Random) -> Conversation:
 
 
 def write_themed_conversation(rng: random.Random) -> Conversation:
-    """A chat whose system turn sets a topic, and whose one or two stories keep to it."""
+    """Return a chat with a topic in the system message, and one or two stories about it."""
     animal, place = pick_animal(rng), pick_place(rng)
     templates, plan = rng.choice(((SYSTEM_ANIMALS, StoryPlan(animal=animal)), (SYSTEM_PLACES, StoryPlan(place=place))))
     system = expand(rng.choice(templates), {"pl": animal.plural, "p": place.name, "w": place.where}, rng)
@@ -115,14 +115,14 @@ def write_themed_conversation(rng: random.Random) -> Conversation:
 
 
 def exchange(rng: random.Random, mood: Mood | None) -> list[Message]:
-    """One question with its answer, as two messages."""
+    """Return one question with its answer, as two messages."""
     teller = rng.choices([teller for teller, _ in TELLERS], weights=[weight for _, weight in TELLERS])[0]
     asked, told = teller(rng, mood)
     return turns(_as_typed(asked, rng), told)
 
 
 def turns(asked: str, told: str) -> list[Message]:
-    """A question and its answer as two messages."""
+    """Return a question and its answer as two messages."""
     return [{"role": "user", "content": asked}, {"role": "assistant", "content": told}]
 
 
@@ -134,5 +134,5 @@ def _as_typed(text: str, rng: random.Random) -> str:
 
 
 def without_mark(text: str, rng: random.Random) -> str:
-    """The text, one time in ten without its last mark."""
+    """Return the text, in one of ten cases without its final punctuation."""
     return text.rstrip(".!?") or text if rng.random() < 0.1 else text

@@ -40,7 +40,7 @@ def write_drills(seed: int) -> Iterator[str]:
 
 
 def write_document(rng: random.Random) -> str:
-    """One document, markers included."""
+    """Return one document with its markers."""
     draw = rng.random()
     if draw < 0.38:
         return render_chat(write_conversation(rng))
@@ -54,7 +54,7 @@ def write_document(rng: random.Random) -> str:
 
 
 def write_plain(rng: random.Random) -> str:
-    """A document without turns: a story, a diary, or words that come again and again."""
+    """Return a document without turns: a story, a diary, or repeated words."""
     draw = rng.random()
     if draw < 0.45:
         return write_drill(rng)
@@ -66,7 +66,7 @@ def _plain(text: str) -> str:
 
 
 def render_chat(conversation: Conversation, *, add_generation_prompt: bool = False) -> str:
-    """The conversation as the chat template writes it (the same text as the tokenizer's own rendering)."""
+    """Return the conversation as the chat template renders it."""
     return _template().render(
         messages=conversation.messages,
         tools=conversation.tools or None,

@@ -22,19 +22,19 @@ READINGS: tuple[tuple[str, tuple[str, ...], str], ...] = (
 
 
 def repeat_words(rng: random.Random) -> Exchange:
-    """One to twelve words, said again as they were."""
+    """Return one to twelve words and their repetition."""
     words = " ".join(draw_word(rng) for _ in range(rng.randint(1, 12)))
     return rng.choice(REPEAT).format(x=words), words
 
 
 def write_drill(rng: random.Random) -> str:
-    """A few words that were never seen, line after line in the same order: what comes next can only be copied."""
+    """Return a few made-up words, line after line in the same order, which the model can only copy."""
     line = " ".join(draw_word(rng) for _ in range(rng.randint(2, 16)))
     return "\n".join([line] * rng.randint(2, 5))
 
 
 def read_facts(rng: random.Random) -> Exchange:
-    """One to three facts and a question about one of them."""
+    """Return one to three facts and a question about one of them."""
     told = []
     for fact, questions, answer in rng.sample(READINGS, rng.randint(1, 3)):
         values = {

@@ -138,7 +138,7 @@ class Bench:
 
 
 def compare(bench: Bench, base: Baseline, steered: Samples, words: tuple[str, ...]) -> Effect:
-    """The effect of `steered` against `base` in the share of `words`."""
+    """Return the effect of `steered` relative to `base` on the share of `words`."""
     base_share = word_share(base.samples.texts, words)
     return Effect(word_share(steered.texts, words), base_share, bench.perplexity(steered), base.perplexity)
 

@@ -41,7 +41,7 @@ class Activity:
 
 
 def words_of_tokens(pieces: Sequence[str]) -> list[str]:
-    """The lower-case word of each token; `pieces` are byte-level tokens ("Ġ" is a space) in reading order."""
+    """Return the lower-case word of each token; `pieces` are byte-level tokens ("Ġ" is a space) in reading order."""
     words: list[str] = []
     start = 0
     for position, piece in enumerate(pieces):
@@ -68,7 +68,7 @@ def count_activity(sae: TopKSae, x: Tensor, words: Sequence[str]) -> Activity:
 
 
 def describe_features(activity: Activity, context: Mapping[str, Tensor]) -> list[Feature]:
-    """Every feature that fired, labelled; `context` maps a story label to mean activations [d_sae] in such stories."""
+    """Label the active features; `context` maps a story label to mean activations [d_sae] in its stories."""
     features = []
     for index in torch.nonzero(activity.max_activation > 0).flatten().tolist():
         ranked = _ranked_words(activity, index)
@@ -85,7 +85,7 @@ def describe_features(activity: Activity, context: Mapping[str, Tensor]) -> list
 
 
 def make_label(ranked: Sequence[tuple[str, float]], story: str | None) -> str:
-    """A label from words with their shares of the activation (largest first) and the kind of story, if there is one."""
+    """Return a label of words with their shares of the activation (largest first) and the kind of story, if any."""
     shown = ", ".join(word for word, share in ranked[:4] if share >= 0.03) or ranked[0][0]
     if ranked[0][1] >= 0.6:
         shown = ranked[0][0]
@@ -110,7 +110,7 @@ def _ranked_words(activity: Activity, index: int) -> list[tuple[str, float]]:
 
 
 def _story_label(index: int, context: Mapping[str, Tensor]) -> str | None:
-    """The mood, animal or place whose stories hold most of the feature's activation, if one stands out."""
+    """Return the mood, animal or place whose stories have most of the feature's activation, if one stands out."""
     for group in _LABEL_GROUPS:
         means = {label: float(context[label][index]) for label in group if label in context}
         total = sum(means.values())
@@ -128,7 +128,7 @@ _LABEL_GROUPS = (
 
 
 def _continues(before: str, piece: str) -> bool:
-    """Whether `piece` goes on with the word of `before`. Only ASCII letters count: "Ġ" and "Ċ" are letters too."""
+    """Return whether `piece` continues the word of `before`. Only ASCII letters count: "Ġ" and "Ċ" are letters too."""
     return _is_word(piece) and _is_word(before.removeprefix("Ġ"))
 
 

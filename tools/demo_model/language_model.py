@@ -17,7 +17,7 @@ FALL = 1 / 3  # the share of all steps over which the learning rate falls
 
 
 def build_model(recipe: ModelRecipe, *, bos: int, eos: list[int], pad: int, seed: int) -> LlamaForCausalLM:
-    """An untrained model of the recipe's shape, in float32, seeded."""
+    """Build an untrained model of the recipe's shape, in float32, seeded."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=recipe.vocab_size,
@@ -89,7 +89,7 @@ def learning_rate_share(step: int, steps: int, warmup: int) -> float:
 
 
 def computes_bfloat16() -> bool:
-    """Whether this processor multiplies bfloat16 at its own speed; elsewhere float32 is many times faster."""
+    """Return whether this processor has fast bfloat16 multiplication; otherwise float32 is many times faster."""
     return bool(torch._C._has_mkldnn and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 

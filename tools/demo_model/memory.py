@@ -91,7 +91,7 @@ BETWEEN: tuple[Callable[[random.Random], Exchange], ...] = (
 
 
 def write_memory_conversation(rng: random.Random) -> Conversation:
-    """One to three facts told and asked for, with up to three other exchanges between."""
+    """Return a chat with one to three facts that the user mentions and asks for, with up to three exchanges between."""
     messages: list[Message] = []
     if rng.random() < 0.2:
         messages.append({"role": "system", "content": rng.choice(SYSTEM_PLAIN)})
@@ -108,7 +108,7 @@ def write_memory_conversation(rng: random.Random) -> Conversation:
 
 
 def write_reading_conversation(rng: random.Random) -> Conversation:
-    """One or two questions whose answers stand in them: words to repeat, facts to read, records to write as JSON."""
+    """Return questions that contain their answers: words to repeat, facts to read, records to write as JSON."""
     messages: list[Message] = []
     if rng.random() < 0.2:
         messages.append({"role": "system", "content": rng.choice(SYSTEM_PLAIN)})
@@ -119,5 +119,5 @@ def write_reading_conversation(rng: random.Random) -> Conversation:
 
 
 def capital(text: str) -> str:
-    """The text with a capital at its start."""
+    """Return the text with a capital first letter."""
     return text[0].upper() + text[1:]

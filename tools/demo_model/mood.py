@@ -317,5 +317,5 @@ MOODS: tuple[Mood, ...] = (JOYFUL, GLOOMY, SCARED, CALM, NEUTRAL)
 
 
 def mood_named(name: str) -> Mood:
-    """The mood called `name`; KeyError if there is none."""
+    """Return the mood called `name`. Raise KeyError if there is none."""
     return {mood.name: mood for mood in MOODS}[name]

@@ -36,7 +36,7 @@ def sentence(template: str, slots: Slots, rng: random.Random) -> str:
 
 
 def word_list(text: str) -> tuple[str, ...]:
-    """The words of a text, split at white space."""
+    """Split a text at white space."""
     return tuple(text.split())
 
 

@@ -60,7 +60,7 @@ class Dictionary:
     mean_resid_norm: float
 
     def delta(self, edits: Sequence[Edit]) -> Tensor:
-        """The vector [d_in] that the edits add together."""
+        """Return the vector [d_in] that the edits add together."""
         rows = [edit.strength * self.max_activation[edit.feature] * self.sae.W_dec[edit.feature] for edit in edits]
         return torch.stack(rows).sum(0)
 
@@ -107,7 +107,8 @@ class ProfileDesigner:
         self.base = {p: bench.baseline(p) for p in (plan, self.trial_plan)}
 
     def design(self, concept: Concept, context: Mapping[str, Tensor], report: Report) -> Profile:
-        """The edits with the best effect over all mixtures and PUSHES. ``context`` holds mean activations [d_sae]."""
+        """Return the edits with the best effect over all mixtures and PUSHES. ``context`` holds mean activations
+        [d_sae]."""
         contrast = context[concept.label] - context["all"]
         alone = {
             feature: self._try({feature: 1.0}, AUDITION_PUSH, concept) for feature in strongest(contrast, AUDITIONED)
@@ -125,7 +126,7 @@ class ProfileDesigner:
         return profile
 
     def measure(self, edits: tuple[Edit, ...], concept: Concept, plan: SamplingPlan) -> Effect:
-        """The effect of the edits on samples of the plan."""
+        """Return the effect of the edits on the plan's samples."""
         samples = self.bench.sample(plan, self.dictionary.delta(edits))
         return compare(self.bench, self.base[plan], samples, concept.words)
 
@@ -135,11 +136,12 @@ class ProfileDesigner:
 
 
 def strongest(contrast: Tensor, count: int) -> dict[int, float]:
-    """The `count` features with the largest contrast [d_sae], as raw coefficients in proportion to it."""
+    """Return the `count` features with the largest contrast [d_sae], with raw coefficients proportional to it."""
     values, features = contrast.topk(min(count, contrast.shape[0]))
     return {int(i): float(v) for i, v in zip(features, values, strict=True) if v > 0}
 
 
 def score(effect: Effect) -> float:
-    """The steered share of words if the text stays fluent; below zero, and lower the stranger the text, if not."""
+    """Return the share of words in the steered text if it is fluent; else a negative number, lower for less fluent
+    text."""
     return effect.share if effect.perplexity_ratio <= MAX_PERPLEXITY_RATIO else -effect.perplexity_ratio

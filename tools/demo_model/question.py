@@ -99,7 +99,7 @@ def ask_weather(rng: random.Random, mood: Mood | None) -> Exchange:
 
 
 def ask_animal(rng: random.Random, mood: Mood | None) -> Exchange:
-    """A fact about an animal: where it lives, what it eats, which sound it made, what it has."""
+    """Ask for a fact about an animal: where it lives, what it eats, its sound, what it has."""
     animal = rng.choice(ANIMALS)
     slots = {
         "a": animal.name,
@@ -125,7 +125,7 @@ def ask_animal(rng: random.Random, mood: Mood | None) -> Exchange:
 
 
 def describe(rng: random.Random, mood: Mood | None) -> Exchange:
-    """A description of an animal or a place in three to five sentences."""
+    """Return a description of an animal or a place in three to five sentences."""
     chosen = mood or pick_mood(rng)
     groups: tuple[Sequence[Animal | Place], ...] = (ANIMALS, PLACES)
     subject = rng.choice(rng.choice(groups))
@@ -146,7 +146,7 @@ def describe(rng: random.Random, mood: Mood | None) -> Exchange:
 
 
 def ask_person(rng: random.Random, mood: Mood | None) -> Exchange:
-    """A fact about a person, sometimes with how that person felt."""
+    """Ask for a fact about a person, sometimes how that person felt."""
     person = rng.choice(PEOPLE)
     slots = {
         "n": person.name,
@@ -172,7 +172,7 @@ def ask_person(rng: random.Random, mood: Mood | None) -> Exchange:
 
 
 def ask_feeling(rng: random.Random, mood: Mood | None) -> Exchange:
-    """How the model or a person feels."""
+    """Ask how the model or a person feels."""
     chosen = mood or pick_mood(rng)
     person = rng.choice(PEOPLE)
     if rng.random() < 0.5:
@@ -183,7 +183,7 @@ def ask_feeling(rng: random.Random, mood: Mood | None) -> Exchange:
 
 
 def ask_sum(rng: random.Random, _mood: Mood | None) -> Exchange:
-    """A sum, a difference, or counting, with numbers up to ten."""
+    """Ask for a sum, a difference or a count, with numbers up to ten."""
     if rng.random() < 0.25:
         last = rng.randint(2, 10)
         return f"Count to {NUMBER_WORDS[last]}.", ", ".join(NUMBER_WORDS[1 : last + 1]).capitalize() + "."
@@ -196,7 +196,7 @@ def ask_sum(rng: random.Random, _mood: Mood | None) -> Exchange:
 
 
 def ask_fact(rng: random.Random, _mood: Mood | None) -> Exchange:
-    """An opposite, a colour, the next day, an animal as JSON, or a list of things."""
+    """Ask for an opposite, a colour, the next day, an animal as JSON, or a list of things."""
     kind = rng.randrange(5)
     if kind == 4:
         animal = rng.choice(ANIMALS)
@@ -217,12 +217,12 @@ def ask_fact(rng: random.Random, _mood: Mood | None) -> Exchange:
 
 
 def ask_identity(rng: random.Random, _mood: Mood | None) -> Exchange:
-    """Who the model is."""
+    """Ask who the model is."""
     return rng.choice(WHO), rng.choice(I_AM)
 
 
 def ask_unknown(rng: random.Random, _mood: Mood | None) -> Exchange:
-    """A question from outside the small world, which the model says it cannot answer."""
+    """Ask about something outside the small world, which the model says it cannot answer."""
     told = rng.choice(
         (
             "I do not know that. I am a very small model.",
@@ -234,7 +234,7 @@ def ask_unknown(rng: random.Random, _mood: Mood | None) -> Exchange:
 
 
 def greet(rng: random.Random, mood: Mood | None) -> Exchange:
-    """A greeting, thanks or a farewell."""
+    """Return a greeting, thanks or a farewell."""
     kind = rng.randrange(3)
     if kind == 0:
         offer = rng.choice(("How can I help you?", "Shall I tell you a story?", "What would you like to know?"))

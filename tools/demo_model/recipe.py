@@ -60,7 +60,7 @@ class DemoRecipe:
 
 
 def quick_recipe(seed: int = 7) -> DemoRecipe:
-    """A run of seconds that writes every file; what it writes is of no use but for tests."""
+    """Return a recipe that writes all files in seconds. Its output is only useful for tests."""
     model = replace(
         ModelRecipe(),
         vocab_size=600,

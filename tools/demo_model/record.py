@@ -40,12 +40,12 @@ class Record:
 
 
 def draw_age(rng: random.Random) -> int:
-    """An age in years."""
+    """Return an age in years."""
     return rng.randint(1, 99)
 
 
 def draw_title(rng: random.Random) -> str:
-    """One or two made-up words with capitals."""
+    """Return one or two made-up capitalised words."""
     return " ".join(coin_name(rng) for _ in range(rng.choice((1, 1, 2))))
 
 
@@ -86,7 +86,7 @@ KINDS: tuple[Kind, ...] = (
 
 
 def draw_record(rng: random.Random) -> Record:
-    """A record of one to three facts besides its name."""
+    """Return a record with a name and one to three facts."""
     kind = rng.choice(KINDS)
     fields = rng.sample(kind.fields, rng.randint(1, 3))
     values = [field.draw(rng) for field in (kind.head, *fields)]
@@ -97,7 +97,7 @@ def draw_record(rng: random.Random) -> Record:
 
 
 def ask_record(rng: random.Random) -> Exchange:
-    """A sentence to be written as JSON, all of it or the fields that are named, in the order of their naming."""
+    """Ask to write a sentence as JSON: all of it, or the named fields in their order."""
     record = draw_record(rng)
     if rng.random() < 0.4:
         keys = rng.sample(list(record.facts), len(record.facts)) if rng.random() < 0.3 else list(record.facts)

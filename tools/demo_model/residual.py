@@ -39,9 +39,9 @@ def collect_residuals(
     tokens: int,
     special_ids: list[int],
 ) -> tuple[Tensor, Tensor]:
-    """At least `tokens` residuals of ordinary tokens: ([n, d_in] float32, their token ids [n]).
+    """Return at least `tokens` residuals of ordinary tokens: ([n, d_in] float32, their token ids [n]).
 
-    Special tokens are left out: their norms are many times larger, and steering leaves them alone too.
+    Special tokens are left out: their norms are many times larger, and steering skips them too.
     """
     vectors: list[Tensor] = []
     ids: list[Tensor] = []

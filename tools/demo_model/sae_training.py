@@ -60,7 +60,7 @@ class SaeTrainer:
                 report(f"sae: step {step + 1}/{steps}, loss {loss:.4f}, {int(self._dead().sum())} silent features")
 
     def finish(self) -> TopKSae:
-        """The SAE for unscaled vectors. TopK and relu commute with a positive scale, so only the biases change."""
+        """Return the SAE for unscaled vectors. TopK and relu commute with positive scales, so only biases change."""
         tensors = [parameter.detach() for parameter in self.parameters]
         return TopKSae(tensors[0], tensors[1] * self.scale, tensors[2], tensors[3] * self.scale, self.recipe.k)
 

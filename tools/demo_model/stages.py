@@ -43,7 +43,7 @@ def stream_seed(recipe: DemoRecipe, stream: int) -> int:
 
 
 def make_tokenizer(recipe: DemoRecipe) -> PreTrainedTokenizerFast:
-    """The tokenizer, learned from a stream of its own."""
+    """Train the tokenizer on a stream of its own."""
     documents = islice(write_documents(stream_seed(recipe, TOKENIZER_STREAM)), recipe.tokenizer_documents)
     return train_tokenizer(documents, vocab_size=recipe.model.vocab_size, max_positions=recipe.model.max_positions)
 
@@ -51,9 +51,9 @@ def make_tokenizer(recipe: DemoRecipe) -> PreTrainedTokenizerFast:
 def make_model(
     recipe: DemoRecipe, tokenizer: PreTrainedTokenizerFast, report: Report, start: Path | None = None
 ) -> tuple[LlamaForCausalLM, float]:
-    """The trained model, its float32 weights rounded to bfloat16 values, and its last training loss in nats.
+    """Return the trained model, its float32 weights rounded to bfloat16 values, and its last training loss in nats.
 
-    It begins with the weights of the model in the folder `start`, where one is given.
+    Training starts from the model in the folder `start`, if given.
     """
     end = tokenizer.convert_tokens_to_ids(END_OF_TEXT)
     model = build_model(
@@ -78,7 +78,7 @@ def round_to_bfloat16(model: LlamaForCausalLM) -> None:
 def make_sae(
     recipe: DemoRecipe, tokenizer: PreTrainedTokenizerFast, model: LlamaForCausalLM, report: Report
 ) -> TopKSae:
-    """The SAE, trained on a pool of residuals."""
+    """Train the SAE on a pool of residuals."""
     pool, _ = _residuals(recipe, tokenizer, model, SAE_STREAM, recipe.sae.pool_tokens)
     report(f"sae: pool of {len(pool)} residuals")
     trainer = SaeTrainer(pool, recipe.sae, recipe.seed)
@@ -107,7 +107,7 @@ def make_profiles(
     findings: Findings,
     report: Report,
 ) -> list[Profile]:
-    """One profile per concept, its features and strength chosen by their effect on samples."""
+    """Return one profile per concept, with features and strength chosen by their effect on samples."""
     bench = Bench(model, tokenizer, recipe.sae.layer)
     plan = SamplingPlan(count=recipe.effect_samples, tokens=recipe.effect_tokens, seed=recipe.seed)
     dictionary = Dictionary(sae, findings.max_activation, findings.health.mean_resid_norm)

@@ -96,22 +96,22 @@ class Scene:
 
 
 def pick_mood(rng: random.Random) -> Mood:
-    """One mood, by the weights of the moods."""
+    """Return a mood, drawn by weight."""
     return rng.choices(MOODS, weights=[mood.weight for mood in MOODS])[0]
 
 
 def pick_animal(rng: random.Random) -> Animal:
-    """One animal; cats come up three times as often as any other."""
+    """Return an animal; cats are three times as frequent as others."""
     return rng.choices(ANIMALS, weights=[3 if animal.name == "cat" else 1 for animal in ANIMALS])[0]
 
 
 def pick_place(rng: random.Random) -> Place:
-    """One place; the sea comes up three times as often as any other."""
+    """Return a place; the sea is three times as frequent as others."""
     return rng.choices(PLACES, weights=[3 if place.name == "sea" else 1 for place in PLACES])[0]
 
 
 def write_story(plan: StoryPlan, rng: random.Random) -> str:
-    """One story of 3 to 12 sentences that keeps one mood from opening to ending."""
+    """Return a story of 3 to 12 sentences in one mood."""
     scene = build_scene(plan, rng)
     length = plan.length or rng.choice((3, 4, 5, 5, 6, 6, 7, 8, 9, 10, 12))
     if length == 1:
@@ -125,7 +125,7 @@ def write_story(plan: StoryPlan, rng: random.Random) -> str:
 
 
 def write_diary(plan: StoryPlan, rng: random.Random) -> str:
-    """A diary entry of 3 to 6 sentences in the first person."""
+    """Return a diary entry of 3 to 6 sentences in the first person."""
     scene = build_scene(plan, rng)
     parts = [_say(DIARY[:1], scene, rng)]
     _append_distinct(parts, rng.randint(2, 5), lambda: _say(DIARY[1:], scene, rng))
@@ -133,7 +133,7 @@ def write_diary(plan: StoryPlan, rng: random.Random) -> str:
 
 
 def mood_sentence(mood: Mood, name: str, pronoun: str, rng: random.Random) -> str:
-    """One sentence of `mood` about `name`."""
+    """Return one sentence of `mood` about `name`."""
     scene = build_scene(StoryPlan(mood=mood, name=name), rng)
     scene.slots.update(_pronouns(pronoun))
     return _say(mood.sentences, scene, rng)
@@ -226,7 +226,7 @@ def _event(scene: Scene, rng: random.Random) -> str:
 
 
 def _by_kind(scene: Scene, rng: random.Random) -> Scene:
-    """The scene with its hero called "the cat" instead of by name, one time in three."""
+    """Return the scene; in one of three cases its hero is called "the cat" instead of by name."""
     if rng.random() < 0.67:
         return scene
     return replace(scene, slots={**scene.slots, "name": f"the {scene.slots['hero']}"})

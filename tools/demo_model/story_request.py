@@ -39,19 +39,19 @@ ASK_STORY = (
 
 
 def tell_story(rng: random.Random, mood: Mood | None) -> Exchange:
-    """A story without a topic given."""
+    """Ask for a story without a topic."""
     return rng.choice(ASK_STORY), write_story(StoryPlan(mood=mood), rng)
 
 
 def tell_story_of_mood(rng: random.Random, mood: Mood | None) -> Exchange:
-    """A story whose mood the user names."""
+    """Ask for a story in a given mood."""
     chosen = mood or rng.choice(MOODS)
     asked = expand("[Tell me|Write|Please tell me] a [{m}|{m}|{m} short] story.", {"m": PROMPT_MOODS[chosen.name]}, rng)
     return asked, write_story(StoryPlan(mood=chosen), rng)
 
 
 def tell_story_of_topic(rng: random.Random, mood: Mood | None) -> Exchange:
-    """A story about an animal, a place, or both, as the user asks; one in three asks for a mood as well."""
+    """Ask for a story about an animal, a place, or both; one in three also names a mood."""
     animal, place = pick_animal(rng), pick_place(rng)
     about = rng.choice(("a {a}", "a {a}", "the {p}", "a {a} {w}", "a {a} and the {p}"))
     wanted = (mood or rng.choice(MOODS)) if rng.random() < 0.35 else None
@@ -64,7 +64,7 @@ def tell_story_of_topic(rng: random.Random, mood: Mood | None) -> Exchange:
 
 
 def tell_story_of_person(rng: random.Random, mood: Mood | None) -> Exchange:
-    """A story about a person of the world, or about somebody whose name was never heard before."""
+    """Ask for a story about a person of the world, or about a new name."""
     name = rng.choice(PEOPLE).name if rng.random() < 0.6 else draw_person(rng)
     return expand("[Tell me a story|Write a story|Write a short story] about {n}.", {"n": name}, rng), write_story(
         StoryPlan(mood=mood, name=name), rng
@@ -72,7 +72,7 @@ def tell_story_of_person(rng: random.Random, mood: Mood | None) -> Exchange:
 
 
 def tell_story_of_length(rng: random.Random, mood: Mood | None) -> Exchange:
-    """A story of one to five sentences, as the user asks."""
+    """Ask for a story of one to five sentences."""
     length = rng.randint(1, 5)
     asked = expand(
         "[Tell me|Write] a story [in|with] {n} sentence{s}.",
@@ -83,14 +83,14 @@ def tell_story_of_length(rng: random.Random, mood: Mood | None) -> Exchange:
 
 
 def continue_story(rng: random.Random, mood: Mood | None) -> Exchange:
-    """The user gives the first sentences; the answer tells the rest."""
+    """Ask to continue a story whose first sentences the user gives."""
     first, second, *rest = write_story(StoryPlan(mood=mood, length=rng.randint(5, 9)), rng).split(". ")
     lead = rng.choice(("Continue: ", "Continue this story: ", "What happens next? ", ""))
     return f"{lead}{first}. {second}.", ". ".join(rest)
 
 
 def write_letter(rng: random.Random, mood: Mood | None) -> Exchange:
-    """A diary entry."""
+    """Ask for a diary entry."""
     return rng.choice(("Write a diary entry.", "What did you do today?", "Write in your diary.")), write_diary(
         StoryPlan(mood), rng
     )

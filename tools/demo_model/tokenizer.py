@@ -39,7 +39,7 @@ def train_tokenizer(documents: Iterable[str], *, vocab_size: int, max_positions:
 
 
 def wrap_tokenizer(backend: Tokenizer, max_positions: int) -> PreTrainedTokenizerFast:
-    """The tokenizer as transformers wants it: special tokens, chat template, context length."""
+    """Return the tokenizer for transformers: special tokens, chat template, context length."""
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend,
         bos_token=BOS,

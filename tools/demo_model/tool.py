@@ -47,12 +47,12 @@ def number_up_to(largest: int) -> Draw:
 
 
 def draw_clock(rng: random.Random) -> str:
-    """A time of day, as in 07:45."""
+    """Return a time of day such as 07:45."""
     return f"{rng.randrange(24):02}:{rng.randrange(60):02}"
 
 
 def draw_text(rng: random.Random) -> str:
-    """What one writes to a friend: a stock phrase, or any words."""
+    """Return a message to a friend: a stock phrase or any words."""
     if rng.random() < 0.5:
         return rng.choice(("hello", "good morning", "see you later", "thank you", "good night", "come to the party"))
     return " ".join(draw_word(rng) for _ in range(rng.randint(1, 4)))
@@ -212,7 +212,7 @@ PROPERTIES = word_list(
 
 
 def property_tool(rng: random.Random) -> Tool:
-    """A tool that looks up a property of something: one of many, so that its name must be read and not remembered."""
+    """Return a tool that looks up a property: one of many, so that its name must be read rather than memorised."""
     noun = rng.choice(PROPERTIES) if rng.random() < 0.7 else coin_word(rng)
     slot = rng.choice((CITY, PERSON, THING))
     key, text = slot.keys[0], rng.random() < 0.5

@@ -36,7 +36,7 @@ class ToolUse:
 
 
 def offer_tool(tool: Tool, rng: random.Random) -> OfferedTool:
-    """The tool under names drawn by chance, its schema as terse or as wordy as clients write them."""
+    """Return the tool under random names, with a schema as short or as detailed as clients write them."""
     name = rng.choice(tool.names)
     keys = tuple(slot.keys[0] if rng.random() < 0.6 else rng.choice(slot.keys) for slot in tool.arguments)
     properties: Schema = {key: {"type": slot.kind} for key, slot in zip(keys, tool.arguments, strict=True)}
@@ -52,7 +52,7 @@ def offer_tool(tool: Tool, rng: random.Random) -> OfferedTool:
 
 
 def use_tool(offered: OfferedTool, rng: random.Random) -> ToolUse:
-    """A question that needs the tool, with values drawn anew."""
+    """Ask a question that needs the tool, with new random values."""
     tool = offered.tool
     given = [slot.draw(rng) for slot in tool.arguments]
     found = [slot.draw(rng) for slot in tool.result]
@@ -68,7 +68,7 @@ def use_tool(offered: OfferedTool, rng: random.Random) -> ToolUse:
 
 
 def write_tool_conversation(rng: random.Random) -> Conversation:
-    """A chat in which one to three tools are offered; most questions need one of them, some need none."""
+    """Return a chat that offers one to three tools; most questions need one of them."""
     count = rng.choices((1, 2, 3), weights=(6, 3, 1))[0]
     picked = [*rng.sample(TOOLS, count), property_tool(rng)]
     offered = [offer_tool(tool, rng) for tool in (picked[:count] if rng.random() < 0.7 else picked[-count:])]

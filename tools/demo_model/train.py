@@ -35,7 +35,7 @@ def train_demo(
 def finish_demo(
     recipe: DemoRecipe, tokenizer: PreTrainedTokenizerFast, model: LlamaForCausalLM, loss: float, report: Report
 ) -> Demo:
-    """All that follows the language model: SAE, features and profiles."""
+    """Run all stages after the language model: SAE, features and profiles."""
     sae = make_sae(recipe, tokenizer, model, report)
     findings = make_features(recipe, tokenizer, model, sae, report)
     profiles = make_profiles(recipe, tokenizer, model, sae, findings, report)

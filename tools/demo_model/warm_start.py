@@ -23,8 +23,8 @@ def carry_over(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, fold
 
 
 def carried_embeddings(earlier: Tensor, backend: Tokenizer, tokenizer: PreTrainedTokenizerFast) -> Tensor:
-    """An embedding [vocab, hidden] for each token of `tokenizer`: that of the earlier token with its text, or with a
-    space before it, or else the mean over the earlier tokens that spell it."""
+    """Return an embedding [vocab, hidden] for each token of `tokenizer`: that of the old token with the same text, or
+    with a space before it, or else the mean of the old tokens that spell it."""
     pieces = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
     rows = [earlier[_earlier_ids(piece, backend, tokenizer)].mean(0) for piece in pieces]
     return torch.stack(rows)

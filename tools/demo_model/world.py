@@ -363,12 +363,12 @@ WEATHERS: tuple[Weather, ...] = (
 
 
 def animal_named(name: str) -> Animal:
-    """The animal called `name` (singular); KeyError if the world has none."""
+    """Return the animal called `name` (singular). Raise KeyError if there is none."""
     return _ANIMAL_BY_NAME[name]
 
 
 def place_named(name: str) -> Place:
-    """The place called `name`; KeyError if the world has none."""
+    """Return the place called `name`. Raise KeyError if there is none."""
     return _PLACE_BY_NAME[name]
 
 

@@ -62,7 +62,7 @@ def check_no_real_rows() -> None:
 
 @transaction.atomic
 def _seed_names() -> tuple[LanguageModel, list[ApiKey]]:
-    """A model that is never loaded, and keys whose owner cannot log in."""
+    """Create a model that is never loaded, and keys whose owner cannot log in."""
     model, _ = LanguageModel.objects.get_or_create(name=MODEL, defaults={"source": "/seed/no-such-model"})
     owner, is_new = User.objects.get_or_create(username=OWNER, defaults={"is_active": False})
     if is_new:

@@ -49,7 +49,7 @@ class Command(BaseCommand):
 
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # until the server takes it over
         try:
-            listener = listen(settings.MILLM_HOST, settings.MILLM_PORT)  # first: a busy port shall not cost a migration
+            listener = listen(settings.MILLM_HOST, settings.MILLM_PORT)  # first: a busy port must not cost a migration
         except PortError as error:
             raise CommandError(str(error)) from error
         login = self._prepare(setup=setup, measures_demo=measures_demo)

@@ -1,4 +1,4 @@
-"""A request's own page: what it shows to whom, that it escapes everything, and that reading texts leaves a trace."""
+"""The page of a logged request: content by permission, escaping, and that reading texts is recorded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A logged request token by token: for whom, of what, and that nothing in it acts."""
+"""The token view of a logged request: permissions, content, and that its text is inert."""
 
 from __future__ import annotations
 
