@@ -22,7 +22,7 @@ async def in_database(work: Callable[[], T]) -> T:
 
 
 async def in_database_however_long(work: Callable[[], T]) -> T:
-    """Run ``work``, which waits for the database itself, in a thread that nobody else waits for."""
+    """Run ``work``, which waits for the database itself, in a thread of its own."""
     return await asyncio.to_thread(_with_own_connection, work)
 
 

@@ -1,7 +1,7 @@
 """The job of a batch: validate the input, run it group by group, store the results.
 
 Each group ends with a checkpoint. After a crash, results up to the checkpoint are kept and the lines of the interrupted
-group run again. Only one run writes at a time: a run that lost the job's claim writes to files that nobody reads, and
+group run again. Only one run writes at a time: a run that lost the job's claim writes to files that are not read, and
 not to the database. When the key's daily quota is used up, the job is postponed to the next day; when this server's
 disk is full, for a minute, after which any worker may take it.
 """
@@ -104,7 +104,7 @@ def expired(line: BatchLine) -> Result:
 async def until_quiet() -> None:
     """Wait while interactive requests wait for the engine."""
     client = get_backend().client()
-    while client.stats().waiting > 0:  # noqa: ASYNC110 - the engine tells nobody
+    while client.stats().waiting > 0:  # noqa: ASYNC110 - the engine has no event for it
         await asyncio.sleep(QUIET_POLL_S)
 
 

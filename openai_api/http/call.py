@@ -71,7 +71,7 @@ class Call:
     ) -> None:
         """Start the call.
 
-        ``is_background``: nobody waits for the answer, so other requests have priority. ``session_user_id``: the user
+        ``is_background``: no client waits for the answer: others have priority. ``session_user_id``: the user
         of a console session, which has no key. ``override``: steering that replaces the request's own.
         """
         self.request = request

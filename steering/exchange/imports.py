@@ -80,7 +80,7 @@ def _make(planned: ImportedProfile, options: ImportOptions, user: User | None) -
             name=planned.name, model=options.model, description=planned.description, owner=user, edits=planned.specs
         )
     is_hidden = user is not None and not visible_profiles(user).filter(pk=old.pk).exists()
-    if is_hidden or not options.replaces:  # somebody else's, or made since the plan
+    if is_hidden or not options.replaces:  # another user's, or created since the plan
         raise ValidationError(f"The model {options.model} has a profile {planned.name} already.")
     services.replace_draft(profile=old, edits=planned.specs)
     return old
