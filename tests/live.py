@@ -27,6 +27,7 @@ PROJECT_DIR = Path(__file__).resolve().parent.parent
 PATIENCE_S = 600.0  # how long a busy machine may take for anything; only a test that fails waits for it
 PRELOADS = False  # whether our own programs are forks of a process that has imported torch; benchmarks start real ones
 READ_ONCE = ("PYTHON", "OMP_", "TORCH", "CUDA_")  # variables of Python and of the libraries that are preloaded
+SETTINGS: dict[str, str] = {}  # MILLM_ variables of every program, unless its caller names others
 SERVES_ON = re.compile(r"miLLM serves on (\S+)")
 
 
@@ -171,8 +172,8 @@ def _runs(pid: int) -> bool:
 
 
 def clean_environment() -> dict[str, str]:
-    """This process' environment without settings of ours: each server gets exactly those that its test names."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("MILLM_")}
+    """This process' environment without settings of ours but :data:`SETTINGS`: a server gets those its test names."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("MILLM_")} | SETTINGS
 
 
 def maintenance_url(name: str) -> str:

@@ -9,6 +9,7 @@ import pytest
 from benchmarks.options import Options
 from benchmarks.shapes import SHAPES, shape_folder
 from inference.engine.models.loader import LoadedModel, ModelSpec, load_model
+from tests import live
 
 SHAPE = SHAPES["tiny"]
 SHARE = 0.02
@@ -24,6 +25,17 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def loaded(models: Path) -> LoadedModel:
     return load_model(ModelSpec(SHAPE.name, shape_folder(SHAPE, models), dtype=SHAPE.dtype, device="cpu"))
+
+
+@pytest.fixture
+def demo_database(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The benchmark's servers find the demo in their database: they need not make one of their own."""
+    monkeypatch.setitem(live.SETTINGS, "MILLM_DATABASE_URL", database_url)
+
+
+@pytest.fixture
+def migrated_database(migrated_database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(live.SETTINGS, "MILLM_DATABASE_URL", migrated_database_url)
 
 
 @pytest.fixture

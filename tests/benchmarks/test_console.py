@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from benchmarks.console import Size, record
 from benchmarks.record import read_records
 from benchmarks.report import section
 
 
+@pytest.mark.usefixtures("migrated_database")
 def test_every_page_has_a_figure(tmp_path: Path):
     made = record(Size(rows=400, features=30), rounds=1)
     made.save(tmp_path)

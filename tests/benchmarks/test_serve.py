@@ -13,6 +13,7 @@ from tests.benchmarks.test_programs import check_saved
 pytestmark = pytest.mark.live
 
 
+@pytest.mark.usefixtures("migrated_database")
 def test_server_and_engine_answer_the_same_workloads(options: Options):
     record = serve.record(options)
     check_saved(record, options.results)
@@ -25,6 +26,7 @@ def test_server_and_engine_answer_the_same_workloads(options: Options):
         assert http.median.peak_memory_mb != engine.median.peak_memory_mb
 
 
+@pytest.mark.usefixtures("migrated_database")
 def test_start(options: Options):
     record = start.record(options)
     assert record.values["second_start_s"] > 0

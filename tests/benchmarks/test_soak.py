@@ -84,6 +84,7 @@ def test_requests_are_of_all_kinds_and_can_be_repeated():
 
 
 @pytest.mark.live
+@pytest.mark.usefixtures("demo_database")
 def test_a_short_soak_finds_nothing_wrong(tmp_path: Path):
     assert soak(0.1, 6, tmp_path / "home", tmp_path / "results") == []
     (saved,) = (tmp_path / "results").glob("*.json")

@@ -19,6 +19,8 @@ from inference.engine.kernels.varlen_attention import (
 from inference.engine.models.loader import LoadedModel
 from inference.engine.models.self_check import probe_layouts
 from inference.interventions import Edit, FeatureRule, Intervention, NormEdit, ReaderEdit, Site, VectorEdit
+from tests.builders import ARCHITECTURES
+from tests.combinations import pairwise
 from tests.engine.flash import flash_on_cpu
 from tests.engine.harness import EngineHarness, reference_tokens
 from tests.engine.test_steering import reader, vector
@@ -167,16 +169,23 @@ def test_a_steered_step_that_cannot_be_captured_is_run_without(llama, caplog):
     assert harness.engine.graphs.num_captured == 1
 
 
-WAYS = {"torch": None, "flash": flash_attention, "copies": flash_attention_of_copies}
+CACHES = {
+    "paged-torch": ("paged", None),
+    "paged-flash": ("paged", flash_attention),
+    "paged-copies": ("paged", flash_attention_of_copies),
+    "contiguous-flash": ("contiguous", flash_attention),
+}
 
 
 @pytest.mark.usefixtures("flash")
-@pytest.mark.parametrize(("backend", "way"), [("paged", w) for w in WAYS] + [("contiguous", "flash")])
-@pytest.mark.parametrize("has_graphs", [True, False])
-def test_drafts_are_rows_of_their_own_and_see_each_other(loaded, backend, way, has_graphs):
+@pytest.mark.parametrize(
+    "combination", pairwise(architecture=ARCHITECTURES, cache=list(CACHES), has_graphs=[True, False])
+)
+def test_drafts_are_rows_of_their_own_and_see_each_other(loaded_models, combination):
+    backend, kernel = CACHES[combination["cache"]]
     harness = generate(
-        loaded,
-        accelerated(WAYS[way], has_graphs=has_graphs),
+        loaded_models[combination["architecture"]],
+        accelerated(kernel, has_graphs=combination["has_graphs"]),
         num_tokens=120,
         kv_cache_backend=backend,
         speculative_method="prompt_lookup",

@@ -36,4 +36,4 @@ def test_client_that_reads_gets_everything(start_echo: StartEcho) -> None:
         while block := connection.recv(2**20):
             received += len(block)
     assert received > 100 * MEGABYTE
-    assert psutil.Process(echo.pid).memory_info().rss < 250 * MEGABYTE
+    assert psutil.Process(echo.pid).memory_full_info().uss < 250 * MEGABYTE

@@ -106,7 +106,7 @@ def test_ci_runs_check_then_test() -> None:
     assert os.access(script, os.X_OK)
     lines = [line for line in script.read_text().splitlines() if line and not line.startswith("#")]
     assert lines[0] == "set -euo pipefail"
-    assert lines[-3:] == ["make check", "make clients", "make test"]
+    assert lines[-2:] == ["make --jobs=2 --output-sync check clients", "make test"]
 
 
 def test_commit_hooks_are_the_projects_own_tools() -> None:
