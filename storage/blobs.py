@@ -85,12 +85,12 @@ class BlobStore:
         """Yield the names of blobs older than that."""
         until = time.time() - older_than_s
         for folder in self.root.glob("[0-9a-f][0-9a-f]"):
-            yield from (path.name for path in folder.iterdir() if path.stat().st_mtime < until)
+            yield from (path.name for path in _older(folder.iterdir(), until))
 
     def delete_unfinished(self, *, older_than_s: float) -> int:
         """Delete the temporary files of crashed writers and return how many there were."""
         until = time.time() - older_than_s
-        old = [path for path in self.unfinished.glob("*") if path.stat().st_mtime < until]
+        old = list(_older(self.unfinished.glob("*"), until))
         for path in old:
             path.unlink(missing_ok=True)
         return len(old)
@@ -142,6 +142,14 @@ class BlobWriter:
         with contextlib.suppress(OSError):  # closing flushes, which a full disk refuses again
             self._file.close()
         self._path.unlink(missing_ok=True)
+
+
+def _older(paths: Iterable[Path], until: float) -> Iterator[Path]:
+    """Yield those last written before ``until``. Other requests rename and delete files meanwhile."""
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            if path.stat().st_mtime < until:
+                yield path
 
 
 def full() -> StorageFullError:

@@ -53,9 +53,18 @@ def live_site(furnished: LiveSite) -> LiveSite:
     return furnished
 
 
+@pytest.fixture(scope="module")
+def followed() -> dict[str, list[str]]:
+    """What ``pages`` found for the first test of the module."""
+    return {}
+
+
 @pytest.fixture
-def pages(page: Page, live_site: LiveSite) -> dict[str, list[str]]:
-    return {name: paths for name, paths in follow(page.request, live_site.url).items() if name not in NO_PAGES}
+def pages(page: Page, live_site: LiveSite, followed: dict[str, list[str]]) -> dict[str, list[str]]:
+    if not followed:
+        found = follow(page.request, live_site.url)
+        followed.update((name, paths) for name, paths in found.items() if name not in NO_PAGES)
+    return followed
 
 
 def test_every_page_is_reached_by_links(pages: dict[str, list[str]], rf: RequestFactory):

@@ -30,6 +30,8 @@ from steering.models import (
 from tests.management_api.conftest import Api, api_of, make_user, refusal
 from tests.steering.pages import login
 
+pytestmark = pytest.mark.slow
+
 SECRET = "hushhush"
 PROFILES = "admin:steering_steeringprofile_changelist"
 

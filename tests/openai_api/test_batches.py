@@ -34,7 +34,7 @@ from tests.openai_api.conftest import Api
 from tests.openai_api.fakes import ANSWER, answering, record, silent
 from tests.openai_api.test_decisions import scoring
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
 CHAT = "/v1/chat/completions"
 
 

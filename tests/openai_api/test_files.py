@@ -470,6 +470,18 @@ def test_a_sweep_removes_what_nobody_can_reach(home: Path):
     assert sweep_storage() == Sweep(0, 0, 0, 0)
 
 
+def test_files_that_vanish_while_the_sweep_lists_them_are_passed_over(home: Path):
+    """Another upload ends, or a file is deleted, between the listing of its folder and the look at its age."""
+    store = BlobStore.from_settings()
+    with store.writing() as writer:
+        writer.write(TEXT)
+        kept = keep_file(writer=writer, filename="a", purpose="assistants", owner_id=None)
+    for folder in (store.unfinished, store.path(kept.blob).parent):
+        (folder / "vanished").symlink_to(home / "nowhere")  # listed, and not there
+    assert sweep_storage() == Sweep(0, 0, 0, 0)
+    assert store.path(kept.blob).read_bytes() == TEXT
+
+
 async def test_uploads_that_are_refused(api: Api, settings: Any):
     settings.MILLM_MAX_FILE_BYTES = 1_000
     body = {"bytes": 10, "filename": "a.txt", "mime_type": "text/plain", "purpose": "assistants"}

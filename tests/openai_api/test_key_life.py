@@ -39,6 +39,8 @@ from steering.models import ProfileVersion, SteeringProfile
 from tests.openai_api.conftest import Api
 from tests.openai_api.test_admin import fields_of, staff
 
+pytestmark = pytest.mark.slow
+
 KEYS = "/admin/openai_api/apikey/"
 EVIL = "<script>alert(1)</script>"
 HOUR = timedelta(hours=1)

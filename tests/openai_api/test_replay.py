@@ -23,6 +23,8 @@ from openai_api.request_log.writer import LogWriter
 from tests.database import in_thread
 from tests.steering.evaluating import run, serving_demo
 
+pytestmark = pytest.mark.slow
+
 MESSAGES = [{"role": "user", "content": "Tell me a story."}]
 
 

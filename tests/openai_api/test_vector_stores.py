@@ -36,7 +36,7 @@ from tests.database import in_thread
 from tests.openai_api.conftest import Api
 from tests.openai_api.fakes import FakeRegistry, embedding, failing, record
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
 STORES = "/v1/vector_stores"
 
 

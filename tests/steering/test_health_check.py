@@ -22,6 +22,8 @@ from steering.sae_registry.registration import SAELocation
 from tests.builders import build_model
 from tests.steering.sae_files import NumpySAE, random_weights, sae_config, write_sae
 
+pytestmark = pytest.mark.slow
+
 CORPUS = Corpus("tales", "abc", tuple(Document(text=t) for t in ("The cat sat by the sea.", "A sad owl flew home.")))
 
 

@@ -13,6 +13,8 @@ from steering.models import SAE, Feature, WatchEvent, WatchRule
 from steering.watch.services import record_matches
 from steering.watch.watcher import ActiveRule, WatchMatch
 
+pytestmark = pytest.mark.slow
+
 LIST, ADD = "/admin/steering/watchrule/", "/admin/steering/watchrule/add/"
 
 

@@ -23,6 +23,8 @@ from steering.profiles.snapshot import published_profiles
 from steering.watch import services as watch_services
 from steering.watch.watcher import ActiveRule, Watch, Watcher, WatchMatch, WatchMatches, watched_models
 
+pytestmark = pytest.mark.slow
+
 SPECIAL = frozenset({0})
 
 

@@ -14,6 +14,8 @@ from storage.chunking import MAX_WORD, SECTION, Chunking, chunks_of, sections_of
 from storage.errors import ExtractionError
 from tests.builders import TRAINING_TEXT, build_tokenizer
 
+pytestmark = pytest.mark.slow
+
 TEXT = "\n\n".join(f"{n}. {sentence}" for n in range(40) for sentence in TRAINING_TEXT)
 
 

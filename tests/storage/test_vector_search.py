@@ -22,7 +22,7 @@ from storage.vector_search import (
     search_index,
 )
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 DIMENSIONS, CHUNKS, FILES = 24, 3_000, 10
 
 

@@ -24,6 +24,8 @@ from tests.openai_api.responses.test_background import order, ordered_stream, re
 from tests.openai_api.responses.test_create import create, events, strict_event
 from tests.openai_api.responses.test_state import new_owner
 
+pytestmark = pytest.mark.slow
+
 CALL = '<tool_call>\n{"name": "file_search", "arguments": {"queries": ["cats", "sea"]}}\n</tool_call>'
 FUNCTION = {"type": "function", "name": "now", "parameters": {"type": "object", "properties": {}}}
 NOW = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
