@@ -47,11 +47,13 @@ def python_of(environment: str) -> Path:
     return installed(HOME / environment / "bin" / "python")
 
 
-def run_resources(url: str) -> dict[str, Any]:
-    """The report of programs/openai_resources.py; skips the test where the client's sources are not there."""
+def run_resources(url: str, *arguments: str) -> dict[str, Any]:
+    """Return the report of programs/openai_resources.py, which passes ``arguments`` to pytest. Skip the test where the
+    client's sources are not installed.
+    """
     python = python_of("openai-resources")
     source = installed(HOME / "openai-resources" / "source" / ".unpacked").parent
-    command = [str(python), str(PROGRAMS / "openai_resources.py"), url, str(source)]
+    command = [str(python), str(PROGRAMS / "openai_resources.py"), url, str(source), *arguments]
     done = _process(command, {}, PROJECT_DIR, timeout_s=RESOURCES_S)
     lines = done.stdout.splitlines()
     assert lines, done.stderr[-10_000:]
@@ -107,8 +109,10 @@ def _run(command: list[str], variables: Mapping[str, str]) -> Report:
 def _process(
     command: list[str], variables: Mapping[str, str], folder: Path, *, timeout_s: float = RUN_S
 ) -> subprocess.CompletedProcess[str]:
-    """Without the settings of this process' Python, and without a way out of this machine."""
-    inherited = {name: value for name, value in clean_environment().items() if not name.startswith("PYTHON")}
+    """Run without the settings of this process' Python and pytest, and without access to other machines."""
+    inherited = {
+        name: value for name, value in clean_environment().items() if not name.startswith(("PYTHON", "PYTEST"))
+    }
     everything = {**inherited, **OFFLINE, **variables}
     return subprocess.run(
         command, cwd=folder, env=everything, capture_output=True, text=True, check=False, timeout=timeout_s
