@@ -171,10 +171,11 @@ class ModelRegistry:
         with self._unloads_lock:
             done = self._unloads.setdefault(record.name, fresh)
         # Not under the lock: if the loader thread has ended, the job fails at once, and its callback takes the lock.
-        if done is fresh:
-            self._queue_unload(record, done, is_first=True)
         if now:
-            self._loader.submit("unload now", record.name, lambda: self._unload_now(record, done))
+            job = self._loader.submit("unload now", record.name, lambda: self._unload_now(record, done))
+            job.add_done_callback(lambda ended: self._note_unload(record, done, ended))
+        elif done is fresh:
+            self._queue_unload(record, done, is_first=True)
         return done
 
     def start(self) -> Future[None]:
@@ -422,6 +423,7 @@ class ModelRegistry:
 
     def _unload_now(self, record: ModelRecord, done: Future[None]) -> None:
         if not done.done():
+            self._loads.abandon(record.name)
             self._end_unload(record, done)
 
     def _end_unload(self, record: ModelRecord, done: Future[None]) -> None:
