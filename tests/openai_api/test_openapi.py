@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,7 @@ def test_every_limit_of_a_list_has_its_bounds():
     assert all(limit["minimum"] == 1 and limit["maximum"] >= 100 for limit in limits)
 
 
+@cache
 def validator(name: str) -> Draft202012Validator:
     return Draft202012Validator({"$ref": f"#/components/schemas/{name}", "components": document()["components"]})
 
