@@ -20,6 +20,7 @@ OPENAI_CATEGORIES = tuple(field.alias or name for name, field in Categories.mode
 SET_UP = "from inference.models import LanguageModel as M; assert M.objects.update(dtype='float32') == 1"
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """They share the server, so one worker has them all."""
     here = Path(__file__).parent

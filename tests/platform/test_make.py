@@ -117,12 +117,17 @@ def test_commit_hooks_are_the_projects_own_tools() -> None:
             assert (PROJECT_DIR / hook["entry"].split()[0]).exists(), hook["entry"]
 
 
-@pytest.mark.xdist_group("grouped")
-def test_workers_get_whole_groups(request: pytest.FixtureRequest) -> None:
+@pytest.fixture(scope="module")
+def shared() -> None:
+    """A fixture that only one worker may set up."""
+
+
+@pytest.mark.usefixtures("shared")
+def test_tests_that_share_a_fixture_are_one_group(request: pytest.FixtureRequest) -> None:
     """pytest-xdist tells the groups by the ends of the tests' ids; with pytest 9.2 it silently did not."""
     if not hasattr(request.config, "workerinput"):
         pytest.skip("not in a worker of pytest-xdist")
-    assert request.node.nodeid.endswith("@grouped")
+    assert request.node.nodeid.endswith(f"@{request.path}")
 
 
 def normal(name: str) -> str:
