@@ -26,7 +26,14 @@ from tests.preloaded import PreloadedProcess
 PROJECT_DIR = Path(__file__).resolve().parent.parent
 PATIENCE_S = 600.0  # how long a busy machine may take for anything; only a test that fails waits for it
 PRELOADS = False  # whether our own programs are forks of a process that has imported torch; benchmarks start real ones
-READ_ONCE = ("PYTHON", "OMP_", "TORCH", "CUDA_")  # variables of Python and of the libraries that are preloaded
+READ_ONCE = (
+    "PYTHON",
+    "OMP_",
+    "TORCH",
+    "CUDA_",
+    "HF_",
+    "TRANSFORMERS_",
+)  # variables of Python and of the libraries that are preloaded
 SETTINGS: dict[str, str] = {}  # MILLM_ variables of every program, unless its caller names others
 SERVES_ON = re.compile(r"miLLM serves on (\S+)")
 

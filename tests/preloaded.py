@@ -1,4 +1,4 @@
-"""Python programs as forks of a process that has imported torch, which costs each new process two seconds of CPU.
+"""Python programs as forks of a process that has imported the large libraries: seconds of CPU for each new process.
 
 :class:`PreloadedProcess` is used like :class:`subprocess.Popen`. The process behind it runs this file: it imports third
 parties' packages, none of ours and no settings, and forks for each program that it is sent.
@@ -23,7 +23,10 @@ from pathlib import Path
 PROJECT_DIR = Path(__file__).resolve().parent.parent
 PACKAGES = (
     "torch", "torch.distributed.tensor", "torch.export", "torch._dynamo", "sympy", "numpy", "pydantic", "jsonschema",
-    "psycopg", "psycopg_pool", "django.core.management",
+    "psycopg", "psycopg_pool", "django.core.management", "transformers.modeling_utils", "transformers.generation",
+    "transformers.models.llama.modeling_llama", "transformers.models.auto.modeling_auto", "tokenizers", "llguidance",
+    "daphne.http_protocol", "twisted.internet.asyncioreactor", "autobahn.twisted.websocket", "jinja2.sandbox",
+    "PIL.Image", "procrastinate", "croniter", "prometheus_client", "pydantic_settings", "httpx2", "yaml",
 )  # fmt: skip
 BEFORE_TORCH = {"LRU_CACHE_CAPACITY": "128"}  # as inference.engine sets it
 MESSAGE_BYTES = 1 << 20

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -35,6 +36,8 @@ from openai_api.request_log.replay_pages import ReplayPages
 from openai_api.request_log.search_pages import SearchPages
 from openai_api.request_log.summary import timeline_html, tokens_text, visible_text
 
+WRITING_S = 1.0  # until the row of a request that has just ended is written
+POLL_S = 0.05
 ORDER = ("conditions", "format", "texts")  # jsonb keeps no order; other conditions follow these
 WORDS = {("texts", True): "with texts", ("texts", False): "without texts"}
 
@@ -94,6 +97,10 @@ class RequestLogAdmin(ExportPages, ReplayPages, SearchPages, ReadOnlyAdmin):
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> RequestLog | None:
         row = super().get_object(request, object_id, from_field)
+        deadline = time.monotonic() + WRITING_S
+        while row is None and time.monotonic() < deadline:  # a request that has just ended is being written
+            time.sleep(POLL_S)
+            row = super().get_object(request, object_id, from_field)
         if row is not None and not may_see_text(request.user):
             return without_texts(row)
         return row

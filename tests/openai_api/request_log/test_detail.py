@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -314,3 +316,15 @@ def test_replays_need_the_permission_for_texts():
     assert not LogAccess.objects.filter(act="replay").exists()
     assert seeing.post(f"{LOG}req_1/replay/", {"profile": ""}).status_code == 302
     assert LogAccess.objects.get(act="replay").username == "seeing"
+
+
+def test_the_row_of_a_request_that_has_just_ended_is_waited_for(auditor: Client, monkeypatch: pytest.MonkeyPatch):
+    """It is written behind, and the link to it may be quicker."""
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda seconds: row(1))
+    monkeypatch.setattr("openai_api.request_log.admin.time", clock)
+    assert "req_1" in detail(auditor)
+
+
+def test_a_row_that_does_not_exist_is_not_waited_for_long(auditor: Client, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("openai_api.request_log.admin.WRITING_S", 0.1)
+    assert auditor.get(f"{LOG}req_1/change/").status_code == 302
